@@ -1,0 +1,1 @@
+"""The shipped configurations, one TOML file per target and drafter pair."""
