@@ -1,0 +1,61 @@
+# /// script
+# requires-python = "==3.11.*"
+# dependencies = ["torch==2.13.0", "transformers==5.23.0", "safetensors==0.8.0", "gguf==0.19.0",
+#                 "tokenizers==0.23.3", "jinja2", "numpy==2.4.6"]
+# ///
+"""Write tests/goldens: what PyTorch reference implementations compute on tiny random checkpoints.
+
+jaxspec and its tests never import torch; this script needs a virtual environment of its own with the
+packages above. See tests/goldens/README.md for the cases.
+
+    python scripts/make_goldens.py [FAMILY ...] [--check]
+"""
+
+import argparse
+import filecmp
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers
+from goldens import llama_targets
+
+FAMILIES = {"llama": llama_targets.write}
+GOLDENS = Path(__file__).resolve().parent.parent / "tests" / "goldens"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "families", nargs="*", metavar="FAMILY", help=f"of {', '.join(FAMILIES)}; default: all"
+    )
+    parser.add_argument("--check", action="store_true", help="write elsewhere and compare byte for byte")
+    args = parser.parse_args()
+    if unknown := sorted(set(args.families) - set(FAMILIES)):
+        parser.error(f"unknown family {unknown[0]!r}; known: {', '.join(FAMILIES)}")
+
+    torch.set_num_threads(1)  # the order of float32 sums depends on the number of threads
+    torch.use_deterministic_algorithms(True)
+    transformers.utils.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch) if args.check else GOLDENS
+        for family in args.families or FAMILIES:
+            FAMILIES[family](root)
+        return compare(root) if args.check else 0
+
+
+def compare(written: Path) -> int:
+    """Exit status 1 where a file under `written` differs from, or is missing in, the goldens."""
+    files = [path.relative_to(written) for path in sorted(written.rglob("*")) if path.is_file()]
+    _, different, missing = filecmp.cmpfiles(written, GOLDENS, files, shallow=False)
+    for path in sorted(different + missing):
+        print(f"differs: {path}")
+    print(f"{len(files)} files, {len(different)} different, {len(missing)} missing")
+    return 1 if different or missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
