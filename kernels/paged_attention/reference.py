@@ -1,0 +1,101 @@
+"""Paged attention in pure JAX: an online softmax over blocks of pages."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+# Keys per block. On two CPU cores, 128 and 512 keys a block ran within 10 % of each other at contexts
+# of 400 and 1900; one gather of a whole 2048-key table cost 16 ms against 2.5 ms at a context of 100.
+BLOCK_KEYS = 128
+
+
+def paged_attention(
+    queries: jax.Array,
+    cache: jax.Array,
+    page_table: jax.Array,
+    first: jax.Array,
+    last: jax.Array,
+    *,
+    scale: float,
+) -> jax.Array:
+    """Softmax attention of every query row over the positions first..last of its slot.
+
+    The work follows the longest context in the batch, not the width of the page table: the loop over
+    blocks of pages has a traced trip count.
+
+    Args:
+      queries: [B, Q, H, D]. Query head h reads key/value head h // (H / N).
+      cache: [pages, 2N, P, D]; heads 0..N-1 of axis 1 are keys, heads N..2N-1 values.
+      page_table: i32[B, T], the page that holds positions i*P..i*P+P-1 of the slot.
+      first: i32[B, Q], the first position that a row sees.
+      last: i32[B, Q], the last one, inclusive; less than `first` for a row that sees nothing.
+      scale: what the dot products are multiplied by, normally D ** -0.5.
+
+    Returns:
+      [B, Q, H, D] in the dtype of `queries`; zeros for a row that sees nothing. Positions outside
+      first..last are never used, not even where the cache holds NaN.
+    """
+    batch, num_rows, num_heads, head_dim = queries.shape
+    num_kv_heads, page_size = cache.shape[1] // 2, cache.shape[2]
+    group = num_heads // num_kv_heads
+    pages_per_block = max(1, min(BLOCK_KEYS // page_size, page_table.shape[1]))
+    block = pages_per_block * page_size
+    page_table = _pad_columns(page_table, pages_per_block)
+
+    rows = (queries.astype(jnp.float32) * scale).reshape(batch, num_rows, num_kv_heads, group, head_dim)
+    rows = rows.transpose(0, 2, 3, 1, 4).reshape(batch, num_kv_heads, group * num_rows, head_dim)
+    first_row = jnp.tile(first, (1, group))[:, None, :, None]  # [B, 1, G*Q, 1]
+    last_row = jnp.tile(last, (1, group))[:, None, :, None]
+    # Per slot, so that a poisoned position beyond every row is not even multiplied by zero.
+    slot_first = jnp.where(last < first, jnp.iinfo(jnp.int32).max, first).min(axis=1)
+    slot_last = last.max(axis=1)
+
+    def body(i, carry):
+        peak, total, output = carry
+        pages = lax.dynamic_slice_in_dim(page_table, i * pages_per_block, pages_per_block, axis=1)
+        keys_values = _gather_pages(cache, pages).astype(jnp.float32)  # [B, 2N, block, D]
+        keys, values = keys_values[:, :num_kv_heads], keys_values[:, num_kv_heads:]
+        position = i * block + jnp.arange(block, dtype=jnp.int32)
+        used = (position >= slot_first[:, None]) & (position <= slot_last[:, None])
+        values = jnp.where(used[:, None, :, None], values, 0.0)
+        scores = jnp.einsum("bnrd,bnsd->bnrs", rows, keys, precision="highest")
+        visible = (position >= first_row) & (position <= last_row)
+        scores = jnp.where(visible, scores, -jnp.inf)
+        new_peak = jnp.maximum(peak, scores.max(axis=-1, keepdims=True))
+        # A row that has seen nothing yet has a peak of -inf, and -inf - -inf is NaN.
+        safe_peak = jnp.where(new_peak == -jnp.inf, 0.0, new_peak)
+        weights = jnp.exp(scores - safe_peak)
+        shrink = jnp.exp(peak - safe_peak)
+        total = total * shrink + weights.sum(axis=-1, keepdims=True)
+        output = output * shrink + jnp.einsum("bnrs,bnsd->bnrd", weights, values, precision="highest")
+        return new_peak, total, output
+
+    shape = (batch, num_kv_heads, group * num_rows)
+    start = (
+        jnp.full((*shape, 1), -jnp.inf, jnp.float32),
+        jnp.zeros((*shape, 1), jnp.float32),
+        jnp.zeros((*shape, head_dim), jnp.float32),
+    )
+    begin = jnp.maximum(slot_first.min(), 0) // block
+    end = jnp.clip(slot_last.max() // block + 1, 0, page_table.shape[1] // pages_per_block)
+    _, total, output = lax.fori_loop(begin, end, body, start)
+    output = output / jnp.where(total == 0.0, 1.0, total)
+    output = output.reshape(batch, num_kv_heads, group, num_rows, head_dim).transpose(0, 3, 1, 2, 4)
+    return output.reshape(queries.shape).astype(queries.dtype)
+
+
+def _pad_columns(page_table: jax.Array, multiple: int) -> jax.Array:
+    missing = -page_table.shape[1] % multiple
+    return jnp.pad(page_table, ((0, 0), (0, missing)))
+
+
+def _gather_pages(cache: jax.Array, pages: jax.Array) -> jax.Array:
+    """Reads [B, W] pages as [B, 2N, W*P, D], heads outermost, without a transpose after the gather."""
+    dimensions = lax.GatherDimensionNumbers(
+        offset_dims=(1, 3, 4), collapsed_slice_dims=(0,), start_index_map=(0,)
+    )
+    gathered = lax.gather(
+        cache, pages[..., None], dimensions, (1, *cache.shape[1:]), mode=lax.GatherScatterMode.CLIP
+    )
+    batch, heads, width, page_size, head_dim = gathered.shape
+    return gathered.reshape(batch, heads, width * page_size, head_dim)
