@@ -1,0 +1,49 @@
+"""Gumbel sampling into a column, in pure JAX."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec_kernels import random
+from jaxspec_kernels.argmax import argmax
+from jaxspec_kernels.random import Purpose
+
+
+def gumbel_sample(
+    logits: jax.Array,
+    temperature: jax.Array,
+    seed: jax.Array,
+    position: jax.Array,
+    step: jax.Array,
+    tokens: jax.Array,
+    processed: jax.Array | None,
+    *,
+    purpose: Purpose,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Draws token ~ softmax(logits / temperature) and writes token and processed logits into column `step`.
+
+    Made for the body of a draft loop: the buffers that it is given are updated in place. A row of
+    NaN gives some id in range.
+
+    Args:
+      logits: f32[B, V].
+      temperature: f32[B]; 0 takes the argmax, and stores the logits as they are.
+      seed: u32[B, 2], one per request.
+      position: i32[B], position of the row that the logits belong to.
+      step: i32[], the column, in [0, K).
+      tokens: i32[B, K].
+      processed: f32[B, K, V], or None: every row is greedy (`temperature` is not read, no noise drawn).
+      purpose: the random stream.
+
+    Returns:
+      (tokens, processed) with column `step` replaced.
+    """
+    if processed is None:
+        scores = logits
+    else:
+        sampled = (temperature > 0)[:, None]
+        row = logits / jnp.where(sampled, temperature[:, None], 1.0)
+        noise = random.gumbel(random.row_keys(seed, position, purpose), logits.shape[-1])
+        scores = row + jnp.where(sampled, noise, 0.0)
+        processed = jax.lax.dynamic_update_index_in_dim(processed, row, step, axis=1)
+    tokens = jax.lax.dynamic_update_index_in_dim(tokens, argmax(scores), step, axis=1)
+    return tokens, processed
