@@ -1,7 +1,7 @@
 # /// script
 # requires-python = "==3.11.*"
 # dependencies = ["torch==2.13.0", "transformers==5.23.0", "safetensors==0.8.0", "gguf==0.19.0",
-#                 "tokenizers==0.23.3", "jinja2", "numpy==2.4.6"]
+#                 "tokenizers==0.23.3", "jinja2", "numpy==2.4.6", "accelerate", "pip"]
 # ///
 """Write tests/goldens: what PyTorch reference implementations compute on tiny random checkpoints.
 
@@ -19,9 +19,9 @@ from pathlib import Path
 
 import torch
 import transformers
-from goldens import llama_targets
+from goldens import llama_targets, real_model
 
-FAMILIES = {"llama": llama_targets.write}
+FAMILIES = {"llama": llama_targets.write, "smollm2": real_model.write}
 GOLDENS = Path(__file__).resolve().parent.parent / "tests" / "goldens"
 
 
