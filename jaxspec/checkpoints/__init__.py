@@ -1,0 +1,18 @@
+"""Checkpoints: where weights come from, how they are read, and the tokenizer that comes with them."""
+
+from jaxspec.checkpoints.checkpoint import Checkpoint, TensorSource
+from jaxspec.checkpoints.errors import CheckpointError
+from jaxspec.checkpoints.open import open_checkpoint
+from jaxspec.checkpoints.strict import StrictTensors
+from jaxspec.checkpoints.text_stream import TextStream
+from jaxspec.checkpoints.tokenizer import Tokenizer
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "StrictTensors",
+    "TensorSource",
+    "TextStream",
+    "Tokenizer",
+    "open_checkpoint",
+]

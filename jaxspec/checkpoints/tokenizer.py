@@ -1,0 +1,133 @@
+"""Text to token ids and back, and the chat template that goes with them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import tokenizers
+
+from jaxspec.checkpoints.chat_template import render_chat
+from jaxspec.checkpoints.errors import CheckpointError
+from jaxspec.checkpoints.json_file import read_json
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """A `tokenizers` tokenizer with its special tokens and chat template.
+
+    Attributes:
+      backend: the tokenizer of the `tokenizers` package.
+      chat_template: jinja2 source, or None.
+      special_tokens: "bos_token", "eos_token", … to their text.
+      eos_token_ids: tokens that end an answer, as far as the tokenizer knows.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        chat_template: str | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+        eos_token_ids: Sequence[int] = (),
+    ):
+        self.backend = backend
+        self.chat_template = chat_template
+        self.special_tokens = dict(special_tokens or {})
+        named = backend.token_to_id(self.special_tokens.get("eos_token", ""))
+        candidates = [*([] if named is None else [named]), *eos_token_ids]
+        self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(candidates))
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer | None":
+        """Reads `tokenizer.json` and the files beside it; None where there is no `tokenizer.json`.
+
+        Raises:
+          CheckpointError: a file that cannot be parsed.
+        """
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            return None
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the package raises plain Exception
+            raise CheckpointError(f"{path}: not a tokenizer: {error}") from None
+        # Settings for training batches; they would cut or pad prompts.
+        backend.no_truncation()
+        backend.no_padding()
+        config = {
+            **read_json(folder / "special_tokens_map.json", default={}),
+            **read_json(folder / "tokenizer_config.json", default={}),
+        }
+        special = {name: _token_text(config[name]) for name in SPECIAL_TOKENS if config.get(name)}
+        return cls(backend, chat_template=_folder_template(folder, config), special_tokens=special)
+
+    def save(self, folder: Path) -> None:
+        """Writes `tokenizer.json` and `tokenizer_config.json`, which `from_folder` reads back."""
+        self.backend.save(str(folder / "tokenizer.json"))
+        config = dict(self.special_tokens)
+        if self.chat_template is not None:
+            config["chat_template"] = self.chat_template
+        (folder / "tokenizer_config.json").write_text(
+            json.dumps(config, indent=2, ensure_ascii=False), "utf-8"
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens known to the tokenizer; the model's vocabulary may be padded beyond it."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self.chat_template is not None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Special tokens written in it become their ids.
+
+        Args:
+          text: any string of valid Unicode.
+          add_special_tokens: whether the beginning-of-text token goes in front, where the model has one.
+            Pass False for the output of `apply_chat_template`, which writes it itself.
+
+        Raises:
+          CheckpointError: the text holds a lone surrogate.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise CheckpointError(f"text is not valid Unicode: lone surrogate at {error.start}") from None
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """The text of a conversation, special tokens included; see `render_chat`.
+
+        Raises:
+          CheckpointError: no chat template, or messages it cannot take.
+        """
+        if self.chat_template is None:
+            raise CheckpointError("the model has no chat template: pass a plain prompt")
+        return render_chat(
+            self.chat_template, messages, self.special_tokens, add_generation_prompt=add_generation_prompt
+        )
+
+
+def _folder_template(folder: Path, config: Mapping) -> str | None:
+    """`chat_template.jinja` if there is one, else the (default) template of `tokenizer_config.json`."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text("utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        return named.get("default")
+    return template
+
+
+def _token_text(token: str | Mapping[str, str]) -> str:
+    return token if isinstance(token, str) else token["content"]
