@@ -1,0 +1,19 @@
+"""From logits to tokens: temperature, top-k, top-p and min-p; Gumbel draws; rejection sampling."""
+
+from jaxspec.sampling.draw import sample
+from jaxspec.sampling.logits import process_logits
+from jaxspec.sampling.params import SamplingParams
+from jaxspec.sampling.rejection import Verdict, verify
+from jaxspec.sampling.state import SamplingState, seed_words
+from jaxspec.sampling.synthetic import verify_synthetic
+
+__all__ = [
+    "SamplingParams",
+    "SamplingState",
+    "Verdict",
+    "process_logits",
+    "sample",
+    "seed_words",
+    "verify",
+    "verify_synthetic",
+]

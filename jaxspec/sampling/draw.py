@@ -1,0 +1,31 @@
+"""Drawing a token from processed logits."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.sampling.state import SamplingState
+from jaxspec_kernels import random
+from jaxspec_kernels.argmax import argmax
+from jaxspec_kernels.random import Purpose
+
+
+def sample(
+    logits: jax.Array, sampling: SamplingState, position: jax.Array, purpose: Purpose | jax.Array
+) -> jax.Array:
+    """A token ~ softmax(logits) for each slot; the argmax where the temperature is 0.
+
+    A row of NaN gives some id in range.
+
+    Args:
+      logits: f32[B, V] from `process_logits`; they need not be normalised.
+      sampling: the parameters of the B slots.
+      position: i32[B], position of the row that the logits belong to.
+      purpose: the random stream: one for all slots, or i32[B]. A token drawn without a proposal is
+        a `Purpose.BONUS`.
+
+    Returns:
+      i32[B] token ids.
+    """
+    keys = random.row_keys(sampling.seed, position, purpose)
+    sampled = (sampling.temperature > 0)[:, None]
+    return argmax(logits + jnp.where(sampled, random.gumbel(keys, logits.shape[-1]), 0.0))

@@ -1,0 +1,83 @@
+"""What a user may ask of one generation."""
+
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of one request are chosen, and when it ends.
+
+    Attributes:
+      temperature: 0 is greedy; otherwise the logits are divided by it.
+      top_k: keep the k most likely tokens (and their ties); 0 or -1 keeps all.
+      top_p: keep the smallest set of most likely tokens with at least this probability, in (0, 1].
+      min_p: keep tokens with at least this fraction of the best token's probability, in [0, 1].
+      seed: same seed, same tokens; None draws a new one for every request.
+      max_new_tokens: length limit of the output.
+      stop: strings that end the output; they are cut off.
+      stop_token_ids: token ids that end the output.
+      ignore_eos: go on after an end-of-sequence token.
+
+    Raises:
+      ValueError: a value is out of its range, or not a number where one is needed.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_new_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        checked: dict[str, Any] = {
+            "temperature": _real("temperature", self.temperature, "0 or more", lambda x: x >= 0),
+            "top_k": max(_integer("top_k", self.top_k, "1 or more (0 or -1 is off)", lambda x: x >= -1), 0),
+            "top_p": _real("top_p", self.top_p, "above 0 and at most 1", lambda x: 0 < x <= 1),
+            "min_p": _real("min_p", self.min_p, "0 to 1", lambda x: 0 <= x <= 1),
+            "max_new_tokens": _integer("max_new_tokens", self.max_new_tokens, "1 or more", lambda x: x >= 1),
+            "stop": _strings("stop", self.stop),
+            "stop_token_ids": _ids("stop_token_ids", self.stop_token_ids),
+        }
+        if self.seed is not None:
+            checked["seed"] = _integer("seed", self.seed, "0 to 2**64 - 1", lambda x: 0 <= x < 2**64)
+        if not isinstance(self.ignore_eos, bool):
+            raise _error("ignore_eos", self.ignore_eos, "True or False")
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+
+def _error(name: str, value: object, wanted: str) -> ValueError:
+    return ValueError(f"{name} must be {wanted}, got {value!r}")
+
+
+def _real(name: str, value: Any, wanted: str, allowed: Any) -> float:
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not (number and math.isfinite(value) and allowed(value)):
+        raise _error(name, value, f"a number, {wanted}")
+    return float(value)
+
+
+def _integer(name: str, value: Any, wanted: str, allowed: Any) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool) or not allowed(value):
+        raise _error(name, value, f"an integer, {wanted}")
+    return int(value)
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else value
+    if not isinstance(strings, list | tuple) or not all(isinstance(s, str) and s for s in strings):
+        raise _error(name, value, "a string or a list of strings, none of them empty")
+    return tuple(strings)
+
+
+def _ids(name: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple):
+        raise _error(name, value, "a list of token ids")
+    return tuple(_integer(f"every id of {name}", token, "0 or more", lambda x: x >= 0) for token in value)

@@ -1,0 +1,157 @@
+"""Rejection sampling of drafts: the tokens that come out are distributed as the target's.
+
+Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", ICML 2023, algorithm 1.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.sampling.draw import sample
+from jaxspec.sampling.logits import process_logits
+from jaxspec.sampling.state import SamplingState
+from jaxspec_kernels import random
+from jaxspec_kernels.argmax import argmax
+from jaxspec_kernels.random import Purpose
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a slot's drafts.
+
+    Attributes:
+      accepted: i32[B], how many leading drafts were accepted, 0 to K.
+      token: i32[B], the token that follows them: recovered from the first rejected row, or the bonus
+        token of the row after the last draft.
+    """
+
+    accepted: jax.Array
+    token: jax.Array
+
+
+def verify(
+    logits: jax.Array,
+    drafts: jax.Array,
+    draft_count: jax.Array,
+    draft_logits: jax.Array | None,
+    draft_vocab: jax.Array | None,
+    sampling: SamplingState,
+    positions: jax.Array,
+    *,
+    stochastic: bool,
+) -> Verdict:
+    """Accepts a prefix of the drafts and draws the token after it.
+
+    With K = 0 this is plain decoding. The accepting, recovered and bonus draws of a row have
+    independent random streams, keyed by the row's position.
+
+    Args:
+      logits: [B, Q, V] raw target logits with Q = K + 1; row i judges draft i.
+      drafts: i32[B, K] target ids; a negative id is never accepted.
+      draft_count: i32[B], how many drafts there are. What lies past them is never read as a draft.
+      draft_logits: f32[B, K, Vd], the very logits that each draft was drawn from (divided by the
+        temperature already), or None when the proposals are one-hot.
+      draft_vocab: i32[V], the draft id of each target id or -1, or None when the vocabularies are one.
+      sampling: the parameters of the B slots.
+      positions: i32[B, Q], position of each row.
+      stochastic: False when every slot is greedy: then only argmaxes are compared. Slots with
+        temperature 0 among others come out the same either way.
+    """
+    if not stochastic:
+        best = argmax(logits)
+        accepted = count_leading(best[:, :-1] == drafts, draft_count)
+        return Verdict(accepted, row_at(best, accepted))
+    processed = process_logits(logits, sampling)
+    accepts = _accepts(processed, drafts, draft_logits, draft_vocab, sampling, positions)
+    accepted = count_leading(accepts & (drafts >= 0), draft_count)
+    token = token_after(
+        processed, accepted, drafts, draft_count, draft_logits, draft_vocab, sampling, positions
+    )
+    return Verdict(accepted, token)
+
+
+def count_leading(accepts: jax.Array, draft_count: jax.Array) -> jax.Array:
+    """i32[B]: how many of the first `draft_count` columns of bool[B, K] hold before one does not."""
+    drafted = jnp.arange(accepts.shape[1]) < draft_count[:, None]
+    return jnp.cumprod((accepts & drafted).astype(jnp.int32), axis=1).sum(axis=1)
+
+
+def row_at(x: jax.Array, index: jax.Array) -> jax.Array:
+    """x[b, index[b]] for each slot: [B, Q, ...] and i32[B] in range give [B, ...]."""
+    return x.at[jnp.arange(x.shape[0]), index].get(mode="promise_in_bounds")
+
+
+def token_after(
+    processed: jax.Array,
+    accepted: jax.Array,
+    drafts: jax.Array,
+    draft_count: jax.Array,
+    draft_logits: jax.Array | None,
+    draft_vocab: jax.Array | None,
+    sampling: SamplingState,
+    positions: jax.Array,
+) -> jax.Array:
+    """The token i32[B] after the accepted drafts; arguments as in `verify`, logits processed."""
+    row = row_at(processed, accepted)
+    position = row_at(positions, accepted)
+    draft_columns = drafts.shape[1]
+    if draft_columns == 0:
+        return sample(row, sampling, position, Purpose.BONUS)
+    rejected = accepted < draft_count
+    column = jnp.minimum(accepted, draft_columns - 1)
+    log_p = jax.nn.log_softmax(row)
+    if draft_logits is None:
+        proposed = jnp.arange(row.shape[-1]) == row_at(drafts, column)[:, None]
+        residual = jnp.where(proposed, -jnp.inf, log_p)
+    else:
+        residual = _log_residual(log_p, _log_proposal(row_at(draft_logits, column), draft_vocab))
+    # An empty residual (p equals q, up to rounding) leaves p.
+    recovers = rejected & (sampling.temperature > 0) & (residual.max(axis=-1) > -jnp.inf)
+    purpose = jnp.where(rejected, Purpose.RECOVER, Purpose.BONUS)
+    return sample(jnp.where(recovers[:, None], residual, row), sampling, position, purpose)
+
+
+def _accepts(
+    processed: jax.Array,
+    drafts: jax.Array,
+    draft_logits: jax.Array | None,
+    draft_vocab: jax.Array | None,
+    sampling: SamplingState,
+    positions: jax.Array,
+) -> jax.Array:
+    """bool[B, K]: whether each draft would be accepted; u < p / q, or the argmax at temperature 0."""
+    rows = processed[:, :-1]
+    ids = jnp.clip(drafts, 0, rows.shape[-1] - 1)
+    log_ratio = _log_probability(rows, ids)
+    if draft_logits is not None:
+        draft_ids = ids if draft_vocab is None else draft_vocab[ids]
+        log_q = _log_probability(draft_logits, jnp.maximum(draft_ids, 0))
+        log_ratio = jnp.where(draft_ids >= 0, log_ratio - log_q, -jnp.inf)
+    keys = random.row_keys(sampling.seed, positions[:, :-1], Purpose.ACCEPT)
+    # Not log p > log u + log q, whose rounding can reject where p equals q.
+    by_chance = jnp.log(random.uniform(keys, 1)[..., 0]) < log_ratio
+    return jnp.where((sampling.temperature > 0)[:, None], by_chance, argmax(rows) == drafts)
+
+
+def _log_probability(logits: jax.Array, ids: jax.Array) -> jax.Array:
+    """log_softmax(logits [B, K, V]) at ids i32[B, K]."""
+    chosen = jnp.take_along_axis(logits, ids[..., None], axis=-1, mode="promise_in_bounds")[..., 0]
+    return chosen - jax.nn.logsumexp(logits, axis=-1)
+
+
+def _log_proposal(draft_logits: jax.Array, draft_vocab: jax.Array | None) -> jax.Array:
+    """log q over the target vocabulary, f32[B, V], of one row of draft logits f32[B, Vd]."""
+    log_q = jax.nn.log_softmax(draft_logits)
+    if draft_vocab is None:
+        return log_q
+    known = log_q.at[:, jnp.maximum(draft_vocab, 0)].get(mode="promise_in_bounds")
+    return jnp.where(draft_vocab >= 0, known, -jnp.inf)
+
+
+def _log_residual(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
+    """log max(p - q, 0); -inf also where both are -inf and where either is NaN."""
+    below = log_q < log_p
+    gap = jnp.where(below, log_q - log_p, -1.0)
+    return jnp.where(below, log_p + jnp.log(-jnp.expm1(gap)), -jnp.inf)

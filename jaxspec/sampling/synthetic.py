@@ -1,0 +1,70 @@
+"""Synthetic acceptance: a benchmark mode that accepts drafts at a given rate, whatever they are.
+
+Its output is not the target's. It makes engines comparable without a trained drafter.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.sampling.logits import process_logits
+from jaxspec.sampling.rejection import Verdict, count_leading, row_at, token_after
+from jaxspec.sampling.state import SamplingState
+from jaxspec_kernels import random
+from jaxspec_kernels.argmax import argmax
+from jaxspec_kernels.random import Purpose
+
+
+def verify_synthetic(
+    logits: jax.Array,
+    drafts: jax.Array,
+    draft_count: jax.Array,
+    draft_logits: jax.Array | None,
+    draft_vocab: jax.Array | None,
+    sampling: SamplingState,
+    positions: jax.Array,
+    *,
+    stochastic: bool,
+    mean_acceptance_length: float,
+) -> Verdict:
+    """Does the work of `verify`, and then accepts by rate.
+
+    Args:
+      mean_acceptance_length: tokens per step including the one after the drafts, from 1 to K + 1
+        (vLLM's `synthetic_acceptance_length`): its whole part is always accepted, its fraction is
+        the chance of one more, later drafts are never accepted.
+
+    The other arguments and the result are those of `verify`.
+
+    Raises:
+      ValueError: the mean acceptance length is out of range.
+    """
+    accepts = (drafts >= 0) & _accepts_by_rate(
+        acceptance_rates(mean_acceptance_length, drafts.shape[1]), sampling, positions
+    )
+    accepted = count_leading(accepts, draft_count)
+    if not stochastic:
+        return Verdict(accepted, row_at(argmax(logits), accepted))
+    processed = process_logits(logits, sampling)
+    token = token_after(
+        processed, accepted, drafts, draft_count, draft_logits, draft_vocab, sampling, positions
+    )
+    return Verdict(accepted, token)
+
+
+def acceptance_rates(mean_acceptance_length: float, drafts: int) -> list[float]:
+    """The chance of each draft, given that those before it were accepted."""
+    if not 1 <= mean_acceptance_length <= drafts + 1:
+        raise ValueError(
+            f"mean_acceptance_length must lie between 1 and {drafts + 1} with {drafts} drafts, "
+            f"got {mean_acceptance_length!r}"
+        )
+    whole = math.floor(mean_acceptance_length) - 1
+    fraction = mean_acceptance_length - 1 - whole
+    return [1.0 if i < whole else fraction if i == whole else 0.0 for i in range(drafts)]
+
+
+def _accepts_by_rate(rates: list[float], sampling: SamplingState, positions: jax.Array) -> jax.Array:
+    keys = random.row_keys(sampling.seed, positions[:, :-1], Purpose.ACCEPT)
+    return random.uniform(keys, 1)[..., 0] < jnp.asarray(rates, jnp.float32)

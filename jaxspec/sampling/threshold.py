@@ -1,0 +1,61 @@
+"""Exact thresholds over a vocabulary without sorting it.
+
+Read as integers, floats are in order. So the largest float at which some condition on "all elements at
+or above it" holds can be found bit by bit, in passes that only compare and add.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+_NEGATIVE_INFINITY = 0x007FFFFF  # its place in the integer order; below it are only NaNs
+
+
+def kth_largest(x: jax.Array, k: jax.Array, *, digit_bits: int) -> jax.Array:
+    """The k-th largest value of x f32[..., V], k i32[...] >= 1; -inf where k > V."""
+
+    def reached(at_least: jax.Array) -> jax.Array:
+        return jnp.sum(at_least, axis=-1, dtype=jnp.int32) >= k[..., None]
+
+    return _largest(x, reached, digit_bits)
+
+
+def mass_threshold(x: jax.Array, weight: jax.Array, mass: jax.Array, *, digit_bits: int) -> jax.Array:
+    """The largest t with sum(weight where x >= t) >= mass; -inf where no t reaches it.
+
+    Args:
+      x: f32[..., V].
+      weight: f32[..., V], not negative.
+      mass: f32[...], above 0.
+      digit_bits: bits fixed in one pass over x, a divisor of 32. A pass sums for 2^digit_bits - 1
+        candidates at once: few and wide passes suit a GPU, many and narrow ones a CPU.
+    """
+
+    def reached(at_least: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(at_least, weight[..., None, :], 0), axis=-1) >= mass[..., None]
+
+    return _largest(x, reached, digit_bits)
+
+
+def _largest(x: jax.Array, reached: Callable[[jax.Array], jax.Array], digit_bits: int) -> jax.Array:
+    """The largest t for which reached(x >= t) holds; `reached` maps bool[..., C, V] to bool[..., C]."""
+    digits = jnp.arange(1, 2**digit_bits, dtype=jnp.uint32)
+
+    def fix_digit(i: jax.Array, prefix: jax.Array) -> jax.Array:
+        shift = jnp.uint32(32 - digit_bits) - jnp.uint32(digit_bits) * jnp.uint32(i)
+        candidates = _float(prefix[..., None] | (digits << shift))
+        digit = jnp.sum(reached(x[..., None, :] >= candidates[..., None]), axis=-1, dtype=jnp.uint32)
+        return prefix | (digit << shift)
+
+    return _float(lax.fori_loop(0, 32 // digit_bits, fix_digit, jnp.zeros(x.shape[:-1], jnp.uint32)))
+
+
+def _float(order: jax.Array) -> jax.Array:
+    """The float32 at a place u32[...] of the integer order."""
+    order = jnp.maximum(order, jnp.uint32(_NEGATIVE_INFINITY))
+    positive = order >= jnp.uint32(0x80000000)
+    return lax.bitcast_convert_type(
+        jnp.where(positive, order ^ jnp.uint32(0x80000000), ~order), jnp.float32
+    )
