@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 
 LayerCache = jax.Array
-"""[pages, 2N, P, D]: keys in heads 0..N-1 of axis 1, values in heads N..2N-1. A head's page is one
-contiguous [P, D] tile, the unit that attention reads, so no program re-lays the cache. Page 0 belongs
-to nobody: rows that must not be kept write there, and nothing reads it."""
+"""[pages, N, 2, P, D]; axis 2 holds keys, then values. A head's page is two contiguous [P, D] tiles, the
+unit that attention reads, so no program re-lays the cache, and splitting it over devices splits heads.
+Page 0 belongs to nobody: rows that must not be kept write there, and nothing reads it."""
 
-CACHE_AXES = ("pages", "kv_heads", "page", "head_dim")
+CACHE_AXES = ("pages", "kv_heads", None, "page", "head_dim")
 
 
 @dataclass(frozen=True)
@@ -27,5 +27,5 @@ def init_cache(
 ) -> tuple[LayerCache, ...]:
     """Zero-filled caches, one per layer."""
     return tuple(
-        jnp.zeros((num_pages, 2 * shape.num_kv_heads, page_size, shape.head_dim), dtype) for shape in shapes
+        jnp.zeros((num_pages, shape.num_kv_heads, 2, page_size, shape.head_dim), dtype) for shape in shapes
     )

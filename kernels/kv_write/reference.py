@@ -10,7 +10,7 @@ def kv_write(cache: jax.Array, slots: jax.Array, keys: jax.Array, values: jax.Ar
     Where several rows name one slot (of page 0, by contract), any of them may stay.
 
     Args:
-      cache: [pages, 2N, P, D], key heads first, then value heads.
+      cache: [pages, N, 2, P, D]; axis 2 holds keys, then values.
       slots: i32[B, Q] from `slot_mapping`; must lie in the cache.
       keys: [B, Q, N, D].
       values: [B, Q, N, D].
@@ -18,6 +18,6 @@ def kv_write(cache: jax.Array, slots: jax.Array, keys: jax.Array, values: jax.Ar
     Returns:
       The cache, same shape and dtype.
     """
-    page, offset = jnp.divmod(slots, cache.shape[2])
-    rows = jnp.concatenate([keys, values], axis=2).astype(cache.dtype)
-    return cache.at[page, :, offset].set(rows, mode="promise_in_bounds", unique_indices=False)
+    page, offset = jnp.divmod(slots, cache.shape[3])
+    rows = jnp.stack([keys, values], axis=3).astype(cache.dtype)  # [B, Q, N, 2, D]
+    return cache.at[page, :, :, offset].set(rows, mode="promise_in_bounds", unique_indices=False)

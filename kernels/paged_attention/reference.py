@@ -25,7 +25,7 @@ def paged_attention(
 
     Args:
       queries: [B, Q, H, D]. Query head h reads key/value head h // (H / N).
-      cache: [pages, 2N, P, D]; heads 0..N-1 of axis 1 are keys, heads N..2N-1 values.
+      cache: [pages, N, 2, P, D]; axis 2 holds keys, then values.
       page_table: i32[B, T], the page that holds positions i*P..i*P+P-1 of the slot.
       first: i32[B, Q], the first position that a row sees.
       last: i32[B, Q], the last one, inclusive; less than `first` for a row that sees nothing.
@@ -36,7 +36,7 @@ def paged_attention(
       first..last are never used, not even where the cache holds NaN.
     """
     batch, num_rows, num_heads, head_dim = queries.shape
-    num_kv_heads, page_size = cache.shape[1] // 2, cache.shape[2]
+    num_kv_heads, page_size = cache.shape[1], cache.shape[3]
     group = num_heads // num_kv_heads
     pages_per_block = max(1, min(BLOCK_KEYS // page_size, page_table.shape[1]))
     block = pages_per_block * page_size
@@ -53,8 +53,8 @@ def paged_attention(
     def body(i, carry):
         peak, total, output = carry
         pages = lax.dynamic_slice_in_dim(page_table, i * pages_per_block, pages_per_block, axis=1)
-        keys_values = _gather_pages(cache, pages).astype(jnp.float32)  # [B, 2N, block, D]
-        keys, values = keys_values[:, :num_kv_heads], keys_values[:, num_kv_heads:]
+        keys_values = _gather_pages(cache, pages).astype(jnp.float32)
+        keys, values = keys_values[:, :, 0], keys_values[:, :, 1]
         position = i * block + jnp.arange(block, dtype=jnp.int32)
         used = (position >= slot_first[:, None]) & (position <= slot_last[:, None])
         values = jnp.where(used[:, None, :, None], values, 0.0)
@@ -90,12 +90,12 @@ def _pad_columns(page_table: jax.Array, multiple: int) -> jax.Array:
 
 
 def _gather_pages(cache: jax.Array, pages: jax.Array) -> jax.Array:
-    """Reads [B, W] pages as [B, 2N, W*P, D], heads outermost, without a transpose after the gather."""
+    """Reads i32[B, W] pages as [B, N, 2, W*P, D], heads outermost, without a transpose after the gather."""
     dimensions = lax.GatherDimensionNumbers(
-        offset_dims=(1, 3, 4), collapsed_slice_dims=(0,), start_index_map=(0,)
+        offset_dims=(1, 2, 4, 5), collapsed_slice_dims=(0,), start_index_map=(0,)
     )
     gathered = lax.gather(
         cache, pages[..., None], dimensions, (1, *cache.shape[1:]), mode=lax.GatherScatterMode.CLIP
     )
-    batch, heads, width, page_size, head_dim = gathered.shape
-    return gathered.reshape(batch, heads, width * page_size, head_dim)
+    batch, heads, two, width, page_size, head_dim = gathered.shape
+    return gathered.reshape(batch, heads, two, width * page_size, head_dim)

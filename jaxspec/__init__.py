@@ -1,0 +1,22 @@
+"""Speculative decoding for JAX: draft, verify and emit in one compiled step."""
+
+from jaxspec.checkpoints import CheckpointError
+from jaxspec.config import ConfigError, DrafterConfig, EngineConfig, list_configs
+from jaxspec.engine import AcceptanceStats, Delta, Engine, Generation
+from jaxspec.engine.load import generate, load
+from jaxspec.sampling import SamplingParams
+
+__all__ = [
+    "AcceptanceStats",
+    "CheckpointError",
+    "ConfigError",
+    "Delta",
+    "DrafterConfig",
+    "Engine",
+    "EngineConfig",
+    "Generation",
+    "SamplingParams",
+    "generate",
+    "list_configs",
+    "load",
+]

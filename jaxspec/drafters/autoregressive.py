@@ -1,0 +1,185 @@
+"""The draft loop, once, for every drafter that drafts one token from the one before.
+
+`start` samples the first draft, `step` advances by one: position, metadata of every kind of attention,
+cache, network, draw into the column of the step. The compiled program runs `step` in a `fori_loop`; with
+`draft_loop="host"` the engine calls the very same functions from Python.
+"""
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxspec_kernels.gumbel_sample import gumbel_sample
+from jaxspec_kernels.random import Purpose
+
+from jaxspec.attention import AttentionKind, AttentionMetadata, LayerCache, build_metadata
+from jaxspec.drafters.base import Context, Drafter, Proposal, Rows, Target
+from jaxspec.models.parameters import Buffer
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DraftState:
+    """The carry of the draft loop.
+
+    Attributes:
+      hidden: [B, M'], what the next step reads.
+      tokens: i32[B, K], ids of the draft vocabulary, filled up to the current column.
+      logits: f32[B, K, W], what each was drawn from; None where drafts are the most likely tokens.
+      cache: the drafter's layers.
+    """
+
+    hidden: jax.Array
+    tokens: jax.Array
+    logits: jax.Array | None
+    cache: tuple[LayerCache, ...]
+
+
+class AutoregressiveDrafter(Drafter):
+    """A drafter with a network of its own.
+
+    Attributes:
+      kinds: the kind of attention of each of its layers.
+      lead: where the first draft step writes, relative to the last committed position: 0 for EAGLE,
+        whose row i pairs the target's feature at i with the token at i + 1; 1 for a draft model, whose
+        row i reads the token at i.
+      probabilistic: draw drafts from the network's distribution, or take its most likely token.
+      draft_vocab_size: W.
+      target_ids: i32[W], the target's id of every draft id; None where the two are one.
+      draft_ids: i32[V], its inverse, -1 for ids that are never drafted.
+    """
+
+    kinds: tuple[AttentionKind, ...]
+    page_size: int
+    draft_vocab_size: int
+    lead: int = 0
+    probabilistic: bool = True
+    target_ids: Buffer | None
+    draft_ids: Buffer | None
+
+    def advance(
+        self,
+        target: Target,
+        tokens: jax.Array,
+        hidden: jax.Array,
+        positions: jax.Array,
+        cache: tuple[LayerCache, ...],
+        metadata: dict[AttentionKind, AttentionMetadata],
+    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        """Runs the network over Q rows.
+
+        Args:
+          tokens: i32[B, Q], ids of the target's vocabulary.
+          hidden: [B, Q, M'], features on refresh and the previous step's output afterwards.
+          positions: i32[B, Q].
+
+        Returns:
+          [B, Q, M'], which `logits` reads and the next step recycles, and the cache.
+        """
+        raise NotImplementedError
+
+    def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
+        """f32[..., W] of what `advance` returned."""
+        raise NotImplementedError
+
+    @property
+    def draft_vocab(self) -> jax.Array | None:
+        return None if self.draft_ids is None else self.draft_ids[...]
+
+    def to_target(self, tokens: jax.Array) -> jax.Array:
+        """Target ids of draft ids."""
+        if self.target_ids is None:
+            return tokens
+        return jnp.take(self.target_ids[...], tokens, mode="clip")
+
+    def run(
+        self,
+        target: Target,
+        tokens: jax.Array,
+        hidden: jax.Array,
+        positions: jax.Array,
+        valid: jax.Array,
+        cache: tuple[LayerCache, ...],
+        page_table: jax.Array,
+    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        """`advance` with metadata built for exactly these rows."""
+        metadata = build_metadata(self.kinds, positions, valid, page_table, page_size=self.page_size)
+        return self.advance(target, tokens, hidden, positions, cache, metadata)
+
+    def start(
+        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, stochastic: bool
+    ) -> DraftState:
+        """Samples the first draft from the state that `refresh` left."""
+        batch, num_drafts = context.length.shape[0], self.num_speculative_tokens
+        tokens = jnp.zeros((batch, num_drafts), jnp.int32)
+        logits = None
+        if stochastic and self.probabilistic:
+            logits = jnp.zeros((batch, num_drafts, self.draft_vocab_size), jnp.float32)
+        state = DraftState(context.hidden, tokens, logits, cache)
+        return self._draw(target, context, state, jnp.int32(0))
+
+    def step(self, target: Target, context: Context, state: DraftState, i: jax.Array) -> DraftState:
+        """Draft i (1 <= i < K) from draft i - 1."""
+        previous = lax.dynamic_index_in_dim(state.tokens, i - 1, axis=1)  # [B, 1]
+        positions = (context.length - 1 + self.lead + i)[:, None]
+        hidden, cache = self.run(
+            target,
+            self.to_target(previous),
+            state.hidden[:, None],
+            positions,
+            context.active[:, None],
+            state.cache,
+            context.page_table,
+        )
+        state = replace(state, hidden=hidden[:, 0], cache=cache)
+        return self._draw(target, context, state, i)
+
+    def finish(self, context: Context, state: DraftState) -> Proposal:
+        """The drafts as the engine takes them."""
+        count = jnp.where(context.active, self.num_speculative_tokens, 0).astype(jnp.int32)
+        return Proposal(self.to_target(state.tokens), count, state.logits)
+
+    def propose(
+        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, stochastic: bool
+    ) -> tuple[Proposal, tuple[LayerCache, ...]]:
+        state = self.start(target, context, cache, stochastic=stochastic)
+        state = lax.fori_loop(
+            1,
+            self.num_speculative_tokens,
+            lambda i, state: self.step(target, context, state, i),
+            state,
+        )
+        return self.finish(context, state), state.cache
+
+    def _draw(self, target: Target, context: Context, state: DraftState, i: jax.Array) -> DraftState:
+        """Draws draft i from the current hidden state into column i."""
+        tokens, logits = gumbel_sample(
+            self.logits(target, state.hidden),
+            context.sampling.temperature,
+            context.sampling.seed,
+            # The position of the target's row that will verify this draft.
+            context.length + i,
+            i,
+            state.tokens,
+            state.logits,
+            purpose=Purpose.DRAFT,
+        )
+        return replace(state, tokens=tokens, logits=logits)
+
+
+def gather_row(x: jax.Array, row: jax.Array) -> jax.Array:
+    """x[b, row[b]]: [B, M] of x [B, Q, M]."""
+    return jnp.take_along_axis(x, row[:, None, None], axis=1, mode="clip")[:, 0]
+
+
+def refresh_shifted(
+    drafter: AutoregressiveDrafter, target: Target, rows: Rows, features: jax.Array, cache: tuple[LayerCache, ...]
+) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+    """Refresh of drafters whose row i pairs the feature at i with the token at i + 1, at position i."""
+    hidden, cache = drafter.run(
+        target, rows.next_tokens, features, rows.positions, rows.valid, cache, rows.page_table
+    )
+    return gather_row(hidden, rows.last_row), cache
+
+

@@ -1,0 +1,73 @@
+"""Drafting with a smaller model of the same vocabulary and a cache of its own.
+
+Source: Y. Leviathan et al., arXiv 2211.17192.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.attention import AttentionKind, AttentionMetadata, CacheShape, LayerCache
+from jaxspec.drafters.autoregressive import AutoregressiveDrafter, gather_row
+from jaxspec.drafters.base import Rows, Target
+from jaxspec.models.llama import Llama
+
+
+class DraftModel(AutoregressiveDrafter):
+    """An independent network: it reads the same tokens at the same positions, and no hidden states."""
+
+    target_ids = draft_ids = None
+    lead = 1
+
+    def __init__(
+        self, model: Llama, *, num_speculative_tokens: int, page_size: int, probabilistic: bool = True
+    ):
+        self.model = model
+        self.num_speculative_tokens = num_speculative_tokens
+        self.page_size, self.probabilistic = page_size, probabilistic
+        self.hidden_size = model.config.hidden_size
+        self.kinds = model.kinds
+        self.draft_vocab_size = model.config.vocab_size
+
+    @property
+    def cache_shapes(self) -> tuple[CacheShape, ...]:
+        return self.model.cache_shapes
+
+    def refresh(
+        self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
+    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        """Reads the rows' own tokens and, one row further, the token that follows the last of them."""
+        following = rows.last_row + 1
+        index = jnp.arange(rows.tokens.shape[1] + 1)[None, :]
+        newest = jnp.take_along_axis(rows.next_tokens, rows.last_row[:, None], axis=1, mode="clip")
+        is_newest = index == following[:, None]
+        tokens = jnp.where(is_newest, newest, _append(rows.tokens))
+        positions = rows.positions[:, :1] + index
+        any_valid = rows.valid.any(axis=1, keepdims=True)
+        valid = _append(rows.valid) | (is_newest & any_valid)
+        hidden, cache = self.run(
+            target, tokens, self._no_hidden(tokens, rows), positions, valid, cache, rows.page_table
+        )
+        return gather_row(hidden, following), cache
+
+    def advance(
+        self,
+        target: Target,
+        tokens: jax.Array,
+        hidden: jax.Array,
+        positions: jax.Array,
+        cache: tuple[LayerCache, ...],
+        metadata: dict[AttentionKind, AttentionMetadata],
+    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        hidden, _, cache = self.model(tokens, positions, cache, metadata)
+        return hidden, cache
+
+    def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
+        return self.model.logits(hidden)
+
+    def _no_hidden(self, tokens: jax.Array, rows: Rows) -> jax.Array:
+        return jnp.zeros((*tokens.shape, 0), rows.hidden.dtype)
+
+
+def _append(x: jax.Array) -> jax.Array:
+    """One more column, zero or False."""
+    return jnp.pad(x, ((0, 0), (0, 1)))

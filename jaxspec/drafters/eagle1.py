@@ -1,0 +1,151 @@
+"""EAGLE-1 heads: one or more decoder layers over the token and the target's final hidden state.
+
+Source: Y. Li et al., arXiv 2401.15077; `SafeAILab/EAGLE` eagle/model/cnets1.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxspec.attention import AttentionKind, AttentionMetadata, CacheShape, LayerCache
+from jaxspec.config import ConfigError, ModelConfig
+from jaxspec.drafters.autoregressive import AutoregressiveDrafter, refresh_shifted
+from jaxspec.drafters.base import Rows, Target
+from jaxspec.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm, RopeTables
+from jaxspec.models.llama import attention_kinds
+from jaxspec.models.rope import rope_tables
+
+
+@dataclass(frozen=True)
+class Eagle1Config:
+    """The shape of a head.
+
+    Attributes:
+      layers: the draft transformer, as wide as the target.
+      fc_bias: the projection of token and hidden state has a bias.
+      own_embedding: the checkpoint brings its own token embedding.
+    """
+
+    layers: ModelConfig
+    fc_bias: bool = True
+    own_embedding: bool = False
+
+    @classmethod
+    def from_hf(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, Any], target: ModelConfig
+    ) -> "Eagle1Config":
+        """Reads a head's `config.json`.
+
+        Raises:
+          ConfigError: the head does not fit the target.
+        """
+        layers = ModelConfig.from_hf({"num_hidden_layers": 1, "model_type": "llama", **config})
+        for name in ("hidden_size", "vocab_size"):
+            if getattr(layers, name) != getattr(target, name):
+                raise ConfigError(
+                    f"the head has {name} {getattr(layers, name)}, the target {getattr(target, name)}"
+                )
+        # A config without the key stands for a head with the bias; the key concerns `fc` alone.
+        return cls(layers, bool(config.get("bias", True)), "embed_tokens.weight" in tensors)
+
+
+class Eagle1FirstLayer(nnx.Module):
+    """A decoder layer without a norm before its attention."""
+
+    def __init__(self, config: ModelConfig, kind: AttentionKind, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
+        self.attention = Attention(config, kind, "layers.0.self_attn", **args)
+        self.mlp_norm = RMSNorm(
+            config.hidden_size, config.rms_norm_eps, "layers.0.post_attention_layernorm", **args
+        )
+        self.mlp = MLP(config, "layers.0.mlp", **args)
+
+    def __call__(
+        self, x: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
+    ) -> tuple[jax.Array, LayerCache]:
+        attended, cache = self.attention(x, cache, metadata, rope)
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x)), cache
+
+
+class Eagle1(AutoregressiveDrafter):
+    """A head that regresses the target's final hidden state and shares its output projection."""
+
+    target_ids = draft_ids = None
+
+    def __init__(
+        self,
+        config: Eagle1Config,
+        *,
+        num_speculative_tokens: int,
+        page_size: int,
+        probabilistic: bool = True,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
+        layers = config.layers
+        self.config = config
+        self.num_speculative_tokens = num_speculative_tokens
+        self.page_size, self.probabilistic = page_size, probabilistic
+        self.hidden_size = layers.hidden_size
+        self.kinds = attention_kinds(layers)
+        self.draft_vocab_size = layers.vocab_size
+        self.embedding = (
+            Embedding(layers.vocab_size, layers.hidden_size, "embed_tokens", **args)
+            if config.own_embedding
+            else None
+        )
+        self.fc = Linear(
+            2 * layers.hidden_size,
+            layers.hidden_size,
+            "fc",
+            axes=("embed", "embed"),
+            bias=config.fc_bias,
+            **args,
+        )
+        self.first = Eagle1FirstLayer(layers, self.kinds[0], **args)
+        self.rest = nnx.List(
+            [
+                DecoderLayer(layers, kind, f"layers.{i}", **args)
+                for i, kind in enumerate(self.kinds)
+                if i > 0
+            ]
+        )
+
+    @property
+    def cache_shapes(self) -> tuple[CacheShape, ...]:
+        layers = self.config.layers
+        return (CacheShape(layers.num_key_value_heads, layers.head_dim),) * len(self.kinds)
+
+    def refresh(
+        self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
+    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        return refresh_shifted(self, target, rows, rows.hidden, cache)
+
+    def advance(
+        self,
+        target: Target,
+        tokens: jax.Array,
+        hidden: jax.Array,
+        positions: jax.Array,
+        cache: tuple[LayerCache, ...],
+        metadata: dict[AttentionKind, AttentionMetadata],
+    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        rope = rope_tables(self.config.layers.rope, self.config.layers.head_dim, positions)
+        embedded = (self.embedding or target.embedding)(tokens)
+        x = self.fc(jnp.concatenate([embedded, hidden], axis=-1))
+        x, layer_cache = self.first(x, cache[0], metadata[self.kinds[0]], rope)
+        new_cache = [layer_cache]
+        for layer, kind, layer_cache in zip(self.rest, self.kinds[1:], cache[1:], strict=True):
+            x, layer_cache = layer(x, layer_cache, metadata[kind], rope)
+            new_cache.append(layer_cache)
+        return x, tuple(new_cache)
+
+    def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
+        # No norm: the head imitates states that already went through the target's final norm.
+        return target.logits(hidden)

@@ -1,0 +1,271 @@
+"""EAGLE-3 heads, in the formats of SafeAILab and of speculators.
+
+Source: Y. Li et al., arXiv 2503.01840; `SafeAILab/EAGLE` eagle/model/cnets.py;
+`vllm-project/speculators` models/eagle3.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxspec.attention import AttentionKind, AttentionMetadata, CacheShape, LayerCache
+from jaxspec.config import ConfigError, ModelConfig
+from jaxspec.drafters.autoregressive import AutoregressiveDrafter, refresh_shifted
+from jaxspec.drafters.base import Rows, Target
+from jaxspec.drafters.vocabulary import vocabulary_buffers
+from jaxspec.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm, RopeTables
+from jaxspec.models.llama import attention_kinds
+from jaxspec.models.rope import rope_tables
+
+
+@dataclass(frozen=True)
+class Eagle3Config:
+    """The shape of a head.
+
+    Attributes:
+      layers: the draft transformer; its vocab_size is the target's.
+      draft_vocab_size: W.
+      target_hidden_size: width of the target's hidden states.
+      capture: the target's hidden states that are fused, i being the stream before layer i; empty where
+        the head reads the final hidden state as it is, without `fc`.
+      norm_before_residual: the first layer's residual is the normed hidden state.
+      norm_before_fc: one norm over the concatenated features (speculators `input_norm`).
+      fc_norm: one norm per feature.
+      norm_output: the recycled hidden state is the normed one (EAGLE-3.1).
+      own_embedding: the checkpoint brings its own token embedding.
+      first_layer: name of the first layer in the checkpoint, "midlayer" or "layers.0".
+    """
+
+    layers: ModelConfig
+    draft_vocab_size: int
+    target_hidden_size: int
+    capture: tuple[int, ...]
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    own_embedding: bool = False
+    first_layer: str = "midlayer"
+
+    @classmethod
+    def from_hf(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, Any], target: ModelConfig
+    ) -> "Eagle3Config":
+        """Reads a head's `config.json`; flags that only the tensors tell are read from their names.
+
+        Raises:
+          ConfigError: the head does not fit the target, or asks for what is not built.
+        """
+        speculators = "transformer_layer_config" in config
+        layer = dict(config["transformer_layer_config"] if speculators else config)
+        layer.setdefault("vocab_size", target.vocab_size)
+        if "Qwen3" in str((config.get("architectures") or [""])[0]):
+            layer["model_type"] = "qwen3"
+        for key, default in _CLASS_DEFAULTS.items() if speculators else ():
+            layer.setdefault(key, default)
+        layers = ModelConfig.from_hf(layer)
+        eagle = config.get("eagle_config") or {}
+        depth = target.num_hidden_layers
+        capture = _capture_ids(config, eagle, depth)
+        if eagle.get("use_aux_hidden_state") is False:
+            capture = ()
+        outside = [i for i in capture if not 0 <= i <= depth]
+        if outside:
+            raise ConfigError(f"the head reads the target's layer {outside[0]}, and it has {depth} layers")
+        head_target_width = config.get("target_hidden_size") or layers.hidden_size
+        if head_target_width != target.hidden_size:
+            raise ConfigError(
+                f"the head is for targets of hidden size {head_target_width}, this one has {target.hidden_size}"
+            )
+        if layers.vocab_size != target.vocab_size:
+            raise ConfigError(
+                f"the head is for a vocabulary of {layers.vocab_size}, the target's has {target.vocab_size}"
+            )
+        own_embedding = "embed_tokens.weight" in tensors
+        if layers.hidden_size != target.hidden_size and not own_embedding:
+            raise ConfigError(
+                f"the head is {layers.hidden_size} wide, the target {target.hidden_size}, and the head "
+                "brings no embed_tokens.weight of its own"
+            )
+        return cls(
+            layers=layers,
+            draft_vocab_size=config.get("draft_vocab_size") or layers.vocab_size,
+            target_hidden_size=target.hidden_size,
+            capture=capture,
+            norm_before_residual=config.get("norm_before_residual", speculators),
+            norm_before_fc="input_norm.weight" in tensors,
+            fc_norm="fc_norm.0.weight" in tensors,
+            # SpecForge writes the same key for another thing; only speculators means recycling by it.
+            norm_output=bool(speculators and config.get("norm_output", False)),
+            own_embedding=own_embedding,
+            first_layer="midlayer" if any(k.startswith("midlayer.") for k in tensors) else "layers.0",
+        )
+
+
+# speculators saves only what differs from transformers' LlamaConfig.
+_CLASS_DEFAULTS: Mapping[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def _capture_ids(config: Mapping[str, Any], eagle: Mapping[str, Any], depth: int) -> tuple[int, ...]:
+    """Which hidden states the head reads: a top-level list counts streams before a layer, one nested in
+    `eagle_config` counts layer outputs, and without either the default of all producers holds."""
+    if config.get("eagle_aux_hidden_state_layer_ids"):
+        return tuple(config["eagle_aux_hidden_state_layer_ids"])
+    if eagle.get("eagle_aux_hidden_state_layer_ids"):
+        return tuple(i + 1 for i in eagle["eagle_aux_hidden_state_layer_ids"])
+    return default_capture(depth)
+
+
+def default_capture(num_layers: int) -> tuple[int, int, int]:
+    """A low, a middle and a high hidden state of a target of so many layers."""
+    return (2, num_layers // 2, num_layers - 3)
+
+
+class Eagle3FirstLayer(nnx.Module):
+    """The layer that reads the token and the hidden state side by side."""
+
+    def __init__(
+        self, config: Eagle3Config, kind: AttentionKind, *, dtype: jnp.dtype, rngs: nnx.Rngs
+    ):
+        args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
+        layers, name = config.layers, config.first_layer
+        width, eps = layers.hidden_size, layers.rms_norm_eps
+        self.norm_before_residual = config.norm_before_residual
+        self.token_norm = RMSNorm(width, eps, f"{name}.input_layernorm", **args)
+        self.hidden_norm = RMSNorm(width, eps, f"{name}.hidden_norm", **args)
+        self.attention = Attention(layers, kind, f"{name}.self_attn", in_width=2 * width, **args)
+        self.mlp_norm = RMSNorm(width, eps, f"{name}.post_attention_layernorm", **args)
+        self.mlp = MLP(layers, f"{name}.mlp", **args)
+
+    def inputs(self, embedded: jax.Array, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """What attention reads [B, Q, 2M], and the residual it is added to."""
+        normed = self.hidden_norm(hidden)
+        residual = normed if self.norm_before_residual else hidden
+        return jnp.concatenate([self.token_norm(embedded), normed], axis=-1), residual
+
+    def feed_forward(self, x: jax.Array) -> jax.Array:
+        return x + self.mlp(self.mlp_norm(x))
+
+    def __call__(
+        self,
+        embedded: jax.Array,
+        hidden: jax.Array,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        rope: RopeTables,
+    ) -> tuple[jax.Array, LayerCache]:
+        wide, residual = self.inputs(embedded, hidden)
+        attended, cache = self.attention(wide, cache, metadata, rope)
+        return self.feed_forward(residual + attended), cache
+
+
+class Eagle3(AutoregressiveDrafter):
+    """A head over a target's hidden states."""
+
+    def __init__(
+        self,
+        config: Eagle3Config,
+        *,
+        num_speculative_tokens: int,
+        page_size: int,
+        probabilistic: bool = True,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
+        layers = config.layers
+        width, eps = layers.hidden_size, layers.rms_norm_eps
+        self.config = config
+        self.num_speculative_tokens = num_speculative_tokens
+        self.page_size, self.probabilistic = page_size, probabilistic
+        self.capture, self.hidden_size = config.capture, width
+        self.kinds = attention_kinds(layers)
+        self.draft_vocab_size = config.draft_vocab_size
+        self.target_ids, self.draft_ids = vocabulary_buffers(config.draft_vocab_size, layers.vocab_size)
+        self.embedding = (
+            Embedding(layers.vocab_size, width, "embed_tokens", **args) if config.own_embedding else None
+        )
+        features, target_width = len(config.capture), config.target_hidden_size
+        self.input_norm = (
+            RMSNorm(features * target_width, eps, "input_norm", **args) if config.norm_before_fc else None
+        )
+        self.feature_norms = (
+            nnx.List([RMSNorm(target_width, eps, f"fc_norm.{j}", **args) for j in range(features)])
+            if config.fc_norm
+            else None
+        )
+        self.fc = (
+            Linear(features * target_width, width, "fc", axes=("embed", "embed"), **args)
+            if features
+            else None
+        )
+        self.first = Eagle3FirstLayer(config, self.kinds[0], **args)
+        self.rest = nnx.List(
+            [
+                DecoderLayer(layers, kind, f"layers.{i}", **args)
+                for i, kind in enumerate(self.kinds)
+                if i > 0
+            ]
+        )
+        self.norm = RMSNorm(width, eps, "norm", **args)
+        self.head = Linear(width, config.draft_vocab_size, "lm_head", axes=("embed", "vocab"), **args)
+
+    @property
+    def cache_shapes(self) -> tuple[CacheShape, ...]:
+        layers = self.config.layers
+        return (CacheShape(layers.num_key_value_heads, layers.head_dim),) * len(self.kinds)
+
+    def embed(self, target: Target, tokens: jax.Array) -> jax.Array:
+        """[..., M] of target ids, from the head's own table where it has one."""
+        return (self.embedding or target.embedding)(tokens)
+
+    def fuse(self, hidden: jax.Array, captured: tuple[jax.Array, ...]) -> jax.Array:
+        """The feature of every row, [B, Q, M], out of the target's hidden states."""
+        if self.fc is None:
+            return hidden
+        if self.feature_norms is not None:
+            captured = tuple(norm(x) for norm, x in zip(self.feature_norms, captured, strict=True))
+        features = jnp.concatenate(captured, axis=-1)
+        if self.input_norm is not None:
+            features = self.input_norm(features)
+        return self.fc(features)
+
+    def refresh(
+        self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
+    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        return refresh_shifted(self, target, rows, self.fuse(rows.hidden, rows.captured), cache)
+
+    def advance(
+        self,
+        target: Target,
+        tokens: jax.Array,
+        hidden: jax.Array,
+        positions: jax.Array,
+        cache: tuple[LayerCache, ...],
+        metadata: dict[AttentionKind, AttentionMetadata],
+    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        rope = rope_tables(self.config.layers.rope, self.config.layers.head_dim, positions)
+        x, layer_cache = self.first(
+            self.embed(target, tokens), hidden, cache[0], metadata[self.kinds[0]], rope
+        )
+        new_cache = [layer_cache]
+        for layer, kind, layer_cache in zip(self.rest, self.kinds[1:], cache[1:], strict=True):
+            x, layer_cache = layer(x, layer_cache, metadata[kind], rope)
+            new_cache.append(layer_cache)
+        return (self.norm(x) if self.config.norm_output else x), tuple(new_cache)
+
+    def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
+        # Exactly one norm feeds the head, whichever form of the hidden state is recycled.
+        normed = hidden if self.config.norm_output else self.norm(hidden)
+        return self.head(normed, out_dtype=jnp.float32)

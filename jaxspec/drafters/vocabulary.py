@@ -1,0 +1,75 @@
+"""Draft vocabularies: the subset of the target's tokens that a head can propose."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.models.parameters import Buffer
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """`d2t` of a checkpoint: target id minus draft id. As a parameter, the target ids themselves."""
+
+    kind: ClassVar[str] = "int"
+    draft_vocab_size: int
+
+    @property
+    def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return (("d2t", (self.draft_vocab_size,)),)
+
+    def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
+        return (tensors[0] + np.arange(self.draft_vocab_size)).astype(np.int32)
+
+    def split(self, value: np.ndarray) -> list[np.ndarray]:
+        return [value.astype(np.int64) - np.arange(self.draft_vocab_size)]
+
+
+@dataclass(frozen=True)
+class Membership:
+    """`t2d` of a checkpoint: whether a target id is drafted. As a parameter, its draft id or -1."""
+
+    kind: ClassVar[str] = "bool"
+    vocab_size: int
+
+    @property
+    def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return (("t2d", (self.vocab_size,)),)
+
+    def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
+        member = tensors[0].astype(bool)
+        return np.where(member, np.cumsum(member) - 1, -1).astype(np.int32)
+
+    def split(self, value: np.ndarray) -> list[np.ndarray]:
+        return [value >= 0]
+
+
+def vocabulary_buffers(draft_vocab_size: int, vocab_size: int) -> tuple[Buffer | None, Buffer | None]:
+    """The two maps of a head, i32[W] draft to target and i32[V] target to draft; None for one vocabulary.
+
+    Until a checkpoint fills them they stand for the first W ids.
+    """
+    if draft_vocab_size == vocab_size:
+        return None, None
+    ids = jnp.arange(draft_vocab_size, dtype=jnp.int32)
+    inverse = jnp.arange(vocab_size, dtype=jnp.int32)
+    inverse = jnp.where(inverse < draft_vocab_size, inverse, -1)
+    return (
+        Buffer(ids, axes=(None,), source=Offsets(draft_vocab_size)),
+        Buffer(inverse, axes=(None,), source=Membership(vocab_size)),
+    )
+
+
+def check_vocabulary(d2t: np.ndarray, t2d: np.ndarray) -> str | None:
+    """What is wrong with a checkpoint's two maps, or None."""
+    ids = d2t.astype(np.int64) + np.arange(d2t.size)
+    if (np.diff(ids) <= 0).any():
+        return "d2t does not give rising token ids: it must hold target id minus draft id"
+    if ids.size and not (0 <= ids[0] and ids[-1] < t2d.size):
+        return f"d2t reaches token {ids[-1]}, past the vocabulary of {t2d.size}"
+    if not np.array_equal(np.flatnonzero(t2d), ids):
+        return "d2t and t2d name different tokens"
+    return None

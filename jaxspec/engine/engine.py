@@ -1,0 +1,344 @@
+"""The engine: requests in, tokens out, with the device always one dispatch ahead of the host."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.checkpoints import TextStream, Tokenizer
+from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.drafters.base import Drafter, Target
+from jaxspec.engine.pages import PageAllocator
+from jaxspec.engine.programs import Programs
+from jaxspec.engine.prompts import Prompt, encode_prompt
+from jaxspec.engine.request import Delta, Generation, Request
+from jaxspec.engine.scheduler import Chunk, Plan, Running, Scheduler
+from jaxspec.engine.state import MAX_STOP_TOKENS, PrefillBatch, PrefillOutput, StepOutput, init_state
+from jaxspec.engine.step import Models, StepSettings
+from jaxspec.sampling import SamplingParams, SamplingState
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A round of dispatches whose results the host has not read."""
+
+    plan: Plan
+    prefills: list[PrefillOutput]
+    decode: StepOutput | None
+
+
+class Engine:
+    """Speculative generation with one target and one drafter. Made by `jaxspec.load`.
+
+    Not thread-safe; several `stream`s of one thread may be read in turn.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        *,
+        tokenizer: Tokenizer | None,
+        eos_token_ids: Sequence[int],
+        config: EngineConfig,
+        sampling_modes: Sequence[str] = ("greedy", "sampled"),
+        progress: bool = True,
+    ):
+        """Allocates the cache and compiles the programs.
+
+        Args:
+          sampling_modes: which decode programs to compile: "greedy" serves batches in which every
+            temperature is 0, "sampled" serves any batch.
+        """
+        self.config = config
+        self.tokenizer = tokenizer
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.vocab_size = target.config.vocab_size
+        self.num_speculative_tokens = drafter.num_speculative_tokens
+        self.max_model_len = resolve_max_model_len(config, target.config.max_position_embeddings)
+        pages_per_slot = -(-self.max_model_len // config.page_size)
+        num_pages = config.num_pages or pages_per_slot * config.batch_size
+        self._scheduler = Scheduler(
+            batch_size=config.batch_size,
+            pages=PageAllocator(num_pages, config.page_size),
+            prefill_rows=config.prefill_rows,
+            prefill_chunk=config.prefill_chunk,
+            steps_per_dispatch=config.steps_per_dispatch,
+        )
+        self._in_flight: deque[InFlight] = deque()
+        self._state = init_state(
+            target,
+            drafter,
+            batch_size=config.batch_size,
+            max_model_len=self.max_model_len,
+            page_size=config.page_size,
+            num_pages=num_pages + 1,
+            dtype=resolve_dtype(config),
+        )
+        settings = StepSettings(
+            page_size=config.page_size,
+            steps_per_dispatch=config.steps_per_dispatch,
+            synthetic_acceptance_length=config.synthetic_acceptance_length,
+        )
+        self.programs = Programs(Models(target, drafter), settings, draft_loop=config.draft_loop)
+        self._live_host = list(self._scheduler.live)
+        self._live = jnp.asarray(self._live_host)
+        self._modes = tuple(sorted({_MODES[mode] for mode in sampling_modes}))
+        self.programs.compile(
+            self._state, self._prefill_batch([]), self._live, modes=self._modes, progress=progress
+        )
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        **sampling: Any,
+    ) -> Generation | list[Generation]:
+        """Answers one prompt, or several in one batch.
+
+        Args:
+          prompts: a string (a user's turn, put through the model's chat template where it has one), a
+            list of chat messages ({"role", "content"}), a list of token ids, or a list of any of these.
+          params: how to sample; or its fields as keywords.
+          raw: pass strings as they stand, without the chat template.
+
+        Returns:
+          A Generation for one prompt, a list of them, in the order of the prompts, for several.
+
+        Raises:
+          ValueError: a prompt that is empty, too long or of no known form, or a bad sampling parameter;
+            nothing has been generated then.
+        """
+        params = _merge_params(params, sampling)
+        one = is_one_prompt(prompts)
+        requests = [self.make_request(p, params, raw=raw) for p in ([prompts] if one else prompts)]  # type: ignore[list-item]
+        generations: dict[int, Generation] = {}
+        for index, generation in self.run(requests):
+            generations[index] = generation
+        return generations[0] if one else [generations[i] for i in range(len(requests))]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        **sampling: Any,
+    ) -> Iterator[Delta]:
+        """Answers one prompt piece by piece; the last piece carries the whole Generation."""
+        request = self.make_request(prompt, _merge_params(params, sampling), raw=raw)
+        return self._stream(request)
+
+    def run(self, requests: Sequence[Request]) -> Iterator[tuple[int, Generation]]:
+        """Runs requests of `make_request`; yields (index, Generation) as they finish, in that order.
+
+        Closing the iterator drops the requests that are not finished.
+        """
+        order = {request: index for index, request in enumerate(requests)}
+        pending = list(requests)
+        for request in requests:
+            self._scheduler.add(request)
+        try:
+            while pending:
+                self._advance()
+                finished = [request for request in pending if request.finish_reason is not None]
+                pending = [request for request in pending if request.finish_reason is None]
+                for request in finished:
+                    yield order[request], request.generation()
+        finally:
+            self._drop(pending)
+
+    def make_request(self, prompt: Prompt, params: SamplingParams, *, raw: bool = False) -> Request:
+        """Checks a prompt and its parameters, and makes a request of them.
+
+        Raises:
+          ValueError: as `generate`.
+        """
+        ids = encode_prompt(prompt, self.tokenizer, raw=raw, vocab_size=self.vocab_size)
+        room = self.max_model_len - len(ids)
+        if room < 1:
+            raise ValueError(
+                f"prompt of {len(ids)} tokens leaves no room to answer: max_model_len is {self.max_model_len}"
+            )
+        if _is_stochastic(params) and True not in self._modes:
+            raise ValueError("temperature: this engine was loaded for greedy decoding only")
+        max_new_tokens = min(params.max_new_tokens, room)
+        if not self._scheduler.pages.pages_for(len(ids) + max_new_tokens) <= self._scheduler.pages.num_pages:
+            raise ValueError(
+                f"prompt of {len(ids)} tokens and {max_new_tokens} new ones need more than the cache's "
+                f"{self._scheduler.pages.num_pages} pages of {self.config.page_size}; raise engine.num_pages"
+            )
+        eos = () if params.ignore_eos else self.eos_token_ids
+        stop_tokens = tuple(dict.fromkeys((*params.stop_token_ids, *eos)))
+        if len(stop_tokens) > MAX_STOP_TOKENS:
+            raise ValueError(f"stop_token_ids: at most {MAX_STOP_TOKENS} with the model's own, got {len(stop_tokens)}")
+        if params.stop and self.tokenizer is None:
+            raise ValueError("stop: stop strings need a tokenizer, and this checkpoint has none")
+        seed = np.random.SeedSequence(params.seed).generate_state(2)
+        return Request(
+            prompt=ids,
+            params=params,
+            max_new_tokens=max_new_tokens,
+            stop_tokens=stop_tokens,
+            seed=(int(seed[0]), int(seed[1])),
+            stream=None if self.tokenizer is None else TextStream(self.tokenizer),
+        )
+
+    def _stream(self, request: Request) -> Iterator[Delta]:
+        self._scheduler.add(request)
+        try:
+            while True:
+                while not request.deltas:
+                    self._advance()
+                delta = request.deltas.pop(0)
+                yield delta
+                if delta.generation is not None:
+                    return
+        finally:
+            self._drop([request])
+
+    def _advance(self) -> None:
+        """Schedules and enqueues the next round, then reads the one before it."""
+        plan = self._scheduler.plan()
+        if plan:
+            self._in_flight.append(self._dispatch(plan))
+        if self._in_flight and (len(self._in_flight) > 1 or not plan):
+            self._commit(self._in_flight.popleft())
+
+    def _drop(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if request.finish_reason is None:
+                self._scheduler.cancel(request)
+
+    def _dispatch(self, plan: Plan) -> InFlight:
+        prefills = []
+        for chunks in plan.prefills:
+            self._state, first = self.programs.prefill(self._state, self._prefill_batch(chunks))
+            prefills.append(first)
+        output = None
+        if plan.decodes:
+            stochastic = any(_is_stochastic(running.request.params) for running in plan.decodes)
+            # The sampled program serves greedy slots too, for an engine that has only that one.
+            stochastic = stochastic or False not in self._modes
+            self._state, output = self.programs.decode(self._state, self._live_mask(), stochastic=stochastic)
+        for array in jax.tree.leaves((prefills, output)):
+            array.copy_to_host_async()
+        return InFlight(plan, prefills, output)
+
+    def _commit(self, in_flight: InFlight) -> None:
+        for chunks, first in zip(in_flight.plan.prefills, in_flight.prefills, strict=True):
+            tokens, done = np.asarray(first.token), np.asarray(first.done)
+            for row, chunk in enumerate(chunks):
+                if chunk.is_last:
+                    self._scheduler.commit_first(chunk, int(tokens[row]), done=bool(done[row]))
+        if in_flight.decode is not None:
+            output = jax.tree.map(np.asarray, in_flight.decode)
+            for running in in_flight.plan.decodes:
+                self._scheduler.commit_decode(running, _slot_steps(output, running))
+
+    def _live_mask(self) -> jax.Array:
+        if self._live_host != self._scheduler.live:
+            self._live_host = list(self._scheduler.live)
+            self._live = jnp.asarray(self._live_host)
+        return self._live
+
+    def _prefill_batch(self, chunks: Sequence[Chunk]) -> PrefillBatch:
+        """The arguments of one prefill program; rows without a chunk name a slot past the end."""
+        rows, width = self.config.prefill_rows, self.config.prefill_chunk
+        table_width = self._state.page_table.shape[1]
+        tokens = np.zeros((rows, width + 1), np.int32)
+        slot = np.full(rows, self.config.batch_size, np.int32)
+        start, count, remaining, top_k = np.zeros((4, rows), np.int32)
+        is_last = np.zeros(rows, bool)
+        pages = np.zeros((rows, table_width), np.int32)
+        stop_tokens = np.full((rows, MAX_STOP_TOKENS), -1, np.int32)
+        temperature, min_p = np.zeros((2, rows), np.float32)
+        top_p = np.ones(rows, np.float32)
+        seed = np.zeros((rows, 2), np.uint32)
+        for row, chunk in enumerate(chunks):
+            request, params = chunk.running.request, chunk.running.request.params
+            piece = request.prompt[chunk.start : chunk.start + chunk.count + 1]
+            tokens[row, : len(piece)] = piece
+            slot[row], start[row], count[row] = chunk.running.slot, chunk.start, chunk.count
+            is_last[row] = chunk.is_last
+            pages[row, : len(chunk.running.pages)] = chunk.running.pages
+            remaining[row] = request.max_new_tokens
+            stop_tokens[row, : len(request.stop_tokens)] = request.stop_tokens
+            temperature[row], top_p[row], min_p[row] = params.temperature, params.top_p, params.min_p
+            top_k[row] = max(params.top_k, 0)
+            seed[row] = request.seed
+        return jax.device_put(
+            PrefillBatch(
+                slot=slot,
+                tokens=tokens[:, :-1],
+                next_tokens=tokens[:, 1:],
+                start=start,
+                count=count,
+                is_last=is_last,
+                pages=pages,
+                remaining=remaining,
+                stop_tokens=stop_tokens,
+                sampling=SamplingState(
+                    temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
+                ),
+            )
+        )
+
+
+_MODES = {"greedy": False, "sampled": True}
+
+
+def resolve_dtype(config: EngineConfig) -> jnp.dtype:
+    """The dtype of weights and cache: float32 on the CPU, where bfloat16 products are 20 times slower."""
+    return jnp.dtype(config.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16"))
+
+
+def resolve_max_model_len(config: EngineConfig, limit: int) -> int:
+    """Positions per request.
+
+    Raises:
+      ConfigError: more than the model was made for.
+    """
+    if config.max_model_len is None:
+        return min(limit, 2048 if jax.default_backend() == "cpu" else 8192)
+    if config.max_model_len > limit:
+        raise ConfigError(f"engine.max_model_len {config.max_model_len} is past the model's limit of {limit}")
+    return config.max_model_len
+
+
+def is_one_prompt(prompts: Any) -> bool:
+    """Whether `prompts` is one prompt: a string, token ids or messages, and not a list of prompts."""
+    if isinstance(prompts, str):
+        return True
+    return bool(prompts) and all(isinstance(item, (int, np.integer, dict)) for item in prompts)
+
+
+def _is_stochastic(params: SamplingParams) -> bool:
+    return params.temperature > 0
+
+
+def _merge_params(params: SamplingParams | None, sampling: dict[str, Any]) -> SamplingParams:
+    if params is None:
+        return SamplingParams(**sampling)
+    if sampling:
+        raise ValueError(f"give {next(iter(sampling))} in params or as a keyword, not both ways")
+    return params
+
+
+def _slot_steps(output: StepOutput, running: Running) -> list[tuple[list[int], int, int, bool]]:
+    slot = running.slot
+    return [
+        (
+            output.tokens[step, slot, : output.num_tokens[step, slot]].tolist(),
+            int(output.drafted[step, slot]),
+            int(output.accepted[step, slot]),
+            bool(output.done[step, slot]),
+        )
+        for step in range(output.tokens.shape[0])
+    ]

@@ -1,0 +1,107 @@
+"""From a name to an engine, and from a prompt to an answer in one call."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxspec.checkpoints import open_checkpoint
+from jaxspec.config import Config, ConfigError, SourceConfig, list_configs, load_config
+from jaxspec.drafters.loading import load_drafter
+from jaxspec.engine.engine import Engine, is_one_prompt, resolve_dtype
+from jaxspec.engine.prompts import Prompt
+from jaxspec.engine.request import Generation
+from jaxspec.models.loading import load_target
+from jaxspec.sampling import SamplingParams
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+def load(
+    model: str | Path = DEFAULT_MODEL,
+    *,
+    drafter: Mapping[str, Any] | None = None,
+    sampling_modes: Sequence[str] = ("greedy", "sampled"),
+    progress: bool = True,
+    **engine: Any,
+) -> Engine:
+    """Loads a target and its drafter, and compiles the engine's programs.
+
+    Args:
+      model: the name of a configuration (`jaxspec.list_configs()`), the path of a TOML configuration, or
+        a checkpoint: a folder, a .gguf file or a Hugging Face Hub id. A checkpoint alone decodes plainly
+        unless `drafter` says how to draft.
+      drafter: keys of `DrafterConfig` to set, for example {"kind": "ngram"} or {"kind": "eagle3",
+        "source": "path/of/head"}.
+      sampling_modes: "greedy" and "sampled" decode programs; leave one out to compile less.
+      progress: show progress bars.
+      **engine: fields of `EngineConfig` to set, for example batch_size=1.
+
+    Raises:
+      ConfigError, CheckpointError: what is wrong with the configuration or a checkpoint, in one line.
+    """
+    config = resolve_config(model).replace(drafter=drafter, engine=engine)
+    target_source = config.target
+    dtype = resolve_dtype(config.engine)
+    checkpoint = open_checkpoint(
+        target_source.source, file=target_source.file, sha256=target_source.sha256
+    )
+    target = load_target(checkpoint, dtype=dtype)
+    return Engine(
+        target,
+        load_drafter(config.drafter, target.config, page_size=config.engine.page_size, dtype=dtype),
+        tokenizer=checkpoint.tokenizer,
+        eos_token_ids=checkpoint.eos_token_ids,
+        config=config.engine,
+        sampling_modes=sampling_modes,
+        progress=progress,
+    )
+
+
+def generate(
+    prompts: Prompt | Sequence[Prompt],
+    model: str | Path = DEFAULT_MODEL,
+    *,
+    raw: bool = False,
+    drafter: Mapping[str, Any] | None = None,
+    progress: bool = True,
+    engine: Mapping[str, Any] | None = None,
+    **sampling: Any,
+) -> Generation | list[Generation]:
+    """Loads a model and answers one prompt or several. For more than one call, use `load`.
+
+    Args:
+      prompts: a string (a user's turn), chat messages, token ids, or a list of any of these.
+      model, drafter: see `load`.
+      raw: pass strings as they stand, without the chat template.
+      engine: fields of `EngineConfig`; without a batch_size it fits the number of prompts, up to 8.
+      **sampling: fields of `SamplingParams`: max_new_tokens, temperature, top_p, seed, stop, …
+
+    Returns:
+      A Generation for one prompt, a list of them for several.
+
+    Raises:
+      ValueError: something about the prompts, the parameters, the configuration or a checkpoint.
+    """
+    params = SamplingParams(**sampling)
+    count = 1 if is_one_prompt(prompts) else len(prompts)
+    sizes = {"batch_size": max(1, min(count, 8)), **(engine or {})}
+    mode = "sampled" if params.temperature > 0 else "greedy"
+    loaded = load(model, drafter=drafter, sampling_modes=(mode,), progress=progress, **sizes)
+    return loaded.generate(prompts, params, raw=raw)
+
+
+def resolve_config(model: str | Path) -> Config:
+    """The configuration that `load`'s first argument stands for.
+
+    Raises:
+      ConfigError: it is neither a configuration nor anything that could be a checkpoint.
+    """
+    name = str(model)
+    if name.endswith(".toml") or name in list_configs():
+        return load_config(model)
+    is_hub_id = name.count("/") == 1 and not name.startswith((".", "/", "~"))
+    if Path(name).expanduser().exists() or is_hub_id:
+        return Config(name=Path(name).name, target=SourceConfig(name))
+    raise ConfigError(
+        f"{name!r} is no configuration ({', '.join(list_configs())}), file, folder or Hub id (org/name)"
+    )

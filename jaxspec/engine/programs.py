@@ -1,0 +1,149 @@
+"""The compiled programs: made once when an engine is loaded, never again."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from tqdm import tqdm
+
+from jaxspec.drafters.autoregressive import AutoregressiveDrafter
+from jaxspec.engine.state import EngineState, PrefillBatch, PrefillOutput, StepOutput
+from jaxspec.engine.step import Models, StepSettings, decode, prefill, verify_and_commit
+
+
+class Programs:
+    """`prefill` and `decode` for one engine, compiled ahead of time.
+
+    The weights travel as a flat tuple of arrays: flattening a tree of modules at each call would cost
+    the host more than the dispatch.
+    """
+
+    def __init__(self, models: Models, settings: StepSettings, *, draft_loop: str):
+        self.graph, parameters = nnx.split(models)
+        self.leaves, self.treedef = jax.tree.flatten(parameters)
+        self.settings = settings
+        self.draft_loop = draft_loop
+        self.num_drafts = models.drafter.num_speculative_tokens
+        self.is_autoregressive = isinstance(models.drafter, AutoregressiveDrafter)
+        self._prefill: Callable | None = None
+        self._decode: dict[bool, Callable] = {}
+
+    def compile(
+        self, state: EngineState, batch: PrefillBatch, live: jax.Array, *, modes: tuple[bool, ...], progress: bool
+    ) -> None:
+        """Compiles everything, side by side.
+
+        Args:
+          modes: which decode programs to make: False for all-greedy batches, True for those that sample.
+        """
+        jobs: dict[str, Callable[[], Any]] = {
+            "prefill": partial(self._lower, prefill, (state, batch), settings=self.settings)
+        }
+        if self.draft_loop == "compiled":
+            for stochastic in modes:
+                jobs[_MODE_NAMES[stochastic]] = partial(
+                    self._lower, decode, (state, live), settings=self.settings, stochastic=stochastic
+                )
+        lowered = {name: job() for name, job in jobs.items()}
+        compiled = {}
+        with (
+            ThreadPoolExecutor(len(lowered)) as pool,
+            tqdm(total=len(lowered), desc="compile", unit="program", disable=not progress, leave=False) as bar,
+        ):
+            futures = {name: pool.submit(program.compile) for name, program in lowered.items()}
+            for name, future in futures.items():
+                bar.set_postfix_str(name)
+                compiled[name] = future.result()
+                bar.update()
+        self._prefill = compiled["prefill"]
+        for stochastic in modes:
+            if self.draft_loop == "host":
+                self._decode[stochastic] = self._host_decode(stochastic)
+            else:
+                self._decode[stochastic] = compiled[_MODE_NAMES[stochastic]]
+
+    def prefill(self, state: EngineState, batch: PrefillBatch) -> tuple[EngineState, PrefillOutput]:
+        """See `step.prefill`; donates the state."""
+        assert self._prefill is not None
+        return self._prefill(self.leaves, state, batch)
+
+    def decode(
+        self, state: EngineState, live: jax.Array, *, stochastic: bool
+    ) -> tuple[EngineState, StepOutput]:
+        """See `step.decode`; donates the state."""
+        return self._decode[stochastic](self.leaves, state, live)
+
+    def compiled_decode(self, *, stochastic: bool) -> Any:
+        """The executable behind `decode`, for its HLO and its memory analysis."""
+        return self._decode[stochastic]
+
+    def _models(self, leaves: list[jax.Array]) -> Models:
+        return nnx.merge(self.graph, jax.tree.unflatten(self.treedef, leaves))
+
+    def _lower(self, function: Callable, args: tuple, **static: Any) -> Any:
+        def program(leaves, state, *rest):
+            return function(self._models(leaves), state, *rest, **static)
+
+        program.__name__ = function.__name__
+        return jax.jit(program, donate_argnums=1).lower(self.leaves, *args)
+
+    def _host_decode(self, stochastic: bool) -> Callable:
+        """`decode` driven from Python, one call per draft: the oracle that the compiled loop is held to."""
+
+        def jitted(function: Callable, donate: tuple[int, ...]) -> Callable:
+            def program(leaves, *args):
+                return function(self._models(leaves), *args)
+
+            return jax.jit(program, donate_argnums=donate)
+
+        propose = jitted(
+            lambda models, context, cache: models.drafter.propose(
+                models.target, context, cache, stochastic=stochastic
+            ),
+            (2,),
+        )
+        start = jitted(
+            lambda models, context, cache: models.drafter.start(
+                models.target, context, cache, stochastic=stochastic
+            ),
+            (2,),
+        )
+        step = jitted(
+            lambda models, context, drafts, i: models.drafter.step(models.target, context, drafts, i), (2,)
+        )
+        finish = jitted(lambda models, context, drafts: models.drafter.finish(context, drafts), ())
+        commit = jitted(
+            partial(_commit, settings=self.settings, stochastic=stochastic),
+            (1,),
+        )
+
+        def draft(leaves, state):
+            if not self.is_autoregressive:
+                return propose(leaves, state.context, state.draft_cache)
+            drafts = start(leaves, state.context, state.draft_cache)
+            for i in range(1, self.num_drafts):
+                drafts = step(leaves, state.context, drafts, jnp.int32(i))
+            return finish(leaves, state.context, drafts), drafts.cache
+
+        def run(leaves, state, live):
+            state = replace(state, active=state.active & live)
+            outputs = []
+            for _ in range(self.settings.steps_per_dispatch):
+                proposal, draft_cache = draft(leaves, state)
+                state, output = commit(leaves, replace(state, draft_cache=draft_cache), proposal)
+                outputs.append(output)
+            return state, jax.tree.map(lambda *steps: jnp.stack(steps), *outputs)
+
+        return run
+
+
+_MODE_NAMES = {False: "decode (greedy)", True: "decode (sampled)"}
+
+
+def _commit(models: Models, state: EngineState, proposal, *, settings: StepSettings, stochastic: bool):
+    return verify_and_commit(models, state, proposal, settings=settings, stochastic=stochastic)

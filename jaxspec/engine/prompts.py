@@ -1,0 +1,49 @@
+"""Prompts of every form, as token ids."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxspec.checkpoints import Tokenizer
+
+Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
+"""A string, token ids, or chat messages of {"role", "content"}."""
+
+
+def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, *, raw: bool, vocab_size: int) -> list[int]:
+    """Token ids of a prompt.
+
+    A string is a user's turn and goes through the chat template where the model has one; `raw` passes it
+    as it stands. Messages need a chat template. Token ids are always raw.
+
+    Raises:
+      ValueError: an empty prompt, an id outside the vocabulary, or a form that needs what is not there.
+    """
+    if isinstance(prompt, str):
+        ids = _encode_text(prompt, tokenizer, raw=raw)
+    elif len(prompt) and all(isinstance(item, dict) for item in prompt):
+        if tokenizer is None or not tokenizer.has_chat_template:
+            raise ValueError("prompt: chat messages need a chat template, and this checkpoint has none")
+        ids = tokenizer.encode(tokenizer.apply_chat_template(list(prompt)), add_special_tokens=False)  # type: ignore[arg-type]
+    elif all(isinstance(item, (int, np.integer)) and not isinstance(item, bool) for item in prompt):
+        ids = [int(item) for item in prompt]  # type: ignore[call-overload]
+        outside = [token for token in ids if not 0 <= token < vocab_size]
+        if outside:
+            raise ValueError(f"prompt: token id {outside[0]} is outside the vocabulary of {vocab_size}")
+    else:
+        raise ValueError("prompt must be a string, a list of token ids or a list of chat messages")
+    if not ids:
+        raise ValueError("prompt is empty")
+    return ids
+
+
+def _encode_text(prompt: str, tokenizer: Tokenizer | None, *, raw: bool) -> list[int]:
+    if tokenizer is None:
+        raise ValueError("prompt: text needs a tokenizer, and this checkpoint has none; pass token ids")
+    if not prompt:
+        return []
+    if raw or not tokenizer.has_chat_template:
+        return tokenizer.encode(prompt)
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
+    return tokenizer.encode(chat, add_special_tokens=False)

@@ -1,0 +1,223 @@
+"""The device side of the engine: prefill, and the step that drafts, verifies and commits.
+
+One step is draft -> verify -> accept -> commit -> refresh. Drafting comes first, from the hidden state
+that the last refresh left, so prefill needs no draft loop of its own and the drafts and their
+distributions are temporaries of the step instead of state.
+"""
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxspec_kernels.random import Purpose
+
+from jaxspec.attention import build_metadata
+from jaxspec.drafters.base import Drafter, Proposal, Rows, Target
+from jaxspec.engine.state import EngineState, PrefillBatch, PrefillOutput, StepOutput
+from jaxspec.sampling import process_logits, sample, verify, verify_synthetic
+
+
+class Models(nnx.Module):
+    """The target and its drafter, the weights that every program takes."""
+
+    def __init__(self, target: Target, drafter: Drafter):
+        self.target = target
+        self.drafter = drafter
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """What is compiled into the programs.
+
+    Attributes:
+      page_size: P.
+      steps_per_dispatch: S.
+      synthetic_acceptance_length: see `EngineConfig`.
+    """
+
+    page_size: int
+    steps_per_dispatch: int = 1
+    synthetic_acceptance_length: float | None = None
+
+
+def prefill(
+    models: Models, state: EngineState, batch: PrefillBatch, *, settings: StepSettings
+) -> tuple[EngineState, PrefillOutput]:
+    """Runs a chunk of prompt tokens; where it ends a prompt, samples the first token and starts the slot."""
+    target, drafter = models.target, models.drafter
+    index = jnp.arange(batch.tokens.shape[1], dtype=jnp.int32)[None, :]
+    positions = batch.start[:, None] + index
+    valid = index < batch.count[:, None]
+    last_row = jnp.maximum(batch.count - 1, 0)
+    metadata = build_metadata(target.kinds, positions, valid, batch.pages, page_size=settings.page_size)
+    hidden, captured, target_cache = target(
+        batch.tokens, positions, state.target_cache, metadata, capture=drafter.capture
+    )
+    last_hidden = jnp.take_along_axis(hidden, last_row[:, None, None], axis=1)[:, 0]
+    logits = process_logits(target.logits(last_hidden)[:, None], batch.sampling)[:, 0]
+    token = sample(logits, batch.sampling, batch.start + last_row, Purpose.BONUS)
+
+    is_end = batch.is_last[:, None] & (index == last_row[:, None])
+    rows = Rows(
+        tokens=batch.tokens,
+        next_tokens=jnp.where(is_end, token[:, None], batch.next_tokens),
+        positions=positions,
+        valid=valid,
+        last_row=last_row,
+        hidden=hidden,
+        captured=captured,
+        page_table=batch.pages,
+    )
+    draft_hidden, draft_cache = drafter.refresh(target, rows, state.draft_cache)
+
+    done = (token[:, None] == batch.stop_tokens).any(axis=1) | (batch.remaining <= 1)
+    end = batch.start + batch.count
+    slot = batch.slot
+    # Rows without work name slot B: past the end, so dropped. (An index of -1 would write the last slot.)
+    history_at = jnp.where(valid, positions, state.history.shape[1])
+    history = state.history.at[slot[:, None], history_at].set(batch.tokens, mode="drop")
+    first_at = jnp.where(batch.is_last, end, state.history.shape[1])
+
+    def put(into: jax.Array, rows: jax.Array) -> jax.Array:
+        return into.at[slot].set(rows, mode="drop")
+
+    state = replace(
+        state,
+        target_cache=target_cache,
+        draft_cache=draft_cache,
+        page_table=put(state.page_table, batch.pages),
+        history=history.at[slot, first_at].set(token, mode="drop"),
+        length=put(state.length, end),
+        hidden=put(state.hidden, draft_hidden),
+        remaining=put(state.remaining, batch.remaining - 1),
+        active=put(state.active, batch.is_last & ~done),
+        stop_tokens=put(state.stop_tokens, batch.stop_tokens),
+        sampling=jax.tree.map(put, state.sampling, batch.sampling),
+    )
+    return state, PrefillOutput(token, done & batch.is_last)
+
+
+def verify_and_commit(
+    models: Models, state: EngineState, proposal: Proposal, *, settings: StepSettings, stochastic: bool
+) -> tuple[EngineState, StepOutput]:
+    """Verifies K drafts per slot in one target pass, commits what stands, and refreshes the drafter."""
+    target, drafter = models.target, models.drafter
+    drafts = proposal.tokens
+    index = jnp.arange(drafts.shape[1] + 1, dtype=jnp.int32)[None, :]
+    tokens = jnp.concatenate([state.context.last_token[:, None], drafts], axis=1)
+    positions = state.length[:, None] + index
+    valid = jnp.broadcast_to(state.active[:, None], positions.shape)
+    metadata = build_metadata(target.kinds, positions, valid, state.page_table, page_size=settings.page_size)
+    hidden, captured, target_cache = target(
+        tokens, positions, state.target_cache, metadata, capture=drafter.capture
+    )
+    logits = target.logits(hidden)
+    if settings.synthetic_acceptance_length is None:
+        verdict = verify(
+            logits,
+            drafts,
+            proposal.count,
+            proposal.logits,
+            drafter.draft_vocab,
+            state.sampling,
+            positions,
+            stochastic=stochastic,
+        )
+    else:
+        verdict = verify_synthetic(
+            logits,
+            drafts,
+            proposal.count,
+            proposal.logits,
+            drafter.draft_vocab,
+            state.sampling,
+            positions,
+            stochastic=stochastic,
+            mean_acceptance_length=settings.synthetic_acceptance_length,
+        )
+    accepted = verdict.accepted
+
+    # e_0..e_{a-1} are the accepted drafts, e_a is the recovered or bonus token.
+    padded = jnp.pad(drafts, ((0, 0), (0, 1)))
+    emitted = jnp.where(index < accepted[:, None], padded, verdict.token[:, None])
+    is_stop = (emitted[:, :, None] == state.stop_tokens[:, None, :]).any(axis=2)
+    is_stop &= index <= accepted[:, None]
+    up_to_stop = jnp.where(is_stop.any(axis=1), is_stop.argmax(axis=1) + 1, accepted + 1)
+    count = jnp.minimum(up_to_stop, state.remaining).astype(jnp.int32)
+    count = jnp.where(state.active, count, 0)
+    stopped = jnp.take_along_axis(is_stop, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
+    done = state.active & (stopped | (count >= state.remaining))
+
+    rows = Rows(
+        tokens=tokens,
+        next_tokens=emitted,
+        positions=positions,
+        valid=state.active[:, None] & (index <= accepted[:, None]),
+        last_row=accepted,
+        hidden=hidden,
+        captured=captured,
+        page_table=state.page_table,
+    )
+    draft_hidden, draft_cache = drafter.refresh(target, rows, state.draft_cache)
+
+    slots = jnp.arange(drafts.shape[0])[:, None]
+    history_at = jnp.where(index < count[:, None], positions + 1, state.history.shape[1])
+    state = replace(
+        state,
+        target_cache=target_cache,
+        draft_cache=draft_cache,
+        history=state.history.at[slots, history_at].set(emitted, mode="drop"),
+        length=state.length + count,
+        hidden=jnp.where(state.active[:, None], draft_hidden, state.hidden),
+        remaining=state.remaining - count,
+        active=state.active & ~done,
+    )
+    ran = count > 0
+    return state, StepOutput(
+        tokens=emitted,
+        num_tokens=count,
+        drafted=jnp.where(ran, proposal.count, 0),
+        accepted=jnp.where(ran, accepted, 0),
+        done=done,
+    )
+
+
+def engine_step(
+    models: Models, state: EngineState, *, settings: StepSettings, stochastic: bool
+) -> tuple[EngineState, StepOutput]:
+    """Draft, verify, accept, commit, refresh."""
+    proposal, draft_cache = models.drafter.propose(
+        models.target, state.context, state.draft_cache, stochastic=stochastic
+    )
+    state = replace(state, draft_cache=draft_cache)
+    return verify_and_commit(models, state, proposal, settings=settings, stochastic=stochastic)
+
+
+def decode(
+    models: Models, state: EngineState, live: jax.Array, *, settings: StepSettings, stochastic: bool
+) -> tuple[EngineState, StepOutput]:
+    """`steps_per_dispatch` engine steps in one program.
+
+    Args:
+      live: bool[B], False for slots whose request the host has ended.
+
+    Returns:
+      The state, and the steps' outputs stacked on a leading axis S.
+    """
+    state = replace(state, active=state.active & live)
+    _, shapes = jax.eval_shape(
+        lambda: engine_step(models, state, settings=settings, stochastic=stochastic)
+    )
+    outputs = jax.tree.map(
+        lambda s: jnp.zeros((settings.steps_per_dispatch, *s.shape), s.dtype), shapes
+    )
+
+    def body(i, carry):
+        state, outputs = carry
+        state, output = engine_step(models, state, settings=settings, stochastic=stochastic)
+        outputs = jax.tree.map(lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, i, 0), outputs, output)
+        return state, outputs
+
+    return lax.fori_loop(0, settings.steps_per_dispatch, body, (state, outputs))

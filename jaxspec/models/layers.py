@@ -1,0 +1,244 @@
+"""Layers that the model families and the drafters share."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxspec_kernels.kv_write import kv_write
+from jaxspec_kernels.paged_attention import paged_attention
+
+from jaxspec.attention import AttentionKind, AttentionMetadata, LayerCache
+from jaxspec.config import ModelConfig
+from jaxspec.models.parameters import (
+    FusedGateUp,
+    FusedQKV,
+    Projection,
+    Whole,
+    bias_parameter,
+    parameter,
+    product,
+)
+from jaxspec.models.rope import apply_rope
+
+RopeTables = tuple[jax.Array, jax.Array]
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm over the last axis, in float32."""
+
+    def __init__(self, width: int, eps: float, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.eps = eps
+        self.scale = parameter(
+            rngs, (width,), (None,), Whole(f"{name}.weight", (width,)), dtype=dtype, init="ones"
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        return wide.astype(x.dtype) * self.scale[...]
+
+
+class Linear(nnx.Module):
+    """x @ kernel, with a bias where the checkpoint has one."""
+
+    def __init__(
+        self,
+        in_width: int,
+        out_width: int,
+        name: str,
+        *,
+        axes: tuple[str | None, str | None],
+        bias: bool = False,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        self.kernel = parameter(
+            rngs,
+            (in_width, out_width),
+            axes,
+            Projection(f"{name}.weight", (in_width,), (out_width,)),
+            dtype=dtype,
+            fan_in=in_width,
+        )
+        self.bias = bias_parameter(
+            bias, rngs, (out_width,), axes[1:], Whole(f"{name}.bias", (out_width,)), dtype=dtype
+        )
+
+    def __call__(self, x: jax.Array, *, out_dtype: jnp.dtype | None = None) -> jax.Array:
+        y = product("...i,io->...o", x, self.kernel[...], out_dtype=out_dtype)
+        return y if self.bias is None else y + self.bias[...]
+
+
+class Embedding(nnx.Module):
+    """Token embedding, [V, M]; also the output projection where a model ties the two."""
+
+    def __init__(self, vocab_size: int, width: int, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.table = parameter(
+            rngs,
+            (vocab_size, width),
+            ("vocab", "embed"),
+            Whole(f"{name}.weight", (vocab_size, width)),
+            dtype=dtype,
+            fan_in=width,
+        )
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Rows [..., M] of `tokens` i32[...]; ids outside the vocabulary are clamped into it."""
+        return jnp.take(self.table[...], tokens, axis=0, mode="clip")
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """f32[..., V]."""
+        return product("...i,oi->...o", x, self.table[...], out_dtype=jnp.float32)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention over the paged cache.
+
+    The query, key and value projections are one product. `in_width` differs from the model's width in
+    the first layer of an EAGLE-3 head.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        kind: AttentionKind,
+        name: str,
+        *,
+        in_width: int | None = None,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        width, group = config.hidden_size, heads // kv_heads
+        in_width = in_width or width
+        self.kind = kind
+        self.num_kv_heads, self.group, self.head_dim = kv_heads, group, size
+        projections = (f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj")
+
+        def fused(leaf: str, in_width: int | None) -> FusedQKV:
+            q, k, v = (f"{projection}.{leaf}" for projection in projections)
+            return FusedQKV((q, k, v), in_width, kv_heads, group, size)
+
+        self.qkv = parameter(
+            rngs,
+            (in_width, kv_heads, group + 2, size),
+            ("embed", "kv_heads", "group", "head_dim"),
+            fused("weight", in_width),
+            dtype=dtype,
+            fan_in=in_width,
+        )
+        self.output = parameter(
+            rngs,
+            (kv_heads, group, size, width),
+            ("kv_heads", "group", "head_dim", "embed"),
+            Projection(f"{name}.o_proj.weight", (kv_heads, group, size), (width,)),
+            dtype=dtype,
+            fan_in=heads * size,
+        )
+        biased = config.attention_bias
+        self.qkv_bias = bias_parameter(
+            biased,
+            rngs,
+            (kv_heads, group + 2, size),
+            ("kv_heads", "group", "head_dim"),
+            fused("bias", None),
+            dtype=dtype,
+        )
+        self.output_bias = bias_parameter(
+            biased, rngs, (width,), ("embed",), Whole(f"{name}.o_proj.bias", (width,)), dtype=dtype
+        )
+        eps = config.rms_norm_eps
+        norms = config.qk_norm
+        self.query_norm = RMSNorm(size, eps, f"{name}.q_norm", dtype=dtype, rngs=rngs) if norms else None
+        self.key_norm = RMSNorm(size, eps, f"{name}.k_norm", dtype=dtype, rngs=rngs) if norms else None
+
+    def project(self, x: jax.Array, rope: RopeTables) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries [B, Q, N, G, D], keys and values [B, Q, N, D] of x [B, Q, in], rotated."""
+        fused = product("bqi,ingd->bqngd", x, self.qkv[...])
+        if self.qkv_bias is not None:
+            fused = fused + self.qkv_bias[...]
+        queries, keys, values = fused[..., : self.group, :], fused[..., self.group, :], fused[..., -1, :]
+        if self.query_norm is not None and self.key_norm is not None:
+            queries, keys = self.query_norm(queries), self.key_norm(keys)
+        return apply_rope(queries, rope), apply_rope(keys, rope), values
+
+    def combine(self, attended: jax.Array) -> jax.Array:
+        """[B, Q, M] of attended values [B, Q, N, G, D]."""
+        y = product("bqngd,ngdm->bqm", attended, self.output[...])
+        return y if self.output_bias is None else y + self.output_bias[...]
+
+    def __call__(
+        self, x: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
+    ) -> tuple[jax.Array, LayerCache]:
+        queries, keys, values = self.project(x, rope)
+        # The cache is written before it is read: the other order costs a copy of the whole cache.
+        cache = kv_write(cache, metadata.slots, keys.astype(cache.dtype), values.astype(cache.dtype))
+        attended = paged_attention(
+            queries.reshape(*queries.shape[:2], -1, self.head_dim),
+            cache,
+            metadata.page_table,
+            metadata.first,
+            metadata.last,
+            scale=self.head_dim**-0.5,
+        )
+        return self.combine(attended.reshape(queries.shape)), cache
+
+
+class MLP(nnx.Module):
+    """Gated feed-forward network, down(silu(gate(x)) * up(x)); gate and up are one product."""
+
+    def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        width, inner = config.hidden_size, config.intermediate_size
+        self.gate_up = parameter(
+            rngs,
+            (width, 2, inner),
+            ("embed", None, "feed_forward"),
+            FusedGateUp((f"{name}.gate_proj.weight", f"{name}.up_proj.weight"), width, inner),
+            dtype=dtype,
+            fan_in=width,
+        )
+        self.gate_up_bias = bias_parameter(
+            config.mlp_bias,
+            rngs,
+            (2, inner),
+            (None, "feed_forward"),
+            FusedGateUp((f"{name}.gate_proj.bias", f"{name}.up_proj.bias"), None, inner),
+            dtype=dtype,
+        )
+        self.down = Linear(
+            inner,
+            width,
+            f"{name}.down_proj",
+            axes=("feed_forward", "embed"),
+            bias=config.mlp_bias,
+            dtype=dtype,
+            rngs=rngs,
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        fused = product("bqm,mcf->bqcf", x, self.gate_up[...])
+        if self.gate_up_bias is not None:
+            fused = fused + self.gate_up_bias[...]
+        return self.down(jax.nn.silu(fused[..., 0, :]) * fused[..., 1, :])
+
+
+class DecoderLayer(nnx.Module):
+    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(
+        self, config: ModelConfig, kind: AttentionKind, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs
+    ):
+        args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
+        eps = config.rms_norm_eps
+        self.input_norm = RMSNorm(config.hidden_size, eps, f"{name}.input_layernorm", **args)
+        self.attention = Attention(config, kind, f"{name}.self_attn", **args)
+        self.mlp_norm = RMSNorm(config.hidden_size, eps, f"{name}.post_attention_layernorm", **args)
+        self.mlp = MLP(config, f"{name}.mlp", **args)
+
+    def __call__(
+        self, x: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
+    ) -> tuple[jax.Array, LayerCache]:
+        attended, cache = self.attention(self.input_norm(x), cache, metadata, rope)
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x)), cache

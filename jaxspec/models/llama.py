@@ -1,0 +1,83 @@
+"""The Llama family: pre-norm decoders with grouped-query attention (Llama, SmolLM2, Mistral, Qwen3)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxspec.attention import AttentionKind, AttentionMetadata, CacheShape, FullAttention, LayerCache, SlidingWindow
+from jaxspec.config import ModelConfig
+from jaxspec.models.layers import DecoderLayer, Embedding, Linear, RMSNorm
+from jaxspec.models.rope import rope_tables
+
+
+def attention_kinds(config: ModelConfig) -> tuple[AttentionKind, ...]:
+    """The kind of attention of every layer."""
+    return tuple(
+        SlidingWindow(config.sliding_window or 0) if kind == "sliding_attention" else FullAttention()
+        for kind in config.layer_types
+    )
+
+
+class Llama(nnx.Module):
+    """A target network.
+
+    Source: the `LlamaForCausalLM`, `MistralForCausalLM` and `Qwen3ForCausalLM` of transformers.
+    """
+
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
+        self.config = config
+        self.kinds = attention_kinds(config)
+        self.embedding = Embedding(config.vocab_size, config.hidden_size, "model.embed_tokens", **args)
+        self.layers = nnx.List(
+            [DecoderLayer(config, kind, f"model.layers.{i}", **args) for i, kind in enumerate(self.kinds)]
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, "model.norm", **args)
+        self.head = (
+            None
+            if config.tie_word_embeddings
+            else Linear(config.hidden_size, config.vocab_size, "lm_head", axes=("embed", "vocab"), **args)
+        )
+
+    @property
+    def cache_shapes(self) -> tuple[CacheShape, ...]:
+        """What each layer keeps in the paged cache."""
+        return (CacheShape(self.config.num_key_value_heads, self.config.head_dim),) * len(self.kinds)
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        cache: tuple[LayerCache, ...],
+        metadata: dict[AttentionKind, AttentionMetadata],
+        *,
+        capture: tuple[int, ...] = (),
+    ) -> tuple[jax.Array, tuple[jax.Array, ...], tuple[LayerCache, ...]]:
+        """One forward pass over Q rows per slot.
+
+        Args:
+          tokens, positions: i32[B, Q].
+          cache: one array per layer, rewritten at `metadata`'s slots.
+          metadata: of every kind in `kinds`, built for `positions`.
+          capture: hidden states to return: i is the residual stream before layer i, and the number of
+            layers means the output of the last one before the final norm.
+
+        Returns:
+          The hidden states after the final norm [B, Q, M], the captured ones, and the cache.
+        """
+        x = self.embedding(tokens)
+        rope = rope_tables(self.config.rope, self.config.head_dim, positions)
+        streams, new_cache = [x], []
+        for layer, kind, layer_cache in zip(self.layers, self.kinds, cache, strict=True):
+            x, layer_cache = layer(x, layer_cache, metadata[kind], rope)
+            streams.append(x)
+            new_cache.append(layer_cache)
+        return self.norm(x), tuple(streams[i] for i in capture), tuple(new_cache)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """f32[..., V] of hidden states after the final norm [..., M]."""
+        if self.head is None:
+            return self.embedding.logits(hidden)
+        return self.head(hidden, out_dtype=jnp.float32)
