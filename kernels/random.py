@@ -61,7 +61,8 @@ def bits(keys: jax.Array, n: int) -> jax.Array:
     """Random words u32[..., n] of keys u32[..., 2]: index v is word `v & 1` of threefry(key, (v >> 1, 0))."""
     counter = jnp.arange((n + 1) // 2, dtype=jnp.uint32)
     words = threefry2x32(keys[..., :1], keys[..., 1:], counter, jnp.uint32(0))
-    return jnp.stack(words, axis=-1).reshape(*keys.shape[:-1], -1)[..., :n]
+    pairs = jnp.stack(words, axis=-1)  # [..., n/2, 2]; keys may have no rows (K = 0), so no -1 below
+    return pairs.reshape(*keys.shape[:-1], 2 * counter.size)[..., :n]
 
 
 def uniform(keys: jax.Array, n: int) -> jax.Array:
