@@ -1,14 +1,17 @@
 # /// script
 # requires-python = "==3.11.*"
-# dependencies = ["torch==2.13.0", "transformers==5.23.0", "safetensors==0.8.0", "gguf==0.19.0",
-#                 "tokenizers==0.23.3", "jinja2", "numpy==2.4.6", "accelerate", "pip"]
+# dependencies = [
+#     "torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "safetensors==0.8.0",
+#     "tokenizers==0.23.3", "gguf==0.19.0", "numpy==2.4.6", "jinja2", "pip",
+#     "speculators==0.9.0",  # install with --no-deps, then: loguru pydantic-settings openai datasets psutil
+# ]
 # ///
 """Write tests/goldens: what PyTorch reference implementations compute on tiny random checkpoints.
 
 jaxspec and its tests never import torch; this script needs a virtual environment of its own with the
 packages above. See tests/goldens/README.md for the cases.
 
-    python scripts/make_goldens.py [FAMILY ...] [--check]
+    python scripts/make_goldens.py [FAMILY ...] [--check] [--eagle-repository PATH]
 """
 
 import argparse
@@ -19,9 +22,22 @@ from pathlib import Path
 
 import torch
 import transformers
-from goldens import llama_targets, real_model
+from goldens import (
+    eagle1_heads,
+    eagle3_safeailab,
+    eagle3_speculators,
+    eagle_repository,
+    llama_targets,
+    real_model,
+)
 
-FAMILIES = {"llama": llama_targets.write, "smollm2": real_model.write}
+FAMILIES = {
+    "llama": llama_targets.write,
+    "smollm2": real_model.write,
+    "eagle3-speculators": eagle3_speculators.write,
+    "eagle3-safeailab": eagle3_safeailab.write,
+    "eagle1": eagle1_heads.write,
+}
 GOLDENS = Path(__file__).resolve().parent.parent / "tests" / "goldens"
 
 
@@ -33,6 +49,9 @@ def main() -> int:
         "families", nargs="*", metavar="FAMILY", help=f"of {', '.join(FAMILIES)}; default: all"
     )
     parser.add_argument("--check", action="store_true", help="write elsewhere and compare byte for byte")
+    parser.add_argument(
+        "--eagle-repository", type=Path, help="then run SafeAILab/EAGLE's models on the goldens"
+    )
     args = parser.parse_args()
     if unknown := sorted(set(args.families) - set(FAMILIES)):
         parser.error(f"unknown family {unknown[0]!r}; known: {', '.join(FAMILIES)}")
@@ -44,7 +63,10 @@ def main() -> int:
         root = Path(scratch) if args.check else GOLDENS
         for family in args.families or FAMILIES:
             FAMILIES[family](root)
-        return compare(root) if args.check else 0
+        status = compare(root) if args.check else 0
+    if args.eagle_repository:
+        eagle_repository.compare(GOLDENS, args.eagle_repository)
+    return status
 
 
 def compare(written: Path) -> int:

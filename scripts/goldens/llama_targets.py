@@ -49,6 +49,17 @@ CASES: dict[str, dict] = {
             "original_max_position_embeddings": 32,
         },
     },
+    "llama-seven-layers": {
+        "vocab_size": 96,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 7,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
 }
 SHARDED = {"llama-untied-llama3-rope": "64KB"}
 
@@ -66,20 +77,19 @@ SHAPE = {
 }
 
 
-def randomise(model: torch.nn.Module, generator: torch.Generator) -> None:
-    """Fill every parameter: norm weights 1 + N(0, 0.3), everything else N(0, 0.2)."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(1 + 0.3 * noise if "norm" in name else 0.2 * noise)
+def random_weight(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    """Norm weights 1 + N(0, 0.3), everything else N(0, 0.2)."""
+    noise = torch.randn(shape, generator=generator)
+    return 1 + 0.3 * noise if "norm" in name else 0.2 * noise
 
 
-def build(case: str) -> tuple[LlamaForCausalLM, torch.Generator]:
-    """The model of `case` with its random weights, and the generator that made them."""
+def build(case: str) -> tuple[LlamaForCausalLM, torch.Tensor]:
+    """The model of `case` with its random weights, and its prompts [B,S]."""
     generator = torch.Generator().manual_seed(1 + list(CASES).index(case))
     model = LlamaForCausalLM(LlamaConfig(**{**SHAPE, **CASES[case]}, attn_implementation="eager"))
-    randomise(model, generator)
-    return model.float().eval(), generator
+    for name, parameter in model.named_parameters():
+        parameter.data = random_weight(name, parameter.shape, generator)
+    return model.eval(), torch.randint(3, model.config.vocab_size, (BATCH, LENGTH), generator=generator)
 
 
 def run(model: LlamaForCausalLM, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -105,8 +115,7 @@ def run(model: LlamaForCausalLM, input_ids: torch.Tensor) -> dict[str, torch.Ten
 def write(root: Path) -> None:
     """Write `root/<case>/checkpoint` and `root/<case>/outputs.safetensors` for every case."""
     for case in CASES:
-        model, generator = build(case)
-        input_ids = torch.randint(3, model.config.vocab_size, (BATCH, LENGTH), generator=generator)
+        model, input_ids = build(case)
         outputs = run(model, input_ids)
         model.save_pretrained(root / case / "checkpoint", max_shard_size=SHARDED.get(case, "5GB"))
         tensors = {"input_ids": input_ids, **outputs}

@@ -1,0 +1,87 @@
+"""EAGLE-1 heads: the config of `eagle/train/EAGLE-LLaMA3-Instruct-8B`, the tensors of `cnets1.py`."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import LlamaConfig
+
+from goldens.draft_head import DraftHead, draft, eagle1_step
+from goldens.head_cases import DRAFTS, LAYERS, Target, write_outputs
+from goldens.llama_targets import random_weight
+
+# Without the key `bias`, as in the heads for Llama 2 and Vicuna, `fc` has one.
+CASES: dict[str, dict] = {
+    "eagle1": {"target": "llama-untied-llama3-rope", "config": {"bias": False, "rope_theta": 5000.0}},
+    "eagle1-fc-bias": {"target": "llama-tied", "config": {}, "with_embedding": True},
+    "eagle1-two-layers": {"target": "llama-tied", "config": {"bias": False, "num_hidden_layers": 2}},
+}
+
+
+def config_json(case: str, target: Target) -> dict:
+    """The keys of the published config."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "model_type": "llama",
+        "pad_token_id": 0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "transformers_version": "4.28.1",
+        "use_cache": True,
+        **LAYERS,
+        "hidden_size": target.config.hidden_size,
+        "vocab_size": target.config.vocab_size,
+        **CASES[case]["config"],
+    }
+
+
+def shapes(config: dict) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every trained tensor in the file."""
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    keys = config["num_key_value_heads"] * (width // config["num_attention_heads"])
+    names: dict[str, tuple[int, ...]] = {"fc.weight": (width, 2 * width)}
+    if config.get("bias", True):
+        names["fc.bias"] = (width,)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"layers.{layer}"
+        if layer:
+            names[f"{prefix}.input_layernorm.weight"] = (width,)
+        names |= {
+            f"{prefix}.self_attn.q_proj.weight": (width, width),
+            f"{prefix}.self_attn.k_proj.weight": (keys, width),
+            f"{prefix}.self_attn.v_proj.weight": (keys, width),
+            f"{prefix}.self_attn.o_proj.weight": (width, width),
+            f"{prefix}.post_attention_layernorm.weight": (width,),
+            f"{prefix}.mlp.gate_proj.weight": (inner, width),
+            f"{prefix}.mlp.up_proj.weight": (inner, width),
+            f"{prefix}.mlp.down_proj.weight": (width, inner),
+        }
+    return names
+
+
+def write(root: Path) -> None:
+    """Write `root/<case>/checkpoint` and `root/<case>/outputs.safetensors` for every case."""
+    for index, (case, chosen) in enumerate(CASES.items()):
+        generator = torch.Generator().manual_seed(301 + index)
+        target = Target(chosen["target"])
+        config = config_json(case, target)
+        tensors: dict[str, Tensor] = {
+            name: random_weight(name, shape, generator) for name, shape in shapes(config).items()
+        }
+        if chosen.get("with_embedding"):
+            tensors["embed_tokens.weight"] = target.embedding
+        head = DraftHead(LlamaConfig(**config), {"embed_tokens.weight": target.embedding, **tensors})
+        step = partial(eagle1_step, head, target.lm_head)
+        results = draft(step, target.tokens, target.normed, None, DRAFTS)
+        folder = root / case / "checkpoint"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        write_outputs(root / case, target, target.normed, results)

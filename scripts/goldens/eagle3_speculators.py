@@ -1,0 +1,132 @@
+"""EAGLE-3 heads in the speculators format, written and checked by the speculators package."""
+
+from functools import partial
+from pathlib import Path
+
+import torch
+from speculators.config import SpeculatorsConfig, VerifierConfig
+from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+from speculators.proposals.greedy import GreedyTokenProposalConfig
+from torch import Tensor
+from transformers import LlamaConfig, Qwen3Config
+
+from goldens.draft_head import DraftHead, draft, eagle3_step, fuse
+from goldens.head_cases import DRAFTS, LAYERS, ROWS, Target, vocabulary_map, write_outputs
+from goldens.llama_targets import CASES as TARGETS
+from goldens.llama_targets import random_weight
+
+SLIDING = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 6,
+    "use_sliding_window": True,
+}
+
+# What differs: `head` in the speculators config, `layers` in its transformer_layer_config.
+CASES: dict[str, dict] = {
+    "eagle3-residual-normed": {"head": {"norm_before_residual": True}},
+    "eagle3-residual-raw": {"head": {"norm_before_residual": False, "draft_vocab_size": 128}},
+    "eagle3-norm-before-fc": {"head": {"norm_before_residual": True, "norm_before_fc": True}},
+    "eagle3-fc-norm": {"head": {"fc_norm": True}, "captures": [0, 2, 4]},
+    "eagle3-norm-output": {"head": {"norm_before_residual": True, "norm_output": True}},
+    "eagle3-two-layers-qwen3": {
+        "layers": {"model_type": "qwen3", "num_hidden_layers": 2, "num_key_value_heads": 1, "head_dim": 12},
+        "head": {"norm_before_residual": True},
+    },
+    "eagle3-sliding-window": {
+        "layers": {"num_hidden_layers": 2, **SLIDING},
+        "head": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
+    },
+    "eagle3-llama3-rope-biased": {
+        "target": "llama-untied-llama3-rope",
+        "layers": {
+            "hidden_size": 48,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": TARGETS["llama-untied-llama3-rope"]["rope_parameters"],
+        },
+        "head": {"norm_before_residual": True, "draft_vocab_size": 80},
+        "captures": [1, 3, 5],
+        "own_embedding": True,
+    },
+}
+
+
+def build(case: str, target: Target) -> Eagle3DraftModel:
+    """The published model with random weights; its embedding is the target's unless the case has its own."""
+    chosen = CASES[case]
+    generator = torch.Generator().manual_seed(101 + list(CASES).index(case))
+    layers = {**LAYERS, "vocab_size": target.config.vocab_size, **chosen.get("layers", {})}
+    layer_class = Qwen3Config if layers.pop("model_type", "llama") == "qwen3" else LlamaConfig
+    verifier = VerifierConfig(
+        name_or_path=chosen.get("target", "llama-tied"), architectures=["LlamaForCausalLM"]
+    )
+    model = Eagle3DraftModel(
+        Eagle3SpeculatorConfig(
+            transformer_layer_config=layer_class(**layers, attn_implementation="eager"),
+            eagle_aux_hidden_state_layer_ids=chosen.get("captures", [1, 2, 3]),
+            speculators_config=SpeculatorsConfig(
+                algorithm="eagle3",
+                default_proposal_method="greedy",
+                proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=DRAFTS)],
+                verifier=verifier,
+            ),
+            **{"draft_vocab_size": 64, **chosen["head"]},
+        )
+    )
+    for name, parameter in model.named_parameters():
+        parameter.data = random_weight(name, parameter.shape, generator)
+    if not chosen.get("own_embedding"):
+        model.embed_tokens.weight.data = target.embedding.clone()
+    if model.d2t is not None:
+        model.load_state_dict(vocabulary_map(len(model.t2d), len(model.d2t), generator), strict=False)
+    return model.eval()
+
+
+def published_logits(model: Eagle3DraftModel, tokens: Tensor, features: Tensor, steps: int) -> list[Tensor]:
+    """Logits [S,V] of the package's own forward, per step of its training-time unroll.
+
+    The unroll feeds token i+k to row i at step k; with the drafts appended to the tokens, its last row sees
+    what drafting sees.
+    """
+    logits: list[Tensor] = []
+    hook = model.lm_head.register_forward_hook(lambda _, __, output: logits.append(output[0]))
+    with torch.no_grad():
+        documents = torch.zeros(1, len(tokens), dtype=torch.long)
+        model(features[None], tokens[None], documents, ttt_steps=steps)
+    hook.remove()
+    return logits
+
+
+def check(model: Eagle3DraftModel, target: Target, features: Tensor, results: dict[str, Tensor]) -> None:
+    """Raise unless the package's forward gives the logits in `results`."""
+    tokens = torch.cat([target.tokens, results["draft_tokens"][0, :-1]])
+    padded = torch.cat([features, features.new_zeros(DRAFTS - 1, features.shape[1])])
+    # The unroll's window stays where row i put it, so under a sliding window only step 0 is comparable.
+    steps = 1 if model.uses_sliding_window_attn else DRAFTS
+    published = published_logits(model, tokens, padded, steps)
+    torch.testing.assert_close(published[0][:ROWS], results["logits"][0], rtol=1e-4, atol=2e-5)
+    drafted = torch.stack([logits[ROWS - 1] for logits in published])
+    torch.testing.assert_close(drafted, results["draft_logits"][0, :steps], rtol=1e-4, atol=2e-5)
+
+
+def write(root: Path) -> None:
+    """Write `root/<case>/checkpoint` and `root/<case>/outputs.safetensors` for every case."""
+    for case in CASES:
+        target = Target(CASES[case].get("target", "llama-tied"))
+        model = build(case, target)
+        config = model.config
+        head = DraftHead(
+            config.transformer_layer_config,
+            {name: tensor.detach() for name, tensor in model.state_dict().items()},
+            norm_before_residual=config.norm_before_residual,
+            norm_output=config.norm_output,
+        )
+        features = target.features(config.eagle_aux_hidden_state_layer_ids)
+        step = partial(eagle3_step, head)
+        results = draft(step, target.tokens, fuse(head, features), model.d2t, DRAFTS)
+        check(model, target, features, results)
+        model.save_pretrained(root / case / "checkpoint")
+        (
+            root / case / "checkpoint" / "config.py"
+        ).unlink()  # the package's own source, saved beside the config
+        write_outputs(root / case, target, features, results)

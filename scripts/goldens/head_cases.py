@@ -1,0 +1,54 @@
+"""What every EAGLE golden shares: prompts and features from a Llama target, sizes, the files of a case."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from goldens import llama_targets
+
+ROWS, DRAFTS = 24, 4
+
+LAYERS = {
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+}
+
+
+class Target:
+    """A golden target: its config, prompt, hidden states, embedding [V,M] and lm_head [V,M]."""
+
+    def __init__(self, case: str) -> None:
+        model, input_ids = llama_targets.build(case)
+        outputs = llama_targets.run(model, input_ids)
+        self.config = model.config
+        self.embedding = model.model.embed_tokens.weight.detach()
+        self.lm_head = model.lm_head.weight.detach()
+        self.tokens = input_ids[0, 1 : ROWS + 1]  # row i carries token i+1
+        self.normed = outputs["normed"][0, :ROWS]
+        self.hidden = outputs["hidden"][:, 0, :ROWS]
+
+    def features(self, captures: list[int]) -> Tensor:
+        """[S, captures * M], the chosen layers' inputs side by side."""
+        return torch.cat([self.hidden[layer] for layer in captures], dim=-1)
+
+
+def vocabulary_map(size: int, draft_size: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """d2t [draft_size] int64, target id minus draft id, and t2d [size] bool."""
+    chosen = torch.randperm(size, generator=generator)[:draft_size].sort().values
+    t2d = torch.zeros(size, dtype=torch.bool)
+    t2d[chosen] = True
+    return {"d2t": chosen - torch.arange(draft_size), "t2d": t2d}
+
+
+def write_outputs(folder: Path, target: Target, features: Tensor, results: dict[str, Tensor]) -> None:
+    """Write `folder/outputs.safetensors`: inputs with a leading axis of one, and `results`."""
+    inputs = {"token_ids": target.tokens[None], "features": features[None]}
+    tensors = {name: tensor.contiguous() for name, tensor in {**inputs, **results}.items()}
+    save_file(tensors, folder / "outputs.safetensors")
