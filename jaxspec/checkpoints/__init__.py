@@ -2,7 +2,8 @@
 
 from jaxspec.checkpoints.checkpoint import Checkpoint, TensorSource
 from jaxspec.checkpoints.errors import CheckpointError
-from jaxspec.checkpoints.open import open_checkpoint
+from jaxspec.checkpoints.save import save_orbax, save_safetensors
+from jaxspec.checkpoints.source import open_checkpoint
 from jaxspec.checkpoints.strict import StrictTensors
 from jaxspec.checkpoints.text_stream import TextStream
 from jaxspec.checkpoints.tokenizer import Tokenizer
@@ -15,4 +16,6 @@ __all__ = [
     "TextStream",
     "Tokenizer",
     "open_checkpoint",
+    "save_orbax",
+    "save_safetensors",
 ]

@@ -2,15 +2,12 @@
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Literal
 
 import ml_dtypes
 import numpy as np
 
 from jaxspec.checkpoints.checkpoint import Checkpoint, TensorSource
 from jaxspec.checkpoints.errors import CheckpointError
-
-Kind = Literal["float", "int", "bool"]
 
 
 class StrictTensors:
@@ -35,8 +32,13 @@ class StrictTensors:
         """Whether the checkpoint holds the tensor, taken or not."""
         return name in self._tensors
 
-    def take(self, name: str, shape: tuple[int, ...], kind: Kind = "float") -> TensorSource:
+    def take(self, name: str, shape: tuple[int, ...], kind: str = "float") -> TensorSource:
         """The tensor of that name, not read yet.
+
+        Args:
+          name: as in `Checkpoint.tensors`.
+          shape: what the model needs.
+          kind: "float", "int" or "bool", of any width.
 
         Raises:
           CheckpointError: it is missing, has another shape or kind of dtype, or was taken before.

@@ -1,0 +1,55 @@
+"""Repositories of the Hugging Face Hub, kept in its own cache folder."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from jaxspec.checkpoints.errors import CheckpointError
+
+FILES = ("*.json", "*.safetensors", "*.jinja")
+"""What is downloaded of a repository: no pickles, no code."""
+
+
+def is_hub_id(source: str) -> bool:
+    """Whether a source has the form "organisation/name", perhaps with "@revision"."""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?", source) is not None
+
+
+def hub_folder(repository: str, file: str | None = None, *, progress: bool = True) -> Path:
+    """The local folder of a repository, downloaded as far as it is not there yet.
+
+    Honours `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE` and the other variables of `huggingface_hub`.
+
+    Args:
+      repository: "organisation/name", perhaps with "@revision".
+      file: downloads only this file, a GGUF for instance.
+      progress: shows progress bars.
+
+    Raises:
+      CheckpointError: no such repository, or it cannot be reached.
+    """
+    import huggingface_hub  # imports slowly
+
+    name, _, revision = repository.partition("@")
+    try:
+        folder = huggingface_hub.snapshot_download(
+            name,
+            revision=revision or None,
+            allow_patterns=[file] if file else list(FILES),
+            # Subfolders hold other formats of the same weights.
+            ignore_patterns=None if file else ["*/*"],
+            tqdm_class=None if progress else _SilentBar,
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"{repository!r} is neither a local path nor a Hub repository within reach: {reason}"
+        ) from None
+    return Path(folder)
+
+
+class _SilentBar(tqdm):
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **{**kwargs, "disable": True})

@@ -1,0 +1,64 @@
+"""Orbax: the same tensors under the same names, in the format of JAX's own checkpoints."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import orbax.checkpoint as ocp
+
+from jaxspec.checkpoints.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class OrbaxTensor:
+    """One array of an orbax checkpoint."""
+
+    checkpointer: ocp.Checkpointer
+    path: Path
+    key: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def read(self) -> np.ndarray:
+        as_numpy = ocp.args.PyTreeRestore(
+            item={self.key: 0},
+            restore_args={self.key: ocp.RestoreArgs(restore_type=np.ndarray)},
+            partial_restore=True,
+        )
+        return self.checkpointer.restore(self.path, args=as_numpy)[self.key]
+
+
+def open_orbax(path: Path) -> dict[str, OrbaxTensor]:
+    """The arrays of an orbax checkpoint with one flat level of names, none of them read.
+
+    Raises:
+      CheckpointError: not a finished orbax checkpoint, or a nested one.
+    """
+    path = path.absolute()
+    checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    try:
+        item = checkpointer.metadata(path).item_metadata
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path}: not a complete orbax checkpoint: {error}") from None
+    if item is None:
+        raise CheckpointError(f"{path}: not a complete orbax checkpoint")
+    tensors = {}
+    for key, leaf in item.tree.items():
+        if not hasattr(leaf, "shape"):
+            raise CheckpointError(f"{path}: {key!r} is not an array")
+        tensors[key] = OrbaxTensor(checkpointer, path, key, tuple(leaf.shape), np.dtype(leaf.dtype))
+    return tensors
+
+
+def write_orbax(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays by name; orbax makes the folder appear only when it is complete.
+
+    Raises:
+      CheckpointError: an array has no elements, which orbax cannot store.
+    """
+    for name, array in arrays.items():
+        if not array.size:
+            raise CheckpointError(f"tensor {name!r} has no elements, which orbax cannot store")
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(dict(arrays)))

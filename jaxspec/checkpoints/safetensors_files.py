@@ -1,0 +1,137 @@
+"""Safetensors files: one, or shards with an index."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from jaxspec.checkpoints.errors import CheckpointError
+from jaxspec.checkpoints.json_file import read_json
+
+INDEX = "model.safetensors.index.json"
+
+_DTYPES: Mapping[str, np.dtype] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U64": np.dtype(np.uint64),
+    "U32": np.dtype(np.uint32),
+    "U16": np.dtype(np.uint16),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+
+
+@dataclass(frozen=True)
+class SafetensorsTensor:
+    """One tensor of an open safetensors file."""
+
+    file: Any
+    key: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def read(self) -> np.ndarray:
+        return self.file.get_tensor(self.key)
+
+
+def open_safetensors(folder: Path) -> dict[str, SafetensorsTensor]:
+    """The tensors of a folder, none of them read.
+
+    Raises:
+      CheckpointError: no safetensors, or a file that is missing, damaged or not what the index says.
+    """
+    tensors: dict[str, SafetensorsTensor] = {}
+    for path, keys in _files(folder).items():
+        held = _open_file(path)
+        if keys is not None and (missing := sorted(keys - set(held))):
+            raise CheckpointError(f"{path}: tensor {missing[0]!r} is missing; {INDEX} places it there")
+        if keys is not None and (spare := sorted(set(held) - keys)):
+            raise CheckpointError(f"{path}: spare tensor {spare[0]!r}; {INDEX} does not place it there")
+        if twice := sorted(set(held) & set(tensors)):
+            raise CheckpointError(f"{path}: tensor {twice[0]!r} is in another file too")
+        tensors |= held
+    return tensors
+
+
+def write_safetensors(folder: Path, arrays: Iterable[tuple[str, np.ndarray]], shard_bytes: int) -> None:
+    """Writes arrays as they come, a new file whenever one would grow past `shard_bytes`; and the index."""
+    shards: list[Path] = []
+    weight_map: dict[str, int] = {}
+    pending: dict[str, np.ndarray] = {}
+    total = 0
+
+    def flush() -> None:
+        path = folder / f"shard-{len(shards)}.part"
+        safetensors.numpy.save_file(pending, path, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(pending, len(shards)))
+        shards.append(path)
+        pending.clear()
+
+    for name, array in arrays:
+        if pending and sum(a.nbytes for a in pending.values()) + array.nbytes > shard_bytes:
+            flush()
+        pending[name] = np.ascontiguousarray(array)
+        total += array.nbytes
+    flush()
+    if len(shards) == 1:
+        shards[0].rename(folder / "model.safetensors")
+        return
+    names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    for path, name in zip(shards, names, strict=True):
+        path.rename(folder / name)
+    index = {
+        "metadata": {"total_size": total},
+        "weight_map": {key: names[i] for key, i in sorted(weight_map.items())},
+    }
+    (folder / INDEX).write_text(json.dumps(index, indent=2), "utf-8")
+
+
+def _files(folder: Path) -> dict[Path, set[str] | None]:
+    """The files to open, each with the tensors that the index places there, or None without an index."""
+    if (folder / INDEX).is_file():
+        weight_map = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{folder / INDEX}: has no weight_map")
+        placed: dict[Path, set[str] | None] = {}
+        for name in set(weight_map.values()):
+            # The index may name files beside it, and nothing else on this machine.
+            placed[folder / Path(name).name] = {key for key, held in weight_map.items() if held == name}
+        return placed
+    single = folder / "model.safetensors"
+    found = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    if found:
+        return dict.fromkeys(found)
+    if pickled := sorted(p for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth")):
+        raise CheckpointError(f"{pickled[0]}: pickled weights are not loaded; convert them to safetensors")
+    raise CheckpointError(f"{folder}: holds no *.safetensors file (pickled weights are not loaded)")
+
+
+def _open_file(path: Path) -> dict[str, SafetensorsTensor]:
+    if not path.is_file():
+        raise CheckpointError(f"{path}: file not found")
+    try:
+        file = safetensors.safe_open(path, framework="np")
+    except (safetensors.SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: not a complete safetensors file: {error}") from None
+    tensors = {}
+    for key in file.keys():  # noqa: SIM118 - not a dict
+        view = file.get_slice(key)
+        dtype = view.get_dtype()
+        if dtype not in _DTYPES:
+            raise CheckpointError(f"{path}: tensor {key!r} has dtype {dtype}, which is not supported")
+        tensors[key] = SafetensorsTensor(file, key, tuple(view.get_shape()), _DTYPES[dtype])
+    return tensors

@@ -1,0 +1,92 @@
+"""Writing a checkpoint as a folder that `open_checkpoint` reads back."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from tqdm.auto import tqdm
+
+from jaxspec.checkpoints.checkpoint import Checkpoint
+from jaxspec.checkpoints.errors import CheckpointError
+from jaxspec.checkpoints.folder import ORBAX
+from jaxspec.checkpoints.safetensors_files import write_safetensors
+
+DTYPES = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+"""What weights can be rounded to when they are saved."""
+
+
+def save_orbax(
+    folder: str | Path, checkpoint: Checkpoint, *, dtype: str | None = None, progress: bool = True
+) -> None:
+    """Writes the weights as orbax, with config and tokenizer beside them; bit for bit without `dtype`.
+
+    Holds the whole model in memory while it writes.
+
+    Args:
+      folder: new or empty.
+      checkpoint: from any source.
+      dtype: rounds floating-point tensors to "float32", "float16" or "bfloat16"; None keeps each as it is.
+      progress: shows a progress bar.
+
+    Raises:
+      CheckpointError: the folder has content or cannot be written, or the dtype is not known.
+    """
+    from jaxspec.checkpoints.orbax_folder import write_orbax  # imports jax
+
+    folder = _new_folder(folder)
+    write_orbax(folder / ORBAX, dict(_arrays(checkpoint, dtype, progress)))
+    _write_metadata(folder, checkpoint)
+
+
+def save_safetensors(
+    folder: str | Path,
+    checkpoint: Checkpoint,
+    *,
+    dtype: str | None = None,
+    progress: bool = True,
+    shard_bytes: int = 4 * 2**30,
+) -> None:
+    """Writes the weights as safetensors, with config and tokenizer beside them; as `save_orbax` otherwise.
+
+    Args:
+      shard_bytes: the size past which another file is begun.
+    """
+    folder = _new_folder(folder)
+    write_safetensors(folder, _arrays(checkpoint, dtype, progress), shard_bytes)
+    _write_metadata(folder, checkpoint)
+
+
+def _new_folder(folder: str | Path) -> Path:
+    folder = Path(folder).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be made: {error.strerror}") from None
+    if any(folder.iterdir()):
+        raise CheckpointError(f"{folder}: the folder is not empty; nothing was written")
+    return folder
+
+
+def _arrays(checkpoint: Checkpoint, dtype: str | None, progress: bool) -> Iterator[tuple[str, np.ndarray]]:
+    if dtype is not None and dtype not in DTYPES:
+        raise CheckpointError(f"dtype {dtype!r} is not known; known: {', '.join(DTYPES)}")
+    for name, tensor in tqdm(checkpoint.tensors.items(), desc="reading", unit="tensor", disable=not progress):
+        array = tensor.read()
+        if dtype is not None and array.dtype.kind not in "biu":
+            array = array.astype(DTYPES[dtype])
+        yield name, array
+
+
+def _write_metadata(folder: Path, checkpoint: Checkpoint) -> None:
+    """Written last: a folder without `config.json` is one that was not finished."""
+    if checkpoint.tokenizer is not None:
+        checkpoint.tokenizer.save(folder)
+    generation = {"eos_token_id": list(checkpoint.eos_token_ids)}
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2), "utf-8")
+    (folder / "config.json").write_text(json.dumps(dict(checkpoint.config), indent=2), "utf-8")

