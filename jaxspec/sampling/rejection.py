@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jaxspec_kernels import random
+from jaxspec_kernels.argmax import argmax
+from jaxspec_kernels.random import Purpose
 
 from jaxspec.sampling.draw import sample
 from jaxspec.sampling.logits import process_logits
 from jaxspec.sampling.state import SamplingState
-from jaxspec_kernels import random
-from jaxspec_kernels.argmax import argmax
-from jaxspec_kernels.random import Purpose
 
 
 @jax.tree_util.register_dataclass
@@ -64,6 +64,8 @@ def verify(
         accepted = count_leading(best[:, :-1] == drafts, draft_count)
         return Verdict(accepted, row_at(best, accepted))
     processed = process_logits(logits, sampling)
+    if drafts.shape[1] == 0:
+        return Verdict(jnp.zeros_like(draft_count), sample(processed[:, 0], sampling, positions[:, 0], Purpose.BONUS))
     accepts = _accepts(processed, drafts, draft_logits, draft_vocab, sampling, positions)
     accepted = count_leading(accepts & (drafts >= 0), draft_count)
     token = token_after(
