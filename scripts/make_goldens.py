@@ -3,7 +3,7 @@
 # dependencies = [
 #     "torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "safetensors==0.8.0",
 #     "tokenizers==0.23.3", "gguf==0.19.0", "numpy==2.4.6", "jinja2", "pip",
-#     "speculators==0.9.0", "hs-connectors==0.9.0",  # both with --no-deps: they pin an older transformers
+#     "speculators==0.9.0", "hs-connectors==0.9.0",  # with --no-deps: they ask for other versions
 #     "aiohttp", "datasets", "loguru", "openai", "psutil", "pydantic-settings",  # what speculators imports
 # ]
 # ///
