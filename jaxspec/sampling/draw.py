@@ -2,11 +2,11 @@
 
 import jax
 import jax.numpy as jnp
-
-from jaxspec.sampling.state import SamplingState
 from jaxspec_kernels import random
 from jaxspec_kernels.argmax import argmax
 from jaxspec_kernels.random import Purpose
+
+from jaxspec.sampling.state import SamplingState
 
 
 def sample(

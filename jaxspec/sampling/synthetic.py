@@ -7,13 +7,13 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jaxspec_kernels import random
+from jaxspec_kernels.argmax import argmax
+from jaxspec_kernels.random import Purpose
 
 from jaxspec.sampling.logits import process_logits
 from jaxspec.sampling.rejection import Verdict, count_leading, row_at, token_after
 from jaxspec.sampling.state import SamplingState
-from jaxspec_kernels import random
-from jaxspec_kernels.argmax import argmax
-from jaxspec_kernels.random import Purpose
 
 
 def verify_synthetic(

@@ -56,6 +56,4 @@ def _float(order: jax.Array) -> jax.Array:
     """The float32 at a place u32[...] of the integer order."""
     order = jnp.maximum(order, jnp.uint32(_NEGATIVE_INFINITY))
     positive = order >= jnp.uint32(0x80000000)
-    return lax.bitcast_convert_type(
-        jnp.where(positive, order ^ jnp.uint32(0x80000000), ~order), jnp.float32
-    )
+    return lax.bitcast_convert_type(jnp.where(positive, order ^ jnp.uint32(0x80000000), ~order), jnp.float32)

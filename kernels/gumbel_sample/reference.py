@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-
 from jaxspec_kernels import random
 from jaxspec_kernels.argmax import argmax
 from jaxspec_kernels.random import Purpose

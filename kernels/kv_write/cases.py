@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Case:
-    """One call on a cache [pages, 2 * kv_heads, page_size, head_size]."""
+    """One call on a cache [pages, kv_heads, 2, page_size, head_size]."""
 
     name: str
     slots: int
@@ -24,5 +24,5 @@ CASES = (
     Case("fills every page", slots=1, rows=12, pages=4, kv_heads=2, page_size=4, head_size=8),
     Case("bfloat16", slots=2, rows=3, pages=5, kv_heads=2, page_size=4, head_size=8, dtype="bfloat16"),
     Case("135M decode", slots=1, rows=5, pages=65, kv_heads=3, page_size=16, head_size=64),
-    Case("8B decode", slots=32, rows=4, pages=257, kv_heads=8, page_size=16, head_size=128, dtype="bfloat16"),
+    Case("8B decode", slots=32, rows=4, pages=33, kv_heads=8, page_size=16, head_size=128, dtype="bfloat16"),
 )

@@ -1,0 +1,23 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxspec_kernels.argmax import argmax
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 127, 128, 129, 1000])
+def test_equals_jnp_argmax_ties_included(vocabulary):
+    x = jnp.asarray(np.random.default_rng(vocabulary).integers(-3, 3, (4, 3, vocabulary)), jnp.float32)
+    np.testing.assert_array_equal(argmax(x), jnp.argmax(x, -1))
+
+
+def test_first_nan_wins():
+    x = jnp.zeros((2, 300)).at[0, 5].set(9.0).at[0, 200].set(jnp.nan).at[0, 260].set(jnp.nan)
+    np.testing.assert_array_equal(argmax(x), [200, 0])
+
+
+def test_all_masked_gives_the_first_token():
+    assert argmax(jnp.full((1, 130), -jnp.inf))[0] == 0
+
+
+def test_no_rows():
+    assert argmax(jnp.zeros((2, 0, 130))).shape == (2, 0)
