@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import jinja2
@@ -34,18 +35,14 @@ def render_chat(
     """
     check_messages(messages)
     try:
-        return (
-            _environment()
-            .from_string(template)
-            .render(
-                **special_tokens,
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-            )
+        return _compile(template).render(
+            **special_tokens,
+            messages=[dict(message) for message in messages],
+            add_generation_prompt=add_generation_prompt,
+            tools=None,
+            documents=None,
         )
-    except jinja2.TemplateError as error:
+    except Exception as error:  # whatever the model's own program raises
         raise CheckpointError(f"the chat template failed: {error}") from None
 
 
@@ -79,14 +76,15 @@ class _GenerationTag(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> jinja2.Environment:
+@lru_cache(maxsize=4)
+def _compile(template: str) -> jinja2.Template:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment
+    return environment.from_string(template)
 
 
 def _tojson(

@@ -163,7 +163,7 @@ def _config(header: GGUFHeader) -> dict[str, Any]:
         "max_position_embeddings": required("context_length"),
         "rms_norm_eps": _shortest(meta.get("llama.attention.layer_norm_rms_epsilon", 1e-5)),
         "rope_theta": _shortest(meta.get("llama.rope.freq_base", 10000.0)),
-        "rope_scaling": _rope_scaling(header),
+        "rope_scaling": _rope_scaling(header, head_dim),
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
@@ -173,10 +173,16 @@ def _config(header: GGUFHeader) -> dict[str, Any]:
     }
 
 
-def _rope_scaling(header: GGUFHeader) -> dict[str, Any] | None:
+def _rope_scaling(header: GGUFHeader, head_dim: int) -> dict[str, Any] | None:
     meta = header.metadata
     if _ROPE_FACTORS in header.tensors:
-        factors = GGUFTensor(header, header.tensors[_ROPE_FACTORS]).read()
+        info = header.tensors[_ROPE_FACTORS]
+        if info.shape != (head_dim // 2,) or info.quantization not in _PLAIN:
+            raise CheckpointError(
+                f"{header.path}: tensor {_ROPE_FACTORS!r} is {info.quantization.name} of shape "
+                f"{list(info.shape)}, expected F32 of shape {[head_dim // 2]}"
+            )
+        factors = GGUFTensor(header, info).read()
         return {"rope_type": "factors", "factors": factors.astype(np.float32).tolist()}
     kind = meta.get("llama.rope.scaling.type", "none")
     if kind == "none":

@@ -30,6 +30,7 @@ _SCALARS = {
     gguf.GGUFValueType.FLOAT64: "d",
     gguf.GGUFValueType.BOOL: "?",
 }
+_MAX_RANK = 4
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,8 @@ class _Cursor:
         if kind == gguf.GGUFValueType.STRING:
             return self.string()
         item, count = self.value_type(key), self.scalar("Q")
+        if item == gguf.GGUFValueType.ARRAY:
+            raise CheckpointError(f"{self.path}: metadata {key!r} is an array of arrays")
         if item in _SCALARS:
             layout = struct.Struct(f"<{_SCALARS[item]}")
             start = self.take(count * layout.size)
@@ -157,7 +160,10 @@ class _Cursor:
 
     def tensor(self) -> tuple[str, tuple[int, ...], gguf.GGMLQuantizationType, int]:
         name = self.string()
-        dimensions = [self.scalar("Q") for _ in range(self.scalar("I"))]
+        rank = self.scalar("I")
+        if rank > _MAX_RANK:
+            raise CheckpointError(f"{self.path}: tensor {name!r} has {rank} dimensions, at most {_MAX_RANK}")
+        dimensions = [self.scalar("Q") for _ in range(rank)]
         code = self.scalar("I")
         try:
             quantization = gguf.GGMLQuantizationType(code)

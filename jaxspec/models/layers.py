@@ -66,7 +66,7 @@ class Linear(nnx.Module):
         )
 
     def __call__(self, x: jax.Array, *, out_dtype: jnp.dtype | None = None) -> jax.Array:
-        y = product("...i,io->...o", x, self.kernel[...], out_dtype=out_dtype)
+        y = product(x, self.kernel[...], out_dtype=out_dtype)
         return y if self.bias is None else y + self.bias[...]
 
 
@@ -89,7 +89,7 @@ class Embedding(nnx.Module):
 
     def logits(self, x: jax.Array) -> jax.Array:
         """f32[..., V]."""
-        return product("...i,oi->...o", x, self.table[...], out_dtype=jnp.float32)
+        return product(x, self.table[...].T, out_dtype=jnp.float32)
 
 
 class Attention(nnx.Module):
@@ -155,7 +155,7 @@ class Attention(nnx.Module):
 
     def project(self, x: jax.Array, rope: RopeTables) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries [B, Q, N, G, D], keys and values [B, Q, N, D] of x [B, Q, in], rotated."""
-        fused = product("bqi,ingd->bqngd", x, self.qkv[...])
+        fused = product(x, self.qkv[...])
         if self.qkv_bias is not None:
             fused = fused + self.qkv_bias[...]
         queries, keys, values = fused[..., : self.group, :], fused[..., self.group, :], fused[..., -1, :]
@@ -165,7 +165,7 @@ class Attention(nnx.Module):
 
     def combine(self, attended: jax.Array) -> jax.Array:
         """[B, Q, M] of attended values [B, Q, N, G, D]."""
-        y = product("bqngd,ngdm->bqm", attended, self.output[...])
+        y = product(attended, self.output[...], contracting=3)
         return y if self.output_bias is None else y + self.output_bias[...]
 
     def __call__(
@@ -217,7 +217,7 @@ class MLP(nnx.Module):
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        fused = product("bqm,mcf->bqcf", x, self.gate_up[...])
+        fused = product(x, self.gate_up[...])
         if self.gate_up_bias is not None:
             fused = fused + self.gate_up_bias[...]
         return self.down(jax.nn.silu(fused[..., 0, :]) * fused[..., 1, :])

@@ -3,6 +3,7 @@
 Initialisation, loading, sharding and export all follow from the declaration.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -184,16 +185,28 @@ def bias_parameter(
     return parameter(rngs, shape, axes, source, dtype=dtype, init="zeros") if present else None
 
 
-def product(equation: str, x: jax.Array, kernel: jax.Array, *, out_dtype: jnp.dtype | None = None) -> jax.Array:
-    """An einsum over a weight, exact to float32 where the weight is float32.
+def product(
+    x: jax.Array, kernel: jax.Array, *, contracting: int = 1, out_dtype: jnp.dtype | None = None
+) -> jax.Array:
+    """Multiplies the last axes of x with the first axes of a weight.
 
-    Without "highest" a GPU would round float32 operands to TF32, and greedy equality with it.
+    Args:
+      x: [..., in axes].
+      kernel: [in axes, out axes].
+      contracting: number of in axes. They are flattened here: left to itself, XLA sums over them in
+        another order and transposes the weight in every step.
+      out_dtype: of the result; the dtype of x by default. Sums are float32 on every backend.
+
+    Returns:
+      [..., out axes].
     """
-    exact = kernel.dtype == jnp.float32
-    return jnp.einsum(
-        equation,
-        x,
-        kernel,
-        precision="highest" if exact else None,
+    batch, ins, outs = x.shape[:-contracting], kernel.shape[:contracting], kernel.shape[contracting:]
+    width = math.prod(ins)
+    return jax.lax.dot_general(
+        x.reshape(*batch, width),
+        kernel.reshape(width, *outs),
+        (((len(batch),), (0,)), ((), ())),
+        # Without "highest" a GPU would round float32 operands to TF32, and greedy equality with them.
+        precision="highest" if kernel.dtype == jnp.float32 else None,
         preferred_element_type=out_dtype or x.dtype,
     )

@@ -65,7 +65,9 @@ def verify(
         return Verdict(accepted, row_at(best, accepted))
     processed = process_logits(logits, sampling)
     if drafts.shape[1] == 0:
-        return Verdict(jnp.zeros_like(draft_count), sample(processed[:, 0], sampling, positions[:, 0], Purpose.BONUS))
+        return Verdict(
+            jnp.zeros_like(draft_count), sample(processed[:, 0], sampling, positions[:, 0], Purpose.BONUS)
+        )
     accepts = _accepts(processed, drafts, draft_logits, draft_vocab, sampling, positions)
     accepted = count_leading(accepts & (drafts >= 0), draft_count)
     token = token_after(

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+_SIGN = 0x80000000
+_SMALLEST_NORMAL = 0x00800000
 _NEGATIVE_INFINITY = 0x007FFFFF  # its place in the integer order; below it are only NaNs
 
 
@@ -53,7 +55,8 @@ def _largest(x: jax.Array, reached: Callable[[jax.Array], jax.Array], digit_bits
 
 
 def _float(order: jax.Array) -> jax.Array:
-    """The float32 at a place u32[...] of the integer order."""
+    """The float32 at a place u32[...] of the integer order; subnormals count as 0, as they do on a CPU."""
     order = jnp.maximum(order, jnp.uint32(_NEGATIVE_INFINITY))
-    positive = order >= jnp.uint32(0x80000000)
-    return lax.bitcast_convert_type(jnp.where(positive, order ^ jnp.uint32(0x80000000), ~order), jnp.float32)
+    bits = jnp.where(order >= jnp.uint32(_SIGN), order ^ jnp.uint32(_SIGN), ~order)
+    subnormal = (bits & ~jnp.uint32(_SIGN)) < jnp.uint32(_SMALLEST_NORMAL)
+    return lax.bitcast_convert_type(jnp.where(subnormal, jnp.uint32(0), bits), jnp.float32)
