@@ -1,0 +1,100 @@
+import pytest
+from tiny_tokenizers import byte_level, sentence_piece
+from tokenizers import pre_tokenizers
+
+from jaxspec.checkpoints import CheckpointError
+from jaxspec.checkpoints.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
+
+TEXT = "I'LL say: hello w0rld  2024½\r\n\n don't…  ÉTÉ été 東京 🎉🏽 x²+y  "
+
+
+def words(pre, text):
+    backend = tokenizer_from_gguf(byte_level(pre), "file").backend
+    return [text[a:b] for _, (a, b) in backend.pre_tokenizer.pre_tokenize_str(text)]
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+def test_round_trip(pre):
+    tokenizer = tokenizer_from_gguf(byte_level(pre), "file")
+    assert tokenizer.decode(tokenizer.encode(TEXT, add_special_tokens=False)) == TEXT
+
+
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        ("gpt-2", ["A", "'ll", " ", " b", "'", "LL", " 12345", ".!"]),
+        ("smollm", ["A", "'ll", " ", " b", "'", "LL", " ", "1", "2", "3", "4", "5", ".!"]),
+        ("llama-bpe", ["A", "'ll", " ", " b", "'LL", " ", "123", "45", ".!"]),
+        ("qwen2", ["A", "'ll", " ", " b", "'LL", " ", "1", "2", "3", "4", "5", ".!"]),
+        ("default", ["A", "'", "ll", " ", " b", "'", "LL", " ", "123", "45", ".!"]),
+    ],
+)
+def test_pre_tokenizers_cut_words_as_their_models_do(pre, expected):
+    assert words(pre, "A'll  b'LL 12345.!") == expected
+
+
+def test_smollm_equals_digits_then_gpt2():
+    reference = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    ours = tokenizer_from_gguf(byte_level("smollm"), "file").backend.pre_tokenizer
+    assert ours.pre_tokenize_str(TEXT) == reference.pre_tokenize_str(TEXT)
+
+
+def test_control_tokens_in_text_become_ids():
+    tokenizer = tokenizer_from_gguf(byte_level(), "file")
+    ids = tokenizer.encode("<s>hello</s><tool>")
+    assert (ids[0], ids[-2], ids[-1]) == (1, 2, 3)
+    assert tokenizer.decode(ids) == "hello<tool>"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<s>hello</s><tool>"
+
+
+def test_merges_are_applied():
+    tokenizer = tokenizer_from_gguf(byte_level(), "file")
+    assert [tokenizer.backend.id_to_token(i) for i in tokenizer.encode("hello w")] == ["hello", "Ġw"]
+
+
+@pytest.mark.parametrize(
+    ("pre", "stated", "starts_with_bos"),
+    [("smollm", None, False), ("smollm", True, True), ("llama-bpe", None, True), ("llama-bpe", False, False)],
+)
+def test_beginning_of_text_token(pre, stated, starts_with_bos):
+    tokenizer = tokenizer_from_gguf(byte_level(pre, ggml__add_bos_token=stated), "file")
+    assert (tokenizer.encode("hello")[0] == 1) == starts_with_bos
+    assert tokenizer.encode("hello", add_special_tokens=False)[0] != 1
+
+
+def test_end_tokens_and_special_tokens():
+    tokenizer = tokenizer_from_gguf(byte_level(ggml__eot_token_id=3), "file")
+    assert tokenizer.eos_token_ids == (2, 3)
+    assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "hello"}])
+    assert chat == "<s>user: hello</s><s>assistant: "
+
+
+def test_sentence_piece_merges_by_score():
+    tokenizer = tokenizer_from_gguf(sentence_piece(), "file")
+    tokens = [tokenizer.backend.id_to_token(i) for i in tokenizer.encode("hit hi é")]
+    # "it" has a higher score than "hi", so "hit" is h + it; é is in no word and becomes bytes.
+    assert tokens == ["<s>", "▁h", "it", "▁hi", "▁", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(tokenizer.encode("hit hi é")) == "hit hi é"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (byte_level("bert-bge"), "pre-tokenizer 'bert-bge' is not supported; supported: default"),
+        ({"tokenizer.ggml.model": "t5"}, "tokenizer model 't5' is not supported"),
+        ({"tokenizer.ggml.model": "gpt2"}, "tokens is missing"),
+        (byte_level(ggml__merges=["q zz"]), "merges"),
+        (byte_level(ggml__eos_token_id=999), "eos token id 999 is outside the 266 tokens"),
+        ({**sentence_piece(), "tokenizer.ggml.scores": [0.0]}, "scores does not fit"),
+    ],
+)
+def test_what_is_not_known_is_named(values, message):
+    with pytest.raises(CheckpointError, match=rf"^file: .*{message}"):
+        tokenizer_from_gguf(values, "file")
+
+
+def test_no_tokenizer():
+    assert tokenizer_from_gguf({}, "file") is None

@@ -1,0 +1,61 @@
+import huggingface_hub.constants
+import pytest
+from tiny_folder import arrays, assert_same_tensors, write_folder, write_tokenizer
+from tiny_gguf import metadata, write_gguf
+
+from jaxspec.checkpoints import CheckpointError, open_checkpoint
+from jaxspec.checkpoints.hub import is_hub_id
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def snapshot(tmp_path, monkeypatch):
+    """A repository in the layout of the Hub's cache folder, with no network behind it."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    repository = tmp_path / "hub" / "models--org--tiny"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    blobs, snapshot = repository / "blobs", repository / "snapshots" / COMMIT
+    write_tokenizer(write_folder(blobs, shards=2))
+    write_gguf(blobs / "tiny.gguf", metadata())
+    snapshot.mkdir(parents=True)
+    for blob in blobs.iterdir():
+        (snapshot / blob.name).symlink_to(f"../../blobs/{blob.name}")
+    return snapshot
+
+
+@pytest.mark.parametrize("source", ["org/tiny", f"org/tiny@{COMMIT}"])
+def test_opens_a_repository(snapshot, source):
+    checkpoint = open_checkpoint(source, progress=False)
+    assert checkpoint.name == source
+    assert checkpoint.tokenizer.eos_token_ids == (2,)
+    assert_same_tensors(checkpoint.tensors, arrays())
+
+
+def test_opens_a_file_of_a_repository(snapshot):
+    checkpoint = open_checkpoint("org/tiny", file="tiny.gguf")
+    assert checkpoint.config["hidden_size"] == 256
+
+
+def test_repository_out_of_reach_is_named(snapshot):
+    with pytest.raises(CheckpointError, match="'org/other' is neither a local path nor a Hub repo") as caught:
+        open_checkpoint("org/other")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("org/name", True),
+        ("org/Name-1.5_b@main", True),
+        ("name", False),
+        ("./org/name", False),
+        ("/org/name", False),
+        ("a/b/c", False),
+        ("../name", False),
+    ],
+)
+def test_what_looks_like_a_repository(source, expected):
+    assert is_hub_id(source) == expected

