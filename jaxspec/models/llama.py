@@ -8,7 +8,8 @@ from flax import nnx
 
 from jaxspec.attention import AttentionKind, AttentionMetadata, CacheShape, FullAttention, LayerCache, SlidingWindow
 from jaxspec.config import ModelConfig
-from jaxspec.models.layers import DecoderLayer, Embedding, Linear, RMSNorm
+from jaxspec.models.layers import DecoderLayer, Embedding, Linear, RMSNorm, TiedEmbedding
+from jaxspec.models.parameters import product
 from jaxspec.models.rope import rope_tables
 
 
@@ -30,14 +31,15 @@ class Llama(nnx.Module):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         self.config = config
         self.kinds = attention_kinds(config)
-        self.embedding = Embedding(config.vocab_size, config.hidden_size, "model.embed_tokens", **args)
+        tied, sizes = config.tie_word_embeddings, (config.vocab_size, config.hidden_size)
+        self.embedding = (TiedEmbedding if tied else Embedding)(*sizes, "model.embed_tokens", **args)
         self.layers = nnx.List(
             [DecoderLayer(config, kind, f"model.layers.{i}", **args) for i, kind in enumerate(self.kinds)]
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, "model.norm", **args)
         self.head = (
             None
-            if config.tie_word_embeddings
+            if tied
             else Linear(config.hidden_size, config.vocab_size, "lm_head", axes=("embed", "vocab"), **args)
         )
 
@@ -76,8 +78,11 @@ class Llama(nnx.Module):
             new_cache.append(layer_cache)
         return self.norm(x), tuple(streams[i] for i in capture), tuple(new_cache)
 
+    @property
+    def output_kernel(self) -> jax.Array:
+        """[M, V], the output projection."""
+        return (self.embedding if self.head is None else self.head).kernel[...]
+
     def logits(self, hidden: jax.Array) -> jax.Array:
         """f32[..., V] of hidden states after the final norm [..., M]."""
-        if self.head is None:
-            return self.embedding.logits(hidden)
-        return self.head(hidden, out_dtype=jnp.float32)
+        return product(hidden, self.output_kernel, out_dtype=jnp.float32)
