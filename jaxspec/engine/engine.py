@@ -1,8 +1,9 @@
 """The engine: requests in, tokens out, with the device always one dispatch ahead of the host."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import jax
@@ -135,24 +136,52 @@ class Engine:
         request = self.make_request(prompt, _merge_params(params, sampling), raw=raw)
         return self._stream(request)
 
-    def run(self, requests: Sequence[Request]) -> Iterator[tuple[int, Generation]]:
+    def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Generation]]:
         """Runs requests of `make_request`; yields (index, Generation) as they finish, in that order.
 
-        Closing the iterator drops the requests that are not finished.
+        Takes them from the iterable a few ahead of the free slots, so a long one may make them on the
+        way. Closing the iterator drops the requests that are not finished.
         """
-        order = {request: index for index, request in enumerate(requests)}
-        pending = list(requests)
-        for request in requests:
-            self._scheduler.add(request)
+        numbered = enumerate(requests)
+        pending: dict[Request, int] = {}
         try:
-            while pending:
-                self._advance()
-                finished = [request for request in pending if request.finish_reason is not None]
-                pending = [request for request in pending if request.finish_reason is None]
-                for request in finished:
-                    yield order[request], request.generation()
+            while True:
+                for index, request in islice(numbered, self.max_pending - len(pending)):
+                    pending[request] = index
+                    self.add_request(request)
+                if not pending:
+                    return
+                self.step()
+                for request in [request for request in pending if request.finish_reason is not None]:
+                    yield pending.pop(request), request.generation()
         finally:
-            self._drop(pending)
+            for request in pending:
+                self.abort_request(request)
+
+    @property
+    def max_pending(self) -> int:
+        """Requests that keep every slot busy: one running and one waiting for each."""
+        return 2 * self.config.batch_size
+
+    def add_request(self, request: Request) -> None:
+        """Queues a request of `make_request` for `step`; see `run` and `stream` for the loop around it."""
+        self._scheduler.add(request)
+
+    def step(self) -> None:
+        """Schedules and enqueues the next round, then reads the one before it.
+
+        Requests grow by what was read; those that it ended have a `finish_reason`.
+        """
+        plan = self._scheduler.plan()
+        if plan:
+            self._in_flight.append(self._dispatch(plan))
+        if self._in_flight and (len(self._in_flight) > 1 or not plan):
+            self._commit(self._in_flight.popleft())
+
+    def abort_request(self, request: Request) -> None:
+        """Drops a request wherever it is; a finished one stays as it is."""
+        if request.finish_reason is None:
+            self._scheduler.cancel(request)
 
     def make_request(self, prompt: Prompt, params: SamplingParams, *, raw: bool = False) -> Request:
         """Checks a prompt and its parameters, and makes a request of them.
@@ -191,30 +220,17 @@ class Engine:
         )
 
     def _stream(self, request: Request) -> Iterator[Delta]:
-        self._scheduler.add(request)
+        self.add_request(request)
         try:
             while True:
                 while not request.deltas:
-                    self._advance()
+                    self.step()
                 delta = request.deltas.pop(0)
                 yield delta
                 if delta.generation is not None:
                     return
         finally:
-            self._drop([request])
-
-    def _advance(self) -> None:
-        """Schedules and enqueues the next round, then reads the one before it."""
-        plan = self._scheduler.plan()
-        if plan:
-            self._in_flight.append(self._dispatch(plan))
-        if self._in_flight and (len(self._in_flight) > 1 or not plan):
-            self._commit(self._in_flight.popleft())
-
-    def _drop(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            if request.finish_reason is None:
-                self._scheduler.cancel(request)
+            self.abort_request(request)
 
     def _dispatch(self, plan: Plan) -> InFlight:
         prefills = []
