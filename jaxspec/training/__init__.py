@@ -1,0 +1,1 @@
+"""Training EAGLE-3 heads: prompts, responses, draft vocabulary, training, evaluation and export."""
