@@ -329,7 +329,7 @@ def load_config(name_or_path: str | Path) -> Config:
         local = path.parent / str(section.get("source", ""))
         if section.get("source") and local.exists():
             section["source"] = str(local)
-    target = _build(SourceConfig, "target", document["target"])
+    target = build_section(SourceConfig, "target", document["target"])
     return Config(path.stem, target).replace(**sections)
 
 
@@ -352,7 +352,12 @@ def _sections(path: Path, document: dict[str, Any]) -> dict[str, Any]:
     return {name: document[name] for name in ("drafter", "engine") if name in document}
 
 
-def _build(cls: type, section: str, values: Mapping[str, Any]) -> Any:
+def build_section(cls: type, section: str, values: Mapping[str, Any]) -> Any:
+    """A frozen configuration out of one section of a TOML file.
+
+    Raises:
+      ConfigError: an unknown key, a value of another type than declared, or one that the class refuses.
+    """
     _check_keys(cls, section, values)
     try:
         return cls(**values)

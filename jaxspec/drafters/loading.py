@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checkpoints import Checkpoint, CheckpointError, open_checkpoint
-from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
-from jaxspec.drafters.base import Drafter
+from jaxspec.config import ConfigError, DrafterConfig
+from jaxspec.drafters.base import Drafter, Target
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle1 import Eagle1, Eagle1Config
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config
@@ -18,10 +18,10 @@ from jaxspec.drafters.vocabulary import check_vocabulary
 from jaxspec.models.loading import IGNORED, load_module, load_target
 
 
-def load_drafter(
-    config: DrafterConfig, target: ModelConfig, *, page_size: int, dtype: jnp.dtype
-) -> Drafter:
+def load_drafter(config: DrafterConfig, target: Target, *, page_size: int, dtype: jnp.dtype) -> Drafter:
     """The drafter that `config` names, with its weights.
+
+    An EAGLE-3 head without `lm_head.weight` takes the target's output rows of the tokens that it drafts.
 
     Raises:
       ConfigError: it does not fit the target.
@@ -30,19 +30,20 @@ def load_drafter(
     return _LOADERS[config.kind](config, target, page_size, dtype)
 
 
-def _load_none(config: DrafterConfig, target: ModelConfig, page_size: int, dtype: jnp.dtype) -> Drafter:
+def _load_none(config: DrafterConfig, target: Target, page_size: int, dtype: jnp.dtype) -> Drafter:
     return NoDrafter()
 
 
-def _load_ngram(config: DrafterConfig, target: ModelConfig, page_size: int, dtype: jnp.dtype) -> Drafter:
+def _load_ngram(config: DrafterConfig, target: Target, page_size: int, dtype: jnp.dtype) -> Drafter:
     return NGramDrafter(
         config.num_speculative_tokens, max_ngram=config.max_ngram, min_ngram=config.min_ngram
     )
 
 
-def _load_eagle3(config: DrafterConfig, target: ModelConfig, page_size: int, dtype: jnp.dtype) -> Drafter:
-    checkpoint = _with_membership(_open(config), target.vocab_size)
-    head = Eagle3Config.from_hf(checkpoint.config, checkpoint.tensors, target)
+def _load_eagle3(config: DrafterConfig, target: Target, page_size: int, dtype: jnp.dtype) -> Drafter:
+    checkpoint = _with_membership(_open(config), target.config.vocab_size)
+    head = Eagle3Config.from_hf(checkpoint.config, checkpoint.tensors, target.config)
+    checkpoint = _with_output_rows(checkpoint, target)
     return load_module(
         lambda rngs: Eagle3(
             head,
@@ -57,9 +58,9 @@ def _load_eagle3(config: DrafterConfig, target: ModelConfig, page_size: int, dty
     )
 
 
-def _load_eagle1(config: DrafterConfig, target: ModelConfig, page_size: int, dtype: jnp.dtype) -> Drafter:
+def _load_eagle1(config: DrafterConfig, target: Target, page_size: int, dtype: jnp.dtype) -> Drafter:
     checkpoint = _open(config)
-    head = Eagle1Config.from_hf(checkpoint.config, checkpoint.tensors, target)
+    head = Eagle1Config.from_hf(checkpoint.config, checkpoint.tensors, target.config)
     return load_module(
         lambda rngs: Eagle1(
             head,
@@ -74,14 +75,12 @@ def _load_eagle1(config: DrafterConfig, target: ModelConfig, page_size: int, dty
     )
 
 
-def _load_draft_model(
-    config: DrafterConfig, target: ModelConfig, page_size: int, dtype: jnp.dtype
-) -> Drafter:
+def _load_draft_model(config: DrafterConfig, target: Target, page_size: int, dtype: jnp.dtype) -> Drafter:
     model = load_target(_open(config), dtype=dtype)
-    if model.config.vocab_size != target.vocab_size:
+    if model.config.vocab_size != target.config.vocab_size:
         raise ConfigError(
             f"drafter.source: the draft model has a vocabulary of {model.config.vocab_size}, "
-            f"the target of {target.vocab_size}"
+            f"the target of {target.config.vocab_size}"
         )
     return DraftModel(
         model,
@@ -91,7 +90,7 @@ def _load_draft_model(
     )
 
 
-_LOADERS: Mapping[str, Callable[[DrafterConfig, ModelConfig, int, jnp.dtype], Drafter]] = {
+_LOADERS: Mapping[str, Callable[[DrafterConfig, Target, int, jnp.dtype], Drafter]] = {
     "none": _load_none,
     "ngram": _load_ngram,
     "eagle3": _load_eagle3,
@@ -138,3 +137,14 @@ def _with_membership(checkpoint: Checkpoint, vocab_size: int) -> Checkpoint:
     if wrong:
         raise CheckpointError(f"{checkpoint.name}: {wrong}")
     return replace(checkpoint, tensors=tensors)
+
+
+def _with_output_rows(checkpoint: Checkpoint, target: Target) -> Checkpoint:
+    """Adds the target's output rows of the drafted tokens where the head brings no `lm_head.weight`."""
+    if "lm_head.weight" in checkpoint.tensors:
+        return checkpoint
+    rows = np.asarray(target.output_kernel).T
+    if "d2t" in checkpoint.tensors:
+        d2t = checkpoint.tensors["d2t"].read()
+        rows = rows[d2t + np.arange(d2t.size)]
+    return replace(checkpoint, tensors={**checkpoint.tensors, "lm_head.weight": DerivedTensor(rows)})

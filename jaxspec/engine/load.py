@@ -48,7 +48,7 @@ def load(
     target = load_target(checkpoint, dtype=dtype)
     return Engine(
         target,
-        load_drafter(config.drafter, target.config, page_size=config.engine.page_size, dtype=dtype),
+        load_drafter(config.drafter, target, page_size=config.engine.page_size, dtype=dtype),
         tokenizer=checkpoint.tokenizer,
         eos_token_ids=checkpoint.eos_token_ids,
         config=config.engine,
