@@ -89,6 +89,8 @@ def open_gguf(path: Path) -> Checkpoint:
     architecture = header.metadata.get("general.architecture")
     if architecture != "llama":
         raise CheckpointError(f"{path}: architecture {architecture!r} is not supported; supported: llama")
+    if (parts := header.metadata.get("split.count", 1)) > 1:
+        raise CheckpointError(f"{path}: one of {parts} parts; join them first, with llama-gguf-split")
     config = _config(header)
     tokenizer = tokenizer_from_gguf(header.metadata, str(path))
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}

@@ -13,9 +13,7 @@ def render(template, messages=USER, **special):
 
 
 def test_variables():
-    template = (
-        "{{ bos_token }}{{ messages[0].content }}{{ add_generation_prompt }}{{ tools is none }}{{ x }}"
-    )
+    template = "{{ bos_token }}{{ messages[0].content }}{{ add_generation_prompt }}{{ tools is none }}{{ x }}"
     assert render(template, bos_token="<s>") == "<s><b>&éTrueTrue"
 
 

@@ -43,10 +43,16 @@ def test_smollm_equals_digits_then_gpt2():
 
 def test_control_tokens_in_text_become_ids():
     tokenizer = tokenizer_from_gguf(byte_level(), "file")
-    ids = tokenizer.encode("<s>hello</s><tool>")
+    ids = tokenizer.encode("<s>hello</s><a tool>")
     assert (ids[0], ids[-2], ids[-1]) == (1, 2, 3)
-    assert tokenizer.decode(ids) == "hello<tool>"
-    assert tokenizer.decode(ids, skip_special_tokens=False) == "<s>hello</s><tool>"
+    assert tokenizer.decode(ids) == "hello<a tool>"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<s>hello</s><a tool>"
+
+
+@pytest.mark.parametrize(("pre", "expected"), [("llama-bpe", ["hey"]), ("gpt-2", ["he", "y"])])
+def test_llama_3_takes_words_that_no_merge_reaches(pre, expected):
+    tokenizer = tokenizer_from_gguf(byte_level(pre), "file")
+    assert [tokenizer.backend.id_to_token(i) for i in tokenizer.encode("hey", False)] == expected
 
 
 def test_merges_are_applied():
@@ -87,7 +93,7 @@ def test_sentence_piece_merges_by_score():
         ({"tokenizer.ggml.model": "t5"}, "tokenizer model 't5' is not supported"),
         ({"tokenizer.ggml.model": "gpt2"}, "tokens is missing"),
         (byte_level(ggml__merges=["q zz"]), "merges"),
-        (byte_level(ggml__eos_token_id=999), "eos token id 999 is outside the 266 tokens"),
+        (byte_level(ggml__eos_token_id=999), "eos token id 999 is outside the 267 tokens"),
         ({**sentence_piece(), "tokenizer.ggml.scores": [0.0]}, "scores does not fit"),
     ],
 )

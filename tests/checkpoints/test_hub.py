@@ -1,5 +1,7 @@
+import huggingface_hub
 import huggingface_hub.constants
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 from tiny_folder import arrays, assert_same_tensors, write_folder, write_tokenizer
 from tiny_gguf import metadata, write_gguf
 
@@ -43,6 +45,19 @@ def test_repository_out_of_reach_is_named(snapshot):
     with pytest.raises(CheckpointError, match="'org/other' is neither a local path nor a Hub repo") as caught:
         open_checkpoint("org/other")
     assert "\n" not in str(caught.value)
+
+
+def test_downloads_neither_pickles_nor_code_nor_subfolders(snapshot, monkeypatch):
+    asked = {}
+    download = huggingface_hub.snapshot_download
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda *a, **k: asked.update(k) or download(*a, **k)
+    )
+    open_checkpoint("org/tiny")
+    wanted = ["config.json", "model-1.safetensors", "chat_template.jinja"]
+    unwanted = ["pytorch_model.bin", "modeling.py", "original/model.safetensors", "model.gguf"]
+    patterns = {key: asked[key] for key in ("allow_patterns", "ignore_patterns")}
+    assert list(filter_repo_objects([*wanted, *unwanted], **patterns)) == wanted
 
 
 @pytest.mark.parametrize(

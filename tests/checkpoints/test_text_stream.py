@@ -6,7 +6,7 @@ from jaxspec.checkpoints import TextStream
 from jaxspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 
 TOKENIZERS = {"byte-level": byte_level(), "sentence-piece": sentence_piece()}
-TEXT = "hit hello w 東京 🎉🏽</s> hi <s>é ½"
+TEXT = "hit hello w 東京 🎉🏽</s><a tool> hi <s>é ½"
 
 
 @pytest.fixture(params=TOKENIZERS)

@@ -15,7 +15,7 @@ def folder(tmp_path):
 
 def test_reads_a_folder(folder):
     tokenizer = Tokenizer.from_folder(folder)
-    assert tokenizer.vocab_size == 266
+    assert tokenizer.vocab_size == 267
     assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
     assert tokenizer.eos_token_ids == (2,)
     assert tokenizer.has_chat_template

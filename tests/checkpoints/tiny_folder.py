@@ -48,7 +48,7 @@ def write_tokenizer(folder: Path) -> None:
     """`tokenizer.json` and its config, as transformers writes them."""
     backend = tokenizer_from_gguf(byte_level("llama-bpe"), "tiny").backend
     backend.enable_truncation(4)
-    backend.enable_padding()
+    backend.enable_padding(length=40)
     backend.save(str(folder / "tokenizer.json"))
     special = {"bos_token": {"content": "<s>", "lstrip": False}, "eos_token": "</s>"}
     write_json(

@@ -9,9 +9,17 @@ BYTES = sorted(ByteLevel.alphabet())
 
 
 def byte_level(pre: str | None = "smollm", **changes: Any) -> dict[str, Any]:
-    """Special tokens 0 to 2, a user-defined token 3, the 256 bytes, and a few merges."""
+    """Special tokens 0 to 2, a user-defined one, the 256 bytes, merged words, and a word without a merge."""
     merges = ["h e", "l l", "he ll", "hell o", "Ġ w", "Ã ©"]
-    tokens = ["<unk>", "<s>", "</s>", "<tool>", *BYTES, *(merge.replace(" ", "") for merge in merges)]
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        "<a tool>",
+        *BYTES,
+        *(merge.replace(" ", "") for merge in merges),
+        "hey",
+    ]
     values = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
