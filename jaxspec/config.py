@@ -66,7 +66,9 @@ class RopeConfig:
         legacy = merged.pop("type", None)
         kind = merged.pop("rope_type", None) or legacy or "default"
         if kind not in ROPE_PARAMETERS:
-            raise ConfigError(f"rope_scaling: unknown rope_type {kind!r}; known: {', '.join(ROPE_PARAMETERS)}")
+            raise ConfigError(
+                f"rope_scaling: unknown rope_type {kind!r}; known: {', '.join(ROPE_PARAMETERS)}"
+            )
         missing = [name for name in ROPE_PARAMETERS[kind] if name not in merged]
         if missing:
             raise ConfigError(f"rope_scaling: rope_type {kind!r} needs {', '.join(missing)}")
@@ -133,7 +135,7 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
-        """Reads the `config.json` of a Llama-like decoder; absent keys take the class defaults of transformers.
+        """Reads the `config.json` of a Llama-like decoder; absent keys take transformers' defaults.
 
         Raises:
           ConfigError: a key that must be there is missing, or asks for what is not built.
@@ -143,7 +145,13 @@ class ModelConfig:
             raise ConfigError(f"model_type {family!r} is not supported; supported: llama, mistral, qwen3")
         if config.get("hidden_act", "silu") != "silu":
             raise ConfigError(f"hidden_act {config['hidden_act']!r} is not supported; supported: silu")
-        for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+        for key in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+        ):
             if not isinstance(config.get(key), int):
                 raise ConfigError(f"config.json: {key} must be an integer, got {config.get(key)!r}")
         heads = config["num_attention_heads"]
@@ -380,7 +388,7 @@ def _check_keys(cls: type, section: str, values: Mapping[str, Any]) -> None:
         assert not isinstance(allowed, str)
         accepts = getattr(allowed, "__args__", (allowed,))
         fits = isinstance(value, allowed) or (float in accepts and isinstance(value, int))
-        if isinstance(value, bool) and bool not in accepts or not fits:
+        if (isinstance(value, bool) and bool not in accepts) or not fits:
             names = " or ".join("nothing" if t is type(None) else t.__name__ for t in accepts)
             raise ConfigError(f"{section}.{key} must be {names}, got {value!r}")
 

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxspec.sharding import sharding
 
 LayerCache = jax.Array
 """[pages, N, 2, P, D]; axis 2 holds keys, then values. A head's page is two contiguous [P, D] tiles, the
@@ -23,9 +26,12 @@ class CacheShape:
 
 
 def init_cache(
-    shapes: Iterable[CacheShape], *, num_pages: int, page_size: int, dtype: jnp.dtype
+    shapes: Iterable[CacheShape], *, num_pages: int, page_size: int, dtype: jnp.dtype, mesh: Mesh
 ) -> tuple[LayerCache, ...]:
-    """Zero-filled caches, one per layer."""
-    return tuple(
-        jnp.zeros((num_pages, shape.num_kv_heads, 2, page_size, shape.head_dim), dtype) for shape in shapes
-    )
+    """Zero-filled caches, one per layer, split over `mesh` by key/value heads."""
+
+    def layer(shape: CacheShape) -> LayerCache:
+        size = (num_pages, shape.num_kv_heads, 2, page_size, shape.head_dim)
+        return jnp.zeros(size, dtype, device=sharding(mesh, CACHE_AXES, size))
+
+    return tuple(layer(shape) for shape in shapes)

@@ -174,12 +174,14 @@ def gather_row(x: jax.Array, row: jax.Array) -> jax.Array:
 
 
 def refresh_shifted(
-    drafter: AutoregressiveDrafter, target: Target, rows: Rows, features: jax.Array, cache: tuple[LayerCache, ...]
+    drafter: AutoregressiveDrafter,
+    target: Target,
+    rows: Rows,
+    features: jax.Array,
+    cache: tuple[LayerCache, ...],
 ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
     """Refresh of drafters whose row i pairs the feature at i with the token at i + 1, at position i."""
     hidden, cache = drafter.run(
         target, rows.next_tokens, features, rows.positions, rows.valid, cache, rows.page_table
     )
     return gather_row(hidden, rows.last_row), cache
-
-

@@ -110,11 +110,7 @@ class Eagle1(AutoregressiveDrafter):
         )
         self.first = Eagle1FirstLayer(layers, self.kinds[0], **args)
         self.rest = nnx.List(
-            [
-                DecoderLayer(layers, kind, f"layers.{i}", **args)
-                for i, kind in enumerate(self.kinds)
-                if i > 0
-            ]
+            [DecoderLayer(layers, kind, f"layers.{i}", **args) for i, kind in enumerate(self.kinds) if i > 0]
         )
 
     @property

@@ -79,7 +79,8 @@ class Eagle3Config:
         head_target_width = config.get("target_hidden_size") or layers.hidden_size
         if head_target_width != target.hidden_size:
             raise ConfigError(
-                f"the head is for targets of hidden size {head_target_width}, this one has {target.hidden_size}"
+                f"the head is for targets of hidden size {head_target_width}, "
+                f"this one has {target.hidden_size}"
             )
         if layers.vocab_size != target.vocab_size:
             raise ConfigError(
@@ -135,9 +136,7 @@ def default_capture(num_layers: int) -> tuple[int, int, int]:
 class Eagle3FirstLayer(nnx.Module):
     """The layer that reads the token and the hidden state side by side."""
 
-    def __init__(
-        self, config: Eagle3Config, kind: AttentionKind, *, dtype: jnp.dtype, rngs: nnx.Rngs
-    ):
+    def __init__(self, config: Eagle3Config, kind: AttentionKind, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         layers, name = config.layers, config.first_layer
         width, eps = layers.hidden_size, layers.rms_norm_eps
@@ -212,11 +211,7 @@ class Eagle3(AutoregressiveDrafter):
         )
         self.first = Eagle3FirstLayer(config, self.kinds[0], **args)
         self.rest = nnx.List(
-            [
-                DecoderLayer(layers, kind, f"layers.{i}", **args)
-                for i, kind in enumerate(self.kinds)
-                if i > 0
-            ]
+            [DecoderLayer(layers, kind, f"layers.{i}", **args) for i, kind in enumerate(self.kinds) if i > 0]
         )
         self.norm = RMSNorm(width, eps, "norm", **args)
         self.head = Linear(width, config.draft_vocab_size, "lm_head", axes=("embed", "vocab"), **args)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxspec.checkpoints import Checkpoint, CheckpointError, open_checkpoint
 from jaxspec.config import ConfigError, DrafterConfig
@@ -18,7 +19,22 @@ from jaxspec.drafters.vocabulary import check_vocabulary
 from jaxspec.models.loading import IGNORED, load_module, load_target
 
 
-def load_drafter(config: DrafterConfig, target: Target, *, page_size: int, dtype: jnp.dtype) -> Drafter:
+@dataclass(frozen=True)
+class Build:
+    """How the engine wants a drafter's arrays.
+
+    Attributes:
+      page_size: P of the cache.
+      dtype: of weights and cache.
+      mesh: the devices that weights are split over; one by default.
+    """
+
+    page_size: int
+    dtype: jnp.dtype
+    mesh: Mesh | None = None
+
+
+def load_drafter(config: DrafterConfig, target: Target, build: Build) -> Drafter:
     """The drafter that `config` names, with its weights.
 
     An EAGLE-3 head without `lm_head.weight` takes the target's output rows of the tokens that it drafts.
@@ -27,20 +43,18 @@ def load_drafter(config: DrafterConfig, target: Target, *, page_size: int, dtype
       ConfigError: it does not fit the target.
       CheckpointError: its checkpoint cannot be read, or holds other tensors than it should.
     """
-    return _LOADERS[config.kind](config, target, page_size, dtype)
+    return _LOADERS[config.kind](config, target, build)
 
 
-def _load_none(config: DrafterConfig, target: Target, page_size: int, dtype: jnp.dtype) -> Drafter:
+def _load_none(config: DrafterConfig, target: Target, build: Build) -> Drafter:
     return NoDrafter()
 
 
-def _load_ngram(config: DrafterConfig, target: Target, page_size: int, dtype: jnp.dtype) -> Drafter:
-    return NGramDrafter(
-        config.num_speculative_tokens, max_ngram=config.max_ngram, min_ngram=config.min_ngram
-    )
+def _load_ngram(config: DrafterConfig, target: Target, build: Build) -> Drafter:
+    return NGramDrafter(config.num_speculative_tokens, max_ngram=config.max_ngram, min_ngram=config.min_ngram)
 
 
-def _load_eagle3(config: DrafterConfig, target: Target, page_size: int, dtype: jnp.dtype) -> Drafter:
+def _load_eagle3(config: DrafterConfig, target: Target, build: Build) -> Drafter:
     checkpoint = _with_membership(_open(config), target.config.vocab_size)
     head = Eagle3Config.from_hf(checkpoint.config, checkpoint.tensors, target.config)
     checkpoint = _with_output_rows(checkpoint, target)
@@ -48,35 +62,37 @@ def _load_eagle3(config: DrafterConfig, target: Target, page_size: int, dtype: j
         lambda rngs: Eagle3(
             head,
             num_speculative_tokens=config.num_speculative_tokens,
-            page_size=page_size,
+            page_size=build.page_size,
             probabilistic=config.sampling == "probabilistic",
-            dtype=dtype,
+            dtype=build.dtype,
             rngs=rngs,
         ),
         checkpoint,
+        mesh=build.mesh,
         ignore=(*IGNORED, "verifier_lm_head.weight", "verifier_norm.weight"),
     )
 
 
-def _load_eagle1(config: DrafterConfig, target: Target, page_size: int, dtype: jnp.dtype) -> Drafter:
+def _load_eagle1(config: DrafterConfig, target: Target, build: Build) -> Drafter:
     checkpoint = _open(config)
     head = Eagle1Config.from_hf(checkpoint.config, checkpoint.tensors, target.config)
     return load_module(
         lambda rngs: Eagle1(
             head,
             num_speculative_tokens=config.num_speculative_tokens,
-            page_size=page_size,
+            page_size=build.page_size,
             probabilistic=config.sampling == "probabilistic",
-            dtype=dtype,
+            dtype=build.dtype,
             rngs=rngs,
         ),
         checkpoint,
+        mesh=build.mesh,
         ignore=IGNORED,
     )
 
 
-def _load_draft_model(config: DrafterConfig, target: Target, page_size: int, dtype: jnp.dtype) -> Drafter:
-    model = load_target(_open(config), dtype=dtype)
+def _load_draft_model(config: DrafterConfig, target: Target, build: Build) -> Drafter:
+    model = load_target(_open(config), dtype=build.dtype, mesh=build.mesh)
     if model.config.vocab_size != target.config.vocab_size:
         raise ConfigError(
             f"drafter.source: the draft model has a vocabulary of {model.config.vocab_size}, "
@@ -85,12 +101,12 @@ def _load_draft_model(config: DrafterConfig, target: Target, page_size: int, dty
     return DraftModel(
         model,
         num_speculative_tokens=config.num_speculative_tokens,
-        page_size=page_size,
+        page_size=build.page_size,
         probabilistic=config.sampling == "probabilistic",
     )
 
 
-_LOADERS: Mapping[str, Callable[[DrafterConfig, Target, int, jnp.dtype], Drafter]] = {
+_LOADERS: Mapping[str, Callable[[DrafterConfig, Target, Build], Drafter]] = {
     "none": _load_none,
     "ngram": _load_ngram,
     "eagle3": _load_eagle3,

@@ -68,7 +68,7 @@ def check_vocabulary(d2t: np.ndarray, t2d: np.ndarray) -> str | None:
     ids = d2t.astype(np.int64) + np.arange(d2t.size)
     if (np.diff(ids) <= 0).any():
         return "d2t does not give rising token ids: it must hold target id minus draft id"
-    if ids.size and not (0 <= ids[0] and ids[-1] < t2d.size):
+    if ids.size and not (ids[0] >= 0 and ids[-1] < t2d.size):
         return f"d2t reaches token {ids[-1]}, past the vocabulary of {t2d.size}"
     if not np.array_equal(np.flatnonzero(t2d), ids):
         return "d2t and t2d name different tokens"

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxspec.checkpoints import TextStream, Tokenizer
 from jaxspec.config import ConfigError, EngineConfig
@@ -21,6 +22,7 @@ from jaxspec.engine.scheduler import Chunk, Plan, Running, Scheduler
 from jaxspec.engine.state import MAX_STOP_TOKENS, PrefillBatch, PrefillOutput, StepOutput, init_state
 from jaxspec.engine.step import Models, StepSettings
 from jaxspec.sampling import SamplingParams, SamplingState
+from jaxspec.sharding import make_mesh, replicated
 
 
 @dataclass(frozen=True)
@@ -46,15 +48,19 @@ class Engine:
         tokenizer: Tokenizer | None,
         eos_token_ids: Sequence[int],
         config: EngineConfig,
+        mesh: Mesh | None = None,
         sampling_modes: Sequence[str] = ("greedy", "sampled"),
         progress: bool = True,
     ):
         """Allocates the cache and compiles the programs.
 
         Args:
+          mesh: the devices that the weights lie on; one by default.
           sampling_modes: which decode programs to compile: "greedy" serves batches in which every
             temperature is 0, "sampled" serves any batch.
         """
+        mesh = mesh or make_mesh()
+        self._whole = replicated(mesh)
         self.config = config
         self.tokenizer = tokenizer
         self.eos_token_ids = tuple(eos_token_ids)
@@ -79,15 +85,16 @@ class Engine:
             page_size=config.page_size,
             num_pages=num_pages + 1,
             dtype=resolve_dtype(config),
+            mesh=mesh,
         )
         settings = StepSettings(
             page_size=config.page_size,
             steps_per_dispatch=config.steps_per_dispatch,
             synthetic_acceptance_length=config.synthetic_acceptance_length,
         )
-        self.programs = Programs(Models(target, drafter), settings, draft_loop=config.draft_loop)
+        self.programs = Programs(Models(target, drafter), settings, draft_loop=config.draft_loop, mesh=mesh)
         self._live_host = list(self._scheduler.live)
-        self._live = jnp.asarray(self._live_host)
+        self._live = jax.device_put(np.asarray(self._live_host), self._whole)
         self._modes = tuple(sorted({_MODES[mode] for mode in sampling_modes}))
         self.programs.compile(
             self._state, self._prefill_batch([]), self._live, modes=self._modes, progress=progress
@@ -206,7 +213,9 @@ class Engine:
         eos = () if params.ignore_eos else self.eos_token_ids
         stop_tokens = tuple(dict.fromkeys((*params.stop_token_ids, *eos)))
         if len(stop_tokens) > MAX_STOP_TOKENS:
-            raise ValueError(f"stop_token_ids: at most {MAX_STOP_TOKENS} with the model's own, got {len(stop_tokens)}")
+            raise ValueError(
+                f"stop_token_ids: at most {MAX_STOP_TOKENS} with the model's own, got {len(stop_tokens)}"
+            )
         if params.stop and self.tokenizer is None:
             raise ValueError("stop: stop strings need a tokenizer, and this checkpoint has none")
         seed = np.random.SeedSequence(params.seed).generate_state(2)
@@ -261,7 +270,7 @@ class Engine:
     def _live_mask(self) -> jax.Array:
         if self._live_host != self._scheduler.live:
             self._live_host = list(self._scheduler.live)
-            self._live = jnp.asarray(self._live_host)
+            self._live = jax.device_put(np.asarray(self._live_host), self._whole)
         return self._live
 
     def _prefill_batch(self, chunks: Sequence[Chunk]) -> PrefillBatch:
@@ -303,7 +312,8 @@ class Engine:
                 sampling=SamplingState(
                     temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
                 ),
-            )
+            ),
+            self._whole,
         )
 
 

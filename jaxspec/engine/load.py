@@ -6,12 +6,13 @@ from typing import Any
 
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import Config, ConfigError, SourceConfig, list_configs, load_config
-from jaxspec.drafters.loading import load_drafter
+from jaxspec.drafters.loading import Build, load_drafter
 from jaxspec.engine.engine import Engine, is_one_prompt, resolve_dtype
 from jaxspec.engine.prompts import Prompt
 from jaxspec.engine.request import Generation
 from jaxspec.models.loading import load_target
 from jaxspec.sampling import SamplingParams
+from jaxspec.sharding import make_mesh
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -41,17 +42,16 @@ def load(
     """
     config = resolve_config(model).replace(drafter=drafter, engine=engine)
     target_source = config.target
-    dtype = resolve_dtype(config.engine)
-    checkpoint = open_checkpoint(
-        target_source.source, file=target_source.file, sha256=target_source.sha256
-    )
-    target = load_target(checkpoint, dtype=dtype)
+    dtype, mesh = resolve_dtype(config.engine), make_mesh(config.engine.tensor_parallel)
+    checkpoint = open_checkpoint(target_source.source, file=target_source.file, sha256=target_source.sha256)
+    target = load_target(checkpoint, dtype=dtype, mesh=mesh)
     return Engine(
         target,
-        load_drafter(config.drafter, target, page_size=config.engine.page_size, dtype=dtype),
+        load_drafter(config.drafter, target, Build(config.engine.page_size, dtype, mesh)),
         tokenizer=checkpoint.tokenizer,
         eos_token_ids=checkpoint.eos_token_ids,
         config=config.engine,
+        mesh=mesh,
         sampling_modes=sampling_modes,
         progress=progress,
     )

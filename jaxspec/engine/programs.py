@@ -9,11 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 from tqdm import tqdm
 
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.engine.state import EngineState, PrefillBatch, PrefillOutput, StepOutput
 from jaxspec.engine.step import Models, StepSettings, decode, prefill, verify_and_commit
+from jaxspec.sharding import replicated
 
 
 class Programs:
@@ -23,18 +25,25 @@ class Programs:
     the host more than the dispatch.
     """
 
-    def __init__(self, models: Models, settings: StepSettings, *, draft_loop: str):
+    def __init__(self, models: Models, settings: StepSettings, *, draft_loop: str, mesh: Mesh):
         self.graph, parameters = nnx.split(models)
         self.leaves, self.treedef = jax.tree.flatten(parameters)
         self.settings = settings
         self.draft_loop = draft_loop
+        self._replicated = replicated(mesh)
         self.num_drafts = models.drafter.num_speculative_tokens
         self.is_autoregressive = isinstance(models.drafter, AutoregressiveDrafter)
         self._prefill: Callable | None = None
         self._decode: dict[bool, Callable] = {}
 
     def compile(
-        self, state: EngineState, batch: PrefillBatch, live: jax.Array, *, modes: tuple[bool, ...], progress: bool
+        self,
+        state: EngineState,
+        batch: PrefillBatch,
+        live: jax.Array,
+        *,
+        modes: tuple[bool, ...],
+        progress: bool,
     ) -> None:
         """Compiles everything, side by side.
 
@@ -53,7 +62,9 @@ class Programs:
         compiled = {}
         with (
             ThreadPoolExecutor(len(lowered)) as pool,
-            tqdm(total=len(lowered), desc="compile", unit="program", disable=not progress, leave=False) as bar,
+            tqdm(
+                total=len(lowered), desc="compile", unit="program", disable=not progress, leave=False
+            ) as bar,
         ):
             futures = {name: pool.submit(program.compile) for name, program in lowered.items()}
             for name, future in futures.items():
@@ -90,7 +101,11 @@ class Programs:
             return function(self._models(leaves), state, *rest, **static)
 
         program.__name__ = function.__name__
-        return jax.jit(program, donate_argnums=1).lower(self.leaves, *args)
+        # The state comes back as it went in, so that it can be donated and passed on.
+        kept = jax.tree.map(lambda array: array.sharding, args[0])
+        return jax.jit(program, donate_argnums=1, out_shardings=(kept, self._replicated)).lower(
+            self.leaves, *args
+        )
 
     def _host_decode(self, stochastic: bool) -> Callable:
         """`decode` driven from Python, one call per draft: the oracle that the compiled loop is held to."""

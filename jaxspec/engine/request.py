@@ -63,7 +63,10 @@ class AcceptanceStats:
     def conditional_acceptance(self) -> list[float]:
         """Probability that each draft was accepted, given that the ones before it were."""
         reached = [self.draft_steps, *self.accepted_at]
-        return [count / before if before else 0.0 for before, count in zip(reached, self.accepted_at, strict=False)]
+        return [
+            count / before if before else 0.0
+            for before, count in zip(reached, self.accepted_at, strict=False)
+        ]
 
     def as_dict(self) -> dict:
         """Counts and rates, ready for JSON."""

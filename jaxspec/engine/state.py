@@ -1,13 +1,16 @@
 """What lives on the device between dispatches, and what comes back from one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxspec.attention import LayerCache, init_cache
 from jaxspec.drafters.base import Context, Drafter, Target
 from jaxspec.sampling import SamplingState
+from jaxspec.sharding import replicated
 
 MAX_STOP_TOKENS = 16
 """Stop tokens that one request may have, the model's own end-of-sequence tokens included."""
@@ -44,9 +47,7 @@ class EngineState:
     @property
     def context(self) -> Context:
         """What the drafter sees of the state."""
-        return Context(
-            self.hidden, self.history, self.length, self.active, self.page_table, self.sampling
-        )
+        return Context(self.hidden, self.history, self.length, self.active, self.page_table, self.sampling)
 
 
 def init_state(
@@ -58,13 +59,15 @@ def init_state(
     page_size: int,
     num_pages: int,
     dtype: jnp.dtype,
+    mesh: Mesh,
 ) -> EngineState:
-    """An idle state. `num_pages` counts the null page."""
+    """An idle state. `num_pages` counts the null page; the caches are split over `mesh`."""
     table_width = -(-max_model_len // page_size)
     ints = jnp.zeros(batch_size, jnp.int32)
-    return EngineState(
-        target_cache=init_cache(target.cache_shapes, num_pages=num_pages, page_size=page_size, dtype=dtype),
-        draft_cache=init_cache(drafter.cache_shapes, num_pages=num_pages, page_size=page_size, dtype=dtype),
+    cache = partial(init_cache, num_pages=num_pages, page_size=page_size, dtype=dtype, mesh=mesh)
+    slots = EngineState(
+        target_cache=(),
+        draft_cache=(),
         page_table=jnp.zeros((batch_size, table_width), jnp.int32),
         history=jnp.zeros((batch_size, max_model_len + 1), jnp.int32),
         length=ints,
@@ -79,6 +82,11 @@ def init_state(
             min_p=jnp.zeros(batch_size, jnp.float32),
             seed=jnp.zeros((batch_size, 2), jnp.uint32),
         ),
+    )
+    return replace(
+        jax.device_put(slots, replicated(mesh)),
+        target_cache=cache(target.cache_shapes),
+        draft_cache=cache(drafter.cache_shapes),
     )
 
 

@@ -207,17 +207,15 @@ def decode(
       The state, and the steps' outputs stacked on a leading axis S.
     """
     state = replace(state, active=state.active & live)
-    _, shapes = jax.eval_shape(
-        lambda: engine_step(models, state, settings=settings, stochastic=stochastic)
-    )
-    outputs = jax.tree.map(
-        lambda s: jnp.zeros((settings.steps_per_dispatch, *s.shape), s.dtype), shapes
-    )
+    _, shapes = jax.eval_shape(lambda: engine_step(models, state, settings=settings, stochastic=stochastic))
+    outputs = jax.tree.map(lambda s: jnp.zeros((settings.steps_per_dispatch, *s.shape), s.dtype), shapes)
 
     def body(i, carry):
         state, outputs = carry
         state, output = engine_step(models, state, settings=settings, stochastic=stochastic)
-        outputs = jax.tree.map(lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, i, 0), outputs, output)
+        outputs = jax.tree.map(
+            lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, i, 0), outputs, output
+        )
         return state, outputs
 
     return lax.fori_loop(0, settings.steps_per_dispatch, body, (state, outputs))

@@ -6,7 +6,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import AttentionKind, AttentionMetadata, CacheShape, FullAttention, LayerCache, SlidingWindow
+from jaxspec.attention import (
+    AttentionKind,
+    AttentionMetadata,
+    CacheShape,
+    FullAttention,
+    LayerCache,
+    SlidingWindow,
+)
 from jaxspec.config import ModelConfig
 from jaxspec.models.layers import DecoderLayer, Embedding, Linear, RMSNorm, TiedEmbedding
 from jaxspec.models.parameters import product

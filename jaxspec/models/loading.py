@@ -3,14 +3,17 @@
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from jaxspec.checkpoints import Checkpoint, StrictTensors
 from jaxspec.config import ModelConfig
 from jaxspec.models.llama import Llama
 from jaxspec.models.parameters import Source
+from jaxspec.sharding import make_mesh, sharding
 
 Module = TypeVar("Module", bound=nnx.Module)
 
@@ -18,8 +21,8 @@ Module = TypeVar("Module", bound=nnx.Module)
 IGNORED = ("*rotary_emb.inv_freq",)
 
 
-def load_target(checkpoint: Checkpoint, *, dtype: jnp.dtype) -> Llama:
-    """A target network with a checkpoint's weights.
+def load_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, mesh: Mesh | None = None) -> Llama:
+    """A target network with a checkpoint's weights, split over `mesh` (one device by default).
 
     Raises:
       ConfigError: its architecture is not supported.
@@ -28,7 +31,7 @@ def load_target(checkpoint: Checkpoint, *, dtype: jnp.dtype) -> Llama:
     config = target_config(checkpoint)
     tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
     return load_module(
-        lambda rngs: Llama(config, dtype=dtype, rngs=rngs), checkpoint, ignore=(*IGNORED, *tied)
+        lambda rngs: Llama(config, dtype=dtype, rngs=rngs), checkpoint, mesh=mesh, ignore=(*IGNORED, *tied)
     )
 
 
@@ -42,7 +45,11 @@ def target_config(checkpoint: Checkpoint) -> ModelConfig:
 
 
 def load_module(
-    make: Callable[[nnx.Rngs], Module], checkpoint: Checkpoint, *, ignore: tuple[str, ...] = ()
+    make: Callable[[nnx.Rngs], Module],
+    checkpoint: Checkpoint,
+    *,
+    mesh: Mesh | None = None,
+    ignore: tuple[str, ...] = (),
 ) -> Module:
     """Makes a module and fills every parameter from where it says that a checkpoint keeps it.
 
@@ -51,11 +58,13 @@ def load_module(
     Args:
       make: the constructor; it is only evaluated for shapes.
       checkpoint: to read.
+      mesh: the devices that the parameters are split over; one by default.
       ignore: names of tensors that may be there and are not used; `*` matches anything.
 
     Raises:
       CheckpointError: a tensor is missing, spare or misshaped.
     """
+    mesh = mesh or make_mesh()
     module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
     tensors = StrictTensors(checkpoint)
     tensors.ignore(*ignore)
@@ -66,8 +75,9 @@ def load_module(
     tensors.finish()
     for variable, stored in plan:
         joined = variable.get_metadata("source").join([tensor.read() for tensor in stored])
-        dtype = variable.get_value().dtype
-        variable.set_value(jnp.asarray(np.ascontiguousarray(joined).astype(dtype)))
+        array = np.ascontiguousarray(joined).astype(variable.get_value().dtype)
+        axes = variable.get_metadata("axes")
+        variable.set_value(jax.device_put(array, sharding(mesh, axes, array.shape)))
     return module
 
 
