@@ -14,14 +14,15 @@ from jax.sharding import Mesh
 from jaxspec.checkpoints import TextStream, Tokenizer
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.drafters.base import Drafter, Target
+from jaxspec.engine.packing import pack_prefill
 from jaxspec.engine.pages import PageAllocator
 from jaxspec.engine.programs import Programs
-from jaxspec.engine.prompts import Prompt, encode_prompt
+from jaxspec.engine.prompts import Prompt, as_prompts, encode_prompt, is_one_prompt
 from jaxspec.engine.request import Delta, Generation, Request
 from jaxspec.engine.scheduler import Chunk, Plan, Running, Scheduler
 from jaxspec.engine.state import MAX_STOP_TOKENS, PrefillBatch, PrefillOutput, StepOutput, init_state
 from jaxspec.engine.step import Models, StepSettings
-from jaxspec.sampling import SamplingParams, SamplingState
+from jaxspec.sampling import SamplingParams
 from jaxspec.sharding import make_mesh, replicated
 
 
@@ -96,9 +97,7 @@ class Engine:
         self._live_host = list(self._scheduler.live)
         self._live = jax.device_put(np.asarray(self._live_host), self._whole)
         self._modes = tuple(sorted({_MODES[mode] for mode in sampling_modes}))
-        self.programs.compile(
-            self._state, self._prefill_batch([]), self._live, modes=self._modes, progress=progress
-        )
+        self.programs.compile(self._state, self._pack([]), self._live, modes=self._modes, progress=progress)
 
     def generate(
         self,
@@ -124,12 +123,12 @@ class Engine:
             nothing has been generated then.
         """
         params = _merge_params(params, sampling)
-        one = is_one_prompt(prompts)
-        requests = [self.make_request(p, params, raw=raw) for p in ([prompts] if one else prompts)]  # type: ignore[list-item]
-        generations: dict[int, Generation] = {}
-        for index, generation in self.run(requests):
-            generations[index] = generation
-        return generations[0] if one else [generations[i] for i in range(len(requests))]
+        every = as_prompts(prompts)
+        requests = [self.make_request(prompt, params, raw=raw) for prompt in every]
+        generations = dict(self.run(requests))
+        if is_one_prompt(prompts):
+            return generations[0]
+        return [generations[i] for i in range(len(requests))]
 
     def stream(
         self,
@@ -244,7 +243,7 @@ class Engine:
     def _dispatch(self, plan: Plan) -> InFlight:
         prefills = []
         for chunks in plan.prefills:
-            self._state, first = self.programs.prefill(self._state, self._prefill_batch(chunks))
+            self._state, first = self.programs.prefill(self._state, self._pack(chunks))
             prefills.append(first)
         output = None
         if plan.decodes:
@@ -273,47 +272,13 @@ class Engine:
             self._live = jax.device_put(np.asarray(self._live_host), self._whole)
         return self._live
 
-    def _prefill_batch(self, chunks: Sequence[Chunk]) -> PrefillBatch:
-        """The arguments of one prefill program; rows without a chunk name a slot past the end."""
-        rows, width = self.config.prefill_rows, self.config.prefill_chunk
-        table_width = self._state.page_table.shape[1]
-        tokens = np.zeros((rows, width + 1), np.int32)
-        slot = np.full(rows, self.config.batch_size, np.int32)
-        start, count, remaining, top_k = np.zeros((4, rows), np.int32)
-        is_last = np.zeros(rows, bool)
-        pages = np.zeros((rows, table_width), np.int32)
-        stop_tokens = np.full((rows, MAX_STOP_TOKENS), -1, np.int32)
-        temperature, min_p = np.zeros((2, rows), np.float32)
-        top_p = np.ones(rows, np.float32)
-        seed = np.zeros((rows, 2), np.uint32)
-        for row, chunk in enumerate(chunks):
-            request, params = chunk.running.request, chunk.running.request.params
-            piece = request.prompt[chunk.start : chunk.start + chunk.count + 1]
-            tokens[row, : len(piece)] = piece
-            slot[row], start[row], count[row] = chunk.running.slot, chunk.start, chunk.count
-            is_last[row] = chunk.is_last
-            pages[row, : len(chunk.running.pages)] = chunk.running.pages
-            remaining[row] = request.max_new_tokens
-            stop_tokens[row, : len(request.stop_tokens)] = request.stop_tokens
-            temperature[row], top_p[row], min_p[row] = params.temperature, params.top_p, params.min_p
-            top_k[row] = max(params.top_k, 0)
-            seed[row] = request.seed
-        return jax.device_put(
-            PrefillBatch(
-                slot=slot,
-                tokens=tokens[:, :-1],
-                next_tokens=tokens[:, 1:],
-                start=start,
-                count=count,
-                is_last=is_last,
-                pages=pages,
-                remaining=remaining,
-                stop_tokens=stop_tokens,
-                sampling=SamplingState(
-                    temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
-                ),
-            ),
-            self._whole,
+    def _pack(self, chunks: Sequence[Chunk]) -> PrefillBatch:
+        return pack_prefill(
+            chunks,
+            self._state,
+            rows=self.config.prefill_rows,
+            width=self.config.prefill_chunk,
+            whole=self._whole,
         )
 
 
@@ -336,13 +301,6 @@ def resolve_max_model_len(config: EngineConfig, limit: int) -> int:
     if config.max_model_len > limit:
         raise ConfigError(f"engine.max_model_len {config.max_model_len} is past the model's limit of {limit}")
     return config.max_model_len
-
-
-def is_one_prompt(prompts: Any) -> bool:
-    """Whether `prompts` is one prompt: a string, token ids or messages, and not a list of prompts."""
-    if isinstance(prompts, str):
-        return True
-    return bool(prompts) and all(isinstance(item, (int, np.integer, dict)) for item in prompts)
 
 
 def _is_stochastic(params: SamplingParams) -> bool:

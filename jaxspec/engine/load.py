@@ -7,8 +7,8 @@ from typing import Any
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import Config, ConfigError, SourceConfig, list_configs, load_config
 from jaxspec.drafters.loading import Build, load_drafter
-from jaxspec.engine.engine import Engine, is_one_prompt, resolve_dtype
-from jaxspec.engine.prompts import Prompt
+from jaxspec.engine.engine import Engine, resolve_dtype
+from jaxspec.engine.prompts import Prompt, as_prompts
 from jaxspec.engine.request import Generation
 from jaxspec.models.loading import load_target
 from jaxspec.sampling import SamplingParams
@@ -83,8 +83,7 @@ def generate(
       ValueError: something about the prompts, the parameters, the configuration or a checkpoint.
     """
     params = SamplingParams(**sampling)
-    count = 1 if is_one_prompt(prompts) else len(prompts)
-    sizes = {"batch_size": max(1, min(count, 8)), **(engine or {})}
+    sizes = {"batch_size": max(1, min(len(as_prompts(prompts)), 8)), **(engine or {})}
     mode = "sampled" if params.temperature > 0 else "greedy"
     loaded = load(model, drafter=drafter, sampling_modes=(mode,), progress=progress, **sizes)
     return loaded.generate(prompts, params, raw=raw)

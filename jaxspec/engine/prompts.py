@@ -11,6 +11,19 @@ Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
 """A string, token ids, or chat messages of {"role", "content"}."""
 
 
+def is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """Whether `prompts` is one prompt: a string, token ids or messages, and not a list of prompts."""
+    if isinstance(prompts, str):
+        return True
+    return bool(len(prompts)) and all(isinstance(item, (int, np.integer, dict)) for item in prompts)
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts, of one or of several."""
+    every: Any = [prompts] if is_one_prompt(prompts) else list(prompts)
+    return every
+
+
 def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, *, raw: bool, vocab_size: int) -> list[int]:
     """Token ids of a prompt.
 
@@ -27,7 +40,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, *, raw: bool, voc
             raise ValueError("prompt: chat messages need a chat template, and this checkpoint has none")
         ids = tokenizer.encode(tokenizer.apply_chat_template(list(prompt)), add_special_tokens=False)  # type: ignore[arg-type]
     elif all(isinstance(item, (int, np.integer)) and not isinstance(item, bool) for item in prompt):
-        ids = [int(item) for item in prompt]  # type: ignore[call-overload]
+        ids = np.asarray(prompt, np.int64).tolist()
         outside = [token for token in ids if not 0 <= token < vocab_size]
         if outside:
             raise ValueError(f"prompt: token id {outside[0]} is outside the vocabulary of {vocab_size}")

@@ -39,7 +39,7 @@ class Llama(nnx.Module):
         self.config = config
         self.kinds = attention_kinds(config)
         tied, sizes = config.tie_word_embeddings, (config.vocab_size, config.hidden_size)
-        self.embedding = (TiedEmbedding if tied else Embedding)(*sizes, "model.embed_tokens", **args)
+        self.embedding: Any = (TiedEmbedding if tied else Embedding)(*sizes, "model.embed_tokens", **args)
         self.layers = nnx.List(
             [DecoderLayer(config, kind, f"model.layers.{i}", **args) for i, kind in enumerate(self.kinds)]
         )

@@ -83,7 +83,7 @@ def load_module(
 
 def export_tensors(module: nnx.Module) -> dict[str, np.ndarray]:
     """A module's parameters as a checkpoint names and lays them out: the inverse of `load_module`."""
-    exported = {}
+    exported: dict[str, np.ndarray] = {}
     for variable, source in declared(module):
         arrays = source.split(np.asarray(variable.get_value()))
         exported |= {name: array for (name, _), array in zip(source.tensors, arrays, strict=True)}
