@@ -1,0 +1,101 @@
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.sampling import process_logits
+
+process = jax.jit(process_logits)
+
+
+def by_sorting(logits, temperature, top_k, top_p, min_p):
+    """One row by a sort in float64."""
+    scaled = logits.astype(np.float64) / temperature
+    p = np.exp(scaled - scaled.max())
+    keep = p >= min_p
+    if top_k:
+        keep &= scaled >= np.sort(scaled)[-min(top_k, len(scaled))]
+    if top_p < 1:
+        order = np.argsort(-scaled, kind="stable")
+        left = np.where(keep, p, 0)[order]
+        before = np.cumsum(left) - left
+        last = np.flatnonzero(before < top_p * left.sum())[-1]
+        keep &= scaled >= scaled[order[last]]
+    return np.where(keep, scaled, -np.inf)
+
+
+SETTINGS = list(itertools.product([0.6, 1.7], [0, 1, 5, 5000], [0.05, 0.83, 1.0], [0.0, 0.02, 1.0]))
+
+
+@pytest.mark.parametrize("vocabulary", [1, 17, 1003])
+def test_equals_a_sort(vocabulary, sampling_state):
+    rng = np.random.default_rng(vocabulary)
+    logits = rng.normal(size=(len(SETTINGS), 2, vocabulary)).astype(np.float32) * 3
+    temperature, top_k, top_p, min_p = zip(*SETTINGS, strict=True)
+    state = sampling_state(len(SETTINGS), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    found = process(jnp.asarray(logits), state)
+    for (b, q), setting in zip(np.ndindex(logits.shape[:2]), np.repeat(SETTINGS, 2, axis=0), strict=True):
+        temperature, top_k, top_p, min_p = setting
+        expected = by_sorting(logits[b, q], temperature, int(top_k), top_p, min_p)
+        np.testing.assert_allclose(found[b, q], expected, rtol=1e-6, atol=1e-6, err_msg=str(setting))
+
+
+def test_ties_with_the_last_one_kept_are_kept(sampling_state):
+    logits = jnp.array([[[3.0, 1.0, 2.0, 2.0, 2.0, 0.0]]])
+    kept = [True, False, True, True, True, False]
+    for state in (sampling_state(1, top_k=2), sampling_state(1, top_p=0.5)):
+        np.testing.assert_array_equal(jnp.isfinite(process(logits, state))[0, 0], kept)
+
+
+def test_the_best_token_survives_the_harshest_setting(sampling_state):
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(1, 3, 50)) * 40, jnp.float32)
+    found = process(logits, sampling_state(1, temperature=1e-3, top_k=1, top_p=1e-30, min_p=1.0))
+    np.testing.assert_array_equal(jnp.isfinite(found).sum(-1), [[1, 1, 1]])
+    np.testing.assert_array_equal(found.argmax(-1), logits.argmax(-1))
+
+
+def test_zero_and_minus_zero_tie(sampling_state):
+    found = process(jnp.array([[[0.0, -0.0, -1.0]]]), sampling_state(1, top_k=1))
+    np.testing.assert_array_equal(jnp.isfinite(found)[0, 0], [True, True, False])
+
+
+def test_temperature_0_rows_are_raw(sampling_state):
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 50)), jnp.float32)
+    found = process(logits, sampling_state(2, temperature=[0.0, 2.0], top_k=3, top_p=0.5, min_p=0.5))
+    np.testing.assert_array_equal(found[0], logits[0])
+    assert jnp.isinf(found[1]).any()
+
+
+def test_a_slot_without_truncation_keeps_all_beside_one_with(sampling_state):
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 1, 50)), jnp.float32)
+    found = process(logits, sampling_state(2, top_k=[0, 3], top_p=[1.0, 0.4]))
+    assert jnp.isfinite(found[0]).all()
+    assert 1 <= jnp.isfinite(found[1]).sum() <= 3
+
+
+def test_masked_logits_stay_masked(sampling_state):
+    logits = jnp.full((1, 1, 50), -jnp.inf).at[0, 0, 7].set(1.0)
+    for state in (sampling_state(1), sampling_state(1, top_k=10, top_p=0.9)):
+        np.testing.assert_array_equal(jnp.isfinite(process(logits, state))[0, 0], np.arange(50) == 7)
+
+
+def test_nan_is_not_hidden(sampling_state):
+    logits = jnp.zeros((1, 1, 50)).at[0, 0, 7].set(jnp.nan)
+    found = process(logits, sampling_state(1, top_k=3, top_p=0.5, min_p=0.1))
+    assert jnp.isnan(found[0, 0, 7])
+
+
+def test_bfloat16_logits_become_float32(sampling_state):
+    assert process(jnp.zeros((1, 2, 9), jnp.bfloat16), sampling_state(1)).dtype == jnp.float32
+
+
+def test_only_a_cpu_branches(sampling_state):
+    """On a GPU the condition of a branch, or of a loop of unknown length, is copied to the host."""
+    traced = process.trace(jnp.zeros((1, 2, 9)), sampling_state(1))
+    branches = {
+        platform: "stablehlo.case" in traced.lower(lowering_platforms=(platform,)).as_text()
+        for platform in ("cpu", "cuda")
+    }
+    assert branches == {"cpu": True, "cuda": False}
