@@ -7,6 +7,7 @@ from typing import Any
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import Config, ConfigError, SourceConfig, list_configs, load_config
 from jaxspec.drafters.loading import Build, load_drafter
+from jaxspec.engine.compilation_cache import enable_compilation_cache
 from jaxspec.engine.engine import Engine, resolve_dtype
 from jaxspec.engine.prompts import Prompt, as_prompts
 from jaxspec.engine.request import Generation
@@ -41,6 +42,7 @@ def load(
       ConfigError, CheckpointError: what is wrong with the configuration or a checkpoint, in one line.
     """
     config = resolve_config(model).replace(drafter=drafter, engine=engine)
+    enable_compilation_cache()
     target_source = config.target
     dtype, mesh = resolve_dtype(config.engine), make_mesh(config.engine.tensor_parallel)
     checkpoint = open_checkpoint(target_source.source, file=target_source.file, sha256=target_source.sha256)
