@@ -44,10 +44,9 @@ def _where_used(
     def search(digit_bits: int) -> jax.Array:
         return jnp.where(used[:, None], raise_floor(scaled, floor, parameter[:, None], digit_bits), floor)
 
-    return lax.platform_dependent(
-        cpu=lambda: lax.cond(used.any(), lambda: search(digit_bits=1), lambda: floor),
-        default=lambda: search(digit_bits=4),
-    )
+    if jax.default_backend() != "cpu":
+        return search(digit_bits=4)
+    return lax.cond(used.any(), lambda: search(digit_bits=1), lambda: floor)
 
 
 def _top_k(scaled: jax.Array, floor: jax.Array, k: jax.Array, digit_bits: int) -> jax.Array:
