@@ -7,12 +7,11 @@ from itertools import islice
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from jaxspec.checkpoints import TextStream, Tokenizer
-from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.config import EngineConfig
 from jaxspec.drafters.base import Drafter, Target
 from jaxspec.engine.packing import pack_prefill
 from jaxspec.engine.pages import PageAllocator
@@ -62,38 +61,31 @@ class Engine:
         """
         mesh = mesh or make_mesh()
         self._whole = replicated(mesh)
-        self.config = config
+        self.config = config.resolve(
+            backend=jax.default_backend(), model_limit=target.config.max_position_embeddings
+        )
         self.tokenizer = tokenizer
         self.eos_token_ids = tuple(eos_token_ids)
         self.vocab_size = target.config.vocab_size
+        self.max_model_len = self.config.max_model_len
         self.num_speculative_tokens = drafter.num_speculative_tokens
-        self.max_model_len = resolve_max_model_len(config, target.config.max_position_embeddings)
-        pages_per_slot = -(-self.max_model_len // config.page_size)
-        num_pages = config.num_pages or pages_per_slot * config.batch_size
         self._scheduler = Scheduler(
-            batch_size=config.batch_size,
-            pages=PageAllocator(num_pages, config.page_size),
-            prefill_rows=config.prefill_rows,
-            prefill_chunk=config.prefill_chunk,
-            steps_per_dispatch=config.steps_per_dispatch,
+            batch_size=self.config.batch_size,
+            pages=PageAllocator(self.config.num_pages, self.config.page_size),
+            prefill_rows=self.config.prefill_rows,
+            prefill_chunk=self.config.prefill_chunk,
+            steps_per_dispatch=self.config.steps_per_dispatch,
         )
         self._in_flight: deque[InFlight] = deque()
-        self._state = init_state(
-            target,
-            drafter,
-            batch_size=config.batch_size,
-            max_model_len=self.max_model_len,
-            page_size=config.page_size,
-            num_pages=num_pages + 1,
-            dtype=resolve_dtype(config),
-            mesh=mesh,
-        )
+        self._state = init_state(target, drafter, self.config, mesh=mesh)
         settings = StepSettings(
-            page_size=config.page_size,
-            steps_per_dispatch=config.steps_per_dispatch,
-            synthetic_acceptance_length=config.synthetic_acceptance_length,
+            page_size=self.config.page_size,
+            steps_per_dispatch=self.config.steps_per_dispatch,
+            synthetic_acceptance_length=self.config.synthetic_acceptance_length,
         )
-        self.programs = Programs(Models(target, drafter), settings, draft_loop=config.draft_loop, mesh=mesh)
+        self.programs = Programs(
+            Models(target, drafter), settings, draft_loop=self.config.draft_loop, mesh=mesh
+        )
         self._live_host = list(self._scheduler.live)
         self._live = jax.device_put(np.asarray(self._live_host), self._whole)
         self._modes = tuple(sorted({_MODES[mode] for mode in sampling_modes}))
@@ -283,24 +275,6 @@ class Engine:
 
 
 _MODES = {"greedy": False, "sampled": True}
-
-
-def resolve_dtype(config: EngineConfig) -> jnp.dtype:
-    """The dtype of weights and cache: float32 on the CPU, where bfloat16 products are 20 times slower."""
-    return jnp.dtype(config.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16"))
-
-
-def resolve_max_model_len(config: EngineConfig, limit: int) -> int:
-    """Positions per request.
-
-    Raises:
-      ConfigError: more than the model was made for.
-    """
-    if config.max_model_len is None:
-        return min(limit, 2048 if jax.default_backend() == "cpu" else 8192)
-    if config.max_model_len > limit:
-        raise ConfigError(f"engine.max_model_len {config.max_model_len} is past the model's limit of {limit}")
-    return config.max_model_len
 
 
 def _is_stochastic(params: SamplingParams) -> bool:

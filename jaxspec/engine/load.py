@@ -4,14 +4,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import Config, ConfigError, SourceConfig, list_configs, load_config
 from jaxspec.drafters.loading import Build, load_drafter
 from jaxspec.engine.compilation_cache import enable_compilation_cache
-from jaxspec.engine.engine import Engine, resolve_dtype
+from jaxspec.engine.engine import Engine
 from jaxspec.engine.prompts import Prompt, as_prompts
 from jaxspec.engine.request import Generation
-from jaxspec.models.loading import load_target
+from jaxspec.models.loading import load_target, target_config
 from jaxspec.sampling import SamplingParams
 from jaxspec.sharding import make_mesh
 
@@ -44,8 +47,10 @@ def load(
     config = resolve_config(model).replace(drafter=drafter, engine=engine)
     enable_compilation_cache()
     target_source = config.target
-    dtype, mesh = resolve_dtype(config.engine), make_mesh(config.engine.tensor_parallel)
+    mesh = make_mesh(config.engine.tensor_parallel)
     checkpoint = open_checkpoint(target_source.source, file=target_source.file, sha256=target_source.sha256)
+    limit = target_config(checkpoint).max_position_embeddings
+    dtype = jnp.dtype(config.engine.resolve(backend=jax.default_backend(), model_limit=limit).dtype)
     target = load_target(checkpoint, dtype=dtype, mesh=mesh)
     return Engine(
         target,

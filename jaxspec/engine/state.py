@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxspec.attention import LayerCache, init_cache
+from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Context, Drafter, Target
 from jaxspec.sampling import SamplingState
 from jaxspec.sharding import replicated
@@ -50,26 +51,18 @@ class EngineState:
         return Context(self.hidden, self.history, self.length, self.active, self.page_table, self.sampling)
 
 
-def init_state(
-    target: Target,
-    drafter: Drafter,
-    *,
-    batch_size: int,
-    max_model_len: int,
-    page_size: int,
-    num_pages: int,
-    dtype: jnp.dtype,
-    mesh: Mesh,
-) -> EngineState:
-    """An idle state. `num_pages` counts the null page; the caches are split over `mesh`."""
-    table_width = -(-max_model_len // page_size)
+def init_state(target: Target, drafter: Drafter, config: ResolvedEngineConfig, *, mesh: Mesh) -> EngineState:
+    """An idle state, its caches split over `mesh`."""
+    batch_size, page_size, dtype = config.batch_size, config.page_size, jnp.dtype(config.dtype)
+    table_width = -(-config.max_model_len // page_size)
+    # One page more than the configuration's, page 0.
+    cache = partial(init_cache, num_pages=config.num_pages + 1, page_size=page_size, dtype=dtype, mesh=mesh)
     ints = jnp.zeros(batch_size, jnp.int32)
-    cache = partial(init_cache, num_pages=num_pages, page_size=page_size, dtype=dtype, mesh=mesh)
     slots = EngineState(
         target_cache=(),
         draft_cache=(),
         page_table=jnp.zeros((batch_size, table_width), jnp.int32),
-        history=jnp.zeros((batch_size, max_model_len + 1), jnp.int32),
+        history=jnp.zeros((batch_size, config.max_model_len + 1), jnp.int32),
         length=ints,
         hidden=jnp.zeros((batch_size, drafter.hidden_size), dtype),
         remaining=jnp.copy(ints),
