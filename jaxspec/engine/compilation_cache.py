@@ -18,7 +18,10 @@ def enable_compilation_cache() -> Path | None:
     Returns:
       The folder in use, or None for no cache of ours.
     """
-    if jax.config.jax_compilation_cache_dir is not None or not jax.config.jax_enable_compilation_cache:
+    chosen, enabled = (
+        jax.config.values[f"jax_{name}"] for name in ("compilation_cache_dir", "enable_compilation_cache")
+    )
+    if chosen is not None or not enabled:
         return None
     folder = cache_folder() / "xla"
     try:
