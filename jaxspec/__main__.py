@@ -1,0 +1,84 @@
+"""One prompt on the command line: `jaxspec "Why is the sky blue?"`, or `python -m jaxspec`.
+
+The answer streams to stdout; progress, statistics and errors go to stderr.
+"""
+
+import argparse
+import os
+import sys
+import time
+
+from jaxspec.checkpoints import CheckpointError
+from jaxspec.command_line import (
+    CommandError,
+    Parser,
+    add_sampling_options,
+    add_speculation_options,
+    drafter_options,
+    report,
+    sampling_mode,
+    sampling_params,
+)
+from jaxspec.config import ConfigError, list_configs
+from jaxspec.engine import Generation
+from jaxspec.engine.load import DEFAULT_MODEL, load, resolve_config
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = Parser(prog="jaxspec", description="Answer one prompt with speculative decoding.")
+    parser.add_argument("prompt", help="a user's turn; it goes through the model's chat template")
+    parser.add_argument(
+        "--model",
+        default=DEFAULT_MODEL,
+        help=f"a configuration ({', '.join(list_configs())}), a TOML file, a checkpoint folder, a .gguf file "
+        "or a Hugging Face Hub id; default: %(default)s",
+    )
+    add_sampling_options(parser, seed=None)
+    add_speculation_options(parser)
+    args = parser.parse_args(arguments)
+    try:
+        _answer(args)
+    except (ConfigError, CheckpointError, CommandError) as error:
+        return report(error)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of the pipe has gone; Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+def _answer(args: argparse.Namespace) -> None:
+    if not args.prompt:
+        raise CommandError("the prompt is empty")
+    params = sampling_params(args)
+    engine = load(
+        args.model,
+        drafter=drafter_options(args, resolve_config(args.model)),
+        sampling_modes=(sampling_mode(params),),
+        batch_size=1,
+    )
+    try:
+        deltas = engine.stream(args.prompt, params, raw=args.raw)
+    except ValueError as error:
+        raise CommandError(error) from None
+    start = time.perf_counter()
+    for delta in deltas:
+        print(delta.text, end="", flush=True)
+    print(flush=True)
+    assert delta.generation is not None  # the last piece carries it
+    print(_summary(delta.generation, time.perf_counter() - start), file=sys.stderr)
+
+
+def _summary(generation: Generation, seconds: float) -> str:
+    count, stats = len(generation.token_ids), generation.stats
+    return (
+        f"[{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s; "
+        f"{stats.steps} target passes, acceptance length {stats.acceptance_length:.2f}]"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

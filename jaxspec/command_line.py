@@ -1,0 +1,104 @@
+"""Options that the command lines share; what is wrong with them fits one line."""
+
+import argparse
+import sys
+from typing import Any, NoReturn
+
+from jaxspec.config import Config
+from jaxspec.sampling import SamplingParams
+
+
+class CommandError(ValueError):
+    """A command that cannot be obeyed; the message names the argument."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a bad argument in one line, without the usage in front, and exits with 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (see --help)\n")
+
+
+def add_sampling_options(parser: argparse.ArgumentParser, *, seed: int | None) -> None:
+    """Adds the fields of `SamplingParams`, and --raw.
+
+    Args:
+      seed: default of --seed; None draws one.
+    """
+    default = SamplingParams()
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "--max-new-tokens", type=int, default=default.max_new_tokens, metavar="N", help="default: %(default)s"
+    )
+    group.add_argument(
+        "--temperature",
+        type=float,
+        default=default.temperature,
+        metavar="T",
+        help="default: 0, which is greedy",
+    )
+    group.add_argument("--top-p", type=float, default=default.top_p, metavar="P", help="default: 1, all")
+    group.add_argument("--top-k", type=int, default=default.top_k, metavar="K", help="default: 0, all")
+    group.add_argument("--min-p", type=float, default=default.min_p, metavar="P", help="default: 0, all")
+    group.add_argument(
+        "--seed",
+        type=int,
+        default=seed,
+        metavar="N",
+        help=f"default: {'a new one' if seed is None else seed}",
+    )
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="ends the answer; may be given several times",
+    )
+    group.add_argument("--ignore-eos", action="store_true", help="go on after an end-of-sequence token")
+    group.add_argument("--raw", action="store_true", help="pass prompts without the chat template")
+
+
+def add_speculation_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what changes the configuration's drafter."""
+    group = parser.add_argument_group("speculation").add_mutually_exclusive_group()
+    group.add_argument("--num-speculative-tokens", type=int, metavar="K", help="drafts per step")
+    group.add_argument("--no-speculation", action="store_true", help="decode plainly")
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """The parameters that the options of `add_sampling_options` say.
+
+    Raises:
+      CommandError: one is out of its range.
+    """
+    names = ("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos")
+    try:
+        return SamplingParams(**{name: getattr(args, name) for name in names})
+    except ValueError as error:
+        raise CommandError(error) from None
+
+
+def drafter_options(args: argparse.Namespace, config: Config) -> dict[str, Any]:
+    """The keys of the configuration's `[drafter]` that the options of `add_speculation_options` set.
+
+    Raises:
+      CommandError: a number of drafts for a configuration that has no drafter.
+    """
+    if args.no_speculation:
+        return {"kind": "none"}
+    if args.num_speculative_tokens is None:
+        return {}
+    if config.drafter.kind == "none":
+        raise CommandError(f"--num-speculative-tokens: {config.name} has no drafter")
+    return {"num_speculative_tokens": args.num_speculative_tokens}
+
+
+def sampling_mode(params: SamplingParams) -> str:
+    """The one decode program that requests with these parameters need."""
+    return "sampled" if params.temperature > 0 else "greedy"
+
+
+def report(error: object) -> int:
+    """Prints one line of an error; returns the exit status of bad input."""
+    print(f"error: {error}", file=sys.stderr)
+    return 2

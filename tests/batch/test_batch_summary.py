@@ -1,0 +1,45 @@
+from jaxspec import AcceptanceStats
+from jaxspec.batch import Summary
+
+
+def summary(**changes):
+    stats = AcceptanceStats()
+    for drafted, accepted in [(2, 2), (2, 0), (2, 1), (2, 2), (0, 0)]:
+        stats.add_step(drafted, accepted)
+    values = {
+        "rows": 3,
+        "rows_failed": 1,
+        "rows_skipped": 2,
+        "prompt_tokens": 12,
+        "tokens": 30,
+        "load_seconds": 7.0,
+        "seconds": 1.5,
+        "stats": stats,
+    }
+    return Summary(**{**values, **changes})
+
+
+def test_speed_leaves_loading_out():
+    assert summary().tokens_per_second == 20.0
+    assert summary(tokens=0, seconds=0.0).tokens_per_second == 0.0
+
+
+def test_the_dict_holds_counts_speed_and_acceptance():
+    values = summary().as_dict()
+    assert values["tokens_per_second"] == 20.0
+    assert (values["rows"], values["rows_failed"], values["rows_skipped"]) == (3, 1, 2)
+    assert values["acceptance_length"] == 2.25
+    assert values["acceptance_per_position"] == [0.75, 0.5]
+    assert values["conditional_acceptance"] == [0.75, 2 / 3]
+
+
+def test_the_table():
+    assert summary().table().splitlines() == [
+        "rows                    3 (1 failed, 2 done before)",
+        "tokens                  30 in 1.5 s, after 7.0 s of loading",
+        "tokens/s                20.0",
+        "target passes           5 (4 of them with drafts to verify)",
+        "mean acceptance length  2.25",
+        "acceptance at token 0   0.750   (0.750 of those reached)",
+        "acceptance at token 1   0.500   (0.667 of those reached)",
+    ]

@@ -1,0 +1,56 @@
+"""A tiny model that every test may load: random weights, a word-level tokenizer, a chat template."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+import jaxspec
+
+GOLDENS = Path(__file__).parent / "goldens"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}assistant{% endif %}"
+)
+CONFIG = """
+[target]
+source = "model"
+
+[drafter]
+kind = "ngram"
+num_speculative_tokens = 3
+
+[engine]
+batch_size = 4
+page_size = 8
+prefill_chunk = 16
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tmp_path_factory) -> Path:
+    """A TOML configuration: the tiny model of at most 128 positions, drafted by n-grams.
+
+    Words are "w6" to "w127", word i being token i, and "user", "assistant" and "system".
+    """
+    folder = tmp_path_factory.mktemp("tiny")
+    shutil.copytree(GOLDENS / "llama-tied" / "checkpoint", folder / "model")
+    words = ["<unk>", "<s>", "</s>", "user", "assistant", "system", *(f"w{i}" for i in range(6, 128))]
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")
+    )
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    backend.save(str(folder / "model" / "tokenizer.json"))
+    tokenizer_config = {"eos_token": "</s>", "chat_template": CHAT_TEMPLATE}
+    (folder / "model" / "tokenizer_config.json").write_text(json.dumps(tokenizer_config), "utf-8")
+    (folder / "tiny.toml").write_text(CONFIG, "utf-8")
+    return folder / "tiny.toml"
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(tiny_config) -> jaxspec.Engine:
+    """The engine of `tiny_config`, shared: leave nothing running in it."""
+    return jaxspec.load(tiny_config, progress=False)
