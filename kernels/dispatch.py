@@ -59,6 +59,7 @@ class Op:
             return f"needs a GPU, and jax runs on {jax.default_backend()!r} here"
         try:
             import jax_triton  # noqa: F401
+            import triton  # noqa: F401
         except ImportError as error:
             return f"needs the package jax-triton (extra cuda12 or cuda13): {error}"
         return None

@@ -3,6 +3,13 @@
 from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.gumbel_sample import reference
 
-gumbel_sample = Op("gumbel_sample", xla=reference.gumbel_sample)
+
+def _triton():
+    from jaxspec_kernels.gumbel_sample.triton_kernel import gumbel_sample
+
+    return gumbel_sample
+
+
+gumbel_sample = Op("gumbel_sample", xla=reference.gumbel_sample, triton=_triton)
 
 __all__ = ["gumbel_sample"]

@@ -3,6 +3,13 @@
 from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.kv_write import reference
 
-kv_write = Op("kv_write", xla=reference.kv_write)
+
+def _triton():
+    from jaxspec_kernels.kv_write.triton_kernel import kv_write
+
+    return kv_write
+
+
+kv_write = Op("kv_write", xla=reference.kv_write, triton=_triton)
 
 __all__ = ["kv_write"]

@@ -3,6 +3,13 @@
 from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.paged_attention.reference import paged_attention as reference
 
-paged_attention = Op("paged_attention", xla=reference)
+
+def _triton():
+    from jaxspec_kernels.paged_attention.triton_kernel import paged_attention
+
+    return paged_attention
+
+
+paged_attention = Op("paged_attention", xla=reference, triton=_triton)
 
 __all__ = ["paged_attention"]

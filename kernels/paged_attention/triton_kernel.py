@@ -1,0 +1,217 @@
+"""Paged attention in Triton, split over the context."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import triton
+import triton.language as tl
+from jaxspec_kernels.triton_call import triton_call
+
+# Enough programs to fill the multiprocessors of the largest GPUs a few times over.
+_PROGRAMS = 512
+_MAX_SPLITS = 64
+
+
+def paged_attention(
+    queries: jax.Array,
+    cache: jax.Array,
+    page_table: jax.Array,
+    first: jax.Array,
+    last: jax.Array,
+    *,
+    scale: float,
+) -> jax.Array:
+    """See `reference.paged_attention`.
+
+    The query heads of a key/value head and the rows of a slot share a tile, so keys and values are read
+    once for them all. The context of a slot is cut into a static number of splits of a length found on
+    the device, so that a batch of one fills the GPU and a short context leaves no long loop; a second
+    kernel merges the splits.
+    """
+    batch, num_rows, num_heads, head_dim = queries.shape
+    heads, page_size, width = cache.shape[1], cache.shape[3], page_table.shape[1]
+    if queries.size == 0:
+        return queries
+    group = num_heads // heads
+    rows = group * num_rows
+    wide = queries.dtype == jnp.float32
+    block_rows = min(max(triton.next_power_of_2(rows), 16), 16 if wide else 64)
+    block_keys = 32 if wide else 64
+    tiles = triton.cdiv(rows, block_rows)
+    splits = num_splits(batch * heads * tiles, width * page_size, block_keys)
+    block_dim = max(triton.next_power_of_2(head_dim), 16)
+    sizes = {
+        "num_rows": num_rows,
+        "heads": heads,
+        "group": group,
+        "head_dim": head_dim,
+        "splits": splits,
+        "block_dim": block_dim,
+    }
+    shape = (batch, heads, splits, rows)
+    partial = [
+        jax.ShapeDtypeStruct((*shape, head_dim), jnp.float32),
+        jax.ShapeDtypeStruct(shape, jnp.float32),
+        jax.ShapeDtypeStruct(shape, jnp.float32),
+    ]
+    whole = jax.ShapeDtypeStruct(queries.shape, queries.dtype)
+    parts = triton_call(
+        _split_kernel,
+        (queries, cache, page_table, first, last),
+        # One split writes the result itself; the kernel takes as many pointers either way.
+        [whole, *(jax.ShapeDtypeStruct((1,), jnp.float32) for _ in range(2))] if splits == 1 else partial,
+        grid=(batch * heads, tiles, splits),
+        num_warps=4 if block_rows <= 32 else 8,
+        num_stages=2 if wide else 3,
+        page_size=page_size,
+        width=width,
+        # In powers of two, which the GPU computes faster.
+        scale=scale * math.log2(math.e),
+        block_rows=block_rows,
+        block_keys=block_keys,
+        **sizes,
+    )
+    if splits == 1:
+        return parts[0]
+    (merged,) = triton_call(
+        _merge_kernel,
+        parts,
+        [whole],
+        grid=(batch * heads, rows),
+        num_warps=1 if splits * block_dim <= 1024 else 4,
+        block_splits=triton.next_power_of_2(splits),
+        **sizes,
+    )
+    return merged
+
+
+def num_splits(tiles: int, context: int, block_keys: int) -> int:
+    """Splits of a context of at most `context` keys, for `tiles` tiles of rows."""
+    return max(1, min(_PROGRAMS // tiles, context // block_keys, _MAX_SPLITS))
+
+
+@triton.jit
+def _split_kernel(
+    queries,
+    cache,
+    page_table,
+    first,
+    last,
+    outputs,
+    peaks,
+    totals,
+    num_rows: tl.constexpr,
+    heads: tl.constexpr,
+    group: tl.constexpr,
+    head_dim: tl.constexpr,
+    page_size: tl.constexpr,
+    width: tl.constexpr,
+    splits: tl.constexpr,
+    scale: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_keys: tl.constexpr,
+    block_dim: tl.constexpr,
+):
+    slot = tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
+    split = tl.program_id(2)
+    rows: tl.constexpr = num_rows * group
+
+    row = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
+    in_rows = row < rows
+    dim = tl.arange(0, block_dim)
+    in_dim = dim < head_dim
+    query_row = slot * num_rows + row // group
+    row_first = tl.load(first + query_row, mask=in_rows, other=0)
+    row_last = tl.load(last + query_row, mask=in_rows, other=-1)
+    sees = row_last >= row_first
+    # What no row of the tile sees is never read: it may be another request's, or NaN.
+    tile_first = tl.maximum(tl.min(tl.where(sees, row_first, 2147483647)), 0)
+    tile_last = tl.minimum(tl.max(tl.where(sees, row_last, -1)), width * page_size - 1)
+    num_keys = tl.maximum(tile_last + 1 - tile_first, 0)
+    length = tl.cdiv(tl.cdiv(num_keys, splits), block_keys) * block_keys
+    begin = tile_first + split * length
+    end = tl.minimum(begin + length, tile_last + 1)
+
+    peak = tl.full((block_rows,), float("-inf"), tl.float32)
+    total = tl.zeros((block_rows,), tl.float32)
+    output = tl.zeros((block_rows, block_dim), tl.float32)
+    query_at = (query_row * heads + head) * group + row % group
+    if begin < end:
+        query = tl.load(
+            queries + query_at[:, None] * head_dim + dim[None, :],
+            mask=in_rows[:, None] & in_dim[None, :],
+            other=0.0,
+        )
+        for start in range(begin, end, block_keys):
+            position = start + tl.arange(0, block_keys)
+            used = position < end
+            page = tl.load(page_table + slot * width + position // page_size, mask=used, other=0)
+            # 64 bits: a cache may hold more than 2^31 numbers.
+            key_row = (page.to(tl.int64) * heads + head) * 2 * page_size + position % page_size
+            mask = used[:, None] & in_dim[None, :]
+            at = key_row[:, None] * head_dim + dim[None, :]
+            key = tl.load(cache + at, mask=mask, other=0.0).to(query.dtype)
+            value = tl.load(cache + at + page_size * head_dim, mask=mask, other=0.0).to(query.dtype)
+            scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+            visible = (position[None, :] >= row_first[:, None]) & (position[None, :] <= row_last[:, None])
+            scores = tl.where(visible & used[None, :], scores, float("-inf"))
+            new_peak = tl.maximum(peak, tl.max(scores, 1))
+            # A row that has seen nothing yet has a peak of -inf, and -inf - -inf is NaN.
+            safe_peak = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+            weights = tl.exp2(scores - safe_peak[:, None])
+            shrink = tl.exp2(peak - safe_peak)
+            total = total * shrink + tl.sum(weights, 1)
+            output = tl.dot(weights.to(query.dtype), value, output * shrink[:, None], input_precision="ieee")
+            peak = new_peak
+
+    mask = in_rows[:, None] & in_dim[None, :]
+    if splits == 1:
+        output = output / tl.where(total == 0.0, 1.0, total)[:, None]
+        at = query_at[:, None] * head_dim + dim[None, :]
+        tl.store(outputs + at, output.to(outputs.dtype.element_ty), mask=mask)
+    else:
+        part_row = (tl.program_id(0) * splits + split) * rows + row
+        tl.store(peaks + part_row, peak, mask=in_rows)
+        tl.store(totals + part_row, total, mask=in_rows)
+        if begin < end:
+            tl.store(outputs + part_row[:, None] * head_dim + dim[None, :], output, mask=mask)
+
+
+@triton.jit
+def _merge_kernel(
+    parts,
+    peaks,
+    totals,
+    outputs,
+    num_rows: tl.constexpr,
+    heads: tl.constexpr,
+    group: tl.constexpr,
+    head_dim: tl.constexpr,
+    splits: tl.constexpr,
+    block_splits: tl.constexpr,
+    block_dim: tl.constexpr,
+):
+    slot = tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
+    row = tl.program_id(1)
+    rows: tl.constexpr = num_rows * group
+    split = tl.arange(0, block_splits)
+    dim = tl.arange(0, block_dim)
+    part_row = (tl.program_id(0) * splits + split) * rows + row
+    total = tl.load(totals + part_row, mask=split < splits, other=0.0)
+    # Splits past the context have written no output.
+    has_part = total > 0.0
+    peak = tl.load(peaks + part_row, mask=has_part, other=float("-inf"))
+    best = tl.max(peak, 0)
+    weight = tl.where(has_part, tl.exp2(peak - tl.where(best == float("-inf"), 0.0, best)), 0.0)
+    part = tl.load(
+        parts + part_row[:, None] * head_dim + dim[None, :],
+        mask=has_part[:, None] & (dim < head_dim)[None, :],
+        other=0.0,
+    )
+    total = tl.sum(total * weight, 0)
+    output = tl.sum(part * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    at = ((slot * num_rows + row // group) * heads + head) * group + row % group
+    tl.store(outputs + at * head_dim + dim, output.to(outputs.dtype.element_ty), mask=dim < head_dim)
