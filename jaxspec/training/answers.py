@@ -1,0 +1,59 @@
+"""Generating many answers through the engine, into shards that an interruption leaves whole."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from jaxspec.engine import Engine, Generation
+from jaxspec.sampling import SamplingParams
+from jaxspec.training.token_rows import TokenRows, next_shard, read_shards
+
+SHARD_ROWS = 1024
+
+
+def generate_answers(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: Callable[[int], SamplingParams],
+    folder: Path,
+    *,
+    label: str,
+) -> TokenRows:
+    """Answers every prompt that `folder` holds no answer to, and returns all answers.
+
+    Every prompt has its own seed, so an answer does not depend on what was there before. An interruption
+    keeps the answers finished so far.
+
+    Args:
+      prompts: token ids.
+      params: of the prompt with that index.
+      label: of the progress bar.
+    """
+    folder.mkdir(exist_ok=True)
+    done = set(read_shards(folder).index.tolist())
+    todo = [i for i in range(len(prompts)) if i not in done]
+    finished: list[tuple[int, Generation]] = []
+    tokens, begin = 0, time.monotonic()
+    requests = (engine.make_request(prompts[i], params(i)) for i in todo)
+    with tqdm(total=len(prompts), initial=len(done), desc=label, unit="answer", mininterval=2) as bar:
+        try:
+            for at, generation in engine.run(requests):
+                finished.append((todo[at], generation))
+                tokens += len(generation.token_ids)
+                bar.set_postfix_str(f"{tokens / (time.monotonic() - begin):.0f} tokens/s", refresh=False)
+                bar.update()
+                if len(finished) == SHARD_ROWS:
+                    _save(finished, folder)
+        finally:
+            _save(finished, folder)
+    return read_shards(folder)
+
+
+def _save(finished: list[tuple[int, Generation]], folder: Path) -> None:
+    if not finished:
+        return
+    rows = [(index, answer.token_ids, answer.finish_reason == "stop") for index, answer in finished]
+    TokenRows.of(rows).save(next_shard(folder))
+    finished.clear()

@@ -1,0 +1,199 @@
+"""What one training run is: a TOML file in, frozen sections out."""
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxspec.config import ConfigError, EngineConfig, SourceConfig, build_section
+
+
+@dataclass(frozen=True)
+class PromptsConfig:
+    """Where the user's turns come from.
+
+    Attributes:
+      files: JSONL files with a "prompt" (or a list "turns", of which the first is taken) in every row.
+      held_out: JSONL files of evaluation prompts; a prompt that repeats one, or shares 13 words in a row
+        with one, is dropped.
+      max_tokens: longer prompts are dropped, the chat template counted in.
+      synthetic: user turns to sample from the target itself.
+      synthetic_temperature: at which they are sampled.
+      synthetic_max_tokens: longer ones are dropped.
+      seed: of the order of the prompts and of the sampling.
+    """
+
+    files: tuple = ()
+    held_out: tuple = ()
+    max_tokens: int = 256
+    synthetic: int = 0
+    synthetic_temperature: float = 1.0
+    synthetic_max_tokens: int = 160
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class ResponsesConfig:
+    """How the target answers.
+
+    Attributes:
+      temperatures: taken in turn, prompt by prompt.
+      max_new_tokens: length limit of an answer.
+      seed: of the sampling.
+    """
+
+    temperatures: tuple = (0.0, 1.0)
+    max_new_tokens: int = 256
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class VocabularyConfig:
+    """The draft vocabulary: the `size` most frequent tokens of the answers."""
+
+    size: int = 8192
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """The shape of the head; sizes left out are the target's.
+
+    Attributes:
+      num_layers: decoder layers.
+      intermediate_size: of the feed-forward networks.
+      capture: the target's hidden states to read; empty takes (2, L // 2, L - 3).
+      rope_theta: base of the rotary frequencies; 10000 is what the code of SafeAILab assumes.
+      norm_before_residual, fc_norm, norm_output: see `Eagle3Config`. Only speculators' format has them.
+    """
+
+    num_layers: int = 1
+    intermediate_size: int | None = None
+    capture: tuple = ()
+    rope_theta: float = 10000.0
+    norm_before_residual: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The optimisation.
+
+    Attributes:
+      steps: updates.
+      batch_size: packed rows per update, over all devices.
+      row_length: tokens per row; longer conversations are cut.
+      learning_rate: after warm-up; it falls to a tenth along a cosine.
+      warmup_steps: updates in which it rises from 0.
+      clip_norm: largest norm of a gradient.
+      weight_decay, beta1, beta2: of AdamW.
+      num_unroll_steps: draft steps of the training-time test.
+      step_decay: draft step k weighs step_decay ** k.
+      validation_rows: packed rows kept out of training.
+      validate_every, checkpoint_every, log_every: updates between them.
+      seed: of the initial weights, the packing and the order of the rows.
+    """
+
+    steps: int = 1000
+    batch_size: int = 64
+    row_length: int = 512
+    learning_rate: float = 5e-4
+    warmup_steps: int = 100
+    clip_norm: float = 0.5
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    num_unroll_steps: int = 7
+    step_decay: float = 0.8
+    validation_rows: int = 64
+    validate_every: int = 250
+    checkpoint_every: int = 500
+    log_every: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "row_length", "num_unroll_steps", "log_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"train.{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_unroll_steps + 2 > self.row_length:
+            raise ConfigError(
+                f"train.row_length {self.row_length} is too short for {self.num_unroll_steps} unroll steps"
+            )
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """What the finished head is measured on, through the real engine.
+
+    Attributes:
+      files: JSONL files of prompts, as in `PromptsConfig`.
+      temperatures: each file is run at each of them.
+      num_speculative_tokens: K.
+      max_new_tokens: per prompt.
+    """
+
+    files: tuple = ()
+    temperatures: tuple = (0.0, 1.0)
+    num_speculative_tokens: int = 4
+    max_new_tokens: int = 256
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """One TOML file.
+
+    Attributes:
+      engine: sizes of the engine that generates and evaluates; they decide speed, not results.
+      others: see their classes.
+    """
+
+    target: SourceConfig
+    prompts: PromptsConfig = field(default_factory=PromptsConfig)
+    responses: ResponsesConfig = field(default_factory=ResponsesConfig)
+    vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def settings(self, *sections: str) -> dict[str, Any]:
+        """The named sections as plain JSON values."""
+        return {name: _plain(dataclasses.asdict(getattr(self, name))) for name in sections}
+
+
+def load_training_run(path: str | Path) -> TrainingRun:
+    """Reads a training configuration.
+
+    Raises:
+      ConfigError: the file is not there, not TOML, or has an unknown or misfit key.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"training configuration not found: {path}")
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a TOML file: {error}") from None
+    known = {f.name: f.type for f in dataclasses.fields(TrainingRun)}
+    unknown = sorted(set(document) - set(known))
+    if unknown:
+        raise ConfigError(f"{path}: unknown section [{unknown[0]}]; known: {', '.join(known)}")
+    if "target" not in document:
+        raise ConfigError(f"{path}: the section [target] is missing")
+    sections = {}
+    for name, section in document.items():
+        if not isinstance(section, Mapping):
+            raise ConfigError(f"{path}: {name!r} must be a section, [{name}]")
+        cls = known[name]
+        assert isinstance(cls, type)
+        frozen = {key: tuple(v) if isinstance(v, list) else v for key, v in section.items()}
+        sections[name] = build_section(cls, name, frozen)
+    return TrainingRun(**sections)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(v) for key, v in value.items()}
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,132 @@
+"""A trained head in the public formats, and in the small one that this library ships."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jaxspec.checkpoints.safetensors_files import write_safetensors
+from jaxspec.config import ConfigError, ModelConfig
+from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config, default_capture
+from jaxspec.models.loading import export_tensors
+
+FORMATS = ("speculators", "safeailab", "shared")
+"""`shared` is speculators' format without `lm_head.weight`: the target's output rows are taken instead."""
+
+
+def why_not_safeailab(config: Eagle3Config, target_depth: int) -> str | None:
+    """What of a head the format of SafeAILab/EAGLE cannot hold, or None."""
+    if config.layers.num_hidden_layers > 1:
+        return f"holds one layer, the head has {config.layers.num_hidden_layers} (head.num_layers)"
+    for flag in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
+        if getattr(config, flag):
+            return f"has no {flag} (head.{flag})"
+    if config.layers.rope.theta != 10000.0:
+        return f"has no rope_theta, its code takes 10000 and the head {config.layers.rope.theta:g}"
+    if config.capture != default_capture(target_depth):
+        default = list(default_capture(target_depth))
+        return f"reads the hidden states {default}, the head {list(config.capture)} (head.capture)"
+    return None
+
+
+def export_head(
+    head: Eagle3, target: ModelConfig, folder: Path, *, form: str, target_name: str, dtype: str = "bfloat16"
+) -> None:
+    """Writes `config.json` and `model.safetensors` into a new folder, whole or not at all.
+
+    Args:
+      head: with its float32 parameters.
+      form: one of `FORMATS`.
+      target_name: what the format records as the target.
+      dtype: of the weights, "bfloat16" or "float32".
+
+    Raises:
+      ConfigError: the format cannot hold this head, or the folder is there already.
+    """
+    if form not in FORMATS:
+        raise ConfigError(f"export format {form!r} is unknown; known: {', '.join(FORMATS)}")
+    if folder.exists():
+        raise ConfigError(f"{folder}: is there already; nothing was written")
+    if form == "safeailab" and (reason := why_not_safeailab(head.config, target.num_hidden_layers)):
+        raise ConfigError(f"the format of SafeAILab {reason}")
+    tensors = {name: _rounded(array, dtype) for name, array in export_tensors(head).items()}
+    if form == "safeailab":
+        tensors = {name.replace("layers.0.", "midlayer.", 1): array for name, array in tensors.items()}
+        config = _safeailab_config(head.config, dtype)
+    else:
+        config = _speculators_config(head, target_name, dtype)
+    if form == "shared":
+        del tensors["lm_head.weight"]
+    part = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    write_safetensors(part, tensors.items(), 2**40)
+    (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    part.rename(folder)
+
+
+def _rounded(array: np.ndarray, dtype: str) -> np.ndarray:
+    if array.dtype.kind in "biu":
+        return array
+    return array.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32)
+
+
+def _layer_config(layers: ModelConfig) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": layers.hidden_size,
+        "intermediate_size": layers.intermediate_size,
+        "num_hidden_layers": layers.num_hidden_layers,
+        "num_attention_heads": layers.num_attention_heads,
+        "num_key_value_heads": layers.num_key_value_heads,
+        "head_dim": layers.head_dim,
+        "rms_norm_eps": layers.rms_norm_eps,
+        "max_position_embeddings": layers.max_position_embeddings,
+        "vocab_size": layers.vocab_size,
+        "tie_word_embeddings": False,
+    }
+
+
+def _safeailab_config(config: Eagle3Config, dtype: str) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        **_layer_config(config.layers),
+        "draft_vocab_size": config.draft_vocab_size,
+        "torch_dtype": dtype,
+        "use_cache": True,
+    }
+
+
+def _speculators_config(head: Eagle3, target_name: str, dtype: str) -> dict[str, Any]:
+    config = head.config
+    layers = {
+        **_layer_config(config.layers),
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.layers.rope.theta},
+    }
+    proposal = {"proposal_type": "greedy", "speculative_tokens": head.num_speculative_tokens}
+    return {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": config.draft_vocab_size,
+        "dtype": dtype,
+        "eagle_aux_hidden_state_layer_ids": list(config.capture),
+        "fc_norm": config.fc_norm,
+        "norm_before_fc": config.norm_before_fc,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_output": config.norm_output,
+        "target_hidden_size": None,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": layers,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{**proposal, "verifier_accept_k": 1, "accept_tolerance": 0.0}],
+            "verifier": {"name_or_path": target_name, "architectures": ["LlamaForCausalLM"]},
+        },
+    }

@@ -1,0 +1,96 @@
+"""A new head for a target."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxspec.config import ConfigError, ModelConfig, RopeConfig
+from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config, default_capture
+from jaxspec.models.llama import Llama
+from jaxspec.training.config import HeadConfig
+
+
+def head_config(config: HeadConfig, target: ModelConfig, draft_vocab_size: int) -> Eagle3Config:
+    """The shape of the head that a training run asks for.
+
+    Raises:
+      ConfigError: it cannot be built on this target.
+    """
+    if config.num_layers < 1:
+        raise ConfigError(f"head.num_layers must be at least 1, got {config.num_layers}")
+    capture = tuple(config.capture) or default_capture(target.num_hidden_layers)
+    outside = [i for i in capture if not 0 <= i <= target.num_hidden_layers]
+    if outside or list(capture) != sorted(capture):
+        raise ConfigError(
+            f"head.capture must rise, from 0 to at most {target.num_hidden_layers}, the target's number of "
+            f"layers; got {list(capture)}"
+        )
+    layers = dataclasses.replace(
+        target,
+        family="llama",
+        num_hidden_layers=config.num_layers,
+        intermediate_size=config.intermediate_size or target.intermediate_size,
+        tie_word_embeddings=False,
+        attention_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        rope=RopeConfig(theta=config.rope_theta),
+        layer_types=(),
+        sliding_window=None,
+    )
+    return Eagle3Config(
+        layers=layers,
+        draft_vocab_size=draft_vocab_size,
+        target_hidden_size=target.hidden_size,
+        capture=capture,
+        norm_before_residual=config.norm_before_residual,
+        fc_norm=config.fc_norm,
+        norm_output=config.norm_output,
+        first_layer="layers.0",
+    )
+
+
+def new_head(
+    config: Eagle3Config,
+    target: Llama,
+    target_ids: np.ndarray,
+    *,
+    num_speculative_tokens: int,
+    page_size: int,
+    seed: int,
+) -> Eagle3:
+    """An untrained head with float32 weights; its output rows and final norm are the target's.
+
+    Args:
+      target_ids: i32[W], the draft vocabulary, rising.
+      num_speculative_tokens, page_size: K and P of the engine that will run the head.
+    """
+    head = Eagle3(
+        config,
+        num_speculative_tokens=num_speculative_tokens,
+        page_size=page_size,
+        dtype=jnp.float32,
+        rngs=nnx.Rngs(seed),
+    )
+    if head.target_ids is not None and head.draft_ids is not None:
+        inverse = np.full(config.layers.vocab_size, -1, np.int32)
+        inverse[target_ids] = np.arange(target_ids.size)
+        head.target_ids.set_value(jnp.asarray(target_ids, jnp.int32))
+        head.draft_ids.set_value(jnp.asarray(inverse))
+    head.head.kernel.set_value(target.output_kernel[:, target_ids])
+    # The output rows expect what the target's final norm makes.
+    head.norm.scale.set_value(jnp.array(target.norm.scale[...], jnp.float32))
+    return head
+
+
+def is_trained(path: tuple, value: object) -> bool:
+    """Which variables of a head are trained: all parameters but the output rows, which are the target's."""
+    return isinstance(value, nnx.Param) and path[0] != "head"
+
+
+def cast(tree: nnx.State, dtype: jnp.dtype) -> nnx.State:
+    """The floating-point arrays of a tree in another dtype."""
+    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)

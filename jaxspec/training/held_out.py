@@ -1,0 +1,32 @@
+"""Keeping evaluation prompts out of the training data."""
+
+import re
+from collections.abc import Iterable
+
+WORDS_IN_A_ROW = 13
+
+
+def normalise(text: str) -> tuple[str, ...]:
+    """The words of a text, in lower case, without punctuation."""
+    return tuple(re.findall(r"\w+", text.lower()))
+
+
+class HeldOut:
+    """Evaluation prompts, and the question whether a text repeats one."""
+
+    def __init__(self, texts: Iterable[str]):
+        self._whole: set[tuple[str, ...]] = set()
+        self._runs: set[tuple[str, ...]] = set()
+        for text in texts:
+            words = normalise(text)
+            self._whole.add(words)
+            self._runs.update(_runs(words))
+
+    def __contains__(self, text: str) -> bool:
+        """Whether `text` is one of them, or shares a run of 13 words with one."""
+        words = normalise(text)
+        return words in self._whole or any(run in self._runs for run in _runs(words))
+
+
+def _runs(words: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
+    return (words[i : i + WORDS_IN_A_ROW] for i in range(len(words) - WORDS_IN_A_ROW + 1))

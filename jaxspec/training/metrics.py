@@ -1,0 +1,63 @@
+"""Metrics of a training run: a JSONL file, and its plot."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jaxspec.training.stage_folder import write_atomically
+
+
+class MetricsFile:
+    """One JSON object per line, each with its "step"."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Everything written so far."""
+        if not self.path.is_file():
+            return []
+        return [json.loads(line) for line in self.path.read_text("utf-8").splitlines()]
+
+    def cut(self, step: int) -> None:
+        """Forgets what was written after `step`, which a resumed run does again."""
+        kept = [json.dumps(row) + "\n" for row in self._whole_rows() if row["step"] <= step]
+        write_atomically(self.path, "".join(kept).encode())
+
+    def append(self, **row: Any) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def _whole_rows(self) -> list[dict[str, Any]]:
+        """The rows, without a last one that an interruption cut."""
+        if not self.path.is_file():
+            return []
+        whole = self.path.read_text("utf-8").rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+def plot_accuracy(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draws accuracy per draft position against tokens seen, as PNG: training thin, validation thick."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    num_steps = len(rows[0]["accuracy"]) if rows else 0
+    colours = pyplot.get_cmap("viridis")
+    for k in range(num_steps):
+        colour = colours(k / max(num_steps, 1))
+        for kind, width, alpha in (("train", 0.8, 0.35), ("validation", 2.0, 1.0)):
+            points = [(row["tokens"], row["accuracy"][k]) for row in rows if row["kind"] == kind]
+            label = f"position {k}" if kind == "validation" else None
+            if points:
+                axes.plot(*zip(*points, strict=True), color=colour, linewidth=width, alpha=alpha, label=label)
+    axes.set_xlabel("tokens seen (packed rows, prompts included)")
+    axes.set_ylabel("accuracy (teacher-forced)")
+    axes.set_ylim(0, 1)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(title="validation", fontsize="small", ncols=2)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,98 @@
+"""The folder of one stage: bound to the settings that decide its content, finished or to be continued."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from jaxspec.config import ConfigError
+
+MANIFEST = "stage.json"
+STAGES = ("prompts", "responses", "vocabulary", "train", "evaluate", "export")
+
+
+class StageFolder:
+    """A stage's own folder inside the output folder of a run.
+
+    Attributes:
+      path: the folder.
+      is_done: the stage was finished; what is in the folder is complete.
+      results: what the finished stage reported.
+    """
+
+    def __init__(self, output: Path, stage: str, settings: dict[str, Any]):
+        """Opens or makes the folder.
+
+        Raises:
+          ConfigError: the output folder is somebody else's, or the stage was begun with other settings;
+            nothing is written then.
+        """
+        check_output(output)
+        self.path = output / stage
+        self._stage, self._settings = stage, settings
+        manifest = self._read(output)
+        self.is_done = bool(manifest.get("done"))
+        self.results: dict[str, Any] = manifest.get("results", {})
+        if not manifest:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._write(done=False)
+
+    def finish(self, **results: Any) -> None:
+        """Marks the stage as done."""
+        self.is_done, self.results = True, results
+        self._write(done=True)
+
+    def _read(self, output: Path) -> dict[str, Any]:
+        path = self.path / MANIFEST
+        if not path.is_file():
+            if self.path.is_dir() and any(self.path.iterdir()):
+                raise ConfigError(f"{self.path}: holds files that no run of this program wrote")
+            return {}
+        try:
+            manifest = json.loads(path.read_text("utf-8"))
+        except ValueError:
+            raise ConfigError(f"{path}: not a stage's manifest; give another --output") from None
+        theirs, ours = _flat(manifest.get("settings", {})), _flat(self._settings)
+        different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
+        if different:
+            key = different[0]
+            raise ConfigError(
+                f"{output}: the stage {self._stage!r} there belongs to another run: {key} is "
+                f"{theirs.get(key)!r} there and {ours.get(key)!r} here; give another --output"
+            )
+        return manifest
+
+    def _write(self, *, done: bool) -> None:
+        content = {"stage": self._stage, "done": done, "settings": self._settings, "results": self.results}
+        write_atomically(self.path / MANIFEST, json.dumps(content, indent=2).encode())
+
+
+def check_output(output: Path) -> None:
+    """Refuses a folder with content of which nothing is a stage.
+
+    Raises:
+      ConfigError: it is one.
+    """
+    if output.exists() and not output.is_dir():
+        raise ConfigError(f"{output}: is a file; --output needs a folder")
+    if not output.is_dir() or not any(output.iterdir()):
+        return
+    if not any((output / stage / MANIFEST).is_file() for stage in STAGES):
+        raise ConfigError(f"{output}: not empty, and not the output of a training run; nothing was written")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a file that is either whole or not there."""
+    part = path.with_name(f"{path.name}.part")
+    with part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

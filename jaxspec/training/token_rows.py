@@ -1,0 +1,75 @@
+"""Many token sequences of uneven length, in memory and in shard files."""
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jaxspec.training.stage_folder import write_atomically
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Sequences end to end.
+
+    Attributes:
+      index: i32[n], which prompt each belongs to.
+      length: i32[n].
+      stopped: bool[n], it ended with an end-of-sequence token, not at a limit.
+      tokens: i32[sum of length].
+    """
+
+    index: np.ndarray
+    length: np.ndarray
+    stopped: np.ndarray
+    tokens: np.ndarray
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[int, Sequence[int] | np.ndarray, bool]]) -> "TokenRows":
+        """Of (index, token ids, stopped) triples."""
+        rows = list(rows)
+        arrays = [np.asarray(tokens, np.int32) for _, tokens, _ in rows]
+        return cls(
+            np.array([index for index, _, _ in rows], np.int32),
+            np.array([len(tokens) for tokens in arrays], np.int32),
+            np.array([stopped for _, _, stopped in rows], bool),
+            np.concatenate([np.zeros(0, np.int32), *arrays]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def sequences(self) -> list[np.ndarray]:
+        """Each row's tokens."""
+        return np.split(self.tokens, np.cumsum(self.length)[:-1]) if len(self) else []
+
+    def rows(self) -> list[tuple[int, np.ndarray, bool]]:
+        """(index, tokens, stopped) of each row: the inverse of `of`."""
+        return list(zip(self.index.tolist(), self.sequences(), self.stopped.tolist(), strict=True))
+
+    def save(self, path: Path) -> None:
+        """Writes one .npz file, whole or not at all."""
+        buffer = io.BytesIO()
+        np.savez_compressed(
+            buffer, index=self.index, length=self.length, stopped=self.stopped, tokens=self.tokens
+        )
+        write_atomically(path, buffer.getvalue())
+
+    @classmethod
+    def load(cls, path: Path) -> "TokenRows":
+        with np.load(path, allow_pickle=False) as file:
+            return cls(file["index"], file["length"], file["stopped"], file["tokens"])
+
+
+def read_shards(folder: Path) -> TokenRows:
+    """All shards of a folder as one, in the order of the prompts; half-written files are passed over."""
+    shards = [TokenRows.load(path) for path in sorted(folder.glob("shard-*.npz"))]
+    return TokenRows.of(sorted((row for shard in shards for row in shard.rows()), key=lambda row: row[0]))
+
+
+def next_shard(folder: Path) -> Path:
+    """The path of a shard that is not there yet."""
+    numbers = [int(path.stem.removeprefix("shard-")) for path in folder.glob("shard-*.npz")]
+    return folder / f"shard-{max(numbers, default=-1) + 1:05}.npz"

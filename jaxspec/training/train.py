@@ -1,0 +1,155 @@
+"""The stage "train": the loop around the trainer, with metrics, validation, checkpoints and resume."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm.auto import tqdm
+
+from jaxspec.config import ConfigError
+from jaxspec.drafters.eagle3 import Eagle3
+from jaxspec.models.llama import Llama
+from jaxspec.training.checkpoints import Checkpoints
+from jaxspec.training.config import TrainConfig
+from jaxspec.training.loss import StepSums
+from jaxspec.training.metrics import MetricsFile, plot_accuracy
+from jaxspec.training.packing import Conversations, PackedSource, pack, training_batches
+from jaxspec.training.stage_folder import StageFolder
+from jaxspec.training.trainer import Trainer, TrainState
+
+METRICS, PLOT, CHECKPOINTS = "metrics.jsonl", "accuracy.png", "checkpoints"
+
+
+def train(
+    head: Eagle3, target: Llama, conversations: Conversations, config: TrainConfig, folder: StageFolder
+) -> None:
+    """Trains until `config.steps`, from the newest checkpoint where there is one.
+
+    Args:
+      head: untrained, as `new_head` makes it.
+      target: its weights' dtype is the one computed in.
+
+    Raises:
+      ConfigError: too little data for a batch, or a batch that does not split over the devices.
+    """
+    trainer = Trainer(head, target, config)
+    rows = pack(np.diff(conversations.start), config.row_length, config.seed)
+    kept = len(rows) - config.validation_rows
+    if kept < config.batch_size:
+        raise ConfigError(
+            f"the answers fill {len(rows)} rows of {config.row_length} tokens; train.batch_size "
+            f"{config.batch_size} and train.validation_rows {config.validation_rows} need more"
+        )
+    batches = training_batches(
+        PackedSource(conversations, rows[:kept], config.row_length),
+        batch_size=config.batch_size,
+        seed=config.seed,
+    )
+    validation = _validation_batches(
+        PackedSource(conversations, rows[kept:], config.row_length), config.batch_size
+    )
+    checkpoints = Checkpoints(folder.path / CHECKPOINTS)
+    metrics = MetricsFile(folder.path / METRICS)
+    state = trainer.initial_state()
+    resumed = checkpoints.restore(state)
+    if resumed is not None:
+        state, data = resumed
+        batches.set_state(data)
+    metrics.cut(int(state.step))
+    try:
+        state = _loop(trainer, state, batches, validation, checkpoints, metrics, folder.path / PLOT)
+    finally:
+        checkpoints.close()
+    last = [row for row in metrics.rows() if row["kind"] == "train"]
+    folder.finish(
+        updates=int(state.step),
+        tokens=last[-1]["tokens"],
+        rows=kept,
+        tokens_per_second=float(np.median([row["tokens_per_second"] for row in last])),
+        operations_per_token=last[-1]["operations_per_token"],
+        accuracy=[row for row in metrics.rows() if row["kind"] == "validation"][-1:],
+        device=jax.devices()[0].device_kind,
+        devices=jax.device_count(),
+    )
+
+
+def restore_head(
+    head: Eagle3, target: Llama, config: TrainConfig, folder: Path
+) -> tuple[Trainer, TrainState]:
+    """The trainer and the newest state of a run.
+
+    Raises:
+      ConfigError: nothing was trained yet.
+    """
+    trainer = Trainer(head, target, config)
+    checkpoints = Checkpoints(folder / CHECKPOINTS)
+    restored = checkpoints.restore(trainer.initial_state())
+    checkpoints.close()
+    if restored is None:
+        raise ConfigError(f"{folder}: has no checkpoint yet; run the stage 'train' first")
+    return trainer, restored[0]
+
+
+def _loop(
+    trainer: Trainer,
+    state: TrainState,
+    batches: Any,
+    validation: list[dict],
+    checkpoints: Checkpoints,
+    metrics: MetricsFile,
+    plot: Path,
+) -> TrainState:
+    config = trainer.config
+    batch_tokens = config.batch_size * config.row_length
+    operations = None
+    done = int(state.step)
+    pending: list[StepSums] = []
+    begin = time.monotonic()
+    with tqdm(total=config.steps, initial=done, desc="train", unit="update", mininterval=2) as bar:
+        while done < config.steps:
+            rows = trainer.put(next(batches))
+            if operations is None:
+                operations = trainer.operations(state, rows) / batch_tokens
+            state, sums = trainer.update(state, rows)
+            pending.append(sums)
+            done += 1
+            bar.update()
+            if done % config.log_every == 0 or done == config.steps:
+                means = _means(pending)
+                seconds = time.monotonic() - begin
+                metrics.append(
+                    kind="train",
+                    step=done,
+                    tokens=done * batch_tokens,
+                    learning_rate=float(trainer.schedule(done - 1)),
+                    tokens_per_second=len(pending) * batch_tokens / seconds,
+                    operations_per_token=operations,
+                    **means,
+                )
+                bar.set_postfix(loss=means["loss"][0], accuracy=means["accuracy"][0], refresh=False)
+                pending, begin = [], time.monotonic()
+            if validation and (done % config.validate_every == 0 or done == config.steps):
+                parts = [trainer.validate(state, trainer.put(batch)) for batch in validation]
+                metrics.append(kind="validation", step=done, tokens=done * batch_tokens, **_means(parts))
+                plot_accuracy(metrics.rows(), plot)
+                begin = time.monotonic()
+            if done % config.checkpoint_every == 0 or done == config.steps:
+                checkpoints.save(state, batches.get_state())
+                begin = time.monotonic()
+    plot_accuracy(metrics.rows(), plot)
+    return state
+
+
+def _means(sums: list[StepSums]) -> dict[str, list[float]]:
+    """Loss and accuracy per draft step, over several batches."""
+    total = jax.tree.map(lambda *parts: np.sum(jax.device_get(parts), axis=0), *sums)
+    return {"loss": total.step_loss.tolist(), "accuracy": total.accuracy.tolist()}
+
+
+def _validation_batches(source: PackedSource, batch_size: int) -> list[dict]:
+    """Whole batches only, so that every program has one shape."""
+    starts = range(0, len(source) - batch_size + 1, batch_size)
+    rows = [[source[i] for i in range(start, start + batch_size)] for start in starts]
+    return [{name: np.stack([row[name] for row in batch]) for name in batch[0]} for batch in rows]

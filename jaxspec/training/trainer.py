@@ -1,0 +1,132 @@
+"""The optimiser, and the two compiled programs: one update, and one validation batch."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxspec.config import ConfigError
+from jaxspec.drafters.eagle3 import Eagle3
+from jaxspec.models.llama import Llama
+from jaxspec.training.config import TrainConfig
+from jaxspec.training.head import cast, is_trained
+from jaxspec.training.loss import StepSums, unrolled_loss
+from jaxspec.training.packed_rows import PackedRows
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """What an update changes.
+
+    Attributes:
+      step: i32[], updates done.
+      params: float32, the head's trained parameters.
+      opt_state: of the optimiser.
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+
+
+class Trainer:
+    """Trains a head on the visible devices: rows split over them, weights copied to each.
+
+    Computes in the target's dtype; the trained parameters and the optimiser's state are float32.
+    """
+
+    def __init__(self, head: Eagle3, target: Llama, config: TrainConfig):
+        """
+        Raises:
+          ConfigError: the batch does not split over the devices.
+        """
+        devices = jax.device_count()
+        if config.batch_size % devices:
+            raise ConfigError(
+                f"train.batch_size must be a multiple of the {devices} devices, got {config.batch_size}"
+            )
+        mesh = Mesh(jax.devices(), ("data",))
+        self._split = NamedSharding(mesh, PartitionSpec("data"))
+        self._copied = NamedSharding(mesh, PartitionSpec())
+        self.config = config
+        self.schedule = optax.warmup_cosine_decay_schedule(
+            0.0, config.learning_rate, config.warmup_steps, config.steps, 0.1 * config.learning_rate
+        )
+        self.optimizer = optax.chain(
+            optax.clip_by_global_norm(config.clip_norm),
+            optax.adamw(self.schedule, b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay),
+        )
+        self.dtype = target.norm.scale.get_value().dtype
+        target_graph, target_weights = nnx.split(target)
+        graph, params, frozen = nnx.split(head, is_trained, ...)  # type: ignore[misc]
+        self._head_graph: Any = graph
+        self._initial_params: Any = params
+        self._frozen = jax.device_put(
+            {"target": target_weights, "head": cast(frozen, self.dtype)}, self._copied
+        )
+        static = {"graphs": (self._head_graph, target_graph), "config": config, "dtype": self.dtype}
+        self._update = jax.jit(partial(_update, optimizer=self.optimizer, **static), donate_argnums=0)
+        self._validate = jax.jit(partial(_validate, **static))
+
+    def initial_state(self) -> TrainState:
+        """Before the first update."""
+        params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), self._initial_params)
+        state = TrainState(jnp.int32(0), params, self.optimizer.init(params))
+        return jax.device_put(state, self._copied)
+
+    def put(self, batch: dict) -> PackedRows:
+        """A loader's batch on the devices."""
+        return PackedRows(**jax.device_put(batch, self._split))
+
+    def update(self, state: TrainState, rows: PackedRows) -> tuple[TrainState, StepSums]:
+        """One update; donates the state."""
+        return self._update(state, self._frozen, rows)
+
+    def validate(self, state: TrainState, rows: PackedRows) -> StepSums:
+        """The loss's parts on rows that are not trained on."""
+        return self._validate(state.params, self._frozen, rows)
+
+    def operations(self, state: TrainState, rows: PackedRows) -> float:
+        """Floating-point operations of one update, as XLA counts them in the unoptimised program."""
+        analysis = self._update.lower(state, self._frozen, rows).cost_analysis()
+        return float((analysis or {}).get("flops", 0.0))
+
+    def head(self, state: TrainState) -> Eagle3:
+        """The head as an engine takes it, in the compute dtype."""
+        return nnx.merge(self._head_graph, cast(state.params, self.dtype), self._frozen["head"])
+
+    def masters(self, state: TrainState) -> Eagle3:
+        """The head with its float32 parameters, for export."""
+        return nnx.merge(self._head_graph, state.params, self._frozen["head"])
+
+
+def _loss(
+    params: Any, frozen: dict, rows: PackedRows, *, graphs: tuple, config: TrainConfig, dtype: jnp.dtype
+) -> tuple[jax.Array, StepSums]:
+    head_graph, target_graph = graphs
+    head = nnx.merge(head_graph, cast(params, dtype), frozen["head"])
+    target = nnx.merge(target_graph, frozen["target"])
+    return unrolled_loss(head, target, rows, num_steps=config.num_unroll_steps, step_decay=config.step_decay)
+
+
+def _update(
+    state: TrainState,
+    frozen: dict,
+    rows: PackedRows,
+    *,
+    optimizer: optax.GradientTransformation,
+    **static: Any,
+) -> tuple[TrainState, StepSums]:
+    grads, sums = jax.grad(partial(_loss, **static), has_aux=True)(state.params, frozen, rows)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state), sums
+
+
+def _validate(params: Any, frozen: dict, rows: PackedRows, **static: Any) -> StepSums:
+    return _loss(params, frozen, rows, **static)[1]
