@@ -60,7 +60,7 @@ def test_temperature_0_slots_in_a_stochastic_batch_are_greedy(one_hot, sampling_
 
 @pytest.mark.parametrize("draft_vocabulary", [None, "shuffled"])
 def test_a_target_that_drafts_for_itself_is_always_accepted(draft_vocabulary, sampling_state):
-    slots = 20_000
+    slots = 5000
     rng = np.random.default_rng(1)
     logits = jnp.asarray(rng.normal(size=(slots, DRAFTS + 1, VOCABULARY)) * 5, jnp.float32)
     state = sampling_state(slots, temperature=0.8)
@@ -77,8 +77,8 @@ def test_a_target_that_drafts_for_itself_is_always_accepted(draft_vocabulary, sa
         jnp.tile(jnp.arange(DRAFTS + 1), (slots, 1)),
         stochastic=True,
     )
-    # A shuffled softmax may differ in its last bit, which rejects one draft in about 10^6.
-    assert (verdict.accepted == DRAFTS).sum() >= slots - (0 if order is None else 2)
+    # A shuffled softmax may differ in its last bit, which rejects one draft in a million.
+    assert (verdict.accepted == DRAFTS).sum() >= slots - (0 if order is None else 1)
 
 
 @pytest.mark.parametrize("stochastic", [False, True])

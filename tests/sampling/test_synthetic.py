@@ -23,8 +23,9 @@ def run(state, mean_acceptance_length, *, stochastic, **changes):
     )
 
 
-@pytest.mark.parametrize("length", [1.0, 1.3, 2.0, 2.75, 4.0])
-@pytest.mark.parametrize("stochastic", [True, False])
+@pytest.mark.parametrize(
+    ("length", "stochastic"), [(1.0, False), (1.3, True), (2.0, True), (2.75, False), (4.0, False)]
+)
 def test_the_mean_is_the_one_asked_for(length, stochastic, sampling_state):
     verdict = run(sampling_state(SLOTS), length, stochastic=stochastic)
     fraction = length % 1
