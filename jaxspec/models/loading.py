@@ -1,6 +1,7 @@
 """From a checkpoint to a network on the device, and back."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 import jax
@@ -29,19 +30,17 @@ def load_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, mesh: Mesh | None =
       CheckpointError: a tensor is missing, spare or misshaped.
     """
     config = target_config(checkpoint)
-    tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
     return load_module(
-        lambda rngs: Llama(config, dtype=dtype, rngs=rngs), checkpoint, mesh=mesh, ignore=(*IGNORED, *tied)
+        lambda rngs: Llama(config, dtype=dtype, rngs=rngs), checkpoint, mesh=mesh, ignore=IGNORED
     )
 
 
 def target_config(checkpoint: Checkpoint) -> ModelConfig:
     """The shape of a checkpoint's network; an output head that is there is used, whatever the flag says."""
-    config = dict(checkpoint.config)
-    has_head = "lm_head.weight" in checkpoint.tensors
-    if not has_head:
-        config["tie_word_embeddings"] = True
-    return ModelConfig.from_hf(config)
+    config = ModelConfig.from_hf(checkpoint.config)
+    if "lm_head.weight" in checkpoint.tensors:
+        return replace(config, tie_word_embeddings=False)
+    return config
 
 
 def load_module(
