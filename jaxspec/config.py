@@ -69,6 +69,9 @@ class RopeConfig:
             raise ConfigError(
                 f"rope_scaling: unknown rope_type {kind!r}; known: {', '.join(ROPE_PARAMETERS)}"
             )
+        partial = merged.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
+        if partial != 1.0:
+            raise ConfigError(f"partial_rotary_factor {partial!r} is not supported; supported: 1")
         missing = [name for name in ROPE_PARAMETERS[kind] if name not in merged]
         if missing:
             raise ConfigError(f"rope_scaling: rope_type {kind!r} needs {', '.join(missing)}")
@@ -141,8 +144,9 @@ class ModelConfig:
           ConfigError: a key that must be there is missing, or asks for what is not built.
         """
         family = config.get("model_type")
-        if family not in ("llama", "mistral", "qwen3"):
-            raise ConfigError(f"model_type {family!r} is not supported; supported: llama, mistral, qwen3")
+        if not isinstance(family, str) or family not in _FAMILY_DEFAULTS:
+            known = ", ".join(_FAMILY_DEFAULTS)
+            raise ConfigError(f"model_type {family!r} is not supported; supported: {known}")
         if config.get("hidden_act", "silu") != "silu":
             raise ConfigError(f"hidden_act {config['hidden_act']!r} is not supported; supported: silu")
         for key in (
@@ -154,12 +158,9 @@ class ModelConfig:
         ):
             if not isinstance(config.get(key), int):
                 raise ConfigError(f"config.json: {key} must be an integer, got {config.get(key)!r}")
+        config = {**_FAMILY_DEFAULTS[family], **config}
         heads = config["num_attention_heads"]
-        default_head_dim = 128 if family == "qwen3" else config["hidden_size"] // heads
-        layer_types = tuple(config.get("layer_types") or ())
-        window = config.get("sliding_window")
-        if family == "mistral" and window and not layer_types:
-            layer_types = ("sliding_attention",) * config["num_hidden_layers"]
+        layer_types, window = _layer_types(config)
         return cls(
             family=family,
             vocab_size=config["vocab_size"],
@@ -168,9 +169,9 @@ class ModelConfig:
             num_hidden_layers=config["num_hidden_layers"],
             num_attention_heads=heads,
             num_key_value_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or default_head_dim,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
             rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-            max_position_embeddings=config.get("max_position_embeddings", 2048),
+            max_position_embeddings=config["max_position_embeddings"],
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             attention_bias=bool(config.get("attention_bias", False)),
             mlp_bias=bool(config.get("mlp_bias", False)),
@@ -179,6 +180,36 @@ class ModelConfig:
             layer_types=layer_types,
             sliding_window=window,
         )
+
+
+_FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen3": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+        "max_window_layers": 28,
+    },
+}
+"""What the configuration classes of transformers 5.23 assume for keys that a file leaves out."""
+
+
+def _layer_types(config: Mapping[str, Any]) -> tuple[tuple[str, ...], int | None]:
+    """The kind of every layer, empty for "all full", and the window of the sliding ones."""
+    window = config.get("sliding_window")
+    if not config.get("use_sliding_window", True):
+        window = None
+    stated = tuple(config.get("layer_types") or ())
+    if stated or window is None or config["model_type"] == "llama":
+        return stated, window
+    first = config.get("max_window_layers", 0)
+    return tuple(
+        "sliding_attention" if layer >= first else "full_attention"
+        for layer in range(config["num_hidden_layers"])
+    ), window
 
 
 @dataclass(frozen=True)
@@ -351,11 +382,15 @@ class Config:
 def load_config(name_or_path: str | Path) -> Config:
     """Reads a shipped configuration by name, or a TOML file by path.
 
-    Relative checkpoint paths in the file are taken from the file's own folder.
+    Relative paths in the file are taken from the file's own folder.
 
     Raises:
       ConfigError: no such configuration, not TOML, or an unknown or misfit key.
     """
+    return _load(name_or_path, ())
+
+
+def _load(name_or_path: str | Path, extended_by: tuple[Path, ...]) -> Config:
     path = Path(name_or_path)
     if path.suffix != ".toml":
         path = _shipped_configs() / f"{name_or_path}.toml"
@@ -365,23 +400,24 @@ def load_config(name_or_path: str | Path) -> Config:
             )
     elif not path.is_file():
         raise ConfigError(f"configuration file not found: {path}")
+    path = path.resolve()
+    if path in extended_by:
+        raise ConfigError(f"{path}: 'extends' goes round in a circle")
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not a TOML file: {error}") from None
     extends = document.pop("extends", None)
+    sections = _sections(path, document)
     if extends is not None:
-        base = load_config(extends)
+        if not isinstance(extends, str):
+            raise ConfigError(f"{path}: 'extends' must be a name or a path, got {extends!r}")
         if "target" in document:
             raise ConfigError(f"{path}: 'extends' and [target] exclude each other")
-        return dataclasses.replace(base, name=path.stem).replace(**_sections(path, document))
-    sections = _sections(path, document)
+        base = _load(path.parent / extends if extends.endswith(".toml") else extends, (*extended_by, path))
+        return dataclasses.replace(base, name=path.stem).replace(**sections)
     if "target" not in document:
         raise ConfigError(f"{path}: the section [target] is missing")
-    for section in (document["target"], document.get("drafter", {})):
-        local = path.parent / str(section.get("source", ""))
-        if section.get("source") and local.exists():
-            section["source"] = str(local)
     target = build_section(SourceConfig, "target", document["target"])
     return Config(path.stem, target).replace(**sections)
 
@@ -402,6 +438,9 @@ def _sections(path: Path, document: dict[str, Any]) -> dict[str, Any]:
     for name, section in document.items():
         if not isinstance(section, dict):
             raise ConfigError(f"{path}: {name!r} must be a section, [{name}]")
+        source = section.get("source")
+        if isinstance(source, str) and source and (path.parent / source).exists():
+            section["source"] = str(path.parent / source)
     return {name: document[name] for name in ("drafter", "engine") if name in document}
 
 
@@ -412,10 +451,11 @@ def build_section(cls: type, section: str, values: Mapping[str, Any]) -> Any:
       ConfigError: an unknown key, a value of another type than declared, or one that the class refuses.
     """
     _check_keys(cls, section, values)
-    try:
-        return cls(**values)
-    except TypeError as error:
-        raise ConfigError(f"[{section}]: {error}") from None
+    for f in dataclasses.fields(cls):
+        optional = f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
+        if f.name not in values and not optional:
+            raise ConfigError(f"{section}.{f.name} is missing")
+    return cls(**values)
 
 
 def _replace_section(current: Any, section: str, values: Mapping[str, Any]) -> Any:
@@ -425,6 +465,8 @@ def _replace_section(current: Any, section: str, values: Mapping[str, Any]) -> A
 
 def _check_keys(cls: type, section: str, values: Mapping[str, Any]) -> None:
     """Refuses unknown keys, and values whose type is not the declared one."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{section} must be a mapping of keys to values, got {values!r}")
     fields = {f.name: f for f in dataclasses.fields(cls)}
     for key, value in values.items():
         if key not in fields:

@@ -1,0 +1,90 @@
+"""Rope parameters in the old and the new spelling of `config.json`, and the frequencies they give."""
+
+import numpy as np
+import pytest
+
+from jaxspec.config import ConfigError, RopeConfig
+from jaxspec.models.rope import rope_frequencies, rope_tables
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters"),
+    [
+        ("default", {}),
+        ("linear", {"factor": 4.0}),
+        ("dynamic", {"factor": 2.0}),
+        ("llama3", LLAMA3),
+        ("yarn", {"factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 16}),
+    ],
+)
+@pytest.mark.parametrize("key", ["type", "rope_type"])
+def test_legacy_keys_mean_the_same_as_rope_parameters(kind, parameters, key):
+    new = {"rope_parameters": {"rope_type": kind, "rope_theta": 5e5, **parameters}}
+    old = {"rope_theta": 5e5, "rope_scaling": {key: kind, **parameters}}
+    both = {**old, "rope_scaling": {"type": kind, "rope_type": kind, **parameters}}
+    limit = {"max_position_embeddings": 512}
+    expected = RopeConfig.from_hf({**new, **limit})
+    assert expected.theta == 5e5
+    assert expected.kind == kind
+    assert RopeConfig.from_hf({**old, **limit}) == RopeConfig.from_hf({**both, **limit}) == expected
+
+
+def test_no_rope_key_means_a_base_of_10000():
+    for config in ({}, {"rope_scaling": None}, {"rope_parameters": None, "rope_theta": None}):
+        assert RopeConfig.from_hf(config) == RopeConfig.from_hf({"rope_theta": 10000.0})
+
+
+def test_llama3_keeps_fast_frequencies_divides_slow_ones_and_blends_between():
+    plain, _ = rope_frequencies(RopeConfig(5e5), 128)
+    config = RopeConfig(5e5, "llama3", tuple(LLAMA3.items()))
+    scaled, factor = rope_frequencies(config, 128)
+    wavelength = 2 * np.pi / plain
+    fast, slow = wavelength < 8192 / 4, wavelength > 8192
+    assert factor == 1.0
+    assert fast.sum() > 10
+    assert slow.sum() > 10
+    np.testing.assert_allclose(scaled[fast], plain[fast], rtol=1e-6)
+    np.testing.assert_allclose(scaled[slow], plain[slow] / 8, rtol=1e-6)
+    between = ~fast & ~slow
+    assert between.any()
+    assert ((scaled < plain) & (scaled > plain / 8))[between].all()
+
+
+def test_factors_of_a_gguf_divide_the_frequencies():
+    plain, _ = rope_frequencies(RopeConfig(1e4), 8)
+    divided, _ = rope_frequencies(RopeConfig(1e4, "factors", (("factors", (1.0, 2.0, 4.0, 8.0)),)), 8)
+    np.testing.assert_allclose(divided, plain / [1, 2, 4, 8], rtol=1e-6)
+
+
+def test_angles_stay_exact_far_into_a_context():
+    position = np.array([[8191]])
+    cos, sin = rope_tables(RopeConfig(1e4), 4, position)
+    angle = 8191 * np.array([1.0, 0.01])
+    np.testing.assert_allclose(cos[0, 0], np.cos(angle), atol=1e-3)
+    np.testing.assert_allclose(sin[0, 0], np.sin(angle), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"rope_scaling": {"rope_type": "longrope"}}, "unknown rope_type 'longrope'"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_type 'linear' needs factor"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "needs low_freq_factor"),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor",
+        ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ],
+)
+def test_what_is_not_built_is_refused(config, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        RopeConfig.from_hf(config)
+    assert "\n" not in str(error.value)

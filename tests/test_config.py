@@ -1,0 +1,241 @@
+"""Configurations out of TOML and out of `config.json`."""
+
+import dataclasses
+
+import pytest
+from tiny_models import TARGET
+
+from jaxspec.config import (
+    Config,
+    ConfigError,
+    DrafterConfig,
+    EngineConfig,
+    ModelConfig,
+    SourceConfig,
+    list_configs,
+    load_config,
+)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="mine.toml"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+        return path
+
+    return write
+
+
+def refused(call, *args, **kwargs):
+    """The one-line message that a call is refused with."""
+    with pytest.raises(ConfigError) as error:
+        call(*args, **kwargs)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_shipped_configurations_load():
+    assert {"smollm2-135m", "smollm2-135m-ngram"} <= set(list_configs())
+    for name in list_configs():
+        config = load_config(name)
+        assert config.name == name
+        assert len(config.target.sha256) == 64
+
+
+def test_the_default_model_is_drafted_by_the_configuration_that_it_extends():
+    default, ngram = load_config("smollm2-135m"), load_config("smollm2-135m-ngram")
+    assert dataclasses.replace(default, name=ngram.name) == ngram
+
+
+def test_every_section_is_read(write):
+    path = write("""
+        [target]
+        source = "org/model"
+        [drafter]
+        kind = "ngram"
+        max_ngram = 5
+        [engine]
+        batch_size = 3
+        synthetic_acceptance_length = 2
+    """)
+    assert load_config(path) == Config(
+        "mine",
+        SourceConfig("org/model"),
+        DrafterConfig("ngram", max_ngram=5),
+        EngineConfig(batch_size=3, synthetic_acceptance_length=2),
+    )
+
+
+def test_relative_sources_are_taken_from_the_files_folder(write, tmp_path, monkeypatch):
+    (tmp_path / "models" / "head").mkdir(parents=True)
+    monkeypatch.chdir("/")
+    path = write("""
+        [target]
+        source = "models"
+        [drafter]
+        kind = "eagle3"
+        source = "models/head"
+    """)
+    config = load_config(path)
+    assert config.target.source == str(tmp_path / "models")
+    assert config.drafter.source == str(tmp_path / "models" / "head")
+    assert load_config(write('[target]\nsource = "org/name"')).target.source == "org/name"
+
+
+def test_extends_keeps_the_base_and_changes_keys(write, tmp_path, monkeypatch):
+    (tmp_path / "head").mkdir()
+    monkeypatch.chdir("/")
+    write('[target]\nsource = "org/model"\n[engine]\nbatch_size = 3\npage_size = 8', "base.toml")
+    path = write("""
+        extends = "base.toml"
+        [drafter]
+        kind = "eagle1"
+        source = "head"
+        [engine]
+        batch_size = 5
+    """)
+    assert load_config(path) == Config(
+        "mine",
+        SourceConfig("org/model"),
+        DrafterConfig("eagle1", source=str(tmp_path / "head")),
+        EngineConfig(batch_size=5, page_size=8),
+    )
+    assert load_config(write('extends = "smollm2-135m"')).target == load_config("smollm2-135m").target
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[target", "not a TOML file"),
+        ("", "the section [target] is missing"),
+        ("target = 3", "'target' must be a section"),
+        ('[target]\nfile = "x"', "target.source is missing"),
+        ("[target]\nsource = 3", "target.source must be str, got 3"),
+        (
+            '[target]\nsource = "x"\nrevision = "y"',
+            "unknown key target.revision; known: source, file, sha256",
+        ),
+        ('[target]\nsource = "x"\n[draft]\nkind = "ngram"', "unknown key 'draft'"),
+        ('[target]\nsource = "x"\n[drafter]\nkindd = "ngram"', "unknown key drafter.kindd; known: kind"),
+        ('[target]\nsource = "x"\n[drafter]\nkind = "medusa"', "drafter.kind 'medusa' is unknown"),
+        ('[target]\nsource = "x"\n[drafter]\nkind = "eagle3"', "drafter.source is missing"),
+        ('[target]\nsource = "x"\n[engine]\nbatch_size = "8"', "engine.batch_size must be int, got '8'"),
+        ('[target]\nsource = "x"\n[engine]\nbatch_size = true', "engine.batch_size must be int, got True"),
+        ('[target]\nsource = "x"\n[engine]\npage_size = 12', "engine.page_size must be a power of two"),
+        ('extends = "nothing"', "no configuration named 'nothing'; shipped: smollm2-135m"),
+        ("extends = 3", "'extends' must be a name or a path, got 3"),
+        ('extends = "mine.toml"', "'extends' goes round in a circle"),
+        ('extends = "smollm2-135m"\n[target]\nsource = "x"', "'extends' and [target] exclude each other"),
+    ],
+)
+def test_bad_files_are_refused_in_one_line(write, text, message):
+    assert message in refused(load_config, write(text))
+
+
+def test_bad_names_are_refused(tmp_path):
+    assert "no configuration named 'smollm3'; shipped: smollm2-135m" in refused(load_config, "smollm3")
+    assert "configuration file not found" in refused(load_config, tmp_path / "none.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    assert "not a TOML file" in refused(load_config, tmp_path / "bytes.toml")
+
+
+@pytest.mark.parametrize(
+    ("cls", "key", "value", "message"),
+    [
+        (DrafterConfig, "num_speculative_tokens", 0, "at least 1, got 0"),
+        (DrafterConfig, "sampling", "typical", "'probabilistic' or 'greedy'"),
+        (DrafterConfig, "min_ngram", 0, "at least 1"),
+        (DrafterConfig, "max_ngram", 0, "at least 1"),
+        (EngineConfig, "batch_size", 0, "engine.batch_size must be a whole number of at least 1"),
+        (EngineConfig, "max_model_len", 0, "engine.max_model_len"),
+        (EngineConfig, "num_pages", -1, "engine.num_pages"),
+        (EngineConfig, "prefill_chunk", 0, "engine.prefill_chunk"),
+        (EngineConfig, "steps_per_dispatch", 0, "engine.steps_per_dispatch"),
+        (EngineConfig, "dtype", "float16", "engine.dtype must be 'float32' or 'bfloat16'"),
+        (EngineConfig, "draft_loop", "graph", "engine.draft_loop must be 'compiled' or 'host'"),
+        (EngineConfig, "synthetic_acceptance_length", 0.5, "at least 1, not 0.5"),
+        (EngineConfig, "synthetic_acceptance_length", float("nan"), "at least 1"),
+    ],
+)
+def test_values_out_of_range_are_refused(cls, key, value, message):
+    needed = {"kind": "ngram"} if cls is DrafterConfig else {}
+    assert message in refused(cls, **needed, **{key: value})
+
+
+def test_overrides_are_checked_like_files():
+    config = load_config("smollm2-135m")
+    assert config.replace(drafter={"num_speculative_tokens": 7}).drafter.num_speculative_tokens == 7
+    assert "unknown key engine.batchsize" in refused(config.replace, engine={"batchsize": 1})
+    assert "drafter must be a mapping" in refused(config.replace, drafter="ngram")
+
+
+def test_sizes_left_open_follow_the_backend_and_the_model():
+    cpu = EngineConfig(batch_size=3, page_size=8).resolve(backend="cpu", model_limit=100)
+    assert (cpu.max_model_len, cpu.num_pages, cpu.dtype) == (100, 3 * 13, "float32")
+    gpu = EngineConfig().resolve(backend="gpu", model_limit=131072)
+    assert (gpu.max_model_len, gpu.dtype) == (8192, "bfloat16")
+    assert "past the model's limit of 100" in refused(
+        EngineConfig(max_model_len=101).resolve, backend="cpu", model_limit=100
+    )
+
+
+def model(**changes):
+    return ModelConfig.from_hf({**TARGET, **changes})
+
+
+def test_absent_keys_take_the_defaults_of_the_family():
+    needed = ("hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers", "num_attention_heads")
+    least = {key: TARGET[key] for key in needed}
+    llama = ModelConfig.from_hf({**least, "model_type": "llama"})
+    assert (llama.num_key_value_heads, llama.head_dim) == (4, 8)
+    assert (llama.max_position_embeddings, llama.rms_norm_eps, llama.rope.theta) == (2048, 1e-6, 1e4)
+    flags = (llama.tie_word_embeddings, llama.attention_bias, llama.mlp_bias, llama.qk_norm)
+    assert flags == (False,) * 4
+    mistral = ModelConfig.from_hf({**least, "model_type": "mistral", "num_attention_heads": 16})
+    assert mistral.num_key_value_heads == 8
+    assert mistral.layer_types == ("sliding_attention",) * 2
+    assert mistral.sliding_window == 4096
+    qwen = ModelConfig.from_hf({**least, "model_type": "qwen3", "num_attention_heads": 64})
+    assert (qwen.num_key_value_heads, qwen.head_dim, qwen.qk_norm) == (32, 128, True)
+
+
+@pytest.mark.parametrize(
+    ("config", "layer_types"),
+    [
+        ({"model_type": "llama", "sliding_window": 8}, "ff"),
+        ({"model_type": "mistral", "sliding_window": None}, "ff"),
+        ({"model_type": "mistral", "sliding_window": 8}, "ss"),
+        ({"model_type": "qwen3", "sliding_window": 8}, "ff"),
+        ({"model_type": "qwen3", "sliding_window": 8, "use_sliding_window": True}, "ff"),
+        (
+            {"model_type": "qwen3", "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
+            "fs",
+        ),
+        ({"model_type": "llama", "sliding_window": 8, "layer_types": "sf"}, "sf"),
+    ],
+)
+def test_windows_apply_where_the_family_says(config, layer_types):
+    spelled = {"f": "full_attention", "s": "sliding_attention"}
+    if "layer_types" in config:
+        config = {**config, "layer_types": [spelled[letter] for letter in config["layer_types"]]}
+    assert model(**config).layer_types == tuple(spelled[letter] for letter in layer_types)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; supported: llama, mistral, qwen3"),
+        ({"model_type": None}, "model_type None is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"hidden_size": None}, "hidden_size must be an integer, got None"),
+        ({"vocab_size": "48"}, "vocab_size must be an integer, got '48'"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
+        ({"layer_types": ["full_attention", "mamba"]}, "unknown kind 'mamba'"),
+        ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is not set"),
+    ],
+)
+def test_models_that_are_not_built_are_refused(changes, message):
+    assert message in refused(model, **changes)
