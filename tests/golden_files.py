@@ -1,0 +1,64 @@
+"""The goldens of `tests/goldens`; their README says what the arrays are."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from jaxspec.checkpoints import Checkpoint, open_checkpoint
+
+FOLDER = Path(__file__).parent / "goldens"
+TARGETS = (
+    "llama-tied",
+    "llama-untied-llama3-rope",
+    "llama-linear-rope",
+    "llama-seven-layers",
+    "llama-yarn-rope",
+)
+EAGLE3_TARGETS = {
+    "eagle3-residual-normed": "llama-tied",
+    "eagle3-residual-raw": "llama-tied",
+    "eagle3-norm-before-fc": "llama-tied",
+    "eagle3-fc-norm": "llama-tied",
+    "eagle3-norm-output": "llama-tied",
+    "eagle3-two-layers-qwen3": "llama-tied",
+    "eagle3-sliding-window": "llama-tied",
+    "eagle3-llama3-rope-biased": "llama-untied-llama3-rope",
+    "eagle3-safeailab": "llama-seven-layers",
+    "eagle3-safeailab-own-embedding": "llama-seven-layers",
+    "eagle3-safeailab-other-width": "llama-seven-layers",
+}
+EAGLE1_TARGETS = {
+    "eagle1": "llama-untied-llama3-rope",
+    "eagle1-fc-bias": "llama-tied",
+    "eagle1-two-layers": "llama-tied",
+}
+HEAD_TARGETS = {**EAGLE3_TARGETS, **EAGLE1_TARGETS}
+"""Every head and the target that it was made for."""
+
+
+def golden_folder(case: str) -> Path:
+    return FOLDER / case / "checkpoint"
+
+
+def golden_checkpoint(case: str) -> Checkpoint:
+    return open_checkpoint(golden_folder(case))
+
+
+def golden_outputs(case: str) -> dict[str, np.ndarray]:
+    return load_file(FOLDER / case / "outputs.safetensors")
+
+
+def golden_json(name: str) -> dict[str, Any]:
+    return json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+
+
+def assert_close(actual: Any, expected: np.ndarray, *, relative: float = 1e-4) -> None:
+    """Equal within `relative` of the largest expected value."""
+    actual = np.asarray(actual)
+    assert actual.shape == expected.shape
+    assert np.isfinite(actual).all()
+    worst = np.abs(actual - expected).max() / np.abs(expected).max()
+    assert worst < relative, f"differs by {worst:.1e} of the largest value"

@@ -1,0 +1,83 @@
+"""Feeds rows of several slots to a target through the paged cache, as the engine's programs do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxspec.attention import build_metadata, init_cache
+from jaxspec.models.llama import Llama
+from jaxspec.sharding import make_mesh
+
+
+@partial(nnx.jit, static_argnames=("page_size", "capture"))
+def forward(model, tokens, positions, valid, cache, page_table, *, page_size, capture):
+    """(logits, hidden after the final norm, captured, cache) of one forward pass."""
+    metadata = build_metadata(model.kinds, positions, valid, page_table, page_size=page_size)
+    hidden, captured, cache = model(tokens, positions, cache, metadata, capture=capture)
+    return model.logits(hidden), hidden, captured, cache
+
+
+@dataclass
+class PagedTarget:
+    """A target with a cache of its own, whose pages are dealt to the slots in random order.
+
+    Attributes:
+      slots: B.
+      length: positions that every slot has pages for.
+      width: Q; shorter rows are padded, so that one program serves them all.
+      capture: hidden states that `feed` returns.
+      fill: what the cache holds before anything is written.
+    """
+
+    model: Llama
+    slots: int
+    length: int
+    page_size: int
+    width: int
+    capture: tuple[int, ...] = ()
+    fill: float = 0.0
+    cache: Any = field(init=False)
+    page_table: jax.Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        width = -(-self.length // self.page_size)
+        pages = 1 + np.random.default_rng(0).permutation(self.slots * width)
+        self.page_table = jnp.asarray(pages.reshape(self.slots, width), jnp.int32)
+        self.cache = self.new_cache(self.model.cache_shapes)
+
+    def new_cache(self, shapes: Any) -> Any:
+        """A cache of such layers over this target's pages, for a drafter."""
+        pages = self.page_table.size + 1
+        cache = init_cache(
+            shapes, num_pages=pages, page_size=self.page_size, dtype=jnp.float32, mesh=make_mesh()
+        )
+        return jax.tree.map(lambda layer: jnp.full_like(layer, self.fill), cache)
+
+    def feed(self, tokens: Sequence[Sequence[int]], starts: Sequence[int]) -> Any:
+        """Runs tokens of each slot from its position in `starts`; shorter rows are padded and not valid.
+
+        Returns:
+          (logits [B, Q, V], hidden [B, Q, M], captured): rows past a slot's tokens mean nothing.
+        """
+        padded = np.zeros((self.slots, self.width), np.int32)
+        valid = np.zeros((self.slots, self.width), bool)
+        for slot, row in enumerate(tokens):
+            padded[slot, : len(row)], valid[slot, : len(row)] = row, True
+        positions = np.asarray(starts, np.int32)[:, None] + np.arange(self.width, dtype=np.int32)
+        logits, hidden, captured, self.cache = forward(
+            self.model,
+            jnp.asarray(padded),
+            jnp.asarray(positions),
+            jnp.asarray(valid),
+            self.cache,
+            self.page_table,
+            page_size=self.page_size,
+            capture=self.capture,
+        )
+        return logits, hidden, captured
