@@ -117,6 +117,10 @@ class TrainConfig:
         for name in ("steps", "batch_size", "row_length", "num_unroll_steps", "log_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"train.{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.warmup_steps < self.steps:
+            raise ConfigError(
+                f"train.warmup_steps must be below train.steps {self.steps}, got {self.warmup_steps}"
+            )
         if self.num_unroll_steps + 2 > self.row_length:
             raise ConfigError(
                 f"train.row_length {self.row_length} is too short for {self.num_unroll_steps} unroll steps"
