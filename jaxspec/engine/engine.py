@@ -1,5 +1,6 @@
 """The engine: requests in, tokens out, with the device always one dispatch ahead of the host."""
 
+import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from jaxspec.engine.request import Delta, Generation, Request
 from jaxspec.engine.scheduler import Chunk, Plan, Running, Scheduler
 from jaxspec.engine.state import MAX_STOP_TOKENS, PrefillBatch, PrefillOutput, StepOutput, init_state
 from jaxspec.engine.step import Models, StepSettings
-from jaxspec.sampling import SamplingParams
+from jaxspec.sampling import SamplingParams, seed_words
 from jaxspec.sharding import make_mesh, replicated
 
 
@@ -209,13 +210,13 @@ class Engine:
             )
         if params.stop and self.tokenizer is None:
             raise ValueError("stop: stop strings need a tokenizer, and this checkpoint has none")
-        seed = np.random.SeedSequence(params.seed).generate_state(2)
+        seed = secrets.randbits(64) if params.seed is None else params.seed
         return Request(
             prompt=ids,
             params=params,
             max_new_tokens=max_new_tokens,
             stop_tokens=stop_tokens,
-            seed=(int(seed[0]), int(seed[1])),
+            seed=seed_words(seed),
             stream=None if self.tokenizer is None else TextStream(self.tokenizer),
         )
 
