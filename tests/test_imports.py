@@ -1,0 +1,91 @@
+"""Imports go down the list of docs/design.md, and kernels know nothing of jaxspec."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FLOORS = (
+    ("scripts",),  # and the package's own command line
+    ("training", "batch"),
+    ("engine",),
+    ("drafters",),
+    ("models", "sampling"),
+    ("attention",),
+    ("kernels",),
+    ("sharding",),
+    ("config", "checkpoints", "provenance"),
+)
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+FILES = sorted(
+    path.relative_to(ROOT)
+    for folder in ("jaxspec", "kernels", "scripts")
+    for path in (ROOT / folder).rglob("*.py")
+)
+PUBLIC_NAMES = Path("jaxspec/__init__.py")
+
+
+def room_of(module):
+    """The room that a module belongs to, from its dotted name; None outside of the project."""
+    top, _, rest = module.partition(".")
+    if top == "jaxspec_kernels":
+        return "kernels"
+    if top != "jaxspec":
+        return None
+    room = rest.partition(".")[0]
+    return room if room in FLOOR_OF else "scripts"  # public names are for scripts
+
+
+def room_of_file(path):
+    module = ".".join(path.with_suffix("").parts)
+    return {"scripts": "scripts", "kernels": "kernels"}.get(path.parts[0]) or room_of(module)
+
+
+def imported_modules(source):
+    """Dotted names of everything that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide where they go"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == "jaxspec")
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def upward_imports(path, source):
+    own = room_of_file(path)
+    for module in imported_modules(source):
+        other = room_of(module)
+        if other in (None, own):
+            continue
+        if FLOOR_OF[other] <= FLOOR_OF[own] or own == "kernels":
+            yield module
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path != PUBLIC_NAMES], ids=str)
+def test_imports_go_down_the_list(path):
+    assert list(upward_imports(path, (ROOT / path).read_text("utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("kernels/argmax.py", "import jaxspec"),
+        ("kernels/argmax.py", "from jaxspec.config import Config"),
+        ("jaxspec/config.py", "from jaxspec.checkpoints import Checkpoint"),
+        ("jaxspec/models/llama.py", "from jaxspec.sampling import sample"),
+        ("jaxspec/models/llama.py", "from jaxspec import sampling"),
+        ("jaxspec/models/llama.py", "def f():\n    import jaxspec.drafters.base"),
+        ("jaxspec/engine/load.py", "import jaxspec.batch"),
+        ("jaxspec/engine/load.py", "from jaxspec import load"),
+    ],
+)
+def test_an_import_upwards_would_be_seen(path, source):
+    assert list(upward_imports(Path(path), source))
+
+
+def test_every_room_has_its_floor():
+    packages = {path.parts[1] for path in FILES if path.parts[0] == "jaxspec" and len(path.parts) > 2}
+    assert packages <= set(FLOOR_OF)
+    assert {room_of_file(path) for path in FILES} == set(FLOOR_OF)

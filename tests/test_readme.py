@@ -1,0 +1,65 @@
+"""The README's promises that can be checked without installing anything."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import jaxspec
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+
+
+def first_screen():
+    return "\n".join(README.splitlines()[:50])
+
+
+def test_the_two_commands_come_first_and_need_nothing_before_them():
+    answer, test = blocks("sh")[:2]
+    setup = "python3 -m venv .venv && .venv/bin/pip install --quiet -e "
+    assert answer.startswith(setup)
+    assert '.venv/bin/jaxspec "' in answer
+    assert test == setup + '".[dev]" && .venv/bin/python -m pytest\n'
+    assert "pip install" not in README.split("```sh")[0]
+
+
+def test_ci_runs_the_second_command():
+    ci = (ROOT / ".ci" / "run").read_text("utf-8")
+    assert blocks("sh")[1].strip() + " || exit 1\n" in ci
+    subprocess.run(["bash", "-n", ROOT / ".ci" / "run"], check=True)
+
+
+def test_the_first_screen_shows_an_example_with_its_output():
+    (example,) = blocks("python")
+    assert len(example.splitlines()) <= 10
+    assert example in first_screen()
+    assert blocks("text")[0] in first_screen()
+
+
+def test_the_example_prints_what_it_says_it_prints(monkeypatch, tiny_config, capsys):
+    """On the tiny model, which says other words."""
+    load = jaxspec.load
+    monkeypatch.setattr(
+        jaxspec, "load", lambda model, **options: load(tiny_config, progress=False, **options)
+    )
+    exec(compile(blocks("python")[0], "README.md", "exec"), {})
+    count, same = capsys.readouterr().out.splitlines()[-2:]
+    shown_count, shown_same = blocks("text")[0].splitlines()[-2:]
+    form = re.sub(r"\d+", r"\\d+", re.sub("stop|length", "(stop|length)", shown_count))
+    assert re.fullmatch(form, count)
+    assert same == shown_same == "True"
+
+
+def test_links_lead_somewhere():
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
+    assert targets
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_every_shipped_configuration_is_listed():
+    rows = set(re.findall(r"^\| `([\w.-]+)` \|", README, flags=re.MULTILINE))
+    assert set(jaxspec.list_configs()) <= rows
