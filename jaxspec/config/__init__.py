@@ -1,0 +1,25 @@
+"""Frozen configurations: TOML in, Hugging Face `config.json` in; and the axis glossary."""
+
+from jaxspec.config.axes import AXIS_TO_MESH
+from jaxspec.config.drafter import DrafterConfig
+from jaxspec.config.engine import EngineConfig, ResolvedEngineConfig
+from jaxspec.config.errors import ConfigError
+from jaxspec.config.model import ModelConfig
+from jaxspec.config.rope import RopeConfig
+from jaxspec.config.sections import build_section
+from jaxspec.config.toml import Config, SourceConfig, list_configs, load_config
+
+__all__ = [
+    "AXIS_TO_MESH",
+    "Config",
+    "ConfigError",
+    "DrafterConfig",
+    "EngineConfig",
+    "ModelConfig",
+    "ResolvedEngineConfig",
+    "RopeConfig",
+    "SourceConfig",
+    "build_section",
+    "list_configs",
+    "load_config",
+]

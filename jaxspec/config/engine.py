@@ -1,0 +1,101 @@
+"""Sizes of the compiled programs and of the cache."""
+
+from dataclasses import dataclass
+
+from jaxspec.config.errors import ConfigError, at_least
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Sizes of the compiled programs and of the cache.
+
+    Attributes:
+      batch_size: slots B; requests beyond them wait in a queue.
+      max_model_len: positions a request may use, prompt and answer together; None takes the model's
+        limit, at most 2048 on the CPU and 8192 elsewhere.
+      page_size: positions per cache page, a power of two.
+      num_pages: pages of the cache without page 0; None takes enough for every slot at max_model_len.
+      prefill_chunk: C, prompt tokens per row of one prefill program; None takes 64 on the CPU and 256
+        elsewhere.
+      prefill_rows: R, prompts that one prefill program takes at once; None takes 1 on the CPU, where a
+        row without work costs as much as one with, and up to 8 elsewhere.
+      steps_per_dispatch: S, engine steps run on the device per host round trip; None takes 1 on the CPU
+        and 4 elsewhere. Finished slots idle until the round trip ends.
+      dtype: "float32" or "bfloat16" for weights, activations and cache; None takes float32 on the CPU
+        and bfloat16 elsewhere.
+      draft_loop: "compiled", or "host" to drive the same functions step by step from Python.
+      synthetic_acceptance_length: a benchmark mode that ignores the drafts' quality and accepts so
+        many tokens per step on average, the emitted text being worthless; None is off.
+      tensor_parallel: devices that weights and cache are split over.
+    """
+
+    batch_size: int = 8
+    max_model_len: int | None = None
+    page_size: int = 16
+    num_pages: int | None = None
+    prefill_chunk: int | None = None
+    prefill_rows: int | None = None
+    steps_per_dispatch: int | None = None
+    dtype: str | None = None
+    draft_loop: str = "compiled"
+    synthetic_acceptance_length: float | None = None
+    tensor_parallel: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "page_size", "tensor_parallel"):
+            at_least(f"engine.{name}", getattr(self, name), 1)
+        for name in ("max_model_len", "num_pages", "prefill_chunk", "prefill_rows", "steps_per_dispatch"):
+            if getattr(self, name) is not None:
+                at_least(f"engine.{name}", getattr(self, name), 1)
+        if self.page_size & (self.page_size - 1):
+            raise ConfigError(f"engine.page_size must be a power of two, not {self.page_size}")
+        if self.dtype not in (None, "float32", "bfloat16"):
+            raise ConfigError(f"engine.dtype must be 'float32' or 'bfloat16', not {self.dtype!r}")
+        if self.draft_loop not in ("compiled", "host"):
+            raise ConfigError(f"engine.draft_loop must be 'compiled' or 'host', not {self.draft_loop!r}")
+        length = self.synthetic_acceptance_length
+        if length is not None and not length >= 1.0:
+            raise ConfigError(f"engine.synthetic_acceptance_length must be at least 1, not {length}")
+
+    def resolve(self, *, backend: str, model_limit: int) -> "ResolvedEngineConfig":
+        """Fills what was left open, for a backend ("cpu", "gpu") and a model of so many positions.
+
+        Raises:
+          ConfigError: max_model_len is past the model's limit.
+        """
+        on_cpu = backend == "cpu"
+        max_model_len = self.max_model_len or min(model_limit, 2048 if on_cpu else 8192)
+        if max_model_len > model_limit:
+            raise ConfigError(
+                f"engine.max_model_len {max_model_len} is past the model's limit of {model_limit}"
+            )
+        pages_per_slot = -(-max_model_len // self.page_size)
+        return ResolvedEngineConfig(
+            batch_size=self.batch_size,
+            max_model_len=max_model_len,
+            page_size=self.page_size,
+            num_pages=self.num_pages or pages_per_slot * self.batch_size,
+            prefill_chunk=self.prefill_chunk or (64 if on_cpu else 256),
+            prefill_rows=self.prefill_rows or (1 if on_cpu else min(8, self.batch_size)),
+            steps_per_dispatch=self.steps_per_dispatch or (1 if on_cpu else 4),
+            # XLA's bfloat16 products run at a twentieth of float32's speed on the CPU.
+            dtype=self.dtype or ("float32" if on_cpu else "bfloat16"),
+            draft_loop=self.draft_loop,
+            synthetic_acceptance_length=self.synthetic_acceptance_length,
+        )
+
+
+@dataclass(frozen=True)
+class ResolvedEngineConfig:
+    """`EngineConfig` with nothing left open; fields as there."""
+
+    batch_size: int
+    max_model_len: int
+    page_size: int
+    num_pages: int
+    prefill_chunk: int
+    prefill_rows: int
+    steps_per_dispatch: int
+    dtype: str
+    draft_loop: str
+    synthetic_acceptance_length: float | None

