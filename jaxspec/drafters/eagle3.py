@@ -86,6 +86,11 @@ class Eagle3Config:
             raise ConfigError(
                 f"the head is for a vocabulary of {layers.vocab_size}, the target's has {target.vocab_size}"
             )
+        if not capture and layers.hidden_size != target.hidden_size:
+            raise ConfigError(
+                f"the head reads the target's final hidden state of width {target.hidden_size} as it is, "
+                f"and is itself {layers.hidden_size} wide"
+            )
         own_embedding = "embed_tokens.weight" in tensors
         if layers.hidden_size != target.hidden_size and not own_embedding:
             raise ConfigError(

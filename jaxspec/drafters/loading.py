@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxspec.checkpoints import Checkpoint, CheckpointError, open_checkpoint
-from jaxspec.config import ConfigError, DrafterConfig
+from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.base import Drafter, Target
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle1 import Eagle1, Eagle1Config
@@ -16,7 +16,7 @@ from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config
 from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.drafters.vocabulary import check_vocabulary
-from jaxspec.models.loading import IGNORED, load_module, load_target
+from jaxspec.models.loading import IGNORED, plan_module, plan_target
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,10 @@ class Build:
     mesh: Mesh | None = None
 
 
+DrafterReader = Callable[[Target], Drafter]
+"""Reads the weights of a drafter that has been found to fit; called with its target's weights in place."""
+
+
 def load_drafter(config: DrafterConfig, target: Target, build: Build) -> Drafter:
     """The drafter that `config` names, with its weights.
 
@@ -43,22 +47,32 @@ def load_drafter(config: DrafterConfig, target: Target, build: Build) -> Drafter
       ConfigError: it does not fit the target.
       CheckpointError: its checkpoint cannot be read, or holds other tensors than it should.
     """
-    return _LOADERS[config.kind](config, target, build)
+    return plan_drafter(config, target.config, build)(target)
 
 
-def _load_none(config: DrafterConfig, target: Target, build: Build) -> Drafter:
-    return NoDrafter()
+def plan_drafter(config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
+    """`load_drafter` up to the point where it would read weights; raises the same."""
+    return _PLANS[config.kind](config, target, build)
 
 
-def _load_ngram(config: DrafterConfig, target: Target, build: Build) -> Drafter:
-    return NGramDrafter(config.num_speculative_tokens, max_ngram=config.max_ngram, min_ngram=config.min_ngram)
+def _plan_none(config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
+    return lambda _: NoDrafter()
 
 
-def _load_eagle3(config: DrafterConfig, target: Target, build: Build) -> Drafter:
-    checkpoint = _with_membership(_open(config), target.config.vocab_size)
-    head = Eagle3Config.from_hf(checkpoint.config, checkpoint.tensors, target.config)
-    checkpoint = _with_output_rows(checkpoint, target)
-    return load_module(
+def _plan_ngram(config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
+    drafter = NGramDrafter(
+        config.num_speculative_tokens, max_ngram=config.max_ngram, min_ngram=config.min_ngram
+    )
+    return lambda _: drafter
+
+
+def _plan_eagle3(config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
+    checkpoint = _with_vocabulary(_open(config), target.vocab_size)
+    head = Eagle3Config.from_hf(checkpoint.config, checkpoint.tensors, target)
+    output_rows = OutputRows(checkpoint, target)
+    if "lm_head.weight" not in checkpoint.tensors:
+        checkpoint = replace(checkpoint, tensors={**checkpoint.tensors, "lm_head.weight": output_rows})
+    plan = plan_module(
         lambda rngs: Eagle3(
             head,
             num_speculative_tokens=config.num_speculative_tokens,
@@ -68,15 +82,20 @@ def _load_eagle3(config: DrafterConfig, target: Target, build: Build) -> Drafter
             rngs=rngs,
         ),
         checkpoint,
-        mesh=build.mesh,
         ignore=(*IGNORED, "verifier_lm_head.weight", "verifier_norm.weight"),
     )
 
+    def read(target: Target) -> Eagle3:
+        output_rows.target = target
+        return plan.read(build.mesh)
 
-def _load_eagle1(config: DrafterConfig, target: Target, build: Build) -> Drafter:
+    return read
+
+
+def _plan_eagle1(config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
     checkpoint = _open(config)
-    head = Eagle1Config.from_hf(checkpoint.config, checkpoint.tensors, target.config)
-    return load_module(
+    head = Eagle1Config.from_hf(checkpoint.config, checkpoint.tensors, target)
+    plan = plan_module(
         lambda rngs: Eagle1(
             head,
             num_speculative_tokens=config.num_speculative_tokens,
@@ -86,32 +105,33 @@ def _load_eagle1(config: DrafterConfig, target: Target, build: Build) -> Drafter
             rngs=rngs,
         ),
         checkpoint,
-        mesh=build.mesh,
         ignore=IGNORED,
     )
+    return lambda _: plan.read(build.mesh)
 
 
-def _load_draft_model(config: DrafterConfig, target: Target, build: Build) -> Drafter:
-    model = load_target(_open(config), dtype=build.dtype, mesh=build.mesh)
-    if model.config.vocab_size != target.config.vocab_size:
+def _plan_draft_model(config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
+    plan = plan_target(_open(config), dtype=build.dtype)
+    vocab_size = plan.module.config.vocab_size
+    if vocab_size != target.vocab_size:
         raise ConfigError(
-            f"drafter.source: the draft model has a vocabulary of {model.config.vocab_size}, "
-            f"the target of {target.config.vocab_size}"
+            f"drafter.source: the draft model has a vocabulary of {vocab_size}, "
+            f"the target of {target.vocab_size}"
         )
-    return DraftModel(
-        model,
+    return lambda _: DraftModel(
+        plan.read(build.mesh),
         num_speculative_tokens=config.num_speculative_tokens,
         page_size=build.page_size,
         probabilistic=config.sampling == "probabilistic",
     )
 
 
-_LOADERS: Mapping[str, Callable[[DrafterConfig, Target, Build], Drafter]] = {
-    "none": _load_none,
-    "ngram": _load_ngram,
-    "eagle3": _load_eagle3,
-    "eagle1": _load_eagle1,
-    "draft_model": _load_draft_model,
+_PLANS: Mapping[str, Callable[[DrafterConfig, ModelConfig, Build], DrafterReader]] = {
+    "none": _plan_none,
+    "ngram": _plan_ngram,
+    "eagle3": _plan_eagle3,
+    "eagle1": _plan_eagle1,
+    "draft_model": _plan_draft_model,
 }
 
 
@@ -138,29 +158,50 @@ class DerivedTensor:
         return self.array
 
 
-def _with_membership(checkpoint: Checkpoint, vocab_size: int) -> Checkpoint:
-    """Checks a head's vocabulary maps, and adds `t2d` where only `d2t` was saved."""
+class OutputRows:
+    """`lm_head.weight` of a head that brings none: the target's output rows of the tokens it drafts.
+
+    Attributes:
+      target: with its weights; to be set before the rows are read.
+    """
+
+    target: Target
+
+    def __init__(self, checkpoint: Checkpoint, target: ModelConfig):
+        d2t = checkpoint.tensors.get("d2t")
+        self._ids = np.arange(target.vocab_size) if d2t is None else _target_ids(d2t.read())
+        self._width = target.hidden_size
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self._ids.size, self._width)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.float32)
+
+    def read(self) -> np.ndarray:
+        return np.asarray(self.target.output_kernel).T[self._ids]
+
+
+def _target_ids(d2t: np.ndarray) -> np.ndarray:
+    return d2t + np.arange(d2t.size)
+
+
+def _with_vocabulary(checkpoint: Checkpoint, vocab_size: int) -> Checkpoint:
+    """Checks a head's vocabulary maps, adds a `t2d` that was not saved, and drops maps of all tokens."""
     tensors = dict(checkpoint.tensors)
     if "d2t" not in tensors:
         return checkpoint
     d2t = tensors["d2t"].read()
     if "t2d" not in tensors:
-        ids = d2t + np.arange(d2t.size)
         member = np.zeros(vocab_size, bool)
+        ids = _target_ids(d2t)
         member[ids[(ids >= 0) & (ids < vocab_size)]] = True
         tensors["t2d"] = DerivedTensor(member)
     wrong = check_vocabulary(d2t, tensors["t2d"].read())
     if wrong:
         raise CheckpointError(f"{checkpoint.name}: {wrong}")
+    if d2t.size == vocab_size:
+        del tensors["d2t"], tensors["t2d"]
     return replace(checkpoint, tensors=tensors)
-
-
-def _with_output_rows(checkpoint: Checkpoint, target: Target) -> Checkpoint:
-    """Adds the target's output rows of the drafted tokens where the head brings no `lm_head.weight`."""
-    if "lm_head.weight" in checkpoint.tensors:
-        return checkpoint
-    rows = np.asarray(target.output_kernel).T
-    if "d2t" in checkpoint.tensors:
-        d2t = checkpoint.tensors["d2t"].read()
-        rows = rows[d2t + np.arange(d2t.size)]
-    return replace(checkpoint, tensors={**checkpoint.tensors, "lm_head.weight": DerivedTensor(rows)})

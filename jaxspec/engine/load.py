@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import Config, ConfigError, SourceConfig, list_configs, load_config
-from jaxspec.drafters.loading import Build, load_drafter
+from jaxspec.drafters.loading import Build, plan_drafter
 from jaxspec.engine.compilation_cache import enable_compilation_cache
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.prompts import Prompt, as_prompts
 from jaxspec.engine.request import Generation
-from jaxspec.models.loading import load_target, target_config
+from jaxspec.models.loading import plan_target, target_config
 from jaxspec.sampling import SamplingParams
 from jaxspec.sharding import make_mesh
 
@@ -51,10 +51,15 @@ def load(
     checkpoint = open_checkpoint(target_source.source, file=target_source.file, sha256=target_source.sha256)
     limit = target_config(checkpoint).max_position_embeddings
     dtype = jnp.dtype(config.engine.resolve(backend=jax.default_backend(), model_limit=limit).dtype)
-    target = load_target(checkpoint, dtype=dtype, mesh=mesh)
+    plan = plan_target(checkpoint, dtype=dtype)
+    read_drafter = plan_drafter(
+        config.drafter, plan.module.config, Build(config.engine.page_size, dtype, mesh)
+    )
+    # Everything fits; only now are weights read.
+    target = plan.read(mesh)
     return Engine(
         target,
-        load_drafter(config.drafter, target, Build(config.engine.page_size, dtype, mesh)),
+        read_drafter(target),
         tokenizer=checkpoint.tokenizer,
         eos_token_ids=checkpoint.eos_token_ids,
         config=config.engine,

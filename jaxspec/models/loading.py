@@ -1,8 +1,8 @@
 """From a checkpoint to a network on the device, and back."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jaxspec.checkpoints import Checkpoint, StrictTensors
+from jaxspec.checkpoints import Checkpoint, StrictTensors, TensorSource
 from jaxspec.config import ModelConfig
 from jaxspec.models.llama import Llama
 from jaxspec.models.parameters import Source
@@ -22,6 +22,24 @@ Module = TypeVar("Module", bound=nnx.Module)
 IGNORED = ("*rotary_emb.inv_freq",)
 
 
+@dataclass(frozen=True)
+class ModulePlan(Generic[Module]):
+    """A module each of whose parameters has been found in a checkpoint; nothing has been read yet."""
+
+    module: Module
+    parameters: list[tuple[nnx.Variable, list[TensorSource]]]
+
+    def read(self, mesh: Mesh | None = None) -> Module:
+        """Fills the module, split over `mesh` (one device by default)."""
+        mesh = mesh or make_mesh()
+        for variable, stored in self.parameters:
+            joined = variable.get_metadata("source").join([tensor.read() for tensor in stored])
+            array = np.ascontiguousarray(joined).astype(variable.get_value().dtype)
+            axes = variable.get_metadata("axes")
+            variable.set_value(jax.device_put(array, sharding(mesh, axes, array.shape)))
+        return self.module
+
+
 def load_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, mesh: Mesh | None = None) -> Llama:
     """A target network with a checkpoint's weights, split over `mesh` (one device by default).
 
@@ -29,10 +47,13 @@ def load_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, mesh: Mesh | None =
       ConfigError: its architecture is not supported.
       CheckpointError: a tensor is missing, spare or misshaped.
     """
+    return plan_target(checkpoint, dtype=dtype).read(mesh)
+
+
+def plan_target(checkpoint: Checkpoint, *, dtype: jnp.dtype) -> ModulePlan[Llama]:
+    """`load_target` up to the point where it would read weights; raises the same."""
     config = target_config(checkpoint)
-    return load_module(
-        lambda rngs: Llama(config, dtype=dtype, rngs=rngs), checkpoint, mesh=mesh, ignore=IGNORED
-    )
+    return plan_module(lambda rngs: Llama(config, dtype=dtype, rngs=rngs), checkpoint, ignore=IGNORED)
 
 
 def target_config(checkpoint: Checkpoint) -> ModelConfig:
@@ -43,45 +64,32 @@ def target_config(checkpoint: Checkpoint) -> ModelConfig:
     return config
 
 
-def load_module(
-    make: Callable[[nnx.Rngs], Module],
-    checkpoint: Checkpoint,
-    *,
-    mesh: Mesh | None = None,
-    ignore: tuple[str, ...] = (),
-) -> Module:
-    """Makes a module and fills every parameter from where it says that a checkpoint keeps it.
-
-    All names and shapes are checked before the first tensor is read.
+def plan_module(
+    make: Callable[[nnx.Rngs], Module], checkpoint: Checkpoint, *, ignore: tuple[str, ...] = ()
+) -> ModulePlan[Module]:
+    """Finds every parameter of a module where it says that a checkpoint keeps it.
 
     Args:
       make: the constructor; it is only evaluated for shapes.
       checkpoint: to read.
-      mesh: the devices that the parameters are split over; one by default.
       ignore: names of tensors that may be there and are not used; `*` matches anything.
 
     Raises:
       CheckpointError: a tensor is missing, spare or misshaped.
     """
-    mesh = mesh or make_mesh()
     module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
     tensors = StrictTensors(checkpoint)
     tensors.ignore(*ignore)
-    plan = [
+    parameters = [
         (variable, [tensors.take(name, shape, source.kind) for name, shape in source.tensors])
         for variable, source in declared(module)
     ]
     tensors.finish()
-    for variable, stored in plan:
-        joined = variable.get_metadata("source").join([tensor.read() for tensor in stored])
-        array = np.ascontiguousarray(joined).astype(variable.get_value().dtype)
-        axes = variable.get_metadata("axes")
-        variable.set_value(jax.device_put(array, sharding(mesh, axes, array.shape)))
-    return module
+    return ModulePlan(module, parameters)
 
 
 def export_tensors(module: nnx.Module) -> dict[str, np.ndarray]:
-    """A module's parameters as a checkpoint names and lays them out: the inverse of `load_module`."""
+    """A module's parameters as a checkpoint names and lays them out: the inverse of loading."""
     exported: dict[str, np.ndarray] = {}
     for variable, source in declared(module):
         arrays = source.split(np.asarray(variable.get_value()))

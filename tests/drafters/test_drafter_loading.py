@@ -1,0 +1,242 @@
+"""Heads from their folders: what their configs mean, and heads that do not fit."""
+
+import json
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from golden_files import EAGLE1_TARGETS, HEAD_TARGETS, golden_checkpoint, golden_folder
+from safetensors.numpy import load_file, save_file
+from tiny_models import write_eagle1, write_eagle3, write_target
+
+from jaxspec.checkpoints import open_checkpoint
+from jaxspec.config import DrafterConfig
+from jaxspec.drafters.eagle3 import Eagle3Config
+from jaxspec.drafters.loading import Build, load_drafter
+from jaxspec.models.loading import export_tensors, load_target, target_config
+
+FLOAT32 = jnp.dtype(jnp.float32)
+
+
+def load(kind, source, target):
+    return load_drafter(DrafterConfig(kind, source=str(source)), target, Build(8, FLOAT32))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A target, an EAGLE-3 head, an EAGLE-1 head."""
+    root = tmp_path_factory.mktemp("heads")
+    target = write_target(root / "target", num_hidden_layers=7)
+    return target, write_eagle3(root / "eagle3", target), write_eagle1(root / "eagle1", target)
+
+
+@pytest.fixture(scope="module")
+def target(folders):
+    return load_target(open_checkpoint(folders[0]), dtype=FLOAT32)
+
+
+@pytest.fixture
+def changed(folders, tmp_path):
+    """A copy of a head with changes to its config (None takes a key away) and its tensors."""
+
+    def change(kind, config=None, tensors=None):
+        folder = tmp_path / kind
+        shutil.copytree(folders[("eagle3", "eagle1").index(kind) + 1], folder)
+        for path, read, write, changes in (
+            (folder / "config.json", read_json, write_json, config),
+            (folder / "model.safetensors", load_file, save_file, tensors),
+        ):
+            content = {**read(path), **(changes or {})}
+            write({key: value for key, value in content.items() if value is not None}, path)
+        return folder
+
+    return change
+
+
+def read_json(path):
+    return json.loads(path.read_text("utf-8"))
+
+
+def write_json(content, path):
+    path.write_text(json.dumps(content), "utf-8")
+
+
+@pytest.mark.parametrize("case", HEAD_TARGETS)
+def test_export_gives_back_every_bit(case):
+    kind = "eagle1" if case in EAGLE1_TARGETS else "eagle3"
+    model = load_target(golden_checkpoint(HEAD_TARGETS[case]), dtype=FLOAT32)
+    exported = export_tensors(load(kind, golden_folder(case), model))
+    stored = {name: tensor.read() for name, tensor in golden_checkpoint(case).tensors.items()}
+    assert set(exported) == set(stored)
+    for name, array in stored.items():
+        assert exported[name].dtype == array.dtype
+        assert exported[name].tobytes() == array.tobytes(), name
+
+
+def test_d2t_holds_offsets(folders, target):
+    stored = load_file(folders[1] / "model.safetensors")
+    drafter = load("eagle3", folders[1], target)
+    ids = stored["d2t"] + np.arange(len(stored["d2t"]))
+    np.testing.assert_array_equal(drafter.to_target(jnp.arange(len(ids))), ids)
+    np.testing.assert_array_equal(np.flatnonzero(stored["t2d"]), ids)
+    draft_ids = np.asarray(drafter.draft_vocab)
+    np.testing.assert_array_equal(draft_ids[ids], np.arange(len(ids)))
+    assert (np.delete(draft_ids, ids) == -1).all()
+
+
+def test_t2d_follows_from_d2t(changed, folders, target):
+    whole, derived = (
+        load("eagle3", folders[1], target),
+        load("eagle3", changed("eagle3", tensors={"t2d": None}), target),
+    )
+    np.testing.assert_array_equal(whole.draft_vocab, derived.draft_vocab)
+
+
+def test_maps_of_a_full_vocabulary_that_say_nothing_are_accepted(tmp_path, folders, target):
+    folder = write_eagle3(tmp_path / "full", folders[0], draft_vocab_size=48)
+    assert {"d2t", "t2d"} <= set(load_file(folder / "model.safetensors"))
+    drafter = load("eagle3", folder, target)
+    assert drafter.draft_vocab is None
+    assert drafter.to_target(jnp.array([3, 47])).tolist() == [3, 47]
+
+
+def test_rope_is_the_heads_own_and_never_the_targets(changed, tmp_path):
+    other = load_target(
+        open_checkpoint(write_target(tmp_path / "target", num_hidden_layers=7, rope_theta=5e5)), dtype=FLOAT32
+    )
+    for kind in ("eagle3", "eagle1"):
+        drafter = load(kind, changed(kind), other)
+        assert drafter.config.layers.rope.theta == 1e4
+
+
+def test_an_embedding_is_the_heads_own_where_it_brings_one(changed, folders, target):
+    own = np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32)
+    for kind in ("eagle3", "eagle1"):
+        drafter = load(kind, changed(kind, tensors={"embed_tokens.weight": own}), target)
+        np.testing.assert_array_equal(drafter.embedding.table[...], own)
+    assert load("eagle3", folders[1], target).embedding is None
+    assert load("eagle1", folders[2], target).embedding is None
+
+
+def test_a_head_without_output_rows_takes_the_targets(changed, folders, target):
+    drafter = load("eagle3", changed("eagle3", tensors={"lm_head.weight": None}), target)
+    stored = load_file(folders[1] / "model.safetensors")
+    ids = stored["d2t"] + np.arange(len(stored["d2t"]))
+    rows = load_file(folders[0] / "model.safetensors")["lm_head.weight"][ids]
+    np.testing.assert_array_equal(np.asarray(drafter.head.kernel[...]).T, rows)
+
+
+def config_of(folders, config, *names):
+    """What an EAGLE-3 config means on the seven-layer target, given the names of its tensors."""
+    return Eagle3Config.from_hf(config, dict.fromkeys(names), target_config(open_checkpoint(folders[0])))
+
+
+def plain(folders, **changes):
+    config = {**read_json(folders[1] / "config.json"), **changes}
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def speculators(folders, **changes):
+    layer = {
+        k: v
+        for k, v in plain(folders).items()
+        if k not in ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids")
+    }
+    return {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": 40,
+        "transformer_layer_config": layer,
+        **changes,
+    }
+
+
+def test_layer_ids_are_counted_as_each_producer_counts_them(folders):
+    nested = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 5]}}
+    none = {"eagle_aux_hidden_state_layer_ids": None}
+    assert config_of(folders, plain(folders, **none)).capture == (2, 3, 4)
+    assert config_of(folders, plain(folders, **none, **nested)).capture == (1, 3, 6)
+    assert config_of(folders, speculators(folders)).capture == (2, 3, 4)
+    listed = {"eagle_aux_hidden_state_layer_ids": [0, 3, 7]}
+    assert config_of(folders, speculators(folders, **listed)).capture == (0, 3, 7)
+    unfused = {"eagle_config": {"use_aux_hidden_state": False}}
+    assert config_of(folders, plain(folders, **none, **unfused)).capture == ()
+
+
+def test_flags_whose_default_depends_on_the_format(folders):
+    assert not config_of(folders, plain(folders)).norm_before_residual
+    assert config_of(folders, speculators(folders)).norm_before_residual
+    assert not config_of(folders, speculators(folders, norm_before_residual=False)).norm_before_residual
+    # SpecForge writes norm_output too, and does not recycle by it.
+    assert not config_of(folders, plain(folders, norm_output=True)).norm_output
+    assert config_of(folders, speculators(folders, norm_output=True)).norm_output
+    nested = {"eagle_config": {"norm_before_fc": True}}
+    assert config_of(folders, plain(folders, **nested), "input_norm.weight").norm_before_fc
+    assert not config_of(folders, plain(folders)).norm_before_fc
+
+
+def test_query_and_key_norms_come_with_qwen3_layers(folders):
+    assert not config_of(folders, speculators(folders)).layers.qk_norm
+    qwen = speculators(folders)
+    qwen["transformer_layer_config"]["model_type"] = "qwen3"
+    assert config_of(folders, qwen).layers.qk_norm
+    assert config_of(folders, plain(folders, architectures=["Eagle3Qwen3ForCausalLM"])).layers.qk_norm
+    assert not config_of(folders, plain(folders, architectures=["LlamaForCausalLMEagle3"])).layers.qk_norm
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "tensors", "message"),
+    [
+        ("eagle3", {"hidden_size": 16}, {}, "for targets of hidden size 16, this one has 32"),
+        ("eagle3", {"target_hidden_size": 24}, {}, "for targets of hidden size 24, this one has 32"),
+        ("eagle3", {"vocab_size": 64}, {}, "for a vocabulary of 64, the target's has 48"),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [0, 3, 8]}, {}, "layer 8, and it has 7 layers"),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [-1, 3, 7]}, {}, "layer -1, and it has 7 layers"),
+        (
+            "eagle3",
+            {"hidden_size": 16, "target_hidden_size": 32},
+            {},
+            "brings no embed_tokens.weight of its own",
+        ),
+        (
+            "eagle3",
+            {
+                "hidden_size": 16,
+                "target_hidden_size": 32,
+                "eagle_aux_hidden_state_layer_ids": None,
+                "eagle_config": {"use_aux_hidden_state": False},
+            },
+            {},
+            "of width 32 as it is, and is itself 16 wide",
+        ),
+        ("eagle3", {"model_type": "t5"}, {}, "model_type 't5' is not supported"),
+        ("eagle3", {"draft_vocab_size": 39}, {}, "expected [39"),
+        ("eagle3", {}, {"fc.weight": None}, "'fc.weight' is missing"),
+        (
+            "eagle3",
+            {},
+            {"fc.weight": np.zeros((32, 64), np.float32)},
+            "has shape [32, 64], expected [32, 96]",
+        ),
+        ("eagle3", {}, {"fc.bias": np.zeros(32, np.float32)}, "spare tensor 'fc.bias'"),
+        ("eagle3", {}, {"d2t": np.arange(40) * 2}, "d2t reaches token 117, past the vocabulary of 48"),
+        ("eagle3", {}, {"d2t": -np.arange(40)}, "d2t does not give rising token ids"),
+        ("eagle3", {}, {"t2d": np.ones(48, bool)}, "d2t and t2d name different tokens"),
+        ("eagle1", {"hidden_size": 16}, {}, "the head has hidden_size 16, the target 32"),
+        ("eagle1", {"vocab_size": 64}, {}, "the head has vocab_size 64, the target 48"),
+        ("eagle1", {"bias": None}, {}, "'fc.bias' is missing"),
+        ("eagle1", {}, {"norm.weight": np.ones(32, np.float32)}, "spare tensor 'norm.weight'"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused_in_one_line(changed, target, kind, config, tensors, message):
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        load(kind, changed(kind, config, tensors), target)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path, target):
+    other = write_target(tmp_path / "other", vocab_size=64)
+    with pytest.raises(ValueError, match="a vocabulary of 64, the target of 48"):
+        load("draft_model", other, target)
