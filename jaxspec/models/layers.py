@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxspec_kernels.kv_write import kv_write
 from jaxspec_kernels.paged_attention import paged_attention
+from jaxspec_kernels.rope_kv_write import rope_kv_write
 
 from jaxspec.attention import AttentionKind, AttentionMetadata, LayerCache
 from jaxspec.config import ModelConfig
@@ -173,13 +174,16 @@ class Attention(nnx.Module):
 
     def project(self, x: jax.Array, rope: RopeTables) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries [B, Q, N, G, D], keys and values [B, Q, N, D] of x [B, Q, in], rotated."""
-        fused = product(x, self.qkv[...])
-        if self.qkv_bias is not None:
-            fused = fused + self.qkv_bias[...]
+        fused = self._projected(x)
         queries, keys, values = fused[..., : self.group, :], fused[..., self.group, :], fused[..., -1, :]
         if self.query_norm is not None and self.key_norm is not None:
             queries, keys = self.query_norm(queries), self.key_norm(keys)
         return apply_rope(queries, rope), apply_rope(keys, rope), values
+
+    def _projected(self, x: jax.Array) -> jax.Array:
+        """[B, Q, N, G + 2, D]: for every key/value head its queries, its key and its value."""
+        fused = product(x, self.qkv[...])
+        return fused if self.qkv_bias is None else fused + self.qkv_bias[...]
 
     def combine(self, attended: jax.Array) -> jax.Array:
         """[B, Q, M] of attended values [B, Q, N, G, D]."""
@@ -189,9 +193,12 @@ class Attention(nnx.Module):
     def __call__(
         self, x: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
     ) -> tuple[jax.Array, LayerCache]:
-        queries, keys, values = self.project(x, rope)
         # The cache is written before it is read: the other order costs a copy of the whole cache.
-        cache = kv_write(cache, metadata.slots, keys.astype(cache.dtype), values.astype(cache.dtype))
+        if self.query_norm is None:
+            cache, queries = rope_kv_write(cache, metadata.slots, self._projected(x), *rope)
+        else:
+            queries, keys, values = self.project(x, rope)
+            cache = kv_write(cache, metadata.slots, keys, values)
         attended = paged_attention(
             queries.reshape(*queries.shape[:2], -1, self.head_dim),
             cache,

@@ -10,7 +10,7 @@ from jaxspec_kernels.triton_call import triton_call
 
 # Enough programs to fill the multiprocessors of the largest GPUs a few times over.
 _PROGRAMS = 512
-_MAX_SPLITS = 64
+_MAX_SPLITS = 32
 
 
 def paged_attention(

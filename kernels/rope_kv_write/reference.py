@@ -1,0 +1,33 @@
+"""Rotation and cache write in pure JAX."""
+
+import jax
+import jax.numpy as jnp
+from jaxspec_kernels.kv_write.reference import kv_write
+
+
+def rope_kv_write(
+    cache: jax.Array, slots: jax.Array, projected: jax.Array, cos: jax.Array, sin: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Rotates queries and keys by their positions, and writes keys and values as `kv_write` does.
+
+    Halves are rotated against each other (the NeoX order), in float32.
+
+    Args:
+      cache: [pages, N, 2, P, D]; axis 2 holds keys, then values. In place when it is donated.
+      slots: i32[B, Q] from `slot_mapping`; must lie in the cache.
+      projected: [B, Q, N, G + 2, D]: for every key/value head its queries, its key, its value.
+      cos, sin: f32[B, Q, D/2] of every row's position.
+
+    Returns:
+      The cache, and the rotated queries [B, Q, N, G, D] in the dtype of `projected`.
+    """
+    queries, keys, values = projected[..., :-2, :], projected[..., -2:-1, :], projected[..., -1, :]
+    queries, keys = _rotate(queries, cos, sin), _rotate(keys, cos, sin)[..., 0, :]
+    return kv_write(cache, slots, keys, values), queries
+
+
+def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    cos, sin = cos[:, :, None, None, :], sin[:, :, None, None, :]
+    left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+    return rotated.astype(x.dtype)

@@ -1,0 +1,31 @@
+import jax
+import numpy as np
+import pytest
+from jaxspec_kernels.paged_attention import paged_attention
+from jaxspec_kernels.paged_attention.cases import CASES
+from paged_attention_arguments import arguments, attention_in_float64
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        paged_attention.why_not_triton() is not None,
+        reason=f"paged_attention's Triton kernel {paged_attention.why_not_triton()}",
+    ),
+]
+
+# Sums in float32 of products of float32 operands, or of bfloat16 operands with the weights rounded to it.
+BOUND = {"float32": 2e-6, "bfloat16": 6e-3}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_equals_the_definition_and_reads_nothing_else(case):
+    given = arguments(case)
+    scale = case.head_dim**-0.5
+    attend = jax.jit(lambda *args: paged_attention(*args, scale=scale, implementation="triton"))
+    result = np.asarray(attend(*given), np.float64)
+    expected = attention_in_float64(*given, scale=scale)
+    assert np.isfinite(result).all()
+    if not expected.any():
+        assert not result.any()
+        return
+    assert np.linalg.norm(result - expected) <= BOUND[case.dtype] * np.linalg.norm(expected)
