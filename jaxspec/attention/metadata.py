@@ -38,7 +38,7 @@ class AttentionMetadata:
     Attributes:
       slots: i32[B, Q], page * P + offset to write; in page 0 for a row that is not kept.
       first: i32[B, Q], first visible position.
-      last: i32[B, Q], last visible position, inclusive; -1 for a row that is not valid.
+      last: i32[B, Q], last visible position, inclusive; -1 for a row that is not kept.
       page_table: i32[B, T].
     """
 
@@ -77,16 +77,18 @@ def build_metadata(
     Args:
       kinds: the kinds, repeated or not.
       positions: i32[B, Q], the position of each row in its sequence.
-      valid: bool[B, Q]; a row that is not valid writes to page 0 and sees nothing.
+      valid: bool[B, Q]; a row that is not valid writes to page 0 and sees nothing, and so does one whose
+        position has no page: it would see page 0, where anything may lie.
       page_table: i32[B, T], 0 where the slot owns no page.
       page_size: positions per page.
     """
     slots = slot_mapping(positions, valid, page_table, page_size=page_size)
+    kept = slots >= page_size
 
     def build(kind: AttentionKind) -> AttentionMetadata:
         first, last = visible_range(kind, positions)
         return AttentionMetadata(
-            slots=slots, first=first, last=jnp.where(valid, last, -1), page_table=page_table
+            slots=slots, first=first, last=jnp.where(kept, last, -1), page_table=page_table
         )
 
     return {kind: build(kind) for kind in dict.fromkeys(kinds)}
