@@ -29,11 +29,13 @@ from goldens import (
     eagle3_speculators,
     eagle_repository,
     llama_targets,
+    qwen3_targets,
     real_model,
 )
 
 FAMILIES = {
     "llama": llama_targets.write,
+    "qwen3": qwen3_targets.write,
     "smollm2": real_model.write,
     "eagle3-speculators": eagle3_speculators.write,
     "eagle3-safeailab": eagle3_safeailab.write,

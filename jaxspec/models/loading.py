@@ -1,6 +1,6 @@
 """From a checkpoint to a network on the device, and back."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -17,6 +17,9 @@ from jaxspec.models.parameters import Source
 from jaxspec.sharding import make_mesh, sharding
 
 Module = TypeVar("Module", bound=nnx.Module)
+
+FAMILIES: Mapping[str, type[Llama]] = {"llama": Llama, "mistral": Llama, "qwen3": Llama}
+"""The network of every `model_type`; the keys of its `config.json` are read by `ModelConfig`."""
 
 # Buffers that older versions of transformers saved beside the weights.
 IGNORED = ("*rotary_emb.inv_freq",)
@@ -53,7 +56,12 @@ def load_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, mesh: Mesh | None =
 def plan_target(checkpoint: Checkpoint, *, dtype: jnp.dtype) -> ModulePlan[Llama]:
     """`load_target` up to the point where it would read weights; raises the same."""
     config = target_config(checkpoint)
-    return plan_module(lambda rngs: Llama(config, dtype=dtype, rngs=rngs), checkpoint, ignore=IGNORED)
+    return plan_module(lambda rngs: make_target(config, dtype=dtype, rngs=rngs), checkpoint, ignore=IGNORED)
+
+
+def make_target(config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> Llama:
+    """A target network of `config`'s family with random weights."""
+    return FAMILIES[config.family](config, dtype=dtype, rngs=rngs)
 
 
 def target_config(checkpoint: Checkpoint) -> ModelConfig:

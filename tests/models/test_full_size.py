@@ -1,0 +1,66 @@
+"""Published shapes, from prompt to emitted tokens, without an array: `jax.eval_shape` all the way."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from jaxspec.config import EngineConfig, ModelConfig
+from jaxspec.drafters.ngram import NGramDrafter
+from jaxspec.engine.packing import pack_prefill
+from jaxspec.engine.state import init_state
+from jaxspec.engine.step import Models, StepSettings, decode, prefill
+from jaxspec.models.loading import declared, make_target
+from jaxspec.sharding import make_mesh, replicated
+
+FOLDER = Path(__file__).parent / "full_size"
+PARAMETERS = {
+    "qwen3-0.6b": 0.596e9,
+    "qwen3-8b": 8.19e9,
+    "qwen3-32b": 32.76e9,
+}
+"""What the model cards say; a tied output head counts once."""
+SLOW = ("qwen3-32b",)
+
+
+def test_every_configuration_is_tested():
+    assert {path.stem for path in FOLDER.glob("*.json")} == set(PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in PARAMETERS]
+)
+def test_full_size_shapes_run_through_prefill_and_decode(name):
+    config = ModelConfig.from_hf(json.loads((FOLDER / f"{name}.json").read_text("utf-8")))
+    target = nnx.eval_shape(lambda: make_target(config, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
+    count = sum(variable.get_value().size for variable, _ in declared(target))
+    assert count == pytest.approx(PARAMETERS[name], rel=2e-3)
+
+    engine = EngineConfig(batch_size=2, max_model_len=2048, prefill_chunk=128, steps_per_dispatch=2)
+    sizes = engine.resolve(backend="gpu", model_limit=config.max_position_embeddings)
+    settings = StepSettings(page_size=sizes.page_size, steps_per_dispatch=sizes.steps_per_dispatch)
+    drafter, mesh = NGramDrafter(3), make_mesh()
+    state = jax.eval_shape(lambda: init_state(target, drafter, sizes, mesh=mesh))
+    batch = jax.eval_shape(
+        lambda: pack_prefill(
+            [], state, rows=sizes.prefill_rows, width=sizes.prefill_chunk, whole=replicated(mesh)
+        )
+    )
+    graph, parameters = nnx.split(Models(target, drafter))
+
+    def run(parameters, state, batch):
+        models = nnx.merge(graph, parameters)
+        state, first = prefill(models, state, batch, settings=settings)
+        return decode(models, state, state.active, settings=settings, stochastic=True), first
+
+    (after, output), first = jax.eval_shape(run, parameters, state, batch)
+    assert jax.tree.map(shape_and_dtype, after) == jax.tree.map(shape_and_dtype, state)
+    assert first.token.shape == (2,)
+    assert output.tokens.shape == (2, 2, 4)
+
+
+def shape_and_dtype(array):
+    return array.shape, array.dtype

@@ -1,0 +1,67 @@
+"""What must hold for every target, whatever its family; each family's tests name its goldens."""
+
+import jax.numpy as jnp
+import numpy as np
+from golden_files import assert_close, golden_checkpoint, golden_folder, golden_outputs
+from paged_rows import PagedTarget
+
+import jaxspec
+from jaxspec.models.loading import export_tensors, load_target
+
+
+def check_one_pass(case: str) -> None:
+    """Logits and every hidden state of a whole prompt equal transformers'."""
+    model, golden = load_target(golden_checkpoint(case), dtype=jnp.float32), golden_outputs(case)
+    ids = golden["input_ids"].astype(np.int32)
+    capture = tuple(range(model.config.num_hidden_layers + 1))
+    paged = PagedTarget(model, *ids.shape, page_size=16, width=ids.shape[1], capture=capture)
+    logits, hidden, captured = paged.feed(ids, [0, 0])
+    assert_close(logits, golden["logits"])
+    assert_close(hidden, golden["normed"])
+    for state, expected in zip(captured, golden["hidden"], strict=True):
+        assert_close(state, expected)
+
+
+def check_pieces(case: str, size: int) -> None:
+    """So many tokens at a time through a poisoned cache; the second slot is five tokens ahead."""
+    model, golden = load_target(golden_checkpoint(case), dtype=jnp.float32), golden_outputs(case)
+    ids = golden["input_ids"].astype(np.int32)
+    length = ids.shape[1]
+    paged = PagedTarget(model, 2, length, page_size=4, width=max(size, 5), fill=np.nan)
+    starts = [0, 5]
+    paged.feed([[], ids[1, :5]], [0, 0])
+    while min(starts) < length:
+        rows = [ids[slot, start : start + size] for slot, start in enumerate(starts)]
+        logits, _, _ = paged.feed(rows, starts)
+        for slot, row in enumerate(rows):
+            if len(row):
+                at = slice(starts[slot], starts[slot] + len(row))
+                assert_close(logits[slot, : len(row)], golden["logits"][slot, at])
+            starts[slot] += len(row)
+
+
+def check_ngram_equals_plain(case: str) -> None:
+    """Greedy answers, longer than any window, are the same with and without speculation."""
+    sizes = {"batch_size": 2, "page_size": 8, "prefill_chunk": 16, "max_model_len": 96}
+    prompts = [[5, 6, 7, 8, 5, 6, 7, 8, 5, 6], [9, *range(20, 40), 9]]
+
+    def answers(drafter):
+        engine = jaxspec.load(
+            golden_folder(case), drafter=drafter, sampling_modes=("greedy",), progress=False, **sizes
+        )
+        return engine.generate(prompts, max_new_tokens=40, ignore_eos=True)
+
+    plain = answers({"kind": "none"})
+    speculative = answers({"kind": "ngram", "num_speculative_tokens": 3})
+    for one, other in zip(plain, speculative, strict=True):
+        assert len(one.token_ids) == 40
+        assert one.token_ids == other.token_ids
+
+
+def check_export(case: str) -> None:
+    """A target's parameters go back into the tensors that they came from, bit by bit."""
+    checkpoint = golden_checkpoint(case)
+    exported = export_tensors(load_target(checkpoint, dtype=jnp.float32))
+    assert set(exported) == set(checkpoint.tensors)
+    for name, tensor in checkpoint.tensors.items():
+        np.testing.assert_array_equal(exported[name], tensor.read(), err_msg=name)
