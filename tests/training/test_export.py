@@ -1,0 +1,100 @@
+"""Exported heads, read back by the loader: the same logits in every format that can hold the head."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from tiny_run import write_target
+
+from jaxspec.checkpoints import open_checkpoint
+from jaxspec.config import ConfigError, DrafterConfig
+from jaxspec.drafters.loading import Build, load_drafter
+from jaxspec.models.loading import load_target
+from jaxspec.training.config import HeadConfig
+from jaxspec.training.export import FORMATS, export_head
+from jaxspec.training.head import head_config, new_head
+
+IDS = np.arange(5, 245, 3, dtype=np.int32)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    folder = write_target(tmp_path_factory.mktemp("target") / "target")
+    return load_target(open_checkpoint(folder), dtype=jnp.float32)
+
+
+def trained(target, **shape):
+    """A head whose every weight differs from a new one's."""
+    config = head_config(HeadConfig(**shape), target.config, IDS.size)
+    head = new_head(config, target, IDS, num_speculative_tokens=3, page_size=16, seed=0)
+    graph, weights, rest = nnx.split(head, nnx.Param, ...)
+    keys = iter(jax.random.split(jax.random.key(1), 100))
+    noisy = jax.tree.map(lambda x: x + 0.05 * jax.random.normal(next(keys), x.shape), weights)
+    head = nnx.merge(graph, noisy, rest)
+    head.head.kernel.set_value(target.output_kernel[:, IDS])
+    return head
+
+
+def export(head, target, folder, form):
+    export_head(head, target.config, folder, form=form, target_name="tiny", dtype="float32")
+    config = DrafterConfig(kind="eagle3", num_speculative_tokens=3, source=str(folder))
+    return load_drafter(config, target, Build(16, jnp.dtype(jnp.float32)))
+
+
+def logits(head, target):
+    rng = np.random.default_rng(2)
+    captured = tuple(jnp.asarray(x, jnp.float32) for x in rng.normal(size=(3, 1, 4, 32)))
+    fused = head.fuse(captured[0], captured)
+    embedded = head.embed(target, jnp.asarray(rng.integers(0, 259, (1, 4))))
+    wide, residual = head.first.inputs(embedded, fused)
+    rows = head.first.feed_forward(residual + wide[..., :32] + wide[..., 32:])
+    return head.logits(target, rows)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_gives_back_the_same_head(target, tmp_path, form):
+    head = trained(target)
+    read = export(head, target, tmp_path / form, form)
+    np.testing.assert_array_equal(read.target_ids[...], IDS)
+    assert read.config.layers.rope.theta == 10000.0
+    assert read.capture == head.capture
+    np.testing.assert_array_equal(logits(read, target), logits(head, target))
+
+
+@pytest.mark.parametrize("form", ["speculators", "shared"])
+def test_speculators_flags_survive(target, tmp_path, form):
+    flags = {"norm_before_residual": True, "fc_norm": True, "norm_output": True}
+    head = trained(target, num_layers=2, rope_theta=5e5, capture=(1, 2, 5), **flags)
+    read = export(head, target, tmp_path / form, form)
+    assert read.capture == head.capture
+    assert read.config.layers.rope.theta == 5e5
+    assert all(getattr(read.config, flag) for flag in flags)
+    np.testing.assert_array_equal(logits(read, target), logits(head, target))
+
+
+def test_shared_leaves_the_output_rows_to_the_target(target, tmp_path):
+    export(trained(target), target, tmp_path / "shared", "shared")
+    assert "lm_head.weight" not in open_checkpoint(tmp_path / "shared").tensors
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ({"num_layers": 2}, "holds one layer, the head has 2"),
+        ({"fc_norm": True}, "has no fc_norm"),
+        ({"norm_before_residual": True}, "has no norm_before_residual"),
+        ({"rope_theta": 5e5}, "takes 10000 and the head 500000"),
+        ({"capture": (1, 2, 3)}, r"reads the hidden states \[2, 3, 3\]"),
+    ],
+)
+def test_safeailab_refuses_what_it_cannot_hold(target, tmp_path, shape, message):
+    with pytest.raises(ConfigError, match=message):
+        export(trained(target, **shape), target, tmp_path / "head", "safeailab")
+    assert not any(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten(target, tmp_path):
+    (tmp_path / "head").mkdir()
+    with pytest.raises(ConfigError, match="is there already; nothing was written"):
+        export(trained(target), target, tmp_path / "head", "shared")
