@@ -28,6 +28,7 @@ from goldens import (
     eagle3_safeailab,
     eagle3_speculators,
     eagle_repository,
+    gpt_oss_targets,
     llama_targets,
     qwen3_targets,
     real_model,
@@ -36,6 +37,7 @@ from goldens import (
 FAMILIES = {
     "llama": llama_targets.write,
     "qwen3": qwen3_targets.write,
+    "gpt-oss": gpt_oss_targets.write,
     "smollm2": real_model.write,
     "eagle3-speculators": eagle3_speculators.write,
     "eagle3-safeailab": eagle3_safeailab.write,

@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxspec.checkpoints.checkpoint import Checkpoint, TensorSource
 from jaxspec.checkpoints.json_file import read_json
+from jaxspec.checkpoints.mxfp4 import expand_mxfp4
 from jaxspec.checkpoints.safetensors_files import open_safetensors
 from jaxspec.checkpoints.tokenizer import Tokenizer
 
@@ -27,6 +28,8 @@ def open_folder(folder: Path) -> Checkpoint:
         tensors = open_orbax(folder / ORBAX)
     else:
         tensors = open_safetensors(folder)
+        if (config.get("quantization_config") or {}).get("quant_method") == "mxfp4":
+            tensors = expand_mxfp4(tensors, str(folder))
     tokenizer = Tokenizer.from_folder(folder)
     return Checkpoint(str(folder), config, tensors, tokenizer, _eos_token_ids(folder, config, tokenizer))
 

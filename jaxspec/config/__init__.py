@@ -5,6 +5,7 @@ from jaxspec.config.drafter import DrafterConfig
 from jaxspec.config.engine import EngineConfig, ResolvedEngineConfig
 from jaxspec.config.errors import ConfigError
 from jaxspec.config.model import ModelConfig
+from jaxspec.config.moe import MoeConfig
 from jaxspec.config.rope import RopeConfig
 from jaxspec.config.sections import build_section
 from jaxspec.config.toml import Config, SourceConfig, list_configs, load_config
@@ -16,6 +17,7 @@ __all__ = [
     "DrafterConfig",
     "EngineConfig",
     "ModelConfig",
+    "MoeConfig",
     "ResolvedEngineConfig",
     "RopeConfig",
     "SourceConfig",

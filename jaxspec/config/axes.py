@@ -10,6 +10,7 @@ Axes, as they appear in shape comments and in `AXIS_TO_MESH`:
     S  engine steps per dispatch            F  feed-forward width (intermediate size)
     R  rows of one prefill program          V  vocabulary of the target
     C  tokens per row of a prefill program  W  vocabulary of the drafter
+    E  experts of a layer
 """
 
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ AXIS_TO_MESH: Mapping[str, str | None] = {
     "kv_heads": "model",
     "feed_forward": "model",
     "vocab": "model",
+    "experts": None,
     "embed": None,
     "group": None,
     "head_dim": None,

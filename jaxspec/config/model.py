@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxspec.config.errors import ConfigError
+from jaxspec.config.moe import MoeConfig
 from jaxspec.config.rope import RopeConfig
 
 
@@ -15,6 +16,8 @@ class ModelConfig:
     Attributes:
       layer_types: "full_attention" or "sliding_attention" per layer.
       sliding_window: positions that a sliding layer sees, or None.
+      attention_sinks: every head has a logit of its own in the softmax.
+      moe: the routed experts, or None where every layer is dense.
     """
 
     family: str
@@ -34,6 +37,8 @@ class ModelConfig:
     rope: RopeConfig = field(default_factory=RopeConfig)
     layer_types: tuple[str, ...] = ()
     sliding_window: int | None = None
+    attention_sinks: bool = False
+    moe: MoeConfig | None = None
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -92,12 +97,16 @@ class ModelConfig:
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             attention_bias=bool(config.get("attention_bias", False)),
             mlp_bias=bool(config.get("mlp_bias", False)),
-            qk_norm=family == "qwen3",
+            qk_norm=family in _QK_NORM,
             rope=RopeConfig.from_hf(config),
             layer_types=layer_types,
             sliding_window=window,
+            attention_sinks=family == "gpt_oss",
+            moe=MoeConfig.from_hf(config),
         )
 
+
+_QK_NORM = ("qwen3",)
 
 _FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
@@ -109,6 +118,27 @@ _FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "sliding_window": 4096,
         "use_sliding_window": False,
         "max_window_layers": 28,
+    },
+    "gpt_oss": {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 128,
+        "attention_bias": True,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "swiglu_limit": 7.0,
+        "swiglu_alpha": 1.702,
+        "rope_theta": 150000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
     },
 }
 """What the configuration classes of transformers 5.23 assume for keys that a file leaves out."""
@@ -122,6 +152,9 @@ def _layer_types(config: Mapping[str, Any]) -> tuple[tuple[str, ...], int | None
     stated = tuple(config.get("layer_types") or ())
     if stated or window is None or config["model_type"] == "llama":
         return stated, window
+    if config["model_type"] == "gpt_oss":
+        kinds = ("sliding_attention", "full_attention")
+        return tuple(kinds[layer % 2] for layer in range(config["num_hidden_layers"])), window
     first = config.get("max_window_layers", 0)
     return tuple(
         "sliding_attention" if layer >= first else "full_attention"

@@ -1,5 +1,6 @@
 """Layers that the model families and the drafters share."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -167,6 +168,12 @@ class Attention(nnx.Module):
         self.output_bias = bias_parameter(
             biased, rngs, (width,), ("embed",), Whole(f"{name}.o_proj.bias", (width,)), dtype=dtype
         )
+        self.scale = size**-0.5
+        self.sinks = (
+            parameter(rngs, (heads,), (None,), Whole(f"{name}.sinks", (heads,)), dtype=dtype)
+            if config.attention_sinks
+            else None
+        )
         eps = config.rms_norm_eps
         norms = config.qk_norm
         self.query_norm = RMSNorm(size, eps, f"{name}.q_norm", dtype=dtype, rngs=rngs) if norms else None
@@ -199,13 +206,16 @@ class Attention(nnx.Module):
         else:
             queries, keys, values = self.project(x, rope)
             cache = kv_write(cache, metadata.slots, keys, values)
+        # The Triton kernel takes no sinks yet.
+        sinks = {} if self.sinks is None else {"sinks": self.sinks[...], "implementation": "xla"}
         attended = paged_attention(
             queries.reshape(*queries.shape[:2], -1, self.head_dim),
             cache,
             metadata.page_table,
             metadata.first,
             metadata.last,
-            scale=self.head_dim**-0.5,
+            scale=self.scale,
+            **sinks,
         )
         return self.combine(attended.reshape(queries.shape)), cache
 
@@ -249,17 +259,24 @@ class MLP(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x))."""
+    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)); `mlp` makes a family's own kind."""
 
     def __init__(
-        self, config: ModelConfig, kind: AttentionKind, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs
+        self,
+        config: ModelConfig,
+        kind: AttentionKind,
+        name: str,
+        *,
+        mlp: Callable[..., Any] = MLP,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
     ):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         eps = config.rms_norm_eps
         self.input_norm = RMSNorm(config.hidden_size, eps, f"{name}.input_layernorm", **args)
         self.attention = Attention(config, kind, f"{name}.self_attn", **args)
         self.mlp_norm = RMSNorm(config.hidden_size, eps, f"{name}.post_attention_layernorm", **args)
-        self.mlp = MLP(config, f"{name}.mlp", **args)
+        self.mlp = mlp(config, f"{name}.mlp", **args)
 
     def __call__(
         self, x: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables

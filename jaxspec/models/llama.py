@@ -40,15 +40,17 @@ class Llama(nnx.Module):
         self.kinds = attention_kinds(config)
         tied, sizes = config.tie_word_embeddings, (config.vocab_size, config.hidden_size)
         self.embedding: Any = (TiedEmbedding if tied else Embedding)(*sizes, "model.embed_tokens", **args)
-        self.layers = nnx.List(
-            [DecoderLayer(config, kind, f"model.layers.{i}", **args) for i, kind in enumerate(self.kinds)]
-        )
+        self.layers = nnx.List([self.make_layer(i, kind, **args) for i, kind in enumerate(self.kinds)])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, "model.norm", **args)
         self.head = (
             None
             if tied
             else Linear(config.hidden_size, config.vocab_size, "lm_head", axes=("embed", "vocab"), **args)
         )
+
+    def make_layer(self, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
+        """One block of the network: what another family differs in."""
+        return DecoderLayer(self.config, kind, f"model.layers.{index}", **args)
 
     @property
     def cache_shapes(self) -> tuple[CacheShape, ...]:

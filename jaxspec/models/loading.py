@@ -12,13 +12,19 @@ from jax.sharding import Mesh
 
 from jaxspec.checkpoints import Checkpoint, StrictTensors, TensorSource
 from jaxspec.config import ModelConfig
+from jaxspec.models.gpt_oss import GptOss
 from jaxspec.models.llama import Llama
 from jaxspec.models.parameters import Source
 from jaxspec.sharding import make_mesh, sharding
 
 Module = TypeVar("Module", bound=nnx.Module)
 
-FAMILIES: Mapping[str, type[Llama]] = {"llama": Llama, "mistral": Llama, "qwen3": Llama}
+FAMILIES: Mapping[str, type[Llama]] = {
+    "llama": Llama,
+    "mistral": Llama,
+    "qwen3": Llama,
+    "gpt_oss": GptOss,
+}
 """The network of every `model_type`; the keys of its `config.json` are read by `ModelConfig`."""
 
 # Buffers that older versions of transformers saved beside the weights.

@@ -17,6 +17,7 @@ def paged_attention(
     last: jax.Array,
     *,
     scale: float,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Softmax attention of every query row over the positions first..last of its slot.
 
@@ -30,6 +31,8 @@ def paged_attention(
       first: i32[B, Q], the first position that a row sees.
       last: i32[B, Q], the last one, inclusive; less than `first` for a row that sees nothing.
       scale: what the dot products are multiplied by, normally D ** -0.5.
+      sinks: f32[H] or None. One more logit per head that takes part in the softmax, not multiplied by
+        `scale`, and brings no value (gpt-oss; G. Xiao et al., arXiv 2309.17453).
 
     Returns:
       [B, Q, H, D] in the dtype of `queries`; zeros for a row that sees nothing. Positions outside
@@ -70,12 +73,14 @@ def paged_attention(
         output = output * shrink + jnp.einsum("bnrs,bnsd->bnrd", weights, values, precision="highest")
         return new_peak, total, output
 
-    shape = (batch, num_kv_heads, group * num_rows)
-    start = (
-        jnp.full((*shape, 1), -jnp.inf, jnp.float32),
-        jnp.zeros((*shape, 1), jnp.float32),
-        jnp.zeros((*shape, head_dim), jnp.float32),
-    )
+    shape = (batch, num_kv_heads, group * num_rows, 1)
+    if sinks is None:
+        peak, total = jnp.full(shape, -jnp.inf, jnp.float32), jnp.zeros(shape, jnp.float32)
+    else:
+        # A sink is a key that every row has seen before the first block.
+        per_row = jnp.repeat(sinks.astype(jnp.float32).reshape(num_kv_heads, group), num_rows, axis=1)
+        peak, total = jnp.broadcast_to(per_row[None, :, :, None], shape), jnp.ones(shape, jnp.float32)
+    start = (peak, total, jnp.zeros((*shape[:-1], head_dim), jnp.float32))
     begin = jnp.maximum(slot_first.min(), 0) // block
     end = jnp.clip(slot_last.max() // block + 1, 0, page_table.shape[1] // pages_per_block)
     _, total, output = lax.fori_loop(begin, end, body, start)

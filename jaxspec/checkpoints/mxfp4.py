@@ -1,0 +1,75 @@
+"""Weights in MXFP4: four-bit floats in blocks of 32 that share an exponent.
+
+Source: OCP Microscaling Formats (MX) 1.0; the gpt-oss checkpoints, as openai/gpt-oss
+`gpt_oss/torch/weights.py` reads them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from jaxspec.checkpoints.checkpoint import TensorSource
+from jaxspec.checkpoints.errors import CheckpointError
+
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_VALUES = np.asarray([*_MAGNITUDES, *(-m for m in _MAGNITUDES)], np.float32)
+# Both values of a byte: the low four bits come first.
+_PAIRS = np.stack([_VALUES[np.arange(256) & 15], _VALUES[np.arange(256) >> 4]], axis=-1)
+
+
+@dataclass(frozen=True)
+class Mxfp4Tensor:
+    """Matrices [E, in, out] out of `blocks` u8[E, out, in / 32, 16] and `scales` u8[E, out, in / 32]."""
+
+    blocks: TensorSource
+    scales: TensorSource
+    dtype: np.dtype = np.dtype(ml_dtypes.bfloat16)  # noqa: RUF009 - a dtype does not change
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        count, out, groups, size = self.blocks.shape
+        return count, groups * size * 2, out
+
+    def read(self) -> np.ndarray:
+        blocks, scales = self.blocks.read(), self.scales.read()
+        result = np.empty(self.shape, self.dtype)
+        for expert, (block, scale) in enumerate(zip(blocks, scales, strict=True)):
+            result[expert] = dequantize_mxfp4(block, scale).T  # exact: two bits of mantissa
+        return result
+
+
+def dequantize_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """f32[..., in] out of `blocks` u8[..., in / 32, 16] and their exponents `scales` u8[..., in / 32]."""
+    values = _PAIRS[blocks].reshape(*blocks.shape[:-1], -1)
+    scaled = np.ldexp(values, scales[..., None].astype(np.int32) - 127)
+    return scaled.reshape(*blocks.shape[:-2], -1)
+
+
+def expand_mxfp4(tensors: Mapping[str, TensorSource], name: str) -> dict[str, TensorSource]:
+    """Tensors in which every pair X_blocks, X_scales is one X, dequantised when it is read.
+
+    Args:
+      tensors: of a checkpoint.
+      name: the checkpoint's, for messages.
+
+    Raises:
+      CheckpointError: one of a pair is missing, or their shapes do not belong together.
+    """
+    expanded = dict(tensors)
+    for key in tensors:
+        if not key.endswith("_blocks"):
+            continue
+        stem = key.removesuffix("_blocks")
+        blocks, scales = expanded.pop(key), expanded.pop(f"{stem}_scales", None)
+        if scales is None:
+            raise CheckpointError(f"{name}: tensor '{stem}_scales' is missing; {key!r} needs it")
+        fits = len(blocks.shape) == 4 and blocks.shape[-1] == 16 and scales.shape == blocks.shape[:-1]
+        if not fits or blocks.dtype != np.uint8 or scales.dtype != np.uint8:
+            raise CheckpointError(
+                f"{name}: {key!r} of shape {list(blocks.shape)} and its scales of {list(scales.shape)} "
+                "are not MXFP4, u8[E, out, in / 32, 16] and u8[E, out, in / 32]"
+            )
+        expanded[stem] = Mxfp4Tensor(blocks, scales)
+    return expanded

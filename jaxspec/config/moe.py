@@ -1,0 +1,68 @@
+"""The routed experts of a sparse feed-forward network."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxspec.config.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class MoeConfig:
+    """How many experts there are, and how a token chooses among them.
+
+    Attributes:
+      num_experts: E.
+      experts_per_token: of them, those that a token goes through.
+      intermediate_size: F of one expert.
+      normalize: the weights of the chosen experts sum to 1; else they are their shares among all.
+      dense_layers: layers with a plain feed-forward network instead.
+      swiglu_limit: what gate and up projections are clamped to (gpt-oss).
+      swiglu_alpha: slope of the gate's sigmoid (gpt-oss).
+    """
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    normalize: bool = True
+    dense_layers: tuple[int, ...] = ()
+    swiglu_limit: float = 7.0
+    swiglu_alpha: float = 1.702
+
+    def __post_init__(self) -> None:
+        if not 0 < self.experts_per_token <= self.num_experts:
+            raise ConfigError(
+                f"num_experts_per_tok {self.experts_per_token} is not between 1 and the number of experts, "
+                f"{self.num_experts}"
+            )
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> "MoeConfig | None":
+        """Reads a `config.json` whose absent keys have been filled in; None for a dense family."""
+        read = _READERS.get(config["model_type"])
+        return read(config) if read else None
+
+
+def _gpt_oss(config: Mapping[str, Any]) -> MoeConfig:
+    return MoeConfig(
+        num_experts=config["num_local_experts"],
+        experts_per_token=config["num_experts_per_tok"],
+        intermediate_size=config["intermediate_size"],
+        swiglu_limit=config["swiglu_limit"],
+        swiglu_alpha=config["swiglu_alpha"],
+    )
+
+
+def _qwen3_moe(config: Mapping[str, Any]) -> MoeConfig:
+    step, dense = config["decoder_sparse_step"], config["mlp_only_layers"] or ()
+    layers = range(config["num_hidden_layers"])
+    return MoeConfig(
+        num_experts=config["num_experts"],
+        experts_per_token=config["num_experts_per_tok"],
+        intermediate_size=config["moe_intermediate_size"],
+        normalize=bool(config["norm_topk_prob"]),
+        dense_layers=tuple(i for i in layers if i in dense or (i + 1) % step),
+    )
+
+
+_READERS = {"gpt_oss": _gpt_oss, "qwen3_moe": _qwen3_moe}

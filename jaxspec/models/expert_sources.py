@@ -1,0 +1,51 @@
+"""How checkpoints keep the weights of experts: one tensor each, or all of a layer in one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from jaxspec.models.parameters import Source
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """One array [E, ...] of the experts' own parameters, each with tensors of its own."""
+
+    kind: ClassVar[str] = "float"
+    experts: tuple[Source, ...]
+
+    @property
+    def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return tuple(tensor for expert in self.experts for tensor in expert.tensors)
+
+    def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
+        each = len(self.experts[0].tensors)
+        return np.stack(
+            [expert.join(tensors[i * each : (i + 1) * each]) for i, expert in enumerate(self.experts)]
+        )
+
+    def split(self, value: np.ndarray) -> list[np.ndarray]:
+        return [
+            tensor for expert, part in zip(self.experts, value, strict=True) for tensor in expert.split(part)
+        ]
+
+
+@dataclass(frozen=True)
+class InterleavedGateUp:
+    """Gate and up projections in alternating columns of one tensor [..., 2F], as [..., 2, F]."""
+
+    kind: ClassVar[str] = "float"
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return ((self.name, self.shape),)
+
+    def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
+        return np.swapaxes(tensors[0].reshape(*self.shape[:-1], -1, 2), -1, -2)
+
+    def split(self, value: np.ndarray) -> list[np.ndarray]:
+        return [np.swapaxes(value, -1, -2).reshape(self.shape)]

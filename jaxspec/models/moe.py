@@ -1,0 +1,129 @@
+"""Feed-forward networks of routed experts."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxspec.config import ModelConfig
+from jaxspec.models.layers import Linear, RMSNorm
+from jaxspec.models.parameters import Source, parameter
+
+
+@dataclass(frozen=True)
+class ExpertSources:
+    """Where a checkpoint keeps the experts of a layer.
+
+    Attributes:
+      gate_up: [E, M, 2, F]; with `gate_up_bias` [E, 2, F] or None.
+      down: [E, F, M]; with `down_bias` [E, M] or None.
+    """
+
+    gate_up: Source
+    down: Source
+    gate_up_bias: Source | None = None
+    down_bias: Source | None = None
+
+
+class MoE(nnx.Module):
+    """The weighted sum of the few experts that a linear router chooses for each row.
+
+    A tie between experts goes to the one of the lower index.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        router: str,
+        experts: ExpertSources,
+        *,
+        router_bias: bool,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        assert config.moe is not None
+        self.config = config.moe
+        count, width, inner = config.moe.num_experts, config.hidden_size, config.moe.intermediate_size
+        self.router = Linear(
+            width, count, router, axes=("embed", "experts"), bias=router_bias, dtype=dtype, rngs=rngs
+        )
+        self.gate_up = parameter(
+            rngs,
+            (count, width, 2, inner),
+            ("experts", "embed", None, "feed_forward"),
+            experts.gate_up,
+            dtype=dtype,
+            fan_in=width,
+        )
+        self.down = parameter(
+            rngs,
+            (count, inner, width),
+            ("experts", "feed_forward", "embed"),
+            experts.down,
+            dtype=dtype,
+            fan_in=inner,
+        )
+
+        def bias(source: Source | None, *axes: tuple[str | None, int]) -> nnx.Param | None:
+            names, shape = zip(*axes, strict=True)
+            if source is None:
+                return None
+            return parameter(rngs, shape, names, source, dtype=dtype, init="zeros")
+
+        inner_axes = (("experts", count), (None, 2), ("feed_forward", inner))
+        self.gate_up_bias = bias(experts.gate_up_bias, *inner_axes)
+        self.down_bias = bias(experts.down_bias, ("experts", count), ("embed", width))
+
+    def activate(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        """What the down projection reads, of the two others' outputs."""
+        return jax.nn.silu(gate) * up
+
+    def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Weights f32[R, k] and experts i32[R, k] of rows x [R, M]."""
+        logits = self.router(x, out_dtype=jnp.float32)
+        chosen_logits, chosen = jax.lax.top_k(logits, self.config.experts_per_token)
+        if self.config.normalize:
+            return jax.nn.softmax(chosen_logits), chosen
+        return jnp.exp(chosen_logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)), chosen
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        rows = x.reshape(-1, x.shape[-1])
+        weights, chosen = self.route(rows)
+        # Few rows read only the experts that they chose; many would read most of them more than once.
+        run = self._chosen if chosen.size <= self.config.num_experts else self._every
+        return run(rows, weights, chosen).astype(x.dtype).reshape(x.shape)
+
+    def add(self, x: jax.Array, norm: RMSNorm) -> jax.Array:
+        """x + moe(norm(x))."""
+        return x + self(norm(x))
+
+    def _chosen(self, rows: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:
+        """f32[R, M], with a copy of the weights of every row's experts."""
+        fused = _einsum("rm,rkmcf->rkcf", rows, self.gate_up[...][chosen])
+        if self.gate_up_bias is not None:
+            fused = fused + self.gate_up_bias[...][chosen]
+        inner = self.activate(fused[:, :, 0], fused[:, :, 1]).astype(rows.dtype)
+        y = _einsum("rkf,rkfm->rkm", inner, self.down[...][chosen])
+        if self.down_bias is not None:
+            y = y + self.down_bias[...][chosen]
+        return (weights[..., None] * y).sum(axis=1)
+
+    def _every(self, rows: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:
+        """f32[R, M], by way of all experts, those that a row did not choose with a weight of zero."""
+        count = self.config.num_experts
+        share = jnp.zeros((len(rows), count), jnp.float32)
+        share = share.at[jnp.arange(len(rows))[:, None], chosen].set(weights)
+        fused = _einsum("rm,emcf->recf", rows, self.gate_up[...])
+        if self.gate_up_bias is not None:
+            fused = fused + self.gate_up_bias[...]
+        inner = self.activate(fused[:, :, 0], fused[:, :, 1])
+        y = _einsum("ref,efm->rm", (share[..., None] * inner).astype(rows.dtype), self.down[...])
+        return y if self.down_bias is None else y + _einsum("re,em->rm", share, self.down_bias[...])
+
+
+def _einsum(axes: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """f32, whatever the operands' dtype."""
+    # Without "highest" a GPU would round float32 operands to TF32, and greedy equality with them.
+    precision = "highest" if kernel.dtype == jnp.float32 else None
+    return jnp.einsum(axes, x, kernel, precision=precision, preferred_element_type=jnp.float32)

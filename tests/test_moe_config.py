@@ -1,0 +1,32 @@
+"""Which experts a `config.json` asks for."""
+
+import pytest
+from tiny_models import TARGET
+
+from jaxspec.config import ConfigError, ModelConfig, MoeConfig
+
+
+def model(**changes):
+    return ModelConfig.from_hf({**TARGET, **changes})
+
+
+def test_gpt_oss_takes_the_defaults_of_the_family():
+    needed = ("hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers")
+    least = {key: TARGET[key] for key in needed}
+    config = ModelConfig.from_hf({**least, "model_type": "gpt_oss", "num_attention_heads": 64})
+    assert config.moe == MoeConfig(num_experts=128, experts_per_token=4, intermediate_size=48)
+    assert config.layer_types == ("sliding_attention", "full_attention")
+    assert (config.sliding_window, config.head_dim, config.num_key_value_heads) == (128, 64, 8)
+    assert (config.attention_sinks, config.attention_bias, config.rms_norm_eps) == (True, True, 1e-5)
+    assert (config.rope.kind, config.rope.theta, config.rope["truncate"]) == ("yarn", 150000.0, False)
+
+
+def test_dense_families_have_no_experts():
+    assert model().moe is None
+    assert model(model_type="qwen3").moe is None
+
+
+def test_more_experts_per_token_than_there_are_is_refused():
+    with pytest.raises(ConfigError, match="num_experts_per_tok 5 is not between 1 and") as error:
+        model(model_type="gpt_oss", num_local_experts=4, num_experts_per_tok=5)
+    assert "\n" not in str(error.value)
