@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxspec_kernels.kv_write import kv_write
+from jaxspec_kernels.matmul_add import matmul_add
 from jaxspec_kernels.paged_attention import paged_attention
+from jaxspec_kernels.rms_matmul import rms_matmul
 from jaxspec_kernels.rope_kv_write import rope_kv_write
 
 from jaxspec.attention import AttentionKind, AttentionMetadata, LayerCache
@@ -39,6 +40,10 @@ class RMSNorm(nnx.Module):
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
         return wide.astype(x.dtype) * self.scale[...]
+
+    def matmul(self, x: jax.Array, kernel: jax.Array, *, gated: bool = False) -> jax.Array:
+        """norm(x) @ kernel, or the gated pair of it; see `jaxspec_kernels.rms_matmul`."""
+        return rms_matmul(x, self.scale[...], kernel, eps=self.eps, gated=gated)
 
 
 class Linear(nnx.Module):
@@ -200,12 +205,34 @@ class Attention(nnx.Module):
     def __call__(
         self, x: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
     ) -> tuple[jax.Array, LayerCache]:
+        attended, cache = self._attend(self._projected(x), cache, metadata, rope)
+        return self.combine(attended), cache
+
+    def add(
+        self,
+        x: jax.Array,
+        norm: RMSNorm,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        rope: RopeTables,
+    ) -> tuple[jax.Array, LayerCache]:
+        """x + attention(norm(x)) and the cache, in as few kernels as there are."""
+        projected = norm.matmul(x, self.qkv[...])
+        if self.qkv_bias is not None:
+            projected = projected + self.qkv_bias[...]
+        attended, cache = self._attend(projected, cache, metadata, rope)
+        y = matmul_add(attended.reshape(*x.shape[:-1], -1), self.output[...].reshape(-1, x.shape[-1]), x)
+        return y if self.output_bias is None else y + self.output_bias[...], cache
+
+    def _attend(
+        self, projected: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
+    ) -> tuple[jax.Array, LayerCache]:
+        """Attended values [B, Q, N, G, D] of projections [B, Q, N, G + 2, D], and the cache."""
+        if self.query_norm is not None and self.key_norm is not None:
+            queries, keys, values = projected[..., :-2, :], projected[..., -2:-1, :], projected[..., -1:, :]
+            projected = jnp.concatenate([self.query_norm(queries), self.key_norm(keys), values], axis=-2)
         # The cache is written before it is read: the other order costs a copy of the whole cache.
-        if self.query_norm is None:
-            cache, queries = rope_kv_write(cache, metadata.slots, self._projected(x), *rope)
-        else:
-            queries, keys, values = self.project(x, rope)
-            cache = kv_write(cache, metadata.slots, keys, values)
+        cache, queries = rope_kv_write(cache, metadata.slots, projected, *rope)
         # The Triton kernel takes no sinks yet.
         sinks = {} if self.sinks is None else {"sinks": self.sinks[...], "implementation": "xla"}
         attended = paged_attention(
@@ -217,7 +244,7 @@ class Attention(nnx.Module):
             scale=self.scale,
             **sinks,
         )
-        return self.combine(attended.reshape(queries.shape)), cache
+        return attended.reshape(queries.shape), cache
 
 
 class MLP(nnx.Module):
@@ -257,6 +284,13 @@ class MLP(nnx.Module):
             fused = fused + self.gate_up_bias[...]
         return self.down(jax.nn.silu(fused[..., 0, :]) * fused[..., 1, :])
 
+    def add(self, x: jax.Array, norm: RMSNorm) -> jax.Array:
+        """x + mlp(norm(x)), in as few kernels as there are."""
+        if self.gate_up_bias is not None:
+            return x + self(norm(x))
+        y = matmul_add(norm.matmul(x, self.gate_up[...], gated=True), self.down.kernel[...], x)
+        return y if self.down.bias is None else y + self.down.bias[...]
+
 
 class DecoderLayer(nnx.Module):
     """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)); `mlp` makes a family's own kind."""
@@ -281,6 +315,5 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
     ) -> tuple[jax.Array, LayerCache]:
-        attended, cache = self.attention(self.input_norm(x), cache, metadata, rope)
-        x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), cache
+        x, cache = self.attention.add(x, self.input_norm, cache, metadata, rope)
+        return self.mlp.add(x, self.mlp_norm), cache

@@ -12,7 +12,7 @@ def kv_write(cache: jax.Array, slots: jax.Array, keys: jax.Array, values: jax.Ar
         return cache
     _, heads, _, page_size, head_dim = cache.shape
     (cache,) = triton_call(
-        _kernel,
+        _kv_write_kernel,
         (cache, slots, keys, values),
         in_place=1,
         grid=(slots.size,),
@@ -27,7 +27,7 @@ def kv_write(cache: jax.Array, slots: jax.Array, keys: jax.Array, values: jax.Ar
 
 
 @triton.jit
-def _kernel(
+def _kv_write_kernel(
     cache,
     slots,
     keys,

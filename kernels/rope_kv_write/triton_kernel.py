@@ -16,7 +16,7 @@ def rope_kv_write(
     if slots.size == 0:
         return cache, projected[..., :-2, :]
     cache, rotated = triton_call(
-        _kernel,
+        _rope_kv_write_kernel,
         (cache, slots, projected, cos, sin),
         [queries],
         in_place=1,
@@ -33,7 +33,7 @@ def rope_kv_write(
 
 
 @triton.jit
-def _kernel(
+def _rope_kv_write_kernel(
     cache,
     slots,
     projected,
