@@ -1,0 +1,1 @@
+"""What the benchmark scripts share: shapes, a running state, traffic and timing."""

@@ -1,0 +1,175 @@
+"""Arguments of every kernel for its case list, the bytes that it must move and how near it must come."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxspec_kernels import gumbel_sample, kv_write, matmul_add, paged_attention, rms_matmul, rope_kv_write
+from jaxspec_kernels.dispatch import Op
+from jaxspec_kernels.random import Purpose
+
+# Sums that differ in their order only, by the norm of the difference over the norm of the result.
+_SUM_BOUND = {"float32": 2e-6, "bfloat16": 8e-3}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One case of one operation.
+
+    Attributes:
+      op: the operation.
+      name: of the case.
+      arguments: makes fresh arrays from a seed; the first `in_place` of them are updated.
+      static: keywords.
+      bytes_moved: each input that the result depends on read once, each output written once.
+      bound: on the relative error; 0 where the kernel must agree on every bit.
+    """
+
+    op: Op
+    name: str
+    arguments: Callable[[int], tuple]
+    static: Mapping[str, Any]
+    in_place: int
+    bytes_moved: int
+    bound: float
+
+
+def all_calls() -> Iterator[Call]:
+    """Every case of every operation that has a kernel."""
+    for module, make in _MAKERS.items():
+        for case in __import__(f"{module.__name__}.cases", fromlist=["CASES"]).CASES:
+            yield make(case)
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> jax.Array:
+    return jnp.asarray(rng.standard_normal(shape, np.float32), jnp.dtype(dtype))
+
+
+def _own_slots(rng: np.random.Generator, slots: int, rows: int, pages: int, page_size: int) -> jax.Array:
+    owned = page_size + rng.permutation((pages - 1) * page_size)
+    return jnp.asarray(owned[: slots * rows].reshape(slots, rows), jnp.int32)
+
+
+def _kv_write(case: Any) -> Call:
+    size = (case.slots, case.rows, case.kv_heads, case.head_size)
+
+    def arguments(seed: int) -> tuple:
+        rng = np.random.default_rng(seed)
+        cache = jnp.zeros(
+            (case.pages, case.kv_heads, 2, case.page_size, case.head_size), jnp.dtype(case.dtype)
+        )
+        slots = _own_slots(rng, case.slots, case.rows, case.pages, case.page_size)
+        return cache, slots, _normal(rng, size, case.dtype), _normal(rng, size, case.dtype)
+
+    moved = 4 * int(np.prod(size)) * jnp.dtype(case.dtype).itemsize
+    return Call(kv_write.kv_write, case.name, arguments, {}, 1, moved, 0.0)
+
+
+def _rope_kv_write(case: Any) -> Call:
+    size = (case.slots, case.rows, case.kv_heads, case.group + 2, case.head_dim)
+
+    def arguments(seed: int) -> tuple:
+        rng = np.random.default_rng(seed)
+        cache = jnp.zeros(
+            (case.pages, case.kv_heads, 2, case.page_size, case.head_dim), jnp.dtype(case.dtype)
+        )
+        slots = _own_slots(rng, case.slots, case.rows, case.pages, case.page_size)
+        angles = rng.uniform(-9, 9, (case.slots, case.rows, case.head_dim // 2)).astype(np.float32)
+        return cache, slots, _normal(rng, size, case.dtype), jnp.cos(angles), jnp.sin(angles)
+
+    moved = 2 * int(np.prod(size)) * jnp.dtype(case.dtype).itemsize
+    return Call(rope_kv_write.rope_kv_write, case.name, arguments, {}, 1, moved, _SUM_BOUND[case.dtype])
+
+
+def _gumbel_sample(case: Any) -> Call:
+    def arguments(seed: int) -> tuple:
+        rng = np.random.default_rng(seed)
+        return (
+            jnp.zeros((case.slots, case.drafts), jnp.int32),
+            jnp.zeros((case.slots, case.drafts, case.vocabulary), jnp.float32),
+            _normal(rng, (case.slots, case.vocabulary), "float32"),
+            jnp.full(case.slots, 0.7, jnp.float32),
+            jnp.asarray(rng.integers(2**32, size=(case.slots, 2)), jnp.uint32),
+            jnp.asarray(rng.integers(2**20, size=case.slots), jnp.int32),
+            jnp.int32(case.step),
+        )
+
+    moved = 2 * 4 * case.slots * case.vocabulary
+    return Call(_Reordered(gumbel_sample.gumbel_sample), case.name, arguments, {}, 2, moved, 0.0)
+
+
+class _Reordered(Op):
+    """`gumbel_sample` with its buffers first, where the benchmark looks for them."""
+
+    def __init__(self, op: Op):
+        self.op, self.name = op, op.name
+
+    def __call__(self, tokens: Any, processed: Any, *rest: Any, implementation: str | None = None) -> Any:
+        return self.op(*rest, tokens, processed, purpose=Purpose.DRAFT, implementation=implementation)
+
+
+def _paged_attention(case: Any) -> Call:
+    pages, heads = 1 + case.slots * case.table_width, case.kv_heads
+    end = case.context * (np.arange(case.slots) + 1) // case.slots
+    if case.empty:
+        end[1::3] = -1
+    last = np.where(end[:, None] < 0, -1, end[:, None] - np.arange(case.rows)[::-1])
+    first = np.maximum(last - (case.window - 1), 0) if case.window else np.zeros_like(last)
+    size = (case.slots, case.rows, heads * case.group, case.head_dim)
+    dtype = jnp.dtype(case.dtype)
+
+    def arguments(seed: int) -> tuple:
+        rng = np.random.default_rng(seed)
+        table = 1 + rng.permutation(pages - 1).reshape(case.slots, case.table_width)
+        shape = (pages, heads, 2, case.page_size, case.head_dim)
+        cache = jax.random.normal(jax.random.key(seed), shape, dtype)
+        ints = (jnp.asarray(x, jnp.int32) for x in (table, first, last))
+        return _normal(rng, size, case.dtype), cache, *ints
+
+    seen = np.where(last >= first, last - first + 1, 0).max(axis=1).sum()
+    moved = int(2 * seen * heads * case.head_dim + 2 * np.prod(size)) * dtype.itemsize
+    static = {"scale": case.head_dim**-0.5}
+    return Call(
+        paged_attention.paged_attention, case.name, arguments, static, 0, moved, _SUM_BOUND[case.dtype]
+    )
+
+
+def _rms_matmul(case: Any) -> Call:
+    kernel = (case.width, 2, case.outputs) if case.gated else (case.width, case.outputs)
+
+    def arguments(seed: int) -> tuple:
+        rng = np.random.default_rng(seed)
+        x, scale = _normal(rng, (case.rows, case.width), case.dtype), _normal(rng, (case.width,), case.dtype)
+        weight = jax.random.normal(jax.random.key(seed), kernel, jnp.dtype(case.dtype))
+        return x, scale, weight * case.width**-0.5
+
+    size = int(np.prod(kernel)) + case.rows * (case.width + case.outputs)
+    static = {"eps": 1e-5, "gated": case.gated}
+    moved = size * jnp.dtype(case.dtype).itemsize
+    return Call(rms_matmul.rms_matmul, case.name, arguments, static, 0, moved, _SUM_BOUND[case.dtype])
+
+
+def _matmul_add(case: Any) -> Call:
+    def arguments(seed: int) -> tuple:
+        rng = np.random.default_rng(seed)
+        weight = jax.random.normal(jax.random.key(seed), (case.width, case.outputs), jnp.dtype(case.dtype))
+        x = _normal(rng, (case.rows, case.width), case.dtype)
+        return x, weight * case.width**-0.5, _normal(rng, (case.rows, case.outputs), case.dtype)
+
+    size = case.width * case.outputs + case.rows * (case.width + 2 * case.outputs)
+    moved = size * jnp.dtype(case.dtype).itemsize
+    return Call(matmul_add.matmul_add, case.name, arguments, {}, 0, moved, _SUM_BOUND[case.dtype])
+
+
+_MAKERS: Mapping[ModuleType, Callable[[Any], Call]] = {
+    kv_write: _kv_write,
+    rope_kv_write: _rope_kv_write,
+    gumbel_sample: _gumbel_sample,
+    paged_attention: _paged_attention,
+    rms_matmul: _rms_matmul,
+    matmul_add: _matmul_add,
+}

@@ -1,0 +1,113 @@
+"""Check every GPU kernel against its reference over its case list, and time both against the floor.
+
+    python scripts/bench_kernels.py [--op NAME] [--json FILE]
+
+The floor is the bytes that a call must move over the measured copy bandwidth. A kernel of which a case fails
+is not timed, and the exit status is 1. Arguments rotate, so that none is in the GPU's cache when it is read.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from bench.kernel_calls import Call, all_calls
+from bench.traffic import copy_bandwidth
+
+from jaxspec.command_line import Parser, report
+from jaxspec.provenance import provenance
+
+# More than any GPU's second-level cache.
+_ROTATED_BYTES = 1 << 27
+_COLUMNS = "{:16} {:28} {:>9} {:>9} {:>9} {:>7}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    args = _parse(arguments)
+    if jax.default_backend() != "gpu":
+        return report(f"the kernels need a GPU, and jax runs on {jax.default_backend()!r}")
+    bandwidth = copy_bandwidth()
+    print(f"copy {bandwidth / 1e12:.2f} TB/s")
+    print(_COLUMNS.format("operation", "case", "triton us", "xla us", "floor us", "share"))
+    rows, failed = [], False
+    for name, calls in groupby(all_calls(), key=lambda call: call.op.name):
+        cases = [call for call in calls if call.bytes_moved and args.op in (None, name)]
+        wrong = [line for call in cases if (line := _check(call))]
+        for line in wrong:
+            print(line, file=sys.stderr)
+        failed |= bool(wrong)
+        for call in [] if wrong else cases:
+            times = {kind: _time(call, kind) for kind in ("triton", "xla")}
+            floor = call.bytes_moved / bandwidth
+            row = {"op": name, "case": call.name, "floor_us": floor * 1e6}
+            rows.append(row | {f"{kind}_us": seconds * 1e6 for kind, seconds in times.items()})
+            numbers = (f"{x * 1e6:.2f}" for x in (times["triton"], times["xla"], floor))
+            print(_COLUMNS.format(name, call.name, *numbers, f"{floor / times['triton']:.0%}"), flush=True)
+    if args.json:
+        command = shlex.join(["scripts/bench_kernels.py", *arguments])
+        result = provenance(command, Path(__file__).parent) | {"copy_bandwidth": bandwidth, "rows": rows}
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    return int(failed)
+
+
+def _check(call: Call) -> str | None:
+    """What is wrong with a case, or None."""
+    results = [
+        jax.jit(partial(call.op, **call.static, implementation=kind))(*call.arguments(0))
+        for kind in ("triton", "xla")
+    ]
+    for mine, reference in zip(*map(jax.tree.leaves, results), strict=True):
+        ours, theirs = np.asarray(mine, np.float64), np.asarray(reference, np.float64)
+        error = np.linalg.norm(ours - theirs) / max(np.linalg.norm(theirs), 1e-30)
+        if not error <= call.bound:
+            return f"{call.op.name}, {call.name}: error {error:.2e}, allowed {call.bound:.0e}; not timed"
+    return None
+
+
+def _time(call: Call, implementation: str) -> float:
+    """Seconds of one call, by the least of five passes over rotating arguments."""
+    first = call.arguments(0)
+    size = sum(array.nbytes for array in first)
+    sets = [first, *(call.arguments(seed) for seed in range(1, max(4, min(32, _ROTATED_BYTES // size))))]
+    op: Callable[..., Any] = partial(call.op, **call.static, implementation=implementation)
+    buffers = [arrays[: call.in_place] for arrays in sets]
+    rest = [arrays[call.in_place :] for arrays in sets]
+
+    def calls(buffers: list[tuple], rest: list[tuple]) -> tuple[list, list]:
+        outputs = [op(*mine, *others) for mine, others in zip(buffers, rest, strict=True)]
+        if not call.in_place:
+            return buffers, outputs
+        outputs = [output if isinstance(output, tuple) else (output,) for output in outputs]
+        updated = [output[: call.in_place] for output in outputs]
+        return updated, [output[call.in_place :] for output in outputs]
+
+    compiled = jax.jit(calls, donate_argnums=0).lower(buffers, rest).compile()
+    times = []
+    for _ in range(6):
+        begin = time.perf_counter()
+        for _ in range(10):
+            buffers, outputs = compiled(buffers, rest)
+        jax.block_until_ready((buffers, outputs))
+        times.append((time.perf_counter() - begin) / 10 / len(sets))
+    return min(times[1:])
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--op", help="one operation only")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here too")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

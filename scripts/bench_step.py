@@ -1,0 +1,153 @@
+"""Time the engine's step at real shapes, against the bytes that it must read.
+
+    python scripts/bench_step.py --shape llama3-8b --k 3 --batch 1,8,32 [--acceptance 3.0] [--context N]
+        [--no-speculation] [--json FILE]
+
+The weights are random and the acceptance is synthetic, so the text is worthless and the work is real. Times
+are of dispatches enqueued back to back; the median of several runs over the whole answer.
+"""
+
+import argparse
+import json
+import shlex
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from bench.program import Running, start
+from bench.shapes import SHAPES, build_models
+from bench.traffic import cache_bytes, copy_bandwidth, weight_bytes
+
+from jaxspec.command_line import Parser
+from jaxspec.provenance import provenance
+
+_COLUMNS = "{:>6} {:>8} {:>9} {:>9} {:>8} {:>7} {:>8} {:>9} {:>8}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    args = _parse(arguments)
+    num_drafts = 0 if args.no_speculation else args.k
+    dtype = jnp.dtype(args.dtype)
+    bandwidth = copy_bandwidth(args.copy_bytes)
+    models = build_models(SHAPES[args.shape], num_drafts=num_drafts, page_size=args.page_size, dtype=dtype)
+    weights = weight_bytes(models)
+    print(f"{args.shape}, K={num_drafts}, {args.dtype}: copy {bandwidth / 1e12:.2f} TB/s")
+    print(
+        _COLUMNS.format(
+            "batch", "ms/step", "tokens/s", "tok/step", "GB/step", "share", "disp/st", "host us", "mem GB"
+        )
+    )
+    rows = []
+    for batch_size in args.batch:
+        running = start(
+            models,
+            batch_size=batch_size,
+            context=args.context,
+            # A margin: the acceptance is random, and the last dispatch runs past the end.
+            new_tokens=2 * args.new_tokens + 8 * args.steps_per_dispatch,
+            max_model_len=max(args.max_model_len, args.context + 4 * args.new_tokens + 1024),
+            page_size=args.page_size,
+            steps_per_dispatch=args.steps_per_dispatch,
+            acceptance=args.acceptance if num_drafts else None,
+            dtype=dtype,
+        )
+        row = _measure(running, args, tokens_per_step=args.acceptance if num_drafts else 1.0)
+        cache = cache_bytes(
+            models,
+            batch_size=batch_size,
+            context=args.context + args.new_tokens // 2,
+            itemsize=dtype.itemsize,
+        )
+        row |= {"batch": batch_size, "bytes_per_step": weights + cache}
+        row["bandwidth_share"] = row["bytes_per_step"] / row["step_ms"] * 1e3 / bandwidth
+        rows.append(row)
+        print(
+            _COLUMNS.format(
+                batch_size,
+                f"{row['step_ms']:.3f}",
+                f"{row['tokens_per_second']:.0f}",
+                f"{row['tokens_per_step']:.2f}",
+                f"{row['bytes_per_step'] / 1e9:.3f}",
+                f"{row['bandwidth_share']:.1%}",
+                f"{row['dispatches_per_step']:.3f}",
+                f"{row['host_us_per_step']:.1f}",
+                f"{row['peak_bytes'] / 1e9:.1f}" if row["peak_bytes"] else "-",
+            ),
+            flush=True,
+        )
+        del running
+    if args.json:
+        result = {
+            **provenance(shlex.join(["scripts/bench_step.py", *arguments]), Path(__file__).parent),
+            "shape": args.shape,
+            "num_drafts": num_drafts,
+            "context": args.context,
+            "new_tokens": args.new_tokens,
+            "copy_bandwidth": bandwidth,
+            "rows": rows,
+        }
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def _measure(running: Running, args: argparse.Namespace, *, tokens_per_step: float) -> dict[str, Any]:
+    num_dispatches = max(1, round(args.new_tokens / tokens_per_step / args.steps_per_dispatch))
+    steps = num_dispatches * args.steps_per_dispatch
+    step_times, host_times, emitted = [], [], 0.0
+    for run in range(args.runs + 1):
+        running.rewind()
+        jax.block_until_ready(running.state)
+        begin = time.perf_counter()
+        outputs = [running.dispatch() for _ in range(num_dispatches)]
+        enqueued = time.perf_counter()
+        jax.block_until_ready((outputs, running.state))
+        if run:  # the first one warms up
+            step_times.append((time.perf_counter() - begin) / steps)
+            host_times.append((enqueued - begin) / steps)
+        emitted = float(np.mean([np.asarray(output.num_tokens) for output in outputs]))
+    step = statistics.median(step_times)
+    memory = jax.devices()[0].memory_stats() or {}
+    return {
+        "step_ms": step * 1e3,
+        "step_ms_runs": [t * 1e3 for t in step_times],
+        "tokens_per_step": emitted,
+        "tokens_per_second": emitted * running.state.length.size / step,
+        "dispatches_per_step": 1 / args.steps_per_dispatch,
+        "host_us_per_step": statistics.median(host_times) * 1e6,
+        "peak_bytes": memory.get("peak_bytes_in_use"),
+        "temporary_bytes": running.compiled.memory_analysis().temp_size_in_bytes,
+    }
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
+    parser.add_argument("--k", type=int, default=4, help="drafts per step")
+    parser.add_argument("--batch", type=_numbers, default=[1, 8, 32], metavar="B,B,...", help="slots")
+    parser.add_argument("--acceptance", type=float, default=3.0, help="tokens per step")
+    parser.add_argument("--no-speculation", action="store_true", help="plain decoding")
+    parser.add_argument("--context", type=int, default=128, help="tokens of the prompt")
+    parser.add_argument("--new-tokens", type=int, default=512, help="tokens of the answer")
+    parser.add_argument("--max-model-len", type=int, default=8192, help="positions of the page table")
+    parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--steps-per-dispatch", type=int, default=8)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--runs", type=int, default=3, help="timed runs")
+    parser.add_argument("--copy-bytes", type=int, default=1 << 31, help="size of the copy that is timed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here too")
+    return parser.parse_args(arguments)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Trace the engine's step on a GPU, and print where its time goes.
+
+    python scripts/profile_step.py --shape smollm2-135m --k 4 --batch 1 [--trace FOLDER] [--graphs]
+
+Prints the kernels of one step by time, and the share of the time that the device stands idle inside a
+dispatch and between two. XLA launches kernels one by one while it traces; with --graphs it keeps its CUDA
+graphs, as in normal runs.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.shapes import SHAPES, build_models
+
+from jaxspec.command_line import Parser, report
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = _parse(sys.argv[1:] if arguments is None else arguments)
+    if args.graphs:
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_enable_command_buffers_during_profiling=true"
+    # After the flags: jax reads them as it starts.
+    import jax
+    import jax.numpy as jnp
+    from bench.program import start
+    from bench.timeline import idle_shares, read_kernels, time_by_name
+
+    dtype = jnp.dtype(args.dtype)
+    num_drafts = 0 if args.no_speculation else args.k
+    models = build_models(SHAPES[args.shape], num_drafts=num_drafts, page_size=16, dtype=dtype)
+    running = start(
+        models,
+        batch_size=args.batch,
+        context=args.context,
+        new_tokens=(num_drafts + 1) * args.steps_per_dispatch * (args.dispatches + 2),
+        max_model_len=max(8192, 2 * args.context),
+        page_size=16,
+        steps_per_dispatch=args.steps_per_dispatch,
+        acceptance=args.acceptance if num_drafts else None,
+        dtype=dtype,
+    )
+    jax.block_until_ready([running.dispatch() for _ in range(2)])
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.trace or Path(temporary)
+        with jax.profiler.trace(folder):
+            jax.block_until_ready([running.dispatch() for _ in range(args.dispatches)])
+        try:
+            kernels = read_kernels(folder)
+        except ValueError as error:
+            return report(error)
+    idle = idle_shares(kernels, args.dispatches)
+    steps = args.dispatches * args.steps_per_dispatch
+    print(
+        f"{args.shape}, K={num_drafts}, batch {args.batch}: {idle.length / steps / 1e6:.3f} ms a step, "
+        f"{len(kernels) / steps:.1f} kernels a step; idle {idle.inside:.1%} inside a dispatch, "
+        f"{idle.between:.1%} between two"
+    )
+    for name, count, total in time_by_name(kernels)[: args.top]:
+        average = total / count / 1e3
+        print(f"{total / steps / 1e3:9.1f} us a step {count / steps:7.1f} x {average:7.2f} us  {name[:90]}")
+    return 0
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
+    parser.add_argument("--k", type=int, default=4, help="drafts per step")
+    parser.add_argument("--batch", type=int, default=1, help="slots")
+    parser.add_argument("--acceptance", type=float, default=3.0, help="tokens per step")
+    parser.add_argument("--no-speculation", action="store_true", help="plain decoding")
+    parser.add_argument("--context", type=int, default=384, help="tokens in the cache")
+    parser.add_argument("--steps-per-dispatch", type=int, default=4)
+    parser.add_argument("--dispatches", type=int, default=5, help="dispatches to trace")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--graphs", action="store_true", help="keep CUDA graphs while tracing")
+    parser.add_argument("--top", type=int, default=25, help="kinds of kernels to print")
+    parser.add_argument("--trace", type=Path, metavar="FOLDER", help="keep the trace here")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
