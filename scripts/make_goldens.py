@@ -30,6 +30,7 @@ from goldens import (
     eagle_repository,
     gpt_oss_targets,
     llama_targets,
+    qwen3_moe_targets,
     qwen3_targets,
     real_model,
 )
@@ -37,6 +38,7 @@ from goldens import (
 FAMILIES = {
     "llama": llama_targets.write,
     "qwen3": qwen3_targets.write,
+    "qwen3-moe": qwen3_moe_targets.write,
     "gpt-oss": gpt_oss_targets.write,
     "smollm2": real_model.write,
     "eagle3-speculators": eagle3_speculators.write,

@@ -21,6 +21,26 @@ def test_gpt_oss_takes_the_defaults_of_the_family():
     assert (config.rope.kind, config.rope.theta, config.rope["truncate"]) == ("yarn", 150000.0, False)
 
 
+def test_qwen3_moe_reads_either_name_of_the_number_of_experts():
+    sizes = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
+    expected = MoeConfig(num_experts=6, experts_per_token=2, intermediate_size=16)
+    assert model(model_type="qwen3_moe", num_experts=6, **sizes).moe == expected
+    assert model(model_type="qwen3_moe", num_local_experts=6, **sizes).moe == expected
+
+
+def test_dense_layers_are_those_named_and_those_between_the_sparse_ones():
+    changes = {"model_type": "qwen3_moe", "num_hidden_layers": 6}
+    assert model(**changes).moe.dense_layers == ()
+    assert model(**changes, mlp_only_layers=[1, 4]).moe.dense_layers == (1, 4)
+    assert model(**changes, mlp_only_layers=[5], decoder_sparse_step=3).moe.dense_layers == (0, 1, 3, 4, 5)
+
+
+def test_qwen3_moe_has_windows_in_every_layer_or_in_none():
+    changes = {"model_type": "qwen3_moe", "sliding_window": 8, "max_window_layers": 2}
+    assert model(**changes).layer_types == ("full_attention",) * 2
+    assert model(**changes, use_sliding_window=True).layer_types == ("sliding_attention",) * 2
+
+
 def test_dense_families_have_no_experts():
     assert model().moe is None
     assert model(model_type="qwen3").moe is None

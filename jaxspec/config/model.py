@@ -106,7 +106,7 @@ class ModelConfig:
         )
 
 
-_QK_NORM = ("qwen3",)
+_QK_NORM = ("qwen3", "qwen3_moe")
 
 _FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
@@ -118,6 +118,18 @@ _FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "sliding_window": 4096,
         "use_sliding_window": False,
         "max_window_layers": 28,
+    },
+    "qwen3_moe": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": (),
     },
     "gpt_oss": {
         "max_position_embeddings": 131072,
@@ -155,7 +167,8 @@ def _layer_types(config: Mapping[str, Any]) -> tuple[tuple[str, ...], int | None
     if config["model_type"] == "gpt_oss":
         kinds = ("sliding_attention", "full_attention")
         return tuple(kinds[layer % 2] for layer in range(config["num_hidden_layers"])), window
-    first = config.get("max_window_layers", 0)
+    # Qwen3-MoE has the key too, and transformers does not read it there.
+    first = 0 if config["model_type"] == "qwen3_moe" else config.get("max_window_layers", 0)
     return tuple(
         "sliding_attention" if layer >= first else "full_attention"
         for layer in range(config["num_hidden_layers"])

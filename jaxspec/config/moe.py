@@ -57,7 +57,8 @@ def _qwen3_moe(config: Mapping[str, Any]) -> MoeConfig:
     step, dense = config["decoder_sparse_step"], config["mlp_only_layers"] or ()
     layers = range(config["num_hidden_layers"])
     return MoeConfig(
-        num_experts=config["num_experts"],
+        # transformers 5 writes the one, published checkpoints have the other.
+        num_experts=config.get("num_local_experts") or config["num_experts"],
         experts_per_token=config["num_experts_per_tok"],
         intermediate_size=config["moe_intermediate_size"],
         normalize=bool(config["norm_topk_prob"]),

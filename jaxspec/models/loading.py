@@ -15,6 +15,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.models.gpt_oss import GptOss
 from jaxspec.models.llama import Llama
 from jaxspec.models.parameters import Source
+from jaxspec.models.qwen3_moe import Qwen3Moe
 from jaxspec.sharding import make_mesh, sharding
 
 Module = TypeVar("Module", bound=nnx.Module)
@@ -23,6 +24,7 @@ FAMILIES: Mapping[str, type[Llama]] = {
     "llama": Llama,
     "mistral": Llama,
     "qwen3": Llama,
+    "qwen3_moe": Qwen3Moe,
     "gpt_oss": GptOss,
 }
 """The network of every `model_type`; the keys of its `config.json` are read by `ModelConfig`."""

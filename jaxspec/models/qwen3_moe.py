@@ -1,0 +1,47 @@
+"""Qwen3-MoE: Qwen3 with routed experts.
+
+Source: the `Qwen3MoeForCausalLM` of transformers.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxspec.attention import AttentionKind
+from jaxspec.config import ModelConfig
+from jaxspec.models.expert_sources import Stacked
+from jaxspec.models.layers import MLP, DecoderLayer
+from jaxspec.models.llama import Llama
+from jaxspec.models.moe import ExpertSources, MoE
+from jaxspec.models.parameters import FusedGateUp, Projection
+
+
+class Qwen3Experts(MoE):
+    """Experts with tensors of their own."""
+
+    def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        assert config.moe is not None
+        width, inner = config.hidden_size, config.moe.intermediate_size
+        experts = [f"{name}.experts.{i}" for i in range(config.moe.num_experts)]
+        sources = ExpertSources(
+            gate_up=Stacked(
+                tuple(
+                    FusedGateUp((f"{expert}.gate_proj.weight", f"{expert}.up_proj.weight"), width, inner)
+                    for expert in experts
+                )
+            ),
+            down=Stacked(
+                tuple(Projection(f"{expert}.down_proj.weight", (inner,), (width,)) for expert in experts)
+            ),
+        )
+        super().__init__(config, f"{name}.gate", sources, router_bias=False, dtype=dtype, rngs=rngs)
+
+
+class Qwen3Moe(Llama):
+    """A target network."""
+
+    def make_layer(self, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
+        assert self.config.moe is not None
+        mlp = MLP if index in self.config.moe.dense_layers else Qwen3Experts
+        return DecoderLayer(self.config, kind, f"model.layers.{index}", mlp=mlp, **args)
