@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxspec.config.errors import ConfigError
 from jaxspec.config.moe import MoeConfig
-from jaxspec.config.rope import RopeConfig
+from jaxspec.config.rope import RopeConfig, read_ropes
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,8 @@ class ModelConfig:
     Attributes:
       layer_types: "full_attention" or "sliding_attention" per layer.
       sliding_window: positions that a sliding layer sees, or None.
+      local_rope: rope of the sliding layers, where it differs from that of the others.
+      attention_scale: what dot products are multiplied by; None takes head_dim ** -0.5.
       attention_sinks: every head has a logit of its own in the softmax.
       moe: the routed experts, or None where every layer is dense.
     """
@@ -37,6 +39,8 @@ class ModelConfig:
     rope: RopeConfig = field(default_factory=RopeConfig)
     layer_types: tuple[str, ...] = ()
     sliding_window: int | None = None
+    local_rope: RopeConfig | None = None
+    attention_scale: float | None = None
     attention_sinks: bool = False
     moe: MoeConfig | None = None
 
@@ -60,17 +64,20 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
-        """Reads the `config.json` of a Llama-like decoder; absent keys take transformers' defaults.
+        """Reads the `config.json` of a decoder; absent keys take transformers' defaults.
+
+        Of a model that also sees images, the keys of its language model count.
 
         Raises:
           ConfigError: a key that must be there is missing, or asks for what is not built.
         """
+        config = config.get("text_config") or config
         family = config.get("model_type")
         if not isinstance(family, str) or family not in _FAMILY_DEFAULTS:
             known = ", ".join(_FAMILY_DEFAULTS)
             raise ConfigError(f"model_type {family!r} is not supported; supported: {known}")
-        if config.get("hidden_act", "silu") != "silu":
-            raise ConfigError(f"hidden_act {config['hidden_act']!r} is not supported; supported: silu")
+        config = {**_FAMILY_DEFAULTS[family], **config}
+        _check_supported(config)
         for key in (
             "vocab_size",
             "hidden_size",
@@ -80,9 +87,10 @@ class ModelConfig:
         ):
             if not isinstance(config.get(key), int):
                 raise ConfigError(f"config.json: {key} must be an integer, got {config.get(key)!r}")
-        config = {**_FAMILY_DEFAULTS[family], **config}
         heads = config["num_attention_heads"]
         layer_types, window = _layer_types(config)
+        rope, local_rope = read_ropes(config)
+        scalar = config.get("query_pre_attn_scalar")
         return cls(
             family=family,
             vocab_size=config["vocab_size"],
@@ -98,7 +106,9 @@ class ModelConfig:
             attention_bias=bool(config.get("attention_bias", False)),
             mlp_bias=bool(config.get("mlp_bias", False)),
             qk_norm=family in _QK_NORM,
-            rope=RopeConfig.from_hf(config),
+            rope=rope,
+            local_rope=local_rope,
+            attention_scale=scalar and scalar**-0.5,
             layer_types=layer_types,
             sliding_window=window,
             attention_sinks=family == "gpt_oss",
@@ -106,7 +116,17 @@ class ModelConfig:
         )
 
 
-_QK_NORM = ("qwen3", "qwen3_moe")
+def _check_supported(config: Mapping[str, Any]) -> None:
+    gemma = config["model_type"] == "gemma3_text"
+    key, built = ("hidden_activation", "gelu_pytorch_tanh") if gemma else ("hidden_act", "silu")
+    if config.get(key, built) != built:
+        raise ConfigError(f"{key} {config[key]!r} is not supported; supported: {built}")
+    for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+        if config.get(key):
+            raise ConfigError(f"{key} {config[key]!r} is not supported; supported: none")
+
+
+_QK_NORM = ("qwen3", "qwen3_moe", "gemma3_text")
 
 _FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
@@ -130,6 +150,20 @@ _FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "norm_topk_prob": False,
         "decoder_sparse_step": 1,
         "mlp_only_layers": (),
+    },
+    "gemma3_text": {
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
     },
     "gpt_oss": {
         "max_position_embeddings": 131072,
@@ -164,9 +198,12 @@ def _layer_types(config: Mapping[str, Any]) -> tuple[tuple[str, ...], int | None
     stated = tuple(config.get("layer_types") or ())
     if stated or window is None or config["model_type"] == "llama":
         return stated, window
-    if config["model_type"] == "gpt_oss":
-        kinds = ("sliding_attention", "full_attention")
-        return tuple(kinds[layer % 2] for layer in range(config["num_hidden_layers"])), window
+    period = 2 if config["model_type"] == "gpt_oss" else config.get("sliding_window_pattern")
+    if period:
+        return tuple(
+            "sliding_attention" if (layer + 1) % period else "full_attention"
+            for layer in range(config["num_hidden_layers"])
+        ), window
     # Qwen3-MoE has the key too, and transformers does not read it there.
     first = 0 if config["model_type"] == "qwen3_moe" else config.get("max_window_layers", 0)
     return tuple(

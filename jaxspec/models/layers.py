@@ -1,7 +1,8 @@
 """Layers that the model families and the drafters share."""
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -124,6 +125,8 @@ class Attention(nnx.Module):
     the first layer of an EAGLE-3 head.
     """
 
+    norm_type: ClassVar[Callable[..., Any]] = RMSNorm
+
     def __init__(
         self,
         config: ModelConfig,
@@ -173,7 +176,7 @@ class Attention(nnx.Module):
         self.output_bias = bias_parameter(
             biased, rngs, (width,), ("embed",), Whole(f"{name}.o_proj.bias", (width,)), dtype=dtype
         )
-        self.scale = size**-0.5
+        self.scale = config.attention_scale or size**-0.5
         self.sinks = (
             parameter(rngs, (heads,), (None,), Whole(f"{name}.sinks", (heads,)), dtype=dtype)
             if config.attention_sinks
@@ -181,8 +184,9 @@ class Attention(nnx.Module):
         )
         eps = config.rms_norm_eps
         norms = config.qk_norm
-        self.query_norm = RMSNorm(size, eps, f"{name}.q_norm", dtype=dtype, rngs=rngs) if norms else None
-        self.key_norm = RMSNorm(size, eps, f"{name}.k_norm", dtype=dtype, rngs=rngs) if norms else None
+        norm = partial(self.norm_type, size, eps, dtype=dtype, rngs=rngs)
+        self.query_norm = norm(f"{name}.q_norm") if norms else None
+        self.key_norm = norm(f"{name}.k_norm") if norms else None
 
     def project(self, x: jax.Array, rope: RopeTables) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries [B, Q, N, G, D], keys and values [B, Q, N, D] of x [B, Q, in], rotated."""
@@ -248,7 +252,7 @@ class Attention(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """Gated feed-forward network, down(silu(gate(x)) * up(x)); gate and up are one product."""
+    """Gated feed-forward network, down(activation(gate(x)) * up(x)); gate and up are one product."""
 
     def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         width, inner = config.hidden_size, config.intermediate_size
@@ -278,11 +282,15 @@ class MLP(nnx.Module):
             rngs=rngs,
         )
 
+    def activation(self, x: jax.Array) -> jax.Array:
+        """Of the gate."""
+        return jax.nn.silu(x)
+
     def __call__(self, x: jax.Array) -> jax.Array:
         fused = product(x, self.gate_up[...])
         if self.gate_up_bias is not None:
             fused = fused + self.gate_up_bias[...]
-        return self.down(jax.nn.silu(fused[..., 0, :]) * fused[..., 1, :])
+        return self.down(self.activation(fused[..., 0, :]) * fused[..., 1, :])
 
     def add(self, x: jax.Array, norm: RMSNorm) -> jax.Array:
         """x + mlp(norm(x)), in as few kernels as there are."""

@@ -1,6 +1,7 @@
 """The Llama family: pre-norm decoders with grouped-query attention (Llama, SmolLM2, Mistral, Qwen3)."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,8 @@ class Llama(nnx.Module):
     Source: the `LlamaForCausalLM`, `MistralForCausalLM` and `Qwen3ForCausalLM` of transformers.
     """
 
+    norm_type: ClassVar[Callable[..., Any]] = RMSNorm
+
     def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         self.config = config
@@ -41,7 +44,7 @@ class Llama(nnx.Module):
         tied, sizes = config.tie_word_embeddings, (config.vocab_size, config.hidden_size)
         self.embedding: Any = (TiedEmbedding if tied else Embedding)(*sizes, "model.embed_tokens", **args)
         self.layers = nnx.List([self.make_layer(i, kind, **args) for i, kind in enumerate(self.kinds)])
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, "model.norm", **args)
+        self.norm = self.norm_type(config.hidden_size, config.rms_norm_eps, "model.norm", **args)
         self.head = (
             None
             if tied
@@ -51,6 +54,10 @@ class Llama(nnx.Module):
     def make_layer(self, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
         """One block of the network: what another family differs in."""
         return DecoderLayer(self.config, kind, f"model.layers.{index}", **args)
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """What the first layer reads of `tokens`; `embedding` is what heads share."""
+        return self.embedding(tokens)
 
     @property
     def cache_shapes(self) -> tuple[CacheShape, ...]:
@@ -78,11 +85,15 @@ class Llama(nnx.Module):
         Returns:
           The hidden states after the final norm [B, Q, M], the captured ones, and the cache.
         """
-        x = self.embedding(tokens)
+        x = self.embed(tokens)
         rope = rope_tables(self.config.rope, self.config.head_dim, positions)
+        local_rope = rope
+        if self.config.local_rope is not None:
+            local_rope = rope_tables(self.config.local_rope, self.config.head_dim, positions)
         streams, new_cache = [x], []
         for layer, kind, layer_cache in zip(self.layers, self.kinds, cache, strict=True):
-            x, layer_cache = layer(x, layer_cache, metadata[kind], rope)
+            tables = local_rope if isinstance(kind, SlidingWindow) else rope
+            x, layer_cache = layer(x, layer_cache, metadata[kind], tables)
             streams.append(x)
             new_cache.append(layer_cache)
         return self.norm(x), tuple(streams[i] for i in capture), tuple(new_cache)

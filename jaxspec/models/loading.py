@@ -12,7 +12,9 @@ from jax.sharding import Mesh
 
 from jaxspec.checkpoints import Checkpoint, StrictTensors, TensorSource
 from jaxspec.config import ModelConfig
+from jaxspec.models.gemma3 import Gemma3
 from jaxspec.models.gpt_oss import GptOss
+from jaxspec.models.language_model import language_model
 from jaxspec.models.llama import Llama
 from jaxspec.models.parameters import Source
 from jaxspec.models.qwen3_moe import Qwen3Moe
@@ -26,6 +28,7 @@ FAMILIES: Mapping[str, type[Llama]] = {
     "qwen3": Llama,
     "qwen3_moe": Qwen3Moe,
     "gpt_oss": GptOss,
+    "gemma3_text": Gemma3,
 }
 """The network of every `model_type`; the keys of its `config.json` are read by `ModelConfig`."""
 
@@ -63,6 +66,7 @@ def load_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, mesh: Mesh | None =
 
 def plan_target(checkpoint: Checkpoint, *, dtype: jnp.dtype) -> ModulePlan[Llama]:
     """`load_target` up to the point where it would read weights; raises the same."""
+    checkpoint = language_model(checkpoint)
     config = target_config(checkpoint)
     return plan_module(lambda rngs: make_target(config, dtype=dtype, rngs=rngs), checkpoint, ignore=IGNORED)
 
@@ -75,7 +79,7 @@ def make_target(config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> Lla
 def target_config(checkpoint: Checkpoint) -> ModelConfig:
     """The shape of a checkpoint's network; an output head that is there is used, whatever the flag says."""
     config = ModelConfig.from_hf(checkpoint.config)
-    if "lm_head.weight" in checkpoint.tensors:
+    if "lm_head.weight" in language_model(checkpoint).tensors:
         return replace(config, tie_word_embeddings=False)
     return config
 

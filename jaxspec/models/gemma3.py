@@ -1,0 +1,89 @@
+"""Gemma 3: norms before and after attention and feed-forward network, a scaled embedding, two ropes.
+
+Source: the `Gemma3ForCausalLM` of transformers.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxspec.attention import AttentionKind, AttentionMetadata, LayerCache
+from jaxspec.config import ModelConfig
+from jaxspec.models.layers import MLP, Attention, RopeTables
+from jaxspec.models.llama import Llama
+from jaxspec.models.parameters import Whole, parameter
+
+
+class Gemma3Norm(nnx.Module):
+    """Root-mean-square norm whose weight is an offset from 1, all of it in float32."""
+
+    def __init__(self, width: int, eps: float, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.eps = eps
+        self.offset = parameter(
+            rngs, (width,), (None,), Whole(f"{name}.weight", (width,)), dtype=dtype, init="zeros"
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        return (wide * (1 + self.offset[...].astype(jnp.float32))).astype(x.dtype)
+
+
+class Gemma3Attention(Attention):
+    """Attention with this family's norms on queries and keys."""
+
+    norm_type = Gemma3Norm
+
+
+class Gemma3MLP(MLP):
+    """down(gelu(gate(x)) * up(x)), the Gaussian error linear unit by its tanh approximation."""
+
+    def activation(self, x: jax.Array) -> jax.Array:
+        return jax.nn.gelu(x, approximate=True)
+
+
+class Gemma3Layer(nnx.Module):
+    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
+
+    def __init__(
+        self, config: ModelConfig, kind: AttentionKind, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs
+    ):
+        args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
+
+        def norm(leaf: str) -> Gemma3Norm:
+            return Gemma3Norm(config.hidden_size, config.rms_norm_eps, f"{name}.{leaf}", **args)
+
+        self.input_norm = norm("input_layernorm")
+        self.attention = Gemma3Attention(config, kind, f"{name}.self_attn", **args)
+        self.attention_norm = norm("post_attention_layernorm")
+        self.mlp_input_norm = norm("pre_feedforward_layernorm")
+        self.mlp = Gemma3MLP(config, f"{name}.mlp", **args)
+        self.mlp_output_norm = norm("post_feedforward_layernorm")
+
+    def __call__(
+        self, x: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
+    ) -> tuple[jax.Array, LayerCache]:
+        attended, cache = self.attention(self.input_norm(x), cache, metadata, rope)
+        x = x + self.attention_norm(attended)
+        return x + self.mlp_output_norm(self.mlp(self.mlp_input_norm(x))), cache
+
+
+class Gemma3(Llama):
+    """A target network.
+
+    Only its own first layer reads the scaled embedding. EAGLE heads share the table as it is: they are
+    trained on a copy of its weights in a plain embedding (sgl-project/SpecForge, `load_embedding`), and
+    vLLM shares the module whose output the target scales afterwards.
+    """
+
+    norm_type = Gemma3Norm
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        x = self.embedding(tokens)
+        # Rounded to the dtype of the weights, as in training.
+        return x * jnp.asarray(self.config.hidden_size**0.5, x.dtype)
+
+    def make_layer(self, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
+        return Gemma3Layer(self.config, kind, f"model.layers.{index}", **args)

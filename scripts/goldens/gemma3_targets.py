@@ -1,0 +1,53 @@
+"""Gemma 3 targets: transformers' Gemma3ForCausalLM on random weights, every layer's input captured."""
+
+from pathlib import Path
+
+import torch
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+from goldens.random_target import write_target
+
+CASES: dict[str, dict] = {
+    "gemma3": {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    },
+    "gemma3-default-rope": {
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 1,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "rms_norm_eps": 1e-2,
+    },
+}
+SHAPE = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 24,  # neither the head size nor width / heads
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+
+
+def center_norms(model: Gemma3ForCausalLM, generator: torch.Generator) -> None:
+    """Takes the 1 off the norms' weights, which are offsets from 1 here."""
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data -= 1
+
+
+def write(root: Path) -> None:
+    """Write `root/<case>/checkpoint` and `root/<case>/outputs.safetensors` for every case."""
+    for seed, (case, changes) in enumerate(CASES.items(), start=401):
+        config = Gemma3TextConfig(**{**SHAPE, **changes}, attn_implementation="eager")
+        write_target(root / case, Gemma3ForCausalLM(config), seed=seed, prepare=center_norms)
