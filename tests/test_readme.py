@@ -2,9 +2,11 @@
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import jaxspec
+from jaxspec.config import load_config
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -63,3 +65,10 @@ def test_links_lead_somewhere():
 def test_every_shipped_configuration_is_listed():
     rows = set(re.findall(r"^\| `([\w.-]+)` \|", README, flags=re.MULTILINE))
     assert set(jaxspec.list_configs()) <= rows
+
+
+def test_what_the_default_configuration_is():
+    default = tomllib.loads((ROOT / "configs" / "smollm2-135m.toml").read_text("utf-8"))
+    assert f"at present that of `{default['extends']}`" in README
+    kind = load_config("smollm2-135m").drafter.kind
+    assert f"**The default configuration drafts by {kind.replace('ngram', 'n-gram')}**" in README
