@@ -1,0 +1,77 @@
+"""What the compiled decode program does with the cache, and with the host."""
+
+import logging
+import re
+
+import jax
+import numpy as np
+import pytest
+
+# One layer's cache is larger than every other array of the program, so a copy of it shows by its size.
+SIZES = {"num_pages": 400, "steps_per_dispatch": 2}
+IN_PLACE = ("scatter", "dynamic-update-slice")
+
+
+@pytest.fixture(scope="module", params=["ngram", "eagle3", "near"])
+def engine(request, tiny_engines):
+    return tiny_engines.load(request.param, **SIZES)
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_decode_writes_every_cache_in_place(engine, stochastic):
+    program = engine.programs.compiled_decode(stochastic=stochastic)
+    caches = (*engine._state.target_cache, *engine._state.draft_cache)
+    text = program.as_text()
+    layers = len(caches)
+    header = text[: text.index("\n")]
+    assert header.count("may-alias") + header.count("must-alias") >= layers
+    sizes = {cache.size for cache in caches}
+    # Instructions that make a new array of a cache's size, in whatever shape.
+    made = [
+        line.strip()
+        for line in text.splitlines()
+        if (match := re.match(r"\s*(?:ROOT )?%\S+ = \w+\[([\d,]+)\]\S* (\S+?)\(", line))
+        and int(np.prod([int(n) for n in match[1].split(",")])) in sizes
+        and match[2] not in ("parameter", "get-tuple-element", "bitcast", *IN_PLACE)
+        and not (match[2] == "fusion" and any(name in line for name in IN_PLACE))
+        and not (match[2] == "call" and any(name in line for name in IN_PLACE))
+    ]
+    assert made == []
+    smallest = min(cache.nbytes for cache in caches)
+    assert program.memory_analysis().temp_size_in_bytes < smallest
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_decode_never_talks_to_the_host(engine, stochastic):
+    text = engine.programs.compiled_decode(stochastic=stochastic).as_text()
+    for operation in ("infeed", "outfeed", "send(", "recv(", "callback", "copy-start"):
+        assert operation not in text, operation
+
+
+def test_the_loops_over_drafts_and_steps_have_trip_counts_that_xla_knows(tiny_engines):
+    text = tiny_engines.load("eagle3", **SIZES).programs.compiled_decode(stochastic=False).as_text()
+    counts = re.findall(r'"known_trip_count":\{"n":"(\d+)"\}', text)
+    assert {"2"} <= set(counts)  # two steps a dispatch; K - 1 = 2 draft steps
+
+
+def test_nothing_compiles_after_loading(engine, caplog):
+    prompts = [[1, 2, 3], list(range(20)), [5]]
+    engine.generate(prompts, max_new_tokens=6)
+    engine.generate(prompts, max_new_tokens=6, temperature=1.0, seed=1)
+    with jax.log_compiles(), caplog.at_level(logging.WARNING, logger="jax"):
+        engine.generate(prompts, max_new_tokens=9, temperature=0.5, top_k=3, seed=2)
+        engine.generate([[4], [6], *prompts], max_new_tokens=7)
+    compiled = [record.message for record in caplog.records if "ompiling" in record.message]
+    assert compiled == []
+
+
+def test_one_dispatch_runs_several_steps(tiny_engines, monkeypatch):
+    engine = tiny_engines.load("near", **SIZES)
+    calls = []
+    decode = engine.programs.decode
+    monkeypatch.setattr(
+        engine.programs, "decode", lambda *args, **kwargs: calls.append(1) or decode(*args, **kwargs)
+    )
+    generation = engine.generate([1, 2, 3], max_new_tokens=24)
+    # The last dispatch may find the request ended, and one more may be in flight by then.
+    assert len(calls) <= -(-generation.stats.steps // 2) + 1

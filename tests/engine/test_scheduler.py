@@ -1,0 +1,150 @@
+"""The scheduler alone: a pretended device answers its plans."""
+
+import random
+
+import pytest
+
+from jaxspec.engine.pages import PageAllocator
+from jaxspec.engine.request import Request
+from jaxspec.engine.scheduler import Scheduler
+from jaxspec.sampling import SamplingParams
+
+
+def make_request(prompt_length: int, max_new_tokens: int) -> Request:
+    return Request(
+        prompt=list(range(prompt_length)),
+        params=SamplingParams(max_new_tokens=max_new_tokens),
+        max_new_tokens=max_new_tokens,
+        stop_tokens=(),
+        seed=(0, 0),
+        stream=None,
+    )
+
+
+def make_scheduler(**changes) -> Scheduler:
+    sizes = {
+        "batch_size": 3,
+        "pages": PageAllocator(num_pages=12, page_size=4),
+        "prefill_rows": 2,
+        "prefill_chunk": 5,
+        "steps_per_dispatch": 2,
+    }
+    return Scheduler(**{**sizes, **changes})
+
+
+class Device:
+    """Runs plans one round late, as the engine does, and checks each against what a device needs."""
+
+    def __init__(self, scheduler: Scheduler, rng: random.Random):
+        self.scheduler, self.rng = scheduler, rng
+        self.emitted: dict[Request, int] = {}
+        self.in_flight = []
+
+    def round(self) -> None:
+        plan = self.scheduler.plan()
+        self._check(plan)
+        if plan:
+            self.in_flight.append(self._run(plan))
+        if self.in_flight and (len(self.in_flight) > 1 or not plan):
+            self._commit(self.in_flight.pop(0))
+
+    def _check(self, plan) -> None:
+        owned = [page for running in self.scheduler.slots if running for page in running.pages]
+        assert len(set(owned)) == len(owned)
+        for group in plan.prefills:
+            assert 1 <= len(group) <= self.scheduler.prefill_rows
+            assert len({chunk.running.slot for chunk in group}) == len(group)
+            assert all(1 <= chunk.count <= self.scheduler.prefill_chunk for chunk in group)
+        for running in plan.decodes:
+            assert running.is_prefilled
+            assert self.scheduler.live[running.slot]
+
+    def _run(self, plan):
+        firsts = [chunk for group in plan.prefills for chunk in group if chunk.is_last]
+        for chunk in firsts:
+            self.emitted[chunk.running.request] = 1
+        steps = {}
+        for running in plan.decodes:
+            rows = []
+            for _ in range(self.scheduler.steps_per_dispatch):
+                left = running.request.max_new_tokens - self.emitted[running.request]
+                count = min(left, self.rng.randint(1, 3))
+                self.emitted[running.request] += count
+                rows.append(([7] * count, 2, max(count - 1, 0), count > 0 and count == left))
+            steps[running] = rows
+        return firsts, steps
+
+    def _commit(self, round_) -> None:
+        firsts, steps = round_
+        for chunk in firsts:
+            request = chunk.running.request
+            self.scheduler.commit_first(chunk, 7, done=request.max_new_tokens == 1)
+        for running, rows in steps.items():
+            self.scheduler.commit_decode(running, rows)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_arrivals_all_finish_with_exactly_their_tokens(seed):
+    rng = random.Random(seed)
+    scheduler = make_scheduler(prefill_budget=rng.choice([1, 8, 512]))
+    device = Device(scheduler, rng)
+    requests = [make_request(rng.randint(1, 20), rng.randint(1, 20)) for _ in range(25)]
+    waiting = list(requests)
+    for _ in range(1000):
+        if waiting and rng.random() < 0.5:
+            scheduler.add(waiting.pop(0))
+        device.round()
+    assert [len(request.token_ids) for request in requests] == [r.max_new_tokens for r in requests]
+    assert all(request.finish_reason == "length" for request in requests)
+    assert scheduler.pages.num_free == 12
+    assert scheduler.slots == [None] * 3
+
+
+def test_requests_start_in_the_order_of_the_queue_and_wait_for_pages():
+    scheduler = make_scheduler()
+    large, larger, small = make_request(8, 16), make_request(12, 20), make_request(1, 1)
+    for request in (large, larger, small):
+        scheduler.add(request)
+    scheduler.plan()
+    # The small one would fit beside the first, but the queue is served in order.
+    assert [running and running.request for running in scheduler.slots] == [large, None, None]
+
+
+def test_a_long_prompt_does_not_hold_up_slots_that_decode():
+    scheduler = make_scheduler(prefill_budget=5)
+    first = make_request(3, 10)
+    scheduler.add(first)
+    scheduler.plan()
+    scheduler.add(make_request(20, 5))
+    plan = scheduler.plan()
+    assert [chunk.count for group in plan.prefills for chunk in group] == [5]
+    assert [running.request for running in plan.decodes] == [first]
+
+
+def test_nothing_is_dispatched_once_what_is_in_flight_must_finish_everything():
+    scheduler = make_scheduler()
+    scheduler.add(make_request(3, 3))
+    assert scheduler.plan().decodes  # the first token, and at least two of two steps
+    assert not scheduler.plan()
+
+
+def test_a_cancelled_request_leaves_its_slot_dead_until_the_next_one_takes_it():
+    scheduler = make_scheduler()
+    request, following = make_request(3, 10), make_request(2, 4)
+    scheduler.add(request)
+    scheduler.plan()
+    scheduler.cancel(request)
+    assert scheduler.live == [False, True, True]
+    assert scheduler.pages.num_free == 12
+    scheduler.add(following)
+    scheduler.plan()
+    assert scheduler.live[0]
+    assert scheduler.slots[0].request is following
+
+
+def test_a_waiting_request_can_be_cancelled():
+    scheduler = make_scheduler()
+    request = make_request(3, 10)
+    scheduler.add(request)
+    scheduler.cancel(request)
+    assert not scheduler.plan()

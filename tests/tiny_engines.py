@@ -1,0 +1,80 @@
+"""Engines over the networks of `tiny_models`, each compiled once, and helpers around them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from tiny_models import perturb, write_eagle1, write_eagle3, write_target
+
+import jaxspec
+from jaxspec import Engine, Generation
+
+SIZES = {"batch_size": 3, "max_model_len": 96, "page_size": 8, "prefill_chunk": 8, "prefill_rows": 1}
+KINDS = {"self": "draft_model", "near": "draft_model"}
+
+
+@dataclass
+class TinyEngines:
+    """A target of 48 tokens, drafters for it by name, and the engines loaded so far.
+
+    "eagle3" and "eagle1" repeat the last token, "random eagle3" and "random eagle1" are noise, "self" is
+    the target itself, "near" a noisy copy of it, "ngram" and "none" need no weights.
+    """
+
+    root: Path
+    folders: dict[str, Path] = field(init=False)
+    loaded: dict[Any, Engine] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        target = write_target(self.root / "target")
+        self.folders = {
+            "target": target,
+            "eagle3": write_eagle3(self.root / "eagle3", target),
+            "eagle1": write_eagle1(self.root / "eagle1", target),
+            "random eagle3": write_eagle3(self.root / "random_eagle3", target, repeats=False),
+            "random eagle1": write_eagle1(self.root / "random_eagle1", target, repeats=False),
+            "self": target,
+            "near": perturb(target, self.root / "near", scale=0.1),
+        }
+
+    def load(
+        self, name: str = "none", k: int = 3, *, sampling: str = "probabilistic", **engine: Any
+    ) -> Engine:
+        """The engine of a drafter, of K drafts; the same arguments give the same engine again."""
+        key = (name, k, sampling, *sorted(engine.items()))
+        if key not in self.loaded:
+            drafter: dict[str, Any] = {"kind": KINDS.get(name, name.split()[-1]), "sampling": sampling}
+            if name != "none":
+                drafter["num_speculative_tokens"] = k
+            if name in self.folders:
+                drafter["source"] = str(self.folders[name])
+            self.loaded[key] = jaxspec.load(
+                self.folders["target"], drafter=drafter, progress=False, **{**SIZES, **engine}
+            )
+        return self.loaded[key]
+
+
+def tokens_of(generations: Iterable[Generation]) -> list[list[int]]:
+    return [generation.token_ids for generation in generations]
+
+
+def start_afresh(engine: Engine) -> None:
+    """Empties the cache and sorts the free pages, so that engines that do the same hold the same."""
+    engine._scheduler.pages._free.sort(reverse=True)
+    state = engine._state
+    engine._state = replace(
+        state,
+        target_cache=jax.tree.map(jnp.zeros_like, state.target_cache),
+        draft_cache=jax.tree.map(jnp.zeros_like, state.draft_cache),
+    )
+
+
+def assert_idle(engine: Engine) -> None:
+    """No slot is taken, no request waits, and every page is free once."""
+    scheduler = engine._scheduler
+    assert not scheduler.waiting
+    assert scheduler.slots == [None] * scheduler.batch_size
+    assert sorted(scheduler.pages._free) == list(range(1, scheduler.pages.num_pages + 1))
