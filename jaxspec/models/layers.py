@@ -237,8 +237,6 @@ class Attention(nnx.Module):
             projected = jnp.concatenate([self.query_norm(queries), self.key_norm(keys), values], axis=-2)
         # The cache is written before it is read: the other order costs a copy of the whole cache.
         cache, queries = rope_kv_write(cache, metadata.slots, projected, *rope)
-        # The Triton kernel takes no sinks yet.
-        sinks = {} if self.sinks is None else {"sinks": self.sinks[...], "implementation": "xla"}
         attended = paged_attention(
             queries.reshape(*queries.shape[:2], -1, self.head_dim),
             cache,
@@ -246,7 +244,7 @@ class Attention(nnx.Module):
             metadata.first,
             metadata.last,
             scale=self.scale,
-            **sinks,
+            sinks=None if self.sinks is None else self.sinks[...],
         )
         return attended.reshape(queries.shape), cache
 

@@ -22,6 +22,7 @@ class Case:
     context: int
     window: int | None = None
     empty: bool = False
+    sinks: bool = False
     dtype: str = "float32"
 
 
@@ -35,6 +36,22 @@ CASES = (
     Case("no context at all", 3, 2, 1, 2, 64, page_size=16, table_width=4, context=-1),
     Case("window", 3, 4, 2, 4, 64, page_size=16, table_width=64, context=1000, window=100),
     Case("window of one", 2, 4, 2, 4, 64, page_size=16, table_width=64, context=600, window=1),
+    Case(
+        "sinks, empty slots",
+        4,
+        3,
+        2,
+        4,
+        64,
+        page_size=16,
+        table_width=64,
+        context=900,
+        empty=True,
+        sinks=True,
+    ),
+    Case(
+        "sinks, one split", 70, 5, 4, 4, 64, page_size=16, table_width=9, context=130, window=50, sinks=True
+    ),
     Case("pages of one", 2, 3, 2, 2, 64, page_size=1, table_width=300, context=290),
     Case("pages of 256", 2, 3, 2, 2, 64, page_size=256, table_width=8, context=2000),
     Case("K = 15", 3, 16, 2, 4, 128, page_size=16, table_width=80, context=1203, dtype="bfloat16"),

@@ -21,6 +21,7 @@ def paged_attention(
     last: jax.Array,
     *,
     scale: float,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """See `reference.paged_attention`.
 
@@ -58,7 +59,8 @@ def paged_attention(
     whole = jax.ShapeDtypeStruct(queries.shape, queries.dtype)
     parts = triton_call(
         _split_kernel,
-        (queries, cache, page_table, first, last),
+        # Without sinks their pointer is never read.
+        (queries, cache, page_table, first, last, first if sinks is None else sinks),
         # One split writes the result itself; the kernel takes as many pointers either way.
         [whole, *(jax.ShapeDtypeStruct((1,), jnp.float32) for _ in range(2))] if splits == 1 else partial,
         grid=(batch * heads, tiles, splits),
@@ -68,6 +70,7 @@ def paged_attention(
         width=width,
         # In powers of two, which the GPU computes faster.
         scale=scale * math.log2(math.e),
+        has_sinks=sinks is not None,
         block_rows=block_rows,
         block_keys=block_keys,
         **sizes,
@@ -98,6 +101,7 @@ def _split_kernel(
     page_table,
     first,
     last,
+    sinks,
     outputs,
     peaks,
     totals,
@@ -109,6 +113,7 @@ def _split_kernel(
     width: tl.constexpr,
     splits: tl.constexpr,
     scale: tl.constexpr,
+    has_sinks: tl.constexpr,
     block_rows: tl.constexpr,
     block_keys: tl.constexpr,
     block_dim: tl.constexpr,
@@ -137,6 +142,13 @@ def _split_kernel(
     peak = tl.full((block_rows,), float("-inf"), tl.float32)
     total = tl.zeros((block_rows,), tl.float32)
     output = tl.zeros((block_rows, block_dim), tl.float32)
+    writes = begin < end
+    if has_sinks and split == 0:
+        # A sink is a key that every row has seen before the first split.
+        sink = tl.load(sinks + head * group + row % group, mask=in_rows, other=0.0)
+        peak = sink.to(tl.float32) * 1.4426950408889634
+        total = tl.full((block_rows,), 1.0, tl.float32)
+        writes = True
     query_at = (query_row * heads + head) * group + row % group
     if begin < end:
         query = tl.load(
@@ -175,7 +187,7 @@ def _split_kernel(
         part_row = (tl.program_id(0) * splits + split) * rows + row
         tl.store(peaks + part_row, peak, mask=in_rows)
         tl.store(totals + part_row, total, mask=in_rows)
-        if begin < end:
+        if writes:
             tl.store(outputs + part_row[:, None] * head_dim + dim[None, :], output, mask=mask)
 
 

@@ -132,7 +132,9 @@ def _paged_attention(case: Any) -> Call:
 
     seen = np.where(last >= first, last - first + 1, 0).max(axis=1).sum()
     moved = int(2 * seen * heads * case.head_dim + 2 * np.prod(size)) * dtype.itemsize
-    static = {"scale": case.head_dim**-0.5}
+    static: dict[str, Any] = {"scale": case.head_dim**-0.5}
+    if case.sinks:
+        static["sinks"] = jnp.linspace(-2, 2, heads * case.group, dtype=dtype)
     return Call(
         paged_attention.paged_attention, case.name, arguments, static, 0, moved, _SUM_BOUND[case.dtype]
     )

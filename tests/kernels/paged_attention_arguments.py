@@ -5,7 +5,7 @@ import numpy as np
 
 
 def arguments(case, seed=0):
-    """(queries, cache, page_table, first, last), with NaN in every position that no row may read."""
+    """(queries, cache, page_table, first, last, sinks), with NaN in every position that no row may read."""
     rng = np.random.default_rng(seed)
     slots, rows, width, page = case.slots, case.rows, case.table_width, case.page_size
     end = case.context * (np.arange(slots) + 1) // slots
@@ -27,10 +27,11 @@ def arguments(case, seed=0):
     dtype = jnp.dtype(case.dtype)
     queries = rng.standard_normal((slots, rows, case.kv_heads * case.group, case.head_dim), np.float32)
     ints = (jnp.asarray(x, jnp.int32) for x in (table, first, last))
-    return jnp.asarray(queries, dtype), jnp.asarray(cache, dtype), *ints
+    sinks = jnp.asarray(3 * rng.standard_normal(queries.shape[2]), dtype) if case.sinks else None
+    return jnp.asarray(queries, dtype), jnp.asarray(cache, dtype), *ints, sinks
 
 
-def attention_in_float64(queries, cache, page_table, first, last, *, scale):
+def attention_in_float64(queries, cache, page_table, first, last, sinks, *, scale):
     """The definition, slot by slot and row by row."""
     queries, cache, page_table, first, last = (
         np.asarray(x) for x in (queries, cache, page_table, first, last)
@@ -46,7 +47,9 @@ def attention_in_float64(queries, cache, page_table, first, last, *, scale):
         tokens = cache[page_table[b, position // page], :, :, position % page].astype(np.float64)
         query = queries[b, q].astype(np.float64).reshape(kv_heads, heads // kv_heads, -1)
         scores = np.einsum("ngd,snd->ngs", query, tokens[:, :, 0]) * scale
+        sink = np.full(heads, -np.inf) if sinks is None else np.asarray(sinks, np.float64)
+        scores = np.concatenate([scores, sink.reshape(kv_heads, -1, 1)], axis=-1)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
+        weights = (weights / weights.sum(axis=-1, keepdims=True))[..., :-1]
         result[b, q] = np.einsum("ngs,snd->ngd", weights, tokens[:, :, 1]).reshape(heads, -1)
     return result
