@@ -9,6 +9,7 @@ from enum import IntEnum
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
@@ -54,7 +55,10 @@ def row_keys(seed: jax.Array, position: jax.Array, purpose: Purpose | jax.Array)
     """
     words = seed.reshape(seed.shape[:1] + (1,) * (position.ndim - 1) + (2,))
     counter = position.astype(jnp.uint32)
-    return jnp.stack(threefry2x32(words[..., 0], words[..., 1], counter, jnp.uint32(purpose)), axis=-1)
+    keys = jnp.stack(threefry2x32(words[..., 0], words[..., 1], counter, jnp.uint32(purpose)), axis=-1)
+    # Fused with the draw from it, one Threefry in another, XLA:CPU of jaxlib 0.11 and 0.12 compiles for
+    # minutes (K = 3, 3 slots).
+    return lax.optimization_barrier(keys)
 
 
 def bits(keys: jax.Array, n: int) -> jax.Array:
