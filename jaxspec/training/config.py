@@ -85,7 +85,8 @@ class TrainConfig:
       steps: updates.
       batch_size: packed rows per update, over all devices.
       row_length: tokens per row; longer conversations are cut.
-      learning_rate: after warm-up; it falls to a tenth along a cosine.
+      optimizer: "adamw" for everything, or "muon" for the matrices and AdamW for the rest.
+      learning_rate: after warm-up; it falls to a hundredth along a cosine.
       warmup_steps: updates in which it rises from 0.
       clip_norm: largest norm of a gradient.
       weight_decay, beta1, beta2: of AdamW.
@@ -99,6 +100,7 @@ class TrainConfig:
     steps: int = 1000
     batch_size: int = 64
     row_length: int = 512
+    optimizer: str = "adamw"
     learning_rate: float = 5e-4
     warmup_steps: int = 100
     clip_norm: float = 0.5
@@ -117,6 +119,8 @@ class TrainConfig:
         for name in ("steps", "batch_size", "row_length", "num_unroll_steps", "log_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"train.{name} must be at least 1, got {getattr(self, name)}")
+        if self.optimizer not in ("adamw", "muon"):
+            raise ConfigError(f"train.optimizer must be 'adamw' or 'muon', not {self.optimizer!r}")
         if not 0 <= self.warmup_steps < self.steps:
             raise ConfigError(
                 f"train.warmup_steps must be below train.steps {self.steps}, got {self.warmup_steps}"

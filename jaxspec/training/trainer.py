@@ -16,6 +16,7 @@ from jaxspec.models.llama import Llama
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.head import cast, is_trained
 from jaxspec.training.loss import StepSums, unrolled_loss
+from jaxspec.training.optimizer import learning_rate_schedule, make_optimizer
 from jaxspec.training.packed_rows import PackedRows
 
 
@@ -55,18 +56,13 @@ class Trainer:
         self._split = NamedSharding(mesh, PartitionSpec("data"))
         self._copied = NamedSharding(mesh, PartitionSpec())
         self.config = config
-        self.schedule = optax.warmup_cosine_decay_schedule(
-            0.0, config.learning_rate, config.warmup_steps, config.steps, 0.1 * config.learning_rate
-        )
-        self.optimizer = optax.chain(
-            optax.clip_by_global_norm(config.clip_norm),
-            optax.adamw(self.schedule, b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay),
-        )
         self.dtype = target.norm.scale.get_value().dtype
         target_graph, target_weights = nnx.split(target)
         graph, params, frozen = nnx.split(head, is_trained, ...)  # type: ignore[misc]
         self._head_graph: Any = graph
         self._initial_params: Any = params
+        self.schedule = learning_rate_schedule(config)
+        self.optimizer = make_optimizer(config, params)
         self._frozen = jax.device_put(
             {"target": target_weights, "head": cast(frozen, self.dtype)}, self._copied
         )
@@ -77,7 +73,7 @@ class Trainer:
     def initial_state(self) -> TrainState:
         """Before the first update."""
         params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), self._initial_params)
-        state = TrainState(jnp.int32(0), params, self.optimizer.init(params))
+        state = TrainState(jnp.int32(0), params, self.optimizer.init(jax.tree.leaves(params)))
         return jax.device_put(state, self._copied)
 
     def put(self, batch: dict) -> PackedRows:
@@ -124,8 +120,10 @@ def _update(
     **static: Any,
 ) -> tuple[TrainState, StepSums]:
     grads, sums = jax.grad(partial(_loss, **static), has_aux=True)(state.params, frozen, rows)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state), sums
+    params, structure = jax.tree.flatten(state.params)
+    updates, opt_state = optimizer.update(jax.tree.leaves(grads), state.opt_state, params)
+    params = jax.tree.unflatten(structure, optax.apply_updates(params, updates))
+    return TrainState(state.step + 1, params, opt_state), sums
 
 
 def _validate(params: Any, frozen: dict, rows: PackedRows, **static: Any) -> StepSums:
