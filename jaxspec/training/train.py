@@ -68,7 +68,7 @@ def train(
         tokens=last[-1]["tokens"],
         rows=kept,
         tokens_per_second=float(np.median([row["tokens_per_second"] for row in last])),
-        operations_per_token=last[-1]["operations_per_token"],
+        operations_per_token=trainer.operations_per_token,
         accuracy=[row for row in metrics.rows() if row["kind"] == "validation"][-1:],
         device=jax.devices()[0].device_kind,
         devices=jax.device_count(),
@@ -103,15 +103,12 @@ def _loop(
 ) -> TrainState:
     config = trainer.config
     batch_tokens = config.batch_size * config.row_length
-    operations = None
     done = int(state.step)
     pending: list[StepSums] = []
     begin = time.monotonic()
     with tqdm(total=config.steps, initial=done, desc="train", unit="update", mininterval=2) as bar:
         while done < config.steps:
             rows = trainer.put(next(batches))
-            if operations is None:
-                operations = trainer.operations(state, rows) / batch_tokens
             state, sums = trainer.update(state, rows)
             pending.append(sums)
             done += 1
@@ -125,7 +122,6 @@ def _loop(
                     tokens=done * batch_tokens,
                     learning_rate=float(trainer.schedule(done - 1)),
                     tokens_per_second=len(pending) * batch_tokens / seconds,
-                    operations_per_token=operations,
                     **means,
                 )
                 bar.set_postfix(loss=means["loss"][0], accuracy=means["accuracy"][0], refresh=False)

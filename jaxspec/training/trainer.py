@@ -16,6 +16,7 @@ from jaxspec.models.llama import Llama
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.head import cast, is_trained
 from jaxspec.training.loss import StepSums, unrolled_loss
+from jaxspec.training.operations import operations_per_token
 from jaxspec.training.optimizer import learning_rate_schedule, make_optimizer
 from jaxspec.training.packed_rows import PackedRows
 
@@ -56,6 +57,12 @@ class Trainer:
         self._split = NamedSharding(mesh, PartitionSpec("data"))
         self._copied = NamedSharding(mesh, PartitionSpec())
         self.config = config
+        self.operations_per_token = operations_per_token(
+            target.config,
+            head.config,
+            row_length=config.row_length,
+            num_unroll_steps=config.num_unroll_steps,
+        )
         self.dtype = target.norm.scale.get_value().dtype
         target_graph, target_weights = nnx.split(target)
         graph, params, frozen = nnx.split(head, is_trained, ...)  # type: ignore[misc]
@@ -87,11 +94,6 @@ class Trainer:
     def validate(self, state: TrainState, rows: PackedRows) -> StepSums:
         """The loss's parts on rows that are not trained on."""
         return self._validate(state.params, self._frozen, rows)
-
-    def operations(self, state: TrainState, rows: PackedRows) -> float:
-        """Floating-point operations of one update, as XLA counts them in the unoptimised program."""
-        analysis = self._update.lower(state, self._frozen, rows).cost_analysis()
-        return float((analysis or {}).get("flops", 0.0))
 
     def head(self, state: TrainState) -> Eagle3:
         """The head as an engine takes it, in the compute dtype."""

@@ -61,7 +61,9 @@ def test_loss_and_accuracy_equal_a_row_by_row_computation():
             if label.argmax() in ids:
                 p = np.exp(label[ids]) / np.exp(label[ids]).sum()
                 total -= (p * (drafted - np.log(np.exp(drafted).sum()))).sum()
-        np.testing.assert_allclose([sums.loss[k], sums.correct[k], sums.count[k]], [total, correct, count], rtol=1e-4)
+        np.testing.assert_allclose(
+            [sums.loss[k], sums.correct[k], sums.count[k]], [total, correct, count], rtol=1e-4
+        )
         expected += 0.8**k * total / count
     np.testing.assert_allclose(loss, expected, rtol=1e-4)
 

@@ -49,8 +49,9 @@ def write_target(folder: Path, *, template: str | None = TEMPLATE, gain: float =
     """A random Llama that answers in loops: what a head can learn in a few hundred updates."""
     folder.mkdir(parents=True)
     model = Llama(ModelConfig.from_hf(CONFIG), dtype=jnp.float32, rngs=nnx.Rngs(seed))
+    tensors = export_tensors(model)
     tensors = {
-        name: array * np.float32(gain if array.ndim == 2 else 1) for name, array in export_tensors(model).items()
+        name: array * np.float32(gain) if array.ndim == 2 else array for name, array in tensors.items()
     }
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(CONFIG), "utf-8")
