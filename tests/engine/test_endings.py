@@ -1,0 +1,115 @@
+"""Where an answer ends, also inside an accepted block."""
+
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+from tiny_engines import SIZES
+
+import jaxspec
+from jaxspec import SamplingParams
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_engines, tmp_path_factory):
+    """A target that drafts for itself, so that every block of K + 1 tokens is accepted, with words."""
+    folder = tmp_path_factory.mktemp("words")
+    for file in tiny_engines.folders["target"].iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    words = {f"w{i}": i for i in range(48)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({}), "utf-8")
+    drafter = {"kind": "draft_model", "source": str(folder), "num_speculative_tokens": 5}
+    return jaxspec.load(folder, drafter=drafter, progress=False, **SIZES)
+
+
+PROMPT = [1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def answer(engine):
+    generation = engine.generate(PROMPT, max_new_tokens=30)
+    assert generation.stats.acceptance_length == 6.0
+    assert len(set(generation.token_ids)) > 8
+    return generation.token_ids
+
+
+def first_of_its_kind(tokens):
+    """Places whose token did not occur before, so that stopping at it stops there."""
+    return [i for i, token in enumerate(tokens) if token not in tokens[:i]]
+
+
+@pytest.mark.parametrize("count", [1, 2, 6, 7, 8, 12, 13])
+def test_the_limit_cuts_exactly(engine, answer, count):
+    generation = engine.generate(PROMPT, max_new_tokens=count)
+    assert generation.token_ids == answer[:count]
+    assert generation.finish_reason == "length"
+
+
+def test_a_stop_token_ends_wherever_it_stands_in_a_block(engine, answer):
+    for place in first_of_its_kind(answer):
+        generation = engine.generate(PROMPT, max_new_tokens=30, stop_token_ids=[answer[place]])
+        assert generation.token_ids == answer[: place + 1]
+        assert generation.finish_reason == "stop"
+
+
+def test_a_stop_token_at_the_limit_counts_as_a_stop(engine, answer):
+    place = first_of_its_kind(answer)[4]
+    generation = engine.generate(PROMPT, max_new_tokens=place + 1, stop_token_ids=[answer[place]])
+    assert generation.finish_reason == "stop"
+    assert len(generation.token_ids) == place + 1
+
+
+def test_a_stop_string_is_cut_off_wherever_it_begins(engine, answer):
+    for place in first_of_its_kind(answer)[1:]:
+        text = engine.generate(PROMPT, max_new_tokens=30).text
+        stop = text.split(" ")[place]
+        expected = text[: text.find(stop)]
+        generation = engine.generate(PROMPT, max_new_tokens=30, stop=stop)
+        assert generation.text == expected
+        assert generation.finish_reason == "stop"
+        assert generation.token_ids == answer[: len(generation.token_ids)]
+
+
+def test_a_slot_is_free_for_others_after_a_stop_string(engine, answer):
+    stop = engine.generate(PROMPT, max_new_tokens=30).text.split(" ")[3]
+    requests = [engine.make_request(PROMPT, SamplingParams(max_new_tokens=30, stop=stop)) for _ in range(4)]
+    requests += [engine.make_request(PROMPT, SamplingParams(max_new_tokens=30)) for _ in range(4)]
+    answers = dict(engine.run(requests))
+    assert all(answers[i].finish_reason == "stop" for i in range(4))
+    assert all(answers[i].token_ids == answer for i in range(4, 8))
+
+
+def test_ignore_eos_goes_on(engine, answer, monkeypatch):
+    monkeypatch.setattr(engine, "eos_token_ids", (answer[3],))
+    assert engine.generate(PROMPT, max_new_tokens=30).token_ids == answer[: answer.index(answer[3]) + 1]
+    assert engine.generate(PROMPT, max_new_tokens=30, ignore_eos=True).token_ids == answer
+
+
+def test_an_answer_runs_to_the_models_limit_and_no_further(engine):
+    prompt = (np.arange(80) % 48).tolist()
+    generation = engine.generate(prompt, max_new_tokens=500)
+    assert len(generation.token_ids) == engine.max_model_len - 80
+    assert generation.finish_reason == "length"
+
+
+def test_a_stream_shows_no_part_of_a_stop_string(engine):
+    whole = engine.generate(PROMPT, max_new_tokens=30).text
+    words = whole.split(" ")
+    stop = f"{words[4]} {words[5]}"
+    pieces = list(engine.stream(PROMPT, max_new_tokens=30, stop=stop))
+    assert "".join(piece.text for piece in pieces) == whole[: whole.find(stop)]
+    assert [piece.generation is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+def test_streams_can_be_read_in_turn_and_dropped(engine, answer):
+    streams = [engine.stream(PROMPT, max_new_tokens=30) for _ in range(2)]
+    first = [next(stream) for stream in streams]
+    assert first[0].token_ids == first[1].token_ids
+    streams[0].close()
+    rest = list(streams[1])
+    assert first[1].token_ids + [t for piece in rest for t in piece.token_ids] == answer
+    assert engine.generate(PROMPT, max_new_tokens=30).token_ids == answer

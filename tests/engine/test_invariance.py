@@ -1,0 +1,74 @@
+"""A request's tokens do not depend on its company, nor on how the engine cuts its work."""
+
+import pytest
+from tiny_engines import tokens_of
+
+SAMPLED = {"temperature": 1.0, "top_p": 0.95, "seed": 11}
+NAMES = ("ngram", "eagle3", "near")
+
+
+@pytest.fixture(params=NAMES)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(params=["greedy", "sampled"])
+def sampling(request):
+    return {} if request.param == "greedy" else SAMPLED
+
+
+@pytest.fixture
+def alone(tiny_engines, prompts, name, sampling):
+    """Every prompt on its own, in a batch of one."""
+    engine = tiny_engines.load(name, batch_size=1)
+    return [engine.generate(prompt, max_new_tokens=30, **sampling).token_ids for prompt in prompts]
+
+
+def test_in_a_batch_of_seven_and_padded_to_eight(tiny_engines, prompts, name, sampling, alone):
+    for batch_size in (7, 8):
+        engine = tiny_engines.load(name, batch_size=batch_size)
+        assert tokens_of(engine.generate(prompts, max_new_tokens=30, **sampling)) == alone
+
+
+def test_with_several_steps_a_dispatch_and_other_prefill_shapes(tiny_engines, prompts, name, sampling, alone):
+    engine = tiny_engines.load(name, steps_per_dispatch=4, prefill_rows=3, prefill_chunk=32, page_size=4)
+    assert tokens_of(engine.generate(prompts, max_new_tokens=30, **sampling)) == alone
+
+
+def test_refilled_from_a_queue_longer_than_the_batch(tiny_engines, prompts, name, sampling, alone):
+    engine = tiny_engines.load(name, batch_size=1)
+    assert tokens_of(engine.generate(prompts * 2, max_new_tokens=30, **sampling)) == alone * 2
+
+
+def test_seeds_belong_to_requests(tiny_engines, prompts):
+    engine = tiny_engines.load("eagle3", batch_size=7)
+    prompt = prompts[0]
+    first, again = (engine.generate(prompt, max_new_tokens=20, temperature=1.0, seed=3) for _ in range(2))
+    other = engine.generate(prompt, max_new_tokens=20, temperature=1.0, seed=4)
+    unseeded = {
+        tuple(engine.generate(prompt, max_new_tokens=20, temperature=1.0).token_ids) for _ in range(3)
+    }
+    assert first.token_ids == again.token_ids != other.token_ids
+    assert len(unseeded) == 3
+
+
+def test_two_devices_give_the_tokens_of_one(tiny_engines, prompts, tmp_path):
+    """In a process of its own, since the number of CPU devices is fixed when JAX starts."""
+    import json
+    import os
+    import subprocess
+    import sys
+
+    program = f"""
+import json, jaxspec
+engine = jaxspec.load({str(tiny_engines.folders["target"])!r}, progress=False, batch_size=3, page_size=8,
+    max_model_len=96, tensor_parallel=2, sampling_modes=("greedy",),
+    drafter={{"kind": "eagle3", "source": {str(tiny_engines.folders["eagle3"])!r}}})
+print(json.dumps([g.token_ids for g in engine.generate({prompts!r}, max_new_tokens=20)]))
+"""
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+    )
+    plain = tiny_engines.load().generate(prompts, max_new_tokens=20)
+    assert json.loads(done.stdout) == tokens_of(plain)

@@ -1,0 +1,53 @@
+"""What must not be read is filled with NaN, and nothing changes."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from tiny_engines import tokens_of
+
+
+def poison(engine):
+    """Fills every page of every cache with NaN: free pages, page 0, and what old requests left."""
+    fill = lambda cache: jax.tree.map(lambda layer: jnp.full_like(layer, jnp.nan), cache)  # noqa: E731
+    state = engine._state
+    engine._state = replace(state, target_cache=fill(state.target_cache), draft_cache=fill(state.draft_cache))
+
+
+@pytest.mark.parametrize("name", ["ngram", "eagle3", "eagle1", "near"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nan_in_pages_that_nobody_wrote_changes_nothing(tiny_engines, prompts, name, temperature):
+    engine = tiny_engines.load(name)
+    ask = {"max_new_tokens": 30, "temperature": temperature, "seed": 2}
+    clean = engine.generate(prompts, **ask)
+    poison(engine)
+    poisoned = engine.generate(prompts, **ask)
+    assert tokens_of(poisoned) == tokens_of(clean)
+    assert [g.stats.accepted_at for g in poisoned] == [g.stats.accepted_at for g in clean]
+    poison(engine)  # leave no finite page behind that another test could lean on
+
+
+@pytest.mark.parametrize("name", ["eagle3", "near"])
+def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, monkeypatch):
+    """After every step all that lies past the committed tokens of each slot is poisoned."""
+    engine = tiny_engines.load(name, batch_size=1)
+    clean = tokens_of(engine.generate(prompts, max_new_tokens=30))
+    decode = engine.programs.decode
+
+    def poisoned_decode(state, live, *, stochastic):
+        state, output = decode(state, live, stochastic=stochastic)
+        page_size = state.target_cache[0].shape[3]
+        table = state.page_table[0]
+        position = jnp.arange(table.size * page_size)
+        past = (position >= state.length[0]) & (table[position // page_size] > 0)
+        page = jnp.where(past, table[position // page_size], 0)
+
+        def fill(layer):
+            return layer.at[page, :, :, position % page_size].set(jnp.nan)
+
+        # The drafter of "near" has cached the last token too, which stands at `length`.
+        return replace(state, target_cache=jax.tree.map(fill, state.target_cache)), output
+
+    monkeypatch.setattr(engine.programs, "decode", poisoned_decode)
+    assert tokens_of(engine.generate(prompts, max_new_tokens=30)) == clean
