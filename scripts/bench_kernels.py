@@ -68,7 +68,7 @@ def _check(call: Call) -> str | None:
     ]
     for mine, reference in zip(*map(jax.tree.leaves, results), strict=True):
         ours, theirs = np.asarray(mine, np.float64), np.asarray(reference, np.float64)
-        error = np.linalg.norm(ours - theirs) / max(np.linalg.norm(theirs), 1e-30)
+        error = float(np.linalg.norm(ours - theirs)) / max(float(np.linalg.norm(theirs)), 1e-30)
         if not error <= call.bound:
             return f"{call.op.name}, {call.name}: error {error:.2e}, allowed {call.bound:.0e}; not timed"
     return None

@@ -13,6 +13,8 @@ import shlex
 import statistics
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,20 +45,23 @@ def main(arguments: list[str] | None = None) -> int:
             "batch", "ms/step", "tokens/s", "tok/step", "GB/step", "share", "disp/st", "host us", "mem GB"
         )
     )
+    compile_for = partial(
+        start,
+        models,
+        context=args.context,
+        # A margin: the acceptance is random, and the last dispatch runs past the end.
+        new_tokens=2 * args.new_tokens + 8 * args.steps_per_dispatch,
+        max_model_len=max(args.max_model_len, args.context + 4 * args.new_tokens + 1024),
+        page_size=args.page_size,
+        steps_per_dispatch=args.steps_per_dispatch,
+        acceptance=args.acceptance if num_drafts else None,
+        dtype=dtype,
+    )
+    # All are compiled before any is timed, side by side.
+    with ThreadPoolExecutor(len(args.batch)) as pool:
+        programs = list(pool.map(lambda batch_size: compile_for(batch_size=batch_size), args.batch))
     rows = []
-    for batch_size in args.batch:
-        running = start(
-            models,
-            batch_size=batch_size,
-            context=args.context,
-            # A margin: the acceptance is random, and the last dispatch runs past the end.
-            new_tokens=2 * args.new_tokens + 8 * args.steps_per_dispatch,
-            max_model_len=max(args.max_model_len, args.context + 4 * args.new_tokens + 1024),
-            page_size=args.page_size,
-            steps_per_dispatch=args.steps_per_dispatch,
-            acceptance=args.acceptance if num_drafts else None,
-            dtype=dtype,
-        )
+    for batch_size, running in zip(args.batch, programs, strict=True):
         row = _measure(running, args, tokens_per_step=args.acceptance if num_drafts else 1.0)
         cache = cache_bytes(
             models,
@@ -81,7 +86,6 @@ def main(arguments: list[str] | None = None) -> int:
             ),
             flush=True,
         )
-        del running
     if args.json:
         result = {
             **provenance(shlex.join(["scripts/bench_step.py", *arguments]), Path(__file__).parent),

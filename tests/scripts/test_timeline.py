@@ -1,0 +1,28 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+from bench.timeline import Kernel, idle_shares, time_by_name
+
+
+def test_idle_time_is_split_at_the_end_of_every_dispatch():
+    # Two dispatches of two kernels: gaps of 1 inside each, 4 between them, 14 in all.
+    kernels = [Kernel("a", 0, 2), Kernel("b", 3, 5), Kernel("a", 9, 11), Kernel("b", 12, 14)]
+    idle = idle_shares(kernels, num_dispatches=2)
+    assert idle.length == 14
+    assert idle.inside == pytest.approx(2 / 14)
+    assert idle.between == pytest.approx(4 / 14)
+
+
+def test_work_that_overlaps_leaves_no_gap():
+    kernels = [Kernel("a", 0, 10), Kernel("b", 2, 4), Kernel("a", 8, 12)]
+    idle = idle_shares(kernels, num_dispatches=1)
+    assert (idle.inside, idle.between, idle.length) == (0, 0, 12)
+
+
+def test_kernels_are_summed_by_name_the_longest_first():
+    kernels = [Kernel("a", 0, 1), Kernel("b", 1, 6), Kernel("a", 6, 8)]
+    assert time_by_name(kernels) == [("b", 1, 5), ("a", 2, 3)]
