@@ -24,7 +24,7 @@ CONFIG = {
     "vocab_size": 259,
     "hidden_size": 32,
     "intermediate_size": 48,
-    "num_hidden_layers": 6,
+    "num_hidden_layers": 5,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
@@ -45,8 +45,8 @@ def write_tokenizer(folder: Path, template: str | None) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
 
 
-def write_target(folder: Path, *, template: str | None = TEMPLATE, gain: float = 2.0, seed: int = 0) -> Path:
-    """A random Llama that answers in loops: what a head can learn in a few hundred updates."""
+def write_target(folder: Path, *, template: str | None = TEMPLATE, gain: float = 0.7, seed: int = 0) -> Path:
+    """A random Llama, quiet enough to repeat itself: what a head can learn in a few hundred updates."""
     folder.mkdir(parents=True)
     model = Llama(ModelConfig.from_hf(CONFIG), dtype=jnp.float32, rngs=nnx.Rngs(seed))
     tensors = export_tensors(model)
@@ -85,7 +85,12 @@ def write_run(folder: Path, *, num_prompts: int = 48, **sections: dict) -> Path:
             "checkpoint_every": 10,
             "log_every": 5,
         },
-        "evaluate": {"files": ["held_out.jsonl"], "temperatures": [0.0], "max_new_tokens": 32},
+        "evaluate": {
+            "files": ["held_out.jsonl"],
+            "temperatures": [0.0],
+            "num_speculative_tokens": 3,
+            "max_new_tokens": 32,
+        },
         "engine": {"batch_size": 8, "max_model_len": 128},
     }
     for name, section in sections.items():

@@ -1,0 +1,108 @@
+"""Bad input: one line that names it, exit code 1, and nothing overwritten."""
+
+import json
+
+import pytest
+from tiny_run import write_run, write_target
+
+from scripts.train_eagle3 import main
+
+
+def fails(capsys, config, output, *stages: str) -> str:
+    """The error of the program, which must be one line."""
+    arguments = [str(config), "--output", str(output)]
+    assert main([*arguments, *(part for stage in stages for part in ("--stage", stage))]) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("{", "not a JSON object"),
+        ('{"text": "hello"}', 'needs a text "prompt"'),
+        ('{"prompt": 7}', 'needs a text "prompt"'),
+        ('{"turns": []}', 'needs a text "prompt"'),
+        ("[1]", 'needs a text "prompt"'),
+    ],
+)
+def test_malformed_prompt(tmp_path, capsys, row, message):
+    config = write_run(tmp_path)
+    with (tmp_path / "prompts.jsonl").open("a") as file:
+        file.write(row + "\n")
+    error = fails(capsys, config, tmp_path / "out", "prompts")
+    assert "prompts.jsonl:49: " in error
+    assert message in error
+
+
+def test_missing_prompt_file(tmp_path, capsys):
+    config = write_run(tmp_path, prompts={"files": ["absent.jsonl"]})
+    assert "absent.jsonl: cannot be read" in fails(capsys, config, tmp_path / "out", "prompts")
+
+
+def test_target_without_a_chat_template(tmp_path, capsys):
+    write_target(tmp_path / "target", template=None)
+    error = fails(capsys, write_run(tmp_path), tmp_path / "out")
+    assert "needs a target with a tokenizer and a chat template" in error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"vocabulary": {"size": 260}},
+            "between 1 and the target's vocabulary of 259",
+        ),
+        ({"head": {"num_layers": 0}}, "head.num_layers must be at least 1"),
+        ({"head": {"capture": [1, 2, 6]}}, "head.capture must rise, from 0 to at most 5"),
+        ({"train": {"lr": 1e-3}}, "unknown key train.lr"),
+        ({"train": {"optimizer": "sgd"}}, "train.optimizer must be 'adamw' or 'muon'"),
+        ({"train": {"warmup_steps": 20}}, "train.warmup_steps must be below train.steps 20"),
+        ({"training": {"steps": 3}}, "unknown section [training]"),
+        ({"target": {"source": "absent"}}, "absent: no such file or folder"),
+    ],
+)
+def test_configuration(tmp_path, capsys, sections, message):
+    assert message in fails(capsys, write_run(tmp_path, **sections), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_stage_needs_the_ones_before_it(tmp_path, capsys):
+    error = fails(capsys, write_run(tmp_path), tmp_path / "out", "responses")
+    assert "the stage 'prompts' is not finished; run it first" in error
+
+
+def test_output_of_another_run(tmp_path, capsys):
+    config = write_run(tmp_path)
+    assert main([str(config), "--output", str(tmp_path / "out"), "--stage", "prompts"]) == 0
+    manifest = (tmp_path / "out" / "prompts" / "stage.json").read_bytes()
+    config = write_run(tmp_path, prompts={"seed": 1})
+    error = fails(capsys, config, tmp_path / "out", "prompts")
+    assert "belongs to another run: prompts.seed is 0 there and 1 here" in error
+    assert (tmp_path / "out" / "prompts" / "stage.json").read_bytes() == manifest
+
+
+def test_output_that_is_no_run(tmp_path, capsys):
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "thesis.txt").write_text("chapter one")
+    error = fails(capsys, write_run(tmp_path), output)
+    assert "not empty, and not the output of a training run; nothing was written" in error
+    assert [path.name for path in output.iterdir()] == ["thesis.txt"]
+
+
+def test_output_with_a_foreign_stage_folder(tmp_path, capsys):
+    config = write_run(tmp_path)
+    assert main([str(config), "--output", str(tmp_path / "out"), "--stage", "prompts"]) == 0
+    (tmp_path / "out" / "train").mkdir()
+    (tmp_path / "out" / "train" / "notes.txt").write_text("mine")
+    assert "holds files that no run of this program wrote" in fails(capsys, config, tmp_path / "out", "train")
+
+
+def test_reports_are_json(tmp_path, capsys):
+    config = write_run(tmp_path)
+    assert main([str(config), "--output", str(tmp_path / "out"), "--stage", "prompts"]) == 0
+    name, _, report = capsys.readouterr().out.strip().partition(": ")
+    assert (name, json.loads(report)["prompts"]) == ("prompts", 48)

@@ -1,0 +1,24 @@
+"""The draft vocabulary: the most frequent tokens, rising, and how much they cover."""
+
+import numpy as np
+import pytest
+
+from jaxspec.config import ConfigError
+from jaxspec.training.draft_vocabulary import choose_vocabulary, coverage, token_counts
+
+COUNTS = token_counts(np.array([5, 5, 5, 9, 9, 1, 7, 7]), 12)
+
+
+def test_the_most_frequent_tokens_in_rising_order():
+    assert choose_vocabulary(COUNTS, 3).tolist() == [5, 7, 9]
+    assert coverage(COUNTS, choose_vocabulary(COUNTS, 3)) == 7 / 8
+
+
+def test_the_lowest_unused_ids_fill_up():
+    assert choose_vocabulary(COUNTS, 6).tolist() == [0, 1, 2, 5, 7, 9]
+
+
+@pytest.mark.parametrize("size", [0, 13])
+def test_a_size_that_cannot_be(size):
+    with pytest.raises(ConfigError, match="between 1 and the target's vocabulary of 12"):
+        choose_vocabulary(COUNTS, size)

@@ -1,0 +1,51 @@
+"""Packed rows hold every conversation once, whole, with its own positions."""
+
+import numpy as np
+
+from jaxspec.training.packing import PackedSource, join_answers, pack, training_batches
+from jaxspec.training.token_rows import TokenRows
+
+PROMPTS = TokenRows.of((i, np.arange(3 + i) + 100 * i, True) for i in range(8))
+ANSWERS = TokenRows.of((i, np.arange(2 + i % 3) + 100 * i + 50, True) for i in range(8))
+
+
+def test_every_conversation_is_in_one_row():
+    lengths = np.random.default_rng(0).integers(1, 40, 500)
+    rows = pack(lengths, 64, seed=1)
+    assert sorted(i for row in rows for i in row) == list(range(500))
+    assert all(lengths[row].sum() <= 64 for row in rows)
+    assert len(rows) * 64 < 1.05 * lengths.sum()
+    assert rows == pack(lengths, 64, seed=1) != pack(lengths, 64, seed=2)
+
+
+def test_a_row_keeps_conversations_apart():
+    conversations = join_answers(PROMPTS, ANSWERS)
+    row = PackedSource(conversations, [[2, 0]], 16)[0]
+    assert row["tokens"].tolist() == [*range(200, 205), *range(250, 254), 0, 1, 2, 50, 51, 0, 0]
+    assert row["positions"].tolist() == [*range(9), *range(5), 0, 0]
+    assert row["segments"].tolist() == [1] * 9 + [2] * 5 + [0] * 2
+    assert np.flatnonzero(row["answer"]).tolist() == [5, 6, 7, 8, 12, 13]
+
+
+def test_a_conversation_longer_than_a_row_is_cut():
+    conversations = join_answers(PROMPTS, ANSWERS)
+    rows = pack(np.diff(conversations.start), 6, seed=0)
+    source = PackedSource(conversations, rows, 6)
+    assert sorted(row["tokens"][0] for row in source) == [100 * i for i in range(8)]
+
+
+def test_batches_go_on_from_a_saved_position():
+    conversations = join_answers(PROMPTS, ANSWERS)
+    source = PackedSource(conversations, [[i] for i in range(8)], 16)
+
+    def batches():
+        return training_batches(source, batch_size=3, seed=5)
+
+    whole, first = batches(), batches()
+    expected = [next(whole)["tokens"] for _ in range(6)]
+    for _ in range(4):
+        next(first)
+    resumed = batches()
+    resumed.set_state(first.get_state())
+    np.testing.assert_array_equal(next(resumed)["tokens"], expected[4])
+    np.testing.assert_array_equal(next(resumed)["tokens"], expected[5])
