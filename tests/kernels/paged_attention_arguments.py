@@ -5,7 +5,7 @@ import numpy as np
 
 
 def arguments(case, seed=0):
-    """(queries, cache, page_table, first, last, sinks), with NaN in every position that no row may read."""
+    """(queries, cache, page_table, first, last), with NaN in every position that no row may read."""
     rng = np.random.default_rng(seed)
     slots, rows, width, page = case.slots, case.rows, case.table_width, case.page_size
     end = case.context * (np.arange(slots) + 1) // slots
@@ -27,11 +27,18 @@ def arguments(case, seed=0):
     dtype = jnp.dtype(case.dtype)
     queries = rng.standard_normal((slots, rows, case.kv_heads * case.group, case.head_dim), np.float32)
     ints = (jnp.asarray(x, jnp.int32) for x in (table, first, last))
-    sinks = jnp.asarray(3 * rng.standard_normal(queries.shape[2]), dtype) if case.sinks else None
-    return jnp.asarray(queries, dtype), jnp.asarray(cache, dtype), *ints, sinks
+    return jnp.asarray(queries, dtype), jnp.asarray(cache, dtype), *ints
 
 
-def attention_in_float64(queries, cache, page_table, first, last, sinks, *, scale):
+def sink_logits(case):
+    """The sinks of a case, or None."""
+    if not case.sinks:
+        return None
+    sinks = 3 * np.random.default_rng(1).standard_normal(case.kv_heads * case.group)
+    return jnp.asarray(sinks, jnp.dtype(case.dtype))
+
+
+def attention_in_float64(queries, cache, page_table, first, last, *, scale, sinks=None):
     """The definition, slot by slot and row by row."""
     queries, cache, page_table, first, last = (
         np.asarray(x) for x in (queries, cache, page_table, first, last)

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from jaxspec_kernels.paged_attention import paged_attention
 from jaxspec_kernels.paged_attention.cases import CASES
-from paged_attention_arguments import arguments, attention_in_float64
+from paged_attention_arguments import arguments, attention_in_float64, sink_logits
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,13 +19,13 @@ BOUND = {"float32": 2e-6, "bfloat16": 6e-3}
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_equals_the_definition_and_reads_nothing_else(case):
-    given = arguments(case)
+    given, sinks = arguments(case), sink_logits(case)
     scale = case.head_dim**-0.5
     attend = jax.jit(
         lambda *args, sinks: paged_attention(*args, scale=scale, sinks=sinks, implementation="triton")
     )
-    result = np.asarray(attend(*given[:-1], sinks=given[-1]), np.float64)
-    expected = attention_in_float64(*given, scale=scale)
+    result = np.asarray(attend(*given, sinks=sinks), np.float64)
+    expected = attention_in_float64(*given, scale=scale, sinks=sinks)
     assert np.isfinite(result).all()
     if not expected.any():
         assert not result.any()

@@ -1,0 +1,56 @@
+import subprocess
+import sys
+
+import jax
+import pytest
+from jaxspec_kernels.dispatch import Op, UnavailableImplementationError
+
+on_a_gpu = jax.default_backend() == "gpu"
+
+
+def reference(x):
+    return "xla", x
+
+
+def make_op(triton=None):
+    return Op("double", xla=reference, triton=triton)
+
+
+def test_a_name_chooses_and_none_takes_what_there_is():
+    assert make_op()(1, implementation="xla") == ("xla", 1)
+    assert make_op()(1) == ("xla", 1)
+
+
+def test_an_operation_without_a_kernel_says_so_when_asked_for_it():
+    with pytest.raises(
+        UnavailableImplementationError, match="double: implementation 'triton' does not exist"
+    ):
+        make_op()(1, implementation="triton")
+
+
+@pytest.mark.skipif(on_a_gpu, reason="the kernel can run here")
+def test_off_gpu_the_kernel_is_an_error_by_name_and_never_loaded():
+    op = make_op(triton=lambda: pytest.fail("loaded"))
+    assert op(1) == ("xla", 1)
+    with pytest.raises(UnavailableImplementationError, match="needs a GPU"):
+        op(1, implementation="triton")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    make_op(lambda: reference).why_not_triton() is not None, reason="needs a GPU and jax-triton"
+)
+def test_on_a_gpu_none_takes_the_kernel():
+    assert make_op(triton=lambda: lambda x: ("triton", x))(1) == ("triton", 1)
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(ValueError, match="unknown implementation 'cuda'; use 'xla' or 'triton'"):
+        make_op()(1, implementation="cuda")
+
+
+def test_importing_the_operations_needs_no_triton():
+    modules = ("gumbel_sample", "kv_write", "matmul_add", "paged_attention", "rms_matmul", "rope_kv_write")
+    code = "import sys; sys.modules['triton'] = sys.modules['jax_triton'] = None\n"
+    code += "\n".join(f"import jaxspec_kernels.{name}" for name in modules)
+    subprocess.run([sys.executable, "-c", code], check=True)
