@@ -1,0 +1,62 @@
+"""Greedy output is plain decoding's, token for token, whatever drafts; and plain decoding is the model's."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from golden_files import golden_folder
+from paged_rows import PagedTarget
+from tiny_engines import SIZES, tokens_of
+
+import jaxspec
+from jaxspec.checkpoints import open_checkpoint
+from jaxspec.models.loading import load_target
+
+NEW_TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_engines, prompts):
+    return tokens_of(tiny_engines.load().generate(prompts, max_new_tokens=NEW_TOKENS))
+
+
+def test_plain_decoding_takes_the_best_token_of_one_pass_over_the_whole_text(tiny_engines, prompts, plain):
+    model = load_target(open_checkpoint(tiny_engines.folders["target"]), dtype=jnp.float32)
+    width = max(map(len, prompts)) + NEW_TOKENS
+    paged = PagedTarget(model, len(prompts), width, page_size=16, width=width)
+    texts = [prompt + answer for prompt, answer in zip(prompts, plain, strict=True)]
+    logits, _, _ = paged.feed(texts, [0] * len(texts))
+    for slot, (prompt, answer) in enumerate(zip(prompts, plain, strict=True)):
+        best = np.asarray(logits[slot, len(prompt) - 1 :].argmax(-1))
+        assert answer == best[:NEW_TOKENS].tolist()
+        assert len(set(answer)) > 5  # not a loop of one token
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+@pytest.mark.parametrize("name", ["ngram", "eagle3", "eagle1", "near"])
+def test_drafting_changes_no_token(tiny_engines, prompts, plain, name, k):
+    modes = ("greedy", "sampled") if k == 3 else ("greedy",)
+    engine = tiny_engines.load(name, k, sampling_modes=modes)
+    generations = engine.generate(prompts, max_new_tokens=NEW_TOKENS)
+    assert tokens_of(generations) == plain
+    accepted = sum(generation.stats.accepted for generation in generations)
+    drafted = sum(generation.stats.drafted for generation in generations)
+    assert 0 < accepted < drafted
+
+
+@pytest.mark.parametrize("name", ["random eagle3", "random eagle1"])
+def test_noise_for_drafts_changes_no_token(tiny_engines, prompts, plain, name):
+    engine = tiny_engines.load(name, sampling_modes=("greedy",))
+    assert tokens_of(engine.generate(prompts, max_new_tokens=NEW_TOKENS)) == plain
+
+
+def test_the_goldens_heads_change_no_token(prompts):
+    """Windowed and full layers, recycled norms, draft vocabularies: on the target they were made for."""
+    target = golden_folder("llama-tied")
+
+    def answers(drafter):
+        engine = jaxspec.load(target, drafter=drafter, sampling_modes=("greedy",), progress=False, **SIZES)
+        return tokens_of(engine.generate(prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True))
+
+    plain = answers({})
+    for kind, case in (("eagle3", "eagle3-sliding-window"), ("eagle1", "eagle1-two-layers")):
+        assert answers({"kind": kind, "source": str(golden_folder(case))}) == plain
