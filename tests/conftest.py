@@ -1,13 +1,22 @@
 """A tiny model that every test may load: random weights, a word-level tokenizer, a chat template."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
+import jax
 import pytest
 import tokenizers
 
 import jaxspec
+
+# The tests spend their time on compiling, and these flags cut that to a third. They concern the making of
+# machine code, not what XLA makes of a program. XLA dies of a flag that it does not know.
+FAST_COMPILATION = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+if jax.__version_info__ < (0, 11):
+    FAST_COMPILATION.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FAST_COMPILATION])
 
 GOLDENS = Path(__file__).parent / "goldens"
 CHAT_TEMPLATE = (
