@@ -142,7 +142,6 @@ class Scheduler:
                     return
                 self.waiting.popleft()
                 self.slots[slot] = Running(request, slot, self.pages.allocate(positions))
-                self.live[slot] = True
 
     def _plan_prefills(self, budget: int | None) -> list[list[Chunk]]:
         groups: list[list[Chunk]] = []
@@ -158,6 +157,9 @@ class Scheduler:
 
     def _next_chunk(self, running: Running) -> Chunk:
         start = running.num_prefilled
+        # Only now: until its first chunk runs, the device may still take the slot for a request that the
+        # host ended, whose pages are another's by then.
+        self.live[running.slot] = True
         count = min(self.prefill_chunk, len(running.request.prompt) - start)
         running.num_prefilled += count
         chunk = Chunk(running, start, count)

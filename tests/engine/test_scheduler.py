@@ -6,7 +6,7 @@ import pytest
 
 from jaxspec.engine.pages import PageAllocator
 from jaxspec.engine.request import Request
-from jaxspec.engine.scheduler import Scheduler
+from jaxspec.engine.scheduler import Running, Scheduler
 from jaxspec.sampling import SamplingParams
 
 
@@ -140,6 +140,44 @@ def test_a_cancelled_request_leaves_its_slot_dead_until_the_next_one_takes_it():
     scheduler.plan()
     assert scheduler.live[0]
     assert scheduler.slots[0].request is following
+
+
+class Slots:
+    """Which request the device believes to be running in each slot, and who owns the pages it writes."""
+
+    def __init__(self, scheduler: Scheduler):
+        self.scheduler = scheduler
+        self.active: dict[int, Running] = {}
+
+    def run(self, plan) -> None:
+        for chunk in (chunk for group in plan.prefills for chunk in group):
+            self.active.pop(chunk.running.slot, None)
+            if chunk.is_last:
+                self.active[chunk.running.slot] = chunk.running
+        if plan.decodes:
+            live = self.scheduler.live
+            self.active = {slot: running for slot, running in self.active.items() if live[slot]}
+            for slot, running in self.active.items():
+                assert self.scheduler.slots[slot] is running, "writes into pages that were given back"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_request_that_the_host_ended_never_writes_again(seed):
+    """Cancelled ones and those with a stop string: their pages may already be another's."""
+    rng = random.Random(seed)
+    scheduler = make_scheduler(prefill_budget=rng.choice([1, 4]), prefill_rows=1)
+    slots = Slots(scheduler)
+    requests = [make_request(rng.randint(1, 12), 12) for _ in range(60)]
+    waiting = list(requests)
+    for _ in range(300):
+        while waiting and rng.random() < 0.7:
+            scheduler.add(waiting.pop(0))
+        slots.run(scheduler.plan())
+        for running in filter(None, list(scheduler.slots)):
+            if running.is_prefilled and rng.random() < 0.3:
+                scheduler.cancel(running.request)
+    assert not waiting
+    assert not scheduler.waiting
 
 
 def test_a_waiting_request_can_be_cancelled():
