@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxspec_kernels.paged_attention import paged_attention
 
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import Config, ConfigError, SourceConfig, list_configs, load_config
@@ -47,7 +49,7 @@ def load(
     config = resolve_config(model).replace(drafter=drafter, engine=engine)
     enable_compilation_cache()
     target_source = config.target
-    mesh = make_mesh(config.engine.tensor_parallel)
+    mesh = _mesh(config.engine.tensor_parallel)
     checkpoint = open_checkpoint(target_source.source, file=target_source.file, sha256=target_source.sha256)
     limit = target_config(checkpoint).max_position_embeddings
     dtype = jnp.dtype(config.engine.resolve(backend=jax.default_backend(), model_limit=limit).dtype)
@@ -99,6 +101,20 @@ def generate(
     mode = "sampled" if params.temperature > 0 else "greedy"
     loaded = load(model, drafter=drafter, sampling_modes=(mode,), progress=progress, **sizes)
     return loaded.generate(prompts, params, raw=raw)
+
+
+def _mesh(num_devices: int) -> Mesh:
+    """The mesh of the engine's devices.
+
+    Raises:
+      ConfigError: several devices, and kernels that XLA cannot split over them.
+    """
+    if num_devices > 1 and paged_attention.why_not_triton() is None:
+        raise ConfigError(
+            f"engine.tensor_parallel is {num_devices}: the Triton kernels run on one device; "
+            "uninstall jax-triton to split the model over several with XLA alone"
+        )
+    return make_mesh(num_devices)
 
 
 def resolve_config(model: str | Path) -> Config:
