@@ -26,6 +26,7 @@ from jaxspec.training.packing import join_answers
 from jaxspec.training.prompts import PROMPTS, check_tokenizer, make_prompts
 from jaxspec.training.responses import make_responses
 from jaxspec.training.stage_folder import StageFolder, check_output
+from jaxspec.training.target_features import FAMILIES
 from jaxspec.training.token_rows import TokenRows, read_shards
 from jaxspec.training.train import restore_head, train
 
@@ -57,6 +58,10 @@ class Pipeline:
         source = run.target
         self.checkpoint: Checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
         shape = target_config(self.checkpoint)
+        if shape.family not in FAMILIES:
+            raise ConfigError(
+                f"{source.source}: heads are trained for targets of {', '.join(FAMILIES)}, not {shape.family}"
+            )
         if not 1 <= run.vocabulary.size <= shape.vocab_size:
             raise ConfigError(
                 f"vocabulary.size must be between 1 and the target's vocabulary of {shape.vocab_size}, "

@@ -1,10 +1,16 @@
 """The target's forward pass over packed rows: features for the head and what it is trained to predict."""
 
+from typing import cast
+
 import jax
 
+from jaxspec.models.layers import DecoderLayer
 from jaxspec.models.llama import Llama
 from jaxspec.models.rope import rope_tables
 from jaxspec.training.packed_rows import PackedRows, attend, visible_rows
+
+FAMILIES = ("llama", "mistral", "qwen3")
+"""Targets whose blocks are computed here as their own `__call__` computes them."""
 
 
 def target_features(
@@ -19,7 +25,8 @@ def target_features(
     rope = rope_tables(target.config.rope, target.config.head_dim, rows.positions)
     visible = {kind: visible_rows(kind, rows) for kind in dict.fromkeys(target.kinds)}
     streams = [x]
-    for layer, kind in zip(target.layers, target.kinds, strict=True):
+    for block, kind in zip(target.layers, target.kinds, strict=True):
+        layer = cast(DecoderLayer, block)
         queries, keys, values = layer.attention.project(layer.input_norm(x), rope)
         x = x + layer.attention.combine(attend(queries, keys, values, visible[kind]))
         x = x + layer.mlp(layer.mlp_norm(x))
