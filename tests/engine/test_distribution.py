@@ -1,0 +1,122 @@
+"""Sampled through the whole engine, tokens have the distribution of plain decoding, whatever drafts.
+
+On 16 tokens the exact distribution of a pair of neighbouring tokens can be computed. A random stream
+shared by two purposes, a wrong q, or drafts accepted at another row than theirs bend it.
+"""
+
+from itertools import product
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from paged_rows import PagedTarget
+from tiny_models import write_eagle3, write_target
+
+import jaxspec
+from jaxspec import SamplingParams
+from jaxspec.checkpoints import open_checkpoint
+from jaxspec.models.loading import load_target
+
+VOCABULARY, SAMPLES = 16, 4000
+PROMPT = [3, 7, 1, 3, 7, 9, 3, 7, 1, 3, 7]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("distribution")
+    target = write_target(root / "target", vocab_size=VOCABULARY, gain=1.2)
+    write_eagle3(root / "repeats", target, draft_vocab_size=12)
+    write_eagle3(root / "random", target, draft_vocab_size=VOCABULARY, repeats=False)
+    return root
+
+
+@pytest.fixture(scope="module")
+def exact(folder):
+    """The joint probability [V, V, V] of the three tokens after the prompt, at a temperature and top_p."""
+    model = load_target(open_checkpoint(folder / "target"), dtype=jnp.float32)
+    tails = list(product(range(VOCABULARY), repeat=2))
+    width = len(PROMPT) + 2
+    paged = PagedTarget(model, len(tails), width, page_size=16, width=width)
+    logits, _, _ = paged.feed([[*PROMPT, *tail] for tail in tails], [0] * len(tails))
+    rows = np.asarray(logits[:, -3:], np.float64).reshape(VOCABULARY, VOCABULARY, 3, VOCABULARY)
+
+    def joint(temperature, top_p):
+        p = np.exp(rows / temperature)
+        p /= p.sum(-1, keepdims=True)
+        # Tokens are kept from the most likely one on, until top_p is reached.
+        order = np.argsort(-p, axis=-1)
+        falling = np.take_along_axis(p, order, -1)
+        kept = falling.cumsum(-1) - falling < top_p
+        p *= np.take_along_axis(kept, np.argsort(order, axis=-1), -1)
+        p /= p.sum(-1, keepdims=True)
+        first, second, third = p[0, 0, 0], p[:, 0, 1], p[:, :, 2]
+        return first[:, None, None] * second[:, :, None] * third
+
+    return joint
+
+
+def excess(counts, probabilities):
+    """How many standard deviations a chi-square statistic lies above its mean; rare cells are lumped."""
+    counts, expected = counts.ravel(), probabilities.ravel() * counts.sum()
+    assert counts[expected == 0].sum() == 0
+    common = expected >= 10
+    counts = np.append(counts[common], counts[~common].sum())
+    expected = np.append(expected[common], max(expected[~common].sum(), 1e-9))
+    freedom = len(counts) - 1
+    return (((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom)
+
+
+DRAFTERS = {
+    "plain": {},
+    "ngram": {"kind": "ngram"},
+    "eagle3 that repeats": {"kind": "eagle3", "source": "repeats"},
+    "random eagle3": {"kind": "eagle3", "source": "random"},
+    "one-hot eagle3": {"kind": "eagle3", "source": "repeats", "sampling": "greedy"},
+}
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_pairs_of_tokens_are_as_likely_as_in_plain_decoding(folder, exact, name):
+    drafter = dict(DRAFTERS[name])
+    if "source" in drafter:
+        drafter["source"] = str(folder / drafter["source"])
+    if drafter:
+        drafter["num_speculative_tokens"] = 3
+    engine = jaxspec.load(
+        folder / "target",
+        drafter=drafter,
+        sampling_modes=("sampled",),
+        progress=False,
+        batch_size=100,
+        max_model_len=24,
+        page_size=8,
+        prefill_chunk=16,
+        prefill_rows=25,
+    )
+    accepted = drafted = 0
+    for first_seed, temperature, top_p in ((0, 1.0, 1.0), (10**6, 0.7, 0.9)):
+        counts = np.zeros((VOCABULARY,) * 3)
+        requests = (
+            engine.make_request(
+                PROMPT,
+                SamplingParams(
+                    max_new_tokens=3,
+                    temperature=temperature,
+                    top_p=top_p,
+                    seed=first_seed + i,
+                    ignore_eos=True,
+                ),
+            )
+            for i in range(SAMPLES)
+        )
+        for _, generation in engine.run(requests):
+            counts[tuple(generation.token_ids)] += 1
+            accepted += generation.stats.accepted
+            drafted += generation.stats.drafted
+        expected = exact(temperature, top_p)
+        assert counts.sum() == SAMPLES
+        assert excess(counts.sum(2), expected.sum(2)) < 5
+        assert excess(counts.sum(0), expected.sum(0)) < 5
+        assert excess(counts.sum(1), expected.sum(1)) < 5
+    if drafter:
+        assert 0.05 < accepted / drafted < 0.95
