@@ -97,11 +97,14 @@ class Trainer:
 
     def head(self, state: TrainState) -> Eagle3:
         """The head as an engine takes it, in the compute dtype."""
-        return nnx.merge(self._head_graph, cast(state.params, self.dtype), self._frozen["head"])
+        return self._merged(cast(state.params, self.dtype))
 
     def masters(self, state: TrainState) -> Eagle3:
         """The head with its float32 parameters, for export."""
-        return nnx.merge(self._head_graph, state.params, self._frozen["head"])
+        return self._merged(state.params)
+
+    def _merged(self, params: Any) -> Eagle3:
+        return nnx.merge(self._head_graph, *jax.device_put((params, self._frozen["head"]), jax.devices()[0]))
 
 
 def _loss(
