@@ -53,6 +53,4 @@ def test_two_devices_split_the_rows_and_agree_with_one():
 
 def test_a_batch_that_does_not_split_is_refused():
     run, _ = update(2, batch_size=3)
-    assert (
-        f"{ConfigError.__name__}: train.batch_size must be a multiple of the 2 devices, got 3" in run.stderr
-    )
+    assert "ConfigError: train.batch_size must be a multiple of the 2 devices, got 3" in run.stderr
