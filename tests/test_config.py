@@ -45,8 +45,8 @@ def test_shipped_configurations_load():
 
 
 def test_the_default_model_is_drafted_by_the_configuration_that_it_extends():
-    default, ngram = load_config("smollm2-135m"), load_config("smollm2-135m-ngram")
-    assert dataclasses.replace(default, name=ngram.name) == ngram
+    default, trained = load_config("smollm2-135m"), load_config("smollm2-135m-eagle3")
+    assert dataclasses.replace(default, name=trained.name) == trained
 
 
 def test_every_section_is_read(write):
