@@ -38,6 +38,15 @@ class Config:
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
 
+    def __post_init__(self) -> None:
+        length = self.engine.synthetic_acceptance_length
+        drafts = 0 if self.drafter.kind == "none" else self.drafter.num_speculative_tokens
+        if length is not None and length > drafts + 1:
+            raise ConfigError(
+                f"engine.synthetic_acceptance_length {length} is past {drafts + 1}, "
+                f"which {drafts} drafts per step can reach"
+            )
+
     def replace(
         self, *, drafter: Mapping[str, Any] | None = None, engine: Mapping[str, Any] | None = None
     ) -> "Config":

@@ -95,11 +95,13 @@ class Drafter(nnx.Module):
       num_speculative_tokens: K.
       capture: the target's hidden states that `refresh` reads: i is the stream before layer i.
       hidden_size: width of what `refresh` returns.
+      trained_length: positions that its weights were made for; None where it has none.
     """
 
     num_speculative_tokens: int
     capture: tuple[int, ...] = ()
     hidden_size: int = 0
+    trained_length: int | None = None
 
     @property
     def cache_shapes(self) -> tuple[CacheShape, ...]:

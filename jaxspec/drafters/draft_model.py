@@ -25,6 +25,7 @@ class DraftModel(AutoregressiveDrafter):
         self.num_speculative_tokens = num_speculative_tokens
         self.page_size, self.probabilistic = page_size, probabilistic
         self.hidden_size = model.config.hidden_size
+        self.trained_length = model.config.max_position_embeddings
         self.kinds = model.kinds
         self.draft_vocab_size = model.config.vocab_size
 

@@ -93,6 +93,7 @@ class Eagle1(AutoregressiveDrafter):
         self.num_speculative_tokens = num_speculative_tokens
         self.page_size, self.probabilistic = page_size, probabilistic
         self.hidden_size = layers.hidden_size
+        self.trained_length = layers.max_position_embeddings
         self.kinds = attention_kinds(layers)
         self.draft_vocab_size = layers.vocab_size
         self.embedding = (

@@ -194,6 +194,7 @@ class Eagle3(AutoregressiveDrafter):
         self.num_speculative_tokens = num_speculative_tokens
         self.page_size, self.probabilistic = page_size, probabilistic
         self.capture, self.hidden_size = config.capture, width
+        self.trained_length = layers.max_position_embeddings
         self.kinds = attention_kinds(layers)
         self.draft_vocab_size = config.draft_vocab_size
         self.target_ids, self.draft_ids = vocabulary_buffers(config.draft_vocab_size, layers.vocab_size)

@@ -1,6 +1,7 @@
 """The engine: requests in, tokens out, with the device always one dispatch ahead of the host."""
 
 import secrets
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxspec.checkpoints import TextStream, Tokenizer
-from jaxspec.config import EngineConfig
+from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.drafters.base import Drafter, Target
 from jaxspec.engine.packing import pack_prefill
 from jaxspec.engine.pages import PageAllocator
@@ -60,6 +61,7 @@ class Engine:
           sampling_modes: which decode programs to compile: "greedy" serves batches in which every
             temperature is 0, "sampled" serves any batch.
         """
+        self._modes = parse_modes(sampling_modes)
         mesh = mesh or make_mesh()
         self._whole = replicated(mesh)
         self.config = config.resolve(
@@ -70,6 +72,12 @@ class Engine:
         self.vocab_size = target.config.vocab_size
         self.max_model_len = self.config.max_model_len
         self.num_speculative_tokens = drafter.num_speculative_tokens
+        if drafter.trained_length is not None and self.max_model_len > drafter.trained_length:
+            warnings.warn(
+                f"the drafter was made for {drafter.trained_length} positions, and max_model_len is "
+                f"{self.max_model_len}: expect few drafts to be accepted past the former",
+                stacklevel=2,
+            )
         self._scheduler = Scheduler(
             batch_size=self.config.batch_size,
             pages=PageAllocator(self.config.num_pages, self.config.page_size),
@@ -89,7 +97,6 @@ class Engine:
         )
         self._live_host = list(self._scheduler.live)
         self._live = jax.device_put(np.asarray(self._live_host), self._whole)
-        self._modes = tuple(sorted({_MODES[mode] for mode in sampling_modes}))
         self.programs.compile(self._state, self._pack([]), self._live, modes=self._modes, progress=progress)
 
     def generate(
@@ -202,6 +209,9 @@ class Engine:
                 f"prompt of {len(ids)} tokens and {max_new_tokens} new ones need more than the cache's "
                 f"{self._scheduler.pages.num_pages} pages of {self.config.page_size}; raise engine.num_pages"
             )
+        outside = [token for token in params.stop_token_ids if token >= self.vocab_size]
+        if outside:
+            raise ValueError(f"stop_token_ids: {outside[0]} is outside the vocabulary of {self.vocab_size}")
         eos = () if params.ignore_eos else self.eos_token_ids
         stop_tokens = tuple(dict.fromkeys((*params.stop_token_ids, *eos)))
         if len(stop_tokens) > MAX_STOP_TOKENS:
@@ -276,6 +286,18 @@ class Engine:
 
 
 _MODES = {"greedy": False, "sampled": True}
+
+
+def parse_modes(sampling_modes: Sequence[str]) -> tuple[bool, ...]:
+    """Which decode programs to compile, as values of `stochastic`.
+
+    Raises:
+      ConfigError: none, or one that does not exist.
+    """
+    unknown = [mode for mode in sampling_modes if mode not in _MODES]
+    if unknown or not sampling_modes or isinstance(sampling_modes, str):
+        raise ConfigError(f"sampling_modes must be some of {list(_MODES)}, got {sampling_modes!r}")
+    return tuple(sorted({_MODES[mode] for mode in sampling_modes}))
 
 
 def _is_stochastic(params: SamplingParams) -> bool:

@@ -13,7 +13,7 @@ from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import Config, ConfigError, SourceConfig, list_configs, load_config
 from jaxspec.drafters.loading import Build, plan_drafter
 from jaxspec.engine.compilation_cache import enable_compilation_cache
-from jaxspec.engine.engine import Engine
+from jaxspec.engine.engine import Engine, parse_modes
 from jaxspec.engine.prompts import Prompt, as_prompts
 from jaxspec.engine.request import Generation
 from jaxspec.models.loading import plan_target, target_config
@@ -47,6 +47,7 @@ def load(
       ConfigError, CheckpointError: what is wrong with the configuration or a checkpoint, in one line.
     """
     config = resolve_config(model).replace(drafter=drafter, engine=engine)
+    parse_modes(sampling_modes)
     enable_compilation_cache()
     target_source = config.target
     mesh = _mesh(config.engine.tensor_parallel)

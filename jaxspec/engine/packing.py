@@ -45,8 +45,9 @@ def pack_prefill(
         arrays["pages"][row, : len(running.pages)] = running.pages
         arrays["remaining"][row] = request.max_new_tokens
         arrays["stop_tokens"][row, : len(request.stop_tokens)] = request.stop_tokens
-        for name in ("temperature", "top_k", "top_p", "min_p"):
+        for name in ("temperature", "top_p", "min_p"):
             sampling[name][row] = getattr(request.params, name)
+        sampling["top_k"][row] = min(request.params.top_k, np.iinfo(np.int32).max)
         sampling["seed"][row] = request.seed
     arrays |= {"tokens": tokens[:, :-1], "next_tokens": tokens[:, 1:]}
     placed, placed_sampling = jax.device_put((arrays, sampling), whole)

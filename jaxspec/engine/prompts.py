@@ -10,18 +10,29 @@ from jaxspec.checkpoints import Tokenizer
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
 """A string, token ids, or chat messages of {"role", "content"}."""
 
+_FORMS = "prompt must be a string, a list of token ids or a list of chat messages"
+
 
 def is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
     """Whether `prompts` is one prompt: a string, token ids or messages, and not a list of prompts."""
     if isinstance(prompts, str):
         return True
-    return bool(len(prompts)) and all(isinstance(item, (int, np.integer, dict)) for item in prompts)
+    if not isinstance(prompts, Sequence | np.ndarray) or not len(prompts):
+        return False
+    return all(isinstance(item, (int, np.integer, dict)) for item in prompts)
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts, of one or of several."""
-    every: Any = [prompts] if is_one_prompt(prompts) else list(prompts)
-    return every
+    """A list of prompts, of one or of several.
+
+    Raises:
+      ValueError: it is neither.
+    """
+    if is_one_prompt(prompts):
+        return [prompts]  # type: ignore[list-item]
+    if not isinstance(prompts, Sequence | np.ndarray):
+        raise ValueError(f"{_FORMS}, or a list of these, got {prompts!r}")
+    return list(prompts)  # type: ignore[arg-type]
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, *, raw: bool, vocab_size: int) -> list[int]:
@@ -33,6 +44,8 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, *, raw: bool, voc
     Raises:
       ValueError: an empty prompt, an id outside the vocabulary, or a form that needs what is not there.
     """
+    if not isinstance(prompt, Sequence | np.ndarray):
+        raise ValueError(f"{_FORMS}, got {prompt!r}")
     if isinstance(prompt, str):
         ids = _encode_text(prompt, tokenizer, raw=raw)
     elif len(prompt) and all(isinstance(item, dict) for item in prompt):
@@ -40,12 +53,12 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, *, raw: bool, voc
             raise ValueError("prompt: chat messages need a chat template, and this checkpoint has none")
         ids = tokenizer.encode(tokenizer.apply_chat_template(list(prompt)), add_special_tokens=False)  # type: ignore[arg-type]
     elif all(isinstance(item, (int, np.integer)) and not isinstance(item, bool) for item in prompt):
-        ids = np.asarray(prompt, np.int64).tolist()
+        ids = [int(item) for item in prompt]  # type: ignore[call-overload]
         outside = [token for token in ids if not 0 <= token < vocab_size]
         if outside:
             raise ValueError(f"prompt: token id {outside[0]} is outside the vocabulary of {vocab_size}")
     else:
-        raise ValueError("prompt must be a string, a list of token ids or a list of chat messages")
+        raise ValueError(_FORMS)
     if not ids:
         raise ValueError("prompt is empty")
     return ids
