@@ -1,0 +1,130 @@
+"""Requests alone: text out of tokens, stop strings against a naive search, and acceptance counts."""
+
+import random
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models
+
+from jaxspec import AcceptanceStats, SamplingParams
+from jaxspec.checkpoints import TextStream, Tokenizer
+from jaxspec.engine.request import Request
+
+# Letters, pairs of them, a special token, and "é" and "€" in the byte-level spelling, in pieces.
+TOKENS = ["</s>", "a", "b", "c", "ab", "bc", "abc", "Ġ", "Ã©", "Ã", "©", "â", "Ĥ", "¬"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    backend = tokenizers.Tokenizer(models.BPE({token: i for i, token in enumerate(TOKENS)}, []))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["</s>"])
+    return Tokenizer(backend)
+
+
+def make_request(tokenizer, *, stop=(), stop_tokens=(), max_new_tokens=100):
+    return Request(
+        prompt=[1],
+        params=SamplingParams(stop=stop, max_new_tokens=max_new_tokens),
+        max_new_tokens=max_new_tokens,
+        stop_tokens=stop_tokens,
+        seed=(0, 0),
+        stream=TextStream(tokenizer) if tokenizer else None,
+    )
+
+
+def naive(tokenizer, tokens, stops):
+    """(text, number of tokens, stopped) when tokens are read one by one until a stop string is there.
+
+    A character whose bytes are not all there yet is not text, but for the last.
+    """
+    for count in range(1, len(tokens) + 1):
+        text = tokenizer.decode(tokens[:count])
+        whole = text if count == len(tokens) else text.rstrip("\N{REPLACEMENT CHARACTER}")
+        found = [at for at in (whole.find(stop) for stop in stops) if at >= 0]
+        if found:
+            return whole[: min(found)], count, True
+    return tokenizer.decode(tokens), len(tokens), False
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_stop_strings_over_random_blocks(tokenizer, seed):
+    """Tokens come in blocks of one to six, as accepted drafts do; the last one ends the request."""
+    rng = random.Random(seed)
+    tokens = [rng.randrange(1, 7 if seed % 3 else len(TOKENS)) for _ in range(rng.randint(1, 25))]
+    alphabet = "abc" if seed % 3 else "abcé€ "
+    stops = ["".join(rng.choices(alphabet, k=rng.randint(1, 4))) for _ in range(rng.randint(0, 3))]
+    request = make_request(tokenizer, stop=stops)
+    left = list(tokens)
+    while left and request.finish_reason is None:
+        size = rng.randint(1, 6)
+        block, left = left[:size], left[size:]
+        request.append(block, ended=not left)
+    text, count, stopped = naive(tokenizer, tokens, stops)
+    generation = request.generation()
+    assert generation.text == text
+    assert generation.token_ids == tokens[:count]
+    assert generation.finish_reason == ("stop" if stopped else "length")
+    shown = ""
+    for delta in request.deltas:
+        shown += delta.text
+        assert text.startswith(shown)  # nothing of a stop string is ever shown
+    assert shown == text
+    assert [token for delta in request.deltas for token in delta.token_ids] == generation.token_ids
+    assert [delta.generation for delta in request.deltas] == [None] * (len(request.deltas) - 1) + [generation]
+
+
+def test_text_that_cannot_begin_a_stop_string_is_shown_at_once(tokenizer):
+    request = make_request(tokenizer, stop=["bcb"])
+    request.append([1, 1], ended=False)  # a a
+    request.append([2], ended=False)  # b, which may begin it
+    request.append([3], ended=False)  # c
+    request.append([3], ended=False)  # c: it was not the stop string
+    assert [delta.text for delta in request.deltas] == ["aa", "", "", "bcc"]
+
+
+def test_a_character_is_shown_when_its_last_byte_is_there(tokenizer):
+    request = make_request(tokenizer)
+    for token in (11, 12, 13):
+        request.append([token], ended=False)
+    assert [delta.text for delta in request.deltas] == ["", "", "€"]
+
+
+def test_a_stop_token_is_a_stop_and_special_tokens_are_not_text(tokenizer):
+    request = make_request(tokenizer, stop_tokens=(0,))
+    request.append([1, 2, 0], ended=True)
+    assert request.generation().text == "ab"
+    assert request.generation().token_ids == [1, 2, 0]
+    assert request.generation().finish_reason == "stop"
+
+
+def test_without_a_tokenizer_there_is_no_text():
+    request = make_request(None)
+    request.append([1, 2], ended=True)
+    assert request.generation().text == ""
+    assert request.generation().finish_reason == "length"
+
+
+def test_acceptance_counts():
+    stats = AcceptanceStats()
+    for drafted, accepted in ((3, 3), (3, 1), (0, 0), (3, 0), (0, 0)):
+        stats.add_step(drafted, accepted)
+    assert (stats.steps, stats.draft_steps, stats.drafted, stats.accepted) == (5, 3, 9, 4)
+    assert stats.accepted_at == [2, 1, 1]
+    # Steps that had nothing to verify say nothing about the drafter.
+    assert stats.acceptance_length == pytest.approx(1 + 4 / 3)
+    assert stats.acceptance_per_position == pytest.approx([2 / 3, 1 / 3, 1 / 3])
+    assert stats.conditional_acceptance == pytest.approx([2 / 3, 1 / 2, 1])
+    more = AcceptanceStats()
+    more.add_step(5, 5)
+    stats.add(more)
+    assert stats.accepted_at == [3, 2, 2, 1, 1]
+    assert (stats.steps, stats.draft_steps, stats.accepted) == (6, 4, 9)
+
+
+def test_acceptance_of_nothing_drafted():
+    stats = AcceptanceStats()
+    stats.add_step(0, 0)
+    assert stats.acceptance_length == 1.0
+    assert stats.acceptance_per_position == stats.conditional_acceptance == []
+    assert stats.as_dict()["steps"] == 1
