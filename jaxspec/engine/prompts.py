@@ -53,7 +53,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, *, raw: bool, voc
             raise ValueError("prompt: chat messages need a chat template, and this checkpoint has none")
         ids = tokenizer.encode(tokenizer.apply_chat_template(list(prompt)), add_special_tokens=False)  # type: ignore[arg-type]
     elif all(isinstance(item, (int, np.integer)) and not isinstance(item, bool) for item in prompt):
-        ids = [int(item) for item in prompt]  # type: ignore[call-overload]
+        ids = [int(item) for item in prompt]  # type: ignore[arg-type]
         outside = [token for token in ids if not 0 <= token < vocab_size]
         if outside:
             raise ValueError(f"prompt: token id {outside[0]} is outside the vocabulary of {vocab_size}")
