@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jaxspec
 from jaxspec.batch import RowError, read_rows
@@ -64,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-_SIZES = {"batch_size": 1, "sampling_modes": ("greedy",)}
+_SIZES: dict[str, Any] = {"batch_size": 1, "sampling_modes": ("greedy",)}
 
 
 def measure(engines: dict[str, jaxspec.Engine], prompts: list, max_new_tokens: int) -> dict:

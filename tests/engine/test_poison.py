@@ -28,9 +28,13 @@ def test_nan_in_pages_that_nobody_wrote_changes_nothing(tiny_engines, prompts, n
     poison(engine)  # leave no finite page behind that another test could lean on
 
 
-@pytest.mark.parametrize("name", ["eagle3", "near"])
-def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, monkeypatch):
-    """After every step all that lies past the committed tokens of each slot is poisoned."""
+@pytest.mark.parametrize(("name", "ahead"), [("eagle3", 0), ("eagle1", 0), ("near", 1)])
+def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, ahead, monkeypatch):
+    """After every step all that lies past the committed tokens of each slot is poisoned, and page 0.
+
+    `ahead`: positions that the drafter has cached beyond the target. EAGLE's last row pairs the last token
+    with the position before it; a draft model has read the last token itself.
+    """
     engine = tiny_engines.load(name, batch_size=1)
     clean = tokens_of(engine.generate(prompts, max_new_tokens=30))
     decode = engine.programs.decode
@@ -40,14 +44,18 @@ def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, 
         page_size = state.target_cache[0].shape[3]
         table = state.page_table[0]
         position = jnp.arange(table.size * page_size)
-        past = (position >= state.length[0]) & (table[position // page_size] > 0)
-        page = jnp.where(past, table[position // page_size], 0)
 
-        def fill(layer):
-            return layer.at[page, :, :, position % page_size].set(jnp.nan)
+        def fill(cache, length):
+            page = jnp.where(position >= length, table[position // page_size], 0)
+            return jax.tree.map(lambda layer: layer.at[page, :, :, position % page_size].set(jnp.nan), cache)
 
-        # The drafter of "near" has cached the last token too, which stands at `length`.
-        return replace(state, target_cache=jax.tree.map(fill, state.target_cache)), output
+        length = state.length[0]
+        state = replace(
+            state,
+            target_cache=fill(state.target_cache, length),
+            draft_cache=fill(state.draft_cache, length + ahead),
+        )
+        return state, output
 
     monkeypatch.setattr(engine.programs, "decode", poisoned_decode)
     assert tokens_of(engine.generate(prompts, max_new_tokens=30)) == clean
