@@ -78,6 +78,12 @@ class Engine:
                 f"{self.max_model_len}: expect few drafts to be accepted past the former",
                 stacklevel=2,
             )
+        if self.config.synthetic_acceptance_length is not None:
+            warnings.warn(
+                "synthetic_acceptance_length is a benchmark mode: it accepts drafts whatever they are, and "
+                "the text is worthless",
+                stacklevel=2,
+            )
         self._scheduler = Scheduler(
             batch_size=self.config.batch_size,
             pages=PageAllocator(self.config.num_pages, self.config.page_size),

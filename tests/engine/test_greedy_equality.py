@@ -49,6 +49,21 @@ def test_noise_for_drafts_changes_no_token(tiny_engines, prompts, plain, name):
     assert tokens_of(engine.generate(prompts, max_new_tokens=NEW_TOKENS)) == plain
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"page_size": 1},
+        {"page_size": 128},  # one page is more than the limit
+        {"max_model_len": 77, "prefill_chunk": 5, "prefill_rows": 2},  # nothing divides anything
+        {"num_pages": 9},  # the longest request needs all pages
+    ],
+    ids=lambda sizes: " ".join(f"{key}={value}" for key, value in sizes.items()),
+)
+def test_odd_sizes_change_no_token(tiny_engines, prompts, plain, sizes):
+    engine = tiny_engines.load("eagle3", sampling_modes=("greedy",), **sizes)
+    assert tokens_of(engine.generate(prompts, max_new_tokens=NEW_TOKENS)) == plain
+
+
 def test_the_goldens_heads_change_no_token(prompts):
     """Windowed and full layers, recycled norms, draft vocabularies: on the target they were made for."""
     target = golden_folder("llama-tied")

@@ -3,6 +3,8 @@
 import pytest
 from tiny_engines import tokens_of
 
+from jaxspec import SamplingParams
+
 SAMPLED = {"temperature": 1.0, "top_p": 0.95, "seed": 11}
 NAMES = ("ngram", "eagle3", "near")
 
@@ -38,6 +40,27 @@ def test_with_several_steps_a_dispatch_and_other_prefill_shapes(tiny_engines, pr
 def test_refilled_from_a_queue_longer_than_the_batch(tiny_engines, prompts, name, sampling, alone):
     engine = tiny_engines.load(name, batch_size=1)
     assert tokens_of(engine.generate(prompts * 2, max_new_tokens=30, **sampling)) == alone * 2
+
+
+def test_in_company_that_samples_otherwise(tiny_engines, prompts):
+    """Greedy, truncated and plain sampling side by side: one slot's parameters never touch another's."""
+    ways = [
+        {},
+        {"temperature": 1.0, "seed": 1},
+        {"temperature": 0.3, "seed": 1},
+        {"temperature": 2.0, "top_k": 4, "seed": 1},
+        {"temperature": 1.5, "min_p": 0.3, "seed": 9},
+        {"temperature": 1.0, "top_p": 0.5, "seed": 9},
+        {"temperature": 0.0, "seed": 5},
+    ]
+    params = [SamplingParams(max_new_tokens=30, **way) for way in ways]
+    engine = tiny_engines.load("eagle3", batch_size=7)
+    together = dict(engine.run([engine.make_request(prompts[1], way) for way in params]))
+    alone = tiny_engines.load("eagle3", batch_size=1)
+    answers = [alone.generate(prompts[1], way).token_ids for way in params]
+    assert [together[i].token_ids for i in range(len(ways))] == answers
+    assert answers[0] == answers[-1]
+    assert len({tuple(answer) for answer in answers}) == len(ways) - 1
 
 
 def test_seeds_belong_to_requests(tiny_engines, prompts):
