@@ -1,6 +1,6 @@
 """The paged key/value cache and, for each kind of attention, its metadata builder."""
 
-from jaxspec.attention.cache import CacheShape, LayerCache, init_cache
+from jaxspec.attention.cache import CacheShape, LayerCache, LayerCacheShape, init_cache
 from jaxspec.attention.metadata import (
     AttentionKind,
     AttentionMetadata,
@@ -15,6 +15,7 @@ __all__ = [
     "CacheShape",
     "FullAttention",
     "LayerCache",
+    "LayerCacheShape",
     "SlidingWindow",
     "build_metadata",
     "init_cache",

@@ -1,4 +1,4 @@
-"""The paged key/value cache: one array per layer, pages outermost, heads before positions."""
+"""The paged key/value cache: pages outermost, heads before positions."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,9 +9,10 @@ from jax.sharding import Mesh
 
 from jaxspec.sharding import sharding
 
-LayerCache = jax.Array
-"""[pages, N, 2, P, D]; axis 2 holds keys, then values. A head's page is two contiguous [P, D] tiles, the
-unit that attention reads, so no program re-lays the cache, and splitting it over devices splits heads.
+LayerCache = jax.Array | tuple[jax.Array, ...]
+"""[pages, N, 2, P, D] for most layers; axis 2 holds keys, then values. A head's page is two contiguous
+[P, D] tiles, the unit that attention reads, so no program re-lays the cache, and splitting it over devices
+splits heads. A layer that keeps several things has a tuple, one array per `CacheShape`.
 Page 0 belongs to nobody: rows that must not be kept write there, and nothing reads it."""
 
 CACHE_AXES = ("pages", "kv_heads", None, "page", "head_dim")
@@ -19,19 +20,46 @@ CACHE_AXES = ("pages", "kv_heads", None, "page", "head_dim")
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What one layer keeps per position."""
+    """What one array of a layer's cache keeps.
+
+    Attributes:
+      num_kv_heads: N.
+      head_dim: D.
+      planes: 2 for keys and values; 1 where one vector per position is both, as a latent is.
+      positions_per_entry: how many positions share an entry. A page covers P positions in every array, so
+        that one page table serves them all, and holds P / positions_per_entry entries.
+    """
 
     num_kv_heads: int
     head_dim: int
+    planes: int = 2
+    positions_per_entry: int = 1
+
+
+LayerCacheShape = CacheShape | tuple[CacheShape, ...]
+"""What one layer keeps."""
 
 
 def init_cache(
-    shapes: Iterable[CacheShape], *, num_pages: int, page_size: int, dtype: jnp.dtype, mesh: Mesh
+    shapes: Iterable[LayerCacheShape], *, num_pages: int, page_size: int, dtype: jnp.dtype, mesh: Mesh
 ) -> tuple[LayerCache, ...]:
-    """Zero-filled caches, one per layer, split over `mesh` by key/value heads."""
+    """Zero-filled caches, one per layer, split over `mesh` by key/value heads.
 
-    def layer(shape: CacheShape) -> LayerCache:
-        size = (num_pages, shape.num_kv_heads, 2, page_size, shape.head_dim)
+    Raises:
+      ValueError: `page_size` is no multiple of an array's positions per entry.
+    """
+
+    def array(shape: CacheShape) -> jax.Array:
+        if page_size % shape.positions_per_entry:
+            raise ValueError(
+                f"page_size {page_size} is no multiple of the {shape.positions_per_entry} positions "
+                "that share an entry of the model's cache"
+            )
+        entries = page_size // shape.positions_per_entry
+        size = (num_pages, shape.num_kv_heads, shape.planes, entries, shape.head_dim)
         return jnp.zeros(size, dtype, device=sharding(mesh, CACHE_AXES, size))
+
+    def layer(shape: LayerCacheShape) -> LayerCache:
+        return tuple(map(array, shape)) if isinstance(shape, tuple) else array(shape)
 
     return tuple(layer(shape) for shape in shapes)

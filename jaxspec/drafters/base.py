@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxspec.attention import CacheShape, LayerCache
+from jaxspec.attention import LayerCache, LayerCacheShape
 from jaxspec.sampling import SamplingState
 
 Target = Any
@@ -104,7 +104,7 @@ class Drafter(nnx.Module):
     trained_length: int | None = None
 
     @property
-    def cache_shapes(self) -> tuple[CacheShape, ...]:
+    def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
         """What each of its layers keeps in the paged cache; none for a drafter without attention."""
         return ()
 

@@ -6,7 +6,7 @@ Source: Y. Leviathan et al., arXiv 2211.17192.
 import jax
 import jax.numpy as jnp
 
-from jaxspec.attention import AttentionKind, AttentionMetadata, CacheShape, LayerCache
+from jaxspec.attention import AttentionKind, AttentionMetadata, LayerCache, LayerCacheShape
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter, gather_row
 from jaxspec.drafters.base import Rows, Target
 from jaxspec.models.llama import Llama
@@ -30,7 +30,7 @@ class DraftModel(AutoregressiveDrafter):
         self.draft_vocab_size = model.config.vocab_size
 
     @property
-    def cache_shapes(self) -> tuple[CacheShape, ...]:
+    def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
         return self.model.cache_shapes
 
     def refresh(
