@@ -15,6 +15,7 @@ from jaxspec_kernels.random import Purpose
 
 from jaxspec.attention import AttentionKind, AttentionMetadata, LayerCache, build_metadata
 from jaxspec.drafters.base import Context, Drafter, Proposal, Rows, Target
+from jaxspec.drafters.vocabulary import to_target_ids
 from jaxspec.models.parameters import Buffer
 
 
@@ -89,9 +90,7 @@ class AutoregressiveDrafter(Drafter):
 
     def to_target(self, tokens: jax.Array) -> jax.Array:
         """Target ids of draft ids."""
-        if self.target_ids is None:
-            return tokens
-        return jnp.take(self.target_ids[...], tokens, mode="clip")
+        return to_target_ids(self.target_ids, tokens)
 
     def run(
         self,

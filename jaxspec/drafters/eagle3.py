@@ -16,6 +16,7 @@ from jaxspec.attention import AttentionKind, AttentionMetadata, CacheShape, Laye
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter, refresh_shifted
 from jaxspec.drafters.base import Rows, Target
+from jaxspec.drafters.layer_config import is_speculators, layer_config
 from jaxspec.drafters.vocabulary import vocabulary_buffers
 from jaxspec.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm, RopeTables
 from jaxspec.models.llama import attention_kinds
@@ -60,13 +61,10 @@ class Eagle3Config:
         Raises:
           ConfigError: the head does not fit the target, or asks for what is not built.
         """
-        speculators = "transformer_layer_config" in config
-        layer = dict(config["transformer_layer_config"] if speculators else config)
-        layer.setdefault("vocab_size", target.vocab_size)
+        speculators = is_speculators(config)
+        layer = layer_config(config, target)
         if "Qwen3" in str((config.get("architectures") or [""])[0]):
             layer["model_type"] = "qwen3"
-        for key, default in _CLASS_DEFAULTS.items() if speculators else ():
-            layer.setdefault(key, default)
         layers = ModelConfig.from_hf(layer)
         eagle = config.get("eagle_config") or {}
         depth = target.num_hidden_layers
@@ -110,17 +108,6 @@ class Eagle3Config:
             own_embedding=own_embedding,
             first_layer="midlayer" if any(k.startswith("midlayer.") for k in tensors) else "layers.0",
         )
-
-
-# speculators saves only what differs from transformers' LlamaConfig.
-_CLASS_DEFAULTS: Mapping[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 32,
-    "rms_norm_eps": 1e-6,
-}
 
 
 def _capture_ids(config: Mapping[str, Any], eagle: Mapping[str, Any], depth: int) -> tuple[int, ...]:
