@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 import transformers
 from goldens import (
+    dflash_heads,
     eagle1_heads,
     eagle3_safeailab,
     eagle3_speculators,
@@ -31,6 +32,7 @@ from goldens import (
     gemma3_targets,
     gpt_oss_targets,
     llama_targets,
+    peagle_heads,
     qwen3_moe_targets,
     qwen3_targets,
     real_model,
@@ -46,6 +48,8 @@ FAMILIES = {
     "eagle3-speculators": eagle3_speculators.write,
     "eagle3-safeailab": eagle3_safeailab.write,
     "eagle1": eagle1_heads.write,
+    "peagle": peagle_heads.write,
+    "dflash": dflash_heads.write,
 }
 GOLDENS = Path(__file__).resolve().parent.parent / "tests" / "goldens"
 

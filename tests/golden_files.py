@@ -35,8 +35,24 @@ EAGLE1_TARGETS = {
     "eagle1-fc-bias": "llama-tied",
     "eagle1-two-layers": "llama-tied",
 }
-HEAD_TARGETS = {**EAGLE3_TARGETS, **EAGLE1_TARGETS}
-"""Every head and the target that it was made for."""
+PEAGLE_TARGETS = {"peagle": "llama-tied", "peagle-qwen3-sliding": "llama-tied"}
+DFLASH_TARGETS = {
+    "dflash": "llama-tied",
+    "dflash-sliding": "llama-tied",
+    "dflash-sliding-non-causal": "llama-tied",
+    "dflash-speculators": "llama-tied",
+    "dflash-speculators-non-causal": "llama-tied",
+}
+HEADS = {
+    "eagle3": EAGLE3_TARGETS,
+    "eagle1": EAGLE1_TARGETS,
+    "peagle": PEAGLE_TARGETS,
+    "dflash": DFLASH_TARGETS,
+}
+"""By kind, every head and the target that it was made for."""
+
+HEAD_TARGETS = {case: target for heads in HEADS.values() for case, target in heads.items()}
+HEAD_KINDS = {case: kind for kind, heads in HEADS.items() for case in heads}
 
 
 def golden_folder(case: str) -> Path:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,11 +11,13 @@ from jax.sharding import Mesh
 from jaxspec.checkpoints import Checkpoint, CheckpointError, open_checkpoint
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.base import Drafter, Target
+from jaxspec.drafters.dflash import DFlash, DFlashConfig
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle1 import Eagle1, Eagle1Config
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config
 from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.drafters.none import NoDrafter
+from jaxspec.drafters.peagle import PEagle, PEagleConfig
 from jaxspec.drafters.vocabulary import check_vocabulary
 from jaxspec.models.loading import IGNORED, plan_module, plan_target
 
@@ -33,6 +36,9 @@ class Build:
     dtype: jnp.dtype
     mesh: Mesh | None = None
 
+
+HEAD_IGNORED = (*IGNORED, "verifier_lm_head.weight", "verifier_norm.weight")
+"""Tensors of heads that are known and not used: copies of the target's that the training kept."""
 
 DrafterReader = Callable[[Target], Drafter]
 """Reads the weights of a drafter that has been found to fit; called with its target's weights in place."""
@@ -69,12 +75,38 @@ def _plan_ngram(config: DrafterConfig, target: ModelConfig, build: Build) -> Dra
 def _plan_eagle3(config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
     checkpoint = _with_vocabulary(_open(config), target.vocab_size)
     head = Eagle3Config.from_hf(checkpoint.config, checkpoint.tensors, target)
+    return _plan_head(partial(Eagle3, head), checkpoint, config, target, build)
+
+
+def _plan_peagle(config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
+    checkpoint = _with_vocabulary(_open(config), target.vocab_size)
+    head = PEagleConfig.from_hf(checkpoint.config, checkpoint.tensors, target)
+    return _plan_head(partial(PEagle, head), checkpoint, config, target, build)
+
+
+def _plan_dflash(config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
+    checkpoint = _with_vocabulary(_open(config), target.vocab_size)
+    head = DFlashConfig.from_hf(checkpoint.config, checkpoint.tensors, target)
+    return _plan_head(
+        partial(DFlash, head), checkpoint, config, target, build, takes_output_rows=head.own_head
+    )
+
+
+def _plan_head(
+    make: Callable[..., Drafter],
+    checkpoint: Checkpoint,
+    config: DrafterConfig,
+    target: ModelConfig,
+    build: Build,
+    *,
+    takes_output_rows: bool = True,
+) -> DrafterReader:
+    """Plans a head that has output rows of its own, or takes the target's where its checkpoint has none."""
     output_rows = OutputRows(checkpoint, target)
-    if "lm_head.weight" not in checkpoint.tensors:
+    if takes_output_rows and "lm_head.weight" not in checkpoint.tensors:
         checkpoint = replace(checkpoint, tensors={**checkpoint.tensors, "lm_head.weight": output_rows})
     plan = plan_module(
-        lambda rngs: Eagle3(
-            head,
+        lambda rngs: make(
             num_speculative_tokens=config.num_speculative_tokens,
             page_size=build.page_size,
             probabilistic=config.sampling == "probabilistic",
@@ -82,10 +114,10 @@ def _plan_eagle3(config: DrafterConfig, target: ModelConfig, build: Build) -> Dr
             rngs=rngs,
         ),
         checkpoint,
-        ignore=(*IGNORED, "verifier_lm_head.weight", "verifier_norm.weight"),
+        ignore=HEAD_IGNORED,
     )
 
-    def read(target: Target) -> Eagle3:
+    def read(target: Target) -> Drafter:
         output_rows.target = target
         return plan.read(build.mesh)
 
@@ -131,6 +163,8 @@ _PLANS: Mapping[str, Callable[[DrafterConfig, ModelConfig, Build], DrafterReader
     "ngram": _plan_ngram,
     "eagle3": _plan_eagle3,
     "eagle1": _plan_eagle1,
+    "peagle": _plan_peagle,
+    "dflash": _plan_dflash,
     "draft_model": _plan_draft_model,
 }
 

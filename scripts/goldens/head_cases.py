@@ -47,6 +47,16 @@ def vocabulary_map(size: int, draft_size: int, generator: torch.Generator) -> di
     return {"d2t": chosen - torch.arange(draft_size), "t2d": t2d}
 
 
+def greedy_drafts(logits: Tensor, d2t: Tensor | None) -> dict[str, Tensor]:
+    """draft_logits [1,K,V] and draft_tokens [1,K], in target ids, of one pass's logits [K,V]."""
+    best = logits.topk(2).values
+    if (best[:, 0] - best[:, 1]).min() < 1e-3:
+        raise ValueError("the two best logits of a draft nearly tie; change the seed")
+    tokens = logits.argmax(-1)
+    tokens = tokens if d2t is None else tokens + d2t[tokens]
+    return {"draft_logits": logits[None], "draft_tokens": tokens[None]}
+
+
 def write_outputs(folder: Path, target: Target, features: Tensor, results: dict[str, Tensor]) -> None:
     """Write `folder/outputs.safetensors`: inputs with a leading axis of one, and `results`."""
     inputs = {"token_ids": target.tokens[None], "features": features[None]}

@@ -6,7 +6,7 @@ import shutil
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from golden_files import EAGLE1_TARGETS, HEAD_TARGETS, golden_checkpoint, golden_folder
+from golden_files import HEAD_KINDS, HEAD_TARGETS, golden_checkpoint, golden_folder
 from safetensors.numpy import load_file, save_file
 from tiny_models import write_eagle1, write_eagle3, write_target
 
@@ -64,9 +64,8 @@ def write_json(content, path):
 
 @pytest.mark.parametrize("case", HEAD_TARGETS)
 def test_export_gives_back_every_bit(case):
-    kind = "eagle1" if case in EAGLE1_TARGETS else "eagle3"
     model = load_target(golden_checkpoint(HEAD_TARGETS[case]), dtype=FLOAT32)
-    exported = export_tensors(load(kind, golden_folder(case), model))
+    exported = export_tensors(load(HEAD_KINDS[case], golden_folder(case), model))
     stored = {name: tensor.read() for name, tensor in golden_checkpoint(case).tensors.items()}
     assert set(exported) == set(stored)
     for name, array in stored.items():

@@ -1,0 +1,294 @@
+"""DFlash: a block of mask tokens drafted in one pass, over features of the target injected as context.
+
+Source: arXiv 2602.06036; `z-lab/dflash` dflash/model.py; `vllm-project/speculators` models/dflash; vLLM
+`model_executor/models/qwen3_dflash.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxspec_kernels.kv_write import kv_write
+
+from jaxspec.attention import (
+    AttentionKind,
+    AttentionMetadata,
+    CacheShape,
+    LayerCache,
+    SlidingWindow,
+    build_metadata,
+)
+from jaxspec.config import ConfigError, ModelConfig
+from jaxspec.drafters.base import Context, Rows, Target
+from jaxspec.drafters.layer_config import is_speculators, layer_config
+from jaxspec.drafters.one_pass import OnePassDrafter
+from jaxspec.drafters.peagle import checked_mask_token
+from jaxspec.drafters.vocabulary import to_target_ids, vocabulary_buffers
+from jaxspec.models.layers import DecoderLayer, Embedding, Linear, RMSNorm
+from jaxspec.models.llama import attention_kinds
+from jaxspec.models.rope import rope_tables
+
+
+@dataclass(frozen=True)
+class DFlashConfig:
+    """The shape of a head.
+
+    Attributes:
+      layers: the draft transformer, of Qwen3's layers; its vocab_size is the target's.
+      block_size: rows of the largest block, the last token and its masks.
+      mask_token: id of the target's vocabulary that a mask row reads.
+      capture: the target's hidden states that make a context feature, i being the stream before layer i.
+      target_hidden_size: width of the target's hidden states.
+      draft_vocab_size: W.
+      causal: per layer, whether a row of the block sees the rows before it alone, and not the whole block.
+      window_before_block: a window counts the context positions before the block, the same ones for every
+        row of it (speculators), instead of the positions before each row (z-lab).
+      embedding_scale: what embedded tokens are multiplied by.
+      own_embedding, own_head: the checkpoint brings a token embedding, an output head.
+    """
+
+    layers: ModelConfig
+    block_size: int
+    mask_token: int
+    capture: tuple[int, ...]
+    target_hidden_size: int
+    draft_vocab_size: int
+    causal: tuple[bool, ...]
+    window_before_block: bool = False
+    embedding_scale: float = 1.0
+    own_embedding: bool = False
+    own_head: bool = False
+
+    @classmethod
+    def from_hf(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, Any], target: ModelConfig
+    ) -> "DFlashConfig":
+        """Reads a head's `config.json`, of z-lab's format or of speculators'.
+
+        Raises:
+          ConfigError: the head does not fit the target, or asks for what is not built.
+        """
+        speculators = is_speculators(config)
+        # z-lab's newer heads nest what its older ones have at the top.
+        config = {**config, **(config.get("dflash_config") or {})}
+        _check_supported(config)
+        layers = ModelConfig.from_hf({**layer_config(config, target), "model_type": "qwen3"})
+        if layers.vocab_size != target.vocab_size:
+            raise ConfigError(
+                f"the head is for a vocabulary of {layers.vocab_size}, the target's has {target.vocab_size}"
+            )
+        width = config.get("target_hidden_size") or layers.hidden_size
+        if width != target.hidden_size:
+            raise ConfigError(
+                f"the head is for targets of hidden size {width}, this one has {target.hidden_size}"
+            )
+        block_size = config.get("block_size", 8 if speculators else 16)
+        if not isinstance(block_size, int) or block_size < 2:
+            raise ConfigError(f"block_size must be a whole number of at least 2, got {block_size!r}")
+        draft_vocab_size = config.get("draft_vocab_size") or layers.vocab_size
+        own_embedding = "embed_tokens.weight" in tensors
+        own_head = "lm_head.weight" in tensors or draft_vocab_size != layers.vocab_size
+        if layers.hidden_size != target.hidden_size and not (own_embedding and own_head):
+            raise ConfigError(
+                f"the head is {layers.hidden_size} wide, the target {target.hidden_size}, and the head "
+                "does not bring both embed_tokens.weight and lm_head.weight"
+            )
+        return cls(
+            layers=layers,
+            block_size=block_size,
+            mask_token=checked_mask_token(config.get("mask_token_id"), target),
+            capture=_capture_ids(config, target.num_hidden_layers, speculators),
+            target_hidden_size=target.hidden_size,
+            draft_vocab_size=draft_vocab_size,
+            causal=_causal(config, layers, speculators),
+            window_before_block=speculators,
+            embedding_scale=float(config.get("input_embedding_scale", 1.0)),
+            own_embedding=own_embedding,
+            own_head=own_head,
+        )
+
+
+_ONLY: Mapping[str, Any] = {
+    "sample_from_anchor": False,
+    "attention_sink_bias": False,
+    "use_swa": False,
+    "output_multiplier": 1.0,
+    "logit_scale": 1.0,
+    "final_logit_softcapping": 0,
+    "conv_kernel_size": 0,
+    "markov_rank": 0,
+}
+"""Keys of this head's relatives, with the values under which it is the head that is built here."""
+
+
+def _check_supported(config: Mapping[str, Any]) -> None:
+    for key, value in _ONLY.items():
+        if (config.get(key) or value) != value:
+            raise ConfigError(f"DFlash: {key} {config[key]!r} is not supported; supported: {value!r}")
+
+
+def _capture_ids(config: Mapping[str, Any], depth: int, speculators: bool) -> tuple[int, ...]:
+    """The hidden states that the head reads; z-lab counts layer outputs, speculators streams before a layer.
+
+    The layers are a choice of the training, so none are guessed.
+    """
+    key, offset = ("aux_hidden_state_layer_ids", 0) if speculators else ("target_layer_ids", 1)
+    ids = config.get(key)
+    if not ids:
+        raise ConfigError(f"DFlash: config.json names no {key}, the target's layers that the head reads")
+    capture = tuple(i + offset for i in ids)
+    outside = [i for i in capture if not 0 <= i <= depth]
+    if outside:
+        raise ConfigError(
+            f"the head reads the target's layer {outside[0] - offset}, and it has {depth} layers"
+        )
+    return capture
+
+
+def _causal(config: Mapping[str, Any], layers: ModelConfig, speculators: bool) -> tuple[bool, ...]:
+    """Which layers are causal inside a block: the windowed ones, unless the config says otherwise."""
+    windowed = tuple(kind == "sliding_attention" for kind in layers.layer_types)
+    if speculators:
+        return tuple(w and not config.get("sliding_window_non_causal", False) for w in windowed)
+    stated = config.get("causal", config.get("is_causal"))
+    return windowed if stated is None else (bool(stated),) * len(windowed)
+
+
+class DFlash(OnePassDrafter):
+    """The last token and K masks at their true positions; mask row i drafts the token of its own position.
+
+    The context of every committed position is a feature of the target, which `refresh` turns into keys and
+    values of every layer; nothing else is kept, so the state between steps is empty. What a block caches
+    lies where the next refresh writes the context of the accepted tokens.
+    """
+
+    def __init__(
+        self,
+        config: DFlashConfig,
+        *,
+        num_speculative_tokens: int,
+        page_size: int,
+        probabilistic: bool = True,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        """Raises ConfigError: more drafts than the head's block has masks."""
+        if num_speculative_tokens >= config.block_size:
+            raise ConfigError(
+                f"drafter.num_speculative_tokens is {num_speculative_tokens}, and the head drafts at most "
+                f"{config.block_size - 1} (block_size {config.block_size})"
+            )
+        args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
+        layers = config.layers
+        width, eps = layers.hidden_size, layers.rms_norm_eps
+        self.config = config
+        self.num_speculative_tokens = num_speculative_tokens
+        self.page_size, self.probabilistic = page_size, probabilistic
+        self.capture = config.capture
+        self.trained_length = layers.max_position_embeddings
+        self.kinds = _block_kinds(config)
+        self.target_ids, self.draft_ids = vocabulary_buffers(config.draft_vocab_size, layers.vocab_size)
+        self.embedding = (
+            Embedding(layers.vocab_size, width, "embed_tokens", **args) if config.own_embedding else None
+        )
+        self.fc = Linear(
+            len(config.capture) * config.target_hidden_size, width, "fc", axes=("embed", "embed"), **args
+        )
+        self.hidden_norm = RMSNorm(width, eps, "hidden_norm", **args)
+        self.layers = nnx.List(
+            [DecoderLayer(layers, kind, f"layers.{i}", **args) for i, kind in enumerate(self.kinds)]
+        )
+        self.norm = RMSNorm(width, eps, "norm", **args)
+        self.head = (
+            Linear(width, config.draft_vocab_size, "lm_head", axes=("embed", "vocab"), **args)
+            if config.own_head
+            else None
+        )
+
+    @property
+    def cache_shapes(self) -> tuple[CacheShape, ...]:
+        layers = self.config.layers
+        return (CacheShape(layers.num_key_value_heads, layers.head_dim),) * len(self.kinds)
+
+    @property
+    def draft_vocab(self) -> jax.Array | None:
+        return None if self.draft_ids is None else self.draft_ids[...]
+
+    def to_target(self, tokens: jax.Array) -> jax.Array:
+        return to_target_ids(self.target_ids, tokens)
+
+    def refresh(
+        self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
+    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        context = self.hidden_norm(self.fc(jnp.concatenate(rows.captured, axis=-1)))
+        rope = rope_tables(self.config.layers.rope, self.config.layers.head_dim, rows.positions)
+        metadata = self._metadata(rows.positions, rows.valid, rows.page_table)
+        new_cache = []
+        for layer, kind, layer_cache in zip(self.layers, self.kinds, cache, strict=True):
+            _, keys, values = layer.attention.project(context, rope)
+            new_cache.append(kv_write(layer_cache, metadata[kind].slots, keys, values))
+        return jnp.zeros((rows.tokens.shape[0], 0), rows.hidden.dtype), tuple(new_cache)
+
+    def block_logits(
+        self, target: Target, context: Context, cache: tuple[LayerCache, ...]
+    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        index = jnp.arange(self.num_speculative_tokens + 1, dtype=jnp.int32)[None, :]
+        positions = context.length[:, None] + index
+        tokens = jnp.where(index == 0, context.last_token[:, None], self.config.mask_token)
+        valid = jnp.broadcast_to(context.active[:, None], positions.shape)
+        metadata = self._metadata(positions, valid, context.page_table)
+        rope = rope_tables(self.config.layers.rope, self.config.layers.head_dim, positions)
+        x = (self.embedding or target.embedding)(tokens)
+        x = x * jnp.asarray(self.config.embedding_scale, x.dtype)
+        new_cache = []
+        for layer, kind, causal, layer_cache in zip(
+            self.layers, self.kinds, self.config.causal, cache, strict=True
+        ):
+            sight = block_sight(metadata[kind], kind, causal, self.config.window_before_block)
+            x, layer_cache = layer(x, layer_cache, sight, rope)
+            new_cache.append(layer_cache)
+        hidden = self.norm(x[:, 1:])
+        if self.head is None:
+            return target.logits(hidden), tuple(new_cache)
+        return self.head(hidden, out_dtype=jnp.float32), tuple(new_cache)
+
+    def _metadata(
+        self, positions: jax.Array, valid: jax.Array, page_table: jax.Array
+    ) -> dict[AttentionKind, AttentionMetadata]:
+        return build_metadata(self.kinds, positions, valid, page_table, page_size=self.page_size)
+
+
+def _block_kinds(config: DFlashConfig) -> tuple[AttentionKind, ...]:
+    """The kind of attention of every layer; a window before the block is seen beside the row itself."""
+    beside = 1 if config.window_before_block else 0
+    return tuple(
+        SlidingWindow(kind.size + beside) if isinstance(kind, SlidingWindow) else kind
+        for kind in attention_kinds(config.layers)
+    )
+
+
+def block_sight(
+    metadata: AttentionMetadata, kind: AttentionKind, causal: bool, window_before_block: bool
+) -> AttentionMetadata:
+    """What the rows of a block see, out of causal metadata built for them.
+
+    A block that runs past its request's pages ends at the last row that has one: the others lie in page 0.
+
+    Args:
+      metadata: of consecutive rows.
+      kind: the kind that it was built for.
+      causal: rows see no later row.
+      window_before_block: every row sees as far back as the first one.
+    """
+    first, last = metadata.first, metadata.last
+    if not causal:
+        end = last.max(axis=1, keepdims=True)
+        if isinstance(kind, SlidingWindow) and not window_before_block:
+            end = jnp.minimum(end, last + kind.size - 1)
+        last = jnp.where(last >= 0, end, -1)
+    if window_before_block:
+        first = jnp.broadcast_to(first[:, :1], first.shape)
+    return replace(metadata, first=first, last=last)

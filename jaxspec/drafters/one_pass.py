@@ -1,0 +1,68 @@
+"""Drafters that make all K drafts in one pass over a block of rows, none of which has seen another's draw."""
+
+import jax
+import jax.numpy as jnp
+from jaxspec_kernels.gumbel_sample import gumbel_sample
+from jaxspec_kernels.random import Purpose
+
+from jaxspec.attention import LayerCache
+from jaxspec.drafters.base import Context, Drafter, Proposal, Target
+
+
+class OnePassDrafter(Drafter):
+    """A network of its own that is run once per proposal.
+
+    Attributes:
+      page_size: P of the cache.
+      probabilistic: draw drafts from the network's distribution, or take its most likely tokens.
+    """
+
+    page_size: int
+    probabilistic: bool = True
+
+    def block_logits(
+        self, target: Target, context: Context, cache: tuple[LayerCache, ...]
+    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        """Logits f32[B, K, W] of all drafts over the draft vocabulary, and the cache."""
+        raise NotImplementedError
+
+    def to_target(self, tokens: jax.Array) -> jax.Array:
+        """Target ids of draft ids."""
+        return tokens
+
+    def propose(
+        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, stochastic: bool
+    ) -> tuple[Proposal, tuple[LayerCache, ...]]:
+        logits, cache = self.block_logits(target, context, cache)
+        tokens, drawn = draw_block(logits, context, stochastic=stochastic and self.probabilistic)
+        count = jnp.where(context.active, self.num_speculative_tokens, 0).astype(jnp.int32)
+        return Proposal(self.to_target(tokens), count, drawn), cache
+
+
+def draw_block(
+    logits: jax.Array, context: Context, *, stochastic: bool
+) -> tuple[jax.Array, jax.Array | None]:
+    """Draws every draft of a block with the noise that the draft loop would give it.
+
+    Args:
+      logits: f32[B, K, W].
+      stochastic: False takes the most likely tokens.
+
+    Returns:
+      i32[B, K] ids of the draft vocabulary, and what they were drawn from, f32[B, K, W] or None.
+    """
+    batch, num_drafts, width = logits.shape
+    # The position of the target's row that will verify each draft.
+    positions = context.length[:, None] + jnp.arange(num_drafts, dtype=jnp.int32)
+    rows = batch * num_drafts
+    tokens, drawn = gumbel_sample(
+        logits.reshape(rows, width),
+        jnp.repeat(context.sampling.temperature, num_drafts),
+        jnp.repeat(context.sampling.seed, num_drafts, axis=0),
+        positions.reshape(rows),
+        jnp.int32(0),
+        jnp.zeros((rows, 1), jnp.int32),
+        jnp.zeros((rows, 1, width), jnp.float32) if stochastic else None,
+        purpose=Purpose.DRAFT,
+    )
+    return tokens.reshape(batch, num_drafts), None if drawn is None else drawn.reshape(logits.shape)

@@ -1,0 +1,143 @@
+"""P-EAGLE: an EAGLE-3 head that drafts K tokens in one pass, with masks for what it does not know yet.
+
+Source: arXiv 2602.01469; `vllm-project/speculators` models/peagle; vLLM `v1/spec_decode`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxspec.attention import LayerCache, LayerCacheShape
+from jaxspec.config import ConfigError, ModelConfig
+from jaxspec.drafters.base import Context, Rows, Target
+from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config
+from jaxspec.drafters.one_pass import OnePassDrafter
+from jaxspec.models.parameters import Whole, parameter
+
+MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+"""What producers call the token that a mask row reads."""
+
+
+@dataclass(frozen=True)
+class PEagleConfig:
+    """The shape of a head.
+
+    Attributes:
+      head: the EAGLE-3 network, of one layer or several.
+      mask_token: id of the target's vocabulary that a mask row reads.
+    """
+
+    head: Eagle3Config
+    mask_token: int
+
+    @classmethod
+    def from_hf(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, Any], target: ModelConfig
+    ) -> "PEagleConfig":
+        """Reads a head's `config.json`; as `Eagle3Config.from_hf`, but for the default of one flag.
+
+        Raises:
+          ConfigError: the head does not fit the target, or names no mask token.
+        """
+        head = Eagle3Config.from_hf({"norm_before_residual": False, **config}, tensors, target)
+        if not head.capture:
+            raise ConfigError("a P-EAGLE head without aux hidden states is not supported")
+        mask_token = next((config[key] for key in MASK_TOKEN_KEYS if config.get(key) is not None), None)
+        return cls(head, checked_mask_token(mask_token, target))
+
+
+def checked_mask_token(token: Any, target: ModelConfig) -> int:
+    """`token` as it is.
+
+    Raises:
+      ConfigError: it is no id of the target's vocabulary.
+    """
+    if not isinstance(token, int) or not 0 <= token < target.vocab_size:
+        raise ConfigError(
+            f"mask_token_id must be a token of the target, 0 to {target.vocab_size - 1}, got {token!r}"
+        )
+    return token
+
+
+class PEagle(OnePassDrafter):
+    """The last committed row gives draft 0, each of the K - 1 mask rows after it one more.
+
+    A mask row reads the mask token and the feature of `mask_hidden`. What it caches lies where the next
+    refresh writes the rows of real tokens.
+    """
+
+    def __init__(
+        self,
+        config: PEagleConfig,
+        *,
+        num_speculative_tokens: int,
+        page_size: int,
+        probabilistic: bool = True,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        self.config = config
+        self.num_speculative_tokens = num_speculative_tokens
+        self.page_size, self.probabilistic = page_size, probabilistic
+        self.network = Eagle3(
+            config.head,
+            num_speculative_tokens=num_speculative_tokens,
+            page_size=page_size,
+            probabilistic=probabilistic,
+            dtype=dtype,
+            rngs=rngs,
+        )
+        self.capture, self.hidden_size = self.network.capture, self.network.hidden_size
+        self.trained_length = self.network.trained_length
+        shape = (1, 1, len(self.capture) * config.head.target_hidden_size)
+        self.mask_hidden = parameter(
+            rngs, shape, (None, None, "embed"), Whole("mask_hidden", shape), dtype=dtype
+        )
+
+    @property
+    def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
+        return self.network.cache_shapes
+
+    @property
+    def draft_vocab(self) -> jax.Array | None:
+        return self.network.draft_vocab
+
+    def to_target(self, tokens: jax.Array) -> jax.Array:
+        return self.network.to_target(tokens)
+
+    def refresh(
+        self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
+    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        return self.network.refresh(target, rows, cache)
+
+    def block_logits(
+        self, target: Target, context: Context, cache: tuple[LayerCache, ...]
+    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        hidden = context.hidden[:, None]
+        if self.num_speculative_tokens > 1:
+            masked, cache = self._mask_rows(target, context, cache)
+            hidden = jnp.concatenate([hidden, masked.astype(hidden.dtype)], axis=1)
+        return self.network.logits(target, hidden), cache
+
+    def _mask_rows(
+        self, target: Target, context: Context, cache: tuple[LayerCache, ...]
+    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        """Runs the rows that draft tokens 1 to K - 1: [B, K - 1, M]."""
+        index = jnp.arange(self.num_speculative_tokens - 1, dtype=jnp.int32)
+        # The last real row, which drafts token 0, is at the position before `length`.
+        positions = context.length[:, None] + index
+        captured = tuple(jnp.split(self.mask_hidden[...], len(self.capture), axis=-1))
+        feature = self.network.fuse(captured[-1], captured)
+        return self.network.run(
+            target,
+            jnp.full_like(positions, self.config.mask_token),
+            jnp.broadcast_to(feature, (*positions.shape, feature.shape[-1])),
+            positions,
+            jnp.broadcast_to(context.active[:, None], positions.shape),
+            cache,
+            context.page_table,
+        )

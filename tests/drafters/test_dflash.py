@@ -1,0 +1,154 @@
+"""DFlash heads against the goldens, at the end of their pages, and those that do not fit."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from golden_files import DFLASH_TARGETS, assert_close, golden_checkpoint, golden_folder
+from golden_heads import PAGE, ROWS, GoldenHead
+
+from jaxspec.attention import FullAttention, SlidingWindow, build_metadata
+from jaxspec.config import ConfigError, DrafterConfig
+from jaxspec.drafters.dflash import DFlashConfig, block_sight
+from jaxspec.drafters.loading import Build, load_drafter
+from jaxspec.models.loading import target_config
+
+CHUNK, DRAFTS, SHORT = 16, 7, 3
+
+
+@nnx.jit
+def refresh(drafter, target, rows, cache):
+    return drafter.refresh(target, rows, cache)
+
+
+@nnx.jit
+def propose(drafter, target, context, cache):
+    return drafter.propose(target, context, cache, stochastic=True)
+
+
+def proposal_of(name, num_drafts, **options):
+    """Proposed behind the golden's rows, which come in two chunks, the second one padded, over poison."""
+    case = GoldenHead(name, num_drafts, **options)
+    models = (case.drafter, case.target)
+    cache = case.paged.new_cache(case.drafter.cache_shapes)
+    for begin, end in ((0, CHUNK), (CHUNK, ROWS)):
+        hidden, cache = refresh(*models, case.rows(begin, end, CHUNK), cache)
+    assert hidden.shape == (2, 0)
+    history = jnp.zeros((2, 64), jnp.int32).at[0, ROWS].set(int(case.golden["token_ids"][0, -1]))
+    proposal, _ = propose(*models, case.context(hidden, history=history), cache)
+    return proposal, case.golden
+
+
+@pytest.mark.parametrize("name", DFLASH_TARGETS)
+def test_all_drafts_of_one_block(name):
+    proposal, golden = proposal_of(name, DRAFTS)
+    np.testing.assert_array_equal(proposal.tokens[:1], golden["draft_tokens"])
+    assert_close(proposal.logits[:1], golden["draft_logits"])
+    assert proposal.count.tolist() == [DRAFTS, 0]
+
+
+@pytest.mark.parametrize("name", ["dflash", "dflash-sliding"])
+def test_a_block_shorter_than_the_largest(name):
+    proposal, golden = proposal_of(name, SHORT)
+    assert_close(proposal.logits[:1], golden["short_logits"])
+
+
+def test_a_block_past_its_pages_ends_with_them():
+    """Four rows have a page: their three drafts are those of a block of four, whatever lies in page 0."""
+    proposal, golden = proposal_of("dflash", DRAFTS, length=ROWS + SHORT + 1, page_size=4)
+    assert_close(proposal.logits[:1, :SHORT], golden["short_logits"])
+
+
+def sight(kind, *, causal, before, positions=(10, 11, 12, 13), pages=4):
+    """(first, last) of every row of a block on pages of four."""
+    table = jnp.arange(1, pages + 1, dtype=jnp.int32)[None]
+    rows = jnp.array([positions], jnp.int32)
+    metadata = build_metadata([kind], rows, jnp.ones(rows.shape, bool), table, page_size=4)[kind]
+    seen = block_sight(metadata, kind, causal, before)
+    return list(zip(seen.first[0].tolist(), seen.last[0].tolist(), strict=True))
+
+
+def test_what_a_row_of_a_block_sees():
+    full, window = FullAttention(), SlidingWindow(3)
+    assert sight(full, causal=False, before=False) == [(0, 13)] * 4
+    assert sight(full, causal=True, before=False) == [(0, 10), (0, 11), (0, 12), (0, 13)]
+    assert sight(window, causal=True, before=False) == [(8, 10), (9, 11), (10, 12), (11, 13)]
+    assert sight(window, causal=False, before=False) == [(8, 12), (9, 13), (10, 13), (11, 13)]
+    assert sight(window, causal=True, before=True) == [(8, 10), (8, 11), (8, 12), (8, 13)]
+    assert sight(window, causal=False, before=True) == [(8, 13)] * 4
+    # Rows without a page see nothing and are not seen.
+    assert sight(full, causal=False, before=False, pages=3) == [(0, 11), (0, 11), (0, -1), (0, -1)]
+
+
+@pytest.fixture
+def read():
+    """The meaning of a golden's config on its target, with changes to it (None takes a key away)."""
+    target = target_config(golden_checkpoint("llama-tied"))
+
+    def read(name, **changes):
+        checkpoint = golden_checkpoint(name)
+        config = {key: v for key, v in {**checkpoint.config, **changes}.items() if v is not None}
+        return DFlashConfig.from_hf(config, checkpoint.tensors, target)
+
+    return read
+
+
+def test_layers_are_counted_as_each_producer_counts_them(read):
+    nested = {"mask_token_id": 11, "target_layer_ids": [0, 3]}
+    assert read("dflash", dflash_config=nested).capture == (1, 4)
+    assert read("dflash-speculators", aux_hidden_state_layer_ids=[0, 4]).capture == (0, 4)
+
+
+def test_older_heads_have_the_mask_token_at_the_top(read):
+    assert read("dflash", dflash_config={"target_layer_ids": [0]}, mask_token_id=7).mask_token == 7
+    nested = {"mask_token_id": 11, "target_layer_ids": [0], "block_size": 4}
+    assert read("dflash", dflash_config=nested, block_size=None).block_size == 4
+
+
+def test_blocks_are_causal_in_windowed_layers_unless_the_config_says_otherwise(read):
+    assert read("dflash").causal == (False, False)
+    assert read("dflash-sliding").causal == (True, False)
+    assert read("dflash-sliding-non-causal").causal == (False, False)
+    assert read("dflash-speculators").causal == (True, False)
+    assert read("dflash-speculators", sliding_window_non_causal=None).causal == (True, False)
+    assert read("dflash-speculators-non-causal").causal == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("dflash", {"dflash_config": {"mask_token_id": 1}}, "names no target_layer_ids"),
+        ("dflash-speculators", {"aux_hidden_state_layer_ids": None}, "names no aux_hidden_state_layer_ids"),
+        (
+            "dflash",
+            {"dflash_config": {"target_layer_ids": [0]}},
+            "mask_token_id must be a token of the target",
+        ),
+        (
+            "dflash",
+            {"mask_token_id": 1, "dflash_config": {"target_layer_ids": [4]}},
+            "layer 4, and it has 4 layers",
+        ),
+        ("dflash", {"hidden_size": 64}, "for targets of hidden size 64, this one has 32"),
+        (
+            "dflash",
+            {"target_hidden_size": 32, "hidden_size": 64},
+            "bring both embed_tokens.weight and lm_head",
+        ),
+        ("dflash", {"vocab_size": 64}, "for a vocabulary of 64, the target's has 128"),
+        ("dflash", {"block_size": 1}, "block_size must be a whole number of at least 2, got 1"),
+        ("dflash-speculators", {"sample_from_anchor": True}, "sample_from_anchor True is not supported"),
+        ("dflash", {"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0 is not supported"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused(read, name, changes, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        read(name, **changes)
+    assert "\n" not in str(error.value)
+
+
+def test_more_drafts_than_a_block_has_masks_are_refused():
+    config = DrafterConfig("dflash", num_speculative_tokens=8, source=str(golden_folder("dflash")))
+    target = target_config(golden_checkpoint("llama-tied"))
+    with pytest.raises(ConfigError, match=r"drafts at most 7 \(block_size 8\)"):
+        load_drafter(config, type("Target", (), {"config": target}), Build(PAGE, jnp.dtype(jnp.float32)))

@@ -1,0 +1,85 @@
+"""Golden heads over the rows that they were made with, as the programs feed them."""
+
+import jax.numpy as jnp
+import numpy as np
+from golden_files import HEAD_KINDS, HEAD_TARGETS, golden_checkpoint, golden_folder, golden_outputs
+from paged_rows import PagedTarget
+
+from jaxspec.config import DrafterConfig
+from jaxspec.drafters.base import Context, Rows
+from jaxspec.drafters.loading import Build, load_drafter
+from jaxspec.models.loading import load_target
+from jaxspec.sampling import SamplingState
+
+ROWS, PAGE = 24, 8
+
+
+def two_slots(row, fill):
+    """The golden's row in slot 0; slot 1 is idle."""
+    row = jnp.asarray(row)
+    return jnp.stack([row, jnp.full_like(row, fill)])
+
+
+class GoldenHead:
+    """A golden head on its target, which has run over the golden's rows; slot 1 idles over poison.
+
+    The target's pages end after `length` positions, in both slots.
+    """
+
+    def __init__(self, name, num_drafts, *, length=48, page_size=PAGE, **config):
+        self.golden = golden_outputs(name)
+        self.target = load_target(golden_checkpoint(HEAD_TARGETS[name]), dtype=jnp.float32)
+        self.drafter = load_drafter(
+            DrafterConfig(
+                HEAD_KINDS[name],
+                num_speculative_tokens=num_drafts,
+                source=str(golden_folder(name)),
+                **config,
+            ),
+            self.target,
+            Build(page_size, jnp.dtype(jnp.float32)),
+        )
+        prompt = golden_outputs(HEAD_TARGETS[name])["input_ids"][0].astype(np.int32)
+        self.paged = PagedTarget(
+            self.target, 2, length, page_size=page_size, width=ROWS, capture=self.drafter.capture, fill=np.nan
+        )
+        _, self.hidden, self.captured = self.paged.feed([prompt[:ROWS], []], [0, 0])
+        self.tokens, self.next_tokens = prompt[:ROWS], prompt[1 : ROWS + 1]
+        np.testing.assert_array_equal(self.next_tokens, self.golden["token_ids"][0])
+
+    def rows(self, start, stop, width):
+        """Rows start … stop-1 of slot 0, padded to `width` with junk that is not valid."""
+
+        def cut(x, fill):
+            x = jnp.asarray(x)[start:stop]
+            return two_slots(
+                jnp.pad(x, [(0, width - len(x))] + [(0, 0)] * (x.ndim - 1), constant_values=fill), fill
+            )
+
+        return Rows(
+            tokens=cut(self.tokens, 7),
+            next_tokens=cut(self.next_tokens, 7),
+            positions=jnp.broadcast_to(start + jnp.arange(width, dtype=jnp.int32), (2, width)),
+            valid=two_slots(jnp.arange(width) < stop - start, False),
+            last_row=jnp.array([stop - start - 1, 0]),
+            hidden=cut(self.hidden[0], 9.0),
+            captured=tuple(cut(x[0], 9.0) for x in self.captured),
+            page_table=self.paged.page_table,
+        )
+
+    def context(self, hidden, *, history=None):
+        """Slot 0 has committed the golden's rows and is greedy; slot 1 is idle."""
+        return Context(
+            hidden=hidden,
+            history=jnp.zeros((2, 64), jnp.int32) if history is None else history,
+            length=jnp.array([ROWS, 0]),
+            active=jnp.array([True, False]),
+            page_table=self.paged.page_table,
+            sampling=SamplingState(
+                temperature=jnp.zeros(2),
+                top_k=jnp.zeros(2, jnp.int32),
+                top_p=jnp.ones(2),
+                min_p=jnp.zeros(2),
+                seed=jnp.zeros((2, 2), jnp.uint32),
+            ),
+        )
