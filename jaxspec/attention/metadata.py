@@ -1,39 +1,50 @@
 """Attention metadata: what a layer must know about positions, made afresh wherever positions move.
 
-`build_metadata` is the only way to obtain it. It is a pure function of the kind of attention, the
-positions and the page table, and it is called inside the traced programs: in prefill, in verify and in
-every iteration of the draft loop. Nothing position-dependent outlives the forward pass it was built
-for, so nothing can be stale.
+Every kind of attention has a file with its builder, registered on `build`. Layers never call one:
+`build_metadata` is the only way to obtain metadata.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import singledispatch
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxspec_kernels.slot_mapping import slot_mapping
 
 
 @dataclass(frozen=True)
-class FullAttention:
-    """Every row sees all positions up to its own."""
+class PlacedRows:
+    """The rows of one forward pass, and where the page table puts them.
+
+    Attributes:
+      positions: i32[B, Q], the position of each row in its sequence.
+      slots: i32[B, Q], page * P + offset of the row's own position; in page 0 for a row that is not kept.
+      kept: bool[B, Q]; a row that is not kept writes to page 0 and sees nothing.
+      page_table: i32[B, T], 0 where the slot owns no page.
+      page_size: P.
+    """
+
+    positions: jax.Array
+    slots: jax.Array
+    kept: jax.Array
+    page_table: jax.Array
+    page_size: int
 
 
-@dataclass(frozen=True)
-class SlidingWindow:
-    """Every row sees the last `size` positions, its own included."""
+@singledispatch
+def build(kind: Any, rows: PlacedRows) -> Any:
+    """The metadata of one kind of attention, for `build_metadata` alone.
 
-    size: int
-
-
-AttentionKind = FullAttention | SlidingWindow
+    Raises:
+      TypeError: there is no builder for such a kind.
+    """
+    raise TypeError(f"no attention metadata builder for {kind!r}")
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """Where the rows of one forward pass write, and what they see.
+    """The metadata of every kind whose rows see a range of positions: where they write, and that range.
 
     Attributes:
       slots: i32[B, Q], page * P + offset to write; in page 0 for a row that is not kept.
@@ -49,46 +60,21 @@ class AttentionMetadata:
 
 
 @singledispatch
-def visible_range(kind: AttentionKind, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """First and last visible position, i32[B, Q] each, of rows at `positions` i32[B, Q]."""
-    raise TypeError(f"no attention metadata builder for {kind!r}")
+def visible_range(kind: Any, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """First and last visible position, i32[B, Q] each, of rows at `positions` i32[B, Q].
 
-
-@visible_range.register
-def _(kind: FullAttention, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return jnp.zeros_like(positions), positions
-
-
-@visible_range.register
-def _(kind: SlidingWindow, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return jnp.maximum(positions - (kind.size - 1), 0), positions
-
-
-def build_metadata(
-    kinds: Iterable[AttentionKind],
-    positions: jax.Array,
-    valid: jax.Array,
-    page_table: jax.Array,
-    *,
-    page_size: int,
-) -> dict[AttentionKind, AttentionMetadata]:
-    """Builds the metadata of every kind of attention that a network uses.
-
-    Args:
-      kinds: the kinds, repeated or not.
-      positions: i32[B, Q], the position of each row in its sequence.
-      valid: bool[B, Q]; a row that is not valid writes to page 0 and sees nothing, and so does one whose
-        position has no page: it would see page 0, where anything may lie.
-      page_table: i32[B, T], 0 where the slot owns no page.
-      page_size: positions per page.
+    Raises:
+      TypeError: rows of such a kind see more than one range.
     """
-    slots = slot_mapping(positions, valid, page_table, page_size=page_size)
-    kept = slots >= page_size
+    raise TypeError(f"no single range of visible positions for {kind!r}")
 
-    def build(kind: AttentionKind) -> AttentionMetadata:
-        first, last = visible_range(kind, positions)
-        return AttentionMetadata(
-            slots=slots, first=first, last=jnp.where(kept, last, -1), page_table=page_table
-        )
 
-    return {kind: build(kind) for kind in dict.fromkeys(kinds)}
+def build_range(kind: Any, rows: PlacedRows) -> AttentionMetadata:
+    """The builder of the kinds that `visible_range` knows."""
+    first, last = visible_range(kind, rows.positions)
+    return AttentionMetadata(
+        slots=rows.slots,
+        first=first,
+        last=jnp.where(rows.kept, last, -1),
+        page_table=rows.page_table,
+    )

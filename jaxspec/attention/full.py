@@ -1,0 +1,23 @@
+"""Full attention."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.attention.metadata import AttentionMetadata, PlacedRows, build, build_range, visible_range
+
+
+@dataclass(frozen=True)
+class FullAttention:
+    """Every row sees all positions up to its own."""
+
+
+@visible_range.register
+def _(kind: FullAttention, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.zeros_like(positions), positions
+
+
+@build.register
+def _(kind: FullAttention, rows: PlacedRows) -> AttentionMetadata:
+    return build_range(kind, rows)

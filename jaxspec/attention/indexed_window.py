@@ -1,0 +1,83 @@
+"""Attention over the slots of a window, listed one by one, and over compressed entries of all the past.
+
+Source: DeepSeek-V4 in vLLM 0.26, `v1/attention/backends/mla/sparse_swa.py` and `compressor_utils.py`.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxspec_kernels.slot_mapping import slot_mapping
+
+from jaxspec.attention.metadata import PlacedRows, build
+
+
+@dataclass(frozen=True)
+class IndexedWindow:
+    """Every row sees the last `size` positions, its own included, and one entry per `ratio` positions.
+
+    Entry j stands for positions j * ratio to (j + 1) * ratio - 1 and is seen from the last of them on.
+    With a ratio of 1 there are no entries, and the window is all. `ratio` divides P: pages hold whole entries.
+    """
+
+    size: int
+    ratio: int = 1
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class IndexedWindowMetadata:
+    """Where the rows of one forward pass write, and the slots that they see.
+
+    No index is negative: in JAX -1 would be the last slot. What means "nowhere" is a slot of page 0, and
+    what is read there counts for nothing: lengths, not indices, say what is seen.
+
+    Attributes:
+      slots: i32[B, Q], page * P + offset to write in arrays with an entry per position; in page 0 for a
+        row that is not kept.
+      window_slots: i32[B, Q, W], the slots of the visible positions, the oldest first; in page 0 past their
+        number.
+      window_lengths: i32[B, Q], how many of them are seen; 0 for a row that is not kept.
+      entry_slots: i32[B, Q], page * P/r + offset to write in the array with an entry per r positions; in
+        page 0 but for every r-th position.
+      entry_sources: i32[B, Q, r], `slots` of the positions that such a row's entry is made of; 0 otherwise.
+      entry_starts: i32[B, Q], the first of those positions.
+      num_entries: i32[B, Q], entries that a row sees, its own included; 0 for a row that is not kept.
+      page_table: i32[B, T].
+    """
+
+    slots: jax.Array
+    window_slots: jax.Array
+    window_lengths: jax.Array
+    entry_slots: jax.Array
+    entry_sources: jax.Array
+    entry_starts: jax.Array
+    num_entries: jax.Array
+    page_table: jax.Array
+
+
+@build.register
+def _(kind: IndexedWindow, rows: PlacedRows) -> IndexedWindowMetadata:
+    ratio, positions = kind.ratio, rows.positions
+    first = jnp.maximum(positions - (kind.size - 1), 0)
+    lengths = jnp.where(rows.kept, positions + 1 - first, 0)
+    index = jnp.arange(kind.size, dtype=jnp.int32)
+    window_slots = slot_mapping(
+        (first[..., None] + index).reshape(len(positions), -1),
+        (index < lengths[..., None]).reshape(len(positions), -1),
+        rows.page_table,
+        page_size=rows.page_size,
+    ).reshape(*positions.shape, -1)
+    ends = rows.kept & ((positions + 1) % ratio == 0) & (ratio > 1)
+    # A page holds whole entries, so the positions of one lie side by side in one page.
+    sources = rows.slots[..., None] + jnp.arange(1 - ratio, 1, dtype=jnp.int32)
+    return IndexedWindowMetadata(
+        slots=rows.slots,
+        window_slots=window_slots,
+        window_lengths=lengths,
+        entry_slots=jnp.where(ends, rows.slots // ratio, 0),
+        entry_sources=jnp.where(ends[..., None], sources, 0),
+        entry_starts=jnp.where(ends, positions - (ratio - 1), 0),
+        num_entries=jnp.where(rows.kept & (ratio > 1), (positions + 1) // ratio, 0),
+        page_table=rows.page_table,
+    )
