@@ -17,7 +17,7 @@ class IndexedWindow:
     """Every row sees the last `size` positions, its own included, and one entry per `ratio` positions.
 
     Entry j stands for positions j * ratio to (j + 1) * ratio - 1 and is seen from the last of them on.
-    With a ratio of 1 there are no entries, and the window is all. `ratio` divides P: pages hold whole entries.
+    With a ratio of 1 there are none, and the window is all. A page holds whole entries: `ratio` divides P.
     """
 
     size: int

@@ -1,0 +1,8 @@
+"""Attention of a few query rows per slot over listed cache slots and compressed entries."""
+
+from jaxspec_kernels.dispatch import Op
+from jaxspec_kernels.indexed_attention import reference
+
+indexed_attention = Op("indexed_attention", xla=reference.indexed_attention)
+
+__all__ = ["indexed_attention"]

@@ -1,0 +1,80 @@
+"""Attention over listed slots and compressed entries, against its definition in float64."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxspec_kernels.indexed_attention import indexed_attention
+from jaxspec_kernels.indexed_attention.cases import CASES
+
+OP = indexed_attention
+BOUND = {"float32": 2e-6, "bfloat16": 6e-3}
+
+
+def arguments(case):
+    """The operation's arrays, with NaN wherever no row may read, and index 0 past every row's window."""
+    rng = np.random.default_rng(0)
+    slots, width, page = case.slots, case.table_width, case.page_size
+    end = case.context * (np.arange(slots) + 1) // slots
+    if case.empty:
+        end[1::3] = -1
+    last = np.where(end[:, None] < 0, -1, end[:, None] - np.arange(case.rows)[::-1])
+    last = np.maximum(last, -1)
+    table = 1 + rng.permutation(slots * width).reshape(slots, width)
+    first = np.maximum(last - (case.window - 1), 0)
+    lengths = np.where(last < 0, 0, last + 1 - first)
+    index = np.arange(case.window)
+    position = np.minimum(first[..., None] + index, width * page - 1)
+    listed = table[np.arange(slots)[:, None, None], position // page] * page + position % page
+    listed = np.where(index < lengths[..., None], listed, 0)
+    counts = np.where(last < 0, 0, (last + 1) // case.ratio)
+
+    def cache(per_page, used):
+        """An array of pages, finite at the (slot, index) pairs that rows read."""
+        size = (1 + slots * width, case.kv_heads, 2, per_page, case.head_dim)
+        array = np.full(size, np.nan)
+        for b, at in used:
+            array[table[b, at // per_page], :, :, at % per_page] = rng.normal(size=size[1:3] + size[4:])
+        return jnp.asarray(array, case.dtype)
+
+    read = {(b, p) for b, q in np.ndindex(last.shape) for p in range(first[b, q], last[b, q] + 1)}
+    window = cache(page, sorted(read))
+    entries = None
+    if case.ratio > 1:
+        used = [(b, j) for b in range(slots) for j in range(counts[b].max())]
+        entries = cache(page // case.ratio, used)
+    heads = case.kv_heads * case.group
+    queries = jnp.asarray(rng.normal(size=(slots, case.rows, heads, case.head_dim)), case.dtype)
+    listed, lengths, table, counts = (jnp.asarray(x, jnp.int32) for x in (listed, lengths, table, counts))
+    return queries, window, listed, lengths, entries, table, counts
+
+
+def in_float64(queries, window, listed, lengths, entries, table, counts, *, scale):
+    """The definition, row by row."""
+    queries, window, table = (np.asarray(x, np.float64) for x in (queries, window, table))
+    kv_heads, page = window.shape[1], window.shape[3]
+    result = np.zeros(queries.shape)
+    for b, q in np.ndindex(*queries.shape[:2]):
+        seen = [window[s // page, :, :, s % page] for s in np.asarray(listed)[b, q, : lengths[b, q]]]
+        if entries is not None:
+            per_page = entries.shape[3]
+            index = np.arange(counts[b, q])
+            pages = table[b, index // per_page].astype(int)
+            seen += list(np.asarray(entries, np.float64)[pages, :, :, index % per_page])
+        if not seen:
+            continue
+        keys, values = np.moveaxis(np.stack(seen), 2, 0)  # [S, N, D] each
+        scores = np.einsum("ngd,snd->ngs", queries[b, q].reshape(kv_heads, -1, queries.shape[-1]), keys)
+        weights = np.exp(scale * (scores - scores.max(axis=-1, keepdims=True)))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        result[b, q] = np.einsum("ngs,snd->ngd", weights, values).reshape(queries.shape[2:])
+    return result
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_equals_the_definition_and_reads_nothing_else(case, implementation):
+    given, scale = arguments(case), case.head_dim**-0.5
+    result = OP(*given, scale=scale, implementation=implementation)
+    assert result.dtype == given[0].dtype
+    result, expected = np.asarray(result, np.float64), in_float64(*given, scale=scale)
+    assert np.isfinite(result).all()
+    assert np.linalg.norm(result - expected) <= BOUND[case.dtype] * np.linalg.norm(expected)
