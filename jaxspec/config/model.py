@@ -17,6 +17,8 @@ class ModelConfig:
       layer_types: "full_attention" or "sliding_attention" per layer.
       sliding_window: positions that a sliding layer sees, or None.
       local_rope: rope of the sliding layers, where it differs from that of the others.
+      compress_ratios: positions per compressed entry, for every layer; 1 for a layer without them. Empty in
+        families that compress nothing.
       attention_scale: what dot products are multiplied by; None takes head_dim ** -0.5.
       attention_sinks: every head has a logit of its own in the softmax.
       moe: the routed experts, or None where every layer is dense.
@@ -40,6 +42,7 @@ class ModelConfig:
     layer_types: tuple[str, ...] = ()
     sliding_window: int | None = None
     local_rope: RopeConfig | None = None
+    compress_ratios: tuple[int, ...] = ()
     attention_scale: float | None = None
     attention_sinks: bool = False
     moe: MoeConfig | None = None
@@ -61,6 +64,14 @@ class ModelConfig:
             raise ConfigError(f"layer_types: unknown kind {unknown[0]!r}")
         if "sliding_attention" in self.layer_types and not self.sliding_window:
             raise ConfigError("layer_types has 'sliding_attention', but sliding_window is not set")
+        if any(not isinstance(ratio, int) or ratio < 1 for ratio in self.compress_ratios):
+            raise ConfigError(f"compress_ratios must be integers from 1 on, got {list(self.compress_ratios)}")
+        if self.compress_ratios and not self.sliding_window:
+            raise ConfigError("compress_ratios is set, but sliding_window is not")
+        if len(self.compress_ratios) not in (0, self.num_hidden_layers):
+            raise ConfigError(
+                f"compress_ratios has {len(self.compress_ratios)} entries for {self.num_hidden_layers} layers"
+            )
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
@@ -111,6 +122,7 @@ class ModelConfig:
             attention_scale=scalar and scalar**-0.5,
             layer_types=layer_types,
             sliding_window=window,
+            compress_ratios=_compress_ratios(config),
             attention_sinks=family == "gpt_oss",
             moe=MoeConfig.from_hf(config),
         )
@@ -165,6 +177,7 @@ _FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "sliding_window": 4096,
         "sliding_window_pattern": 6,
     },
+    "jaxspec_indexed_window": {"max_position_embeddings": 2048, "sliding_window": 128},
     "gpt_oss": {
         "max_position_embeddings": 131072,
         "num_key_value_heads": 8,
@@ -188,6 +201,17 @@ _FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """What the configuration classes of transformers 5.23 assume for keys that a file leaves out."""
+
+
+def _compress_ratios(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """DeepSeek-V4's key, for the family of ours that has its kind of attention."""
+    if config["model_type"] != "jaxspec_indexed_window":
+        return ()
+    if not config.get("compress_ratios"):
+        raise ConfigError(
+            "config.json: compress_ratios is missing: one per layer, 1 where only a window is seen"
+        )
+    return tuple(config["compress_ratios"])
 
 
 def _layer_types(config: Mapping[str, Any]) -> tuple[tuple[str, ...], int | None]:

@@ -12,7 +12,9 @@ from jaxspec.attention import (
     AttentionMetadata,
     CacheShape,
     FullAttention,
+    IndexedWindow,
     LayerCache,
+    LayerCacheShape,
     SlidingWindow,
 )
 from jaxspec.config import ModelConfig
@@ -23,6 +25,8 @@ from jaxspec.models.rope import rope_tables
 
 def attention_kinds(config: ModelConfig) -> tuple[AttentionKind, ...]:
     """The kind of attention of every layer."""
+    if config.compress_ratios:
+        return tuple(IndexedWindow(config.sliding_window or 0, ratio) for ratio in config.compress_ratios)
     return tuple(
         SlidingWindow(config.sliding_window or 0) if kind == "sliding_attention" else FullAttention()
         for kind in config.layer_types
@@ -60,7 +64,7 @@ class Llama(nnx.Module):
         return self.embedding(tokens)
 
     @property
-    def cache_shapes(self) -> tuple[CacheShape, ...]:
+    def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
         """What each layer keeps in the paged cache."""
         return (CacheShape(self.config.num_key_value_heads, self.config.head_dim),) * len(self.kinds)
 

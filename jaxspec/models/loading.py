@@ -14,6 +14,7 @@ from jaxspec.checkpoints import Checkpoint, StrictTensors, TensorSource
 from jaxspec.config import ModelConfig
 from jaxspec.models.gemma3 import Gemma3
 from jaxspec.models.gpt_oss import GptOss
+from jaxspec.models.indexed_window import IndexedWindowModel
 from jaxspec.models.language_model import language_model
 from jaxspec.models.llama import Llama
 from jaxspec.models.parameters import Source
@@ -29,6 +30,7 @@ FAMILIES: Mapping[str, type[Llama]] = {
     "qwen3_moe": Qwen3Moe,
     "gpt_oss": GptOss,
     "gemma3_text": Gemma3,
+    "jaxspec_indexed_window": IndexedWindowModel,
 }
 """The network of every `model_type`; the keys of its `config.json` are read by `ModelConfig`."""
 
