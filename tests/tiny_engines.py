@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from tiny_models import perturb, write_eagle1, write_eagle3, write_target
+from tiny_models import perturb, write_dflash, write_eagle1, write_eagle3, write_peagle, write_target
 
 import jaxspec
 from jaxspec import Engine, Generation
@@ -20,8 +20,8 @@ KINDS = {"self": "draft_model", "near": "draft_model"}
 class TinyEngines:
     """A target of 48 tokens, drafters for it by name, and the engines loaded so far.
 
-    "eagle3" and "eagle1" repeat the last token, "random eagle3" and "random eagle1" are noise, "self" is
-    the target itself, "near" a noisy copy of it, "ngram" and "none" need no weights.
+    "eagle3", "eagle1", "peagle" and "dflash" repeat the last token, the same names after "random" are noise,
+    "self" is the target itself, "near" a noisy copy of it, "ngram" and "none" need no weights.
     """
 
     root: Path
@@ -34,8 +34,12 @@ class TinyEngines:
             "target": target,
             "eagle3": write_eagle3(self.root / "eagle3", target),
             "eagle1": write_eagle1(self.root / "eagle1", target),
+            "peagle": write_peagle(self.root / "peagle", target),
+            "dflash": write_dflash(self.root / "dflash", target),
             "random eagle3": write_eagle3(self.root / "random_eagle3", target, repeats=False),
             "random eagle1": write_eagle1(self.root / "random_eagle1", target, repeats=False),
+            "random peagle": write_peagle(self.root / "random_peagle", target, repeats=False),
+            "random dflash": write_dflash(self.root / "random_dflash", target, repeats=False, window=5),
             "self": target,
             "near": perturb(target, self.root / "near", scale=0.1),
         }

@@ -14,8 +14,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from jaxspec.config import ModelConfig
-from jaxspec.models.llama import Llama
-from jaxspec.models.loading import declared
+from jaxspec.models.loading import declared, make_target
 
 TARGET: dict[str, Any] = {
     "model_type": "llama",
@@ -39,10 +38,12 @@ def write_folder(folder: Path, config: dict[str, Any], tensors: dict[str, np.nda
 
 
 def write_target(folder: Path, *, seed: int = 0, gain: float = 2.5, **changes: Any) -> Path:
-    """A random Llama. `gain` scales its matrices: the larger, the less it repeats itself."""
+    """A random target, a Llama by default. `gain` scales its matrices: the larger, the less it repeats
+    itself."""
     config = {**TARGET, **changes}
     rng = np.random.default_rng(seed)
-    model = nnx.eval_shape(lambda: Llama(ModelConfig.from_hf(config), dtype=jnp.float32, rngs=nnx.Rngs(0)))
+    shape = ModelConfig.from_hf(config)
+    model = nnx.eval_shape(lambda: make_target(shape, dtype=jnp.float32, rngs=nnx.Rngs(0)))
     shapes = dict(tensor for _, source in declared(model) for tensor in source.tensors)
     tensors = {
         name: gain * _matrix(rng, shape) if len(shape) == 2 else np.ones(shape, np.float32)
@@ -91,51 +92,198 @@ def _quieten(tensors: dict[str, np.ndarray]) -> None:
             tensors[name] *= 0.2
 
 
+def _target(folder: Path) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
+    """A target's config, and its final norm and output rows as a head's own would be: scale and [V, M]."""
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    weights = load_file(folder / "model.safetensors")
+    rows = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
+    scale = weights["model.norm.weight"] + (config["model_type"] == "gemma3_text")
+    return config, scale, rows
+
+
+def _head_config(config: dict[str, Any], style: str) -> dict[str, Any]:
+    """The keys of a head of one "llama" or "qwen3" layer on a target."""
+    same = ("vocab_size", "hidden_size", "intermediate_size", "rms_norm_eps")
+    layers = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    kept = {key: config[key] for key in same} | {"max_position_embeddings": 128}
+    return {"model_type": style, "head_dim": config["hidden_size"] // 4, **kept, **layers}
+
+
+def _norms(width: int, *names: str) -> dict[str, np.ndarray]:
+    return {f"{name}.weight": np.ones(width, np.float32) for name in names}
+
+
+def _vocabulary(rng: np.random.Generator, size: int, draft_size: int) -> tuple[np.ndarray, dict]:
+    """Random target ids of a draft vocabulary, and the maps that a checkpoint has of it."""
+    ids = np.sort(rng.choice(size, size=draft_size, replace=False))
+    d2t = (ids - np.arange(draft_size)).astype(np.int64)
+    return ids, {"d2t": d2t, "t2d": np.isin(np.arange(size), ids)}
+
+
+def _last_of(width: int, count: int) -> np.ndarray:
+    """[M, count * M], the projection that takes the last of so many features."""
+    return np.eye(width, count * width, (count - 1) * width, dtype=np.float32)
+
+
 def write_eagle3(
-    folder: Path, target: Path, *, repeats: bool = True, draft_vocab_size: int = 40, seed: int = 1
+    folder: Path,
+    target: Path,
+    *,
+    repeats: bool = True,
+    draft_vocab_size: int = 40,
+    style: str = "llama",
+    norm_before_fc: bool = False,
+    seed: int = 1,
 ) -> Path:
-    """An EAGLE-3 head in SafeAILab's format; `repeats` makes it draft the last token again."""
+    """An EAGLE-3 head in SafeAILab's format; `repeats` makes it draft the last token again.
+
+    `style` "qwen3" gives it norms on queries and keys, `norm_before_fc` a norm over all features.
+    """
     rng = np.random.default_rng(seed)
-    config = json.loads((target / "config.json").read_text("utf-8"))
-    weights = load_file(target / "model.safetensors")
-    width, depth, vocabulary = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
-    ids = np.sort(rng.choice(vocabulary, size=draft_vocab_size, replace=False))
+    target_config, scale, rows = _target(target)
+    config = _head_config(target_config, style)
+    width, depth = config["hidden_size"], target_config["num_hidden_layers"]
+    ids, maps = _vocabulary(rng, config["vocab_size"], draft_vocab_size)
     tensors = _layer(rng, "midlayer", config, 2 * width)
-    ones = np.ones(width, np.float32)
     tensors |= {
         "fc.weight": _matrix(rng, (width, 3 * width)),
-        "midlayer.hidden_norm.weight": ones,
-        "midlayer.input_layernorm.weight": ones.copy(),
-        "norm.weight": ones.copy(),
+        **_norms(width, "midlayer.hidden_norm", "midlayer.input_layernorm", "norm"),
         "lm_head.weight": _matrix(rng, (draft_vocab_size, width)),
-        "d2t": (ids - np.arange(draft_vocab_size)).astype(np.int64),
-        "t2d": np.isin(np.arange(vocabulary), ids),
+        **maps,
     }
+    if style == "qwen3":
+        tensors |= _norms(width // 4, "midlayer.self_attn.q_norm", "midlayer.self_attn.k_norm")
+    if norm_before_fc:
+        tensors |= _norms(3 * width, "input_norm")
     if repeats:
         # The output of the target's last layer goes straight to the target's own norm and output rows.
         _quieten(tensors)
-        tensors["fc.weight"] = np.concatenate(
-            [np.zeros((width, 2 * width), np.float32), np.eye(width, dtype=np.float32)], axis=1
-        )
-        tensors["norm.weight"] = weights["model.norm.weight"]
-        tensors["lm_head.weight"] = weights["lm_head.weight"][ids]
-    head_config = {
-        **{key: value for key, value in config.items() if key != "tie_word_embeddings"},
-        "num_hidden_layers": 1,
-        "draft_vocab_size": draft_vocab_size,
-        "eagle_aux_hidden_state_layer_ids": [0, depth // 2, depth],
-    }
-    return write_folder(folder, head_config, tensors)
+        tensors |= {
+            "fc.weight": _last_of(width, 3),
+            "norm.weight": scale,
+            "lm_head.weight": rows[ids],
+        }
+    layers = {"eagle_aux_hidden_state_layer_ids": [0, depth // 2, depth]}
+    return write_folder(folder, {**config, "draft_vocab_size": draft_vocab_size, **layers}, tensors)
 
 
-def write_eagle1(folder: Path, target: Path, *, repeats: bool = True, seed: int = 1) -> Path:
-    """An EAGLE-1 head; `repeats` makes it draft the last token again."""
+def write_eagle1(
+    folder: Path, target: Path, *, repeats: bool = True, style: str = "llama", seed: int = 1
+) -> Path:
+    """An EAGLE-1 head; `repeats` makes it draft the last token again, `style` as for EAGLE-3."""
     rng = np.random.default_rng(seed)
-    config = json.loads((target / "config.json").read_text("utf-8"))
+    config = _head_config(_target(target)[0], style)
     width = config["hidden_size"]
     tensors = {**_layer(rng, "layers.0", config, width), "fc.weight": _matrix(rng, (width, 2 * width))}
+    if style == "qwen3":
+        tensors |= _norms(width // 4, "layers.0.self_attn.q_norm", "layers.0.self_attn.k_norm")
     if repeats:
         _quieten(tensors)
-        identity = np.eye(width, dtype=np.float32)
-        tensors["fc.weight"] = np.concatenate([np.zeros_like(identity), identity], axis=1)
-    return write_folder(folder, {**config, "num_hidden_layers": 1, "bias": False}, tensors)
+        tensors["fc.weight"] = _last_of(width, 2)
+    return write_folder(folder, {**config, "bias": False}, tensors)
+
+
+def _pass_values(tensors: dict[str, np.ndarray], prefix: str, rng: np.random.Generator) -> None:
+    """Makes a layer with as many key as query heads add the mean of what its rows see, nearly."""
+    attention = f"{prefix}.self_attn"
+    width, in_width = tensors[f"{attention}.v_proj.weight"].shape
+    tensors[f"{attention}.v_proj.weight"] = np.eye(width, in_width, in_width - width, dtype=np.float32)
+    tensors[f"{attention}.o_proj.weight"] = np.eye(width, dtype=np.float32)
+    for name in ("q_proj", "k_proj"):
+        tensors[f"{attention}.{name}.weight"] *= 0.1
+    tensors[f"{prefix}.mlp.down_proj.weight"] *= 0.2
+
+
+def write_peagle(
+    folder: Path,
+    target: Path,
+    *,
+    repeats: bool = True,
+    draft_vocab_size: int = 40,
+    window: int | None = None,
+    seed: int = 1,
+) -> Path:
+    """A P-EAGLE head of two layers in speculators' format; `repeats` makes it draft the last token again.
+
+    It hands the feature of the last real row on to the mask rows through windows of two.
+    """
+    rng = np.random.default_rng(seed)
+    target_config, scale, rows = _target(target)
+    layers = {**_head_config(target_config, "llama"), "num_hidden_layers": 2, "num_key_value_heads": 4}
+    window = 2 if repeats else window
+    if window is not None:
+        layers |= {"layer_types": ["sliding_attention"] * 2, "sliding_window": window}
+    width, depth = layers["hidden_size"], target_config["num_hidden_layers"]
+    ids, maps = _vocabulary(rng, layers["vocab_size"], draft_vocab_size)
+    tensors = {
+        **_layer(rng, "layers.0", layers, 2 * width),
+        **_layer(rng, "layers.1", layers, width),
+        "fc.weight": _matrix(rng, (width, 2 * width)),
+        **_norms(
+            width, "layers.0.hidden_norm", "layers.0.input_layernorm", "layers.1.input_layernorm", "norm"
+        ),
+        "lm_head.weight": _matrix(rng, (draft_vocab_size, width)),
+        "mask_hidden": _matrix(rng, (1, 2 * width))[None],
+        **maps,
+    }
+    if repeats:
+        for prefix in ("layers.0", "layers.1"):
+            _pass_values(tensors, prefix, rng)
+        tensors |= {"fc.weight": _last_of(width, 2), "norm.weight": scale, "lm_head.weight": rows[ids]}
+        tensors["mask_hidden"] *= 0.01
+    config = {
+        "speculators_model_type": "peagle",
+        "draft_vocab_size": draft_vocab_size,
+        "mask_token_id": 1,
+        "eagle_aux_hidden_state_layer_ids": [0, depth],
+        "transformer_layer_config": layers,
+    }
+    return write_folder(folder, config, tensors)
+
+
+def write_dflash(
+    folder: Path,
+    target: Path,
+    *,
+    repeats: bool = True,
+    draft_vocab_size: int = 40,
+    window: int | None = None,
+    seed: int = 1,
+) -> Path:
+    """A DFlash head of two layers and blocks of eight; `repeats` makes it draft the last token again.
+
+    That one is in speculators' format and looks at the last context feature alone. The others are in
+    z-lab's, which has no vocabulary of its own; `window` is the one of their first layer.
+    """
+    rng = np.random.default_rng(seed)
+    target_config, scale, rows = _target(target)
+    layers = {**_head_config(target_config, "qwen3"), "num_hidden_layers": 2, "num_key_value_heads": 4}
+    window = 1 if repeats else window
+    if window is not None:
+        others = "sliding_attention" if repeats else "full_attention"
+        layers |= {"layer_types": ["sliding_attention", others], "sliding_window": window}
+        layers["use_sliding_window"] = True
+    width, depth = layers["hidden_size"], target_config["num_hidden_layers"]
+    tensors = {"fc.weight": _matrix(rng, (width, 2 * width)), **_norms(width, "hidden_norm", "norm")}
+    for prefix in ("layers.0", "layers.1"):
+        tensors |= {**_layer(rng, prefix, layers, width), **_norms(width, f"{prefix}.input_layernorm")}
+        tensors |= _norms(width // 4, f"{prefix}.self_attn.q_norm", f"{prefix}.self_attn.k_norm")
+    if not repeats:
+        nested = {"mask_token_id": 1, "target_layer_ids": [0, depth - 1]}
+        return write_folder(folder, {**layers, "block_size": 8, "dflash_config": nested}, tensors)
+    ids, maps = _vocabulary(rng, layers["vocab_size"], draft_vocab_size)
+    for prefix in ("layers.0", "layers.1"):
+        _pass_values(tensors, prefix, rng)
+        tensors[f"{prefix}.self_attn.q_norm.weight"] *= 0.1
+    tensors |= {"fc.weight": _last_of(width, 2), "norm.weight": scale, "lm_head.weight": rows[ids], **maps}
+    tensors["embed_tokens.weight"] = 0.01 * _matrix(rng, (layers["vocab_size"], width))
+    config = {
+        "speculators_model_type": "dflash",
+        "block_size": 8,
+        "draft_vocab_size": draft_vocab_size,
+        "mask_token_id": 1,
+        "aux_hidden_state_layer_ids": [0, depth],
+        "sliding_window_non_causal": True,
+        "transformer_layer_config": layers,
+    }
+    return write_folder(folder, config, tensors)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from paged_rows import PagedTarget
-from tiny_models import write_eagle3, write_target
+from tiny_models import write_dflash, write_eagle3, write_peagle, write_target
 
 import jaxspec
 from jaxspec import SamplingParams
@@ -27,6 +27,8 @@ def folder(tmp_path_factory):
     target = write_target(root / "target", vocab_size=VOCABULARY, gain=1.2)
     write_eagle3(root / "repeats", target, draft_vocab_size=12)
     write_eagle3(root / "random", target, draft_vocab_size=VOCABULARY, repeats=False)
+    write_peagle(root / "peagle", target, draft_vocab_size=12)
+    write_dflash(root / "dflash", target, draft_vocab_size=12)
     return root
 
 
@@ -71,6 +73,8 @@ DRAFTERS = {
     "ngram": {"kind": "ngram"},
     "eagle3 that repeats": {"kind": "eagle3", "source": "repeats"},
     "random eagle3": {"kind": "eagle3", "source": "random"},
+    "peagle": {"kind": "peagle", "source": "peagle"},
+    "dflash": {"kind": "dflash", "source": "dflash"},
     "one-hot eagle3": {"kind": "eagle3", "source": "repeats", "sampling": "greedy"},
 }
 

@@ -9,7 +9,7 @@ import pytest
 from golden_files import assert_close
 from tiny_engines import start_afresh
 
-WITH_CACHE = ("eagle3", "eagle1", "near")
+WITH_CACHE = ("eagle3", "eagle1", "near", "peagle", "dflash")
 
 
 def cached(engine, count):

@@ -1,9 +1,11 @@
 """Greedy output is plain decoding's, token for token, whatever drafts; and plain decoding is the model's."""
 
+from itertools import product
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from golden_files import golden_folder
+from golden_files import HEAD_KINDS, golden_folder
 from paged_rows import PagedTarget
 from tiny_engines import SIZES, tokens_of
 
@@ -31,8 +33,13 @@ def test_plain_decoding_takes_the_best_token_of_one_pass_over_the_whole_text(tin
         assert len(set(answer)) > 5  # not a loop of one token
 
 
-@pytest.mark.parametrize("k", [1, 3, 5])
-@pytest.mark.parametrize("name", ["ngram", "eagle3", "eagle1", "near"])
+@pytest.mark.parametrize(
+    ("name", "k"),
+    [
+        *product(["ngram", "eagle3", "eagle1", "near"], [1, 3, 5]),
+        *product(["peagle", "dflash"], [3, 7]),
+    ],
+)
 def test_drafting_changes_no_token(tiny_engines, prompts, plain, name, k):
     modes = ("greedy", "sampled") if k == 3 else ("greedy",)
     engine = tiny_engines.load(name, k, sampling_modes=modes)
@@ -43,7 +50,7 @@ def test_drafting_changes_no_token(tiny_engines, prompts, plain, name, k):
     assert 0 < accepted < drafted
 
 
-@pytest.mark.parametrize("name", ["random eagle3", "random eagle1"])
+@pytest.mark.parametrize("name", ["random eagle3", "random eagle1", "random peagle", "random dflash"])
 def test_noise_for_drafts_changes_no_token(tiny_engines, prompts, plain, name):
     engine = tiny_engines.load(name, sampling_modes=("greedy",))
     assert tokens_of(engine.generate(prompts, max_new_tokens=NEW_TOKENS)) == plain
@@ -73,5 +80,6 @@ def test_the_goldens_heads_change_no_token(prompts):
         return tokens_of(engine.generate(prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True))
 
     plain = answers({})
-    for kind, case in (("eagle3", "eagle3-sliding-window"), ("eagle1", "eagle1-two-layers")):
+    for case in ("eagle3-sliding-window", "eagle1-two-layers", "dflash-speculators"):
+        kind = HEAD_KINDS[case]
         assert answers({"kind": kind, "source": str(golden_folder(case))}) == plain

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from tiny_engines import start_afresh
 
-CASES = [("ngram", 3), ("eagle3", 3), ("eagle3", 1), ("eagle1", 5), ("near", 3)]
+CASES = [
+    ("ngram", 3),
+    ("eagle3", 3),
+    ("eagle3", 1),
+    ("eagle1", 5),
+    ("near", 3),
+    ("peagle", 7),
+    ("dflash", 7),
+]
 
 
 @pytest.mark.parametrize(("name", "k"), CASES)

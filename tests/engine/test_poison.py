@@ -15,7 +15,7 @@ def poison(engine):
     engine._state = replace(state, target_cache=fill(state.target_cache), draft_cache=fill(state.draft_cache))
 
 
-@pytest.mark.parametrize("name", ["ngram", "eagle3", "eagle1", "near"])
+@pytest.mark.parametrize("name", ["ngram", "eagle3", "eagle1", "near", "peagle", "dflash"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nan_in_pages_that_nobody_wrote_changes_nothing(tiny_engines, prompts, name, temperature):
     engine = tiny_engines.load(name)
@@ -28,12 +28,14 @@ def test_nan_in_pages_that_nobody_wrote_changes_nothing(tiny_engines, prompts, n
     poison(engine)  # leave no finite page behind that another test could lean on
 
 
-@pytest.mark.parametrize(("name", "ahead"), [("eagle3", 0), ("eagle1", 0), ("near", 1)])
+@pytest.mark.parametrize(
+    ("name", "ahead"), [("eagle3", 0), ("eagle1", 0), ("near", 1), ("peagle", 0), ("dflash", 0)]
+)
 def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, ahead, monkeypatch):
     """After every step all that lies past the committed tokens of each slot is poisoned, and page 0.
 
     `ahead`: positions that the drafter has cached beyond the target. EAGLE's last row pairs the last token
-    with the position before it; a draft model has read the last token itself.
+    with the position before it, and DFlash keeps none for the last token; a draft model has read it.
     """
     engine = tiny_engines.load(name, batch_size=1)
     clean = tokens_of(engine.generate(prompts, max_new_tokens=30))
