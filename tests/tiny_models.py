@@ -133,11 +133,13 @@ def write_eagle3(
     draft_vocab_size: int = 40,
     style: str = "llama",
     norm_before_fc: bool = False,
+    window: int | None = None,
     seed: int = 1,
 ) -> Path:
     """An EAGLE-3 head in SafeAILab's format; `repeats` makes it draft the last token again.
 
-    `style` "qwen3" gives it norms on queries and keys, `norm_before_fc` a norm over all features.
+    `style` "qwen3" gives it norms on queries and keys, `norm_before_fc` a norm over all features, `window`
+    sliding attention.
     """
     rng = np.random.default_rng(seed)
     target_config, scale, rows = _target(target)
@@ -155,6 +157,8 @@ def write_eagle3(
         tensors |= _norms(width // 4, "midlayer.self_attn.q_norm", "midlayer.self_attn.k_norm")
     if norm_before_fc:
         tensors |= _norms(3 * width, "input_norm")
+    if window is not None:
+        config |= {"layer_types": ["sliding_attention"], "sliding_window": window}
     if repeats:
         # The output of the target's last layer goes straight to the target's own norm and output rows.
         _quieten(tensors)
