@@ -114,8 +114,8 @@ def test_bad_settings(folders, nothing_allocated, settings, message):
     [
         ("eagle3", "eagle3 of another", "the head is for targets of hidden size 64, this one has 32"),
         ("eagle1", "eagle1 of another", "the head has hidden_size 64, the target 32"),
-        ("eagle3", "target", "the head reads the target's layer -1, and it has 2 layers"),
-        ("eagle1", "eagle3", "tensor"),
+        ("eagle3", "target", "target is a whole model: use kind 'draft_model'"),
+        ("eagle1", "eagle3", "eagle3 is an EAGLE-3 head: use kind 'eagle3'"),
     ],
 )
 def test_heads_that_do_not_fit(folders, nothing_allocated, kind, name, message):

@@ -15,6 +15,7 @@ from jaxspec.drafters.dflash import DFlash, DFlashConfig
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle1 import Eagle1, Eagle1Config
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config
+from jaxspec.drafters.formats import check_kind
 from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.drafters.peagle import PEagle, PEagleConfig
@@ -171,7 +172,9 @@ _PLANS: Mapping[str, Callable[[DrafterConfig, ModelConfig, Build], DrafterReader
 
 def _open(config: DrafterConfig) -> Checkpoint:
     assert config.source is not None  # DrafterConfig checks it
-    return open_checkpoint(config.source, file=config.file, sha256=config.sha256)
+    checkpoint = open_checkpoint(config.source, file=config.file, sha256=config.sha256)
+    check_kind(config.kind, checkpoint)
+    return checkpoint
 
 
 @dataclass(frozen=True)

@@ -235,6 +235,15 @@ def test_heads_that_do_not_fit_are_refused_in_one_line(changed, target, kind, co
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "peagle", "dflash", "draft_model"])
+@pytest.mark.parametrize("case", ["eagle3-norm-output", "eagle3-safeailab", "eagle1", "peagle", "dflash"])
+def test_a_head_of_another_kind_is_refused_by_name(target, kind, case):
+    right = HEAD_KINDS[case]
+    if kind != right:
+        with pytest.raises(ValueError, match=f"drafter.kind is '{kind}', and .* head: use kind '{right}'"):
+            load(kind, golden_folder(case), target)
+
+
 def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path, target):
     other = write_target(tmp_path / "other", vocab_size=64)
     with pytest.raises(ValueError, match="a vocabulary of 64, the target of 48"):
