@@ -13,6 +13,18 @@ import jaxspec
 from jaxspec import Engine, Generation
 
 SIZES = {"batch_size": 3, "max_model_len": 96, "page_size": 8, "prefill_chunk": 8, "prefill_rows": 1}
+ATTENTION: dict[str, dict[str, Any]] = {
+    "full": {},
+    "sliding": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6},
+    "indexed window": {
+        "model_type": "jaxspec_indexed_window",
+        "sliding_window": 6,
+        "compress_ratios": [1, 4],
+    },
+}
+"""The kinds of attention, as changes to `tiny_models.TARGET`; tests of every kind run over these."""
+DRAFTERS = {"ngram": 3, "eagle3": 7, "eagle1": 5, "near": 7, "peagle": 7, "dflash": 7}
+"""Every drafter by name, and K where tests run it over every kind of attention."""
 KINDS = {"self": "draft_model", "near": "draft_model"}
 
 
@@ -21,19 +33,23 @@ class TinyEngines:
     """A target of 48 tokens, drafters for it by name, and the engines loaded so far.
 
     "eagle3", "eagle1", "peagle" and "dflash" repeat the last token, the same names after "random" are noise,
-    "self" is the target itself, "near" a noisy copy of it, "ngram" and "none" need no weights.
+    "self" is the target itself, "near" a noisy copy of it, "ngram" and "none" need no weights. `attention`
+    is the kind of the target and of its copies; EAGLE heads over one with a window have a window, too.
     """
 
     root: Path
+    attention: str = "full"
     folders: dict[str, Path] = field(init=False)
     loaded: dict[Any, Engine] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        target = write_target(self.root / "target")
+        changes = ATTENTION[self.attention]
+        target = write_target(self.root / "target", **changes)
+        window = changes.get("sliding_window")
         self.folders = {
             "target": target,
-            "eagle3": write_eagle3(self.root / "eagle3", target),
-            "eagle1": write_eagle1(self.root / "eagle1", target),
+            "eagle3": write_eagle3(self.root / "eagle3", target, window=window),
+            "eagle1": write_eagle1(self.root / "eagle1", target, window=window),
             "peagle": write_peagle(self.root / "peagle", target),
             "dflash": write_dflash(self.root / "dflash", target),
             "random eagle3": write_eagle3(self.root / "random_eagle3", target, repeats=False),

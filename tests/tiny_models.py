@@ -172,15 +172,23 @@ def write_eagle3(
 
 
 def write_eagle1(
-    folder: Path, target: Path, *, repeats: bool = True, style: str = "llama", seed: int = 1
+    folder: Path,
+    target: Path,
+    *,
+    repeats: bool = True,
+    style: str = "llama",
+    window: int | None = None,
+    seed: int = 1,
 ) -> Path:
-    """An EAGLE-1 head; `repeats` makes it draft the last token again, `style` as for EAGLE-3."""
+    """An EAGLE-1 head; `repeats` makes it draft the last token again, `style` and `window` as for EAGLE-3."""
     rng = np.random.default_rng(seed)
     config = _head_config(_target(target)[0], style)
     width = config["hidden_size"]
     tensors = {**_layer(rng, "layers.0", config, width), "fc.weight": _matrix(rng, (width, 2 * width))}
     if style == "qwen3":
         tensors |= _norms(width // 4, "layers.0.self_attn.q_norm", "layers.0.self_attn.k_norm")
+    if window is not None:
+        config |= {"layer_types": ["sliding_attention"], "sliding_window": window}
     if repeats:
         _quieten(tensors)
         tensors["fc.weight"] = _last_of(width, 2)

@@ -2,20 +2,27 @@
 
 import numpy as np
 import pytest
-from tiny_engines import TinyEngines, assert_idle
+from tiny_engines import ATTENTION, TinyEngines, assert_idle
 
 
 @pytest.fixture(scope="session")
-def tiny_engines(tmp_path_factory):
-    return TinyEngines(tmp_path_factory.mktemp("engines"))
+def engines_of(tmp_path_factory):
+    """`TinyEngines` over every kind of attention, by its name."""
+    return {kind: TinyEngines(tmp_path_factory.mktemp("engines"), kind) for kind in ATTENTION}
+
+
+@pytest.fixture(scope="session")
+def tiny_engines(engines_of):
+    return engines_of["full"]
 
 
 @pytest.fixture(autouse=True)
-def everything_is_given_back(tiny_engines):
+def everything_is_given_back(engines_of):
     """After every test all slots and pages of all engines are free."""
     yield
-    for engine in tiny_engines.loaded.values():
-        assert_idle(engine)
+    for engines in engines_of.values():
+        for engine in engines.loaded.values():
+            assert_idle(engine)
 
 
 @pytest.fixture(scope="session")

@@ -1,20 +1,30 @@
 """Metadata that is not rebuilt between draft steps is noticed: the fault this library exists to avoid."""
 
+from dataclasses import replace
+
 import pytest
+from tiny_engines import ATTENTION
 from tiny_models import write_target
 
 import jaxspec
 from jaxspec.drafters import autoregressive
 
+STALE_PARTS = [
+    ("full", "slots"),
+    ("full", "last"),
+    ("sliding", "first"),
+    ("indexed window", "window_slots"),
+    ("indexed window", "entry_slots"),
+    ("indexed window", "num_entries"),
+]
+"""Parts of metadata that, left behind alone while all else moves on, draft wrong tokens."""
 
-@pytest.fixture(scope="module", params=["full_attention", "sliding_attention"])
-def target(request, tmp_path_factory):
-    """A model of one kind of attention, which is to draft for itself."""
-    return write_target(
-        tmp_path_factory.mktemp("fresh") / request.param,
-        layer_types=[request.param] * 2,
-        sliding_window=6 if request.param == "sliding_attention" else None,
-    )
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory):
+    """A model of every kind of attention, which is to draft for itself."""
+    root = tmp_path_factory.mktemp("fresh")
+    return {kind: write_target(root / kind, **changes) for kind, changes in ATTENTION.items()}
 
 
 def acceptance_length(target) -> float:
@@ -33,19 +43,21 @@ def acceptance_length(target) -> float:
     return stats.acceptance_length
 
 
-def test_a_target_that_drafts_for_itself_has_all_accepted(target):
-    assert acceptance_length(target) == 6.0
-
-
-def test_frozen_metadata_loses_acceptance(target, monkeypatch):
-    build = autoregressive.build_metadata
+def freeze(monkeypatch, *parts):
+    """Gives draft step i the metadata of step 1 again: these parts of it, or all."""
+    build, step = autoregressive.build_metadata, autoregressive.AutoregressiveDrafter.step
 
     def frozen(kinds, positions, valid, page_table, *, page_size):
-        if positions.shape[1] == 1:  # a draft step: what step 1 would be given, again and again
-            positions = positions - frozen.late
-        return build(kinds, positions, valid, page_table, page_size=page_size)
-
-    step = autoregressive.AutoregressiveDrafter.step
+        fresh = build(kinds, positions, valid, page_table, page_size=page_size)
+        if positions.shape[1] > 1:  # not a draft step
+            return fresh
+        stale = build(kinds, positions - frozen.late, valid, page_table, page_size=page_size)
+        if not parts:
+            return stale
+        return {
+            kind: replace(metadata, **{part: getattr(stale[kind], part) for part in parts})
+            for kind, metadata in fresh.items()
+        }
 
     def counted(self, target, context, state, i):
         frozen.late = i - 1
@@ -53,4 +65,21 @@ def test_frozen_metadata_loses_acceptance(target, monkeypatch):
 
     monkeypatch.setattr(autoregressive, "build_metadata", frozen)
     monkeypatch.setattr(autoregressive.AutoregressiveDrafter, "step", counted)
-    assert acceptance_length(target) < 5.0
+
+
+@pytest.mark.parametrize("kind", ATTENTION)
+def test_a_target_that_drafts_for_itself_has_all_accepted(targets, kind):
+    assert acceptance_length(targets[kind]) == 6.0
+
+
+@pytest.mark.parametrize("kind", ATTENTION)
+def test_frozen_metadata_loses_acceptance(targets, kind, monkeypatch):
+    freeze(monkeypatch)
+    assert acceptance_length(targets[kind]) < 5.0
+
+
+@pytest.mark.parametrize(("kind", "part"), STALE_PARTS)
+def test_a_part_that_stays_behind_alone_loses_acceptance(targets, kind, part, monkeypatch):
+    """As where lengths were advanced and the slots that they stand for were not."""
+    freeze(monkeypatch, part)
+    assert acceptance_length(targets[kind]) < 5.9

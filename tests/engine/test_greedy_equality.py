@@ -1,5 +1,6 @@
 """Greedy output is plain decoding's, token for token, whatever drafts; and plain decoding is the model's."""
 
+from functools import cache
 from itertools import product
 
 import jax.numpy as jnp
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from golden_files import HEAD_KINDS, golden_folder
 from paged_rows import PagedTarget
-from tiny_engines import SIZES, tokens_of
+from tiny_engines import ATTENTION, DRAFTERS, SIZES, tokens_of
 
 import jaxspec
 from jaxspec.checkpoints import open_checkpoint
@@ -17,12 +18,27 @@ NEW_TOKENS = 40
 
 
 @pytest.fixture(scope="module")
-def plain(tiny_engines, prompts):
-    return tokens_of(tiny_engines.load().generate(prompts, max_new_tokens=NEW_TOKENS))
+def plain_of(engines_of, prompts):
+    """Plain decoding's answers, by the target's kind of attention."""
+
+    @cache
+    def plain(kind):
+        return tokens_of(engines_of[kind].load().generate(prompts, max_new_tokens=NEW_TOKENS))
+
+    return plain
 
 
-def test_plain_decoding_takes_the_best_token_of_one_pass_over_the_whole_text(tiny_engines, prompts, plain):
-    model = load_target(open_checkpoint(tiny_engines.folders["target"]), dtype=jnp.float32)
+@pytest.fixture(scope="module")
+def plain(plain_of):
+    return plain_of("full")
+
+
+@pytest.mark.parametrize("kind", ATTENTION)
+def test_plain_decoding_takes_the_best_token_of_one_pass_over_the_whole_text(
+    engines_of, prompts, plain_of, kind
+):
+    plain = plain_of(kind)
+    model = load_target(open_checkpoint(engines_of[kind].folders["target"]), dtype=jnp.float32)
     width = max(map(len, prompts)) + NEW_TOKENS
     paged = PagedTarget(model, len(prompts), width, page_size=16, width=width)
     texts = [prompt + answer for prompt, answer in zip(prompts, plain, strict=True)]
@@ -48,6 +64,13 @@ def test_drafting_changes_no_token(tiny_engines, prompts, plain, name, k):
     accepted = sum(generation.stats.accepted for generation in generations)
     drafted = sum(generation.stats.drafted for generation in generations)
     assert 0 < accepted < drafted
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("kind", [kind for kind in ATTENTION if kind != "full"])
+def test_drafting_changes_no_token_whatever_the_attention(engines_of, prompts, plain_of, kind, name):
+    engine = engines_of[kind].load(name, DRAFTERS[name], sampling_modes=("sampled",))
+    assert tokens_of(engine.generate(prompts, max_new_tokens=NEW_TOKENS)) == plain_of(kind)
 
 
 @pytest.mark.parametrize("name", ["random eagle3", "random eagle1", "random peagle", "random dflash"])
