@@ -23,7 +23,7 @@ from jaxspec.attention import (
 )
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.base import Context, Rows, Target
-from jaxspec.drafters.layer_config import is_speculators, layer_config
+from jaxspec.drafters.layer_config import captured_streams, is_speculators, layer_config
 from jaxspec.drafters.one_pass import OnePassDrafter
 from jaxspec.drafters.peagle import checked_mask_token
 from jaxspec.drafters.vocabulary import to_target_ids, vocabulary_buffers
@@ -139,13 +139,7 @@ def _capture_ids(config: Mapping[str, Any], depth: int, speculators: bool) -> tu
     ids = config.get(key)
     if not ids:
         raise ConfigError(f"DFlash: config.json names no {key}, the target's layers that the head reads")
-    capture = tuple(i + offset for i in ids)
-    outside = [i for i in capture if not 0 <= i <= depth]
-    if outside:
-        raise ConfigError(
-            f"the head reads the target's layer {outside[0] - offset}, and it has {depth} layers"
-        )
-    return capture
+    return captured_streams(ids, depth, offset=offset)
 
 
 def _causal(config: Mapping[str, Any], layers: ModelConfig, speculators: bool) -> tuple[bool, ...]:

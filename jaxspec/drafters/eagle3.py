@@ -16,7 +16,7 @@ from jaxspec.attention import AttentionKind, AttentionMetadata, CacheShape, Laye
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter, refresh_shifted
 from jaxspec.drafters.base import Rows, Target
-from jaxspec.drafters.layer_config import is_speculators, layer_config
+from jaxspec.drafters.layer_config import captured_streams, is_speculators, layer_config
 from jaxspec.drafters.vocabulary import vocabulary_buffers
 from jaxspec.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm, RopeTables
 from jaxspec.models.llama import attention_kinds
@@ -68,12 +68,7 @@ class Eagle3Config:
         layers = ModelConfig.from_hf(layer)
         eagle = config.get("eagle_config") or {}
         depth = target.num_hidden_layers
-        capture = _capture_ids(config, eagle, depth)
-        if eagle.get("use_aux_hidden_state") is False:
-            capture = ()
-        outside = [i for i in capture if not 0 <= i <= depth]
-        if outside:
-            raise ConfigError(f"the head reads the target's layer {outside[0]}, and it has {depth} layers")
+        capture = () if eagle.get("use_aux_hidden_state") is False else _capture_ids(config, eagle, depth)
         head_target_width = config.get("target_hidden_size") or layers.hidden_size
         if head_target_width != target.hidden_size:
             raise ConfigError(
@@ -114,10 +109,10 @@ def _capture_ids(config: Mapping[str, Any], eagle: Mapping[str, Any], depth: int
     """Which hidden states the head reads: a top-level list counts streams before a layer, one nested in
     `eagle_config` counts layer outputs, and without either the default of all producers holds."""
     if config.get("eagle_aux_hidden_state_layer_ids"):
-        return tuple(config["eagle_aux_hidden_state_layer_ids"])
+        return captured_streams(config["eagle_aux_hidden_state_layer_ids"], depth)
     if eagle.get("eagle_aux_hidden_state_layer_ids"):
-        return tuple(i + 1 for i in eagle["eagle_aux_hidden_state_layer_ids"])
-    return default_capture(depth)
+        return captured_streams(eagle["eagle_aux_hidden_state_layer_ids"], depth, offset=1)
+    return captured_streams(default_capture(depth), depth)
 
 
 def default_capture(num_layers: int) -> tuple[int, int, int]:

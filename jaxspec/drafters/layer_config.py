@@ -1,9 +1,9 @@
-"""The draft transformer's own keys inside a head's `config.json`."""
+"""What the `config.json` of every head says: the keys of its own layers, and the target's layers it reads."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from jaxspec.config import ModelConfig
+from jaxspec.config import ConfigError, ModelConfig
 
 
 def layer_config(config: Mapping[str, Any], target: ModelConfig) -> dict[str, Any]:
@@ -22,6 +22,25 @@ def layer_config(config: Mapping[str, Any], target: ModelConfig) -> dict[str, An
 def is_speculators(config: Mapping[str, Any]) -> bool:
     """Whether a head is in the format of the speculators package."""
     return isinstance(config.get("transformer_layer_config"), Mapping)
+
+
+def captured_streams(ids: Any, depth: int, *, offset: int = 0) -> tuple[int, ...]:
+    """The target's hidden states that a head reads, i being the stream before layer i.
+
+    Args:
+      ids: the list in the config.
+      depth: layers of the target.
+      offset: 1 for a producer that counts the outputs of layers.
+
+    Raises:
+      ConfigError: the target has no such layer.
+    """
+    if not isinstance(ids, (list, tuple)) or not all(isinstance(i, int) for i in ids):
+        raise ConfigError(f"the head's layer ids must be a list of integers, got {ids!r}")
+    outside = [i for i in ids if not 0 <= i + offset <= depth]
+    if outside:
+        raise ConfigError(f"the head reads the target's layer {outside[0]}, and it has {depth} layers")
+    return tuple(i + offset for i in ids)
 
 
 _COMMON: Mapping[str, Any] = {

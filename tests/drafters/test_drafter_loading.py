@@ -192,6 +192,7 @@ def test_query_and_key_norms_come_with_qwen3_layers(folders):
         ("eagle3", {"vocab_size": 64}, {}, "for a vocabulary of 64, the target's has 48"),
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": [0, 3, 8]}, {}, "layer 8, and it has 7 layers"),
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": [-1, 3, 7]}, {}, "layer -1, and it has 7 layers"),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": "all"}, {}, "a list of integers, got 'all'"),
         (
             "eagle3",
             {"hidden_size": 16, "target_hidden_size": 32},

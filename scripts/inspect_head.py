@@ -1,0 +1,68 @@
+"""Say what a drafter's checkpoint is, which target it fits, and what loading it assumes. Reads no weights.
+
+    python scripts/inspect_head.py HEAD [--target TARGET]
+
+HEAD is a folder, a .gguf file, a Hugging Face Hub id, or the name or file of a configuration, whose drafter
+and target are then meant. TARGET likewise. Exit status: 0; 1 where it cannot be loaded, or does not fit
+the target; 2 for bad input.
+"""
+
+import argparse
+import sys
+
+from jaxspec.checkpoints import CheckpointError
+from jaxspec.command_line import Parser, report
+from jaxspec.config import Config, ConfigError, SourceConfig, list_configs, load_config
+from jaxspec.drafters.inspect import Report, inspect
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("head", metavar="HEAD", help="the drafter's checkpoint, or a configuration")
+    parser.add_argument("--target", metavar="TARGET", help="the target that it should fit")
+    parser.add_argument("--file", help="the .gguf inside a folder, repository or wheel that is HEAD")
+    parser.add_argument("--sha256", help="what the file must hash to")
+    args = parser.parse_args(arguments)
+    try:
+        pair = _configuration(args.head)
+        head = SourceConfig(args.head, args.file, args.sha256) if pair is None else _drafter(pair)
+        target = None if pair is None else pair.target
+        if args.target is not None:
+            other = _configuration(args.target)
+            target = SourceConfig(args.target) if other is None else other.target
+        found = inspect(head, target)
+    except (ConfigError, CheckpointError) as error:
+        return report(error)
+    print(describe(found, None if target is None else target.source))
+    return 0 if found.problem is None else 1
+
+
+def describe(found: Report, target: str | None) -> str:
+    """The report as lines of text."""
+    lines = [f"{found.name}: {found.method}, {found.producer}", f"fits    {found.target}"]
+    if target is not None:
+        lines.append(f"target  {target}: {'fits' if found.problem is None else found.problem}")
+    elif found.problem is not None:
+        lines.append(f"cannot be loaded: {found.problem}")
+    lines.append(f"reads   hidden states: {found.layers}")
+    width = max((len(flag.name) for flag in found.flags), default=0)
+    for flag in found.flags:
+        said = flag.found if flag.found is not None else f"assumed: {flag.reason}"
+        lines.append(f"        {flag.name:{width}}  {flag.value}  ({said})")
+    lines.append(f"ignores {', '.join(found.ignored) or 'no tensor'}")
+    return "\n".join(lines)
+
+
+def _configuration(name: str) -> Config | None:
+    return load_config(name) if name.endswith(".toml") or name in list_configs() else None
+
+
+def _drafter(config: Config) -> SourceConfig:
+    drafter = config.drafter
+    if drafter.source is None:
+        raise ConfigError(f"{config.name}: its drafter {drafter.kind!r} has no checkpoint")
+    return SourceConfig(drafter.source, drafter.file, drafter.sha256)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

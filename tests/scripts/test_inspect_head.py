@@ -1,0 +1,63 @@
+"""The command line, in this process."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from golden_files import golden_folder
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+import inspect_head
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs the command; returns its exit status, and what it printed."""
+
+    def run(*arguments):
+        status = inspect_head.main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return status, printed.out + printed.err
+
+    return run
+
+
+def test_a_head_with_its_target(run):
+    status, text = run(golden_folder("eagle3-safeailab"), "--target", golden_folder("llama-seven-layers"))
+    assert status == 0
+    assert "checkpoint: an EAGLE-3 head, SafeAILab\n" in text
+    assert "llama-seven-layers/checkpoint: fits\n" in text
+    assert "norm before residual       False  (assumed: " in text
+    assert text.endswith("ignores no tensor\n")
+
+
+def test_a_head_with_another_target(run):
+    status, text = run(golden_folder("eagle3-safeailab"), "--target", golden_folder("llama-tied"))
+    assert status == 1
+    assert "llama-tied/checkpoint: the head is for targets of hidden size 16, this one has 32\n" in text
+
+
+def test_a_configuration_stands_for_its_drafter_and_its_target(run, tmp_path):
+    config = tmp_path / "pair.toml"
+    drafter = f'[drafter]\nkind = "dflash"\nsource = "{golden_folder("dflash")}"\n'
+    config.write_text(f'[target]\nsource = "{golden_folder("llama-tied")}"\n{drafter}', "utf-8")
+    assert run(config)[0] == 0
+    assert "a DFlash head" in run(config)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no/such/folder/here"], "no such file or folder"),
+        ([golden_folder("dflash"), "--target", "no/such/folder/here"], "no such file or folder"),
+        (["smollm2-135m-ngram"], "its drafter 'ngram' has no checkpoint"),
+        (["missing.toml"], "configuration file not found"),
+    ],
+)
+def test_bad_input_is_one_line(run, arguments, message):
+    status, text = run(*arguments)
+    assert status == 2
+    assert text.startswith("error: ")
+    assert message in text
+    assert text.count("\n") == 1
