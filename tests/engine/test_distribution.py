@@ -4,13 +4,15 @@ On 16 tokens the exact distribution of a pair of neighbouring tokens can be comp
 shared by two purposes, a wrong q, or drafts accepted at another row than theirs bend it.
 """
 
+from functools import cache
 from itertools import product
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from paged_rows import PagedTarget
-from tiny_models import write_dflash, write_eagle3, write_peagle, write_target
+from tiny_engines import ATTENTION
+from tiny_models import perturb, write_dflash, write_eagle1, write_eagle3, write_peagle, write_target
 
 import jaxspec
 from jaxspec import SamplingParams
@@ -27,23 +29,30 @@ def folder(tmp_path_factory):
     target = write_target(root / "target", vocab_size=VOCABULARY, gain=1.2)
     write_eagle3(root / "repeats", target, draft_vocab_size=12)
     write_eagle3(root / "random", target, draft_vocab_size=VOCABULARY, repeats=False)
+    write_eagle1(root / "eagle1", target)
+    perturb(target, root / "near", scale=0.3)
     write_peagle(root / "peagle", target, draft_vocab_size=12)
     write_dflash(root / "dflash", target, draft_vocab_size=12)
+    indexed = write_target(root / "indexed", vocab_size=VOCABULARY, gain=1.2, **ATTENTION["indexed window"])
+    perturb(indexed, root / "near indexed", scale=0.3)
     return root
 
 
 @pytest.fixture(scope="module")
 def exact(folder):
-    """The joint probability [V, V, V] of the three tokens after the prompt, at a temperature and top_p."""
-    model = load_target(open_checkpoint(folder / "target"), dtype=jnp.float32)
-    tails = list(product(range(VOCABULARY), repeat=2))
-    width = len(PROMPT) + 2
-    paged = PagedTarget(model, len(tails), width, page_size=16, width=width)
-    logits, _, _ = paged.feed([[*PROMPT, *tail] for tail in tails], [0] * len(tails))
-    rows = np.asarray(logits[:, -3:], np.float64).reshape(VOCABULARY, VOCABULARY, 3, VOCABULARY)
+    """A target's joint probability [V, V, V] of three tokens after the prompt, at a temperature and top_p."""
 
-    def joint(temperature, top_p):
-        p = np.exp(rows / temperature)
+    @cache
+    def last_rows(target):
+        model = load_target(open_checkpoint(folder / target), dtype=jnp.float32)
+        tails = list(product(range(VOCABULARY), repeat=2))
+        width = len(PROMPT) + 2
+        paged = PagedTarget(model, len(tails), width, page_size=16, width=width)
+        logits, _, _ = paged.feed([[*PROMPT, *tail] for tail in tails], [0] * len(tails))
+        return np.asarray(logits[:, -3:], np.float64).reshape(VOCABULARY, VOCABULARY, 3, VOCABULARY)
+
+    def joint(target, temperature, top_p):
+        p = np.exp(last_rows(target) / temperature)
         p /= p.sum(-1, keepdims=True)
         # Tokens are kept from the most likely one on, until top_p is reached.
         order = np.argsort(-p, axis=-1)
@@ -73,6 +82,13 @@ DRAFTERS = {
     "ngram": {"kind": "ngram"},
     "eagle3 that repeats": {"kind": "eagle3", "source": "repeats"},
     "random eagle3": {"kind": "eagle3", "source": "random"},
+    "eagle1": {"kind": "eagle1", "source": "eagle1"},
+    "draft model": {"kind": "draft_model", "source": "near"},
+    "draft model of the indexed window": {
+        "target": "indexed",
+        "kind": "draft_model",
+        "source": "near indexed",
+    },
     "peagle": {"kind": "peagle", "source": "peagle"},
     "dflash": {"kind": "dflash", "source": "dflash"},
     "one-hot eagle3": {"kind": "eagle3", "source": "repeats", "sampling": "greedy"},
@@ -82,12 +98,13 @@ DRAFTERS = {
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_pairs_of_tokens_are_as_likely_as_in_plain_decoding(folder, exact, name):
     drafter = dict(DRAFTERS[name])
+    target = drafter.pop("target", "target")
     if "source" in drafter:
         drafter["source"] = str(folder / drafter["source"])
     if drafter:
         drafter["num_speculative_tokens"] = 3
     engine = jaxspec.load(
-        folder / "target",
+        folder / target,
         drafter=drafter,
         sampling_modes=("sampled",),
         progress=False,
@@ -117,7 +134,7 @@ def test_pairs_of_tokens_are_as_likely_as_in_plain_decoding(folder, exact, name)
             counts[tuple(generation.token_ids)] += 1
             accepted += generation.stats.accepted
             drafted += generation.stats.drafted
-        expected = exact(temperature, top_p)
+        expected = exact(target, temperature, top_p)
         assert counts.sum() == SAMPLES
         assert excess(counts.sum(2), expected.sum(2)) < 5
         assert excess(counts.sum(0), expected.sum(0)) < 5
