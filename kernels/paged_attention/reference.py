@@ -38,6 +38,26 @@ def paged_attention(
       [B, Q, H, D] in the dtype of `queries`; zeros for a row that sees nothing. Positions outside
       first..last are never used, not even where the cache holds NaN.
     """
+    return attend(
+        queries, cache, page_table, first, last, value_dim=queries.shape[-1], scale=scale, sinks=sinks
+    )
+
+
+def attend(
+    queries: jax.Array,
+    cache: jax.Array,
+    page_table: jax.Array,
+    first: jax.Array,
+    last: jax.Array,
+    *,
+    value_dim: int,
+    scale: float,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
+    """`paged_attention`, also over a cache of one plane, [pages, N, 1, P, D].
+
+    Values are then the first `value_dim` entries of the keys. Returns [B, Q, H, value_dim].
+    """
     batch, num_rows, num_heads, head_dim = queries.shape
     num_kv_heads, page_size = cache.shape[1], cache.shape[3]
     group = num_heads // num_kv_heads
@@ -57,7 +77,7 @@ def paged_attention(
         peak, total, output = carry
         pages = lax.dynamic_slice_in_dim(page_table, i * pages_per_block, pages_per_block, axis=1)
         keys_values = _gather_pages(cache, pages).astype(jnp.float32)
-        keys, values = keys_values[:, :, 0], keys_values[:, :, 1]
+        keys, values = keys_values[:, :, 0], keys_values[:, :, -1, :, :value_dim]
         position = i * block + jnp.arange(block, dtype=jnp.int32)
         used = (position >= slot_first[:, None]) & (position <= slot_last[:, None])
         values = jnp.where(used[:, None, :, None], values, 0.0)
@@ -80,13 +100,13 @@ def paged_attention(
         # A sink is a key that every row has seen before the first block.
         per_row = jnp.repeat(sinks.astype(jnp.float32).reshape(num_kv_heads, group), num_rows, axis=1)
         peak, total = jnp.broadcast_to(per_row[None, :, :, None], shape), jnp.ones(shape, jnp.float32)
-    start = (peak, total, jnp.zeros((*shape[:-1], head_dim), jnp.float32))
+    start = (peak, total, jnp.zeros((*shape[:-1], value_dim), jnp.float32))
     begin = jnp.maximum(slot_first.min(), 0) // block
     end = jnp.clip(slot_last.max() // block + 1, 0, page_table.shape[1] // pages_per_block)
     _, total, output = lax.fori_loop(begin, end, body, start)
     output = output / jnp.where(total == 0.0, 1.0, total)
-    output = output.reshape(batch, num_kv_heads, group, num_rows, head_dim).transpose(0, 3, 1, 2, 4)
-    return output.reshape(queries.shape).astype(queries.dtype)
+    output = output.reshape(batch, num_kv_heads, group, num_rows, value_dim).transpose(0, 3, 1, 2, 4)
+    return output.reshape(*queries.shape[:-1], value_dim).astype(queries.dtype)
 
 
 def _pad_columns(page_table: jax.Array, multiple: int) -> jax.Array:
@@ -95,12 +115,12 @@ def _pad_columns(page_table: jax.Array, multiple: int) -> jax.Array:
 
 
 def _gather_pages(cache: jax.Array, pages: jax.Array) -> jax.Array:
-    """Reads i32[B, W] pages as [B, N, 2, W*P, D], heads outermost, without a transpose after the gather."""
+    """Reads i32[B, W] pages as [B, N, 2 (or 1), W*P, D], without a transpose after the gather."""
     dimensions = lax.GatherDimensionNumbers(
         offset_dims=(1, 2, 4, 5), collapsed_slice_dims=(0,), start_index_map=(0,)
     )
     gathered = lax.gather(
         cache, pages[..., None], dimensions, (1, *cache.shape[1:]), mode=lax.GatherScatterMode.CLIP
     )
-    batch, heads, two, width, page_size, head_dim = gathered.shape
-    return gathered.reshape(batch, heads, two, width * page_size, head_dim)
+    batch, heads, planes, width, page_size, head_dim = gathered.shape
+    return gathered.reshape(batch, heads, planes, width * page_size, head_dim)

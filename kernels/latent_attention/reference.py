@@ -1,0 +1,36 @@
+"""Latent attention in pure JAX: the loop of `paged_attention` over a cache of one plane."""
+
+import jax
+from jaxspec_kernels.paged_attention.reference import attend
+
+
+def latent_attention(
+    queries: jax.Array,
+    cache: jax.Array,
+    page_table: jax.Array,
+    first: jax.Array,
+    last: jax.Array,
+    *,
+    value_dim: int,
+    scale: float,
+) -> jax.Array:
+    """Softmax attention of every query row over the positions first..last of its slot.
+
+    All heads share one vector per position, which is the key, and whose first entries are the value: the
+    latent that keys and values would be projected up from, and the rotated part of the key. The projections
+    are in the queries and applied to the result instead (DeepSeek-V2, arXiv 2405.04434, section 2.1.2).
+
+    Args:
+      queries: [B, Q, H, D].
+      cache: [pages, 1, 1, P, D].
+      page_table: i32[B, T], the page that holds positions i*P..i*P+P-1 of the slot.
+      first: i32[B, Q], the first position that a row sees.
+      last: i32[B, Q], the last one, inclusive; less than `first` for a row that sees nothing.
+      value_dim: entries of the vector that are the value.
+      scale: what the dot products are multiplied by.
+
+    Returns:
+      [B, Q, H, value_dim] in the dtype of `queries`; zeros for a row that sees nothing. Positions outside
+      first..last are never used, not even where the cache holds NaN.
+    """
+    return attend(queries, cache, page_table, first, last, value_dim=value_dim, scale=scale)

@@ -1,0 +1,22 @@
+"""The write of latents in pure JAX."""
+
+import jax
+import jax.numpy as jnp
+
+
+def latent_write(cache: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
+    """Writes one vector per slot; in place when the cache is donated.
+
+    Where several rows name one slot (of page 0, by contract), any of them may stay.
+
+    Args:
+      cache: [pages, 1, 1, P, D].
+      slots: i32[B, Q] from `slot_mapping`; must lie in the cache.
+      rows: [B, Q, D].
+
+    Returns:
+      The cache, same shape and dtype.
+    """
+    page, offset = jnp.divmod(slots, cache.shape[3])
+    rows = rows.astype(cache.dtype)
+    return cache.at[page, 0, 0, offset].set(rows, mode="promise_in_bounds", unique_indices=False)

@@ -1,0 +1,59 @@
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxspec_kernels.latent_write import latent_write
+from jaxspec_kernels.latent_write.cases import CASES
+
+OP = latent_write
+
+
+def arguments(case):
+    rng = np.random.default_rng(0)
+    dtype = jnp.dtype(case.dtype)
+    cache = np.full((case.pages, 1, 1, case.page_size, case.size), np.nan)
+    owned = case.page_size + rng.permutation((case.pages - 1) * case.page_size)
+    slots = owned[: case.slots * case.rows].reshape(case.slots, case.rows)
+    rows = rng.normal(size=(case.slots, case.rows, case.size))
+    return jnp.asarray(cache, dtype), jnp.asarray(slots, jnp.int32), jnp.asarray(rows, dtype)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_writes_these_rows_and_nothing_else(case, implementation):
+    cache, slots, rows = arguments(case)
+    expected = np.array(cache)
+    for b, q in np.ndindex(slots.shape):
+        page, offset = divmod(int(slots[b, q]), case.page_size)
+        expected[page, 0, 0, offset] = rows[b, q]
+    written = OP(cache, slots, rows, implementation=implementation)
+    assert written.dtype == cache.dtype
+    np.testing.assert_array_equal(written.astype(jnp.float32), expected.astype(np.float32))
+
+
+def test_rows_without_a_page_share_page_0_and_touch_no_other(implementation):
+    cache, slots, rows = arguments(CASES[2])
+    written = OP(cache, jnp.zeros_like(slots), rows, implementation=implementation)
+    assert jnp.isnan(written[1:]).all()
+    assert jnp.isfinite(written[0, 0, 0, 0]).all()
+
+
+def test_rows_are_cast_to_the_cache(implementation):
+    cache, slots, rows = arguments(CASES[2])
+    assert OP(cache.astype(jnp.bfloat16), slots, rows, implementation=implementation).dtype == jnp.bfloat16
+
+
+def test_a_donated_cache_is_written_in_place(implementation):
+    def loop(cache, slots, rows):
+        write = lambda i, cache: OP(cache, slots + i, rows, implementation=implementation)  # noqa: E731
+        return jax.lax.fori_loop(0, 3, write, cache)
+
+    cache, slots, rows = arguments(CASES[-1])
+    compiled = jax.jit(loop, donate_argnums=0).lower(cache, slots - 3, rows).compile()
+    shape = re.escape("f32[" + ",".join(map(str, cache.shape)))
+    assert re.search(rf"= {shape}", compiled.as_text())
+    assert not re.search(rf"= {shape}\S* (copy|transpose)\(", compiled.as_text())
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes == cache.nbytes
+    assert memory.temp_size_in_bytes < cache.nbytes / 10
