@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 import transformers
 from goldens import (
+    deepseek_targets,
     dflash_heads,
     eagle1_heads,
     eagle3_safeailab,
@@ -44,6 +45,7 @@ FAMILIES = {
     "qwen3-moe": qwen3_moe_targets.write,
     "gpt-oss": gpt_oss_targets.write,
     "gemma3": gemma3_targets.write,
+    "deepseek": deepseek_targets.write,
     "smollm2": real_model.write,
     "eagle3-speculators": eagle3_speculators.write,
     "eagle3-safeailab": eagle3_safeailab.write,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxspec.config.errors import ConfigError
+from jaxspec.config.latent import LatentConfig
 from jaxspec.config.moe import MoeConfig
 from jaxspec.config.rope import RopeConfig, read_ropes
 
@@ -22,6 +23,8 @@ class ModelConfig:
       attention_scale: what dot products are multiplied by; None takes head_dim ** -0.5.
       attention_sinks: every head has a logit of its own in the softmax.
       moe: the routed experts, or None where every layer is dense.
+      latent: latent attention, or None; `head_dim` is then the size of the rotated part.
+      num_nextn_predict_layers: layers past the last one that a checkpoint may hold to predict further tokens.
     """
 
     family: str
@@ -46,6 +49,8 @@ class ModelConfig:
     attention_scale: float | None = None
     attention_sinks: bool = False
     moe: MoeConfig | None = None
+    latent: LatentConfig | None = None
+    num_nextn_predict_layers: int = 0
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -102,6 +107,8 @@ class ModelConfig:
         layer_types, window = _layer_types(config)
         rope, local_rope = read_ropes(config)
         scalar = config.get("query_pre_attn_scalar")
+        latent = LatentConfig.from_hf(config)
+        head_dim = config.get("head_dim") or config["hidden_size"] // heads
         return cls(
             family=family,
             vocab_size=config["vocab_size"],
@@ -110,7 +117,7 @@ class ModelConfig:
             num_hidden_layers=config["num_hidden_layers"],
             num_attention_heads=heads,
             num_key_value_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            head_dim=latent.qk_rope_head_dim if latent else head_dim,
             rms_norm_eps=config.get("rms_norm_eps", 1e-6),
             max_position_embeddings=config["max_position_embeddings"],
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
@@ -119,12 +126,14 @@ class ModelConfig:
             qk_norm=family in _QK_NORM,
             rope=rope,
             local_rope=local_rope,
-            attention_scale=scalar and scalar**-0.5,
+            attention_scale=latent.scale(rope) if latent else scalar and scalar**-0.5,
             layer_types=layer_types,
             sliding_window=window,
             compress_ratios=_compress_ratios(config),
             attention_sinks=family == "gpt_oss",
             moe=MoeConfig.from_hf(config),
+            latent=latent,
+            num_nextn_predict_layers=config.get("num_nextn_predict_layers") or 0,
         )
 
 
@@ -176,6 +185,55 @@ _FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
         "sliding_window_pattern": 6,
+    },
+    "deepseek_v3": {
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "max_position_embeddings": 4096,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "rope_interleave": True,
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+        "num_nextn_predict_layers": 1,
+    },
+    "glm4_moe_lite": {
+        "vocab_size": 154880,
+        "hidden_size": 2048,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 47,
+        "num_attention_heads": 20,
+        "max_position_embeddings": 202752,
+        "rms_norm_eps": 1e-5,
+        "q_lora_rank": 768,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 192,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 256,
+        "rope_interleave": True,
+        "moe_intermediate_size": 1536,
+        "n_routed_experts": 64,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.8,
+        "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 1,
     },
     "jaxspec_indexed_window": {"max_position_embeddings": 2048, "sliding_window": 128},
     "gpt_oss": {

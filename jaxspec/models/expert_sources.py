@@ -6,7 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxspec.models.parameters import Source
+from jaxspec.models.moe import ExpertSources
+from jaxspec.models.parameters import FusedGateUp, Projection, Source
 
 
 @dataclass(frozen=True)
@@ -49,3 +50,19 @@ class InterleavedGateUp:
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
         return [np.swapaxes(value, -1, -2).reshape(self.shape)]
+
+
+def tensor_per_expert(name: str, count: int, width: int, inner: int) -> ExpertSources:
+    """Experts [E, M, 2, F] and [E, F, M] as `name`.{j}.{gate,up,down}_proj.weight."""
+    experts = [f"{name}.{i}" for i in range(count)]
+    return ExpertSources(
+        gate_up=Stacked(
+            tuple(
+                FusedGateUp((f"{expert}.gate_proj.weight", f"{expert}.up_proj.weight"), width, inner)
+                for expert in experts
+            )
+        ),
+        down=Stacked(
+            tuple(Projection(f"{expert}.down_proj.weight", (inner,), (width,)) for expert in experts)
+        ),
+    )

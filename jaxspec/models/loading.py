@@ -12,10 +12,12 @@ from jax.sharding import Mesh
 
 from jaxspec.checkpoints import Checkpoint, StrictTensors, TensorSource
 from jaxspec.config import ModelConfig
+from jaxspec.models.deepseek import Deepseek
 from jaxspec.models.gemma3 import Gemma3
 from jaxspec.models.gpt_oss import GptOss
 from jaxspec.models.indexed_window import IndexedWindowModel
 from jaxspec.models.language_model import language_model
+from jaxspec.models.latent_sources import HeadRows
 from jaxspec.models.llama import Llama
 from jaxspec.models.parameters import Source
 from jaxspec.models.qwen3_moe import Qwen3Moe
@@ -30,6 +32,8 @@ FAMILIES: Mapping[str, type[Llama]] = {
     "qwen3_moe": Qwen3Moe,
     "gpt_oss": GptOss,
     "gemma3_text": Gemma3,
+    "deepseek_v3": Deepseek,
+    "glm4_moe_lite": Deepseek,
     "jaxspec_indexed_window": IndexedWindowModel,
 }
 """The network of every `model_type`; the keys of its `config.json` are read by `ModelConfig`."""
@@ -70,7 +74,10 @@ def plan_target(checkpoint: Checkpoint, *, dtype: jnp.dtype) -> ModulePlan[Llama
     """`load_target` up to the point where it would read weights; raises the same."""
     checkpoint = language_model(checkpoint)
     config = target_config(checkpoint)
-    return plan_module(lambda rngs: make_target(config, dtype=dtype, rngs=rngs), checkpoint, ignore=IGNORED)
+    # Layers past the last one are the MTP drafter's.
+    further = range(config.num_hidden_layers, config.num_hidden_layers + config.num_nextn_predict_layers)
+    ignore = (*IGNORED, *(f"model.layers.{i}.*" for i in further))
+    return plan_module(lambda rngs: make_target(config, dtype=dtype, rngs=rngs), checkpoint, ignore=ignore)
 
 
 def make_target(config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> Llama:
@@ -102,10 +109,17 @@ def plan_module(
     module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
     tensors = StrictTensors(checkpoint)
     tensors.ignore(*ignore)
-    parameters = [
-        (variable, [tensors.take(name, shape, source.kind) for name, shape in source.tensors])
-        for variable, source in declared(module)
-    ]
+    shared: dict[str, TensorSource] = {}
+
+    def find(source: Source) -> list[TensorSource]:
+        if isinstance(source, HeadRows) and source.name in shared:
+            return [shared[source.name]]
+        found = [tensors.take(name, shape, source.kind) for name, shape in source.tensors]
+        if isinstance(source, HeadRows):
+            shared[source.name] = found[0]
+        return found
+
+    parameters = [(variable, find(source)) for variable, source in declared(module)]
     tensors.finish()
     return ModulePlan(module, parameters)
 
@@ -114,7 +128,11 @@ def export_tensors(module: nnx.Module) -> dict[str, np.ndarray]:
     """A module's parameters as a checkpoint names and lays them out: the inverse of loading."""
     exported: dict[str, np.ndarray] = {}
     for variable, source in declared(module):
-        arrays = source.split(np.asarray(variable.get_value()))
+        value = np.asarray(variable.get_value())
+        if isinstance(source, HeadRows) and source.name in exported:
+            source.put(exported[source.name], value)
+            continue
+        arrays = source.split(value)
         exported |= {name: array for (name, _), array in zip(source.tensors, arrays, strict=True)}
     return exported
 

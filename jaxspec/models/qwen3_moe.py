@@ -10,11 +10,10 @@ from flax import nnx
 
 from jaxspec.attention import AttentionKind
 from jaxspec.config import ModelConfig
-from jaxspec.models.expert_sources import Stacked
+from jaxspec.models.expert_sources import tensor_per_expert
 from jaxspec.models.layers import MLP, DecoderLayer
 from jaxspec.models.llama import Llama
-from jaxspec.models.moe import ExpertSources, MoE
-from jaxspec.models.parameters import FusedGateUp, Projection
+from jaxspec.models.moe import MoE
 
 
 class Qwen3Experts(MoE):
@@ -22,18 +21,9 @@ class Qwen3Experts(MoE):
 
     def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         assert config.moe is not None
-        width, inner = config.hidden_size, config.moe.intermediate_size
-        experts = [f"{name}.experts.{i}" for i in range(config.moe.num_experts)]
-        sources = ExpertSources(
-            gate_up=Stacked(
-                tuple(
-                    FusedGateUp((f"{expert}.gate_proj.weight", f"{expert}.up_proj.weight"), width, inner)
-                    for expert in experts
-                )
-            ),
-            down=Stacked(
-                tuple(Projection(f"{expert}.down_proj.weight", (inner,), (width,)) for expert in experts)
-            ),
+        moe = config.moe
+        sources = tensor_per_expert(
+            f"{name}.experts", moe.num_experts, config.hidden_size, moe.intermediate_size
         )
         super().__init__(config, f"{name}.gate", sources, router_bias=False, dtype=dtype, rngs=rngs)
 

@@ -1,0 +1,134 @@
+"""Multi-head latent attention: the cache holds one vector per position, which all heads share.
+
+The projections from it up to each head's keys and values are absorbed: the one into the queries, the other
+into what attention returns.
+
+Source: DeepSeek-V2, arXiv 2405.04434, section 2.1; `DeepseekV3Attention` of transformers.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxspec_kernels.latent_attention import latent_attention
+from jaxspec_kernels.latent_write import latent_write
+from jaxspec_kernels.matmul_add import matmul_add
+
+from jaxspec.attention import AttentionMetadata, CacheShape, LayerCache
+from jaxspec.config import ModelConfig
+from jaxspec.models.latent_sources import HeadRows, SideBySide
+from jaxspec.models.layers import RMSNorm, RopeTables
+from jaxspec.models.parameters import Projection, parameter
+from jaxspec.models.rope import apply_rope
+
+# transformers builds the norms of latents with its class's default, whatever the config says.
+LATENT_EPS = 1e-6
+
+
+def latent_cache_shape(config: ModelConfig) -> CacheShape:
+    """What a layer keeps: the normed latent, then the rotated part of the key."""
+    assert config.latent is not None
+    return CacheShape(1, config.latent.kv_lora_rank + config.latent.qk_rope_head_dim, planes=1)
+
+
+class LatentAttention(nnx.Module):
+    """Latent attention over the paged cache, with the norm before it and the residual after."""
+
+    def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        assert config.latent is not None
+        latent, width, heads = config.latent, config.hidden_size, config.num_attention_heads
+        nope, rope, values = latent.qk_nope_head_dim, latent.qk_rope_head_dim, latent.v_head_dim
+        rank, query_rank = latent.kv_lora_rank, latent.q_lora_rank
+        self.config, self.num_heads = latent, heads
+        self.scale = config.attention_scale
+        into_query = f"{name}.q_a_proj" if query_rank else f"{name}.q_proj"
+        self.query_width = query_rank or heads * (nope + rope)
+        widths = (self.query_width, rank + rope)
+        self.down = parameter(
+            rngs,
+            (width, sum(widths)),
+            ("embed", None),
+            SideBySide((f"{into_query}.weight", f"{name}.kv_a_proj_with_mqa.weight"), width, widths),
+            dtype=dtype,
+            fan_in=width,
+        )
+        self.query_norm = (
+            RMSNorm(query_rank, LATENT_EPS, f"{name}.q_a_layernorm", dtype=dtype, rngs=rngs)
+            if query_rank
+            else None
+        )
+        self.query_up = (
+            parameter(
+                rngs,
+                (query_rank, heads, nope + rope),
+                (None, "kv_heads", "head_dim"),
+                Projection(f"{name}.q_b_proj.weight", (query_rank,), (heads, nope + rope)),
+                dtype=dtype,
+                fan_in=query_rank,
+            )
+            if query_rank
+            else None
+        )
+        self.latent_norm = RMSNorm(rank, LATENT_EPS, f"{name}.kv_a_layernorm", dtype=dtype, rngs=rngs)
+
+        def up(start: int, stop: int) -> nnx.Param:
+            source = HeadRows(f"{name}.kv_b_proj.weight", heads, nope + values, start, stop, rank)
+            shape = (heads, stop - start, rank)
+            return parameter(rngs, shape, ("kv_heads", "head_dim", None), source, dtype=dtype, fan_in=rank)
+
+        self.key_up, self.value_up = up(0, nope), up(nope, nope + values)
+        self.output = parameter(
+            rngs,
+            (heads, values, width),
+            ("kv_heads", "head_dim", "embed"),
+            Projection(f"{name}.o_proj.weight", (heads, values), (width,)),
+            dtype=dtype,
+            fan_in=heads * values,
+        )
+
+    def add(
+        self, x: jax.Array, norm: RMSNorm, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
+    ) -> tuple[jax.Array, LayerCache]:
+        """x + attention(norm(x)) of x [B, Q, M], and the cache [pages, 1, 1, P, rank + rope]."""
+        assert isinstance(cache, jax.Array)
+        rank = self.config.kv_lora_rank
+        query, latent, key = jnp.split(
+            norm.matmul(x, self.down[...]), (self.query_width, self.query_width + rank), axis=-1
+        )
+        row = jnp.concatenate([self.latent_norm(latent), self._rotated(key, rope)], axis=-1)
+        # The cache is written before it is read: the other order costs a copy of the whole cache.
+        cache = latent_write(cache, metadata.slots, row)
+        attended = latent_attention(
+            self._queries(query, rope),
+            cache,
+            metadata.page_table,
+            metadata.first,
+            metadata.last,
+            value_dim=rank,
+            scale=self.scale,
+        )
+        values = _by_head("bqhl,hvl->bqhv", attended, self.value_up[...])
+        kernel = self.output[...].reshape(-1, x.shape[-1])
+        return matmul_add(values.reshape(*x.shape[:-1], -1), kernel, x), cache
+
+    def _queries(self, query: jax.Array, rope: RopeTables) -> jax.Array:
+        """[B, Q, H, rank + rope] of the queries or of their latents [B, Q, query_width]."""
+        if self.query_norm is not None and self.query_up is not None:
+            query = self.query_norm.matmul(query, self.query_up[...])
+        query = query.reshape(*query.shape[:2], self.num_heads, -1)
+        plain, rotated = jnp.split(query, (self.config.qk_nope_head_dim,), axis=-1)
+        absorbed = _by_head("bqhn,hnl->bqhl", plain, self.key_up[...])
+        return jnp.concatenate([absorbed, self._rotated(rotated, rope)], axis=-1)
+
+    def _rotated(self, x: jax.Array, rope: RopeTables) -> jax.Array:
+        """x [B, Q, heads..., rope], its pairs brought into halves first: for queries and keys alike, so that
+        their products stay the same."""
+        if self.config.rope_interleave:
+            x = jnp.swapaxes(x.reshape(*x.shape[:-1], -1, 2), -1, -2).reshape(x.shape)
+        return apply_rope(x, rope)
+
+
+def _by_head(axes: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """A product for each head, in the dtype of x; sums are float32."""
+    # Without "highest" a GPU would round float32 operands to TF32.
+    precision = "highest" if kernel.dtype == jnp.float32 else None
+    return jnp.einsum(axes, x, kernel, precision=precision, preferred_element_type=x.dtype)
