@@ -16,19 +16,26 @@ class Op:
     Args:
       name: what error messages call it.
       xla: the pure-JAX reference, which runs on every platform.
-      triton: loads the Triton kernel, or is None where the operation has none yet. It is called
-        only when the kernel is chosen, so importing this package needs no Triton.
+      triton, numba: load the kernel for GPUs and the one for CPUs, or are None where the operation has
+        none. They are called only when the kernel is chosen, so importing this package needs neither.
     """
 
-    def __init__(self, name: str, *, xla: Callable, triton: Callable[[], Callable] | None = None):
+    def __init__(
+        self,
+        name: str,
+        *,
+        xla: Callable,
+        triton: Callable[[], Callable] | None = None,
+        numba: Callable[[], Callable] | None = None,
+    ):
         self.name = name
         self._xla = xla
-        self._triton = triton
+        self._loaders = {"triton": triton, "numba": numba}
 
     def __call__(self, *args: Any, implementation: str | None = None, **kwargs: Any) -> Any:
         """Runs the operation.
 
-        `implementation` is "xla", "triton", or None: the kernel on a GPU that has one, else the
+        `implementation` is "xla", "triton", "numba", or None: the kernel that can run here, else the
         reference.
 
         Raises:
@@ -39,27 +46,49 @@ class Op:
 
     def select(self, implementation: str | None) -> Callable:
         """The function that `implementation` stands for on this machine."""
+        if implementation is None:
+            implementation = next((name for name in self._loaders if not self.why_not(name)), "xla")
         if implementation == "xla":
             return self._xla
-        if implementation == "triton":
-            reason = self.why_not_triton()
-            if reason:
-                raise UnavailableImplementationError(f"{self.name}: implementation 'triton' {reason}")
-            assert self._triton is not None
-            return self._triton()
-        if implementation is None:
-            return self._xla if self.why_not_triton() else self.select("triton")
-        raise ValueError(f"{self.name}: unknown implementation {implementation!r}; use 'xla' or 'triton'")
+        if implementation not in self._loaders:
+            raise ValueError(
+                f"{self.name}: unknown implementation {implementation!r}; use 'xla', 'triton' or 'numba'"
+            )
+        reason = self.why_not(implementation)
+        if reason:
+            raise UnavailableImplementationError(f"{self.name}: implementation {implementation!r} {reason}")
+        load = self._loaders[implementation]
+        assert load is not None
+        return load()
 
-    def why_not_triton(self) -> str | None:
-        """Why the Triton kernel cannot run here, or None when it can."""
-        if self._triton is None:
+    def why_not(self, implementation: str) -> str | None:
+        """Why the "triton" or the "numba" kernel cannot run here, or None when it can."""
+        if self._loaders[implementation] is None:
             return "does not exist for this operation"
-        if jax.default_backend() != "gpu":
-            return f"needs a GPU, and jax runs on {jax.default_backend()!r} here"
-        try:
-            import jax_triton  # noqa: F401
-            import triton  # noqa: F401
-        except ImportError as error:
-            return f"needs the package jax-triton (extra cuda12 or cuda13): {error}"
-        return None
+        return _WHY_NOT[implementation]()
+
+
+def _why_not_triton() -> str | None:
+    if jax.default_backend() != "gpu":
+        return f"needs a GPU, and jax runs on {jax.default_backend()!r} here"
+    try:
+        import jax_triton  # noqa: F401
+        import triton  # noqa: F401
+    except ImportError as error:
+        return f"needs the package jax-triton (extra cuda12 or cuda13): {error}"
+    return None
+
+
+def _why_not_numba() -> str | None:
+    if jax.default_backend() != "cpu":
+        return f"is for CPUs, and jax runs on {jax.default_backend()!r} here"
+    if jax.device_count() > 1:
+        return f"runs on one device, and jax sees {jax.device_count()}"
+    try:
+        import numba  # noqa: F401
+    except ImportError as error:
+        return f"needs the package numba: {error}"
+    return None
+
+
+_WHY_NOT = {"triton": _why_not_triton, "numba": _why_not_numba}

@@ -110,7 +110,7 @@ def _mesh(num_devices: int) -> Mesh:
     Raises:
       ConfigError: several devices, and kernels that XLA cannot split over them.
     """
-    if num_devices > 1 and paged_attention.why_not_triton() is None:
+    if num_devices > 1 and paged_attention.why_not("triton") is None:
         raise ConfigError(
             f"engine.tensor_parallel is {num_devices}: the Triton kernels run on one device; "
             "uninstall jax-triton to split the model over several with XLA alone"

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxspec_kernels.matmul import matmul
 
 
 class Source(Protocol):
@@ -202,11 +203,4 @@ def product(
     """
     batch, ins, outs = x.shape[:-contracting], kernel.shape[:contracting], kernel.shape[contracting:]
     width = math.prod(ins)
-    return jax.lax.dot_general(
-        x.reshape(*batch, width),
-        kernel.reshape(width, *outs),
-        (((len(batch),), (0,)), ((), ())),
-        # Without "highest" a GPU would round float32 operands to TF32, and greedy equality with them.
-        precision="highest" if kernel.dtype == jnp.float32 else None,
-        preferred_element_type=out_dtype or x.dtype,
-    )
+    return matmul(x.reshape(*batch, width), kernel.reshape(width, *outs), out_dtype=out_dtype)

@@ -10,6 +10,12 @@ def _triton():
     return paged_attention
 
 
-paged_attention = Op("paged_attention", xla=reference, triton=_triton)
+def _numba():
+    from jaxspec_kernels.paged_attention.numba_kernel import paged_attention
+
+    return paged_attention
+
+
+paged_attention = Op("paged_attention", xla=reference, triton=_triton, numba=_numba)
 
 __all__ = ["paged_attention"]

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxspec_kernels.matmul import matmul
 
 
 def rms_matmul(
@@ -22,13 +23,5 @@ def rms_matmul(
     """
     wide = x.astype(jnp.float32)
     wide = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    normed = wide.astype(x.dtype) * scale
-    y = lax.dot_general(
-        normed,
-        kernel,
-        (((x.ndim - 1,), (0,)), ((), ())),
-        # Without "highest" a GPU would round float32 operands to TF32.
-        precision="highest" if kernel.dtype == jnp.float32 else None,
-        preferred_element_type=x.dtype,
-    )
+    y = matmul(wide.astype(x.dtype) * scale, kernel)
     return jax.nn.silu(y[..., 0, :]) * y[..., 1, :] if gated else y

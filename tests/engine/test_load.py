@@ -5,7 +5,7 @@ from jaxspec.engine.load import paged_attention
 
 
 def test_kernels_that_cannot_be_split_are_refused_with_several_devices(tiny_engines, monkeypatch):
-    monkeypatch.setattr(paged_attention, "why_not_triton", lambda: None)
+    monkeypatch.setattr(paged_attention, "why_not", lambda _: None)
     with pytest.raises(jaxspec.ConfigError, match=r"engine\.tensor_parallel is 2: the Triton kernels"):
         jaxspec.load(tiny_engines.folders["target"], tensor_parallel=2, progress=False)
 

@@ -3,5 +3,5 @@
 
 def pytest_generate_tests(metafunc):
     if "implementation" in metafunc.fixturenames:
-        unavailable = metafunc.module.OP.why_not_triton()
-        metafunc.parametrize("implementation", ["xla"] if unavailable else ["xla", "triton"])
+        kernels = [name for name in ("triton", "numba") if not metafunc.module.OP.why_not(name)]
+        metafunc.parametrize("implementation", ["xla", *kernels])

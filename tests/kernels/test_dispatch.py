@@ -12,8 +12,8 @@ def reference(x):
     return "xla", x
 
 
-def make_op(triton=None):
-    return Op("double", xla=reference, triton=triton)
+def make_op(triton=None, numba=None):
+    return Op("double", xla=reference, triton=triton, numba=numba)
 
 
 def test_a_name_chooses_and_none_takes_what_there_is():
@@ -38,19 +38,33 @@ def test_off_gpu_the_kernel_is_an_error_by_name_and_never_loaded():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(
-    make_op(lambda: reference).why_not_triton() is not None, reason="needs a GPU and jax-triton"
+    make_op(lambda: reference).why_not("triton") is not None, reason="needs a GPU and jax-triton"
 )
 def test_on_a_gpu_none_takes_the_kernel():
     assert make_op(triton=lambda: lambda x: ("triton", x))(1) == ("triton", 1)
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match="unknown implementation 'cuda'; use 'xla' or 'triton'"):
+    with pytest.raises(ValueError, match="unknown implementation 'cuda'; use 'xla', 'triton' or 'numba'"):
         make_op()(1, implementation="cuda")
 
 
-def test_importing_the_operations_needs_no_triton():
-    modules = ("gumbel_sample", "kv_write", "matmul_add", "paged_attention", "rms_matmul", "rope_kv_write")
-    code = "import sys; sys.modules['triton'] = sys.modules['jax_triton'] = None\n"
+@pytest.mark.skipif(on_a_gpu, reason="the kernel is for CPUs")
+def test_on_one_cpu_none_takes_the_kernel_for_cpus():
+    assert make_op(numba=lambda: lambda x: ("numba", x))(1) == ("numba", 1)
+
+
+@pytest.mark.skipif(on_a_gpu, reason="the kernel is for CPUs")
+def test_weights_split_over_devices_are_left_to_xla(monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    op = make_op(numba=lambda: pytest.fail("loaded"))
+    assert op(1) == ("xla", 1)
+    with pytest.raises(UnavailableImplementationError, match="runs on one device, and jax sees 2"):
+        op(1, implementation="numba")
+
+
+def test_importing_the_operations_needs_neither_triton_nor_numba():
+    modules = ("gumbel_sample", "kv_write", "matmul", "matmul_add", "paged_attention", "rms_matmul")
+    code = "import sys; sys.modules['triton'] = sys.modules['jax_triton'] = sys.modules['numba'] = None\n"
     code += "\n".join(f"import jaxspec_kernels.{name}" for name in modules)
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,8 +8,8 @@ from paged_attention_arguments import arguments, attention_in_float64, sink_logi
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        paged_attention.why_not_triton() is not None,
-        reason=f"paged_attention's Triton kernel {paged_attention.why_not_triton()}",
+        paged_attention.why_not("triton") is not None,
+        reason=f"paged_attention's Triton kernel {paged_attention.why_not('triton')}",
     ),
 ]
 

@@ -1,0 +1,26 @@
+"""Sizes for the tests and the benchmark of `matmul`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Case:
+    """[rows, width] times [width, outputs]."""
+
+    name: str
+    rows: int
+    width: int
+    outputs: int
+    dtype: str = "float32"
+
+
+CASES = (
+    Case("a small weight", rows=1, width=64, outputs=32),
+    Case("one row", rows=1, width=576, outputs=960),
+    Case("odd sizes", rows=3, width=579, outputs=1037),
+    Case("135M feed-forward", rows=5, width=576, outputs=3072),
+    Case("135M feed-forward, down", rows=5, width=1536, outputs=576),
+    Case("eight rows", rows=8, width=1536, outputs=576),
+    Case("nine rows", rows=9, width=576, outputs=960),
+    Case("bfloat16", rows=5, width=576, outputs=3072, dtype="bfloat16"),
+)

@@ -1,0 +1,26 @@
+"""Product in pure JAX."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def matmul(x: jax.Array, kernel: jax.Array, *, out_dtype: jnp.dtype | None = None) -> jax.Array:
+    """x @ kernel.
+
+    Args:
+      x: [..., M].
+      kernel: [M, out axes].
+      out_dtype: of the result; the dtype of x by default.
+
+    Returns:
+      [..., out axes]; sums are float32 on every backend.
+    """
+    return lax.dot_general(
+        x,
+        kernel,
+        (((x.ndim - 1,), (0,)), ((), ())),
+        # Without "highest" a GPU would round float32 operands to TF32, and greedy equality with them.
+        precision="highest" if kernel.dtype == jnp.float32 else None,
+        preferred_element_type=out_dtype or x.dtype,
+    )

@@ -1,0 +1,274 @@
+"""Calling functions that Numba compiled from a compiled XLA program, on the CPU and on XLA's threads.
+
+XLA hands its foreign function interface one pointer, to a call frame: structures of fixed layout
+(`xla/ffi/api/c_api.h` in jaxlib's include folder), read here as 64-bit words. The frame of a first call
+asks for the interface's version instead of for work.
+
+A kernel is two functions in a module of its own, where Numba can keep them compiled: `part(frame, i, parts)`
+does a share of the work and returns 0, and `handler` is what XLA calls.
+"""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import llvmlite.binding
+from llvmlite import ir
+from numba import carray, cfunc, njit, types
+from numba.core.cgutils import get_or_insert_function
+from numba.core.extending import intrinsic
+
+# Words of an XLA_FFI_CallFrame, and of what it points to.
+_FRAME_EXTENSION, _FRAME_API, _FRAME_CONTEXT, _FRAME_ARGUMENTS, _FRAME_RESULTS = 1, 2, 3, 9, 14
+_EXTENSION_METADATA = 3
+_METADATA_VERSION = 3
+_BUFFER_DATA, _BUFFER_SHAPE = 3, 5
+_API_SCHEDULE, _API_NUM_THREADS = 17, 18
+
+_WORD = ir.IntType(64)
+
+
+def _pointer_to(element: Any) -> Any:
+    """A function of Numba's that takes an address and returns a pointer to elements of a type."""
+
+    @intrinsic
+    def pointer_at(typing_context, address):
+        pointer = types.CPointer(element)
+
+        def generate(context, builder, signature, arguments):
+            return builder.inttoptr(arguments[0], context.get_value_type(pointer))
+
+        return pointer(types.int64), generate
+
+    return pointer_at
+
+
+_words_at, _integers_at, _floats_at = map(_pointer_to, (types.int64, types.int32, types.float32))
+
+
+@intrinsic
+def _add(typing_context, address, value):
+    """Adds to the word at an address, atomically; returns what it was."""
+
+    def generate(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], _WORD.as_pointer())
+        return builder.atomic_rmw("add", pointer, arguments[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def _call(typing_context, function, arguments):
+    """Calls the function at an address with a tuple of words; returns a word."""
+    count = arguments.count
+
+    def generate(context, builder, signature, values):
+        pointer = builder.inttoptr(values[0], ir.FunctionType(_WORD, [_WORD] * count).as_pointer())
+        return builder.call(pointer, [builder.extract_value(values[1], i) for i in range(count)])
+
+    return types.int64(types.int64, types.UniTuple(types.int64, count)), generate
+
+
+@intrinsic
+def _malloc(typing_context, size):
+    """The address of so many fresh bytes."""
+
+    def generate(context, builder, signature, arguments):
+        function = get_or_insert_function(builder.module, ir.FunctionType(_WORD, [_WORD]), "malloc")
+        return builder.call(function, arguments)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def _free(typing_context, address):
+    """Gives back what `_malloc` gave."""
+
+    def generate(context, builder, signature, arguments):
+        kind = ir.FunctionType(ir.VoidType(), [_WORD])
+        builder.call(get_or_insert_function(builder.module, kind, "free"), arguments)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+def address_of(name: str) -> Any:
+    """A function of Numba's that returns the address of the `part` registered under a name.
+
+    It is looked up when code is loaded, so that code kept from an earlier process finds it too.
+    """
+
+    @intrinsic
+    def address(typing_context):
+        def generate(context, builder, signature, arguments):
+            kind = ir.FunctionType(_WORD, [_WORD])
+            return builder.ptrtoint(get_or_insert_function(builder.module, kind, name), _WORD)
+
+        return types.int64(), generate
+
+    return address
+
+
+@njit
+def argument(frame, i):
+    """The buffer of operand i."""
+    arguments = carray(_words_at(frame), _FRAME_ARGUMENTS + 1)[_FRAME_ARGUMENTS]
+    return carray(_words_at(carray(_words_at(arguments), i + 1)[i]), 6)
+
+
+@njit
+def result(frame, i):
+    """The buffer of result i."""
+    results = carray(_words_at(frame), _FRAME_RESULTS + 1)[_FRAME_RESULTS]
+    return carray(_words_at(carray(_words_at(results), i + 1)[i]), 6)
+
+
+@njit
+def shape(buffer, rank):
+    """The sizes of a buffer of so many axes."""
+    return carray(_words_at(buffer[_BUFFER_SHAPE]), rank)
+
+
+@njit
+def floats(buffer):
+    """A pointer to a buffer's float32 elements."""
+    return _floats_at(buffer[_BUFFER_DATA])
+
+
+@njit
+def integers(buffer):
+    """A pointer to a buffer's int32 elements."""
+    return _integers_at(buffer[_BUFFER_DATA])
+
+
+@cache
+def _version() -> int:
+    """The version of the interface that jaxlib was built with, as the word that a handler reports."""
+    header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text("utf-8")
+    major, minor = (
+        int(re.search(rf"#define XLA_FFI_API_{part} (\d+)", header)[1])  # type: ignore[index]
+        for part in ("MAJOR", "MINOR")
+    )
+    return major | minor << 32
+
+
+VERSION = _version()
+
+
+@njit
+def _asks_version(frame):
+    """Whether a call only asks for the interface's version, which is then told."""
+    words = carray(_words_at(frame), 2)
+    if words[_FRAME_EXTENSION] == 0:
+        return False
+    extension = carray(_words_at(words[_FRAME_EXTENSION]), 4)
+    carray(_words_at(extension[_EXTENSION_METADATA]), 4)[_METADATA_VERSION] = VERSION
+    return True
+
+
+# Words of a job, which the caller's thread and its helpers share.
+_NEXT, _DONE, _HOLDERS, _PARTS, _PART, _FRAME, _ORDER, _JOB_WORDS = 0, 1, 2, 3, 4, 5, 6, 11
+
+
+@njit
+def _work_off(job):
+    """Does parts of a job until none is left to begin."""
+    words = carray(_words_at(job), _JOB_WORDS)
+    while True:
+        i = _add(job + 8 * _NEXT, 1)
+        if i >= words[_PARTS]:
+            return
+        _call(words[_PART], (words[_FRAME], i, words[_PARTS]))
+        _add(job + 8 * _DONE, 1)
+
+
+@njit
+def _let_go(job):
+    """The last holder frees a job."""
+    if _add(job + 8 * _HOLDERS, -1) == 1:
+        _free(job)
+
+
+_WORD_TO_WORD = types.int64(types.int64)
+_TASK = "jaxspec_task"
+_task_address = address_of(_TASK)
+
+
+def _task(job):
+    """What XLA's threads are asked to run."""
+    _work_off(job)
+    _let_go(job)
+    return 0
+
+
+@njit
+def handle(frame, part):
+    """What a kernel's handler does: the work of a call, one part per thread of XLA's.
+
+    The caller's thread does parts too and waits only for those that a helper has begun, so a call ends
+    even if no other thread is ever free. A helper that starts late finds no part left.
+
+    Args:
+      frame: address of the call frame.
+      part: address of the kernel's `part`.
+    """
+    if _asks_version(frame):
+        return 0
+    words = carray(_words_at(frame), _FRAME_CONTEXT + 1)
+    api = carray(_words_at(words[_FRAME_API]), _API_NUM_THREADS + 1)
+    job = _malloc(8 * _JOB_WORDS)
+    shared = carray(_words_at(job), _JOB_WORDS)
+    # XLA_FFI_ThreadPool_NumThreads_Args, then XLA_FFI_ThreadPool_Schedule_Args.
+    shared[_ORDER], shared[_ORDER + 1], shared[_ORDER + 2] = 32, 0, words[_FRAME_CONTEXT]
+    shared[_ORDER + 3] = job + 8 * _PARTS
+    if _call(api[_API_NUM_THREADS], (job + 8 * _ORDER,)) != 0:
+        return 1
+    shared[_NEXT], shared[_DONE], shared[_HOLDERS] = 0, 0, shared[_PARTS]
+    shared[_PART], shared[_FRAME] = part, frame
+    shared[_ORDER], shared[_ORDER + 3], shared[_ORDER + 4] = 40, _task_address(), job
+    for _ in range(shared[_PARTS] - 1):
+        _call(api[_API_SCHEDULE], (job + 8 * _ORDER,))
+    _work_off(job)
+    done = 0
+    while done < shared[_PARTS]:
+        done = _add(job + 8 * _DONE, 0)
+    _let_go(job)
+    return 0
+
+
+_KEPT: list[Any] = []
+"""What XLA holds pointers into must live as long as the process."""
+
+
+def _compile(signature: Any, function: Callable[..., Any], fastmath: set[str]) -> Any:
+    # What Numba keeps is found again by this name; it holds the interface's version.
+    function.__qualname__ = f"{function.__name__}_{VERSION:x}"
+    compiled = cfunc(signature, cache=True, fastmath=fastmath)(function)
+    _KEPT.append(compiled)
+    return compiled
+
+
+@cache
+def _register_task() -> None:
+    llvmlite.binding.add_symbol(_TASK, _compile(_WORD_TO_WORD, _task, set()).address)
+
+
+def register(name: str, part: Callable[..., Any], handler: Callable[..., Any], *, fastmath: set[str]) -> None:
+    """Makes `handler` what `jax.ffi.ffi_call(name, ...)` runs on the CPU.
+
+    Numba keeps what it compiled beside the functions' source, or in the user's cache folder.
+
+    Args:
+      name: of the target; registered once per process.
+      part: `part(frame, i, parts)`, the addresses and the number of the share; returns 0.
+      handler: `def handler(frame): return handle(frame, address())`, address being `address_of(name)`.
+      fastmath: LLVM's flags for the floating-point operations of `part`.
+    """
+    _register_task()
+    compiled = _compile(types.int64(types.int64, types.int64, types.int64), part, fastmath)
+    llvmlite.binding.add_symbol(name, compiled.address)
+    caller = _compile(_WORD_TO_WORD, handler, set())
+    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(caller.ctypes), platform="cpu")

@@ -1,0 +1,41 @@
+import jax
+import numpy as np
+import pytest
+from jaxspec_kernels.paged_attention import paged_attention
+from jaxspec_kernels.paged_attention.cases import CASES
+from paged_attention_arguments import arguments, attention_in_float64
+
+pytestmark = pytest.mark.skipif(
+    paged_attention.why_not("numba") is not None,
+    reason=f"paged_attention's Numba kernel {paged_attention.why_not('numba')}",
+)
+SMALL = [case for case in CASES if case.dtype == "float32" and case.rows <= 16 and not case.sinks]
+
+
+def attend(case):
+    given, scale = arguments(case), case.head_dim**-0.5
+    result = jax.jit(lambda *args: paged_attention(*args, scale=scale, implementation="numba"))(*given)
+    return np.asarray(result, np.float64), attention_in_float64(*given, scale=scale)
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_equals_the_definition_and_reads_nothing_else(case):
+    result, expected = attend(case)
+    assert np.isfinite(result).all()
+    if not expected.any():
+        assert not result.any()
+        return
+    assert np.linalg.norm(result - expected) <= 2e-6 * np.linalg.norm(expected)
+
+
+def test_a_row_does_not_depend_on_how_many_run_beside_it():
+    case = next(case for case in SMALL if case.name == "window")
+    queries, cache, table, first, last = arguments(case)
+
+    def run(rows):
+        part = (queries[:, rows], cache, table, first[:, rows], last[:, rows])
+        return paged_attention(*part, scale=0.1, implementation="numba")
+
+    together = np.asarray(run(slice(None)))
+    for row in range(case.rows):
+        np.testing.assert_array_equal(run(slice(row, row + 1)), together[:, row : row + 1])
