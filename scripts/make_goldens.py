@@ -33,6 +33,7 @@ from goldens import (
     gemma3_targets,
     gpt_oss_targets,
     llama_targets,
+    mtp_layers,
     peagle_heads,
     qwen3_moe_targets,
     qwen3_targets,
@@ -52,6 +53,7 @@ FAMILIES = {
     "eagle1": eagle1_heads.write,
     "peagle": peagle_heads.write,
     "dflash": dflash_heads.write,
+    "mtp": mtp_layers.write,
 }
 GOLDENS = Path(__file__).resolve().parent.parent / "tests" / "goldens"
 

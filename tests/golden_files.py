@@ -54,6 +54,11 @@ HEADS = {
 HEAD_TARGETS = {case: target for heads in HEADS.values() for case, target in heads.items()}
 HEAD_KINDS = {case: kind for kind, heads in HEADS.items() for case in heads}
 
+MTP_TARGETS = {"deepseek-v3-mtp": "deepseek-v3", "glm4-moe-lite-mtp": "glm4-moe-lite"}
+"""Layers that belong into their target's own checkpoint."""
+DRAFTER_TARGETS = HEAD_TARGETS | MTP_TARGETS
+DRAFTER_KINDS = HEAD_KINDS | dict.fromkeys(MTP_TARGETS, "mtp")
+
 
 def golden_folder(case: str) -> Path:
     return FOLDER / case / "checkpoint"

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
-from golden_files import HEAD_KINDS, HEAD_TARGETS, golden_checkpoint, golden_folder, golden_outputs
+from golden_files import DRAFTER_KINDS, DRAFTER_TARGETS, golden_checkpoint, golden_folder, golden_outputs
 from paged_rows import PagedTarget
 
 from jaxspec.config import DrafterConfig
@@ -28,10 +28,10 @@ class GoldenHead:
 
     def __init__(self, name, num_drafts, *, length=48, page_size=PAGE, **config):
         self.golden = golden_outputs(name)
-        self.target = load_target(golden_checkpoint(HEAD_TARGETS[name]), dtype=jnp.float32)
+        self.target = load_target(golden_checkpoint(DRAFTER_TARGETS[name]), dtype=jnp.float32)
         self.drafter = load_drafter(
             DrafterConfig(
-                HEAD_KINDS[name],
+                DRAFTER_KINDS[name],
                 num_speculative_tokens=num_drafts,
                 source=str(golden_folder(name)),
                 **config,
@@ -39,7 +39,7 @@ class GoldenHead:
             self.target,
             Build(page_size, jnp.dtype(jnp.float32)),
         )
-        prompt = golden_outputs(HEAD_TARGETS[name])["input_ids"][0].astype(np.int32)
+        prompt = golden_outputs(DRAFTER_TARGETS[name])["input_ids"][0].astype(np.int32)
         self.paged = PagedTarget(
             self.target, 2, length, page_size=page_size, width=ROWS, capture=self.drafter.capture, fill=np.nan
         )

@@ -39,6 +39,10 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
+        if self.drafter.kind == "mtp" and self.drafter.source is None:
+            # The layer is in the target's own checkpoint.
+            own = dataclasses.replace(self.drafter, **dataclasses.asdict(self.target))
+            object.__setattr__(self, "drafter", own)
         length = self.engine.synthetic_acceptance_length
         drafts = 0 if self.drafter.kind == "none" else self.drafter.num_speculative_tokens
         if length is not None and length > drafts + 1:

@@ -16,6 +16,7 @@ from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle1 import Eagle1, Eagle1Config
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config
 from jaxspec.drafters.formats import check_kind
+from jaxspec.drafters.mtp import COPIES, Mtp, layer_name, mtp_config
 from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.drafters.peagle import PEagle, PEagleConfig
@@ -143,6 +144,26 @@ def _plan_eagle1(config: DrafterConfig, target: ModelConfig, build: Build) -> Dr
     return lambda _: plan.read(build.mesh)
 
 
+def _plan_mtp(config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
+    checkpoint = _open(config)
+    layer = mtp_config(checkpoint, target)
+    prefix = f"{layer_name(layer)}."
+    own = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)}
+    plan = plan_module(
+        lambda rngs: Mtp(
+            layer,
+            num_speculative_tokens=config.num_speculative_tokens,
+            page_size=build.page_size,
+            probabilistic=config.sampling == "probabilistic",
+            dtype=build.dtype,
+            rngs=rngs,
+        ),
+        replace(checkpoint, tensors=own),
+        ignore=(*IGNORED, *COPIES),
+    )
+    return lambda _: plan.read(build.mesh)
+
+
 def _plan_draft_model(config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
     plan = plan_target(_open(config), dtype=build.dtype)
     vocab_size = plan.module.config.vocab_size
@@ -166,6 +187,7 @@ _PLANS: Mapping[str, Callable[[DrafterConfig, ModelConfig, Build], DrafterReader
     "eagle1": _plan_eagle1,
     "peagle": _plan_peagle,
     "dflash": _plan_dflash,
+    "mtp": _plan_mtp,
     "draft_model": _plan_draft_model,
 }
 

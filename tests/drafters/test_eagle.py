@@ -1,10 +1,10 @@
-"""EAGLE heads against the goldens: every row, and four drafts through refresh, start and step."""
+"""EAGLE heads and MTP layers against the goldens: every row, and four drafts by refresh, start and step."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from golden_files import EAGLE1_TARGETS, EAGLE3_TARGETS, assert_close
+from golden_files import EAGLE1_TARGETS, EAGLE3_TARGETS, MTP_TARGETS, assert_close
 from golden_heads import ROWS, GoldenHead
 
 CHUNK, DRAFTS = 16, 4
@@ -35,7 +35,7 @@ def step(drafter, target, context, state, i):
     return drafter.step(target, context, state, i)
 
 
-@pytest.fixture(scope="module", params=[*EAGLE3_TARGETS, *EAGLE1_TARGETS])
+@pytest.fixture(scope="module", params=[*EAGLE3_TARGETS, *EAGLE1_TARGETS, *MTP_TARGETS])
 def case(request):
     return GoldenHead(request.param, DRAFTS)
 

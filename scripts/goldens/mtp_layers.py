@@ -1,0 +1,113 @@
+"""MTP layers of the DeepSeek-V3 and GLM-4.7-Flash goldens, with the layer that transformers drafts with.
+
+Formula: vLLM 0.26 `deepseek_mtp.py` and `glm4_moe_lite_mtp.py`. Row i pairs token i+1, whose embedding is
+zero at position 0, with the target's final hidden state i, at position i. The first one recycles its output
+after `shared_head.norm`, the second one before it. Rows are recomputed from the first one on at every step.
+"""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoConfig
+from transformers.modeling_layers import MtpLayer
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
+from transformers.models.glm4_moe_lite import modeling_glm4_moe_lite
+
+from goldens.draft_head import draft
+from goldens.head_cases import DRAFTS, ROWS, Target, write_outputs
+from goldens.llama_targets import random_weight
+
+GOLDENS = Path(__file__).resolve().parents[2] / "tests" / "goldens"
+CASES: dict[str, dict] = {
+    "deepseek-v3-mtp": {"target": "deepseek-v3", "recycles_normed": True},
+    "glm4-moe-lite-mtp": {"target": "glm4-moe-lite", "recycles_normed": False},
+}
+
+
+class GoldenTarget(Target):
+    """A target as its golden has it."""
+
+    def __init__(self, case: str) -> None:
+        folder = GOLDENS / case
+        weights = load_file(folder / "checkpoint" / "model.safetensors")
+        outputs = load_file(folder / "outputs.safetensors")
+        self.config = json.loads((folder / "checkpoint" / "config.json").read_text())
+        self.embedding = weights["model.embed_tokens.weight"]
+        self.lm_head = weights["lm_head.weight"]
+        self.tokens = outputs["input_ids"][0, 1 : ROWS + 1]
+        self.normed = outputs["normed"][0, :ROWS]
+
+
+class Layer:
+    """The layer with random weights, and its steps."""
+
+    def __init__(self, case: str, target: GoldenTarget, seed: int) -> None:
+        self.target, self.recycles_normed = target, CASES[case]["recycles_normed"]
+        config = deepcopy(AutoConfig.from_pretrained(GOLDENS / CASES[case]["target"] / "checkpoint"))
+        config._attn_implementation = "eager"
+        if config.model_type == "deepseek_v3":
+            module, prefix = modeling_deepseek_v3, "DeepseekV3"
+        else:
+            module, prefix = modeling_glm4_moe_lite, "Glm4MoeLite"
+            config.mlp_layer_types = [*config.mlp_layer_types, "sparse"]
+        block, norm = getattr(module, f"{prefix}DecoderLayer"), getattr(module, f"{prefix}RMSNorm")
+        self.index = config.num_hidden_layers
+        self.layer = MtpLayer(config, block, norm, self.index, use_post_norm=True).eval()
+        self.rope = getattr(module, f"{prefix}RotaryEmbedding")(config)
+        generator = torch.Generator().manual_seed(seed)
+        for name, tensor in self.layer.state_dict().items():
+            tensor.copy_(random_weight(name, tensor.shape, generator))
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens [S] and hidden states [S,M] to logits [S,V] and what is recycled [S,M]."""
+        embedded = self.target.embedding[tokens].clone()
+        embedded[0] = 0
+        count = len(tokens)
+        mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
+        positions = torch.arange(count)[None]
+        raw: list[Tensor] = []
+        hook = self.layer.post_norm.register_forward_pre_hook(lambda _, args: raw.append(args[0][0].clone()))
+        normed = self.layer(
+            embedded[None],
+            rows[None],
+            position_embeddings=self.rope(embedded[None], positions),
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=None,
+        )[0]
+        hook.remove()
+        return normed @ self.target.lm_head.T, normed if self.recycles_normed else raw[0]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights under their published names."""
+        named: dict[str, Tensor] = {}
+        for name, tensor in self.layer.state_dict().items():
+            name = name.removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.")
+            if name.startswith("mlp.experts."):
+                parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[
+                    name.rsplit(".", 1)[-1]
+                ]
+                for expert, matrix in enumerate(tensor):
+                    for part, rows in zip(parts, matrix.chunk(len(parts)), strict=True):
+                        named[f"mlp.experts.{expert}.{part}.weight"] = rows.contiguous()
+            else:
+                named[name] = tensor
+        return {f"model.layers.{self.index}.{name}": tensor for name, tensor in named.items()}
+
+
+def write(root: Path) -> None:
+    """Write `root/<case>/checkpoint`, of the layer alone, and `root/<case>/outputs.safetensors`."""
+    for seed, (case, chosen) in enumerate(CASES.items(), start=551):
+        target = GoldenTarget(chosen["target"])
+        layer = Layer(case, target, seed)
+        results = draft(layer.step, target.tokens, target.normed, None, DRAFTS)
+        folder = root / case / "checkpoint"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(target.config, indent=2) + "\n")
+        save_file(layer.tensors(), folder / "model.safetensors", metadata={"format": "pt"})
+        write_outputs(root / case, target, target.normed, results)

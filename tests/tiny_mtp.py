@@ -1,0 +1,48 @@
+"""A target of `tiny_models` with the layer past its last one that it drafts with, in one checkpoint."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from safetensors.numpy import load_file
+from tiny_models import write_folder
+
+from jaxspec.config import ModelConfig
+from jaxspec.drafters.mtp import Mtp, layer_name
+from jaxspec.models.loading import declared
+
+LATENT: dict[str, Any] = {
+    "model_type": "glm4_moe_lite",
+    "q_lora_rank": 12,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+"""Latent attention, as changes to `tiny_models.TARGET`."""
+
+
+def write_with_mtp(folder: Path, target: Path, *, seed: int = 3) -> Path:
+    """A copy of a target with such a layer, which drafts the last token again."""
+    rng = np.random.default_rng(seed)
+    json_config = json.loads((target / "config.json").read_text("utf-8"))
+    tensors = load_file(target / "model.safetensors")
+    config = ModelConfig.from_hf(json_config)
+    name, width = layer_name(config), config.hidden_size
+    model = nnx.eval_shape(
+        lambda: Mtp(config, num_speculative_tokens=1, page_size=1, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    )
+    for tensor, shape in dict(t for _, source in declared(model) for t in source.tensors).items():
+        matrix = rng.normal(size=shape) * shape[-1] ** -0.5
+        quiet = 0.2 if tensor.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+        tensors[tensor] = (quiet * matrix if len(shape) == 2 else np.ones(shape)).astype(np.float32)
+    tensors[f"{name}.eh_proj.weight"] = np.eye(width, 2 * width, width, dtype=np.float32)
+    tensors[f"{name}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].copy()
+    tensors[f"{name}.shared_head.head.weight"] = tensors["lm_head.weight"].copy()
+    return write_folder(folder, json_config, tensors)
