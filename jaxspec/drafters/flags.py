@@ -10,7 +10,10 @@ from jaxspec.drafters.dflash import DFlashConfig
 from jaxspec.drafters.eagle1 import Eagle1Config
 from jaxspec.drafters.eagle3 import Eagle3Config
 from jaxspec.drafters.layer_config import is_speculators
+from jaxspec.drafters.mtp import RECYCLES_NORMED
 from jaxspec.drafters.peagle import MASK_TOKEN_KEYS, PEagleConfig
+
+RECYCLED = "recycles the normed state"
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,12 @@ def flags_of(head: Any, checkpoint: Checkpoint) -> list[Flag]:
     return list(_READERS[type(head)](head, checkpoint))
 
 
+def family_flag(model: ModelConfig) -> Flag:
+    """The one choice of a multi-token-prediction layer that no checkpoint states."""
+    reason = f"vLLM runs the layer of {model.family} so"
+    return Flag(RECYCLED, str(RECYCLES_NORMED.get(model.family, "unknown")), None, reason)
+
+
 def _eagle1(head: Eagle1Config, checkpoint: Checkpoint) -> Iterator[Flag]:
     config, tensors = checkpoint.config, checkpoint.tensors
     reason = "heads of Llama 2 and Vicuna have fc.bias and no key for it"
@@ -56,10 +65,10 @@ def _eagle3(head: Eagle3Config, checkpoint: Checkpoint) -> Iterator[Flag]:
     yield _tensor("norm per feature", "yes", "no", tensors, "fc_norm.0.weight")
     if speculators or "norm_output" not in config:
         reason = "only speculators' EAGLE-3.1 heads recycle the normed state"
-        yield _key("recycles the normed state", head.norm_output, config, "norm_output", reason=reason)
+        yield _key(RECYCLED, head.norm_output, config, "norm_output", reason=reason)
     else:
         reason = "outside speculators the key norm_output means the norm before the output head"
-        yield Flag("recycles the normed state", "False", None, reason)
+        yield Flag(RECYCLED, "False", None, reason)
     yield from _layers(head.layers, config)
     yield from _vocabulary(head.draft_vocab_size, checkpoint)
 

@@ -51,11 +51,10 @@ def identify(checkpoint: Checkpoint) -> Format | None:
 
 
 def _model(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Format | None:
+    if f"model.layers.{config.get('num_hidden_layers')}.eh_proj.weight" in tensors:
+        return Format("mtp", f"model_type {config.get('model_type')}")
     if not any(name.endswith("embed_tokens.weight") for name in tensors) or "fc.weight" in tensors:
         return None
-    first_extra = f"model.layers.{config.get('num_hidden_layers')}."
-    if config.get("num_nextn_predict_layers") and any(n.startswith(first_extra) for n in tensors):
-        return Format("mtp", "the model's own")
     return Format("draft_model", f"model_type {config.get('model_type')}")
 
 

@@ -19,10 +19,11 @@ from jaxspec.config import ConfigError, DrafterConfig, ModelConfig, SourceConfig
 from jaxspec.drafters.dflash import DFlashConfig
 from jaxspec.drafters.eagle1 import Eagle1Config
 from jaxspec.drafters.eagle3 import Eagle3Config
-from jaxspec.drafters.flags import Flag, flags_of
+from jaxspec.drafters.flags import Flag, family_flag, flags_of
 from jaxspec.drafters.formats import METHODS, identify
 from jaxspec.drafters.layer_config import is_speculators
 from jaxspec.drafters.loading import HEAD_IGNORED, Build, plan_drafter
+from jaxspec.drafters.mtp import COPIES, layer_name
 from jaxspec.drafters.peagle import PEagleConfig
 from jaxspec.models.loading import target_config
 
@@ -88,6 +89,9 @@ def inspect(drafter: SourceConfig, target: SourceConfig | None = None) -> Report
     report = replace(report, target=_fitting(found.kind, checkpoint, own))
     if found.kind == "draft_model":
         report = replace(report, layers="none")
+    if found.kind == "mtp":
+        copies = [n for n in sorted(checkpoint.tensors) if any(fnmatchcase(n, p) for p in _copies(own))]
+        report = replace(report, layers=_LAST, flags=(family_flag(own),), ignored=tuple(copies))
     config = DrafterConfig(found.kind, 1, drafter.source, drafter.file, drafter.sha256)
     try:
         plan_drafter(config, given or own, Build(page_size=16, dtype=jnp.dtype(jnp.float32)))
@@ -105,6 +109,12 @@ def inspect(drafter: SourceConfig, target: SourceConfig | None = None) -> Report
 
 
 _ANY_DEPTH = 1 << 10
+_LAST = "the last one, after the final norm"
+
+
+def _copies(model: ModelConfig) -> list[str]:
+    """Patterns of the tensors of a prediction layer that loading leaves out."""
+    return [pattern.replace("*", layer_name(model), 1) for pattern in COPIES]
 
 
 def _stand_in(checkpoint: Checkpoint) -> ModelConfig:
@@ -153,7 +163,7 @@ def _layers(head: Any, checkpoint: Checkpoint, *, is_any: bool) -> str:
     network = head.head if isinstance(head, PEagleConfig) else head
     capture = getattr(network, "capture", ())
     if not capture:
-        return "the last one, after the final norm"
+        return _LAST
     config = checkpoint.config
     named = isinstance(head, DFlashConfig) or any(
         (place or {}).get("eagle_aux_hidden_state_layer_ids")

@@ -4,7 +4,14 @@ import json
 
 import numpy as np
 import pytest
-from golden_files import EAGLE1_TARGETS, HEAD_KINDS, HEAD_TARGETS, golden_checkpoint, golden_folder
+from golden_files import (
+    EAGLE1_TARGETS,
+    HEAD_KINDS,
+    HEAD_TARGETS,
+    MTP_TARGETS,
+    golden_checkpoint,
+    golden_folder,
+)
 from safetensors.numpy import load_file
 from tiny_models import write_folder
 
@@ -163,6 +170,21 @@ def test_a_whole_model_is_a_draft_model():
     report = look("qwen3-tied", "qwen3-windowed")
     assert (report.method, report.layers, report.problem) == ("a whole model", "none", None)
     assert "the same one of 96 tokens" in report.target
+
+
+@pytest.mark.parametrize(("case", "recycled"), [("deepseek-v3-mtp", "True"), ("glm4-moe-lite-mtp", "False")])
+def test_prediction_layers_belong_to_their_model(case, recycled):
+    report = look(case, MTP_TARGETS[case])
+    assert (report.method, report.target) == (METHODS["mtp"], "the model itself")
+    assert (report.layers, report.problem) == ("the last one, after the final norm", None)
+    (flag,) = report.flags
+    assert (flag.value, flag.found) == (recycled, None)
+    assert "the layer is for a model of family" in look(case, "llama-tied").problem
+
+
+def test_copies_of_the_targets_tensors_are_ignored(changed):
+    copy = {"model.layers.3.shared_head.head.weight": np.ones((96, 32), np.float32)}
+    assert changed("deepseek-v3-mtp", copy).ignored == tuple(copy)
 
 
 def test_methods_that_are_not_built_are_named(changed):
