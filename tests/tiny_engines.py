@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from tiny_models import perturb, write_dflash, write_eagle1, write_eagle3, write_peagle, write_target
+from tiny_mtp import LATENT, write_with_mtp
 
 import jaxspec
 from jaxspec import Engine, Generation
@@ -21,10 +22,13 @@ ATTENTION: dict[str, dict[str, Any]] = {
         "sliding_window": 6,
         "compress_ratios": [1, 4],
     },
+    "latent": LATENT,
 }
 """The kinds of attention, as changes to `tiny_models.TARGET`; tests of every kind run over these."""
-DRAFTERS = {"ngram": 3, "eagle3": 7, "eagle1": 5, "near": 7, "peagle": 7, "dflash": 7}
+DRAFTERS = {"ngram": 3, "eagle3": 7, "eagle1": 5, "near": 7, "peagle": 7, "dflash": 7, "mtp": 7}
 """Every drafter by name, and K where tests run it over every kind of attention."""
+PAIRS = [(kind, name) for kind in ATTENTION for name in DRAFTERS if name != "mtp" or kind == "latent"]
+"""Every drafter over every kind of attention that it fits."""
 KINDS = {"self": "draft_model", "near": "draft_model"}
 
 
@@ -32,9 +36,10 @@ KINDS = {"self": "draft_model", "near": "draft_model"}
 class TinyEngines:
     """A target of 48 tokens, drafters for it by name, and the engines loaded so far.
 
-    "eagle3", "eagle1", "peagle" and "dflash" repeat the last token, the same names after "random" are noise,
-    "self" is the target itself, "near" a noisy copy of it, "ngram" and "none" need no weights. `attention`
-    is the kind of the target and of its copies; EAGLE heads over one with a window have a window, too.
+    "eagle3", "eagle1", "peagle", "dflash" and "mtp" (over latent attention alone) repeat the last token, the
+    same names after "random" are noise, "self" is the target itself, "near" a noisy copy of it, "ngram" and
+    "none" need no weights. `attention` is the kind of the target and of its copies; EAGLE heads over one with
+    a window have a window, too.
     """
 
     root: Path
@@ -59,6 +64,8 @@ class TinyEngines:
             "self": target,
             "near": perturb(target, self.root / "near", scale=0.1),
         }
+        if self.attention == "latent":
+            self.folders["mtp"] = write_with_mtp(self.root / "mtp", target)
 
     def load(
         self, name: str = "none", k: int = 3, *, sampling: str = "probabilistic", **engine: Any

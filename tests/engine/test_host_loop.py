@@ -6,7 +6,7 @@ Pages hold eight positions and windows see six, so seven drafts cross the edges 
 import jax
 import numpy as np
 import pytest
-from tiny_engines import ATTENTION, DRAFTERS, start_afresh
+from tiny_engines import DRAFTERS, PAIRS, start_afresh
 
 from jaxspec import SamplingParams
 
@@ -34,8 +34,7 @@ def assert_same(compiled, host):
         np.testing.assert_allclose(one[1:], other[1:], rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("kind", ATTENTION)
+@pytest.mark.parametrize(("kind", "name"), PAIRS)
 def test_the_compiled_loop_drafts_what_the_host_driven_one_does(engines_of, prompts, kind, name, monkeypatch):
     """Greedy requests beside sampled ones."""
     engine = engines_of[kind].load(name, DRAFTERS[name], sampling_modes=("sampled",))
