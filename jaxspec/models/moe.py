@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxspec_kernels.expert_matmul import MAX_KERNEL_ROWS, expert_matmul
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.layers import Linear, RMSNorm
@@ -90,8 +91,10 @@ class MoE(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         rows = x.reshape(-1, x.shape[-1])
         weights, chosen = self.route(rows)
-        # Few rows read only the experts that they chose; many would read most of them more than once.
-        run = self._chosen if chosen.size <= self.config.num_experts else self._every
+        # Few rows read only the experts that they chose. The reference would copy an expert for each of
+        # many rows; the kernel reads each once.
+        few = self.config.num_experts if expert_matmul.why_not("triton") else MAX_KERNEL_ROWS
+        run = self._chosen if chosen.size <= few else self._every
         return run(rows, weights, chosen).astype(x.dtype).reshape(x.shape)
 
     def add(self, x: jax.Array, norm: RMSNorm) -> jax.Array:
@@ -99,15 +102,17 @@ class MoE(nnx.Module):
         return x + self(norm(x))
 
     def _chosen(self, rows: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:
-        """f32[R, M], with a copy of the weights of every row's experts."""
-        fused = _einsum("rm,rkmcf->rkcf", rows, self.gate_up[...][chosen])
+        """f32[R, M], reading the experts that were chosen."""
+        experts = chosen.reshape(-1)
+        repeated = jnp.repeat(rows, chosen.shape[1], axis=0)
+        fused = expert_matmul(repeated, experts, self.gate_up[...])
         if self.gate_up_bias is not None:
-            fused = fused + self.gate_up_bias[...][chosen]
-        inner = self.activate(fused[:, :, 0], fused[:, :, 1]).astype(rows.dtype)
-        y = _einsum("rkf,rkfm->rkm", inner, self.down[...][chosen])
+            fused = fused + self.gate_up_bias[...][experts]
+        inner = self.activate(fused[:, 0], fused[:, 1]).astype(rows.dtype)
+        y = expert_matmul(inner, experts, self.down[...])
         if self.down_bias is not None:
-            y = y + self.down_bias[...][chosen]
-        return (weights[..., None] * y).sum(axis=1)
+            y = y + self.down_bias[...][experts]
+        return (weights[..., None] * y.reshape(*chosen.shape, -1)).sum(axis=1)
 
     def _every(self, rows: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:
         """f32[R, M], by way of all experts, those that a row did not choose with a weight of zero."""

@@ -8,7 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec_kernels import gumbel_sample, kv_write, matmul_add, paged_attention, rms_matmul, rope_kv_write
+from jaxspec_kernels import (
+    expert_matmul,
+    gumbel_sample,
+    kv_write,
+    matmul_add,
+    paged_attention,
+    rms_matmul,
+    rope_kv_write,
+)
 from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.random import Purpose
 
@@ -167,6 +175,23 @@ def _matmul_add(case: Any) -> Call:
     return Call(matmul_add.matmul_add, case.name, arguments, {}, 0, moved, _SUM_BOUND[case.dtype])
 
 
+def _expert_matmul(case: Any) -> Call:
+    def chosen(seed: int) -> np.ndarray:
+        first = case.experts - case.spread
+        return (first + np.random.default_rng(seed).integers(0, case.spread, case.rows)).astype(np.int32)
+
+    def arguments(seed: int) -> tuple:
+        x = _normal(np.random.default_rng(seed), (case.rows, case.width), case.dtype)
+        size = (case.experts, case.width, case.outputs)
+        return x, jnp.asarray(chosen(seed)), jax.random.normal(jax.random.key(seed), size, x.dtype)
+
+    itemsize = jnp.dtype(case.dtype).itemsize
+    read = (np.unique(chosen(0)).size * case.outputs + case.rows) * case.width * itemsize
+    moved = read + 4 * case.rows * case.outputs
+    bound = _SUM_BOUND[case.dtype]
+    return Call(expert_matmul.expert_matmul, case.name, arguments, {}, 0, moved, bound)
+
+
 _MAKERS: Mapping[ModuleType, Callable[[Any], Call]] = {
     kv_write: _kv_write,
     rope_kv_write: _rope_kv_write,
@@ -174,4 +199,5 @@ _MAKERS: Mapping[ModuleType, Callable[[Any], Call]] = {
     paged_attention: _paged_attention,
     rms_matmul: _rms_matmul,
     matmul_add: _matmul_add,
+    expert_matmul: _expert_matmul,
 }
