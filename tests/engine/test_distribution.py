@@ -13,6 +13,7 @@ import pytest
 from paged_rows import PagedTarget
 from tiny_engines import ATTENTION
 from tiny_models import perturb, write_dflash, write_eagle1, write_eagle3, write_peagle, write_target
+from tiny_mtp import LATENT, write_with_mtp
 
 import jaxspec
 from jaxspec import SamplingParams
@@ -35,6 +36,8 @@ def folder(tmp_path_factory):
     write_dflash(root / "dflash", target, draft_vocab_size=12)
     indexed = write_target(root / "indexed", vocab_size=VOCABULARY, gain=1.2, **ATTENTION["indexed window"])
     perturb(indexed, root / "near indexed", scale=0.3)
+    latent = write_target(root / "latent alone", vocab_size=VOCABULARY, gain=1.2, **LATENT)
+    write_with_mtp(root / "latent", latent)
     return root
 
 
@@ -91,6 +94,7 @@ DRAFTERS = {
     },
     "peagle": {"kind": "peagle", "source": "peagle"},
     "dflash": {"kind": "dflash", "source": "dflash"},
+    "mtp": {"target": "latent", "kind": "mtp"},
     "one-hot eagle3": {"kind": "eagle3", "source": "repeats", "sampling": "greedy"},
 }
 

@@ -23,12 +23,12 @@ def cached(engine, count):
     return [np.asarray(layer)[page, :, :, position % page_size] for layer in layers]
 
 
-@pytest.mark.parametrize("name", WITH_CACHE)
+@pytest.mark.parametrize(("kind", "name"), [*(("full", name) for name in WITH_CACHE), ("latent", "mtp")])
 def test_after_decoding_the_cache_holds_what_prefilling_the_text_would_have_put_there(
-    tiny_engines, prompts, name
+    engines_of, prompts, kind, name
 ):
     """Also the drafter's part: entries that its own drafts left are made again from the target's states."""
-    engine = tiny_engines.load(name, batch_size=1)
+    engine = engines_of[kind].load(name, batch_size=1)
     accepted = 0
     for prompt in prompts:
         generation = engine.generate(prompt, max_new_tokens=30)
