@@ -38,7 +38,6 @@ def main(arguments: list[str] | None = None) -> int:
     dtype = jnp.dtype(args.dtype)
     bandwidth = copy_bandwidth(args.copy_bytes)
     models = build_models(SHAPES[args.shape], num_drafts=num_drafts, page_size=args.page_size, dtype=dtype)
-    weights = weight_bytes(models)
     print(f"{args.shape}, K={num_drafts}, {args.dtype}: copy {bandwidth / 1e12:.2f} TB/s")
     print(
         _COLUMNS.format(
@@ -56,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         steps_per_dispatch=args.steps_per_dispatch,
         acceptance=args.acceptance if num_drafts else None,
         dtype=dtype,
+        temperature=args.temperature,
     )
     # All are compiled before any is timed, side by side.
     with ThreadPoolExecutor(len(args.batch)) as pool:
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
             context=args.context + args.new_tokens // 2,
             itemsize=dtype.itemsize,
         )
-        row |= {"batch": batch_size, "bytes_per_step": weights + cache}
+        row |= {"batch": batch_size, "bytes_per_step": weight_bytes(models, batch_size=batch_size) + cache}
         row["bandwidth_share"] = row["bytes_per_step"] / row["step_ms"] * 1e3 / bandwidth
         rows.append(row)
         print(
@@ -91,6 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
             **provenance(shlex.join(["scripts/bench_step.py", *arguments]), Path(__file__).parent),
             "shape": args.shape,
             "num_drafts": num_drafts,
+            "temperature": args.temperature,
             "context": args.context,
             "new_tokens": args.new_tokens,
             "copy_bandwidth": bandwidth,
@@ -136,6 +137,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--k", type=int, default=4, help="drafts per step")
     parser.add_argument("--batch", type=_numbers, default=[1, 8, 32], metavar="B,B,...", help="slots")
     parser.add_argument("--acceptance", type=float, default=3.0, help="tokens per step")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 times the greedy program")
     parser.add_argument("--no-speculation", action="store_true", help="plain decoding")
     parser.add_argument("--context", type=int, default=128, help="tokens of the prompt")
     parser.add_argument("--new-tokens", type=int, default=512, help="tokens of the answer")

@@ -51,13 +51,15 @@ def start(
     steps_per_dispatch: int,
     acceptance: float | None,
     dtype: jnp.dtype,
+    temperature: float = 0.0,
 ) -> Running:
-    """Compiles the greedy decode program and fills the slots' caches with noise.
+    """Compiles the decode program and fills the slots' caches with noise.
 
     Args:
       context: committed tokens of every slot.
       new_tokens: room for so many more.
       acceptance: synthetic tokens per step; None verifies the drafts.
+      temperature: of every slot; the program is the one for greedy batches where it is 0.
     """
     pages_per_slot = -(-(context + new_tokens) // page_size)
     config = EngineConfig(
@@ -85,7 +87,9 @@ def start(
         history=jax.random.randint(next(keys), state.history.shape, 0, models.target.config.vocab_size),
         hidden=noise(next(keys), state.hidden) if state.hidden.size else state.hidden,
         sampling=replace(
-            state.sampling, seed=jnp.arange(2 * batch_size, dtype=jnp.uint32).reshape(batch_size, 2)
+            state.sampling,
+            temperature=jnp.full_like(state.sampling.temperature, temperature),
+            seed=jnp.arange(2 * batch_size, dtype=jnp.uint32).reshape(batch_size, 2),
         ),
     )
     settings = StepSettings(page_size, steps_per_dispatch, acceptance)
@@ -94,7 +98,7 @@ def start(
 
     def program(leaves: list[jax.Array], state: EngineState, live: jax.Array) -> tuple:
         merged = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
-        return decode(merged, state, live, settings=settings, stochastic=False)
+        return decode(merged, state, live, settings=settings, stochastic=temperature > 0)
 
     running = Running(None, leaves, state, context, new_tokens)
     running.rewind()

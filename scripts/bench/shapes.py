@@ -1,31 +1,48 @@
 """Networks of real shapes with random weights."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.config import ModelConfig
+from jaxspec.drafters.eagle1 import Eagle1, Eagle1Config
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config, default_capture
+from jaxspec.drafters.mtp import Mtp
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.engine.step import Models
-from jaxspec.models.llama import Llama
+from jaxspec.models.loading import FAMILIES
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A target and its EAGLE-3 head of one layer.
+    """A target and what drafts for it.
 
     Attributes:
       target: the keys of its `config.json`.
-      draft_vocab_size: of the head.
+      drafter: "eagle3", "eagle1" or "mtp".
+      head: keys of the head's layer that differ from a Llama layer of the target's sizes.
+      draft_vocab_size: of an EAGLE-3 head.
     """
 
     target: Mapping[str, Any]
-    draft_vocab_size: int
+    drafter: str = "eagle3"
+    head: Mapping[str, Any] = field(default_factory=dict)
+    draft_vocab_size: int = 32000
 
+
+_LLAMA3_8B = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 1 << 17,
+}
 
 SHAPES: Mapping[str, Shape] = {
     "smollm2-135m": Shape(
@@ -42,18 +59,65 @@ SHAPES: Mapping[str, Shape] = {
         },
         draft_vocab_size=8192,
     ),
-    "llama3-8b": Shape(
+    "llama3-8b": Shape(_LLAMA3_8B),
+    "llama3-8b-eagle1": Shape(_LLAMA3_8B, drafter="eagle1"),
+    "qwen3-8b": Shape(
         target={
-            "model_type": "llama",
-            "vocab_size": 128256,
+            "model_type": "qwen3",
+            "vocab_size": 151936,
             "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 36,
             "num_attention_heads": 32,
             "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 40960,
+        },
+    ),
+    "gpt-oss-20b": Shape(
+        target={
+            "model_type": "gpt_oss",
+            "vocab_size": 201088,
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "num_local_experts": 32,
+            "num_experts_per_tok": 4,
+            "sliding_window": 128,
             "max_position_embeddings": 1 << 17,
         },
-        draft_vocab_size=32000,
+        head={"intermediate_size": 17280},
+    ),
+    "glm-4.7-flash": Shape(
+        target={
+            "model_type": "glm4_moe_lite",
+            "vocab_size": 154880,
+            "hidden_size": 2048,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 47,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 20,
+            "moe_intermediate_size": 1536,
+            "n_routed_experts": 64,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.8,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 768,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 192,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 256,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 202752,
+        },
+        drafter="mtp",
     ),
     "tiny": Shape(
         target={
@@ -72,18 +136,36 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def build_models(shape: Shape, *, num_drafts: int, page_size: int, dtype: jnp.dtype) -> Models:
-    """A target with an EAGLE-3 head that drafts `num_drafts` tokens; with 0 a target alone."""
+    """A target with its drafter of `num_drafts` tokens; with 0 a target alone."""
     config = ModelConfig.from_hf(shape.target)
-    target = Llama(config, dtype=dtype, rngs=nnx.Rngs(0))
+    target = FAMILIES[config.family](config, dtype=dtype, rngs=nnx.Rngs(0))
     if not num_drafts:
         return Models(target, NoDrafter())
+    args: dict[str, Any] = {
+        "num_speculative_tokens": num_drafts,
+        "page_size": page_size,
+        "dtype": dtype,
+        "rngs": nnx.Rngs(1),
+    }
+    if shape.drafter == "mtp":
+        return Models(target, Mtp(config, **args))
+    sizes = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    layer = ModelConfig.from_hf(
+        {
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "max_position_embeddings": config.max_position_embeddings,
+            "intermediate_size": config.intermediate_size,
+            **{name: getattr(config, name) for name in sizes},
+            **shape.head,
+        }
+    )
+    if shape.drafter == "eagle1":
+        return Models(target, Eagle1(Eagle1Config(layer, fc_bias=False), **args))
     head = Eagle3Config(
-        layers=replace(config, num_hidden_layers=1, layer_types=("full_attention",)),
+        layers=layer,
         draft_vocab_size=shape.draft_vocab_size,
         target_hidden_size=config.hidden_size,
         capture=default_capture(config.num_hidden_layers),
     )
-    drafter = Eagle3(
-        head, num_speculative_tokens=num_drafts, page_size=page_size, dtype=dtype, rngs=nnx.Rngs(1)
-    )
-    return Models(target, drafter)
+    return Models(target, Eagle3(head, **args))

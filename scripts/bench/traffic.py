@@ -5,6 +5,8 @@ import time
 import jax
 from flax import nnx
 
+from jaxspec.drafters.base import Target
+from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.engine.step import Models
 
@@ -12,18 +14,26 @@ from jaxspec.engine.step import Models
 _ONCE = ("fc", "input_norm", "feature_norms")
 
 
-def weight_bytes(models: Models) -> int:
-    """Bytes of weights that one step reads; of a token embedding it reads a few rows, which do not count."""
-    target = nnx.state(models.target, nnx.Param)
-    total = _size(target)
-    if models.target.head is not None:
-        total -= models.target.embedding.table[...].nbytes
+def weight_bytes(models: Models, *, batch_size: int) -> int:
+    """Bytes of weights that one step reads; of a token embedding it reads a few rows, which do not count.
+
+    Of a layer's routed experts it reads those that some row chose; as many as are expected of a router that
+    favours none.
+    """
+    drafts = models.drafter.num_speculative_tokens
+    target = models.target
+    total = _read(nnx.state(target, nnx.Param), target, batch_size * (drafts + 1))
+    if target.head is not None:
+        total -= target.embedding.table[...].nbytes
     if isinstance(models.drafter, NoDrafter):
         return total
     drafter = nnx.state(models.drafter, nnx.Param)
     for name in drafter:
-        passes = 1 if name in _ONCE else models.drafter.num_speculative_tokens
-        total += passes * _size(drafter[name])
+        once = _read(drafter[name], target, batch_size)
+        total += once if name in _ONCE else drafts * once
+    if not isinstance(models.drafter, Eagle3):
+        # The other heads draft with the target's output projection.
+        total += drafts * target.output_kernel.nbytes
     return total
 
 
@@ -31,7 +41,11 @@ def cache_bytes(models: Models, *, batch_size: int, context: int, itemsize: int)
     """Bytes of keys and values that one step reads with so many tokens committed."""
 
     def per_position(shapes: tuple) -> int:
-        return sum(2 * shape.num_kv_heads * shape.head_dim * itemsize for shape in shapes)
+        return sum(
+            shape.planes * shape.num_kv_heads * shape.head_dim * itemsize // shape.positions_per_entry
+            for layer in shapes
+            for shape in (layer if isinstance(layer, tuple) else (layer,))
+        )
 
     target = per_position(models.target.cache_shapes)
     drafts = per_position(models.drafter.cache_shapes) * models.drafter.num_speculative_tokens
@@ -54,5 +68,12 @@ def copy_bandwidth(num_bytes: int = 1 << 31) -> float:
     return 2 * x.nbytes / sorted(times)[len(times) // 2]
 
 
-def _size(tree: object) -> int:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+def _read(tree: object, target: Target, rows: int) -> int:
+    """Bytes of a tree's weights that so many rows read."""
+    moe = target.config.moe
+    total = 0
+    for leaf in jax.tree.leaves(tree):
+        is_expert = moe is not None and leaf.ndim >= 3 and leaf.shape[0] == moe.num_experts
+        share = 1 - (1 - moe.experts_per_token / moe.num_experts) ** rows if is_expert else 1
+        total += round(share * leaf.nbytes)
+    return total
