@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from jaxspec.config import EngineConfig, ModelConfig
+from jaxspec.drafters.mtp import Mtp
 from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.engine.packing import pack_prefill
 from jaxspec.engine.state import init_state
@@ -27,9 +28,11 @@ PARAMETERS = {
     "gemma-3-1b": 1.0e9,
     "gemma-3-4b": 3.88e9,
     "gemma-3-27b": 27.01e9,
+    "glm-4.7-flash": 29.94e9,
+    "deepseek-v3": 671.03e9,
 }
 """What the model cards say, without what sees images; a tied output head counts once."""
-SLOW = ("qwen3-32b", "qwen3-30b-a3b", "gpt-oss-120b", "gemma-3-4b", "gemma-3-27b")
+SLOW = ("qwen3-32b", "qwen3-30b-a3b", "gpt-oss-120b", "gemma-3-4b", "gemma-3-27b", "deepseek-v3")
 
 
 def test_every_configuration_is_tested():
@@ -48,7 +51,7 @@ def test_full_size_shapes_run_through_prefill_and_decode(name):
     engine = EngineConfig(batch_size=2, max_model_len=2048, prefill_chunk=128, steps_per_dispatch=2)
     sizes = engine.resolve(backend="gpu", model_limit=config.max_position_embeddings)
     settings = StepSettings(page_size=sizes.page_size, steps_per_dispatch=sizes.steps_per_dispatch)
-    drafter, mesh = NGramDrafter(3), make_mesh()
+    drafter, mesh = drafter_of(config, sizes.page_size), make_mesh()
     state = jax.eval_shape(lambda: init_state(target, drafter, sizes, mesh=mesh))
     batch = jax.eval_shape(
         lambda: pack_prefill(
@@ -66,6 +69,17 @@ def test_full_size_shapes_run_through_prefill_and_decode(name):
     assert jax.tree.map(shape_and_dtype, after) == jax.tree.map(shape_and_dtype, state)
     assert first.token.shape == (2,)
     assert output.tokens.shape == (2, 2, 4)
+
+
+def drafter_of(config, page_size):
+    """A model's own prediction layer where it has one."""
+    if not config.num_nextn_predict_layers:
+        return NGramDrafter(3)
+    return nnx.eval_shape(
+        lambda: Mtp(
+            config, num_speculative_tokens=3, page_size=page_size, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)
+        )
+    )
 
 
 def shape_and_dtype(array):
