@@ -1,0 +1,74 @@
+"""Windows of listed slots and compressed entries in the engine: nothing stale is read, nothing is copied."""
+
+import re
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_engines import tokens_of
+
+
+@pytest.fixture(scope="module")
+def engine(engines_of):
+    """Drafted by a noisy copy; its caches are larger than all other arrays."""
+    return engines_of["indexed window"].load(
+        "near", 5, sampling_modes=("greedy",), batch_size=2, num_pages=800
+    )
+
+
+def poison_from(cache, page_table, lengths, page_size):
+    """NaN in page 0, in positions from each slot's length on, and in entries that such are part of."""
+
+    def fill(array):
+        entries = array.shape[3]
+        at = jnp.arange(page_table.shape[1] * entries)
+        is_past = (at + 1) * (page_size // entries) > lengths[:, None]
+        page = jnp.where(is_past, page_table[:, at // entries], 0)
+        return array.at[page, :, :, at % entries].set(jnp.nan)
+
+    return jax.tree.map(fill, cache)
+
+
+def test_nan_at_rejected_positions_and_in_their_entries_changes_nothing(engine, prompts, monkeypatch):
+    clean = tokens_of(engine.generate(prompts, max_new_tokens=30))
+    decode = engine.programs.decode
+
+    def poisoned_decode(state, live, *, stochastic):
+        state, output = decode(state, live, stochastic=stochastic)
+        # The pages of a slot that is done may be another's by now.
+        table, length = state.page_table, jnp.where(state.active, state.length, 10**6)
+        # A draft model has read the last token itself: one position more than the target.
+        target_cache = poison_from(state.target_cache, table, length, 8)
+        draft_cache = poison_from(state.draft_cache, table, length + 1, 8)
+        return replace(state, target_cache=target_cache, draft_cache=draft_cache), output
+
+    everywhere = jax.tree.map(lambda array: jnp.full_like(array, jnp.nan), engine._state.target_cache)
+    engine._state = replace(
+        engine._state, target_cache=everywhere, draft_cache=jax.tree.map(jnp.copy, everywhere)
+    )
+    monkeypatch.setattr(engine.programs, "decode", poisoned_decode)
+    poisoned = engine.generate(prompts, max_new_tokens=30)
+    assert tokens_of(poisoned) == clean
+    drafted = sum(answer.stats.drafted for answer in poisoned)
+    assert 0 < sum(answer.stats.accepted for answer in poisoned) < drafted  # some were rejected
+
+
+def test_every_array_of_the_cache_is_written_in_place(engine):
+    program = engine.programs.compiled_decode(stochastic=False)
+    text = program.as_text()
+    caches = jax.tree.leaves((engine._state.target_cache, engine._state.draft_cache))
+    header = text[: text.index("\n")]
+    assert header.count("may-alias") + header.count("must-alias") >= len(caches) == 8
+    sizes = {cache.size for cache in caches}
+    made = [
+        line.strip()
+        for line in text.splitlines()
+        if (match := re.match(r"\s*(?:ROOT )?%\S+ = \w+\[([\d,]+)\]\S* (\S+?)\(", line))
+        and int(np.prod([int(n) for n in match[1].split(",")])) in sizes
+        and match[2] in ("copy", "transpose", "copy-start", "concatenate", "pad")
+    ]
+    assert made == []
+    smallest = min(cache.nbytes for cache in caches)
+    assert program.memory_analysis().temp_size_in_bytes < smallest
