@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     args = parser.parse_args(argv)
     try:
-        prompts = _read_prompts(args.input)[: args.limit] if args.input else list(PROMPTS[: args.limit])
+        prompts = read_prompts(args.input)[: args.limit] if args.input else list(PROMPTS[: args.limit])
         drafter = (
             {}
             if args.num_speculative_tokens is None
@@ -100,7 +100,8 @@ def measure(engines: dict[str, jaxspec.Engine], prompts: list, max_new_tokens: i
     }
 
 
-def _read_prompts(path: Path) -> list:
+def read_prompts(path: Path) -> list:
+    """The first turn, or the messages, of every row of a JSONL file."""
     prompts: list = []
     for row in read_rows(path):
         if isinstance(row, RowError):

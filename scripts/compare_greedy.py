@@ -1,0 +1,129 @@
+"""Answer prompts greedily with and without speculation, and say where the answers part, if they do.
+
+    python scripts/compare_greedy.py smollm2-135m --input PROMPTS.jsonl [--limit 20] [--max-new-tokens 256]
+        [--dtype float32] [--batch-size 1,4] [--json FILE]
+
+Where two answers part, the script prints the margin between the target's two best logits there: speculation
+adds up the same numbers in another order, so only a near-tie may go the other way. The exit status is 1 where
+a margin is above --tie.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from bench_generate import read_prompts
+
+import jaxspec
+from jaxspec.attention import build_metadata, init_cache
+from jaxspec.checkpoints import open_checkpoint
+from jaxspec.command_line import Parser
+from jaxspec.config import load_config
+from jaxspec.models.llama import Llama
+from jaxspec.models.loading import load_target
+from jaxspec.provenance import provenance
+from jaxspec.sharding import make_mesh
+
+PAGE_SIZE = 16
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the comparison; see the module's text."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    args = _parse(arguments)
+    try:
+        prompts = read_prompts(args.input)[: args.limit]
+        source = load_config(args.config).target
+        checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
+        target = load_target(checkpoint, dtype=jnp.dtype(args.dtype))
+        sizes = {"dtype": args.dtype, "sampling_modes": ("greedy",)}
+        plain_engine = jaxspec.load(args.config, drafter={"kind": "none"}, batch_size=1, **sizes)
+        plain = plain_engine.generate(prompts, max_new_tokens=args.max_new_tokens)
+        rows, worst = [], 0.0
+        for batch_size in args.batch_size:
+            engine = jaxspec.load(args.config, batch_size=batch_size, **sizes)
+            speculative = engine.generate(prompts, max_new_tokens=args.max_new_tokens)
+            row = _compare(target, plain, speculative)
+            rows.append(row | {"batch_size": batch_size})
+            worst = max([worst, *(part["margin"] for part in row["parts"])])
+            print(
+                f"batch {batch_size}: {row['identical']} of {len(prompts)} answers identical, "
+                f"{row['tokens']} tokens, acceptance length {row['acceptance_length']:.2f}"
+            )
+            for part in row["parts"]:
+                print(
+                    f"  prompt {part['prompt']} parts at token {part['token']}, "
+                    f"two best logits {part['margin']:.1e} apart"
+                )
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        command = shlex.join(["scripts/compare_greedy.py", *arguments])
+        result = provenance(command, Path(__file__).parent) | {"dtype": args.dtype, "rows": rows}
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return int(worst > args.tie)
+
+
+def _compare(target: Llama, plain: Any, speculative: Any) -> dict:
+    parts, stats = [], jaxspec.AcceptanceStats()
+    for i, (one, two) in enumerate(zip(plain, speculative, strict=True)):
+        stats.add(two.stats)
+        if one.token_ids == two.token_ids:
+            continue
+        pairs = zip(one.token_ids, two.token_ids, strict=False)
+        shorter = min(len(one.token_ids), len(two.token_ids))
+        place = next((j for j, (a, b) in enumerate(pairs) if a != b), shorter)
+        margin = _margin(target, one.prompt_token_ids + one.token_ids[:place])
+        parts.append({"prompt": i, "token": place, "margin": margin})
+    return {
+        "identical": len(plain) - len(parts),
+        "tokens": sum(len(answer.token_ids) for answer in speculative),
+        "acceptance_length": stats.acceptance_length,
+        "parts": parts,
+    }
+
+
+def _margin(target: Llama, tokens: list[int]) -> float:
+    """How far apart the target's two best logits after these tokens are."""
+    length = -(-len(tokens) // 64) * 64  # few lengths, so few programs
+    padded = jnp.asarray([tokens + [0] * (length - len(tokens))], jnp.int32)
+    pages = length // PAGE_SIZE
+    dtype = target.norm.scale[...].dtype
+    cache = init_cache(
+        target.cache_shapes, num_pages=pages + 1, page_size=PAGE_SIZE, dtype=dtype, mesh=make_mesh()
+    )
+    positions = jnp.arange(length, dtype=jnp.int32)[None]
+    table = 1 + jnp.arange(pages, dtype=jnp.int32)[None]
+    valid = positions < len(tokens)
+    metadata = build_metadata(target.kinds, positions, valid, table, page_size=PAGE_SIZE)
+    hidden, _, _ = target(padded, positions, cache, metadata, capture=())
+    best = jax.lax.top_k(target.logits(hidden[:, len(tokens) - 1]), 2)[0][0]
+    return float(np.asarray(best[0] - best[1]))
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", help="configuration")
+    parser.add_argument("--input", type=Path, required=True, help="JSONL prompts")
+    parser.add_argument("--limit", type=int, default=20, help="prompts to run")
+    parser.add_argument("--max-new-tokens", type=int, default=256)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="float32")
+    parser.add_argument("--batch-size", type=_numbers, default=[1], metavar="B,B,...", help="slots")
+    parser.add_argument("--tie", type=float, default=1e-3, help="the margin that counts as a tie")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here too")
+    return parser.parse_args(arguments)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
