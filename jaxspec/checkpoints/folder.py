@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxspec.checkpoints.block_fp8 import expand_block_fp8
 from jaxspec.checkpoints.checkpoint import Checkpoint, TensorSource
 from jaxspec.checkpoints.json_file import read_json
 from jaxspec.checkpoints.mxfp4 import expand_mxfp4
@@ -28,8 +29,11 @@ def open_folder(folder: Path) -> Checkpoint:
         tensors = open_orbax(folder / ORBAX)
     else:
         tensors = open_safetensors(folder)
-        if (config.get("quantization_config") or {}).get("quant_method") == "mxfp4":
+        quantization = config.get("quantization_config") or {}
+        if quantization.get("quant_method") == "mxfp4":
             tensors = expand_mxfp4(tensors, str(folder))
+        if quantization.get("quant_method") == "fp8":
+            tensors = expand_block_fp8(tensors, quantization, str(folder))
     tokenizer = Tokenizer.from_folder(folder)
     return Checkpoint(str(folder), config, tensors, tokenizer, _eos_token_ids(folder, config, tokenizer))
 

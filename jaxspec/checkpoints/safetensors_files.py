@@ -11,6 +11,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from jaxspec.checkpoints.checkpoint import TensorSource
 from jaxspec.checkpoints.errors import CheckpointError
 from jaxspec.checkpoints.json_file import read_json
 
@@ -48,13 +49,28 @@ class SafetensorsTensor:
         return self.file.get_tensor(self.key)
 
 
-def open_safetensors(folder: Path) -> dict[str, SafetensorsTensor]:
+@dataclass(frozen=True)
+class Float8Tensor:
+    """One tensor of eight-bit floats, which safetensors does not give to NumPy: read from where it lies."""
+
+    path: Path
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def read(self) -> np.ndarray:
+        count = int(np.prod(self.shape))
+        raw = np.fromfile(self.path, np.uint8, count=count, offset=self.offset)
+        return raw.view(self.dtype).reshape(self.shape)
+
+
+def open_safetensors(folder: Path) -> dict[str, TensorSource]:
     """The tensors of a folder, none of them read.
 
     Raises:
       CheckpointError: no safetensors, or a file that is missing, damaged or not what the index says.
     """
-    tensors: dict[str, SafetensorsTensor] = {}
+    tensors: dict[str, TensorSource] = {}
     for path, keys in _files(folder).items():
         held = _open_file(path)
         if keys is not None and (missing := sorted(keys - set(held))):
@@ -120,18 +136,33 @@ def _files(folder: Path) -> dict[Path, set[str] | None]:
     raise CheckpointError(f"{folder}: holds no *.safetensors file (pickled weights are not loaded)")
 
 
-def _open_file(path: Path) -> dict[str, SafetensorsTensor]:
+def _open_file(path: Path) -> dict[str, TensorSource]:
     if not path.is_file():
         raise CheckpointError(f"{path}: file not found")
     try:
         file = safetensors.safe_open(path, framework="np")
     except (safetensors.SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: not a complete safetensors file: {error}") from None
-    tensors = {}
+    tensors: dict[str, TensorSource] = {}
+    starts: dict[str, int] = {}
     for key in file.keys():  # noqa: SIM118 - not a dict
         view = file.get_slice(key)
         dtype = view.get_dtype()
         if dtype not in _DTYPES:
             raise CheckpointError(f"{path}: tensor {key!r} has dtype {dtype}, which is not supported")
-        tensors[key] = SafetensorsTensor(file, key, tuple(view.get_shape()), _DTYPES[dtype])
+        shape = tuple(view.get_shape())
+        if dtype.startswith("F8"):
+            starts = starts or _starts(path)
+            tensors[key] = Float8Tensor(path, starts[key], shape, _DTYPES[dtype])
+        else:
+            tensors[key] = SafetensorsTensor(file, key, shape, _DTYPES[dtype])
     return tensors
+
+
+def _starts(path: Path) -> dict[str, int]:
+    """Where each tensor's bytes begin in a file; safetensors has checked it."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return {key: 8 + length + entry["data_offsets"][0] for key, entry in header.items()}
