@@ -3,7 +3,13 @@
 from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.latent_attention import reference
 
-# Without a GPU kernel, a GPU runs the reference too; asked for by name, "triton" is an error that says so.
-latent_attention = Op("latent_attention", xla=reference.latent_attention)
+
+def _triton():
+    from jaxspec_kernels.latent_attention.triton_kernel import latent_attention
+
+    return latent_attention
+
+
+latent_attention = Op("latent_attention", xla=reference.latent_attention, triton=_triton)
 
 __all__ = ["latent_attention"]

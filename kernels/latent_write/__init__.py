@@ -3,6 +3,13 @@
 from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.latent_write import reference
 
-latent_write = Op("latent_write", xla=reference.latent_write)
+
+def _triton():
+    from jaxspec_kernels.latent_write.triton_kernel import latent_write
+
+    return latent_write
+
+
+latent_write = Op("latent_write", xla=reference.latent_write, triton=_triton)
 
 __all__ = ["latent_write"]

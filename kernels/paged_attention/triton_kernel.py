@@ -78,7 +78,7 @@ def paged_attention(
     if splits == 1:
         return parts[0]
     (merged,) = triton_call(
-        _merge_kernel,
+        merge_kernel,
         parts,
         [whole],
         grid=(batch * heads, rows),
@@ -192,7 +192,7 @@ def _split_kernel(
 
 
 @triton.jit
-def _merge_kernel(
+def merge_kernel(
     parts,
     peaks,
     totals,
