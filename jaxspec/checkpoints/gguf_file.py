@@ -10,8 +10,10 @@ import gguf
 import ml_dtypes
 import numpy as np
 
+from jaxspec.checkpoints.blocks import Blocks
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.errors import CheckpointError
+from jaxspec.checkpoints.gguf_blocks import unpack_ggml
 from jaxspec.checkpoints.gguf_header import GGUFHeader, TensorInfo, read_header
 from jaxspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 
@@ -64,6 +66,17 @@ class GGUFTensor:
     @property
     def dtype(self) -> np.dtype:
         return _PLAIN.get(self.info.quantization, np.dtype(np.float32))
+
+    def read_blocks(self) -> Blocks | None:
+        """The integers and scales of a matrix in Q8_0, Q4_0 or Q4_1; None for other formats."""
+        if len(self.shape) != 2:
+            return None
+        blocks = unpack_ggml(
+            self.header.bytes_of(self.info).reshape(self.shape[0], -1), self.info.quantization
+        )
+        if blocks is None or not self.permuted_heads:
+            return blocks
+        return blocks.map(lambda rows: _undo_permutation(rows, self.permuted_heads))
 
     def read(self) -> np.ndarray:
         """The values: plain formats as stored, quantised blocks as float32 by ggml's formulas."""

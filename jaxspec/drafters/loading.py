@@ -7,8 +7,10 @@ from functools import partial
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jaxspec_kernels.matmul import PackedWeight
 
 from jaxspec.checkpoints import Checkpoint, CheckpointError, open_checkpoint
+from jaxspec.checkpoints.blocks import Blocks
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.base import Drafter, Target
 from jaxspec.drafters.dflash import DFlash, DFlashConfig
@@ -32,11 +34,13 @@ class Build:
       page_size: P of the cache.
       dtype: of weights and cache.
       mesh: the devices that weights are split over; one by default.
+      packed: see `ModulePlan.read`.
     """
 
     page_size: int
     dtype: jnp.dtype
     mesh: Mesh | None = None
+    packed: bool = False
 
 
 HEAD_IGNORED = (*IGNORED, "verifier_lm_head.weight", "verifier_norm.weight")
@@ -121,7 +125,7 @@ def _plan_head(
 
     def read(target: Target) -> Drafter:
         output_rows.target = target
-        return plan.read(build.mesh)
+        return plan.read(build.mesh, packed=build.packed)
 
     return read
 
@@ -141,7 +145,7 @@ def _plan_eagle1(config: DrafterConfig, target: ModelConfig, build: Build) -> Dr
         checkpoint,
         ignore=IGNORED,
     )
-    return lambda _: plan.read(build.mesh)
+    return lambda _: plan.read(build.mesh, packed=build.packed)
 
 
 def _plan_mtp(config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
@@ -161,7 +165,7 @@ def _plan_mtp(config: DrafterConfig, target: ModelConfig, build: Build) -> Draft
         replace(checkpoint, tensors=own),
         ignore=(*IGNORED, *COPIES),
     )
-    return lambda _: plan.read(build.mesh)
+    return lambda _: plan.read(build.mesh, packed=build.packed)
 
 
 def _plan_draft_model(config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
@@ -173,7 +177,7 @@ def _plan_draft_model(config: DrafterConfig, target: ModelConfig, build: Build) 
             f"the target of {target.vocab_size}"
         )
     return lambda _: DraftModel(
-        plan.read(build.mesh),
+        plan.read(build.mesh, packed=build.packed),
         num_speculative_tokens=config.num_speculative_tokens,
         page_size=build.page_size,
         probabilistic=config.sampling == "probabilistic",
@@ -240,7 +244,17 @@ class OutputRows:
         return np.dtype(np.float32)
 
     def read(self) -> np.ndarray:
-        return np.asarray(self.target.output_kernel).T[self._ids]
+        kernel = self.target.output_kernel
+        rows = kernel.take(self._ids) if isinstance(kernel, PackedWeight) else kernel[:, self._ids]
+        return np.asarray(rows).T
+
+    def read_blocks(self) -> Blocks | None:
+        kernel = self.target.output_kernel
+        if not isinstance(kernel, PackedWeight):
+            return None
+        rows = kernel.take(self._ids)
+        scales = (None if array is None else np.asarray(array) for array in (rows.scale, rows.offset))
+        return Blocks(np.asarray(rows.unpaired()), *scales).map(np.transpose)
 
 
 def _target_ids(d2t: np.ndarray) -> np.ndarray:

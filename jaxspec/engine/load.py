@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from jaxspec_kernels.matmul import matmul
 from jaxspec_kernels.paged_attention import paged_attention
 
 from jaxspec.checkpoints import open_checkpoint
@@ -55,11 +56,13 @@ def load(
     limit = target_config(checkpoint).max_position_embeddings
     dtype = jnp.dtype(config.engine.resolve(backend=jax.default_backend(), model_limit=limit).dtype)
     plan = plan_target(checkpoint, dtype=dtype)
+    # A CPU's steps are bound by reading weights. Elsewhere no kernel takes a packed one.
+    packed = dtype == jnp.float32 and matmul.why_not("numba") is None
     read_drafter = plan_drafter(
-        config.drafter, plan.module.config, Build(config.engine.page_size, dtype, mesh)
+        config.drafter, plan.module.config, Build(config.engine.page_size, dtype, mesh, packed)
     )
     # Everything fits; only now are weights read.
-    target = plan.read(mesh)
+    target = plan.read(mesh, packed=packed)
     return Engine(
         target,
         read_drafter(target),

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxspec_kernels.matmul import PackedWeight
 from jaxspec_kernels.matmul_add import matmul_add
 from jaxspec_kernels.paged_attention import paged_attention
 from jaxspec_kernels.rms_matmul import rms_matmul
@@ -115,7 +116,12 @@ class TiedEmbedding(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """[..., M] of `tokens` i32[...]; ids outside the vocabulary are clamped into it."""
-        return jnp.moveaxis(jnp.take(self.kernel[...], tokens, axis=1, mode="clip"), 0, -1)
+        kernel: Any = self.kernel[...]
+        if isinstance(kernel, PackedWeight):
+            columns = kernel.take(tokens).dense()
+        else:
+            columns = jnp.take(kernel, tokens, axis=1, mode="clip")
+        return jnp.moveaxis(columns, 0, -1)
 
 
 class Attention(nnx.Module):

@@ -19,9 +19,10 @@ from jaxspec.models.indexed_window import IndexedWindowModel
 from jaxspec.models.language_model import language_model
 from jaxspec.models.latent_sources import HeadRows
 from jaxspec.models.llama import Llama
+from jaxspec.models.packed_weights import packed_weight
 from jaxspec.models.parameters import Source
 from jaxspec.models.qwen3_moe import Qwen3Moe
-from jaxspec.sharding import make_mesh, sharding
+from jaxspec.sharding import make_mesh, replicated, sharding
 
 Module = TypeVar("Module", bound=nnx.Module)
 
@@ -49,12 +50,22 @@ class ModulePlan(Generic[Module]):
     module: Module
     parameters: list[tuple[nnx.Variable, list[TensorSource]]]
 
-    def read(self, mesh: Mesh | None = None) -> Module:
-        """Fills the module, split over `mesh` (one device by default)."""
+    def read(self, mesh: Mesh | None = None, *, packed: bool = False) -> Module:
+        """Fills the module.
+
+        Args:
+          mesh: what it is split over; one device by default.
+          packed: keep matrices as the checkpoint stores them where `packed_weights.py` can: for inference in
+            float32 on one device. Otherwise every parameter is one array of the declared dtype.
+        """
         mesh = mesh or make_mesh()
         for variable, stored in self.parameters:
-            joined = variable.get_metadata("source").join([tensor.read() for tensor in stored])
-            array = np.ascontiguousarray(joined).astype(variable.get_value().dtype)
+            source, declared = variable.get_metadata("source"), variable.get_value()
+            if packed and (weight := packed_weight(source, declared.shape, stored)):
+                variable.set_value(jax.device_put(weight, replicated(mesh)))
+                continue
+            joined = source.join([tensor.read() for tensor in stored])
+            array = np.ascontiguousarray(joined).astype(declared.dtype)
             axes = variable.get_metadata("axes")
             variable.set_value(jax.device_put(array, sharding(mesh, axes, array.shape)))
         return self.module

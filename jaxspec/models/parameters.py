@@ -5,14 +5,14 @@ Initialisation, loading, sharding and export all follow from the declaration.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxspec_kernels.matmul import matmul
+from jaxspec_kernels.matmul import PackedWeight, matmul
 
 
 class Source(Protocol):
@@ -72,7 +72,15 @@ class Projection:
 
     @property
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        return ((self.name, (int(np.prod(self.out_shape)), int(np.prod(self.in_shape)))),)
+        return ((self.name, (math.prod(self.out_shape), self.in_width)),)
+
+    @property
+    def in_width(self) -> int:
+        return math.prod(self.in_shape)
+
+    def per_block(self, size: int) -> "Projection":
+        """Where one number for every `size` inputs would be stored."""
+        return replace(self, in_shape=(self.in_width // size,))
 
     def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
         return tensors[0].T.reshape(*self.in_shape, *self.out_shape)
@@ -103,6 +111,10 @@ class FusedQKV:
         key = self.num_kv_heads * self.head_dim
         return tuple((name, (size, *tail)) for name, size in zip(self.names, (query, key, key), strict=True))
 
+    def per_block(self, size: int) -> "FusedQKV":
+        """Where one number for every `size` inputs would be stored."""
+        return replace(self, in_width=(self.in_width or 0) // size)
+
     def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
         parts = [t.reshape(self.num_kv_heads, -1, self.head_dim, *t.shape[1:]) for t in tensors]
         fused = np.concatenate(parts, axis=1)
@@ -130,6 +142,10 @@ class FusedGateUp:
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         tail = () if self.in_width is None else (self.in_width,)
         return tuple((name, (self.width, *tail)) for name in self.names)
+
+    def per_block(self, size: int) -> "FusedGateUp":
+        """Where one number for every `size` inputs would be stored."""
+        return replace(self, in_width=(self.in_width or 0) // size)
 
     def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
         fused = np.stack(tensors)
@@ -187,7 +203,11 @@ def bias_parameter(
 
 
 def product(
-    x: jax.Array, kernel: jax.Array, *, contracting: int = 1, out_dtype: jnp.dtype | None = None
+    x: jax.Array,
+    kernel: jax.Array | PackedWeight,
+    *,
+    contracting: int = 1,
+    out_dtype: jnp.dtype | None = None,
 ) -> jax.Array:
     """Multiplies the last axes of x with the first axes of a weight.
 

@@ -1,7 +1,11 @@
 """The product of a few rows with a weight."""
 
 from jaxspec_kernels.dispatch import Op
+from jaxspec_kernels.matmul.packed_weight import BLOCK, PackedWeight, pack
 from jaxspec_kernels.matmul.reference import matmul as reference
+
+# A weight that stays in a CPU's caches is worth neither a kernel's calls nor packing.
+MIN_WEIGHT_BYTES = 1 << 20
 
 
 def _numba():
@@ -12,4 +16,4 @@ def _numba():
 
 matmul = Op("matmul", xla=reference, numba=_numba)
 
-__all__ = ["matmul"]
+__all__ = ["BLOCK", "MIN_WEIGHT_BYTES", "PackedWeight", "matmul", "pack"]

@@ -1,0 +1,76 @@
+"""A packed weight is the float32 weight that it stands for, bit for bit, in products and in its columns."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jaxspec_kernels.matmul import matmul, pack
+
+OP = matmul
+WIDTH, OUTPUTS = 576, 530
+FORMS = ("uint8", "int8", "bfloat16")
+on_a_cpu = pytest.mark.skipif(OP.why_not("numba") is not None, reason=f"{OP.why_not('numba')}")
+
+
+def weight(form):
+    """A packed weight, and its values by the formula, float32."""
+    rng = np.random.default_rng(0)
+    size, blocks = (WIDTH, OUTPUTS), (WIDTH // 32, OUTPUTS)
+    if form == "bfloat16":
+        values = rng.standard_normal(size, np.float32).astype(ml_dtypes.bfloat16)
+        return jax.tree.map(jnp.asarray, pack(values, None, None, size)), values.astype(np.float32)
+    scale, offset = (rng.standard_normal(blocks).astype(np.float16).astype(np.float32) for _ in range(2))
+    if form == "int8":
+        integers, offset = rng.integers(-128, 128, size, np.int8), None
+    else:
+        integers = rng.integers(0, 16, size, np.uint8)
+    values = np.repeat(scale, 32, axis=0) * integers.astype(np.float32)
+    if offset is not None:
+        values = values + np.repeat(offset, 32, axis=0)
+    return jax.tree.map(jnp.asarray, pack(integers, scale, offset, size)), values
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_expands_to_the_float32_weight(form):
+    packed, values = weight(form)
+    np.testing.assert_array_equal(packed.dense(), values, strict=True)
+    np.testing.assert_array_equal(np.asarray(packed), values)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_columns_of_it_are_columns_of_the_weight(form):
+    packed, values = weight(form)
+    ids = np.array([[3, 0, 529], [7, 7, 9999]])
+    columns = packed.take(ids)
+    assert columns.shape == (WIDTH, 2, 3)
+    np.testing.assert_array_equal(columns.dense(), values[:, np.minimum(ids, OUTPUTS - 1)])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_axes_split_anew_keep_the_order(form):
+    packed, values = weight(form)
+    split = packed.reshape(WIDTH, 5, 106)
+    np.testing.assert_array_equal(split.dense(), values.reshape(WIDTH, 5, 106))
+    assert split.reshape(-1, OUTPUTS).shape == (WIDTH, OUTPUTS)
+
+
+@on_a_cpu
+@pytest.mark.parametrize("rows", [1, 3, 8, 19])
+@pytest.mark.parametrize("form", FORMS)
+def test_product_is_that_of_the_float32_weight_bit_for_bit(form, rows):
+    packed, values = weight(form)
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((rows, WIDTH), np.float32))
+    y = jax.jit(matmul)(x, packed)
+    expected = [jax.jit(matmul)(row[None], jnp.asarray(values)) for row in x]
+    np.testing.assert_array_equal(y, np.concatenate(expected), strict=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_equals_the_definition_in_float64(form, implementation):
+    packed, values = weight(form)
+    x = np.random.default_rng(1).standard_normal((2, 1, WIDTH)).astype(np.float32)
+    y = matmul(jnp.asarray(x), packed.reshape(WIDTH, 2, OUTPUTS // 2), implementation=implementation)
+    expected = (x.astype(np.float64) @ values).reshape(2, 1, 2, OUTPUTS // 2)
+    assert y.dtype == jnp.float32
+    assert np.linalg.norm(y - expected) / np.linalg.norm(expected) < 1e-6
