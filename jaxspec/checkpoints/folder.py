@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxspec.checkpoints.block_fp8 import expand_block_fp8
 from jaxspec.checkpoints.checkpoint import Checkpoint, TensorSource
+from jaxspec.checkpoints.errors import CheckpointError
 from jaxspec.checkpoints.json_file import read_json
 from jaxspec.checkpoints.mxfp4 import expand_mxfp4
 from jaxspec.checkpoints.safetensors_files import open_safetensors
@@ -44,4 +45,6 @@ def _eos_token_ids(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer
     if stated is None:
         stated = config.get("eos_token_id")
     ids = [] if stated is None else stated if isinstance(stated, list) else [stated]
+    if not all(isinstance(i, int) for i in ids):
+        raise CheckpointError(f"{folder}: eos_token_id must be an integer or a list of them, got {stated!r}")
     return tuple(dict.fromkeys([*ids, *(tokenizer.eos_token_ids if tokenizer else ())]))

@@ -101,14 +101,16 @@ class ModelConfig:
             "num_hidden_layers",
             "num_attention_heads",
         ):
-            if not isinstance(config.get(key), int):
-                raise ConfigError(f"config.json: {key} must be an integer, got {config.get(key)!r}")
+            if not isinstance(config.get(key), int) or config[key] < 1:
+                raise ConfigError(f"config.json: {key} must be a positive integer, got {config.get(key)!r}")
         heads = config["num_attention_heads"]
         layer_types, window = _layer_types(config)
         rope, local_rope = read_ropes(config)
         scalar = config.get("query_pre_attn_scalar")
         latent = LatentConfig.from_hf(config)
         head_dim = config.get("head_dim") or config["hidden_size"] // heads
+        if head_dim < 1:
+            raise ConfigError(f"config.json: hidden_size {config['hidden_size']} is less than {heads} heads")
         return cls(
             family=family,
             vocab_size=config["vocab_size"],

@@ -70,7 +70,7 @@ class Compressor(nnx.Module):
           forward pass.
         """
         content, gate = product(x, self.content[...]), product(x, self.gate[...])
-        states = _written(states, metadata.slots, content, gate)
+        states = kv_write(states, metadata.slots, content, gate)
         page, offset = jnp.divmod(metadata.entry_sources, states.shape[3])
         read = states[page, :, :, offset].astype(jnp.float32)  # [B, Q, r, N, 2, D]
         place = self.place[...].astype(jnp.float32).reshape(-1, *content.shape[-2:])[None, None]
@@ -78,7 +78,7 @@ class Compressor(nnx.Module):
         pooled = self.norm((weights * read[..., 0, :]).sum(axis=2).astype(x.dtype))
         # One vector is key and value; the key stands at the first of its positions.
         keys = apply_rope(pooled, rope_tables(self.rope, self.head_dim, metadata.entry_starts))
-        return states, _written(entries, metadata.entry_slots, keys, pooled)
+        return states, kv_write(entries, metadata.entry_slots, keys, pooled)
 
 
 class IndexedWindowAttention(nnx.Module):
@@ -99,7 +99,8 @@ class IndexedWindowAttention(nnx.Module):
         """Attended rows [B, Q, M] of x [B, Q, M], and the cache, of the form that `cache_shape` says."""
         window, *compressed = cache if isinstance(cache, tuple) else (cache,)
         queries, keys, values = self.heads.project(x, rope)
-        window = _written(window, metadata.slots, keys, values)
+        # The cache is written before it is read: the other order costs a copy of all of it.
+        window = kv_write(window, metadata.slots, keys, values)
         if self.compressor is not None:
             states, entries = compressed
             compressed = list(self.compressor(x, states, entries, metadata))
@@ -115,12 +116,3 @@ class IndexedWindowAttention(nnx.Module):
         )
         attended = self.heads.combine(attended.reshape(queries.shape))
         return attended, (window, *compressed) if compressed else window
-
-
-def _written(cache: jax.Array, slots: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-    """The cache with new rows. It is written before it is read: the other order costs a copy of all of it."""
-    if slots.size == 1:
-        # XLA on a CPU fuses the write of a single row into the gather that follows, which then reads the
-        # cache from before the write. A scatter of two rows, be they the same, stays a scatter.
-        slots, keys, values = (jnp.concatenate([x, x], axis=1) for x in (slots, keys, values))
-    return kv_write(cache, slots, keys, values)

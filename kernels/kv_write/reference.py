@@ -18,6 +18,10 @@ def kv_write(cache: jax.Array, slots: jax.Array, keys: jax.Array, values: jax.Ar
     Returns:
       The cache, same shape and dtype.
     """
+    if slots.size == 1:
+        # XLA on a CPU fuses the write of a single row into the gather that follows, and then keeps the
+        # cache from before the write: a copy of all of it. A scatter of two rows, be they the same, stays.
+        slots, keys, values = (jnp.concatenate([x, x], axis=1) for x in (slots, keys, values))
     page, offset = jnp.divmod(slots, cache.shape[3])
     rows = jnp.stack([keys, values], axis=3).astype(cache.dtype)  # [B, Q, N, 2, D]
     return cache.at[page, :, :, offset].set(rows, mode="promise_in_bounds", unique_indices=False)

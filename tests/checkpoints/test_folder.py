@@ -24,6 +24,9 @@ def test_end_tokens_come_from_the_generation_config_first(tmp_path):
     assert open_checkpoint(tmp_path).eos_token_ids == (7, 2)
     write_json(tmp_path / "generation_config.json", {"eos_token_id": [5, 2]})
     assert open_checkpoint(tmp_path).eos_token_ids == (5, 2)
+    write_json(tmp_path / "generation_config.json", {"eos_token_id": {"id": 5}})
+    with pytest.raises(CheckpointError, match="eos_token_id must be an integer or a list of them"):
+        open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(
