@@ -12,6 +12,8 @@ from jaxspec_kernels import (
     expert_matmul,
     gumbel_sample,
     kv_write,
+    latent_attention,
+    latent_write,
     matmul_add,
     paged_attention,
     rms_matmul,
@@ -120,13 +122,19 @@ class _Reordered(Op):
         return self.op(*rest, tokens, processed, purpose=Purpose.DRAFT, implementation=implementation)
 
 
-def _paged_attention(case: Any) -> Call:
-    pages, heads = 1 + case.slots * case.table_width, case.kv_heads
+def _sight(case: Any) -> tuple[np.ndarray, np.ndarray, int]:
+    """First and last visible position of every row, and how many positions the slots' rows see."""
     end = case.context * (np.arange(case.slots) + 1) // case.slots
     if case.empty:
         end[1::3] = -1
     last = np.where(end[:, None] < 0, -1, end[:, None] - np.arange(case.rows)[::-1])
     first = np.maximum(last - (case.window - 1), 0) if case.window else np.zeros_like(last)
+    return first, last, int(np.where(last >= first, last - first + 1, 0).max(axis=1).sum())
+
+
+def _paged_attention(case: Any) -> Call:
+    pages, heads = 1 + case.slots * case.table_width, case.kv_heads
+    first, last, seen = _sight(case)
     size = (case.slots, case.rows, heads * case.group, case.head_dim)
     dtype = jnp.dtype(case.dtype)
 
@@ -138,13 +146,45 @@ def _paged_attention(case: Any) -> Call:
         ints = (jnp.asarray(x, jnp.int32) for x in (table, first, last))
         return _normal(rng, size, case.dtype), cache, *ints
 
-    seen = np.where(last >= first, last - first + 1, 0).max(axis=1).sum()
     moved = int(2 * seen * heads * case.head_dim + 2 * np.prod(size)) * dtype.itemsize
     static: dict[str, Any] = {"scale": case.head_dim**-0.5}
     if case.sinks:
         static["sinks"] = jnp.linspace(-2, 2, heads * case.group, dtype=dtype)
     return Call(
         paged_attention.paged_attention, case.name, arguments, static, 0, moved, _SUM_BOUND[case.dtype]
+    )
+
+
+def _latent_write(case: Any) -> Call:
+    size = (case.slots, case.rows, case.size)
+
+    def arguments(seed: int) -> tuple:
+        rng = np.random.default_rng(seed)
+        cache = jnp.zeros((case.pages, 1, 1, case.page_size, case.size), jnp.dtype(case.dtype))
+        slots = _own_slots(rng, case.slots, case.rows, case.pages, case.page_size)
+        return cache, slots, _normal(rng, size, case.dtype)
+
+    moved = 2 * int(np.prod(size)) * jnp.dtype(case.dtype).itemsize
+    return Call(latent_write.latent_write, case.name, arguments, {}, 1, moved, 0.0)
+
+
+def _latent_attention(case: Any) -> Call:
+    pages, width = 1 + case.slots * case.table_width, case.value_dim + case.rope_dim
+    first, last, seen = _sight(case)
+    rows = case.slots * case.rows * case.heads
+    dtype = jnp.dtype(case.dtype)
+
+    def arguments(seed: int) -> tuple:
+        rng = np.random.default_rng(seed)
+        table = 1 + rng.permutation(pages - 1).reshape(case.slots, case.table_width)
+        cache = jax.random.normal(jax.random.key(seed), (pages, 1, 1, case.page_size, width), dtype)
+        ints = (jnp.asarray(x, jnp.int32) for x in (table, first, last))
+        return _normal(rng, (case.slots, case.rows, case.heads, width), case.dtype), cache, *ints
+
+    moved = (seen * width + rows * (width + case.value_dim)) * dtype.itemsize
+    static = {"value_dim": case.value_dim, "scale": width**-0.5}
+    return Call(
+        latent_attention.latent_attention, case.name, arguments, static, 0, moved, _SUM_BOUND[case.dtype]
     )
 
 
@@ -197,6 +237,8 @@ _MAKERS: Mapping[ModuleType, Callable[[Any], Call]] = {
     rope_kv_write: _rope_kv_write,
     gumbel_sample: _gumbel_sample,
     paged_attention: _paged_attention,
+    latent_write: _latent_write,
+    latent_attention: _latent_attention,
     rms_matmul: _rms_matmul,
     matmul_add: _matmul_add,
     expert_matmul: _expert_matmul,
