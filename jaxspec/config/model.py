@@ -108,7 +108,9 @@ class ModelConfig:
         rope, local_rope = read_ropes(config)
         scalar = config.get("query_pre_attn_scalar")
         latent = LatentConfig.from_hf(config)
-        head_dim = config.get("head_dim") or config["hidden_size"] // heads
+        head_dim = (
+            latent.qk_rope_head_dim if latent else config.get("head_dim") or config["hidden_size"] // heads
+        )
         if head_dim < 1:
             raise ConfigError(f"config.json: hidden_size {config['hidden_size']} is less than {heads} heads")
         return cls(
@@ -119,7 +121,7 @@ class ModelConfig:
             num_hidden_layers=config["num_hidden_layers"],
             num_attention_heads=heads,
             num_key_value_heads=config.get("num_key_value_heads") or heads,
-            head_dim=latent.qk_rope_head_dim if latent else head_dim,
+            head_dim=head_dim,
             rms_norm_eps=config.get("rms_norm_eps", 1e-6),
             max_position_embeddings=config["max_position_embeddings"],
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
