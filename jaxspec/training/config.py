@@ -40,11 +40,13 @@ class ResponsesConfig:
 
     Attributes:
       temperatures: taken in turn, prompt by prompt.
+      extra_temperatures: every prompt is answered once more at each of them.
       max_new_tokens: length limit of an answer.
       seed: of the sampling.
     """
 
     temperatures: tuple = (0.0, 1.0)
+    extra_temperatures: tuple = ()
     max_new_tokens: int = 256
     seed: int = 0
 
@@ -61,6 +63,8 @@ class HeadConfig:
     """The shape of the head; sizes left out are the target's.
 
     Attributes:
+      initial: folder of an exported head of this shape to start from, of any draft vocabulary; empty starts
+        from random weights.
       num_layers: decoder layers.
       intermediate_size: of the feed-forward networks.
       capture: the target's hidden states to read; empty takes (2, L // 2, L - 3).
@@ -68,6 +72,7 @@ class HeadConfig:
       norm_before_residual, fc_norm, norm_output: see `Eagle3Config`. Only speculators' format has them.
     """
 
+    initial: str = ""
     num_layers: int = 1
     intermediate_size: int | None = None
     capture: tuple = ()
@@ -90,6 +95,9 @@ class TrainConfig:
       warmup_steps: updates in which it rises from 0.
       clip_norm: largest norm of a gradient.
       weight_decay, beta1, beta2: of AdamW.
+      objective: "cross_entropy" against the target's distribution on the draft vocabulary; or
+        "total_variation" of both distributions, which takes its place little by little over the first half
+        of the updates. See `jaxspec.training.loss.position_loss`.
       num_unroll_steps: draft steps of the training-time test.
       step_decay: draft step k weighs step_decay ** k.
       validation_rows: packed rows kept out of training.
@@ -107,6 +115,7 @@ class TrainConfig:
     weight_decay: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.95
+    objective: str = "cross_entropy"
     num_unroll_steps: int = 7
     step_decay: float = 0.8
     validation_rows: int = 64
@@ -121,6 +130,10 @@ class TrainConfig:
                 raise ConfigError(f"train.{name} must be at least 1, got {getattr(self, name)}")
         if self.optimizer not in ("adamw", "muon"):
             raise ConfigError(f"train.optimizer must be 'adamw' or 'muon', not {self.optimizer!r}")
+        if self.objective not in ("cross_entropy", "total_variation"):
+            raise ConfigError(
+                f"train.objective must be 'cross_entropy' or 'total_variation', not {self.objective!r}"
+            )
         if not 0 <= self.warmup_steps < self.steps:
             raise ConfigError(
                 f"train.warmup_steps must be below train.steps {self.steps}, got {self.warmup_steps}"

@@ -86,6 +86,26 @@ def new_head(
     return head
 
 
+def start_from(head: Eagle3, trained: nnx.Module) -> None:
+    """Gives a new head the trained parameters of another one, of any draft vocabulary.
+
+    Raises:
+      ConfigError: the other one has another shape.
+    """
+    ours, theirs = (_shapes(nnx.state(module, is_trained)) for module in (head, trained))
+    if ours != theirs:
+        name = min(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+        raise ConfigError(
+            f"head.initial: its {name} is {theirs.get(name, 'missing')}, that of the head to train is "
+            f"{ours.get(name, 'missing')}"
+        )
+    nnx.update(head, nnx.state(trained, is_trained))
+
+
+def _shapes(state: nnx.State) -> dict[str, tuple[int, ...]]:
+    return {".".join(map(str, path)): value.shape for path, value in nnx.to_flat_state(state)}
+
+
 def is_trained(path: tuple, value: object) -> bool:
     """Which variables of a head are trained: all parameters but the output rows, which are the target's."""
     return isinstance(value, nnx.Param) and path[0] != "head"

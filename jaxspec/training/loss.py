@@ -1,12 +1,12 @@
-"""The loss of the training-time test: soft cross-entropy against the target, step by step.
+"""The loss of the training-time test: the head against the target's distribution, step by step.
 
 Rows and steps count where inference drafts: the row's newest token and the drafted one both belong to an
-answer. A position whose best token is outside the draft vocabulary cannot be drafted; it is left out of
-the loss and counts as wrong in the accuracy.
+answer. A position whose best token is outside the draft vocabulary counts as wrong in the accuracy.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,19 +14,25 @@ from jax import lax
 
 from jaxspec.drafters.base import Target
 from jaxspec.drafters.eagle3 import Eagle3
+from jaxspec.models.layers import Linear
 from jaxspec.training.packed_rows import PackedRows, shift_left
 from jaxspec.training.target_features import target_features
-from jaxspec.training.unroll import Memory, empty_memory, unroll_step
+from jaxspec.training.unroll import empty_memory, unroll_step
+
+# Positions whose logits exist at a time: over the whole vocabulary, and over the draft vocabulary.
+# Few enough for a GPU's cache, where all passes over them then run.
+_LABELLED, _DRAFTED = 256, 1024
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Labels:
-    """What the target says after every position.
+    """What the target says after every position; positions come first, to be taken in chunks.
 
     Attributes:
-      probabilities: f32[B, S, W], its distribution, renormalised over the draft vocabulary.
-      best: i32[B, S], the draft id of its most likely token, -1 for one that cannot be drafted.
+      probabilities: [S, B, W] in the dtype of the hidden states, its distribution on the draft vocabulary.
+        What is missing from a sum of 1 lies outside.
+      best: i32[S, B], the draft id of its most likely token, -1 for one that cannot be drafted.
     """
 
     probabilities: jax.Array
@@ -39,36 +45,44 @@ class StepSums:
     """Sums over a batch, per draft step: f32[steps] each.
 
     Attributes:
-      loss: cross-entropy in nats, over the positions that can be drafted.
+      loss: cross-entropy in nats against the target's distribution renormalised over the draft
+        vocabulary, over the positions whose best token can be drafted.
+      overlap: of both distributions, the sum over tokens of the smaller probability: how likely a draft
+        sampled at temperature 1 is accepted.
       correct: positions where the head's and the target's most likely tokens agree.
       count: positions that inference may draft.
     """
 
     loss: jax.Array
+    overlap: jax.Array
     correct: jax.Array
     count: jax.Array
 
-    @property
-    def step_loss(self) -> jax.Array:
-        """f32[steps], per position."""
-        return self.loss / jnp.maximum(self.count, 1)
-
-    @property
-    def accuracy(self) -> jax.Array:
-        """f32[steps], share of the positions."""
-        return self.correct / jnp.maximum(self.count, 1)
+    def means(self) -> dict[str, jax.Array]:
+        """f32[steps] each, per position that inference may draft: "loss", "overlap" and "accuracy"."""
+        count = jnp.maximum(self.count, 1)
+        return {
+            "loss": self.loss / count,
+            "overlap": self.overlap / count,
+            "accuracy": self.correct / count,
+        }
 
 
 def make_labels(head: Eagle3, target: Target, hidden: jax.Array) -> Labels:
     """Labels of the target's final hidden states [B, S, M]."""
-    # A few positions at a time: the whole vocabulary for a whole batch would be the largest array of all.
-    columns = jnp.moveaxis(hidden, 1, 0)
-    best = lax.map(lambda x: target.logits(x).argmax(axis=-1).astype(jnp.int32), columns, batch_size=8).T
-    if head.draft_vocab is not None:
-        best = jnp.take(head.draft_vocab, best, axis=0)
-    # The head's output rows are the target's own.
-    logits = head.head(hidden, out_dtype=jnp.float32)
-    return Labels(jax.nn.softmax(logits, axis=-1), best)
+
+    def label(x: jax.Array) -> Labels:
+        logits = target.logits(x)
+        best = logits.argmax(axis=-1).astype(jnp.int32)
+        if head.draft_vocab is not None:
+            best = jnp.take(head.draft_vocab, best, axis=0)
+        # The head's output rows are the target's own.
+        drafted = head.head(x, out_dtype=jnp.float32)
+        total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        return Labels(jnp.exp(drafted - total).astype(x.dtype), best)
+
+    size = max(1, _LABELLED // hidden.shape[0])
+    return lax.map(label, jnp.moveaxis(hidden, 1, 0), batch_size=size)
 
 
 def drafted_positions(rows: PackedRows, k: int) -> jax.Array:
@@ -79,39 +93,118 @@ def drafted_positions(rows: PackedRows, k: int) -> jax.Array:
 
 
 def unrolled_loss(
-    head: Eagle3, target: Target, rows: PackedRows, *, num_steps: int, step_decay: float
+    head: Eagle3,
+    target: Target,
+    rows: PackedRows,
+    *,
+    num_steps: int,
+    step_decay: float,
+    objective: str = "cross_entropy",
+    cross_entropy_weight: jax.Array | float = 1.0,
 ) -> tuple[jax.Array, StepSums]:
-    """The loss of one batch.
+    """The loss of one batch. The head's output rows get no gradient: they are frozen.
+
+    Args:
+      objective, cross_entropy_weight: see `position_loss`.
 
     Returns:
-      f32[], the sum over steps k of step_decay ** k times the mean cross-entropy; and its parts.
+      f32[], the sum over steps k of step_decay ** k times the mean loss of a position; and the sums of what
+      is measured in any case.
     """
-    hidden, captured = target_features(target, rows, head.capture)
-    labels = make_labels(head, target, hidden)
-    hidden, captured, labels = lax.stop_gradient((hidden, captured, labels))
+    hidden, captured = lax.stop_gradient(target_features(target, rows, head.capture))
+    batch, length = rows.tokens.shape
+    size = max(1, min(length, _DRAFTED // batch))
+    padded = -(-length // size) * size
+    labels = lax.stop_gradient(make_labels(head, target, _lengthen(hidden, padded + num_steps)))
     x, memory = head.fuse(hidden, captured), empty_memory(head)
-    steps = []
+    total, steps = jnp.float32(0), []
     for k in range(num_steps):
-        # One step's logits at a time: they are recomputed on the way back instead of kept.
-        x, memory, sums = jax.checkpoint(partial(_step, head, target, k))(rows, labels, x, memory)
+        x, memory = unroll_step(head, target, rows, x, memory)
+        normed = _lengthen(x if head.config.norm_output else head.norm(x), padded)
+        counted = _lengthen(drafted_positions(rows, k), padded)
+
+        def loss(
+            logits: jax.Array, counted: jax.Array, start: jax.Array, ahead: int = 1 + k
+        ) -> tuple[jax.Array, StepSums]:
+            label = _chunk(labels, start + ahead, size)
+            return _summed_loss(logits, label, counted, objective, cross_entropy_weight)
+
+        value, sums = _by_chunks(head.head, loss, normed, counted, size)
+        total += step_decay**k * value / jnp.maximum(sums.count, 1)
         steps.append(sums)
-    sums = jax.tree.map(lambda *parts: jnp.stack(parts), *steps)
-    weights = step_decay ** jnp.arange(num_steps, dtype=jnp.float32)
-    return (weights * sums.step_loss).sum(), sums
+    return total, jax.tree.map(lambda *parts: jnp.stack(parts), *steps)
 
 
-def _step(
-    head: Eagle3, target: Target, k: int, rows: PackedRows, labels: Labels, hidden: jax.Array, memory: Memory
-) -> tuple[jax.Array, Memory, StepSums]:
-    hidden, memory = unroll_step(head, target, rows, hidden, memory)
-    ahead = 1 + k
-    log_q = jax.nn.log_softmax(head.logits(target, hidden[:, :-ahead]), axis=-1)
-    best = labels.best[:, ahead:]
-    counted = drafted_positions(rows, k)[:, :-ahead]
-    cross_entropy = -(labels.probabilities[:, ahead:] * log_q).sum(axis=-1)
+def position_loss(
+    objective: str, cross_entropy: jax.Array, overlap: jax.Array, cross_entropy_weight: jax.Array | float
+) -> jax.Array:
+    """What is minimised at a position, out of its cross-entropy and its overlap.
+
+    Args:
+      objective: "cross_entropy"; or "total_variation", 1 - overlap, which is how likely a draft is rejected
+        at temperature 1, with `cross_entropy_weight` of the cross-entropy and the rest of this. It has next
+        to no gradient where the distributions hardly overlap: an untrained head needs the cross-entropy.
+
+    Source: A. Samarin et al., arXiv 2602.23881.
+    """
+    if objective == "cross_entropy":
+        return cross_entropy
+    return cross_entropy_weight * cross_entropy + (1 - cross_entropy_weight) * (1 - overlap)
+
+
+def _summed_loss(
+    logits: jax.Array, labels: Labels, counted: jax.Array, objective: str, weight: jax.Array | float
+) -> tuple[jax.Array, StepSums]:
+    p = labels.probabilities.astype(jnp.float32)
+    log_q = jax.nn.log_softmax(logits, axis=-1)
+    inside = p.sum(axis=-1)
+    cross_entropy = -(p * log_q).sum(axis=-1) / jnp.maximum(inside, 1e-6)
+    cross_entropy = jnp.where(counted & (labels.best >= 0), cross_entropy, 0.0)
+    overlap = jnp.minimum(p, jnp.exp(log_q)).sum(axis=-1)
+    loss = position_loss(objective, cross_entropy, overlap, weight)
     sums = StepSums(
-        loss=jnp.where(counted & (best >= 0), cross_entropy, 0.0).sum(),
-        correct=(counted & (log_q.argmax(axis=-1) == best)).sum(dtype=jnp.float32),
+        loss=cross_entropy.sum(),
+        overlap=jnp.where(counted, overlap, 0.0).sum(),
+        correct=(counted & (logits.argmax(axis=-1) == labels.best)).sum(dtype=jnp.float32),
         count=counted.sum(dtype=jnp.float32),
     )
-    return hidden, memory, sums
+    return jnp.where(counted, loss, 0.0).sum(), sums
+
+
+def _by_chunks(
+    project: Linear,
+    loss: Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, StepSums]],
+    x: jax.Array,
+    counted: jax.Array,
+    size: int,
+) -> tuple[jax.Array, StepSums]:
+    """Sums `loss(logits, counted, start)` over chunks [size, B, ...] of project(x [B, S, M]) and counted
+    [B, S].
+
+    The gradient is taken chunk by chunk on the way forward, so that no chunk's logits are kept or computed
+    twice.
+    """
+    x, counted = jnp.moveaxis(x, 1, 0), counted.T
+
+    def one(start: jax.Array) -> tuple[jax.Array, StepSums, jax.Array]:
+        part = _chunk(x, start, size)
+        (value, sums), gradient = jax.value_and_grad(loss, has_aux=True)(
+            project(part, out_dtype=jnp.float32), _chunk(counted, start, size), start
+        )
+        (gradient,) = jax.linear_transpose(project, part)(gradient.astype(x.dtype))
+        return value, sums, gradient
+
+    values, sums, gradient = lax.map(one, jnp.arange(0, x.shape[0], size))
+    # Zero, with the gradient as its derivative.
+    gradient = lax.stop_gradient(gradient.reshape(x.shape))
+    zero = (gradient * (x - lax.stop_gradient(x))).sum(dtype=jnp.float32)
+    return lax.stop_gradient(values.sum()) + zero, jax.tree.map(lambda x: x.sum(axis=0), sums)
+
+
+def _chunk(tree: Any, start: jax.Array | int, size: int) -> Any:
+    return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, size), tree)
+
+
+def _lengthen(x: jax.Array, length: int) -> jax.Array:
+    """[B, S, ...] with zeros up to [B, length, ...]."""
+    return jnp.pad(x, [(0, 0), (0, length - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])

@@ -31,15 +31,15 @@ class Conversations:
 
 
 def join_answers(prompts: TokenRows, answers: TokenRows) -> Conversations:
-    """Every answer behind its prompt."""
-    sequences = prompts.sequences()
+    """Every answer behind its prompt; answer i belongs to prompt i modulo their number."""
+    sequences, prompt = prompts.sequences(), answers.index % len(prompts)
     pieces = [
         np.concatenate([sequences[index], answer])
-        for index, answer in zip(answers.index, answers.sequences(), strict=True)
+        for index, answer in zip(prompt, answers.sequences(), strict=True)
     ]
     lengths = np.array([len(piece) for piece in pieces], np.int64)
     return Conversations(
-        np.concatenate(pieces), np.concatenate([[0], np.cumsum(lengths)]), prompts.length[answers.index]
+        np.concatenate(pieces), np.concatenate([[0], np.cumsum(lengths)]), prompts.length[prompt]
     )
 
 

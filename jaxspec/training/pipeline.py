@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checkpoints import Checkpoint, Tokenizer, open_checkpoint
-from jaxspec.config import ConfigError
+from jaxspec.config import ConfigError, DrafterConfig
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.eagle3 import Eagle3
+from jaxspec.drafters.loading import Build, load_drafter
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.engine import Engine
 from jaxspec.models.llama import Llama
@@ -21,7 +22,7 @@ from jaxspec.training.config import TrainingRun
 from jaxspec.training.draft_vocabulary import VOCABULARY, choose_vocabulary, coverage, token_counts
 from jaxspec.training.evaluate import evaluate_head
 from jaxspec.training.export import export_head, why_not_safeailab
-from jaxspec.training.head import head_config, new_head
+from jaxspec.training.head import head_config, new_head, start_from
 from jaxspec.training.packing import join_answers
 from jaxspec.training.prompts import PROMPTS, check_tokenizer, make_prompts
 from jaxspec.training.responses import make_responses
@@ -141,9 +142,19 @@ class Pipeline:
 
     def _train(self, folder: StageFolder) -> None:
         head = self._new_head()
+        if self.run.head.initial:
+            start_from(head, self._exported(self.data / self.run.head.initial))
         prompts = TokenRows.load(self._finished("prompts").path / PROMPTS)
         answers = read_shards(self._finished("responses").path)
         train(head, self.target, join_answers(prompts, answers), self.run.train, folder)
+
+    def _exported(self, folder: Path) -> Drafter:
+        source = DrafterConfig(
+            kind="eagle3",
+            source=str(folder),
+            num_speculative_tokens=self.run.evaluate.num_speculative_tokens,
+        )
+        return load_drafter(source, self.target, Build(self.run.engine.page_size, jnp.dtype(jnp.float32)))
 
     def _evaluate(self, folder: StageFolder) -> None:
         trained = self._finished("train").path

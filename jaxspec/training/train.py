@@ -139,9 +139,9 @@ def _loop(
 
 
 def _means(sums: list[StepSums]) -> dict[str, list[float]]:
-    """Loss and accuracy per draft step, over several batches."""
+    """Loss, overlap and accuracy per draft step, over several batches."""
     total = jax.tree.map(lambda *parts: np.sum(jax.device_get(parts), axis=0), *sums)
-    return {"loss": total.step_loss.tolist(), "accuracy": total.accuracy.tolist()}
+    return {name: np.asarray(mean).tolist() for name, mean in total.means().items()}
 
 
 def _validation_batches(source: PackedSource, batch_size: int) -> list[dict]:

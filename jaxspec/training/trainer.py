@@ -108,12 +108,29 @@ class Trainer:
 
 
 def _loss(
-    params: Any, frozen: dict, rows: PackedRows, *, graphs: tuple, config: TrainConfig, dtype: jnp.dtype
+    params: Any,
+    frozen: dict,
+    rows: PackedRows,
+    step: jax.Array,
+    *,
+    graphs: tuple,
+    config: TrainConfig,
+    dtype: jnp.dtype,
 ) -> tuple[jax.Array, StepSums]:
     head_graph, target_graph = graphs
     head = nnx.merge(head_graph, cast(params, dtype), frozen["head"])
     target = nnx.merge(target_graph, frozen["target"])
-    return unrolled_loss(head, target, rows, num_steps=config.num_unroll_steps, step_decay=config.step_decay)
+    # All of the loss at the start, none of it from the half on.
+    cross_entropy_weight = jnp.maximum(0, 1 - 2 * step / config.steps)
+    return unrolled_loss(
+        head,
+        target,
+        rows,
+        num_steps=config.num_unroll_steps,
+        step_decay=config.step_decay,
+        objective=config.objective,
+        cross_entropy_weight=cross_entropy_weight,
+    )
 
 
 def _update(
@@ -124,7 +141,7 @@ def _update(
     optimizer: optax.GradientTransformation,
     **static: Any,
 ) -> tuple[TrainState, StepSums]:
-    grads, sums = jax.grad(partial(_loss, **static), has_aux=True)(state.params, frozen, rows)
+    grads, sums = jax.grad(partial(_loss, **static), has_aux=True)(state.params, frozen, rows, state.step)
     params, structure = jax.tree.flatten(state.params)
     updates, opt_state = optimizer.update(jax.tree.leaves(grads), state.opt_state, params)
     params = jax.tree.unflatten(structure, optax.apply_updates(params, updates))
@@ -132,4 +149,4 @@ def _update(
 
 
 def _validate(params: Any, frozen: dict, rows: PackedRows, **static: Any) -> StepSums:
-    return _loss(params, frozen, rows, **static)[1]
+    return _loss(params, frozen, rows, jnp.int32(0), **static)[1]

@@ -15,7 +15,8 @@ def rows(output):
 
 def test_interrupted_answers_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SHARD_ROWS", 8)
-    config = write_run(tmp_path, num_prompts=30, responses={"temperatures": [0.0, 1.0], "max_new_tokens": 12})
+    temperatures = {"temperatures": [0.0, 1.0], "extra_temperatures": [1.0], "max_new_tokens": 12}
+    config = write_run(tmp_path, num_prompts=15, responses=temperatures)
     whole, broken = (
         Pipeline(load_training_run(config), tmp_path / name, data=tmp_path) for name in ("whole", "broken")
     )
@@ -27,6 +28,8 @@ def test_interrupted_answers_go_on(tmp_path, monkeypatch):
     expected = rows(whole.output)
     assert report["answers"] == 30
     assert [i for i, _, _ in expected] == list(range(30))
+    # Every prompt's second answer is another one, sampled with a seed of its own.
+    assert all(first[1] != second[1] for first, second in zip(expected[:15], expected[15:], strict=True))
 
     run = engine.run
 

@@ -67,6 +67,7 @@ def test_target_of_a_family_that_is_not_trained_for(tmp_path, capsys):
         ({"head": {"capture": [1, 2, 6]}}, "head.capture must rise, from 0 to at most 5"),
         ({"train": {"lr": 1e-3}}, "unknown key train.lr"),
         ({"train": {"optimizer": "sgd"}}, "train.optimizer must be 'adamw' or 'muon'"),
+        ({"train": {"objective": "kl"}}, "train.objective must be 'cross_entropy' or 'total_variation'"),
         ({"train": {"warmup_steps": 20}}, "train.warmup_steps must be below train.steps 20"),
         ({"training": {"steps": 3}}, "unknown section [training]"),
         ({"target": {"source": "absent"}}, "absent: no such file or folder"),

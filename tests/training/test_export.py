@@ -13,7 +13,7 @@ from jaxspec.drafters.loading import Build, load_drafter
 from jaxspec.models.loading import load_target
 from jaxspec.training.config import HeadConfig
 from jaxspec.training.export import FORMATS, export_head
-from jaxspec.training.head import head_config, new_head
+from jaxspec.training.head import head_config, is_trained, new_head, start_from
 
 IDS = np.arange(5, 245, 3, dtype=np.int32)
 
@@ -98,3 +98,23 @@ def test_nothing_is_overwritten(target, tmp_path):
     (tmp_path / "head").mkdir()
     with pytest.raises(ConfigError, match="is there already; nothing was written"):
         export(trained(target), target, tmp_path / "head", "shared")
+
+
+def test_a_head_starts_from_an_exported_one_of_another_vocabulary(target, tmp_path):
+    head = trained(target, fc_norm=True)
+    read = export(head, target, tmp_path / "first", "shared")
+    shape, ids = head_config(HeadConfig(fc_norm=True), target.config, 100), np.arange(100, dtype=np.int32)
+    new = new_head(shape, target, ids, num_speculative_tokens=3, page_size=16, seed=5)
+    start_from(new, read)
+    for ours, theirs in zip(*(jax.tree.leaves(nnx.state(x, is_trained)) for x in (new, head)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(new.target_ids[...], ids)
+    np.testing.assert_array_equal(new.head.kernel[...], target.output_kernel[:, ids])
+
+
+def test_a_head_of_another_shape_is_no_start(target, tmp_path):
+    read = export(trained(target), target, tmp_path / "first", "shared")
+    shape = head_config(HeadConfig(intermediate_size=16), target.config, IDS.size)
+    new = new_head(shape, target, IDS, num_speculative_tokens=3, page_size=16, seed=5)
+    with pytest.raises(ConfigError, match=r"head.initial: its first.mlp.* is .*48.*, that of .* is .*16"):
+        start_from(new, read)

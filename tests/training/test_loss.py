@@ -1,14 +1,17 @@
-"""The loss against a row-by-row computation, and which rows and steps count."""
+"""The loss and its gradient against a plain computation, and which rows and steps count."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.llama import Llama
+from jaxspec.training import loss
 from jaxspec.training.config import HeadConfig
-from jaxspec.training.head import head_config, new_head
-from jaxspec.training.loss import drafted_positions, make_labels, unrolled_loss
+from jaxspec.training.head import head_config, is_trained, new_head
+from jaxspec.training.loss import drafted_positions, make_labels
 from jaxspec.training.packed_rows import PackedRows
 from jaxspec.training.target_features import target_features
 from jaxspec.training.unroll import empty_memory, unroll_step
@@ -39,33 +42,70 @@ def test_counted_are_rows_that_the_engine_drafts_from():
     assert np.flatnonzero(drafted_positions(rows, 2)[0]).tolist() == [2]
 
 
-def test_loss_and_accuracy_equal_a_row_by_row_computation():
-    target = Llama(TARGET, dtype=jnp.float32, rngs=nnx.Rngs(0))
-    ids = np.arange(0, 40, 2, dtype=np.int32)
-    config = head_config(HeadConfig(), TARGET, ids.size)
-    head = new_head(config, target, ids, num_speculative_tokens=2, page_size=4, seed=1)
-    rows = packed((3, 6), (2, 5), length=18)
-    loss, sums = unrolled_loss(head, target, rows, num_steps=2, step_decay=0.8)
+IDS = np.arange(0, 40, 2, dtype=np.int32)
+ROWS = packed((3, 6), (2, 5), length=18)
 
-    hidden, captured = target_features(target, rows, head.capture)
-    logits = np.asarray(target.logits(hidden)[0], np.float64)
-    x, memory, expected = head.fuse(hidden, captured), empty_memory(head), 0.0
+
+@pytest.fixture(scope="module")
+def models():
+    target = Llama(TARGET, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    config = head_config(HeadConfig(), TARGET, IDS.size)
+    return new_head(config, target, IDS, num_speculative_tokens=2, page_size=4, seed=1), target
+
+
+def whole_rows_loss(head, target, objective, weight):
+    """The loss and its parts [steps] from whole logits, with the gradient that jax takes of them."""
+    hidden, captured = target_features(target, ROWS, head.capture)
+    p_full = jax.nn.softmax(target.logits(hidden)[0])
+    x, memory, total, parts = head.fuse(hidden, captured), empty_memory(head), 0.0, []
     for k in range(2):
-        x, memory = unroll_step(head, target, rows, x, memory)
-        draft = np.asarray(head.logits(target, x)[0], np.float64)
-        total, correct, count = 0.0, 0, 0
-        for i in np.flatnonzero(drafted_positions(rows, k)[0]):
-            label, drafted = logits[i + 1 + k], draft[i]
-            count += 1
-            correct += ids[drafted.argmax()] == label.argmax()
-            if label.argmax() in ids:
-                p = np.exp(label[ids]) / np.exp(label[ids]).sum()
-                total -= (p * (drafted - np.log(np.exp(drafted).sum()))).sum()
-        np.testing.assert_allclose(
-            [sums.loss[k], sums.correct[k], sums.count[k]], [total, correct, count], rtol=1e-4
+        x, memory = unroll_step(head, target, ROWS, x, memory)
+        i = np.flatnonzero(drafted_positions(ROWS, k)[0])
+        logits, p = head.logits(target, x)[0, i], p_full[i + 1 + k]
+        best = p.argmax(-1)
+        renormalised = p[:, IDS] / p[:, IDS].sum(-1, keepdims=True)
+        cross_entropy = -(renormalised * jax.nn.log_softmax(logits)).sum(-1) * np.isin(best, IDS)
+        overlap = jnp.minimum(p[:, IDS], jax.nn.softmax(logits)).sum(-1)
+        direct = cross_entropy if objective == "cross_entropy" else 1 - overlap
+        total += 0.8**k * (weight * cross_entropy + (1 - weight) * direct).mean()
+        correct = (IDS[logits.argmax(-1)] == best).sum()
+        parts.append([cross_entropy.sum(), overlap.sum(), correct, len(i)])
+    return total, jnp.array(parts).T
+
+
+@pytest.mark.parametrize(("objective", "weight"), [("cross_entropy", 1.0), ("total_variation", 0.3)])
+@pytest.mark.parametrize("chunk", [1024, 4])
+def test_loss_and_gradient_equal_those_of_whole_logits(models, monkeypatch, objective, weight, chunk):
+    monkeypatch.setattr(loss, "_DRAFTED", chunk)
+    head, target = models
+    graph, params, frozen = nnx.split(head, is_trained, ...)
+
+    def by_chunks(params):
+        return loss.unrolled_loss(
+            nnx.merge(graph, params, frozen),
+            target,
+            ROWS,
+            num_steps=2,
+            step_decay=0.8,
+            objective=objective,
+            cross_entropy_weight=weight,
         )
-        expected += 0.8**k * total / count
-    np.testing.assert_allclose(loss, expected, rtol=1e-4)
+
+    def whole(params):
+        return whole_rows_loss(nnx.merge(graph, params, frozen), target, objective, weight)
+
+    (value, sums), gradient = jax.value_and_grad(by_chunks, has_aux=True)(params)
+    (expected, parts), expected_gradient = jax.value_and_grad(whole, has_aux=True)(params)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    np.testing.assert_allclose([sums.loss, sums.overlap, sums.correct, sums.count], parts, rtol=1e-5)
+    for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6 * max(1, float(jnp.abs(theirs).max())))
+
+
+def test_total_variation_is_how_likely_a_draft_is_rejected():
+    cross_entropy, overlap = jnp.array([2.0]), jnp.array([0.75])
+    assert loss.position_loss("cross_entropy", cross_entropy, overlap, 0.25).tolist() == [2.0]
+    assert loss.position_loss("total_variation", cross_entropy, overlap, 0.25).tolist() == [0.6875]
 
 
 def test_labels_mark_what_cannot_be_drafted():
@@ -78,4 +118,6 @@ def test_labels_mark_what_cannot_be_drafted():
     best = np.asarray(target.logits(hidden)[0].argmax(axis=-1))
     inside = (best >= 10) & (best < 30)
     assert 0 < inside.sum() < 64
-    np.testing.assert_array_equal(make_labels(head, target, hidden).best[0], np.where(inside, best - 10, -1))
+    np.testing.assert_array_equal(
+        make_labels(head, target, hidden).best[:, 0], np.where(inside, best - 10, -1)
+    )

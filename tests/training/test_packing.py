@@ -27,6 +27,13 @@ def test_a_row_keeps_conversations_apart():
     assert np.flatnonzero(row["answer"]).tolist() == [5, 6, 7, 8, 12, 13]
 
 
+def test_an_answer_past_the_prompts_belongs_to_the_first_ones_again():
+    answers = TokenRows.of((i, np.array([i]), True) for i in (2, 8 + 2, 16 + 7))
+    conversations = join_answers(PROMPTS, answers)
+    assert conversations.prompt_length.tolist() == [5, 5, 10]
+    assert conversations.tokens[:12].tolist() == [*range(200, 205), 2, *range(200, 205), 10]
+
+
 def test_a_conversation_longer_than_a_row_is_cut():
     conversations = join_answers(PROMPTS, ANSWERS)
     rows = pack(np.diff(conversations.start), 6, seed=0)

@@ -11,7 +11,7 @@ from jaxspec.attention import build_metadata, init_cache
 from jaxspec.config import ModelConfig
 from jaxspec.models.llama import Llama
 from jaxspec.sharding import make_mesh
-from jaxspec.training.packed_rows import PackedRows
+from jaxspec.training.packed_rows import PackedRows, attend
 from jaxspec.training.target_features import target_features
 
 PLAIN = ModelConfig("llama", 40, 32, 48, 3, 4, 2, 8, tie_word_embeddings=True)
@@ -41,3 +41,14 @@ def test_packed_rows_get_the_networks_own_hidden_states(config):
         np.testing.assert_allclose(hidden[:, place], own, atol=2e-5)
         for packed, expected in zip(captured, own_captured, strict=True):
             np.testing.assert_allclose(packed[:, place], expected, atol=2e-5)
+
+
+def test_attention_in_bfloat16_equals_that_in_float32():
+    rng = np.random.default_rng(1)
+    queries = jnp.asarray(rng.normal(size=(2, 64, 2, 3, 16)), jnp.bfloat16)
+    keys, values = jnp.asarray(rng.normal(size=(2, 2, 64, 2, 16)), jnp.bfloat16)
+    visible = jnp.asarray(
+        np.tril(np.ones((2, 64, 64), bool)) & (rng.random((2, 64, 64)) < 0.5) | np.eye(64, dtype=bool)
+    )
+    wide = attend(*(x.astype(jnp.float32) for x in (queries, keys, values)), visible)
+    np.testing.assert_allclose(attend(queries, keys, values, visible), wide, atol=0.03)
