@@ -1,9 +1,10 @@
 """Multi-token prediction: the layer past the target's last one, out of the target's own checkpoint.
 
 The layer was trained to predict one token further than the target, and is run again on its own output for
-each further draft. What it reads of itself then is a convention of the family: DeepSeek-V3's reads its output
-after `shared_head.norm`, GLM-4.7-Flash's before it (vLLM 0.26, `deepseek_mtp.py` and `glm4_moe_lite_mtp.py`;
-the `MtpLayer` of transformers 5.23 takes the normed one for both). Draft 0 is the same either way.
+each further draft; of several such layers the first is used, as in vLLM 0.26. What it then reads of itself is
+a convention of the family: DeepSeek-V3's reads its output after `shared_head.norm`, GLM-4.7-Flash's before it
+(vLLM, `deepseek_mtp.py` and `glm4_moe_lite_mtp.py`; the `MtpLayer` of transformers 5.23 takes the normed one
+for both). Draft 0 is the same either way.
 
 Source: DeepSeek-V3, arXiv 2412.19437, section 2.2; vLLM 0.26, as above.
 """
