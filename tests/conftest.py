@@ -13,7 +13,12 @@ import jaxspec
 
 # The tests spend their time on compiling, and these flags cut that to a third. They concern the making of
 # machine code, not what XLA makes of a program. XLA dies of a flag that it does not know.
-FAST_COMPILATION = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+FAST_COMPILATION = [
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+    # Fewer memory maps per program; see `few_memory_maps`.
+    "--xla_cpu_parallel_codegen_split_count=1",
+]
 if jax.__version_info__ < (0, 11):
     FAST_COMPILATION.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FAST_COMPILATION])
@@ -36,6 +41,15 @@ batch_size = 4
 page_size = 8
 prefill_chunk = 16
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_memory_maps():
+    """Lets go of programs before Linux's limit of 65,530 memory maps is near, past which LLVM crashes."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_text().count("\n") > 30_000:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
