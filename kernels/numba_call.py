@@ -47,7 +47,6 @@ def _pointer_to(element: Any) -> Any:
 
 
 _words_at, _integers_at, _floats_at = map(_pointer_to, (types.int64, types.int32, types.float32))
-_bytes_at, _signed_bytes_at, _halves_at = map(_pointer_to, (types.uint8, types.int8, types.uint16))
 
 
 @intrinsic
@@ -146,21 +145,9 @@ def integers(buffer):
 
 
 @njit
-def unsigned_bytes(buffer):
-    """A pointer to a buffer's uint8 elements."""
-    return _bytes_at(buffer[_BUFFER_DATA])
-
-
-@njit
-def signed_bytes(buffer):
-    """A pointer to a buffer's int8 elements."""
-    return _signed_bytes_at(buffer[_BUFFER_DATA])
-
-
-@njit
-def halves(buffer):
-    """A pointer to the bits of a buffer's bfloat16 elements, as uint16."""
-    return _halves_at(buffer[_BUFFER_DATA])
+def address(buffer):
+    """Where a buffer's elements begin."""
+    return buffer[_BUFFER_DATA]
 
 
 @cache

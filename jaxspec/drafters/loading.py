@@ -244,17 +244,14 @@ class OutputRows:
         return np.dtype(np.float32)
 
     def read(self) -> np.ndarray:
-        kernel = self.target.output_kernel
-        rows = kernel.take(self._ids) if isinstance(kernel, PackedWeight) else kernel[:, self._ids]
-        return np.asarray(rows).T
+        return np.asarray(self.target.output_kernel).T[self._ids]
 
     def read_blocks(self) -> Blocks | None:
         kernel = self.target.output_kernel
         if not isinstance(kernel, PackedWeight):
             return None
-        rows = kernel.take(self._ids)
-        scales = (None if array is None else np.asarray(array) for array in (rows.scale, rows.offset))
-        return Blocks(np.asarray(rows.unpaired()), *scales).map(np.transpose)
+        stored = kernel.stored(self._ids)
+        return Blocks(*(None if array is None else np.asarray(array) for array in stored))  # type: ignore[arg-type]
 
 
 def _target_ids(d2t: np.ndarray) -> np.ndarray:

@@ -118,10 +118,8 @@ class TiedEmbedding(nnx.Module):
         """[..., M] of `tokens` i32[...]; ids outside the vocabulary are clamped into it."""
         kernel: Any = self.kernel[...]
         if isinstance(kernel, PackedWeight):
-            columns = kernel.take(tokens).dense()
-        else:
-            columns = jnp.take(kernel, tokens, axis=1, mode="clip")
-        return jnp.moveaxis(columns, 0, -1)
+            return kernel.columns(tokens)
+        return jnp.moveaxis(jnp.take(kernel, tokens, axis=1, mode="clip"), 0, -1)
 
 
 class Attention(nnx.Module):

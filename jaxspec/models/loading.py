@@ -60,12 +60,12 @@ class ModulePlan(Generic[Module]):
         """
         mesh = mesh or make_mesh()
         for variable, stored in self.parameters:
-            source, declared = variable.get_metadata("source"), variable.get_value()
-            if packed and (weight := packed_weight(source, declared.shape, stored)):
+            source, array = variable.get_metadata("source"), variable.get_value()
+            if packed and (weight := packed_weight(source, array.shape, stored)):
                 variable.set_value(jax.device_put(weight, replicated(mesh)))
                 continue
             joined = source.join([tensor.read() for tensor in stored])
-            array = np.ascontiguousarray(joined).astype(declared.dtype)
+            array = np.ascontiguousarray(joined).astype(array.dtype)
             axes = variable.get_metadata("axes")
             variable.set_value(jax.device_put(array, sharding(mesh, axes, array.shape)))
         return self.module

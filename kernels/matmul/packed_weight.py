@@ -10,6 +10,8 @@ import numpy as np
 
 BLOCK = 32
 """Inputs that share a scale."""
+TILE = 32
+"""Outputs that lie side by side; a tile's inputs follow one another, so that it is read as one stream."""
 
 
 @partial(
@@ -21,15 +23,17 @@ BLOCK = 32
 class PackedWeight:
     """A weight whose every value is exactly a float32 that fewer bits tell.
 
+    Outputs lie in tiles, of which the last is filled up.
+
     Attributes:
       values: one of
-        bf16[width, outputs], the weight itself;
-        i8[width, outputs], the weight being scale * q;
-        u8[width / 2, outputs], the weight being scale * q + offset rounded once; input 2i is the lower
+        bf16[tiles, width, TILE], the weight itself;
+        i8[tiles, width, TILE], the weight being scale * q;
+        u8[tiles, width / 2, TILE], the weight being scale * q + offset rounded once; input 2i is the lower
         four bits of row i, input 2i + 1 the upper.
-      scale: f32[width / BLOCK, outputs], or None; scale * q is exact in float32.
-      offset: f32[width / BLOCK, outputs], or None.
-      shape: of the weight: axes of `width` inputs, then axes of `outputs`.
+      scale: f32[tiles, width / BLOCK, TILE], or None; scale * q is exact in float32.
+      offset: f32[tiles, width / BLOCK, TILE], or None.
+      shape: of the weight: axes of `width` inputs, then axes of outputs.
     """
 
     values: jax.Array
@@ -50,6 +54,15 @@ class PackedWeight:
         """What the values are: "bfloat16", "int8" or "uint8"."""
         return str(self.values.dtype)
 
+    @property
+    def width(self) -> int:
+        """Inputs."""
+        return self.values.shape[1] * (2 if self.form == "uint8" else 1)
+
+    @property
+    def outputs(self) -> int:
+        return self.size // self.width
+
     def __getitem__(self, index: object) -> "PackedWeight":
         assert index is Ellipsis, "a packed weight is read whole, as a parameter is"
         return self
@@ -62,31 +75,34 @@ class PackedWeight:
         rest = -math.prod(shape)
         return replace(self, shape=tuple(self.size // rest if size < 0 else size for size in shape))
 
-    def take(self, outputs: jax.Array | np.ndarray) -> "PackedWeight":
-        """[width, ...] of some outputs i32[...]; ids outside the weight are clamped into it."""
-        taken = jax.tree.map(lambda array: jnp.take(array, outputs, axis=1, mode="clip"), self)
-        return replace(taken, shape=(self.width, *outputs.shape))
+    def stored(self, outputs: jax.Array | np.ndarray) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+        """Values [..., width] of some outputs i32[...], and their scales and offsets [..., width / BLOCK].
 
-    @property
-    def width(self) -> int:
-        """Inputs."""
-        return self.values.shape[0] * (2 if self.form == "uint8" else 1)
+        Ids outside the weight are clamped into it.
+        """
+        tile, lane = jnp.divmod(jnp.clip(outputs, 0, self.outputs - 1), TILE)
+        values, scale, offset = (
+            None if array is None else array[tile, :, lane]
+            for array in (self.values, self.scale, self.offset)
+        )
+        assert values is not None
+        if self.form == "uint8":
+            values = jnp.stack([values & 15, values >> 4], axis=-1).reshape(*values.shape[:-1], -1)
+        return values, scale, offset
 
-    def unpaired(self) -> jax.Array:
-        """The values, one for each weight, [width, outputs]."""
-        if self.form != "uint8":
-            return self.values
-        pairs = jnp.stack([self.values & 15, self.values >> 4], axis=1)
-        return pairs.reshape(-1, *self.values.shape[1:])
+    def columns(self, outputs: jax.Array | np.ndarray) -> jax.Array:
+        """f32[..., width] of some outputs i32[...]; ids outside the weight are clamped into it."""
+        values, scale, offset = self.stored(outputs)
+        columns = values.astype(jnp.float32)
+        if scale is not None:
+            columns = columns.reshape(*scale.shape, BLOCK) * scale[..., None]
+        if offset is not None:
+            columns = columns + offset[..., None]
+        return columns.reshape(values.shape)
 
     def dense(self) -> jax.Array:
         """The weight as float32, of `shape`."""
-        weight = self.unpaired().astype(jnp.float32)
-        if self.scale is not None:
-            weight = weight.reshape(-1, BLOCK, *weight.shape[1:]) * self.scale[:, None]
-        if self.offset is not None:
-            weight = weight + self.offset[:, None]
-        return weight.reshape(self.shape)
+        return self.columns(np.arange(self.outputs)).T.reshape(self.shape)
 
 
 def pack(
@@ -96,9 +112,18 @@ def pack(
 
     Args:
       values: bf16[width, outputs], or q: i8, or u8 in 0 … 15 where there is an offset.
-      scale, offset, shape: see `PackedWeight`.
+      scale, offset: f32[width / BLOCK, outputs], or None.
+      shape: of the weight.
     """
     if offset is not None:
         values = values[0::2] | values[1::2] << 4
-    arrays = (None if array is None else np.ascontiguousarray(array) for array in (values, scale, offset))
+    arrays = (None if array is None else _tiled(array) for array in (values, scale, offset))
     return PackedWeight(*arrays, shape)  # type: ignore[arg-type]
+
+
+def _tiled(array: np.ndarray) -> np.ndarray:
+    """[tiles, inputs, TILE] of [inputs, outputs]."""
+    tiles = -(-array.shape[1] // TILE)
+    full = np.zeros((array.shape[0], tiles * TILE), array.dtype)
+    full[:, : array.shape[1]] = array
+    return np.ascontiguousarray(full.reshape(-1, tiles, TILE).swapaxes(0, 1))
