@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 
 from jaxspec.config import EngineConfig
+from jaxspec.engine.programs import compiler_options
 from jaxspec.engine.state import EngineState, StepOutput, init_state
 from jaxspec.engine.step import Models, StepSettings, decode
 from jaxspec.sharding import make_mesh
@@ -103,5 +104,6 @@ def start(
     running = Running(None, leaves, state, context, new_tokens)
     running.rewind()
     lowered = jax.jit(program, donate_argnums=1).lower(leaves, running.state, running.state.active)
-    running.compiled = lowered.compile()
+    rows = batch_size * (models.drafter.num_speculative_tokens + 1)
+    running.compiled = lowered.compile(compiler_options(leaves, rows=rows))
     return running
