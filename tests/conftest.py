@@ -43,6 +43,12 @@ prefill_chunk = 16
 """
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Processes of `-n auto`: each holds up to 3 GB."""
+    return min(os.cpu_count() or 1, 8)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def few_memory_maps():
     """Lets go of programs before Linux's limit of 65,530 memory maps is near, past which LLVM crashes."""

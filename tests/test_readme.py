@@ -25,7 +25,7 @@ def test_the_two_commands_come_first_and_need_nothing_before_them():
     setup = "python3 -m venv .venv && .venv/bin/pip install --quiet -e "
     assert answer.startswith(setup)
     assert '.venv/bin/jaxspec "' in answer
-    assert test == setup + '".[dev]" && .venv/bin/python -m pytest\n'
+    assert test == setup + '".[dev]" && .venv/bin/python -m pytest -n auto --dist loadfile\n'
     assert "pip install" not in README.split("```sh")[0]
 
 
