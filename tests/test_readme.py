@@ -69,6 +69,6 @@ def test_every_shipped_configuration_is_listed():
 
 def test_what_the_default_configuration_is():
     default = tomllib.loads((ROOT / "configs" / "smollm2-135m.toml").read_text("utf-8"))
-    assert f"at present that of `{default['extends']}`" in README
+    assert f"that of `{default['extends']}`" in README
     kind = load_config("smollm2-135m").drafter.kind
     assert f"**The default configuration drafts by {kind.replace('ngram', 'n-gram')}**" in README

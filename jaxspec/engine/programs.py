@@ -19,7 +19,7 @@ from jaxspec.engine.step import Models, StepSettings, decode, prefill, verify_an
 from jaxspec.sharding import replicated
 
 
-def compiler_options(weights: Sequence[jax.Array], *, rows: int) -> dict[str, bool]:
+def compiler_options(weights: Sequence[jax.Array], *, rows: int) -> dict[str, str | bool]:
     """How XLA is to compile a program that runs so many rows through these weights.
 
     On a GPU, XLA picks for every product between kernels of its own and cuBLAS's by timing them on operands
