@@ -262,6 +262,20 @@ def _register_task() -> None:
     llvmlite.binding.add_symbol(_TASK, _compile(_WORD_TO_WORD, _task, set()).address)
 
 
+def define(template: str, file: str, scope: dict[str, Any]) -> None:
+    """Runs the source of a kernel that is written out for one case; no text from outside may enter it.
+
+    Args:
+      template: the source.
+      file: of the module that makes it. Under this name Numba keeps what it compiled, and throws it away
+        when the file changes.
+      scope: the module's globals as the source sees them; takes what it defines.
+    """
+    # Far below the file's last line: Numba looks for a function's source where it says it stands, and must
+    # find none. Another function's in its place is an error from Python 3.13 on.
+    exec(compile("\n" * 100_000 + template, file, "exec"), scope)
+
+
 def register(name: str, part: Callable[..., Any], handler: Callable[..., Any], *, fastmath: set[str]) -> None:
     """Makes `handler` what `jax.ffi.ffi_call(name, ...)` runs on the CPU.
 

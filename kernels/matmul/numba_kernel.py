@@ -53,9 +53,7 @@ def _target(rows: int) -> str:
     name = f"jaxspec_matmul_float32_{rows}"
     scope = {"__name__": __name__, "np": np, "carray": carray, "call": call}
     scope["address"] = call.address_of(name)
-    # A template of ours: no text from outside enters it. Under this file's name Numba keeps what it
-    # compiled, and throws it away when this file changes.
-    exec(compile(_source(rows, name), __file__, "exec"), scope)
+    call.define(_source(rows, name), __file__, scope)
     call.register(name, scope[f"{name}_part"], scope[f"{name}_handler"], fastmath={"contract"})
     return name
 

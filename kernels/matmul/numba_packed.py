@@ -113,9 +113,7 @@ def _target(form: str, group: int) -> str:
         TILE=TILE,
         BLOCK=BLOCK,
     )
-    # A template of ours: no text from outside enters it. Under this file's name Numba keeps what it
-    # compiled, and throws it away when this file changes.
-    exec(compile(source, __file__, "exec"), scope)
+    call.define(source, __file__, scope)
     call.register(name, scope[f"{name}_part"], scope[f"{name}_handler"], fastmath=set())
     return name
 
