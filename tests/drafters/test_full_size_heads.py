@@ -7,21 +7,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from full_size_run import PAGE_SIZE, assert_runs
 
-from jaxspec.config import EngineConfig, ModelConfig
+from jaxspec.config import ModelConfig
 from jaxspec.drafters.dflash import DFlash, DFlashConfig
 from jaxspec.drafters.eagle1 import Eagle1, Eagle1Config
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config
 from jaxspec.drafters.peagle import PEagle, PEagleConfig
-from jaxspec.engine.packing import pack_prefill
-from jaxspec.engine.state import init_state
-from jaxspec.engine.step import Models, StepSettings, decode, prefill
 from jaxspec.models.loading import declared, make_target
-from jaxspec.sharding import make_mesh, replicated
 
 TARGETS = Path(__file__).parents[1] / "models" / "full_size"
 LLAMA3_8B: dict[str, Any] = {
@@ -114,32 +110,12 @@ def test_full_size_heads_run_through_prefill_and_decode(name):
     args = {"dtype": jnp.bfloat16}
     target = nnx.eval_shape(lambda: make_target(model, **args, rngs=nnx.Rngs(0)))
     drafter = nnx.eval_shape(
-        lambda: network(head, num_speculative_tokens=num_drafts, page_size=16, **args, rngs=nnx.Rngs(0))
+        lambda: network(
+            head, num_speculative_tokens=num_drafts, page_size=PAGE_SIZE, **args, rngs=nnx.Rngs(0)
+        )
     )
     if parameters is not None:
         count = sum(variable.get_value().size for variable, _ in declared(drafter))
         assert count == pytest.approx(parameters, rel=1e-2)
 
-    sizes = EngineConfig(batch_size=2, max_model_len=2048, prefill_chunk=128, steps_per_dispatch=2).resolve(
-        backend="gpu", model_limit=model.max_position_embeddings
-    )
-    settings = StepSettings(page_size=sizes.page_size, steps_per_dispatch=sizes.steps_per_dispatch)
-    mesh = make_mesh()
-    state = jax.eval_shape(lambda: init_state(target, drafter, sizes, mesh=mesh))
-    batch = jax.eval_shape(
-        lambda: pack_prefill(
-            [], state, rows=sizes.prefill_rows, width=sizes.prefill_chunk, whole=replicated(mesh)
-        )
-    )
-    graph, leaves = nnx.split(Models(target, drafter))
-
-    def run(leaves, state, batch):
-        models = nnx.merge(graph, leaves)
-        state, first = prefill(models, state, batch, settings=settings)
-        return decode(models, state, state.active, settings=settings, stochastic=True), first
-
-    (after, output), first = jax.eval_shape(run, leaves, state, batch)
-    assert jax.tree.map(jnp.result_type, after) == jax.tree.map(jnp.result_type, state)
-    assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
-    assert first.token.shape == (2,)
-    assert output.tokens.shape == (2, 2, num_drafts + 1)
+    assert_runs(target, drafter)

@@ -3,19 +3,15 @@
 import json
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from full_size_run import PAGE_SIZE, assert_runs
 
-from jaxspec.config import EngineConfig, ModelConfig
+from jaxspec.config import ModelConfig
 from jaxspec.drafters.mtp import Mtp
 from jaxspec.drafters.ngram import NGramDrafter
-from jaxspec.engine.packing import pack_prefill
-from jaxspec.engine.state import init_state
-from jaxspec.engine.step import Models, StepSettings, decode, prefill
 from jaxspec.models.loading import declared, make_target
-from jaxspec.sharding import make_mesh, replicated
 
 FOLDER = Path(__file__).parent / "full_size"
 PARAMETERS = {
@@ -48,39 +44,15 @@ def test_full_size_shapes_run_through_prefill_and_decode(name):
     count = sum(variable.get_value().size for variable, _ in declared(target))
     assert count == pytest.approx(PARAMETERS[name], rel=2e-3)
 
-    engine = EngineConfig(batch_size=2, max_model_len=2048, prefill_chunk=128, steps_per_dispatch=2)
-    sizes = engine.resolve(backend="gpu", model_limit=config.max_position_embeddings)
-    settings = StepSettings(page_size=sizes.page_size, steps_per_dispatch=sizes.steps_per_dispatch)
-    drafter, mesh = drafter_of(config, sizes.page_size), make_mesh()
-    state = jax.eval_shape(lambda: init_state(target, drafter, sizes, mesh=mesh))
-    batch = jax.eval_shape(
-        lambda: pack_prefill(
-            [], state, rows=sizes.prefill_rows, width=sizes.prefill_chunk, whole=replicated(mesh)
-        )
-    )
-    graph, parameters = nnx.split(Models(target, drafter))
-
-    def run(parameters, state, batch):
-        models = nnx.merge(graph, parameters)
-        state, first = prefill(models, state, batch, settings=settings)
-        return decode(models, state, state.active, settings=settings, stochastic=True), first
-
-    (after, output), first = jax.eval_shape(run, parameters, state, batch)
-    assert jax.tree.map(shape_and_dtype, after) == jax.tree.map(shape_and_dtype, state)
-    assert first.token.shape == (2,)
-    assert output.tokens.shape == (2, 2, 4)
+    assert_runs(target, drafter_of(config))
 
 
-def drafter_of(config, page_size):
+def drafter_of(config):
     """A model's own prediction layer where it has one."""
     if not config.num_nextn_predict_layers:
         return NGramDrafter(3)
     return nnx.eval_shape(
         lambda: Mtp(
-            config, num_speculative_tokens=3, page_size=page_size, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)
+            config, num_speculative_tokens=3, page_size=PAGE_SIZE, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)
         )
     )
-
-
-def shape_and_dtype(array):
-    return array.shape, array.dtype
