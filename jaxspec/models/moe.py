@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxspec_kernels.expert_matmul import MAX_KERNEL_ROWS, expert_matmul
+from jaxspec_kernels.expert_matmul import expert_matmul, reads_each_expert_once
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.layers import Linear, RMSNorm
@@ -91,10 +91,10 @@ class MoE(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         rows = x.reshape(-1, x.shape[-1])
         weights, chosen = self.route(rows)
-        # Few rows read only the experts that they chose. The reference would copy an expert for each of
-        # many rows; the kernel reads each once.
-        few = self.config.num_experts if expert_matmul.why_not("triton") else MAX_KERNEL_ROWS
-        run = self._chosen if chosen.size <= few else self._every
+        # Few rows read only the experts that they chose. Where each of them is copied, many rows would read
+        # most experts more than once.
+        once = reads_each_expert_once(chosen.size, rows.dtype)
+        run = self._chosen if once or chosen.size <= self.config.num_experts else self._every
         return run(rows, weights, chosen).astype(x.dtype).reshape(x.shape)
 
     def add(self, x: jax.Array, norm: RMSNorm) -> jax.Array:

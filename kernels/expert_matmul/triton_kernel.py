@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
-from jaxspec_kernels.expert_matmul import MAX_KERNEL_ROWS
+from jaxspec_kernels.expert_matmul import takes
 from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
 from jaxspec_kernels.triton_call import triton_call
 
@@ -14,7 +14,7 @@ from jaxspec_kernels.triton_call import triton_call
 def expert_matmul(x: jax.Array, experts: jax.Array, weights: jax.Array) -> jax.Array:
     """See `reference.expert_matmul`, to which float32 and more rows are left."""
     rows, width = x.shape
-    if x.dtype != jnp.bfloat16 or weights.dtype != jnp.bfloat16 or rows > MAX_KERNEL_ROWS:
+    if not takes(rows, x.dtype) or weights.dtype != x.dtype:
         return reference(x, experts, weights)
     outputs = math.prod(weights.shape[2:])
     # All rows are one tile of the product; those of other experts are zeros in it.

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec_kernels.expert_matmul import expert_matmul
+from jaxspec_kernels.expert_matmul import expert_matmul, reads_each_expert_once
 from jaxspec_kernels.expert_matmul.cases import CASES
 
 OP = expert_matmul
@@ -31,3 +31,14 @@ def test_keeps_the_axes_of_the_weight(implementation):
     y = OP(x, jnp.asarray([3, 0, 3], jnp.int32), weights, implementation=implementation)
     assert y.shape == (3, 2, 16)
     assert (np.asarray(y) == 64).all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "once"),
+    [(128, jnp.bfloat16, True), (129, jnp.bfloat16, False), (4, jnp.float32, False)],
+)
+def test_what_the_kernel_is_not_for_copies_experts(monkeypatch, rows, dtype, once):
+    monkeypatch.setattr(OP, "why_not", lambda _: None)
+    assert reads_each_expert_once(rows, dtype) == once
+    monkeypatch.setattr(OP, "why_not", lambda _: "cannot run")
+    assert not reads_each_expert_once(rows, dtype)
