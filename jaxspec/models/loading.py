@@ -17,10 +17,9 @@ from jaxspec.models.gemma3 import Gemma3
 from jaxspec.models.gpt_oss import GptOss
 from jaxspec.models.indexed_window import IndexedWindowModel
 from jaxspec.models.language_model import language_model
-from jaxspec.models.latent_sources import HeadRows
 from jaxspec.models.llama import Llama
 from jaxspec.models.packed_weights import packed_weight
-from jaxspec.models.parameters import Source
+from jaxspec.models.parameters import PartialSource, Source
 from jaxspec.models.qwen3_moe import Qwen3Moe
 from jaxspec.sharding import make_mesh, replicated, sharding
 
@@ -123,12 +122,12 @@ def plan_module(
     shared: dict[str, TensorSource] = {}
 
     def find(source: Source) -> list[TensorSource]:
-        if isinstance(source, HeadRows) and source.name in shared:
-            return [shared[source.name]]
-        found = [tensors.take(name, shape, source.kind) for name, shape in source.tensors]
-        if isinstance(source, HeadRows):
-            shared[source.name] = found[0]
-        return found
+        if not isinstance(source, PartialSource):
+            return [tensors.take(name, shape, source.kind) for name, shape in source.tensors]
+        ((name, shape),) = source.tensors
+        if name not in shared:
+            shared[name] = tensors.take(name, shape, source.kind)
+        return [shared[name]]
 
     parameters = [(variable, find(source)) for variable, source in declared(module)]
     tensors.finish()
@@ -140,11 +139,13 @@ def export_tensors(module: nnx.Module) -> dict[str, np.ndarray]:
     exported: dict[str, np.ndarray] = {}
     for variable, source in declared(module):
         value = np.asarray(variable.get_value())
-        if isinstance(source, HeadRows) and source.name in exported:
-            source.put(exported[source.name], value)
+        ((name, _), *_) = source.tensors
+        if isinstance(source, PartialSource) and name in exported:
+            source.put(exported[name], value)
             continue
-        arrays = source.split(value)
-        exported |= {name: array for (name, _), array in zip(source.tensors, arrays, strict=True)}
+        exported |= {
+            name: array for (name, _), array in zip(source.tensors, source.split(value), strict=True)
+        }
     return exported
 
 

@@ -6,7 +6,7 @@ Initialisation, loading, sharding and export all follow from the declaration.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,15 @@ class Source(Protocol):
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
         """The tensors of a parameter: the inverse of `join`."""
+        ...
+
+
+@runtime_checkable
+class PartialSource(Source, Protocol):
+    """A source that holds part of one tensor, of which other parameters hold the rest."""
+
+    def put(self, whole: np.ndarray, value: np.ndarray) -> None:
+        """Writes the parameter into the tensor."""
         ...
 
 
