@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
-from jaxspec_kernels.paged_attention.triton_kernel import merge_kernel, num_splits
+from jaxspec_kernels.context_splits import absorb_scores, merge_kernel, num_splits, split_bounds
 from jaxspec_kernels.triton_call import triton_call
 
 
@@ -117,14 +117,7 @@ def _split_kernel(
     query_row = slot * num_rows + row // heads
     row_first = tl.load(first + query_row, mask=in_rows, other=0)
     row_last = tl.load(last + query_row, mask=in_rows, other=-1)
-    sees = row_last >= row_first
-    # What no row of the tile sees is never read: it may be another request's, or NaN.
-    tile_first = tl.maximum(tl.min(tl.where(sees, row_first, 2147483647)), 0)
-    tile_last = tl.minimum(tl.max(tl.where(sees, row_last, -1)), width * page_size - 1)
-    num_keys = tl.maximum(tile_last + 1 - tile_first, 0)
-    length = tl.cdiv(tl.cdiv(num_keys, splits), block_keys) * block_keys
-    begin = tile_first + split * length
-    end = tl.minimum(begin + length, tile_last + 1)
+    begin, end = split_bounds(row_first, row_last, width * page_size, split, splits, block_keys)
 
     # A position's vector in two parts, so that neither is padded to the next power of two of both.
     value_at = tl.arange(0, block_value)[None, :]
@@ -153,14 +146,8 @@ def _split_kernel(
             scores = tl.dot(query_value, tl.trans(key_value), scores, input_precision="ieee") * scale
             visible = (position[None, :] >= row_first[:, None]) & (position[None, :] <= row_last[:, None])
             scores = tl.where(visible & used[None, :], scores, float("-inf"))
-            new_peak = tl.maximum(peak, tl.max(scores, 1))
-            # A row that has seen nothing yet has a peak of -inf, and -inf - -inf is NaN.
-            safe_peak = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-            weights = tl.exp2(scores - safe_peak[:, None])
-            shrink = tl.exp2(peak - safe_peak)
-            total = total * shrink + tl.sum(weights, 1)
+            weights, peak, total, shrink = absorb_scores(scores, peak, total)
             output = tl.dot(weights.to(dtype), key_value, output * shrink[:, None], input_precision="ieee")
-            peak = new_peak
 
     mask = in_rows[:, None] & in_value
     if splits == 1:

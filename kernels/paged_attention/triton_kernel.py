@@ -6,11 +6,8 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
+from jaxspec_kernels.context_splits import absorb_scores, merge_kernel, num_splits, split_bounds
 from jaxspec_kernels.triton_call import triton_call
-
-# Enough programs to fill the multiprocessors of the largest GPUs a few times over.
-_PROGRAMS = 512
-_MAX_SPLITS = 32
 
 
 def paged_attention(
@@ -89,11 +86,6 @@ def paged_attention(
     return merged
 
 
-def num_splits(tiles: int, context: int, block_keys: int) -> int:
-    """Splits of a context of at most `context` keys, for `tiles` tiles of rows."""
-    return max(1, min(_PROGRAMS // tiles, context // block_keys, _MAX_SPLITS))
-
-
 @triton.jit
 def _split_kernel(
     queries,
@@ -130,14 +122,7 @@ def _split_kernel(
     query_row = slot * num_rows + row // group
     row_first = tl.load(first + query_row, mask=in_rows, other=0)
     row_last = tl.load(last + query_row, mask=in_rows, other=-1)
-    sees = row_last >= row_first
-    # What no row of the tile sees is never read: it may be another request's, or NaN.
-    tile_first = tl.maximum(tl.min(tl.where(sees, row_first, 2147483647)), 0)
-    tile_last = tl.minimum(tl.max(tl.where(sees, row_last, -1)), width * page_size - 1)
-    num_keys = tl.maximum(tile_last + 1 - tile_first, 0)
-    length = tl.cdiv(tl.cdiv(num_keys, splits), block_keys) * block_keys
-    begin = tile_first + split * length
-    end = tl.minimum(begin + length, tile_last + 1)
+    begin, end = split_bounds(row_first, row_last, width * page_size, split, splits, block_keys)
 
     peak = tl.full((block_rows,), float("-inf"), tl.float32)
     total = tl.zeros((block_rows,), tl.float32)
@@ -169,14 +154,8 @@ def _split_kernel(
             scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
             visible = (position[None, :] >= row_first[:, None]) & (position[None, :] <= row_last[:, None])
             scores = tl.where(visible & used[None, :], scores, float("-inf"))
-            new_peak = tl.maximum(peak, tl.max(scores, 1))
-            # A row that has seen nothing yet has a peak of -inf, and -inf - -inf is NaN.
-            safe_peak = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-            weights = tl.exp2(scores - safe_peak[:, None])
-            shrink = tl.exp2(peak - safe_peak)
-            total = total * shrink + tl.sum(weights, 1)
+            weights, peak, total, shrink = absorb_scores(scores, peak, total)
             output = tl.dot(weights.to(query.dtype), value, output * shrink[:, None], input_precision="ieee")
-            peak = new_peak
 
     mask = in_rows[:, None] & in_dim[None, :]
     if splits == 1:
@@ -189,41 +168,3 @@ def _split_kernel(
         tl.store(totals + part_row, total, mask=in_rows)
         if writes:
             tl.store(outputs + part_row[:, None] * head_dim + dim[None, :], output, mask=mask)
-
-
-@triton.jit
-def merge_kernel(
-    parts,
-    peaks,
-    totals,
-    outputs,
-    num_rows: tl.constexpr,
-    heads: tl.constexpr,
-    group: tl.constexpr,
-    head_dim: tl.constexpr,
-    splits: tl.constexpr,
-    block_splits: tl.constexpr,
-    block_dim: tl.constexpr,
-):
-    slot = tl.program_id(0) // heads
-    head = tl.program_id(0) % heads
-    row = tl.program_id(1)
-    rows: tl.constexpr = num_rows * group
-    split = tl.arange(0, block_splits)
-    dim = tl.arange(0, block_dim)
-    part_row = (tl.program_id(0) * splits + split) * rows + row
-    total = tl.load(totals + part_row, mask=split < splits, other=0.0)
-    # Splits past the context have written no output.
-    has_part = total > 0.0
-    peak = tl.load(peaks + part_row, mask=has_part, other=float("-inf"))
-    best = tl.max(peak, 0)
-    weight = tl.where(has_part, tl.exp2(peak - tl.where(best == float("-inf"), 0.0, best)), 0.0)
-    part = tl.load(
-        parts + part_row[:, None] * head_dim + dim[None, :],
-        mask=has_part[:, None] & (dim < head_dim)[None, :],
-        other=0.0,
-    )
-    total = tl.sum(total * weight, 0)
-    output = tl.sum(part * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
-    at = ((slot * num_rows + row // group) * heads + head) * group + row % group
-    tl.store(outputs + at * head_dim + dim, output.to(outputs.dtype.element_ty), mask=dim < head_dim)

@@ -1,0 +1,81 @@
+"""What Triton kernels share whose programs each attend to a part of a slot's context."""
+
+import triton
+import triton.language as tl
+
+# Enough programs to fill the multiprocessors of the largest GPUs a few times over.
+_PROGRAMS = 512
+_MAX_SPLITS = 32
+
+
+def num_splits(tiles: int, context: int, block_keys: int) -> int:
+    """Splits of a context of at most `context` keys, for `tiles` tiles of rows."""
+    return max(1, min(_PROGRAMS // tiles, context // block_keys, _MAX_SPLITS))
+
+
+@triton.jit
+def split_bounds(
+    row_first, row_last, limit: tl.constexpr, split, splits: tl.constexpr, block_keys: tl.constexpr
+):
+    """The first position of a split of what a tile of rows sees, and the one past its last."""
+    sees = row_last >= row_first
+    # What no row of the tile sees is never read: it may be another request's, or NaN.
+    tile_first = tl.maximum(tl.min(tl.where(sees, row_first, 2147483647)), 0)
+    tile_last = tl.minimum(tl.max(tl.where(sees, row_last, -1)), limit - 1)
+    num_keys = tl.maximum(tile_last + 1 - tile_first, 0)
+    length = tl.cdiv(tl.cdiv(num_keys, splits), block_keys) * block_keys
+    begin = tile_first + split * length
+    return begin, tl.minimum(begin + length, tile_last + 1)
+
+
+@triton.jit
+def absorb_scores(scores, peak, total):
+    """A step of an online softmax in powers of two.
+
+    Args: scores [rows, keys], the largest score and the sum of weights [rows] so far.
+    Returns: the weights of the keys, the two with them, and what to multiply earlier sums by [rows].
+    """
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    # A row that has seen nothing yet has a peak of -inf, and -inf - -inf is NaN.
+    safe_peak = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    weights = tl.exp2(scores - safe_peak[:, None])
+    shrink = tl.exp2(peak - safe_peak)
+    return weights, new_peak, total * shrink + tl.sum(weights, 1), shrink
+
+
+@triton.jit
+def merge_kernel(
+    parts,
+    peaks,
+    totals,
+    outputs,
+    num_rows: tl.constexpr,
+    heads: tl.constexpr,
+    group: tl.constexpr,
+    head_dim: tl.constexpr,
+    splits: tl.constexpr,
+    block_splits: tl.constexpr,
+    block_dim: tl.constexpr,
+):
+    slot = tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
+    row = tl.program_id(1)
+    rows: tl.constexpr = num_rows * group
+    split = tl.arange(0, block_splits)
+    dim = tl.arange(0, block_dim)
+    part_row = (tl.program_id(0) * splits + split) * rows + row
+    total = tl.load(totals + part_row, mask=split < splits, other=0.0)
+    # Splits past the context have written no output.
+    has_part = total > 0.0
+    peak = tl.load(peaks + part_row, mask=has_part, other=float("-inf"))
+    best = tl.max(peak, 0)
+    weight = tl.where(has_part, tl.exp2(peak - tl.where(best == float("-inf"), 0.0, best)), 0.0)
+    part = tl.load(
+        parts + part_row[:, None] * head_dim + dim[None, :],
+        mask=has_part[:, None] & (dim < head_dim)[None, :],
+        other=0.0,
+    )
+    total = tl.sum(total * weight, 0)
+    output = tl.sum(part * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    at = ((slot * num_rows + row // group) * heads + head) * group + row % group
+    tl.store(outputs + at * head_dim + dim, output.to(outputs.dtype.element_ty), mask=dim < head_dim)
