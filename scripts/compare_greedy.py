@@ -39,9 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parse(arguments)
     try:
         prompts = read_prompts(args.input)[: args.limit]
-        source = load_config(args.config).target
-        checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
-        target = load_target(checkpoint, dtype=jnp.dtype(args.dtype))
+        target = load(args.config, args.dtype)
         sizes = {"dtype": args.dtype, "sampling_modes": ("greedy",)}
         plain_engine = jaxspec.load(args.config, drafter={"kind": "none"}, batch_size=1, **sizes)
         plain = plain_engine.generate(prompts, max_new_tokens=args.max_new_tokens)
@@ -49,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         for batch_size in args.batch_size:
             engine = jaxspec.load(args.config, batch_size=batch_size, **sizes)
             speculative = engine.generate(prompts, max_new_tokens=args.max_new_tokens)
-            row = _compare(target, plain, speculative)
+            row = compare(target, plain, speculative)
             rows.append(row | {"batch_size": batch_size})
             worst = max([worst, *(part["margin"] for part in row["parts"])])
             print(
@@ -71,7 +69,15 @@ def main(arguments: list[str] | None = None) -> int:
     return int(worst > args.tie)
 
 
-def _compare(target: Llama, plain: Any, speculative: Any) -> dict:
+def load(config: str, dtype: str) -> Llama:
+    """The target of a configuration, for its logits."""
+    source = load_config(config).target
+    checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
+    return load_target(checkpoint, dtype=jnp.dtype(dtype))
+
+
+def compare(target: Llama, plain: Any, speculative: Any) -> dict[str, Any]:
+    """How many answers are the same; where each other one parts, and how undecided the target is there."""
     parts, stats = [], jaxspec.AcceptanceStats()
     for i, (one, two) in enumerate(zip(plain, speculative, strict=True)):
         stats.add(two.stats)

@@ -7,15 +7,14 @@ The long form reads twenty prompts from the JSONL file of `turns` that JAXSPEC_P
 
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import nnx
-from paged_rows import PagedTarget
 
 import jaxspec
 from jaxspec import DrafterConfig, Engine, EngineConfig
@@ -26,6 +25,9 @@ from jaxspec.drafters.eagle1 import Eagle1, Eagle1Config
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config, default_capture
 from jaxspec.drafters.loading import Build, load_drafter
 from jaxspec.models.loading import load_target
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+from compare_greedy import compare
 
 PAGE_SIZE = 16
 PROMPTS = ["Count from 1 to 20.", "Write a Python function that adds two numbers."]
@@ -75,18 +77,12 @@ def answers(checkpoint, target, kind, k, prompts, max_new_tokens):
 
 
 def assert_same_but_for_ties(target, plain, other):
-    """Compares token ids; where they part, the target must have been undecided, and that is printed."""
-    for one, two in zip(plain, other, strict=True):
-        pairs = zip(one.token_ids, two.token_ids, strict=False)
-        place = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-        if place is None:
-            assert len(one.token_ids) == len(two.token_ids)
-            continue
-        ids = one.prompt_token_ids + one.token_ids[:place]
-        logits, _, _ = PagedTarget(target, 1, len(ids), page_size=PAGE_SIZE, width=len(ids)).feed([ids], [0])
-        best, second = np.sort(np.asarray(logits[0, -1]))[::-1][:2]
-        print(f"differs at token {place}, where the two best logits are {best - second:.1e} apart")
-        assert best - second < TIE
+    """Where answers part, the target must have been undecided, and that is printed."""
+    for part in compare(target, plain, other)["parts"]:
+        print(f"differs at token {part['token']}, where the two best logits are {part['margin']:.1e} apart")
+        assert part["margin"] < TIE
+        lengths = [len(answers[part["prompt"]].token_ids) for answers in (plain, other)]
+        assert part["token"] < min(lengths)  # neither ends before the other
 
 
 @pytest.fixture(scope="module")
