@@ -1,9 +1,10 @@
-"""Check every GPU kernel against its reference over its case list, and time both against the floor.
+"""Check this device's kernels against their references over their cases, and time both against the floor.
 
     python scripts/bench_kernels.py [--op NAME] [--json FILE]
 
 The floor is the bytes that a call must move over the measured copy bandwidth. A kernel of which a case fails
-is not timed, and the exit status is 1. Arguments rotate, so that none is in the GPU's cache when it is read.
+is not timed, and the exit status is 1. Arguments rotate, so that none is in a cache when it is read. On a GPU
+the kernels are Triton's, on a CPU Numba's.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from bench.traffic import copy_bandwidth
 from jaxspec.command_line import Parser, report
 from jaxspec.provenance import provenance
 
-# More than any GPU's second-level cache.
+# More than any GPU's second-level cache, and than most CPUs' third-level one.
 _ROTATED_BYTES = 1 << 27
 _COLUMNS = "{:16} {:28} {:>9} {:>9} {:>9} {:>7}"
 
@@ -33,25 +34,28 @@ _COLUMNS = "{:16} {:28} {:>9} {:>9} {:>9} {:>7}"
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     args = _parse(arguments)
-    if jax.default_backend() != "gpu":
-        return report(f"the kernels need a GPU, and jax runs on {jax.default_backend()!r}")
+    kernel = "triton" if jax.default_backend() == "gpu" else "numba"
+    offered = [call for call in all_calls() if args.op in (None, call.op.name)]
+    reasons = {call.op.name: call.op.why_not(kernel) for call in offered}
+    if all(reasons.values()):
+        return report("; ".join(f"{name}: the {kernel} kernel {why}" for name, why in reasons.items()))
     bandwidth = copy_bandwidth()
     print(f"copy {bandwidth / 1e12:.2f} TB/s")
-    print(_COLUMNS.format("operation", "case", "triton us", "xla us", "floor us", "share"))
+    print(_COLUMNS.format("operation", "case", f"{kernel} us", "xla us", "floor us", "share"))
     rows, failed = [], False
-    for name, calls in groupby(all_calls(), key=lambda call: call.op.name):
-        cases = [call for call in calls if call.bytes_moved and args.op in (None, name)]
-        wrong = [line for call in cases if (line := _check(call))]
+    for name, calls in groupby(offered, key=lambda call: call.op.name):
+        cases = [call for call in calls if call.bytes_moved and not reasons[name]]
+        wrong = [line for call in cases if (line := _check(call, kernel))]
         for line in wrong:
             print(line, file=sys.stderr)
         failed |= bool(wrong)
         for call in [] if wrong else cases:
-            times = {kind: _time(call, kind) for kind in ("triton", "xla")}
+            times = {kind: _time(call, kind) for kind in (kernel, "xla")}
             floor = call.bytes_moved / bandwidth
             row = {"op": name, "case": call.name, "floor_us": floor * 1e6}
             rows.append(row | {f"{kind}_us": seconds * 1e6 for kind, seconds in times.items()})
-            numbers = (f"{x * 1e6:.2f}" for x in (times["triton"], times["xla"], floor))
-            print(_COLUMNS.format(name, call.name, *numbers, f"{floor / times['triton']:.0%}"), flush=True)
+            numbers = (f"{x * 1e6:.2f}" for x in (times[kernel], times["xla"], floor))
+            print(_COLUMNS.format(name, call.name, *numbers, f"{floor / times[kernel]:.0%}"), flush=True)
     if args.json:
         command = shlex.join(["scripts/bench_kernels.py", *arguments])
         result = provenance(command, Path(__file__).parent) | {"copy_bandwidth": bandwidth, "rows": rows}
@@ -60,11 +64,11 @@ def main(arguments: list[str] | None = None) -> int:
     return int(failed)
 
 
-def _check(call: Call) -> str | None:
+def _check(call: Call, kernel: str) -> str | None:
     """What is wrong with a case, or None."""
     results = [
         jax.jit(partial(call.op, **call.static, implementation=kind))(*call.arguments(0))
-        for kind in ("triton", "xla")
+        for kind in (kernel, "xla")
     ]
     for mine, reference in zip(*map(jax.tree.leaves, results), strict=True):
         ours, theirs = np.asarray(mine, np.float64), np.asarray(reference, np.float64)
@@ -77,7 +81,7 @@ def _check(call: Call) -> str | None:
 def _time(call: Call, implementation: str) -> float:
     """Seconds of one call, by the least of five passes over rotating arguments."""
     first = call.arguments(0)
-    size = sum(array.nbytes for array in first)
+    size = sum(array.nbytes for array in jax.tree.leaves(first))
     sets = [first, *(call.arguments(seed) for seed in range(1, max(4, min(32, _ROTATED_BYTES // size))))]
     op: Callable[..., Any] = partial(call.op, **call.static, implementation=implementation)
     buffers = [arrays[: call.in_place] for arrays in sets]

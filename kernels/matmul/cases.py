@@ -5,13 +5,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Case:
-    """[rows, width] times [width, outputs]."""
+    """[rows, width] times [width, outputs].
+
+    `packed` is the form of a `PackedWeight`, or empty for a dense weight of `dtype`.
+    """
 
     name: str
     rows: int
     width: int
     outputs: int
     dtype: str = "float32"
+    packed: str = ""
 
 
 CASES = (
@@ -23,4 +27,9 @@ CASES = (
     Case("eight rows", rows=8, width=1536, outputs=576),
     Case("nine rows", rows=9, width=576, outputs=960),
     Case("bfloat16", rows=5, width=576, outputs=3072, dtype="bfloat16"),
+    Case("135M feed-forward, one row", rows=1, width=576, outputs=3072),
+    Case("135M feed-forward, one row, Q4_1", rows=1, width=576, outputs=3072, packed="uint8"),
+    Case("135M feed-forward, Q4_1", rows=5, width=576, outputs=3072, packed="uint8"),
+    Case("135M feed-forward, Q8_0", rows=5, width=576, outputs=3072, packed="int8"),
+    Case("135M feed-forward, bfloat16 weight", rows=5, width=576, outputs=3072, packed="bfloat16"),
 )

@@ -14,12 +14,14 @@ from jaxspec_kernels import (
     kv_write,
     latent_attention,
     latent_write,
+    matmul,
     matmul_add,
     paged_attention,
     rms_matmul,
     rope_kv_write,
 )
 from jaxspec_kernels.dispatch import Op
+from jaxspec_kernels.matmul import BLOCK, PackedWeight, pack
 from jaxspec_kernels.random import Purpose
 
 # Sums that differ in their order only, by the norm of the difference over the norm of the result.
@@ -118,6 +120,9 @@ class _Reordered(Op):
     def __init__(self, op: Op):
         self.op, self.name = op, op.name
 
+    def why_not(self, implementation: str) -> str | None:
+        return self.op.why_not(implementation)
+
     def __call__(self, tokens: Any, processed: Any, *rest: Any, implementation: str | None = None) -> Any:
         return self.op(*rest, tokens, processed, purpose=Purpose.DRAFT, implementation=implementation)
 
@@ -215,6 +220,30 @@ def _matmul_add(case: Any) -> Call:
     return Call(matmul_add.matmul_add, case.name, arguments, {}, 0, moved, _SUM_BOUND[case.dtype])
 
 
+def _matmul(case: Any) -> Call:
+    itemsize = {"uint8": 0.5 + 8 / BLOCK, "int8": 1 + 4 / BLOCK, "bfloat16": 2}
+
+    def weight(rng: np.random.Generator) -> jax.Array | PackedWeight:
+        size, blocks = (case.width, case.outputs), (case.width // BLOCK, case.outputs)
+        if not case.packed:
+            return _normal(rng, size, case.dtype)
+        if case.packed == "bfloat16":
+            return jax.device_put(pack(np.asarray(_normal(rng, size, "bfloat16")), None, None, size))
+        low, high = (0, 16) if case.packed == "uint8" else (-128, 128)
+        values = rng.integers(low, high, size).astype(case.packed)
+        scale = rng.standard_normal(blocks, np.float32).astype(np.float16).astype(np.float32)
+        return jax.device_put(pack(values, scale, scale if case.packed == "uint8" else None, size))
+
+    def arguments(seed: int) -> tuple:
+        rng = np.random.default_rng(seed)
+        return _normal(rng, (case.rows, case.width), case.dtype), weight(rng)
+
+    each = itemsize[case.packed] if case.packed else jnp.dtype(case.dtype).itemsize
+    moved = int(each * case.width * case.outputs)
+    moved += case.rows * (case.width + case.outputs) * jnp.dtype(case.dtype).itemsize
+    return Call(matmul.matmul, case.name, arguments, {}, 0, moved, _SUM_BOUND[case.dtype])
+
+
 def _expert_matmul(case: Any) -> Call:
     def chosen(seed: int) -> np.ndarray:
         first = case.experts - case.spread
@@ -241,5 +270,6 @@ _MAKERS: Mapping[ModuleType, Callable[[Any], Call]] = {
     latent_attention: _latent_attention,
     rms_matmul: _rms_matmul,
     matmul_add: _matmul_add,
+    matmul: _matmul,
     expert_matmul: _expert_matmul,
 }

@@ -18,7 +18,8 @@ def operands(rows, width, outputs, dtype="float32"):
     return jnp.asarray(x, dtype), jnp.asarray(rng.standard_normal((width, outputs), np.float32), dtype)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+# Packed weights: test_packed_weight.py.
+@pytest.mark.parametrize("case", [c for c in CASES if not c.packed], ids=lambda case: case.name)
 def test_equals_the_definition_in_float64(case, implementation):
     x, kernel = operands(case.rows, case.width, case.outputs, case.dtype)
     y = jax.jit(lambda *args: OP(*args, implementation=implementation))(x, kernel)
