@@ -1,7 +1,7 @@
 """Time the engine's step at real shapes, against the bytes that it must read.
 
     python scripts/bench_step.py --shape llama3-8b --k 3 --batch 1,8,32 [--acceptance 3.0] [--context N]
-        [--no-speculation] [--json FILE]
+        [--temperature T] [--top-k K] [--top-p P] [--no-speculation] [--json FILE]
 
 The weights are random and the acceptance is synthetic, so the text is worthless and the work is real. Times
 are of dispatches enqueued back to back; the median of several runs over the whole answer.
@@ -27,6 +27,7 @@ from bench.traffic import cache_bytes, copy_bandwidth, weight_bytes
 
 from jaxspec.command_line import Parser
 from jaxspec.provenance import provenance
+from jaxspec.sampling import SamplingParams
 
 _COLUMNS = "{:>6} {:>8} {:>9} {:>9} {:>8} {:>7} {:>8} {:>9} {:>8}"
 
@@ -55,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         steps_per_dispatch=args.steps_per_dispatch,
         acceptance=args.acceptance if num_drafts else None,
         dtype=dtype,
-        temperature=args.temperature,
+        params=args.params,
     )
     # All are compiled before any is timed, side by side.
     with ThreadPoolExecutor(len(args.batch)) as pool:
@@ -91,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
             **provenance(shlex.join(["scripts/bench_step.py", *arguments]), Path(__file__).parent),
             "shape": args.shape,
             "num_drafts": num_drafts,
-            "temperature": args.temperature,
+            **{name: getattr(args.params, name) for name in ("temperature", "top_k", "top_p")},
             "context": args.context,
             "new_tokens": args.new_tokens,
             "copy_bandwidth": bandwidth,
@@ -138,6 +139,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--batch", type=_numbers, default=[1, 8, 32], metavar="B,B,...", help="slots")
     parser.add_argument("--acceptance", type=float, default=3.0, help="tokens per step")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 times the greedy program")
+    parser.add_argument(
+        "--top-k", type=int, default=0, help="0 with --top-p 1 times the program without searches"
+    )
+    parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--no-speculation", action="store_true", help="plain decoding")
     parser.add_argument("--context", type=int, default=128, help="tokens of the prompt")
     parser.add_argument("--new-tokens", type=int, default=512, help="tokens of the answer")
@@ -148,7 +153,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3, help="timed runs")
     parser.add_argument("--copy-bytes", type=int, default=1 << 31, help="size of the copy that is timed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here too")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    try:
+        args.params = SamplingParams(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
+    except ValueError as error:
+        parser.error(str(error))
+    return args
 
 
 def _numbers(text: str) -> list[int]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from bench.shapes import SHAPES, build_models
 
 from jaxspec.command_line import Parser, report
+from jaxspec.sampling import SamplingParams
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -42,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         steps_per_dispatch=args.steps_per_dispatch,
         acceptance=args.acceptance if num_drafts else None,
         dtype=dtype,
+        params=SamplingParams(),
     )
     jax.block_until_ready([running.dispatch() for _ in range(2)])
     with tempfile.TemporaryDirectory() as temporary:

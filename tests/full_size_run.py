@@ -7,6 +7,7 @@ from jaxspec.config import EngineConfig
 from jaxspec.engine.packing import pack_prefill
 from jaxspec.engine.state import init_state
 from jaxspec.engine.step import Models, StepSettings, decode, prefill
+from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import make_mesh, replicated
 
 PAGE_SIZE = EngineConfig().page_size
@@ -30,7 +31,7 @@ def assert_runs(target, drafter):
     def run(parameters, state, batch):
         models = nnx.merge(graph, parameters)
         state, first = prefill(models, state, batch, settings=settings)
-        return decode(models, state, state.active, settings=settings, stochastic=True), first
+        return decode(models, state, state.active, settings=settings, mode=SamplingMode.TRUNCATED), first
 
     (after, output), first = jax.eval_shape(run, parameters, state, batch)
     assert jax.tree.map(_shape_and_dtype, after) == jax.tree.map(_shape_and_dtype, state)

@@ -17,6 +17,7 @@ from jaxspec.attention import AttentionKind, AttentionMetadata, LayerCache, buil
 from jaxspec.drafters.base import Context, Drafter, Proposal, Rows, Target
 from jaxspec.drafters.vocabulary import to_target_ids
 from jaxspec.models.parameters import Buffer
+from jaxspec.sampling import SamplingMode
 
 
 @jax.tree_util.register_dataclass
@@ -107,13 +108,13 @@ class AutoregressiveDrafter(Drafter):
         return self.advance(target, tokens, hidden, positions, cache, metadata)
 
     def start(
-        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, stochastic: bool
+        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, mode: SamplingMode
     ) -> DraftState:
         """Samples the first draft from the state that `refresh` left."""
         batch, num_drafts = context.length.shape[0], self.num_speculative_tokens
         tokens = jnp.zeros((batch, num_drafts), jnp.int32)
         logits = None
-        if stochastic and self.probabilistic:
+        if mode > SamplingMode.GREEDY and self.probabilistic:
             logits = jnp.zeros((batch, num_drafts, self.draft_vocab_size), jnp.float32)
         state = DraftState(context.hidden, tokens, logits, cache)
         return self._draw(target, context, state, jnp.int32(0))
@@ -140,9 +141,9 @@ class AutoregressiveDrafter(Drafter):
         return Proposal(self.to_target(state.tokens), count, state.logits)
 
     def propose(
-        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, stochastic: bool
+        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, mode: SamplingMode
     ) -> tuple[Proposal, tuple[LayerCache, ...]]:
-        state = self.start(target, context, cache, stochastic=stochastic)
+        state = self.start(target, context, cache, mode=mode)
         state = lax.fori_loop(
             1,
             self.num_speculative_tokens,

@@ -12,7 +12,7 @@ import jax
 from flax import nnx
 
 from jaxspec.attention import LayerCache, LayerCacheShape
-from jaxspec.sampling import SamplingState
+from jaxspec.sampling import SamplingMode, SamplingState
 
 Target = Any
 """A target network of `jaxspec.models`, for drafters that share its embedding or its output head."""
@@ -120,7 +120,7 @@ class Drafter(nnx.Module):
         raise NotImplementedError
 
     def propose(
-        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, stochastic: bool
+        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, mode: SamplingMode
     ) -> tuple[Proposal, tuple[LayerCache, ...]]:
-        """Drafts K tokens. `stochastic` is False when every slot is greedy."""
+        """Drafts K tokens. `mode` serves every slot; in `GREEDY` drafts are the most likely tokens."""
         raise NotImplementedError

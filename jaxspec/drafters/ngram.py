@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxspec.attention import LayerCache
 from jaxspec.drafters.base import Context, Drafter, Proposal, Rows, Target
+from jaxspec.sampling import SamplingMode
 
 
 class NGramDrafter(Drafter):
@@ -25,7 +26,7 @@ class NGramDrafter(Drafter):
         return jnp.zeros((rows.tokens.shape[0], 0), rows.hidden.dtype), cache
 
     def propose(
-        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, stochastic: bool
+        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, mode: SamplingMode
     ) -> tuple[Proposal, tuple[LayerCache, ...]]:
         tokens, count = lookup(
             context.history,

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from jaxspec.attention import LayerCache
 from jaxspec.drafters.base import Context, Drafter, Proposal, Rows, Target
+from jaxspec.sampling import SamplingMode
 
 
 class NoDrafter(Drafter):
@@ -18,7 +19,7 @@ class NoDrafter(Drafter):
         return jnp.zeros((rows.tokens.shape[0], 0), rows.hidden.dtype), cache
 
     def propose(
-        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, stochastic: bool
+        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, mode: SamplingMode
     ) -> tuple[Proposal, tuple[LayerCache, ...]]:
         batch = context.length.shape[0]
         return Proposal(jnp.zeros((batch, 0), jnp.int32), jnp.zeros(batch, jnp.int32), None), cache

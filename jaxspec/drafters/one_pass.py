@@ -7,6 +7,7 @@ from jaxspec_kernels.random import Purpose
 
 from jaxspec.attention import LayerCache
 from jaxspec.drafters.base import Context, Drafter, Proposal, Target
+from jaxspec.sampling import SamplingMode
 
 
 class OnePassDrafter(Drafter):
@@ -31,22 +32,23 @@ class OnePassDrafter(Drafter):
         return tokens
 
     def propose(
-        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, stochastic: bool
+        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, mode: SamplingMode
     ) -> tuple[Proposal, tuple[LayerCache, ...]]:
         logits, cache = self.block_logits(target, context, cache)
-        tokens, drawn = draw_block(logits, context, stochastic=stochastic and self.probabilistic)
+        probabilistic = mode > SamplingMode.GREEDY and self.probabilistic
+        tokens, drawn = draw_block(logits, context, probabilistic=probabilistic)
         count = jnp.where(context.active, self.num_speculative_tokens, 0).astype(jnp.int32)
         return Proposal(self.to_target(tokens), count, drawn), cache
 
 
 def draw_block(
-    logits: jax.Array, context: Context, *, stochastic: bool
+    logits: jax.Array, context: Context, *, probabilistic: bool
 ) -> tuple[jax.Array, jax.Array | None]:
     """Draws every draft of a block with the noise that the draft loop would give it.
 
     Args:
       logits: f32[B, K, W].
-      stochastic: False takes the most likely tokens.
+      probabilistic: False takes the most likely tokens.
 
     Returns:
       i32[B, K] ids of the draft vocabulary, and what they were drawn from, f32[B, K, W] or None.
@@ -62,7 +64,7 @@ def draw_block(
         positions.reshape(rows),
         jnp.int32(0),
         jnp.zeros((rows, 1), jnp.int32),
-        jnp.zeros((rows, 1, width), jnp.float32) if stochastic else None,
+        jnp.zeros((rows, 1, width), jnp.float32) if probabilistic else None,
         purpose=Purpose.DRAFT,
     )
     return tokens.reshape(batch, num_drafts), None if drawn is None else drawn.reshape(logits.shape)

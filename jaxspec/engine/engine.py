@@ -23,7 +23,7 @@ from jaxspec.engine.request import Delta, Generation, Request
 from jaxspec.engine.scheduler import Chunk, Plan, Running, Scheduler
 from jaxspec.engine.state import MAX_STOP_TOKENS, PrefillBatch, PrefillOutput, StepOutput, init_state
 from jaxspec.engine.step import Models, StepSettings
-from jaxspec.sampling import SamplingParams, seed_words
+from jaxspec.sampling import SamplingMode, SamplingParams, modes_for_sampling, required_mode, seed_words
 from jaxspec.sharding import make_mesh, replicated
 
 
@@ -59,7 +59,8 @@ class Engine:
         Args:
           mesh: the devices that the weights lie on; one by default.
           sampling_modes: which decode programs to compile: "greedy" serves batches in which every
-            temperature is 0, "sampled" serves any batch.
+            temperature is 0, "sampled" serves any batch (by two programs where searching for top-k and
+            top-p costs the same whether a request uses them or not: on a GPU).
         """
         self._modes = parse_modes(sampling_modes)
         mesh = mesh or make_mesh()
@@ -207,7 +208,7 @@ class Engine:
             raise ValueError(
                 f"prompt of {len(ids)} tokens leaves no room to answer: max_model_len is {self.max_model_len}"
             )
-        if _is_stochastic(params) and True not in self._modes:
+        if required_mode(params) > max(self._modes):
             raise ValueError("temperature: this engine was loaded for greedy decoding only")
         max_new_tokens = min(params.max_new_tokens, room)
         if not self._scheduler.pages.pages_for(len(ids) + max_new_tokens) <= self._scheduler.pages.num_pages:
@@ -256,10 +257,8 @@ class Engine:
             prefills.append(first)
         output = None
         if plan.decodes:
-            stochastic = any(_is_stochastic(running.request.params) for running in plan.decodes)
-            # The sampled program serves greedy slots too, for an engine that has only that one.
-            stochastic = stochastic or False not in self._modes
-            self._state, output = self.programs.decode(self._state, self._live_mask(), stochastic=stochastic)
+            mode = self._mode_for(plan.decodes)
+            self._state, output = self.programs.decode(self._state, self._live_mask(), mode=mode)
         for array in jax.tree.leaves((prefills, output)):
             array.copy_to_host_async()
         return InFlight(plan, prefills, output)
@@ -274,6 +273,11 @@ class Engine:
             output = jax.tree.map(np.asarray, in_flight.decode)
             for running in in_flight.plan.decodes:
                 self._scheduler.commit_decode(running, _slot_steps(output, running))
+
+    def _mode_for(self, decodes: Sequence[Running]) -> SamplingMode:
+        """The least mode that was compiled and serves all of these."""
+        required = max(required_mode(running.request.params) for running in decodes)
+        return min(mode for mode in self._modes if mode >= required)
 
     def _live_mask(self) -> jax.Array:
         if self._live_host != self._scheduler.live:
@@ -291,23 +295,17 @@ class Engine:
         )
 
 
-_MODES = {"greedy": False, "sampled": True}
-
-
-def parse_modes(sampling_modes: Sequence[str]) -> tuple[bool, ...]:
-    """Which decode programs to compile, as values of `stochastic`.
+def parse_modes(sampling_modes: Sequence[str]) -> tuple[SamplingMode, ...]:
+    """Which decode programs to compile.
 
     Raises:
       ConfigError: none, or one that does not exist.
     """
-    unknown = [mode for mode in sampling_modes if mode not in _MODES]
+    known = {"greedy": (SamplingMode.GREEDY,), "sampled": modes_for_sampling()}
+    unknown = [name for name in sampling_modes if name not in known]
     if unknown or not sampling_modes or isinstance(sampling_modes, str):
-        raise ConfigError(f"sampling_modes must be some of {list(_MODES)}, got {sampling_modes!r}")
-    return tuple(sorted({_MODES[mode] for mode in sampling_modes}))
-
-
-def _is_stochastic(params: SamplingParams) -> bool:
-    return params.temperature > 0
+        raise ConfigError(f"sampling_modes must be some of {list(known)}, got {sampling_modes!r}")
+    return tuple(sorted({mode for name in sampling_modes for mode in known[name]}))
 
 
 def _merge_params(params: SamplingParams | None, sampling: dict[str, Any]) -> SamplingParams:

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.engine.state import EngineState, PrefillBatch, PrefillOutput, StepOutput
 from jaxspec.engine.step import Models, StepSettings, decode, prefill, verify_and_commit
+from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import replicated
 
 
@@ -55,7 +56,7 @@ class Programs:
         self.num_drafts = models.drafter.num_speculative_tokens
         self.is_autoregressive = isinstance(models.drafter, AutoregressiveDrafter)
         self._prefill: Callable | None = None
-        self._decode: dict[bool, Callable] = {}
+        self._decode: dict[SamplingMode, Callable] = {}
 
     def compile(
         self,
@@ -63,21 +64,21 @@ class Programs:
         batch: PrefillBatch,
         live: jax.Array,
         *,
-        modes: tuple[bool, ...],
+        modes: tuple[SamplingMode, ...],
         progress: bool,
     ) -> None:
         """Compiles everything, side by side.
 
         Args:
-          modes: which decode programs to make: False for all-greedy batches, True for those that sample.
+          modes: which decode programs to make.
         """
         jobs: dict[str, Callable[[], Any]] = {
             "prefill": partial(self._lower, prefill, (state, batch), settings=self.settings)
         }
         if self.draft_loop == "compiled":
-            for stochastic in modes:
-                jobs[_MODE_NAMES[stochastic]] = partial(
-                    self._lower, decode, (state, live), settings=self.settings, stochastic=stochastic
+            for mode in modes:
+                jobs[_job_name(mode)] = partial(
+                    self._lower, decode, (state, live), settings=self.settings, mode=mode
                 )
         lowered = {name: job() for name, job in jobs.items()}
         compiled = {}
@@ -100,11 +101,11 @@ class Programs:
                 compiled[name] = future.result()
                 bar.update()
         self._prefill = compiled["prefill"]
-        for stochastic in modes:
+        for mode in modes:
             if self.draft_loop == "host":
-                self._decode[stochastic] = self._host_decode(stochastic)
+                self._decode[mode] = self._host_decode(mode)
             else:
-                self._decode[stochastic] = compiled[_MODE_NAMES[stochastic]]
+                self._decode[mode] = compiled[_job_name(mode)]
 
     def prefill(self, state: EngineState, batch: PrefillBatch) -> tuple[EngineState, PrefillOutput]:
         """See `step.prefill`; donates the state."""
@@ -112,14 +113,14 @@ class Programs:
         return self._prefill(self.leaves, state, batch)
 
     def decode(
-        self, state: EngineState, live: jax.Array, *, stochastic: bool
+        self, state: EngineState, live: jax.Array, *, mode: SamplingMode
     ) -> tuple[EngineState, StepOutput]:
         """See `step.decode`; donates the state."""
-        return self._decode[stochastic](self.leaves, state, live)
+        return self._decode[mode](self.leaves, state, live)
 
-    def compiled_decode(self, *, stochastic: bool) -> Any:
+    def compiled_decode(self, *, mode: SamplingMode) -> Any:
         """The executable behind `decode`, for its HLO and its memory analysis."""
-        return self._decode[stochastic]
+        return self._decode[mode]
 
     def _models(self, leaves: list[jax.Array]) -> Models:
         return nnx.merge(self.graph, jax.tree.unflatten(self.treedef, leaves))
@@ -135,7 +136,7 @@ class Programs:
             self.leaves, *args
         )
 
-    def _host_decode(self, stochastic: bool) -> Callable:
+    def _host_decode(self, mode: SamplingMode) -> Callable:
         """`decode` driven from Python, one call per draft: the oracle that the compiled loop is held to."""
 
         def jitted(function: Callable, donate: tuple[int, ...]) -> Callable:
@@ -145,15 +146,11 @@ class Programs:
             return jax.jit(program, donate_argnums=donate)
 
         propose = jitted(
-            lambda models, context, cache: models.drafter.propose(
-                models.target, context, cache, stochastic=stochastic
-            ),
+            lambda models, context, cache: models.drafter.propose(models.target, context, cache, mode=mode),
             (2,),
         )
         start = jitted(
-            lambda models, context, cache: models.drafter.start(
-                models.target, context, cache, stochastic=stochastic
-            ),
+            lambda models, context, cache: models.drafter.start(models.target, context, cache, mode=mode),
             (2,),
         )
         step = jitted(
@@ -161,7 +158,7 @@ class Programs:
         )
         finish = jitted(lambda models, context, drafts: models.drafter.finish(context, drafts), ())
         commit = jitted(
-            partial(_commit, settings=self.settings, stochastic=stochastic),
+            partial(_commit, settings=self.settings, mode=mode),
             (1,),
         )
 
@@ -185,8 +182,9 @@ class Programs:
         return run
 
 
-_MODE_NAMES = {False: "decode (greedy)", True: "decode (sampled)"}
+def _job_name(mode: SamplingMode) -> str:
+    return f"decode ({mode.name.lower()})"
 
 
-def _commit(models: Models, state: EngineState, proposal, *, settings: StepSettings, stochastic: bool):
-    return verify_and_commit(models, state, proposal, settings=settings, stochastic=stochastic)
+def _commit(models: Models, state: EngineState, proposal, *, settings: StepSettings, mode: SamplingMode):
+    return verify_and_commit(models, state, proposal, settings=settings, mode=mode)

@@ -16,7 +16,7 @@ from jaxspec_kernels.random import Purpose
 from jaxspec.attention import build_metadata
 from jaxspec.drafters.base import Drafter, Proposal, Rows, Target
 from jaxspec.engine.state import EngineState, PrefillBatch, PrefillOutput, StepOutput
-from jaxspec.sampling import process_logits, sample, verify, verify_synthetic
+from jaxspec.sampling import SamplingMode, process_logits, sample, verify, verify_synthetic
 
 
 class Models(nnx.Module):
@@ -56,7 +56,9 @@ def prefill(
         batch.tokens, positions, state.target_cache, metadata, capture=drafter.capture
     )
     last_hidden = jnp.take_along_axis(hidden, last_row[:, None, None], axis=1)[:, 0]
-    logits = process_logits(target.logits(last_hidden)[:, None], batch.sampling)[:, 0]
+    logits = target.logits(last_hidden)[:, None]
+    # One row of a whole prompt: a program per mode would not pay.
+    logits = process_logits(logits, batch.sampling, mode=SamplingMode.TRUNCATED)[:, 0]
     token = sample(logits, batch.sampling, batch.start + last_row, Purpose.BONUS)
 
     is_end = batch.is_last[:, None] & (index == last_row[:, None])
@@ -100,7 +102,7 @@ def prefill(
 
 
 def verify_and_commit(
-    models: Models, state: EngineState, proposal: Proposal, *, settings: StepSettings, stochastic: bool
+    models: Models, state: EngineState, proposal: Proposal, *, settings: StepSettings, mode: SamplingMode
 ) -> tuple[EngineState, StepOutput]:
     """Verifies K drafts per slot in one target pass, commits what stands, and refreshes the drafter."""
     target, drafter = models.target, models.drafter
@@ -123,7 +125,7 @@ def verify_and_commit(
             drafter.draft_vocab,
             state.sampling,
             positions,
-            stochastic=stochastic,
+            mode=mode,
         )
     else:
         verdict = verify_synthetic(
@@ -134,7 +136,7 @@ def verify_and_commit(
             drafter.draft_vocab,
             state.sampling,
             positions,
-            stochastic=stochastic,
+            mode=mode,
             mean_acceptance_length=settings.synthetic_acceptance_length,
         )
     accepted = verdict.accepted
@@ -185,18 +187,16 @@ def verify_and_commit(
 
 
 def engine_step(
-    models: Models, state: EngineState, *, settings: StepSettings, stochastic: bool
+    models: Models, state: EngineState, *, settings: StepSettings, mode: SamplingMode
 ) -> tuple[EngineState, StepOutput]:
     """Draft, verify, accept, commit, refresh."""
-    proposal, draft_cache = models.drafter.propose(
-        models.target, state.context, state.draft_cache, stochastic=stochastic
-    )
+    proposal, draft_cache = models.drafter.propose(models.target, state.context, state.draft_cache, mode=mode)
     state = replace(state, draft_cache=draft_cache)
-    return verify_and_commit(models, state, proposal, settings=settings, stochastic=stochastic)
+    return verify_and_commit(models, state, proposal, settings=settings, mode=mode)
 
 
 def decode(
-    models: Models, state: EngineState, live: jax.Array, *, settings: StepSettings, stochastic: bool
+    models: Models, state: EngineState, live: jax.Array, *, settings: StepSettings, mode: SamplingMode
 ) -> tuple[EngineState, StepOutput]:
     """`steps_per_dispatch` engine steps in one program.
 
@@ -207,12 +207,12 @@ def decode(
       The state, and the steps' outputs stacked on a leading axis S.
     """
     state = replace(state, active=state.active & live)
-    _, shapes = jax.eval_shape(lambda: engine_step(models, state, settings=settings, stochastic=stochastic))
+    _, shapes = jax.eval_shape(lambda: engine_step(models, state, settings=settings, mode=mode))
     outputs = jax.tree.map(lambda s: jnp.zeros((settings.steps_per_dispatch, *s.shape), s.dtype), shapes)
 
     def body(i, carry):
         state, outputs = carry
-        state, output = engine_step(models, state, settings=settings, stochastic=stochastic)
+        state, output = engine_step(models, state, settings=settings, mode=mode)
         outputs = jax.tree.map(
             lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, i, 0), outputs, output
         )

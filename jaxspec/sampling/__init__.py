@@ -2,16 +2,20 @@
 
 from jaxspec.sampling.draw import sample
 from jaxspec.sampling.logits import process_logits
+from jaxspec.sampling.mode import SamplingMode, modes_for_sampling, required_mode
 from jaxspec.sampling.params import SamplingParams
 from jaxspec.sampling.rejection import Verdict, verify
 from jaxspec.sampling.state import SamplingState, seed_words
 from jaxspec.sampling.synthetic import verify_synthetic
 
 __all__ = [
+    "SamplingMode",
     "SamplingParams",
     "SamplingState",
     "Verdict",
+    "modes_for_sampling",
     "process_logits",
+    "required_mode",
     "sample",
     "seed_words",
     "verify",

@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec.sampling.mode import SamplingMode, can_branch
 from jaxspec.sampling.state import SamplingState
 from jaxspec.sampling.threshold import kth_largest, mass_threshold
 
 
-def process_logits(logits: jax.Array, sampling: SamplingState) -> jax.Array:
+def process_logits(logits: jax.Array, sampling: SamplingState, *, mode: SamplingMode) -> jax.Array:
     """The logits that tokens are drawn from.
 
     In this order: temperature, min-p, top-k, top-p of what is left, renormalised. Tokens that tie
@@ -19,6 +20,7 @@ def process_logits(logits: jax.Array, sampling: SamplingState) -> jax.Array:
     Args:
       logits: [B, Q, V].
       sampling: the parameters of the B slots.
+      mode: top-k and top-p are heeded in `TRUNCATED` alone; no other has their searches.
 
     Returns:
       f32[B, Q, V], -inf where masked. Rows of slots with temperature 0 are the raw logits.
@@ -27,8 +29,9 @@ def process_logits(logits: jax.Array, sampling: SamplingState) -> jax.Array:
     sampled = sampling.temperature > 0
     scaled = logits / jnp.where(sampled, sampling.temperature, 1.0)[:, None, None]
     floor = scaled.max(axis=-1) + jnp.log(sampling.min_p)[:, None]
-    floor = _where_used(sampled & (sampling.top_k > 0), _top_k, scaled, floor, sampling.top_k)
-    floor = _where_used(sampled & (sampling.top_p < 1), _top_p, scaled, floor, sampling.top_p)
+    if mode == SamplingMode.TRUNCATED:
+        floor = _where_used(sampled & (sampling.top_k > 0), _top_k, scaled, floor, sampling.top_k)
+        floor = _where_used(sampled & (sampling.top_p < 1), _top_p, scaled, floor, sampling.top_p)
     return jnp.where(sampled[:, None, None] & (scaled < floor[..., None]), -jnp.inf, scaled)
 
 
@@ -37,14 +40,13 @@ def _where_used(
 ) -> jax.Array:
     """The floor [B, Q], raised in the slots that use a parameter.
 
-    On a CPU the search is skipped when no slot does. On a GPU a branch would copy its condition to
-    the host, so the search always runs there.
+    Where a program can branch, the search is skipped when no slot does.
     """
 
     def search(digit_bits: int) -> jax.Array:
         return jnp.where(used[:, None], raise_floor(scaled, floor, parameter[:, None], digit_bits), floor)
 
-    if jax.default_backend() != "cpu":
+    if not can_branch():
         return search(digit_bits=4)
     return lax.cond(used.any(), lambda: search(digit_bits=1), lambda: floor)
 

@@ -13,6 +13,7 @@ from jaxspec_kernels.random import Purpose
 
 from jaxspec.sampling.draw import sample
 from jaxspec.sampling.logits import process_logits
+from jaxspec.sampling.mode import SamplingMode
 from jaxspec.sampling.state import SamplingState
 
 
@@ -40,7 +41,7 @@ def verify(
     sampling: SamplingState,
     positions: jax.Array,
     *,
-    stochastic: bool,
+    mode: SamplingMode,
 ) -> Verdict:
     """Accepts a prefix of the drafts and draws the token after it.
 
@@ -56,14 +57,13 @@ def verify(
       draft_vocab: i32[V], the draft id of each target id or -1, or None when the vocabularies are one.
       sampling: the parameters of the B slots.
       positions: i32[B, Q], position of each row.
-      stochastic: False when every slot is greedy: then only argmaxes are compared. Slots with
-        temperature 0 among others come out the same either way.
+      mode: one that serves every slot; which of these does not change what comes out.
     """
-    if not stochastic:
+    if mode == SamplingMode.GREEDY:
         best = argmax(logits)
         accepted = count_leading(best[:, :-1] == drafts, draft_count)
         return Verdict(accepted, row_at(best, accepted))
-    processed = process_logits(logits, sampling)
+    processed = process_logits(logits, sampling, mode=mode)
     if drafts.shape[1] == 0:
         return Verdict(
             jnp.zeros_like(draft_count), sample(processed[:, 0], sampling, positions[:, 0], Purpose.BONUS)

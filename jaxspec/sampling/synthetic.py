@@ -12,6 +12,7 @@ from jaxspec_kernels.argmax import argmax
 from jaxspec_kernels.random import Purpose
 
 from jaxspec.sampling.logits import process_logits
+from jaxspec.sampling.mode import SamplingMode
 from jaxspec.sampling.rejection import Verdict, count_leading, row_at, token_after
 from jaxspec.sampling.state import SamplingState
 
@@ -25,7 +26,7 @@ def verify_synthetic(
     sampling: SamplingState,
     positions: jax.Array,
     *,
-    stochastic: bool,
+    mode: SamplingMode,
     mean_acceptance_length: float,
 ) -> Verdict:
     """Does the work of `verify`, and then accepts by rate.
@@ -44,9 +45,9 @@ def verify_synthetic(
         acceptance_rates(mean_acceptance_length, drafts.shape[1]), sampling, positions
     )
     accepted = count_leading(accepts, draft_count)
-    if not stochastic:
+    if mode == SamplingMode.GREEDY:
         return Verdict(accepted, row_at(argmax(logits), accepted))
-    processed = process_logits(logits, sampling)
+    processed = process_logits(logits, sampling, mode=mode)
     token = token_after(
         processed, accepted, drafts, draft_count, draft_logits, draft_vocab, sampling, positions
     )

@@ -12,6 +12,7 @@ from jaxspec.config import EngineConfig
 from jaxspec.engine.programs import compiler_options
 from jaxspec.engine.state import EngineState, StepOutput, init_state
 from jaxspec.engine.step import Models, StepSettings, decode
+from jaxspec.sampling import SamplingParams, required_mode
 from jaxspec.sharding import make_mesh
 
 
@@ -52,7 +53,7 @@ def start(
     steps_per_dispatch: int,
     acceptance: float | None,
     dtype: jnp.dtype,
-    temperature: float = 0.0,
+    params: SamplingParams,
 ) -> Running:
     """Compiles the decode program and fills the slots' caches with noise.
 
@@ -60,7 +61,8 @@ def start(
       context: committed tokens of every slot.
       new_tokens: room for so many more.
       acceptance: synthetic tokens per step; None verifies the drafts.
-      temperature: of every slot; the program is the one for greedy batches where it is 0.
+      params: temperature, top-k and top-p of every slot; the program is that of the least mode that
+        serves them.
     """
     pages_per_slot = -(-(context + new_tokens) // page_size)
     config = EngineConfig(
@@ -89,7 +91,9 @@ def start(
         hidden=noise(next(keys), state.hidden) if state.hidden.size else state.hidden,
         sampling=replace(
             state.sampling,
-            temperature=jnp.full_like(state.sampling.temperature, temperature),
+            temperature=jnp.full_like(state.sampling.temperature, params.temperature),
+            top_k=jnp.full_like(state.sampling.top_k, params.top_k),
+            top_p=jnp.full_like(state.sampling.top_p, params.top_p),
             seed=jnp.arange(2 * batch_size, dtype=jnp.uint32).reshape(batch_size, 2),
         ),
     )
@@ -99,7 +103,7 @@ def start(
 
     def program(leaves: list[jax.Array], state: EngineState, live: jax.Array) -> tuple:
         merged = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
-        return decode(merged, state, live, settings=settings, stochastic=temperature > 0)
+        return decode(merged, state, live, settings=settings, mode=required_mode(params))
 
     running = Running(None, leaves, state, context, new_tokens)
     running.rewind()

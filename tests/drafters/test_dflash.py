@@ -12,6 +12,7 @@ from jaxspec.config import ConfigError, DrafterConfig
 from jaxspec.drafters.dflash import DFlashConfig, block_sight
 from jaxspec.drafters.loading import Build, load_drafter
 from jaxspec.models.loading import target_config
+from jaxspec.sampling import SamplingMode
 
 CHUNK, DRAFTS, SHORT = 16, 7, 3
 
@@ -23,7 +24,7 @@ def refresh(drafter, target, rows, cache):
 
 @nnx.jit
 def propose(drafter, target, context, cache):
-    return drafter.propose(target, context, cache, stochastic=True)
+    return drafter.propose(target, context, cache, mode=SamplingMode.TEMPERATURE)
 
 
 def proposal_of(name, num_drafts, **options):

@@ -7,6 +7,8 @@ from flax import nnx
 from golden_files import EAGLE1_TARGETS, EAGLE3_TARGETS, MTP_TARGETS, assert_close
 from golden_heads import ROWS, GoldenHead
 
+from jaxspec.sampling import SamplingMode
+
 CHUNK, DRAFTS = 16, 4
 
 
@@ -27,7 +29,7 @@ def refresh(drafter, target, rows, cache):
 
 @nnx.jit
 def start(drafter, target, context, cache):
-    return drafter.start(target, context, cache, stochastic=True)
+    return drafter.start(target, context, cache, mode=SamplingMode.TEMPERATURE)
 
 
 @nnx.jit

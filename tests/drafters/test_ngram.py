@@ -7,6 +7,7 @@ import pytest
 
 from jaxspec.drafters.base import Context
 from jaxspec.drafters.ngram import NGramDrafter, lookup
+from jaxspec.sampling import SamplingMode
 
 
 def slow_lookup(tokens, num_drafts, max_ngram, min_ngram):
@@ -95,7 +96,7 @@ def test_a_full_history_and_slots_that_are_idle():
         page_table=jnp.zeros((2, 1), jnp.int32),
         sampling=None,
     )
-    proposal, cache = drafter.propose(None, context, (), stochastic=True)
+    proposal, cache = drafter.propose(None, context, (), mode=SamplingMode.TEMPERATURE)
     assert proposal.tokens[0].tolist() == [1, 2, 1]
     assert proposal.count.tolist() == [3, 0]
     assert proposal.logits is None

@@ -9,6 +9,7 @@ from golden_heads import ROWS, GoldenHead
 from jaxspec.config import ConfigError
 from jaxspec.drafters.peagle import PEagleConfig
 from jaxspec.models.loading import target_config
+from jaxspec.sampling import SamplingMode
 
 CHUNK, DRAFTS = 16, 7
 
@@ -20,7 +21,7 @@ def refresh(drafter, target, rows, cache):
 
 @nnx.jit
 def propose(drafter, target, context, cache):
-    return drafter.propose(target, context, cache, stochastic=True)
+    return drafter.propose(target, context, cache, mode=SamplingMode.TEMPERATURE)
 
 
 @pytest.mark.parametrize("num_drafts", [1, 3, DRAFTS])

@@ -7,6 +7,8 @@ import jax
 import pytest
 from hlo_text import instructions, num_aliases
 
+from jaxspec.sampling import SamplingMode
+
 # One layer's cache is larger than every other array of the program, so a copy of it shows by its size.
 SIZES = {"num_pages": 400, "steps_per_dispatch": 2}
 IN_PLACE = ("scatter", "dynamic-update-slice")
@@ -17,9 +19,9 @@ def engine(request, tiny_engines):
     return tiny_engines.load(request.param, **SIZES)
 
 
-@pytest.mark.parametrize("stochastic", [False, True])
-def test_decode_writes_every_cache_in_place(engine, stochastic):
-    program = engine.programs.compiled_decode(stochastic=stochastic)
+@pytest.mark.parametrize("mode", [SamplingMode.GREEDY, SamplingMode.TRUNCATED])
+def test_decode_writes_every_cache_in_place(engine, mode):
+    program = engine.programs.compiled_decode(mode=mode)
     caches = (*engine._state.target_cache, *engine._state.draft_cache)
     text = program.as_text()
     assert num_aliases(text) >= len(caches)
@@ -37,15 +39,15 @@ def test_decode_writes_every_cache_in_place(engine, stochastic):
     assert program.memory_analysis().temp_size_in_bytes < smallest
 
 
-@pytest.mark.parametrize("stochastic", [False, True])
-def test_decode_never_talks_to_the_host(engine, stochastic):
-    text = engine.programs.compiled_decode(stochastic=stochastic).as_text()
+@pytest.mark.parametrize("mode", [SamplingMode.GREEDY, SamplingMode.TRUNCATED])
+def test_decode_never_talks_to_the_host(engine, mode):
+    text = engine.programs.compiled_decode(mode=mode).as_text()
     for operation in ("infeed", "outfeed", "send(", "recv(", "callback", "copy-start"):
         assert operation not in text, operation
 
 
 def test_the_loops_over_drafts_and_steps_have_trip_counts_that_xla_knows(tiny_engines):
-    text = tiny_engines.load("eagle3", **SIZES).programs.compiled_decode(stochastic=False).as_text()
+    text = tiny_engines.load("eagle3", **SIZES).programs.compiled_decode(mode=SamplingMode.GREEDY).as_text()
     counts = re.findall(r'"known_trip_count":\{"n":"(\d+)"\}', text)
     assert {"2"} <= set(counts)  # two steps a dispatch; K - 1 = 2 draft steps
 

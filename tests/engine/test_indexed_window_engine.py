@@ -8,6 +8,8 @@ import pytest
 from hlo_text import instructions, num_aliases
 from tiny_engines import tokens_of
 
+from jaxspec.sampling import SamplingMode
+
 
 @pytest.fixture(scope="module")
 def engine(engines_of):
@@ -37,8 +39,8 @@ def test_nan_at_rejected_positions_and_in_their_entries_changes_nothing(engine, 
     clean = tokens_of(engine.generate(prompts, max_new_tokens=30))
     decode = engine.programs.decode
 
-    def poisoned_decode(state, live, *, stochastic):
-        state, output = decode(state, live, stochastic=stochastic)
+    def poisoned_decode(state, live, *, mode):
+        state, output = decode(state, live, mode=mode)
         # The pages of a slot that is done may be another's by now.
         table, length = state.page_table, jnp.where(state.active, state.length, 10**6)
         # A draft model has read the last token itself: one position more than the target.
@@ -58,7 +60,7 @@ def test_nan_at_rejected_positions_and_in_their_entries_changes_nothing(engine, 
 
 
 def test_every_array_of_the_cache_is_written_in_place(engine):
-    program = engine.programs.compiled_decode(stochastic=False)
+    program = engine.programs.compiled_decode(mode=SamplingMode.GREEDY)
     text = program.as_text()
     caches = jax.tree.leaves((engine._state.target_cache, engine._state.draft_cache))
     assert num_aliases(text) >= len(caches) == 8

@@ -41,8 +41,8 @@ def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, 
     clean = tokens_of(engine.generate(prompts, max_new_tokens=30))
     decode = engine.programs.decode
 
-    def poisoned_decode(state, live, *, stochastic):
-        state, output = decode(state, live, stochastic=stochastic)
+    def poisoned_decode(state, live, *, mode):
+        state, output = decode(state, live, mode=mode)
         page_size = state.target_cache[0].shape[3]
         table = state.page_table[0]
         position = jnp.arange(table.size * page_size)

@@ -11,7 +11,7 @@ from jaxspec_kernels import random
 from jaxspec_kernels.gumbel_sample import gumbel_sample
 from jaxspec_kernels.random import Purpose
 
-from jaxspec.sampling import process_logits, rejection, verify
+from jaxspec.sampling import SamplingMode, process_logits, rejection, verify
 
 TRIALS = 200_000
 
@@ -54,12 +54,14 @@ def first_tokens(state, *, one_hot, draft_ids):
             None if one_hot else draft_vocab,
             state,
             positions,
-            stochastic=True,
+            mode=SamplingMode.TRUNCATED,
         )
         return jnp.where(verdict.accepted > 0, drafts[:, 0], verdict.token), verdict.accepted
 
     tokens, accepted = jax.jit(step)(logits, state)
-    target = jax.nn.softmax(process_logits(row[None, None], jax.tree.map(lambda x: x[:1], state)))
+    target = jax.nn.softmax(
+        process_logits(row[None, None], jax.tree.map(lambda x: x[:1], state), mode=SamplingMode.TRUNCATED)
+    )
     return np.bincount(tokens, minlength=16), target, accepted
 
 
@@ -125,7 +127,7 @@ def test_joint_distribution_over_several_steps(one_hot, sampling_state, chi_squa
             None,
             state,
             positions,
-            stochastic=True,
+            mode=SamplingMode.TRUNCATED,
         )
         emitted = jnp.pad(drafted, ((0, 0), (0, 1))).at[slot, verdict.accepted].set(verdict.token)
         return tokens.at[slot[:, None], positions + 1].set(emitted), count + verdict.accepted + 1
@@ -162,7 +164,7 @@ def test_the_largest_noise_draws_a_token_18_nats_below(one_hot, monkeypatch, sam
     words = jnp.full(200_000, 2**31, jnp.uint32).at[123_456].set(0)
     monkeypatch.setattr(random, "bits", lambda keys, n: jnp.broadcast_to(words[:n], (*keys.shape[:-1], n)))
     given = heavy_tail(2, one_hot=one_hot) | {"draft_count": jnp.array([0, 1])}
-    check = jax.jit(lambda given, state: verify(**given, sampling=state, stochastic=True))
+    check = jax.jit(lambda given, state: verify(**given, sampling=state, mode=SamplingMode.TRUNCATED))
     verdict = check(given, sampling_state(2))
     np.testing.assert_array_equal(verdict.accepted, 0)
     np.testing.assert_array_equal(verdict.token, 123_456)  # the bonus token, and the recovered one
@@ -176,7 +178,7 @@ def test_a_heavy_tail_is_recovered(one_hot, sampling_state):
 
     def is_tail(seed):
         state = sampling_state(1, first_seed=seed)
-        return verify(**given, sampling=state, stochastic=True).token[0] != 0
+        return verify(**given, sampling=state, mode=SamplingMode.TRUNCATED).token[0] != 0
 
     tail = jax.jit(lambda: jax.lax.map(is_tail, jnp.arange(trials)).sum())()
     mass = (200_000 - 2) * np.exp(-18.0)

@@ -1,13 +1,14 @@
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.sampling import process_logits
+from jaxspec.sampling import SamplingMode, process_logits
 
-process = jax.jit(process_logits)
+process = jax.jit(partial(process_logits, mode=SamplingMode.TRUNCATED))
 
 
 def by_sorting(logits, temperature, top_k, top_p, min_p):
@@ -95,10 +96,27 @@ def test_on_a_gpu_nothing_branches(monkeypatch, sampling_state):
     """The condition of a branch would be copied to the host there."""
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 50)), jnp.float32)
     state = sampling_state(2, top_k=[0, 9], top_p=[0.7, 0.8])
-    on_cpu = jax.jit(lambda: process_logits(logits, state))
+    on_cpu = jax.jit(lambda: process_logits(logits, state, mode=SamplingMode.TRUNCATED))
     assert "stablehlo.case" in on_cpu.lower().as_text()
     expected = on_cpu()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    on_gpu = jax.jit(lambda: process_logits(logits, state))
+    on_gpu = jax.jit(lambda: process_logits(logits, state, mode=SamplingMode.TRUNCATED))
     assert "stablehlo.case" not in on_gpu.lower().as_text()
     np.testing.assert_array_equal(on_gpu(), expected)
+
+
+def test_without_truncation_no_search_is_needed(monkeypatch, sampling_state):
+    """Nor is one in the program, where the greater mode's always runs two."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3, 50)), jnp.float32)
+    state = sampling_state(4, temperature=[0, 0.7, 1, 2], min_p=[0.5, 0, 0.1, 0.4])
+    without, with_searches = (
+        jax.jit(partial(process_logits, mode=mode))
+        for mode in (SamplingMode.TEMPERATURE, SamplingMode.TRUNCATED)
+    )
+    found = without(logits, state)
+    assert jnp.isinf(found[2:]).any()
+    np.testing.assert_array_equal(found, with_searches(logits, state))
+    for operation, searches in (("while", 2), ("sort", 0), ("case", 0)):
+        assert without.lower(logits, state).as_text().count(f"stablehlo.{operation}") == 0
+        assert with_searches.lower(logits, state).as_text().count(f"stablehlo.{operation}") == searches

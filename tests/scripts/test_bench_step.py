@@ -4,14 +4,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
+import bench.program
 import bench_step
+import pytest
+
+from jaxspec.sampling import SamplingMode
+
+SIZES = "--shape tiny --k 1 --batch 2 --context 9 --new-tokens 6 --max-model-len 64 --copy-bytes 4096"
+WORK = "--acceptance 1.5 --steps-per-dispatch 2 --runs 1 --dtype float32"
+OPTIONS = [*SIZES.split(), *WORK.split()]
 
 
 def test_times_a_tiny_model_and_writes_where_it_comes_from(tmp_path):
     file = tmp_path / "result.json"
-    options = "--shape tiny --k 1 --acceptance 1.5 --batch 2 --new-tokens 6 --steps-per-dispatch 2 --runs 1"
-    sizes = "--max-model-len 64 --context 9 --copy-bytes 4096 --dtype float32"
-    assert bench_step.main([*options.split(), *sizes.split(), "--json", str(file)]) == 0
+    assert bench_step.main([*OPTIONS, "--json", str(file)]) == 0
     result = json.loads(file.read_text())
     (row,) = result["rows"]
     assert 1 <= row["tokens_per_step"] <= 2
@@ -19,3 +25,34 @@ def test_times_a_tiny_model_and_writes_where_it_comes_from(tmp_path):
     assert row["dispatches_per_step"] == 0.5
     assert "--shape tiny" in result["command"]
     assert {"git_revision", "versions", "device"} <= result.keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [
+        ([], SamplingMode.GREEDY),
+        (["--temperature", "1"], SamplingMode.TEMPERATURE),
+        (["--temperature", "1", "--top-p", "0.9"], SamplingMode.TRUNCATED),
+        (["--temperature", "1", "--top-k", "20"], SamplingMode.TRUNCATED),
+    ],
+)
+def test_times_the_program_that_these_parameters_need(monkeypatch, options, mode):
+    class Decoded(Exception):
+        pass
+
+    def decode(models, state, live, *, settings, mode):
+        raise Decoded(mode)
+
+    monkeypatch.setattr(bench.program, "decode", decode)
+    with pytest.raises(Decoded) as decoded:
+        bench_step.main([*OPTIONS, *options])
+    assert decoded.value.args == (mode,)
+
+
+def test_a_bad_parameter_is_one_line(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        bench_step.main([*OPTIONS, "--top-p", "0"])
+    assert (
+        capsys.readouterr().err
+        == "error: top_p must be a number, above 0 and at most 1, got 0.0 (see --help)\n"
+    )

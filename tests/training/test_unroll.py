@@ -13,7 +13,7 @@ from jaxspec.config import ModelConfig, RopeConfig
 from jaxspec.drafters.base import Context, Rows
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config
 from jaxspec.models.llama import Llama
-from jaxspec.sampling import SamplingState
+from jaxspec.sampling import SamplingMode, SamplingState
 from jaxspec.sharding import make_mesh
 from jaxspec.training.packed_rows import PackedRows
 from jaxspec.training.target_features import target_features
@@ -78,7 +78,7 @@ def drafted_logits(head, target, tokens: np.ndarray) -> np.ndarray:
     )
     history = jnp.broadcast_to(jnp.asarray(tokens), (count, len(tokens)))
     context = Context(start, history, last + 1, jnp.ones(count, bool), table, greedy)
-    state = head.start(target, context, cache, stochastic=False)
+    state = head.start(target, context, cache, mode=SamplingMode.GREEDY)
     logits = [head.logits(target, state.hidden)]
     for k in range(1, STEPS):
         true = jnp.asarray(tokens)[last + 1 + k]
