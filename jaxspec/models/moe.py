@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxspec_kernels.expert_matmul import expert_matmul, reads_each_expert_once
+from jaxspec_kernels.expert_matmul import Mxfp4Weight, expert_matmul, reads_each_expert_once
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.layers import Linear, RMSNorm
@@ -93,7 +93,7 @@ class MoE(nnx.Module):
         weights, chosen = self.route(rows)
         # Few rows read only the experts that they chose. Where each of them is copied, many rows would read
         # most experts more than once.
-        once = reads_each_expert_once(chosen.size, rows.dtype)
+        once = reads_each_expert_once(chosen.size, rows.dtype, self.gate_up[...])
         run = self._chosen if once or chosen.size <= self.config.num_experts else self._every
         return run(rows, weights, chosen).astype(x.dtype).reshape(x.shape)
 
@@ -127,8 +127,10 @@ class MoE(nnx.Module):
         return y if self.down_bias is None else y + _einsum("re,em->rm", share, self.down_bias[...])
 
 
-def _einsum(axes: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
+def _einsum(axes: str, x: jax.Array, kernel: jax.Array | Mxfp4Weight) -> jax.Array:
     """f32, whatever the operands' dtype."""
+    if isinstance(kernel, Mxfp4Weight):
+        kernel = kernel.dense()
     # Without "highest" a GPU would round float32 operands to TF32, and greedy equality with them.
     precision = "highest" if kernel.dtype == jnp.float32 else None
     return jnp.einsum(axes, x, kernel, precision=precision, preferred_element_type=jnp.float32)

@@ -1,20 +1,27 @@
 """Products of rows with the weights of the experts that each row chose."""
 
+import jax
 import jax.numpy as jnp
 from jaxspec_kernels.dispatch import Op
+from jaxspec_kernels.expert_matmul.mxfp4_weight import BLOCK, MAX_SCALE, Mxfp4Weight, pack_mxfp4
 from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
-
-MAX_KERNEL_ROWS = 128
-
-
-def takes(rows: int, dtype: jnp.dtype) -> bool:
-    """Whether the Triton kernel is for so many rows; what it is not for is left to the reference."""
-    return rows <= MAX_KERNEL_ROWS and dtype == jnp.bfloat16
+from jaxspec_kernels.expert_matmul.row_groups import FEW_ROWS
 
 
-def reads_each_expert_once(rows: int, dtype: jnp.dtype) -> bool:
-    """Whether the implementation that runs here reads each chosen expert once, and copies none."""
-    return takes(rows, dtype) and expert_matmul.why_not("triton") is None
+def takes(rows: int, dtype: jnp.dtype, weights: jax.Array | Mxfp4Weight) -> bool:
+    """Whether the Triton kernels are for this product; what they are not for is left to the reference.
+
+    Many rows with dense weights are for it on one device only: training splits them over several, and XLA
+    cannot split a kernel. Packed weights are for one device in any case.
+    """
+    if dtype != jnp.bfloat16 or weights.dtype != dtype:
+        return False
+    return isinstance(weights, Mxfp4Weight) or rows <= FEW_ROWS or jax.device_count() == 1
+
+
+def reads_each_expert_once(rows: int, dtype: jnp.dtype, weights: jax.Array | Mxfp4Weight) -> bool:
+    """Whether the implementation that runs here reads each chosen expert where it lies, and copies none."""
+    return takes(rows, dtype, weights) and expert_matmul.why_not("triton") is None
 
 
 def _triton():
@@ -25,4 +32,4 @@ def _triton():
 
 expert_matmul = Op("expert_matmul", xla=reference, triton=_triton)
 
-__all__ = ["expert_matmul", "reads_each_expert_once"]
+__all__ = ["BLOCK", "MAX_SCALE", "Mxfp4Weight", "expert_matmul", "pack_mxfp4", "reads_each_expert_once"]

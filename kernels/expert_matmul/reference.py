@@ -2,19 +2,22 @@
 
 import jax
 import jax.numpy as jnp
+from jaxspec_kernels.expert_matmul.mxfp4_weight import Mxfp4Weight
 
 
-def expert_matmul(x: jax.Array, experts: jax.Array, weights: jax.Array) -> jax.Array:
+def expert_matmul(x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4Weight) -> jax.Array:
     """x[a] @ weights[experts[a]] for every a.
 
     Args:
       x: [A, M].
       experts: i32[A], each in 0..E-1.
-      weights: [E, M, out axes].
+      weights: [E, M, out axes]; packed ones are multiplied as the bfloat16 weights that they stand for.
 
     Returns:
       f32[A, out axes]. The reference copies the weights of every row's expert.
     """
+    if isinstance(weights, Mxfp4Weight):
+        weights = weights.dense()
     columns = weights.reshape(*weights.shape[:2], -1)
     y = jnp.einsum(
         "am,amn->an",

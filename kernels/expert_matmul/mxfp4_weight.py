@@ -1,0 +1,85 @@
+"""Experts in MXFP4, as checkpoints store them: four-bit floats in blocks of 32 that share an exponent.
+
+Source: OCP Microscaling Formats (MX) 1.0, 5.3.3 (E2M1) and 5.4.1 (E8M0).
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+BLOCK = 32
+"""Inputs that share an exponent."""
+MAX_SCALE = 128
+"""The largest exponent, which stands for a factor of 2: what one product reaches in `mxfp4_ptx.py`."""
+
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_VALUES = np.asarray([*_MAGNITUDES, *(-m for m in _MAGNITUDES)], np.float32)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("values", "scale"), meta_fields=())
+@dataclass(frozen=True)
+class Mxfp4Weight:
+    """Weights [E, M, out axes] of experts, each of whose values is exactly a bfloat16.
+
+    Attributes:
+      values: u16[E, out axes, M / 4]; the four bits i of word j, counted from the lowest, are input 4j + i.
+      scale: u8[E, M / BLOCK, out axes]; the weight is value * 2 ** (scale - 127).
+    """
+
+    values: jax.Array
+    scale: jax.Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        count, *outputs, words = self.values.shape
+        return count, 4 * words, *outputs
+
+    @property
+    def ndim(self) -> int:
+        return self.values.ndim
+
+    @property
+    def size(self) -> int:
+        return 4 * self.values.size
+
+    @property
+    def dtype(self) -> np.dtype:
+        return jnp.dtype(jnp.bfloat16)
+
+    def __getitem__(self, index: object) -> "Mxfp4Weight":
+        assert index is Ellipsis, "a packed weight is read whole, as a parameter is"
+        return self
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.dense(), dtype)
+
+    def dense(self) -> jax.Array:
+        """The weights as bfloat16, of `shape`."""
+        codes = self.values[..., None] >> jnp.arange(0, 16, 4, dtype=jnp.uint16) & jnp.uint16(15)
+        # Two factors, neither of which is a subnormal number, which XLA may take for zero.
+        values = jnp.asarray(_VALUES * 2.0**-64)[codes].reshape(*self.values.shape[:-1], -1)
+        factor = jax.lax.bitcast_convert_type((self.scale.astype(jnp.int32) + 64) << 23, jnp.float32)
+        weights = jnp.moveaxis(values, -1, 1) * jnp.repeat(factor, BLOCK, axis=1)
+        return weights.astype(jnp.bfloat16)
+
+
+def pack_mxfp4(values: np.ndarray, scale: np.ndarray) -> Mxfp4Weight:
+    """A packed weight, on the host.
+
+    Args:
+      values: u8[E, M / 2, out axes], two inputs a byte, the first in the lower four bits.
+      scale: u8[E, M / BLOCK, out axes], none above MAX_SCALE.
+
+    Raises:
+      ValueError: they do not belong together, or a scale is too large.
+    """
+    count, blocks, *outputs = scale.shape
+    if values.shape != (count, blocks * BLOCK // 2, *outputs):
+        raise ValueError(f"MXFP4 values of shape {values.shape} do not fit scales of shape {scale.shape}")
+    if scale.max(initial=0) > MAX_SCALE:
+        raise ValueError(f"an MXFP4 scale is {scale.max()}; the largest that stays packed is {MAX_SCALE}")
+    words = np.ascontiguousarray(np.moveaxis(values, 1, -1)).view("<u2")
+    return Mxfp4Weight(words, np.ascontiguousarray(scale))  # type: ignore[arg-type]
