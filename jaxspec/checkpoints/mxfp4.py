@@ -32,6 +32,12 @@ class Mxfp4Tensor:
         count, out, groups, size = self.blocks.shape
         return count, groups * size * 2, out
 
+    def read_packed(self) -> tuple[np.ndarray, np.ndarray]:
+        """Values u8[E, in / 2, out], two a byte, lower four bits first, and scales u8[E, in / 32, out]."""
+        count, width, out = self.shape
+        values = self.blocks.read().reshape(count, out, width // 2)
+        return values.swapaxes(1, 2), self.scales.read().swapaxes(1, 2)
+
     def read(self) -> np.ndarray:
         blocks, scales = self.blocks.read(), self.scales.read()
         result = np.empty(self.shape, self.dtype)

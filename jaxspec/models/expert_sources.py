@@ -46,7 +46,7 @@ class InterleavedGateUp:
         return ((self.name, self.shape),)
 
     def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
-        return np.swapaxes(tensors[0].reshape(*self.shape[:-1], -1, 2), -1, -2)
+        return np.swapaxes(tensors[0].reshape(*tensors[0].shape[:-1], -1, 2), -1, -2)
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
         return [np.swapaxes(value, -1, -2).reshape(self.shape)]

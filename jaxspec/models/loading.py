@@ -18,7 +18,7 @@ from jaxspec.models.gpt_oss import GptOss
 from jaxspec.models.indexed_window import IndexedWindowModel
 from jaxspec.models.language_model import language_model
 from jaxspec.models.llama import Llama
-from jaxspec.models.packed_weights import packed_weight
+from jaxspec.models.packed_weights import stored_weight
 from jaxspec.models.parameters import PartialSource, Source
 from jaxspec.models.qwen3_moe import Qwen3Moe
 from jaxspec.sharding import make_mesh, replicated, sharding
@@ -54,13 +54,13 @@ class ModulePlan(Generic[Module]):
 
         Args:
           mesh: what it is split over; one device by default.
-          packed: keep matrices as the checkpoint stores them where `packed_weights.py` can: for inference in
-            float32 on one device. Otherwise every parameter is one array of the declared dtype.
+          packed: keep weights as the checkpoint stores them where `packed_weights.py` can: for inference on
+            one device, where `keeps_packed`. Otherwise every parameter is one array of the declared dtype.
         """
         mesh = mesh or make_mesh()
         for variable, stored in self.parameters:
             source, array = variable.get_metadata("source"), variable.get_value()
-            if packed and (weight := packed_weight(source, array.shape, stored)):
+            if packed and (weight := stored_weight(source, array.shape, array.dtype, stored)):
                 variable.set_value(jax.device_put(weight, replicated(mesh)))
                 continue
             joined = source.join([tensor.read() for tensor in stored])

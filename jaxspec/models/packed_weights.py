@@ -1,15 +1,52 @@
-"""Weights that stay as their checkpoint stores them: the same float32 values in fewer bytes to read."""
+"""Weights that stay as their checkpoint stores them: the same values in fewer bytes to read."""
 
 import math
 from collections.abc import Sequence
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jaxspec_kernels.matmul import BLOCK, MIN_WEIGHT_BYTES, PackedWeight, pack
+from jaxspec_kernels.expert_matmul import MAX_SCALE, Mxfp4Weight, expert_matmul, pack_mxfp4
+from jaxspec_kernels.matmul import BLOCK, MIN_WEIGHT_BYTES, PackedWeight, matmul, pack
 
 from jaxspec.checkpoints import TensorSource
 from jaxspec.checkpoints.blocks import Blocks, BlockSource
-from jaxspec.models.parameters import FusedGateUp, FusedQKV, Projection, Source
+from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
+from jaxspec.models.expert_sources import InterleavedGateUp
+from jaxspec.models.parameters import FusedGateUp, FusedQKV, Projection, Source, Whole
+
+
+def keeps_packed(dtype: jnp.dtype) -> bool:
+    """Whether kernels that take packed weights run here, for a network of this dtype."""
+    if dtype == jnp.float32:
+        return matmul.why_not("numba") is None
+    return dtype == jnp.bfloat16 and expert_matmul.why_not("triton") is None
+
+
+def stored_weight(
+    source: Source, shape: tuple[int, ...], dtype: jnp.dtype, stored: Sequence[TensorSource]
+) -> PackedWeight | Mxfp4Weight | None:
+    """A parameter as its tensors are stored, on the host; None where it has to be dense.
+
+    Args:
+      source: of the parameter.
+      shape, dtype: of the parameter. Matrices stay packed in float32, experts in bfloat16.
+      stored: its tensors.
+    """
+    if dtype == jnp.float32:
+        return packed_weight(source, shape, stored)
+    return packed_experts(source, stored) if dtype == jnp.bfloat16 else None
+
+
+def packed_experts(source: Source, stored: Sequence[TensorSource]) -> Mxfp4Weight | None:
+    """Experts as their tensor stores them in MXFP4, on the host; None where that is stored in another way."""
+    if not isinstance(source, Whole | InterleavedGateUp) or not isinstance(stored[0], Mxfp4Tensor):
+        return None
+    values, scale = stored[0].read_packed()
+    # A weight that could be 12 or more: no network has it.
+    if scale.max(initial=0) > MAX_SCALE:
+        return None
+    return pack_mxfp4(source.join([values]), source.join([scale]))
 
 
 def packed_weight(

@@ -75,3 +75,12 @@ def test_pairs_that_do_not_belong_together_are_refused(change, message):
     with pytest.raises(CheckpointError, match=message) as error:
         expand_mxfp4({name: Stored(a) for name, a in arrays.items() if a is not None}, "model")
     assert "\n" not in str(error.value)
+
+
+def test_what_is_read_packed_is_what_is_stored_input_first():
+    blocks, scales = random_pair(np.random.default_rng(3))
+    tensor = expand_mxfp4({"w_blocks": Stored(blocks), "w_scales": Stored(scales)}, "model")["w"]
+    values, exponents = tensor.read_packed()
+    np.testing.assert_array_equal(exponents, scales.swapaxes(1, 2))
+    for expert, i, out in np.ndindex(values.shape):
+        assert values[expert, i, out] == blocks[expert, out, i // 16, i % 16]
