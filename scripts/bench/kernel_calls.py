@@ -24,6 +24,8 @@ from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.matmul import BLOCK, PackedWeight, pack
 from jaxspec_kernels.random import Purpose
 
+from bench.random_mxfp4 import random_mxfp4
+
 # Sums that differ in their order only, by the norm of the difference over the norm of the result.
 _SUM_BOUND = {"float32": 2e-6, "bfloat16": 8e-3}
 
@@ -251,12 +253,14 @@ def _expert_matmul(case: Any) -> Call:
 
     def arguments(seed: int) -> tuple:
         x = _normal(np.random.default_rng(seed), (case.rows, case.width), case.dtype)
-        size = (case.experts, case.width, case.outputs)
-        return x, jnp.asarray(chosen(seed)), jax.random.normal(jax.random.key(seed), size, x.dtype)
+        size, key = (case.experts, case.width, case.outputs), jax.random.key(seed)
+        make = random_mxfp4 if case.packed else jax.random.normal
+        return x, jnp.asarray(chosen(seed)), make(key, size, x.dtype)
 
     itemsize = jnp.dtype(case.dtype).itemsize
-    read = (np.unique(chosen(0)).size * case.outputs + case.rows) * case.width * itemsize
-    moved = read + 4 * case.rows * case.outputs
+    each = 0.5 + 1 / expert_matmul.BLOCK if case.packed else itemsize
+    moved = int(np.unique(chosen(0)).size * case.width * case.outputs * each)
+    moved += case.rows * (case.width * itemsize + case.outputs * 4)
     bound = _SUM_BOUND[case.dtype]
     return Call(expert_matmul.expert_matmul, case.name, arguments, {}, 0, moved, bound)
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
+from bench.random_mxfp4 import with_packed_experts
 from jaxspec.config import ModelConfig
 from jaxspec.drafters.eagle1 import Eagle1, Eagle1Config
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config, default_capture
@@ -14,6 +15,7 @@ from jaxspec.drafters.mtp import Mtp
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.engine.step import Models
 from jaxspec.models.loading import FAMILIES
+from jaxspec.models.packed_weights import keeps_packed
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,14 @@ class Shape:
 
     Attributes:
       target: the keys of its `config.json`.
+      packed_experts: its checkpoint has experts in MXFP4, and they stay so where a kernel takes them.
       drafter: "eagle3", "eagle1" or "mtp".
       head: keys of the head's layer that differ from a Llama layer of the target's sizes.
       draft_vocab_size: of an EAGLE-3 head.
     """
 
     target: Mapping[str, Any]
+    packed_experts: bool = False
     drafter: str = "eagle3"
     head: Mapping[str, Any] = field(default_factory=dict)
     draft_vocab_size: int = 32000
@@ -41,6 +45,21 @@ _LLAMA3_8B = {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
+    "max_position_embeddings": 1 << 17,
+}
+
+_GPT_OSS_20B = {
+    "model_type": "gpt_oss",
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
     "max_position_embeddings": 1 << 17,
 }
 
@@ -74,23 +93,8 @@ SHAPES: Mapping[str, Shape] = {
             "max_position_embeddings": 40960,
         },
     ),
-    "gpt-oss-20b": Shape(
-        target={
-            "model_type": "gpt_oss",
-            "vocab_size": 201088,
-            "hidden_size": 2880,
-            "intermediate_size": 2880,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "num_local_experts": 32,
-            "num_experts_per_tok": 4,
-            "sliding_window": 128,
-            "max_position_embeddings": 1 << 17,
-        },
-        head={"intermediate_size": 17280},
-    ),
+    "gpt-oss-20b": Shape(_GPT_OSS_20B, packed_experts=True, head={"intermediate_size": 17280}),
+    "gpt-oss-20b-bfloat16": Shape(_GPT_OSS_20B, head={"intermediate_size": 17280}),
     "glm-4.7-flash": Shape(
         target={
             "model_type": "glm4_moe_lite",
@@ -138,7 +142,10 @@ SHAPES: Mapping[str, Shape] = {
 def build_models(shape: Shape, *, num_drafts: int, page_size: int, dtype: jnp.dtype) -> Models:
     """A target with its drafter of `num_drafts` tokens; with 0 a target alone."""
     config = ModelConfig.from_hf(shape.target)
-    target = FAMILIES[config.family](config, dtype=dtype, rngs=nnx.Rngs(0))
+    family = FAMILIES[config.family]
+    if shape.packed_experts and keeps_packed(dtype):
+        family = with_packed_experts(family)
+    target = family(config, dtype=dtype, rngs=nnx.Rngs(0))
     if not num_drafts:
         return Models(target, NoDrafter())
     args: dict[str, Any] = {
