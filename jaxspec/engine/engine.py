@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec.checkpoints import TextStream, Tokenizer
+from jaxspec.checkpoints import Tokenizer
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.drafters.base import Drafter, Target
 from jaxspec.engine.packing import pack_prefill
@@ -20,7 +20,7 @@ from jaxspec.engine.pages import PageAllocator
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt, as_prompts, encode_prompt, is_one_prompt
 from jaxspec.engine.request import Delta, Generation, Request
-from jaxspec.engine.scheduler import Chunk, Plan, Running, Scheduler
+from jaxspec.engine.scheduler import Chunk, Plan, Running, Scheduler, SlotStep
 from jaxspec.engine.state import MAX_STOP_TOKENS, PrefillBatch, PrefillOutput, StepOutput, init_state
 from jaxspec.engine.step import Models, StepSettings
 from jaxspec.sampling import SamplingMode, SamplingParams, modes_for_sampling, required_mode, seed_words
@@ -146,7 +146,8 @@ class Engine:
         **sampling: Any,
     ) -> Iterator[Delta]:
         """Answers one prompt piece by piece; the last piece carries the whole Generation."""
-        request = self.make_request(prompt, _merge_params(params, sampling), raw=raw)
+        params = _merge_params(params, sampling)
+        request = self.make_request(prompt, params, raw=raw, is_streamed=True)
         return self._stream(request)
 
     def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Generation]]:
@@ -196,7 +197,9 @@ class Engine:
         if request.finish_reason is None:
             self._scheduler.cancel(request)
 
-    def make_request(self, prompt: Prompt, params: SamplingParams, *, raw: bool = False) -> Request:
+    def make_request(
+        self, prompt: Prompt, params: SamplingParams, *, raw: bool = False, is_streamed: bool = False
+    ) -> Request:
         """Checks a prompt and its parameters, and makes a request of them.
 
         Raises:
@@ -234,7 +237,8 @@ class Engine:
             max_new_tokens=max_new_tokens,
             stop_tokens=stop_tokens,
             seed=seed_words(seed),
-            stream=None if self.tokenizer is None else TextStream(self.tokenizer),
+            tokenizer=self.tokenizer,
+            is_streamed=is_streamed,
         )
 
     def _stream(self, request: Request) -> Iterator[Delta]:
@@ -270,9 +274,9 @@ class Engine:
                 if chunk.is_last:
                     self._scheduler.commit_first(chunk, int(tokens[row]), done=bool(done[row]))
         if in_flight.decode is not None:
-            output = jax.tree.map(np.asarray, in_flight.decode)
+            steps = _steps(in_flight.decode)
             for running in in_flight.plan.decodes:
-                self._scheduler.commit_decode(running, _slot_steps(output, running))
+                self._scheduler.commit_decode(running, [step[running.slot] for step in steps])
 
     def _mode_for(self, decodes: Sequence[Running]) -> SamplingMode:
         """The least mode that was compiled and serves all of these."""
@@ -316,14 +320,13 @@ def _merge_params(params: SamplingParams | None, sampling: dict[str, Any]) -> Sa
     return params
 
 
-def _slot_steps(output: StepOutput, running: Running) -> list[tuple[list[int], int, int, bool]]:
-    slot = running.slot
+def _steps(output: StepOutput) -> list[list[SlotStep]]:
+    """What every step of a dispatch did for every slot, as Python's numbers: arrays cost more to index."""
+    tokens, num_tokens, drafted, accepted, done = (
+        np.asarray(array).tolist()
+        for array in (output.tokens, output.num_tokens, output.drafted, output.accepted, output.done)
+    )
     return [
-        (
-            output.tokens[step, slot, : output.num_tokens[step, slot]].tolist(),
-            int(output.drafted[step, slot]),
-            int(output.accepted[step, slot]),
-            bool(output.done[step, slot]),
-        )
-        for step in range(output.tokens.shape[0])
+        [SlotStep(row[:count], *rest) for row, count, *rest in zip(*step, strict=True)]
+        for step in zip(tokens, num_tokens, drafted, accepted, done, strict=True)
     ]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jaxspec.checkpoints import TextStream
+from jaxspec.checkpoints import TextStream, Tokenizer
 from jaxspec.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length"]
@@ -127,7 +127,8 @@ class Request:
       max_new_tokens: `params.max_new_tokens`, cut to what the model's length leaves.
       stop_tokens: ids that end the answer.
       seed: two 32-bit words.
-      stream: turns ids into text; None without a tokenizer.
+      tokenizer: turns ids into text; None where the checkpoint has none.
+      is_streamed: whether somebody takes `deltas`, a piece for every block of tokens.
     """
 
     prompt: list[int]
@@ -135,30 +136,48 @@ class Request:
     max_new_tokens: int
     stop_tokens: tuple[int, ...]
     seed: tuple[int, int]
-    stream: TextStream | None
+    tokenizer: Tokenizer | None
+    is_streamed: bool = False
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
     stats: AcceptanceStats = field(default_factory=AcceptanceStats)
     deltas: list[Delta] = field(default_factory=list)
     num_streamed: int = 0
+    _text_stream: TextStream | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        # Text token by token costs the host more than the rest of a request: only where it is looked at.
+        if self.tokenizer is not None and (self.is_streamed or self.params.stop):
+            self._text_stream = TextStream(self.tokenizer)
 
     def append(self, tokens: list[int], *, ended: bool) -> None:
         """Takes new tokens from the device; `ended` if the device ended the request with the last one."""
-        taken = 0
-        for token in tokens:
+        if self._text_stream is None:
+            self.token_ids += tokens
+        else:
+            tokens = self._read(self._text_stream, tokens)
+        if ended and self.finish_reason is None:
+            self._end()
+        if self.is_streamed:
+            self._emit(tokens)
+
+    def _read(self, text_stream: TextStream, tokens: list[int]) -> list[int]:
+        """Takes tokens one by one with their text; returns those up to a stop string's end."""
+        for taken, token in enumerate(tokens, 1):
             self.token_ids.append(token)
-            taken += 1
-            if self.stream is not None:
-                self.text += self.stream.feed((token,))
-                if self._cut_at_stop_string():
-                    break
-        if self.finish_reason is None and ended:
-            self.finish_reason = "stop" if self.token_ids[-1] in self.stop_tokens else "length"
-            if self.stream is not None:
-                self.text += self.stream.finish()
-                self._cut_at_stop_string()
-        self._emit(tokens[:taken])
+            self.text += text_stream.feed((token,))
+            if self._cut_at_stop_string():
+                return tokens[:taken]
+        return tokens
+
+    def _end(self) -> None:
+        self.finish_reason = "stop" if self.token_ids[-1] in self.stop_tokens else "length"
+        if self._text_stream is not None:
+            self.text += self._text_stream.finish()
+            self._cut_at_stop_string()
+        elif self.tokenizer is not None:
+            self.text = self.tokenizer.decode(self.token_ids)
 
     def _cut_at_stop_string(self) -> bool:
         found = [at for at in map(self.text.find, self.params.stop) if at >= 0]

@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from jaxspec.engine.pages import PageAllocator
 from jaxspec.engine.request import Request
@@ -45,6 +46,22 @@ class Chunk:
     @property
     def is_last(self) -> bool:
         return self.start + self.count >= len(self.running.request.prompt)
+
+
+class SlotStep(NamedTuple):
+    """What one step of a decode dispatch did for a slot.
+
+    Attributes:
+      tokens: emitted; none where the slot had ended.
+      drafted: drafts verified.
+      accepted: those that the target accepted.
+      done: whether the device ended the request.
+    """
+
+    tokens: list[int]
+    drafted: int
+    accepted: int
+    done: bool
 
 
 @dataclass(frozen=True)
@@ -109,8 +126,8 @@ class Scheduler:
             running.request.append([token], ended=done)
             self._free_if_finished(running, device_done=done)
 
-    def commit_decode(self, running: Running, steps: list[tuple[list[int], int, int, bool]]) -> None:
-        """Takes what a decode dispatch did for a slot: (tokens, drafted, accepted, done) per step."""
+    def commit_decode(self, running: Running, steps: list[SlotStep]) -> None:
+        """Takes what a decode dispatch did for a slot."""
         running.num_in_flight -= self.steps_per_dispatch
         request = running.request
         for tokens, drafted, accepted, done in steps:

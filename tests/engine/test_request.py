@@ -7,7 +7,7 @@ import tokenizers
 from tokenizers import decoders, models
 
 from jaxspec import AcceptanceStats, SamplingParams
-from jaxspec.checkpoints import TextStream, Tokenizer
+from jaxspec.checkpoints import Tokenizer
 from jaxspec.engine.request import Request
 
 # Letters, pairs of them, a special token, and "é" and "€" in the byte-level spelling, in pieces.
@@ -22,14 +22,15 @@ def tokenizer():
     return Tokenizer(backend)
 
 
-def make_request(tokenizer, *, stop=(), stop_tokens=(), max_new_tokens=100):
+def make_request(tokenizer, *, stop=(), stop_tokens=(), max_new_tokens=100, is_streamed=True):
     return Request(
         prompt=[1],
         params=SamplingParams(stop=stop, max_new_tokens=max_new_tokens),
         max_new_tokens=max_new_tokens,
         stop_tokens=stop_tokens,
         seed=(0, 0),
-        stream=TextStream(tokenizer) if tokenizer else None,
+        tokenizer=tokenizer,
+        is_streamed=is_streamed,
     )
 
 
@@ -55,16 +56,20 @@ def test_stop_strings_over_random_blocks(tokenizer, seed):
     alphabet = "abc" if seed % 3 else "abcé€ "
     stops = ["".join(rng.choices(alphabet, k=rng.randint(1, 4))) for _ in range(rng.randint(0, 3))]
     request = make_request(tokenizer, stop=stops)
+    unwatched = make_request(tokenizer, stop=stops, is_streamed=False)
     left = list(tokens)
     while left and request.finish_reason is None:
         size = rng.randint(1, 6)
         block, left = left[:size], left[size:]
-        request.append(block, ended=not left)
+        for each in (request, unwatched):
+            each.append(block, ended=not left)
     text, count, stopped = naive(tokenizer, tokens, stops)
     generation = request.generation()
     assert generation.text == text
     assert generation.token_ids == tokens[:count]
     assert generation.finish_reason == ("stop" if stopped else "length")
+    assert unwatched.generation() == generation
+    assert not unwatched.deltas
     shown = ""
     for delta in request.deltas:
         shown += delta.text

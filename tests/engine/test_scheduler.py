@@ -6,7 +6,7 @@ import pytest
 
 from jaxspec.engine.pages import PageAllocator
 from jaxspec.engine.request import Request
-from jaxspec.engine.scheduler import Running, Scheduler
+from jaxspec.engine.scheduler import Running, Scheduler, SlotStep
 from jaxspec.sampling import SamplingParams
 
 
@@ -17,7 +17,7 @@ def make_request(prompt_length: int, max_new_tokens: int) -> Request:
         max_new_tokens=max_new_tokens,
         stop_tokens=(),
         seed=(0, 0),
-        stream=None,
+        tokenizer=None,
     )
 
 
@@ -70,7 +70,7 @@ class Device:
                 left = running.request.max_new_tokens - self.emitted[running.request]
                 count = min(left, self.rng.randint(1, 3))
                 self.emitted[running.request] += count
-                rows.append(([7] * count, 2, max(count - 1, 0), count > 0 and count == left))
+                rows.append(SlotStep([7] * count, 2, max(count - 1, 0), count > 0 and count == left))
             steps[running] = rows
         return firsts, steps
 
