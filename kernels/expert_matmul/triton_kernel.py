@@ -22,8 +22,9 @@ def expert_matmul(x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4We
     (rows, width), count, outputs = x.shape, weights.shape[0], weights.shape[2:]
     columns = math.prod(outputs)
     grouped = rows > FEW_ROWS
-    # The rows of an expert that nobody favours are one tile, up to 64 of them.
-    block_rows = min(64, max(16, triton.next_power_of_2(rows // count))) if grouped else 16
+    # Twice the rows of an expert that nobody favours: mostly all of them are one tile.
+    block_rows = min(64, max(16, triton.next_power_of_2(2 * rows // count)))
+    is_low = block_rows == 16
     options: dict[str, Any] = {
         "rows": rows,
         "count": count,
@@ -36,12 +37,14 @@ def expert_matmul(x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4We
     if isinstance(weights, Mxfp4Weight):
         kernel, arrays = mxfp4_expert_matmul, (weights.values, weights.scale)
         x = x.reshape(rows, width // 4, 4).swapaxes(1, 2)
-        # An output's 128 bytes are a cache line, and four programs' registers fit a multiprocessor.
-        options |= {"block_outputs": 64, "block_width": 256, "num_warps": 4, "num_stages": 3}
+        # Six programs fit a multiprocessor. With more rows they would read as many bytes of x as of weights,
+        # had they no more outputs.
+        options |= {"block_outputs": 64 if is_low else 128, "num_warps": 4 if is_low else 8}
+        options |= {"block_width": 128, "num_stages": 4}
     else:
         kernel, arrays = dense_expert_matmul, (weights,)
-        options |= {"block_outputs": 64 if block_rows == 16 else 128, "block_width": 64}
-        options |= {"num_warps": 4, "num_stages": 4}
+        options |= {"block_outputs": 64 if is_low else 128, "num_warps": 4}
+        options |= {"block_width": 64, "num_stages": 4}
     groups = group_rows(experts, count) if grouped else (experts, experts)
     (y,) = triton_call(
         kernel,
