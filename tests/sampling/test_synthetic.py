@@ -47,6 +47,8 @@ def test_the_token_after_the_drafts_is_the_targets(sampling_state):
     sampled = run(sampling_state(SLOTS), 2.5, mode=SamplingMode.TEMPERATURE)
     searched = run(sampling_state(SLOTS), 2.5, mode=SamplingMode.TRUNCATED)
     np.testing.assert_array_equal(searched.token, sampled.token)
+    truncated = run(sampling_state(SLOTS, top_k=1), 2.5, mode=SamplingMode.TRUNCATED)
+    assert (truncated.token == 5).all()
     assert (sampled.token != 1).all()  # rejected at the first or second draft: p without the draft
     assert (sampled.token == 5).mean() == pytest.approx(np.e / (np.e + 6), abs=0.02)
 
