@@ -5,18 +5,20 @@ import jax.numpy as jnp
 from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.expert_matmul.mxfp4_weight import BLOCK, MAX_SCALE, Mxfp4Weight, pack_mxfp4
 from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
-from jaxspec_kernels.expert_matmul.row_groups import FEW_ROWS
+
+# No decode step has so many.
+_TRAINING_ROWS = 1024
 
 
 def takes(rows: int, dtype: jnp.dtype, weights: jax.Array | Mxfp4Weight) -> bool:
     """Whether the Triton kernels are for this product; what they are not for is left to the reference.
 
-    Many rows with dense weights are for it on one device only: training splits them over several, and XLA
-    cannot split a kernel. Packed weights are for one device in any case.
+    Where there are several devices, so many rows with dense weights are not: training splits them, and XLA
+    cannot split a kernel. Packed weights lie on one device in any case.
     """
     if dtype != jnp.bfloat16 or weights.dtype != dtype:
         return False
-    return isinstance(weights, Mxfp4Weight) or rows <= FEW_ROWS or jax.device_count() == 1
+    return isinstance(weights, Mxfp4Weight) or rows < _TRAINING_ROWS or jax.device_count() == 1
 
 
 def reads_each_expert_once(rows: int, dtype: jnp.dtype, weights: jax.Array | Mxfp4Weight) -> bool:

@@ -2,7 +2,7 @@
 
 import triton
 import triton.language as tl
-from jaxspec_kernels.expert_matmul.triton_rows import program_rows
+from jaxspec_kernels.expert_matmul.triton_rows import program_tile, tile_rows
 
 
 @triton.jit
@@ -22,10 +22,9 @@ def dense_expert_matmul(
     block_width: tl.constexpr,
     block_outputs: tl.constexpr,
 ):
-    expert, row, taken, works = program_rows(
-        experts_or_order, starts, rows, count, grouped, padded, block_rows
-    )
+    expert, first, works = program_tile(experts_or_order, starts, rows, count, grouped, padded, block_rows)
     if works:
+        row, taken = tile_rows(experts_or_order, starts, expert, first, rows, grouped, padded, block_rows)
         column = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
         in_columns = column < columns
         base = weights + expert.to(tl.int64) * width * columns

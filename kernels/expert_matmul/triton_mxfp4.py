@@ -7,7 +7,7 @@ weights never pass through shared memory.
 import triton
 import triton.language as tl
 from jaxspec_kernels.expert_matmul.mxfp4_ptx import EXPAND, FACTOR_BIAS
-from jaxspec_kernels.expert_matmul.triton_rows import program_rows
+from jaxspec_kernels.expert_matmul.triton_rows import program_tile, tile_rows
 
 _EXPAND = tl.constexpr(EXPAND)
 _FACTOR_BIAS = tl.constexpr(FACTOR_BIAS)
@@ -32,10 +32,9 @@ def mxfp4_expert_matmul(
     block_outputs: tl.constexpr,
 ):
     """`x` is [rows, 4, width / 4]: every fourth input side by side, as the words of four of them are."""
-    expert, row, taken, works = program_rows(
-        experts_or_order, starts, rows, count, grouped, padded, block_rows
-    )
+    expert, first, works = program_tile(experts_or_order, starts, rows, count, grouped, padded, block_rows)
     if works:
+        row, taken = tile_rows(experts_or_order, starts, expert, first, rows, grouped, padded, block_rows)
         words: tl.constexpr = width // 4
         block_words: tl.constexpr = block_width // 4
         column = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)

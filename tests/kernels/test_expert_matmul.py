@@ -55,10 +55,10 @@ PACKED = Mxfp4Weight(
 @pytest.mark.parametrize(
     ("rows", "dtype", "weights", "devices", "once"),
     [
-        (128, jnp.bfloat16, DENSE, 8, True),
-        (129, jnp.bfloat16, DENSE, 1, True),
-        (129, jnp.bfloat16, DENSE, 8, False),
-        (129, jnp.bfloat16, PACKED, 8, True),
+        (512, jnp.bfloat16, DENSE, 8, True),
+        (2048, jnp.bfloat16, DENSE, 1, True),
+        (2048, jnp.bfloat16, DENSE, 8, False),
+        (2048, jnp.bfloat16, PACKED, 8, True),
         (4, jnp.float32, DENSE, 1, False),
         (4, jnp.float32, PACKED, 1, False),
     ],
