@@ -10,9 +10,10 @@ does a share of the work and returns 0, and `handler` is what XLA calls.
 
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any
+from threading import RLock
+from typing import Any, ParamSpec
 
 import jax
 import llvmlite.binding
@@ -274,6 +275,25 @@ def define(template: str, file: str, scope: dict[str, Any]) -> None:
     # Far below the file's last line: Numba looks for a function's source where it says it stands, and must
     # find none. Another function's in its place is an error from Python 3.13 on.
     exec(compile("\n" * 100_000 + template, file, "exec"), scope)
+
+
+_COMPILING = RLock()
+_Args = ParamSpec("_Args")
+
+
+def once(make: Callable[_Args, str]) -> Callable[_Args, str]:
+    """A function that compiles and registers a kernel and returns its name, run once for its arguments.
+
+    Threads wait for one another: engines may be loaded side by side, and XLA takes no name twice.
+    """
+    made = cache(make)
+
+    @wraps(make)
+    def locked(*args: _Args.args, **kwargs: _Args.kwargs) -> str:
+        with _COMPILING:
+            return made(*args, **kwargs)
+
+    return locked
 
 
 def register(name: str, part: Callable[..., Any], handler: Callable[..., Any], *, fastmath: set[str]) -> None:

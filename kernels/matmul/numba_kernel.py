@@ -8,7 +8,6 @@ among drafts equals the same row decoded alone bit for bit.
 """
 
 import math
-from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +46,7 @@ def matmul(
     return y.reshape(*x.shape[:-1], *kernel.shape[1:])
 
 
-@cache
+@call.once
 def _target(rows: int) -> str:
     """Compiles and registers the kernel for so many rows; returns its name."""
     name = f"jaxspec_matmul_float32_{rows}"

@@ -8,7 +8,6 @@ five and 24.3 for eight; with loops over columns 9.7, 20 and 32.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import jax
@@ -95,7 +94,7 @@ def {name}_handler(frame):
 """
 
 
-@cache
+@call.once
 def _target(form: str, group: int) -> str:
     """Compiles and registers the kernel for a form of weight and groups of so many rows; returns its name."""
     name, stored = f"jaxspec_matmul_{form}_{group}", _FORMS[form]
