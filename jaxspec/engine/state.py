@@ -57,27 +57,31 @@ def init_state(target: Target, drafter: Drafter, config: ResolvedEngineConfig, *
     table_width = -(-config.max_model_len // page_size)
     # One page more than the configuration's, page 0.
     cache = partial(init_cache, num_pages=config.num_pages + 1, page_size=page_size, dtype=dtype, mesh=mesh)
-    ints = jnp.zeros(batch_size, jnp.int32)
-    slots = EngineState(
-        target_cache=(),
-        draft_cache=(),
-        page_table=jnp.zeros((batch_size, table_width), jnp.int32),
-        history=jnp.zeros((batch_size, config.max_model_len + 1), jnp.int32),
-        length=ints,
-        hidden=jnp.zeros((batch_size, drafter.hidden_size), dtype),
-        remaining=jnp.copy(ints),
-        active=jnp.zeros(batch_size, bool),
-        stop_tokens=jnp.full((batch_size, MAX_STOP_TOKENS), -1, jnp.int32),
-        sampling=SamplingState(
-            temperature=jnp.zeros(batch_size, jnp.float32),
-            top_k=jnp.copy(ints),
-            top_p=jnp.ones(batch_size, jnp.float32),
-            min_p=jnp.zeros(batch_size, jnp.float32),
-            seed=jnp.zeros((batch_size, 2), jnp.uint32),
-        ),
-    )
+
+    def idle_slots() -> EngineState:
+        ints = jnp.zeros(batch_size, jnp.int32)
+        return EngineState(
+            target_cache=(),
+            draft_cache=(),
+            page_table=jnp.zeros((batch_size, table_width), jnp.int32),
+            history=jnp.zeros((batch_size, config.max_model_len + 1), jnp.int32),
+            length=ints,
+            hidden=jnp.zeros((batch_size, drafter.hidden_size), dtype),
+            remaining=jnp.zeros_like(ints),
+            active=jnp.zeros(batch_size, bool),
+            stop_tokens=jnp.full((batch_size, MAX_STOP_TOKENS), -1, jnp.int32),
+            sampling=SamplingState(
+                temperature=jnp.zeros(batch_size, jnp.float32),
+                top_k=jnp.zeros_like(ints),
+                top_p=jnp.ones(batch_size, jnp.float32),
+                min_p=jnp.zeros(batch_size, jnp.float32),
+                seed=jnp.zeros((batch_size, 2), jnp.uint32),
+            ),
+        )
+
     return replace(
-        jax.device_put(slots, replicated(mesh)),
+        # One small program to compile instead of one for every array.
+        jax.jit(idle_slots, out_shardings=replicated(mesh))(),
         target_cache=cache(target.cache_shapes),
         draft_cache=cache(drafter.cache_shapes),
     )
