@@ -94,7 +94,7 @@ def drafter_options(args: argparse.Namespace, config: Config) -> dict[str, Any]:
 
 
 def sampling_mode(params: SamplingParams) -> str:
-    """The one decode program that requests with these parameters need."""
+    """Of an engine's `sampling_modes`, the one that requests with these parameters need."""
     return "sampled" if params.temperature > 0 else "greedy"
 
 

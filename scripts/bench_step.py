@@ -1,7 +1,7 @@
 """Time the engine's step at real shapes, against the bytes that it must read.
 
     python scripts/bench_step.py --shape llama3-8b --k 3 --batch 1,8,32 [--acceptance 3.0] [--context N]
-        [--temperature T] [--top-k K] [--top-p P] [--no-speculation] [--json FILE]
+        [--temperature T,T,...] [--top-k K] [--top-p P] [--no-speculation] [--json FILE]
 
 The weights are random and the acceptance is synthetic, so the text is worthless and the work is real. Times
 are of dispatches enqueued back to back; the median of several runs over the whole answer.
@@ -15,6 +15,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from jaxspec.command_line import Parser
 from jaxspec.provenance import provenance
 from jaxspec.sampling import SamplingParams
 
-_COLUMNS = "{:>6} {:>8} {:>9} {:>9} {:>8} {:>7} {:>8} {:>9} {:>8}"
+_COLUMNS = "{:>6} {:>5} {:>8} {:>9} {:>9} {:>8} {:>7} {:>8} {:>9} {:>8}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -42,7 +43,16 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{args.shape}, K={num_drafts}, {args.dtype}: copy {bandwidth / 1e12:.2f} TB/s")
     print(
         _COLUMNS.format(
-            "batch", "ms/step", "tokens/s", "tok/step", "GB/step", "share", "disp/st", "host us", "mem GB"
+            "batch",
+            "T",
+            "ms/step",
+            "tokens/s",
+            "tok/step",
+            "GB/step",
+            "share",
+            "disp/st",
+            "host us",
+            "mem GB",
         )
     )
     compile_for = partial(
@@ -56,13 +66,13 @@ def main(arguments: list[str] | None = None) -> int:
         steps_per_dispatch=args.steps_per_dispatch,
         acceptance=args.acceptance if num_drafts else None,
         dtype=dtype,
-        params=args.params,
     )
+    cases = list(product(args.params, args.batch))
     # All are compiled before any is timed, side by side.
-    with ThreadPoolExecutor(len(args.batch)) as pool:
-        programs = list(pool.map(lambda batch_size: compile_for(batch_size=batch_size), args.batch))
+    with ThreadPoolExecutor(len(cases)) as pool:
+        programs = list(pool.map(lambda case: compile_for(params=case[0], batch_size=case[1]), cases))
     rows = []
-    for batch_size, running in zip(args.batch, programs, strict=True):
+    for (params, batch_size), running in zip(cases, programs, strict=True):
         row = _measure(running, args, tokens_per_step=args.acceptance if num_drafts else 1.0)
         cache = cache_bytes(
             models,
@@ -70,12 +80,14 @@ def main(arguments: list[str] | None = None) -> int:
             context=args.context + args.new_tokens // 2,
             itemsize=dtype.itemsize,
         )
-        row |= {"batch": batch_size, "bytes_per_step": weight_bytes(models, batch_size=batch_size) + cache}
+        row |= {"batch": batch_size, "temperature": params.temperature}
+        row["bytes_per_step"] = weight_bytes(models, batch_size=batch_size) + cache
         row["bandwidth_share"] = row["bytes_per_step"] / row["step_ms"] * 1e3 / bandwidth
         rows.append(row)
         print(
             _COLUMNS.format(
                 batch_size,
+                f"{params.temperature:g}",
                 f"{row['step_ms']:.3f}",
                 f"{row['tokens_per_second']:.0f}",
                 f"{row['tokens_per_step']:.2f}",
@@ -92,7 +104,8 @@ def main(arguments: list[str] | None = None) -> int:
             **provenance(shlex.join(["scripts/bench_step.py", *arguments]), Path(__file__).parent),
             "shape": args.shape,
             "num_drafts": num_drafts,
-            **{name: getattr(args.params, name) for name in ("temperature", "top_k", "top_p")},
+            "top_k": args.top_k,
+            "top_p": args.top_p,
             "context": args.context,
             "new_tokens": args.new_tokens,
             "copy_bandwidth": bandwidth,
@@ -138,7 +151,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--k", type=int, default=4, help="drafts per step")
     parser.add_argument("--batch", type=_numbers, default=[1, 8, 32], metavar="B,B,...", help="slots")
     parser.add_argument("--acceptance", type=float, default=3.0, help="tokens per step")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 times the greedy program")
+    parser.add_argument(
+        "--temperature",
+        type=lambda text: _numbers(text, float),
+        default=[0.0],
+        metavar="T,T,...",
+        help="0 times the greedy program",
+    )
     parser.add_argument(
         "--top-k", type=int, default=0, help="0 with --top-p 1 times the program without searches"
     )
@@ -155,14 +174,17 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here too")
     args = parser.parse_args(arguments)
     try:
-        args.params = SamplingParams(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
+        args.params = [
+            SamplingParams(temperature=temperature, top_k=args.top_k, top_p=args.top_p)
+            for temperature in args.temperature
+        ]
     except ValueError as error:
         parser.error(str(error))
     return args
 
 
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+def _numbers(text: str, kind: type = int) -> list:
+    return [kind(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

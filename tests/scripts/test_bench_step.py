@@ -17,12 +17,13 @@ OPTIONS = [*SIZES.split(), *WORK.split()]
 
 def test_times_a_tiny_model_and_writes_where_it_comes_from(tmp_path):
     file = tmp_path / "result.json"
-    assert bench_step.main([*OPTIONS, "--json", str(file)]) == 0
+    assert bench_step.main([*OPTIONS, "--temperature", "0,1", "--json", str(file)]) == 0
     result = json.loads(file.read_text())
-    (row,) = result["rows"]
-    assert 1 <= row["tokens_per_step"] <= 2
-    assert row["step_ms"] > 0
-    assert row["dispatches_per_step"] == 0.5
+    assert [row["temperature"] for row in result["rows"]] == [0, 1]
+    for row in result["rows"]:
+        assert 1 <= row["tokens_per_step"] <= 2
+        assert row["step_ms"] > 0
+        assert row["dispatches_per_step"] == 0.5
     assert "--shape tiny" in result["command"]
     assert {"git_revision", "versions", "device"} <= result.keys()
 
