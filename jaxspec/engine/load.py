@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxspec_kernels.matmul import matmul
 from jaxspec_kernels.paged_attention import paged_attention
 
 from jaxspec.checkpoints import open_checkpoint
@@ -18,6 +17,7 @@ from jaxspec.engine.engine import Engine, parse_modes
 from jaxspec.engine.prompts import Prompt, as_prompts
 from jaxspec.engine.request import Generation
 from jaxspec.models.loading import plan_target, target_config
+from jaxspec.models.packed_weights import keeps_packed
 from jaxspec.sampling import SamplingParams
 from jaxspec.sharding import make_mesh
 
@@ -56,8 +56,8 @@ def load(
     limit = target_config(checkpoint).max_position_embeddings
     dtype = jnp.dtype(config.engine.resolve(backend=jax.default_backend(), model_limit=limit).dtype)
     plan = plan_target(checkpoint, dtype=dtype)
-    # A CPU's steps are bound by reading weights. Elsewhere no kernel takes a packed one.
-    packed = dtype == jnp.float32 and matmul.why_not("numba") is None
+    # Steps are bound by reading weights.
+    packed = keeps_packed(dtype)
     read_drafter = plan_drafter(
         config.drafter, plan.module.config, Build(config.engine.page_size, dtype, mesh, packed)
     )
