@@ -16,12 +16,12 @@ from jaxspec.command_line import (
     add_speculation_options,
     drafter_options,
     report,
-    sampling_mode,
     sampling_params,
 )
 from jaxspec.config import ConfigError, list_configs
 from jaxspec.engine import Generation
 from jaxspec.engine.load import DEFAULT_MODEL, load, resolve_config
+from jaxspec.sampling import required_mode
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -57,7 +57,7 @@ def _answer(args: argparse.Namespace) -> None:
     engine = load(
         args.model,
         drafter=drafter_options(args, resolve_config(args.model)),
-        sampling_modes=(sampling_mode(params),),
+        sampling_modes=(required_mode(params),),
         batch_size=1,
     )
     try:

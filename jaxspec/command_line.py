@@ -93,11 +93,6 @@ def drafter_options(args: argparse.Namespace, config: Config) -> dict[str, Any]:
     return {"num_speculative_tokens": args.num_speculative_tokens}
 
 
-def sampling_mode(params: SamplingParams) -> str:
-    """Of an engine's `sampling_modes`, the one that requests with these parameters need."""
-    return "sampled" if params.temperature > 0 else "greedy"
-
-
 def report(error: object) -> int:
     """Prints one line of an error; returns the exit status of bad input."""
     print(f"error: {error}", file=sys.stderr)

@@ -29,12 +29,12 @@ from jaxspec.command_line import (
     add_speculation_options,
     drafter_options,
     report,
-    sampling_mode,
     sampling_params,
 )
 from jaxspec.config import ConfigError
 from jaxspec.engine.load import load, resolve_config
 from jaxspec.provenance import provenance
+from jaxspec.sampling import required_mode
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -98,7 +98,7 @@ def _generate(args: argparse.Namespace, command: str) -> int:
         batch_size = min(config.engine.batch_size, plan.rows) if args.batch_size is None else args.batch_size
         start = time.perf_counter()
         engine = load(
-            args.config, drafter=drafter, sampling_modes=(sampling_mode(params),), batch_size=batch_size
+            args.config, drafter=drafter, sampling_modes=(required_mode(params),), batch_size=batch_size
         )
         load_seconds = time.perf_counter() - start
         run = BatchRun(engine, _rows(args, output), params, raw=args.raw)

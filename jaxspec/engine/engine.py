@@ -51,7 +51,7 @@ class Engine:
         eos_token_ids: Sequence[int],
         config: EngineConfig,
         mesh: Mesh | None = None,
-        sampling_modes: Sequence[str] = ("greedy", "sampled"),
+        sampling_modes: Sequence[str | SamplingMode] = ("greedy", "sampled"),
         progress: bool = True,
     ):
         """Allocates the cache and compiles the programs.
@@ -211,8 +211,12 @@ class Engine:
             raise ValueError(
                 f"prompt of {len(ids)} tokens leaves no room to answer: max_model_len is {self.max_model_len}"
             )
-        if required_mode(params) > max(self._modes):
-            raise ValueError("temperature: this engine was loaded for greedy decoding only")
+        most = max(self._modes)
+        if required_mode(params) > most:
+            given, loaded = (
+                ("top_k, top_p", "sampling without them") if most else ("temperature", "greedy decoding only")
+            )
+            raise ValueError(f"{given}: this engine was loaded for {loaded}")
         max_new_tokens = min(params.max_new_tokens, room)
         if not self._scheduler.pages.pages_for(len(ids) + max_new_tokens) <= self._scheduler.pages.num_pages:
             raise ValueError(
@@ -299,17 +303,18 @@ class Engine:
         )
 
 
-def parse_modes(sampling_modes: Sequence[str]) -> tuple[SamplingMode, ...]:
+def parse_modes(sampling_modes: Sequence[str | SamplingMode]) -> tuple[SamplingMode, ...]:
     """Which decode programs to compile.
 
     Raises:
       ConfigError: none, or one that does not exist.
     """
     known = {"greedy": (SamplingMode.GREEDY,), "sampled": modes_for_sampling()}
-    unknown = [name for name in sampling_modes if name not in known]
+    unknown = [mode for mode in sampling_modes if not isinstance(mode, SamplingMode) and mode not in known]
     if unknown or not sampling_modes or isinstance(sampling_modes, str):
         raise ConfigError(f"sampling_modes must be some of {list(known)}, got {sampling_modes!r}")
-    return tuple(sorted({mode for name in sampling_modes for mode in known[name]}))
+    named = ((mode,) if isinstance(mode, SamplingMode) else known[mode] for mode in sampling_modes)
+    return tuple(sorted(set().union(*named)))
 
 
 def _merge_params(params: SamplingParams | None, sampling: dict[str, Any]) -> SamplingParams:

@@ -18,7 +18,7 @@ from jaxspec.engine.prompts import Prompt, as_prompts
 from jaxspec.engine.request import Generation
 from jaxspec.models.loading import plan_target, target_config
 from jaxspec.models.packed_weights import keeps_packed
-from jaxspec.sampling import SamplingParams
+from jaxspec.sampling import SamplingMode, SamplingParams, required_mode
 from jaxspec.sharding import make_mesh
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -28,7 +28,7 @@ def load(
     model: str | Path = DEFAULT_MODEL,
     *,
     drafter: Mapping[str, Any] | None = None,
-    sampling_modes: Sequence[str] = ("greedy", "sampled"),
+    sampling_modes: Sequence[str | SamplingMode] = ("greedy", "sampled"),
     progress: bool = True,
     **engine: Any,
 ) -> Engine:
@@ -40,7 +40,8 @@ def load(
         unless `drafter` says how to draft.
       drafter: keys of `DrafterConfig` to set, for example {"kind": "ngram"} or {"kind": "eagle3",
         "source": "path/of/head"}.
-      sampling_modes: "greedy" and "sampled" decode programs; leave one out to compile less.
+      sampling_modes: "greedy" and "sampled" decode programs; leave one out to compile less. A `SamplingMode`
+        is one program, for requests that need no more than it.
       progress: show progress bars.
       **engine: fields of `EngineConfig` to set, for example batch_size=1.
 
@@ -102,7 +103,7 @@ def generate(
     """
     params = SamplingParams(**sampling)
     sizes = {"batch_size": max(1, min(len(as_prompts(prompts)), 8)), **(engine or {})}
-    mode = "sampled" if params.temperature > 0 else "greedy"
+    mode = required_mode(params)
     loaded = load(model, drafter=drafter, sampling_modes=(mode,), progress=progress, **sizes)
     return loaded.generate(prompts, params, raw=raw)
 

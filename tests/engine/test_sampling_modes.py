@@ -122,3 +122,10 @@ def test_an_engine_for_greedy_decoding_refuses_every_other(tiny_engines, prompts
     for way in (PLAIN, TRUNCATED):
         with pytest.raises(ValueError, match="this engine was loaded for greedy decoding only"):
             engine.generate(prompts[0], **way)
+
+
+def test_an_engine_without_searches_refuses_what_needs_them(tiny_engines, prompts):
+    engine = tiny_engines.load("ngram", sampling_modes=(SamplingMode.TEMPERATURE,))
+    engine.generate(prompts[0], **PLAIN)
+    with pytest.raises(ValueError, match="top_k, top_p: this engine was loaded for sampling without them"):
+        engine.generate(prompts[0], **TRUNCATED)

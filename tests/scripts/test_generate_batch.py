@@ -8,6 +8,8 @@ from pathlib import Path
 import jax
 import pytest
 
+from jaxspec.sampling import SamplingMode
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
@@ -111,7 +113,8 @@ def test_what_the_options_ask_of_load(run, loaded, tmp_path):
         ({}, 3),
         ({}, 3),
     ]
-    assert [asked["sampling_modes"] for asked in loaded] == [("greedy",)] * 4 + [("sampled",)]
+    modes = [SamplingMode.GREEDY] * 4 + [SamplingMode.TEMPERATURE]
+    assert [asked["sampling_modes"] for asked in loaded] == [(mode,) for mode in modes]
 
 
 def test_stop_strings_and_limit(run, loaded, tmp_path):
