@@ -11,13 +11,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxspec_kernels.latent_attention import latent_attention
 from jaxspec_kernels.latent_write import latent_write
-from jaxspec_kernels.matmul_add import matmul_add
 
 from jaxspec.attention import AttentionMetadata, CacheShape, LayerCache
 from jaxspec.config import ModelConfig
 from jaxspec.models.latent_sources import HeadRows, SideBySide
 from jaxspec.models.layers import RMSNorm, RopeTables
-from jaxspec.models.parameters import Projection, parameter
+from jaxspec.models.parameters import Projection, parameter, product
 from jaxspec.models.rope import apply_rope
 
 # transformers builds the norms of latents with its class's default, whatever the config says.
@@ -92,7 +91,7 @@ class LatentAttention(nnx.Module):
         assert isinstance(cache, jax.Array)
         rank = self.config.kv_lora_rank
         query, latent, key = jnp.split(
-            norm.matmul(x, self.down[...]), (self.query_width, self.query_width + rank), axis=-1
+            product(norm(x), self.down[...]), (self.query_width, self.query_width + rank), axis=-1
         )
         row = jnp.concatenate([self.latent_norm(latent), self._rotated(key, rope)], axis=-1)
         # The cache is written before it is read: the other order costs a copy of the whole cache.
@@ -107,13 +106,12 @@ class LatentAttention(nnx.Module):
             scale=self.scale,
         )
         values = _by_head("bqhl,hvl->bqhv", attended, self.value_up[...])
-        kernel = self.output[...].reshape(-1, x.shape[-1])
-        return matmul_add(values.reshape(*x.shape[:-1], -1), kernel, x), cache
+        return x + product(values, self.output[...], contracting=2), cache
 
     def _queries(self, query: jax.Array, rope: RopeTables) -> jax.Array:
         """[B, Q, H, rank + rope] of the queries or of their latents [B, Q, query_width]."""
         if self.query_norm is not None and self.query_up is not None:
-            query = self.query_norm.matmul(query, self.query_up[...])
+            query = product(self.query_norm(query), self.query_up[...])
         query = query.reshape(*query.shape[:2], self.num_heads, -1)
         plain, rotated = jnp.split(query, (self.config.qk_nope_head_dim,), axis=-1)
         absorbed = _by_head("bqhn,hnl->bqhl", plain, self.key_up[...])

@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxspec_kernels.matmul import PackedWeight
-from jaxspec_kernels.matmul_add import matmul_add
 from jaxspec_kernels.paged_attention import paged_attention
-from jaxspec_kernels.rms_matmul import rms_matmul
 from jaxspec_kernels.rope_kv_write import rope_kv_write
 
 from jaxspec.attention import AttentionKind, AttentionMetadata, LayerCache
@@ -42,10 +40,6 @@ class RMSNorm(nnx.Module):
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
         return wide.astype(x.dtype) * self.scale[...]
-
-    def matmul(self, x: jax.Array, kernel: jax.Array, *, gated: bool = False) -> jax.Array:
-        """norm(x) @ kernel, or the gated pair of it; see `jaxspec_kernels.rms_matmul`."""
-        return rms_matmul(x, self.scale[...], kernel, eps=self.eps, gated=gated)
 
 
 class Linear(nnx.Module):
@@ -224,12 +218,9 @@ class Attention(nnx.Module):
         metadata: AttentionMetadata,
         rope: RopeTables,
     ) -> tuple[jax.Array, LayerCache]:
-        """x + attention(norm(x)) and the cache, in as few kernels as there are."""
-        projected = norm.matmul(x, self.qkv[...])
-        if self.qkv_bias is not None:
-            projected = projected + self.qkv_bias[...]
-        attended, cache = self._attend(projected, cache, metadata, rope)
-        y = matmul_add(attended.reshape(*x.shape[:-1], -1), self.output[...].reshape(-1, x.shape[-1]), x)
+        """x + attention(norm(x)) and the cache; the residual is added before the bias."""
+        attended, cache = self._attend(self._projected(norm(x)), cache, metadata, rope)
+        y = x + product(attended, self.output[...], contracting=3)
         return y if self.output_bias is None else y + self.output_bias[...], cache
 
     def _attend(
@@ -295,11 +286,8 @@ class MLP(nnx.Module):
         return self.down(self.activation(fused[..., 0, :]) * fused[..., 1, :])
 
     def add(self, x: jax.Array, norm: RMSNorm) -> jax.Array:
-        """x + mlp(norm(x)), in as few kernels as there are."""
-        if self.gate_up_bias is not None:
-            return x + self(norm(x))
-        y = matmul_add(norm.matmul(x, self.gate_up[...], gated=True), self.down.kernel[...], x)
-        return y if self.down.bias is None else y + self.down.bias[...]
+        """x + mlp(norm(x))."""
+        return x + self(norm(x))
 
 
 class DecoderLayer(nnx.Module):

@@ -15,9 +15,7 @@ from jaxspec_kernels import (
     latent_attention,
     latent_write,
     matmul,
-    matmul_add,
     paged_attention,
-    rms_matmul,
     rope_kv_write,
 )
 from jaxspec_kernels.dispatch import Op
@@ -196,33 +194,6 @@ def _latent_attention(case: Any) -> Call:
     )
 
 
-def _rms_matmul(case: Any) -> Call:
-    kernel = (case.width, 2, case.outputs) if case.gated else (case.width, case.outputs)
-
-    def arguments(seed: int) -> tuple:
-        rng = np.random.default_rng(seed)
-        x, scale = _normal(rng, (case.rows, case.width), case.dtype), _normal(rng, (case.width,), case.dtype)
-        weight = jax.random.normal(jax.random.key(seed), kernel, jnp.dtype(case.dtype))
-        return x, scale, weight * case.width**-0.5
-
-    size = int(np.prod(kernel)) + case.rows * (case.width + case.outputs)
-    static = {"eps": 1e-5, "gated": case.gated}
-    moved = size * jnp.dtype(case.dtype).itemsize
-    return Call(rms_matmul.rms_matmul, case.name, arguments, static, 0, moved, _SUM_BOUND[case.dtype])
-
-
-def _matmul_add(case: Any) -> Call:
-    def arguments(seed: int) -> tuple:
-        rng = np.random.default_rng(seed)
-        weight = jax.random.normal(jax.random.key(seed), (case.width, case.outputs), jnp.dtype(case.dtype))
-        x = _normal(rng, (case.rows, case.width), case.dtype)
-        return x, weight * case.width**-0.5, _normal(rng, (case.rows, case.outputs), case.dtype)
-
-    size = case.width * case.outputs + case.rows * (case.width + 2 * case.outputs)
-    moved = size * jnp.dtype(case.dtype).itemsize
-    return Call(matmul_add.matmul_add, case.name, arguments, {}, 0, moved, _SUM_BOUND[case.dtype])
-
-
 def _matmul(case: Any) -> Call:
     itemsize = {"uint8": 0.5 + 8 / BLOCK, "int8": 1 + 4 / BLOCK, "bfloat16": 2}
 
@@ -273,8 +244,6 @@ _MAKERS: Mapping[ModuleType, Callable[[Any], Call]] = {
     paged_attention: _paged_attention,
     latent_write: _latent_write,
     latent_attention: _latent_attention,
-    rms_matmul: _rms_matmul,
-    matmul_add: _matmul_add,
     matmul: _matmul,
     expert_matmul: _expert_matmul,
 }
