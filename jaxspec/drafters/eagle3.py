@@ -153,7 +153,7 @@ class Eagle3FirstLayer(nnx.Module):
     ) -> tuple[jax.Array, LayerCache]:
         wide, residual = self.inputs(embedded, hidden)
         attended, cache = self.attention(wide, cache, metadata, rope)
-        return self.mlp.add(residual + attended, self.mlp_norm), cache
+        return self.feed_forward(residual + attended), cache
 
 
 class Eagle3(AutoregressiveDrafter):

@@ -84,8 +84,9 @@ class DeepseekLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
     ) -> tuple[jax.Array, LayerCache]:
-        x, cache = self.attention.add(x, self.input_norm, cache, metadata, rope)
-        return self.mlp.add(x, self.mlp_norm), cache
+        attended, cache = self.attention(self.input_norm(x), cache, metadata, rope)
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x)), cache
 
 
 class Deepseek(Llama):

@@ -36,7 +36,8 @@ class IndexedWindowLayer(nnx.Module):
         self, x: jax.Array, cache: LayerCache, metadata: IndexedWindowMetadata, rope: RopeTables
     ) -> tuple[jax.Array, LayerCache]:
         attended, cache = self.attention(self.input_norm(x), cache, metadata, rope)
-        return self.mlp.add(x + attended, self.mlp_norm), cache
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x)), cache
 
 
 class IndexedWindowModel(Llama):

@@ -84,14 +84,14 @@ class LatentAttention(nnx.Module):
             fan_in=heads * values,
         )
 
-    def add(
-        self, x: jax.Array, norm: RMSNorm, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
+    def __call__(
+        self, x: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
     ) -> tuple[jax.Array, LayerCache]:
-        """x + attention(norm(x)) of x [B, Q, M], and the cache [pages, 1, 1, P, rank + rope]."""
+        """[B, Q, M] of x [B, Q, M], and the cache [pages, 1, 1, P, rank + rope]."""
         assert isinstance(cache, jax.Array)
         rank = self.config.kv_lora_rank
         query, latent, key = jnp.split(
-            product(norm(x), self.down[...]), (self.query_width, self.query_width + rank), axis=-1
+            product(x, self.down[...]), (self.query_width, self.query_width + rank), axis=-1
         )
         row = jnp.concatenate([self.latent_norm(latent), self._rotated(key, rope)], axis=-1)
         # The cache is written before it is read: the other order costs a copy of the whole cache.
@@ -106,7 +106,7 @@ class LatentAttention(nnx.Module):
             scale=self.scale,
         )
         values = _by_head("bqhl,hvl->bqhv", attended, self.value_up[...])
-        return x + product(values, self.output[...], contracting=2), cache
+        return product(values, self.output[...], contracting=2), cache
 
     def _queries(self, query: jax.Array, rope: RopeTables) -> jax.Array:
         """[B, Q, H, rank + rope] of the queries or of their latents [B, Q, query_width]."""

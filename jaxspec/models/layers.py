@@ -210,19 +210,6 @@ class Attention(nnx.Module):
         attended, cache = self._attend(self._projected(x), cache, metadata, rope)
         return self.combine(attended), cache
 
-    def add(
-        self,
-        x: jax.Array,
-        norm: RMSNorm,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
-        rope: RopeTables,
-    ) -> tuple[jax.Array, LayerCache]:
-        """x + attention(norm(x)) and the cache; the residual is added before the bias."""
-        attended, cache = self._attend(self._projected(norm(x)), cache, metadata, rope)
-        y = x + product(attended, self.output[...], contracting=3)
-        return y if self.output_bias is None else y + self.output_bias[...], cache
-
     def _attend(
         self, projected: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
     ) -> tuple[jax.Array, LayerCache]:
@@ -285,10 +272,6 @@ class MLP(nnx.Module):
             fused = fused + self.gate_up_bias[...]
         return self.down(self.activation(fused[..., 0, :]) * fused[..., 1, :])
 
-    def add(self, x: jax.Array, norm: RMSNorm) -> jax.Array:
-        """x + mlp(norm(x))."""
-        return x + self(norm(x))
-
 
 class DecoderLayer(nnx.Module):
     """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)); `mlp` makes a family's own kind."""
@@ -313,5 +296,6 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
     ) -> tuple[jax.Array, LayerCache]:
-        x, cache = self.attention.add(x, self.input_norm, cache, metadata, rope)
-        return self.mlp.add(x, self.mlp_norm), cache
+        attended, cache = self.attention(self.input_norm(x), cache, metadata, rope)
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x)), cache

@@ -8,7 +8,7 @@ from flax import nnx
 from jaxspec_kernels.expert_matmul import Mxfp4Weight, expert_matmul, reads_each_expert_once
 
 from jaxspec.config import ModelConfig
-from jaxspec.models.layers import Linear, RMSNorm
+from jaxspec.models.layers import Linear
 from jaxspec.models.parameters import Source, parameter
 
 
@@ -96,10 +96,6 @@ class MoE(nnx.Module):
         once = reads_each_expert_once(chosen.size, rows.dtype, self.gate_up[...])
         run = self._chosen if once or chosen.size <= self.config.num_experts else self._every
         return run(rows, weights, chosen).astype(x.dtype).reshape(x.shape)
-
-    def add(self, x: jax.Array, norm: RMSNorm) -> jax.Array:
-        """x + moe(norm(x))."""
-        return x + self(norm(x))
 
     def _chosen(self, rows: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:
         """f32[R, M], reading the experts that were chosen."""
