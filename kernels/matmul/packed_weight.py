@@ -6,7 +6,9 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
+from jax import lax
 
 BLOCK = 32
 """Inputs that share a scale."""
@@ -27,7 +29,8 @@ class PackedWeight:
 
     Attributes:
       values: one of
-        bf16[tiles, width, TILE], the weight itself;
+        u16[tiles, width, TILE], the weight as bfloat16, its bits: XLA on a CPU would gather bfloat16 out of
+        a float32 copy of all of it, made in every step;
         i8[tiles, width, TILE], the weight being scale * q;
         u8[tiles, width / 2, TILE], the weight being scale * q + offset rounded once; input 2i is the lower
         four bits of row i, input 2i + 1 the upper.
@@ -52,7 +55,7 @@ class PackedWeight:
     @property
     def form(self) -> str:
         """What the values are: "bfloat16", "int8" or "uint8"."""
-        return str(self.values.dtype)
+        return "bfloat16" if self.values.dtype == np.uint16 else str(self.values.dtype)
 
     @property
     def width(self) -> int:
@@ -86,6 +89,8 @@ class PackedWeight:
             for array in (self.values, self.scale, self.offset)
         )
         assert values is not None
+        if self.form == "bfloat16":
+            values = lax.bitcast_convert_type(values, jnp.bfloat16)
         if self.form == "uint8":
             values = jnp.stack([values & 15, values >> 4], axis=-1).reshape(*values.shape[:-1], -1)
         return values, scale, offset
@@ -117,6 +122,8 @@ def pack(
     """
     if offset is not None:
         values = values[0::2] | values[1::2] << 4
+    if values.dtype == ml_dtypes.bfloat16:
+        values = values.view(np.uint16)
     arrays = (None if array is None else _tiled(array) for array in (values, scale, offset))
     return PackedWeight(*arrays, shape)  # type: ignore[arg-type]
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from hlo_text import instructions
 from jaxspec_kernels.matmul import matmul, pack
 
 OP = matmul
@@ -44,6 +45,27 @@ def test_columns_of_it_are_columns_of_the_weight(form):
     ids = np.array([[3, 0, 529], [7, 7, 9999]])
     expected = np.moveaxis(values[:, np.minimum(ids, OUTPUTS - 1)], 0, -1)
     np.testing.assert_array_equal(packed.columns(ids), expected, strict=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_columns_read_in_a_loop_expand_nothing_else(form):
+    packed, _ = weight(form)
+
+    def loop(packed, token):
+        def body(_, carry):
+            token, total = carry
+            column = packed.columns(token)
+            return jnp.argmax(column).astype(jnp.int32), total + column
+
+        return jax.lax.fori_loop(0, 3, body, (token, jnp.zeros(WIDTH)))
+
+    text = jax.jit(loop).lower(packed, jnp.int32(0)).compile().as_text()
+    passed_on = ("parameter", "get-tuple-element")
+    assert not [
+        line
+        for line, operation, size in instructions(text)
+        if size >= WIDTH * 32 and operation not in passed_on
+    ]
 
 
 @pytest.mark.parametrize("form", FORMS)
