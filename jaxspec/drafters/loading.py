@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -112,13 +113,7 @@ def _plan_head(
     if takes_output_rows and "lm_head.weight" not in checkpoint.tensors:
         checkpoint = replace(checkpoint, tensors={**checkpoint.tensors, "lm_head.weight": output_rows})
     plan = plan_module(
-        lambda rngs: make(
-            num_speculative_tokens=config.num_speculative_tokens,
-            page_size=build.page_size,
-            probabilistic=config.sampling == "probabilistic",
-            dtype=build.dtype,
-            rngs=rngs,
-        ),
+        lambda rngs: make(**_arguments(config, build), dtype=build.dtype, rngs=rngs),
         checkpoint,
         ignore=HEAD_IGNORED,
     )
@@ -130,18 +125,20 @@ def _plan_head(
     return read
 
 
+def _arguments(config: DrafterConfig, build: Build) -> dict[str, Any]:
+    """What every drafter with a network takes."""
+    return {
+        "num_speculative_tokens": config.num_speculative_tokens,
+        "page_size": build.page_size,
+        "probabilistic": config.sampling == "probabilistic",
+    }
+
+
 def _plan_eagle1(config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
     checkpoint = _open(config)
     head = Eagle1Config.from_hf(checkpoint.config, checkpoint.tensors, target)
     plan = plan_module(
-        lambda rngs: Eagle1(
-            head,
-            num_speculative_tokens=config.num_speculative_tokens,
-            page_size=build.page_size,
-            probabilistic=config.sampling == "probabilistic",
-            dtype=build.dtype,
-            rngs=rngs,
-        ),
+        lambda rngs: Eagle1(head, **_arguments(config, build), dtype=build.dtype, rngs=rngs),
         checkpoint,
         ignore=IGNORED,
     )
@@ -154,14 +151,7 @@ def _plan_mtp(config: DrafterConfig, target: ModelConfig, build: Build) -> Draft
     prefix = f"{layer_name(layer)}."
     own = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)}
     plan = plan_module(
-        lambda rngs: Mtp(
-            layer,
-            num_speculative_tokens=config.num_speculative_tokens,
-            page_size=build.page_size,
-            probabilistic=config.sampling == "probabilistic",
-            dtype=build.dtype,
-            rngs=rngs,
-        ),
+        lambda rngs: Mtp(layer, **_arguments(config, build), dtype=build.dtype, rngs=rngs),
         replace(checkpoint, tensors=own),
         ignore=(*IGNORED, *COPIES),
     )
@@ -176,12 +166,7 @@ def _plan_draft_model(config: DrafterConfig, target: ModelConfig, build: Build) 
             f"drafter.source: the draft model has a vocabulary of {vocab_size}, "
             f"the target of {target.vocab_size}"
         )
-    return lambda _: DraftModel(
-        plan.read(build.mesh, packed=build.packed),
-        num_speculative_tokens=config.num_speculative_tokens,
-        page_size=build.page_size,
-        probabilistic=config.sampling == "probabilistic",
-    )
+    return lambda _: DraftModel(plan.read(build.mesh, packed=build.packed), **_arguments(config, build))
 
 
 _PLANS: Mapping[str, Callable[[DrafterConfig, ModelConfig, Build], DrafterReader]] = {
