@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import AttentionKind, AttentionMetadata, LayerCache, LayerCacheShape
+from jaxspec.attention import AttentionKind, LayerCacheShape
 from jaxspec.config import ModelConfig
 from jaxspec.models.expert_sources import tensor_per_expert
 from jaxspec.models.latent_attention import LatentAttention, latent_cache_shape
-from jaxspec.models.layers import MLP, RMSNorm, RopeTables
+from jaxspec.models.layers import MLP, PreNormLayer, RMSNorm
 from jaxspec.models.llama import Llama
 from jaxspec.models.moe import MoE
 from jaxspec.models.parameters import Whole, parameter
@@ -70,8 +70,8 @@ class DeepseekMoE(MoE):
         return routed if self.shared is None else routed + self.shared(x)
 
 
-class DeepseekLayer(nnx.Module):
-    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)), dense or of experts."""
+class DeepseekLayer(PreNormLayer):
+    """Pre-norm block over latent attention; its feed-forward network is dense or of experts."""
 
     def __init__(self, config: ModelConfig, name: str, *, dense: bool, dtype: jnp.dtype, rngs: nnx.Rngs):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
@@ -80,13 +80,6 @@ class DeepseekLayer(nnx.Module):
         self.attention = LatentAttention(config, f"{name}.self_attn", **args)
         self.mlp_norm = RMSNorm(width, eps, f"{name}.post_attention_layernorm", **args)
         self.mlp = (MLP if dense else DeepseekMoE)(config, f"{name}.mlp", **args)
-
-    def __call__(
-        self, x: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
-    ) -> tuple[jax.Array, LayerCache]:
-        attended, cache = self.attention(self.input_norm(x), cache, metadata, rope)
-        x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), cache
 
 
 class Deepseek(Llama):

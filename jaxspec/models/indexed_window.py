@@ -7,19 +7,18 @@ between draft steps.
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import AttentionKind, IndexedWindow, IndexedWindowMetadata, LayerCache, LayerCacheShape
+from jaxspec.attention import AttentionKind, IndexedWindow, LayerCacheShape
 from jaxspec.config import ModelConfig
 from jaxspec.models.indexed_window_attention import IndexedWindowAttention, cache_shape
-from jaxspec.models.layers import MLP, RMSNorm, RopeTables
+from jaxspec.models.layers import MLP, PreNormLayer, RMSNorm
 from jaxspec.models.llama import Llama
 
 
-class IndexedWindowLayer(nnx.Module):
-    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x))."""
+class IndexedWindowLayer(PreNormLayer):
+    """Pre-norm block over an indexed window."""
 
     def __init__(
         self, config: ModelConfig, kind: AttentionKind, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs
@@ -31,13 +30,6 @@ class IndexedWindowLayer(nnx.Module):
         self.attention = IndexedWindowAttention(config, kind, f"{name}.self_attn", **args)
         self.mlp_norm = RMSNorm(width, eps, f"{name}.post_attention_layernorm", **args)
         self.mlp = MLP(config, f"{name}.mlp", **args)
-
-    def __call__(
-        self, x: jax.Array, cache: LayerCache, metadata: IndexedWindowMetadata, rope: RopeTables
-    ) -> tuple[jax.Array, LayerCache]:
-        attended, cache = self.attention(self.input_norm(x), cache, metadata, rope)
-        x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), cache
 
 
 class IndexedWindowModel(Llama):

@@ -273,8 +273,25 @@ class MLP(nnx.Module):
         return self.down(self.activation(fused[..., 0, :]) * fused[..., 1, :])
 
 
-class DecoderLayer(nnx.Module):
-    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)); `mlp` makes a family's own kind."""
+class PreNormLayer(nnx.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); a subclass makes the four parts."""
+
+    input_norm: Any
+    attention: Any
+    mlp_norm: Any
+    mlp: Any
+
+    def __call__(
+        self, x: jax.Array, cache: LayerCache, metadata: Any, rope: RopeTables
+    ) -> tuple[jax.Array, LayerCache]:
+        """[B, Q, M] of x [B, Q, M], and the layer's cache; `metadata` is of the layer's attention kind."""
+        attended, cache = self.attention(self.input_norm(x), cache, metadata, rope)
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x)), cache
+
+
+class DecoderLayer(PreNormLayer):
+    """Pre-norm block over paged keys and values; `mlp` makes a family's own kind of feed-forward network."""
 
     def __init__(
         self,
@@ -292,10 +309,3 @@ class DecoderLayer(nnx.Module):
         self.attention = Attention(config, kind, f"{name}.self_attn", **args)
         self.mlp_norm = RMSNorm(config.hidden_size, eps, f"{name}.post_attention_layernorm", **args)
         self.mlp = mlp(config, f"{name}.mlp", **args)
-
-    def __call__(
-        self, x: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
-    ) -> tuple[jax.Array, LayerCache]:
-        attended, cache = self.attention(self.input_norm(x), cache, metadata, rope)
-        x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), cache
