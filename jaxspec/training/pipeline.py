@@ -18,6 +18,7 @@ from jaxspec.drafters.none import NoDrafter
 from jaxspec.engine import Engine
 from jaxspec.models.llama import Llama
 from jaxspec.models.loading import load_target, target_config
+from jaxspec.sampling import SamplingMode
 from jaxspec.training.config import TrainingRun
 from jaxspec.training.draft_vocabulary import VOCABULARY, choose_vocabulary, coverage, token_counts
 from jaxspec.training.evaluate import evaluate_head
@@ -105,7 +106,10 @@ class Pipeline:
             tokenizer=None,
             eos_token_ids=self.checkpoint.eos_token_ids,
             config=dataclasses.replace(self.run.engine, max_model_len=max_model_len),
-            sampling_modes=("sampled",) if drafter is None else ("greedy", "sampled"),
+            # No answer is truncated by top-k or top-p; this one program serves greedy answers as well.
+            sampling_modes=(SamplingMode.TEMPERATURE,)
+            if drafter is None
+            else (SamplingMode.GREEDY, SamplingMode.TEMPERATURE),
         )
 
     def _prompts(self, folder: StageFolder) -> None:
