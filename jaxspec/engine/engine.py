@@ -60,7 +60,7 @@ class Engine:
           mesh: the devices that the weights lie on; one by default.
           sampling_modes: which decode programs to compile: "greedy" serves batches in which every
             temperature is 0, "sampled" serves any batch (by two programs where searching for top-k and
-            top-p costs the same whether a request uses them or not: on a GPU).
+            top-p costs the same whether a request uses them or not: on a GPU), a `SamplingMode` one program.
         """
         self._modes = parse_modes(sampling_modes)
         mesh = mesh or make_mesh()
