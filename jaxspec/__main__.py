@@ -1,10 +1,11 @@
 """One prompt on the command line: `jaxspec "Why is the sky blue?"`, or `python -m jaxspec`.
 
-The answer streams to stdout; progress, statistics and errors go to stderr.
+The answer streams to stdout; progress, statistics and errors go to stderr. Exit status: 0; 2 for bad input,
+or where stdout cannot be written; 130 after Ctrl-C.
 """
 
 import argparse
-import os
+import secrets
 import sys
 import time
 
@@ -17,6 +18,7 @@ from jaxspec.command_line import (
     drafter_options,
     report,
     sampling_params,
+    write,
 )
 from jaxspec.config import ConfigError, list_configs
 from jaxspec.engine import Generation
@@ -33,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         help=f"a configuration ({', '.join(list_configs())}), a TOML file, a checkpoint folder, a .gguf file "
         "or a Hugging Face Hub id; default: %(default)s",
     )
-    add_sampling_options(parser, seed=None)
+    add_sampling_options(parser)
     add_speculation_options(parser)
     args = parser.parse_args(arguments)
     try:
@@ -43,16 +45,14 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader of the pipe has gone; Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     return 0
 
 
 def _answer(args: argparse.Namespace) -> None:
     if not args.prompt:
         raise CommandError("the prompt is empty")
+    if args.seed is None:
+        args.seed = secrets.randbits(64)
     params = sampling_params(args)
     engine = load(
         args.model,
@@ -66,17 +66,18 @@ def _answer(args: argparse.Namespace) -> None:
         raise CommandError(error) from None
     start = time.perf_counter()
     for delta in deltas:
-        print(delta.text, end="", flush=True)
-    print(flush=True)
+        write(delta.text)
+    write("\n")
     assert delta.generation is not None  # the last piece carries it
-    print(_summary(delta.generation, time.perf_counter() - start), file=sys.stderr)
+    seed = f"; seed {args.seed}" if params.temperature else ""
+    print(f"[{_summary(delta.generation, time.perf_counter() - start)}{seed}]", file=sys.stderr)
 
 
 def _summary(generation: Generation, seconds: float) -> str:
     count, stats = len(generation.token_ids), generation.stats
     return (
-        f"[{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s; "
-        f"{stats.steps} target passes, acceptance length {stats.acceptance_length:.2f}]"
+        f"{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s; "
+        f"{stats.steps} target passes, acceptance length {stats.acceptance_length:.2f}"
     )
 
 
