@@ -116,7 +116,9 @@ def test_a_line_that_is_too_long_is_passed_over_and_never_held(read, monkeypatch
     first, error, last = read(short, '{"prompt": "' + "y" * 300 + '"}', '{"prompt": "b"}')
     assert (first.prompt, last) == ("x" * 25, row(3, 2, "b"))
     assert str(error) == "in.jsonl line 2: longer than 40 bytes"
-    assert [str(error) for error in read("z" * 40)] == ["in.jsonl line 1: not JSON: Expecting value at column 1"]
+    assert [str(error) for error in read("z" * 40)] == [
+        "in.jsonl line 1: not JSON: Expecting value at column 1"
+    ]
     for length in range(41, 140):
         error, last = read("z" * length, '{"prompt": "b"}')
         assert (str(error), last.id) == ("in.jsonl line 1: longer than 40 bytes", 1)
