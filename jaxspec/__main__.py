@@ -21,7 +21,7 @@ from jaxspec.command_line import (
     write,
 )
 from jaxspec.config import ConfigError, list_configs
-from jaxspec.engine import Generation
+from jaxspec.engine import EngineError, Generation
 from jaxspec.engine.load import DEFAULT_MODEL, load, resolve_config
 from jaxspec.sampling import required_mode
 
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         _answer(args)
-    except (ConfigError, CheckpointError, CommandError) as error:
+    except (ConfigError, CheckpointError, CommandError, EngineError) as error:
         return report(error)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)

@@ -52,6 +52,7 @@ from jaxspec.command_line import (
     write,
 )
 from jaxspec.config import Config, ConfigError
+from jaxspec.engine import EngineError
 from jaxspec.engine.load import load, resolve_config
 from jaxspec.provenance import provenance
 from jaxspec.sampling import SamplingParams, required_mode
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parse(arguments)
     try:
         return _generate(args, shlex.join(["scripts/generate_batch.py", *arguments]))
-    except (ConfigError, CheckpointError, CommandError, InputError, OutputError) as error:
+    except (ConfigError, CheckpointError, CommandError, EngineError, InputError, OutputError) as error:
         return report(error)
     except KeyboardInterrupt:
         print(f"interrupted: {args.output} holds what was finished; --resume goes on", file=sys.stderr)

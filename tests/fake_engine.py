@@ -84,5 +84,6 @@ class FakeEngine:
         stats = AcceptanceStats()
         for _ in tokens:
             stats.add_step(2, 1)
-        reason = "failed" if request.prompt == [-1] else "length"
-        return Generation(" ".join(f"w{i}" for i in tokens), tokens, reason, request.prompt, stats)
+        text, seed = " ".join(f"w{i}" for i in tokens), request.params.seed
+        ended = ("failed", "it is a fake") if request.prompt == [-1] else ("length", None)
+        return Generation(text, tokens, ended[0], request.prompt, stats, seed, ended[1])

@@ -10,8 +10,7 @@ from typing import Any
 from jaxspec.batch.ids import RowId, hash_json
 from jaxspec.batch.read_ahead import ReadAhead
 from jaxspec.batch.rows import Row, RowError
-from jaxspec.engine import AcceptanceStats, Engine, Generation
-from jaxspec.engine.request import Request
+from jaxspec.engine import AcceptanceStats, Engine, Generation, Request
 from jaxspec.sampling import SamplingParams
 
 LOOK_AHEAD = 16
@@ -30,14 +29,9 @@ def row_seed(seed: int, row_id: RowId, turn: int) -> int:
 
 @dataclass(frozen=True)
 class Answer:
-    """A finished row: one generation, or one for each of its turns.
-
-    Attributes:
-      seed: of the run; a turn's own is `row_seed`.
-    """
+    """A finished row: one generation, or one for each of its turns."""
 
     row: Row
-    seed: int
     generations: list[Generation]
 
     @property
@@ -47,23 +41,12 @@ class Answer:
 
     def as_dict(self) -> dict[str, Any]:
         """The output row: the last turn's answer; for a row with turns every turn's too, under "turns"."""
-        turns = [self._record(turn) for turn in range(len(self.generations))]
+        turns = [_record(generation) for generation in self.generations]
         record = {"id": self.row.id, "input_digest": self.row.digest, **turns[-1]}
         record["stats"] = self.stats.as_dict()
         if self.row.turns:
             record["turns"] = turns
         return record
-
-    def _record(self, turn: int) -> dict[str, Any]:
-        generation = self.generations[turn]
-        return {
-            "text": generation.text,
-            "token_ids": generation.token_ids,
-            "prompt_tokens": len(generation.prompt_token_ids),
-            "finish_reason": generation.finish_reason,
-            "seed": row_seed(self.seed, self.row.id, turn),
-            "stats": generation.stats.as_dict(),
-        }
 
 
 @dataclass(frozen=True)
@@ -158,11 +141,11 @@ class BatchRun:
         self.stats.add(generation.stats)
         asked = replace(asked, generations=[*asked.generations, generation])
         if generation.finish_reason not in ("stop", "length"):
-            self._fail(asked, len(asked.generations), f"the engine ended it as {generation.finish_reason!r}")
+            self._fail(asked, len(asked.generations), f"{generation.finish_reason}: {generation.error}")
         elif len(asked.generations) < len(asked.row.turns):
             self._next_turns.append(asked)
         else:
-            self._done[asked.place] = Answer(asked.row, self.seed, asked.generations)
+            self._done[asked.place] = Answer(asked.row, asked.generations)
 
     def _next_request(self) -> Request | None:
         """The next request, or None where there is none now."""
@@ -212,6 +195,17 @@ class _Requests(Iterator[Request]):
         if request is None:
             raise StopIteration
         return request
+
+
+def _record(generation: Generation) -> dict[str, Any]:
+    return {
+        "text": generation.text,
+        "token_ids": generation.token_ids,
+        "prompt_tokens": len(generation.prompt_token_ids),
+        "finish_reason": generation.finish_reason,
+        "seed": generation.seed,
+        "stats": generation.stats.as_dict(),
+    }
 
 
 def _total(parts: Iterable[AcceptanceStats]) -> AcceptanceStats:

@@ -167,8 +167,8 @@ def test_a_row_that_the_engine_fails_is_no_answer():
     run = BatchRun(FakeEngine(), [row(0, "fail"), row(1, "w6"), row(2, None, "w7", "fail", "w8")], GREEDY)
     assert sorted(shown(run), key=str) == [
         1,
-        "in.jsonl line 1: the engine ended it as 'failed'",
-        "in.jsonl line 3: turn 2: the engine ended it as 'failed'",
+        "in.jsonl line 1: failed: it is a fake",
+        "in.jsonl line 3: turn 2: failed: it is a fake",
     ]
 
 
