@@ -1,11 +1,10 @@
 """One prompt on the command line: `jaxspec "Why is the sky blue?"`, or `python -m jaxspec`.
 
-The answer streams to stdout; progress, statistics and errors go to stderr. Exit status: 0; 2 for bad input,
-or where stdout cannot be written; 130 after Ctrl-C.
+The answer streams to stdout; progress, statistics and errors go to stderr. Exit status: 0; 1 where the
+engine could not finish the answer; 2 for bad input, or where stdout cannot be written; 130 after Ctrl-C.
 """
 
 import argparse
-import secrets
 import sys
 import time
 
@@ -39,20 +38,17 @@ def main(arguments: list[str] | None = None) -> int:
     add_speculation_options(parser)
     args = parser.parse_args(arguments)
     try:
-        _answer(args)
+        return _answer(args)
     except (ConfigError, CheckpointError, CommandError, EngineError) as error:
         return report(error)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
-    return 0
 
 
-def _answer(args: argparse.Namespace) -> None:
+def _answer(args: argparse.Namespace) -> int:
     if not args.prompt:
         raise CommandError("the prompt is empty")
-    if args.seed is None:
-        args.seed = secrets.randbits(64)
     params = sampling_params(args)
     engine = load(
         args.model,
@@ -69,8 +65,13 @@ def _answer(args: argparse.Namespace) -> None:
         write(delta.text)
     write("\n")
     assert delta.generation is not None  # the last piece carries it
-    seed = f"; seed {args.seed}" if params.temperature else ""
-    print(f"[{_summary(delta.generation, time.perf_counter() - start)}{seed}]", file=sys.stderr)
+    generation = delta.generation
+    seed = f"; seed {generation.seed}" if params.temperature else ""
+    print(f"[{_summary(generation, time.perf_counter() - start)}{seed}]", file=sys.stderr)
+    if generation.error is None:
+        return 0
+    report(f"{generation.finish_reason}: {generation.error}")
+    return 1
 
 
 def _summary(generation: Generation, seconds: float) -> str:

@@ -18,6 +18,9 @@ SYNC_SECONDS = 5.0
 """How many seconds of answers a machine that fails may cost; a process that is killed costs none."""
 
 
+_ROW_BEGINS = b'{"id": '
+
+
 class OutputError(ValueError):
     """An output that cannot be used; the message names it."""
 
@@ -163,6 +166,10 @@ class OutputFile:
         with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
+                    # A machine that failed may have left zeros.
+                    begun = line.rstrip(b"\0")[: len(_ROW_BEGINS)]
+                    if not _ROW_BEGINS.startswith(begun):
+                        raise self._no_row(number)
                     return
                 self._add(number, line)
                 self._whole += len(line)
@@ -175,9 +182,12 @@ class OutputFile:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             is_row = False
         if not is_row:
-            raise OutputError(f"{self.path} line {number} is no output row: cannot resume from this file")
+            raise self._no_row(number)
         if self._finished.add(row_id, digest) is not None:
             raise OutputError(f"cannot resume {self.path}: line {number} is the second with id {row_id!r}")
+
+    def _no_row(self, number: int) -> OutputError:
+        return OutputError(f"{self.path} line {number} is no output row: cannot resume from this file")
 
 
 class Unanswered:
