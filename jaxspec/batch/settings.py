@@ -98,9 +98,10 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
+    """A small file whole, of a large one its beginning, its end, and blocks at even distances between."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        step = max(_BLOCK, (size - _BLOCK) // (_BLOCKS - 1))
-        for start in range(0, size, step):
-            file.seek(start)
+        count = min(-(-size // _BLOCK), _BLOCKS)
+        for index in range(count):
+            file.seek(index * (size - _BLOCK) // (count - 1) if count == _BLOCKS else index * _BLOCK)
             yield file.read(_BLOCK)
