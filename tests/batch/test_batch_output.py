@@ -103,7 +103,7 @@ def test_a_line_of_something_else_is_not_taken_for_a_torn_row(tmp_path, force):
     path = tmp_path / "notes.txt"
     path.write_text("my only copy", "utf-8")
     with (
-        pytest.raises(OutputError, match="is no output row|does not say"),
+        pytest.raises(OutputError, match=r"is no output row|does not say"),
         closing(OutputFile(path, resume=True)) as file,
     ):
         file.begin(SETTINGS, {}, force=force)
