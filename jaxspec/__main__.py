@@ -49,6 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _answer(args: argparse.Namespace) -> int:
     if not args.prompt:
         raise CommandError("the prompt is empty")
+    if any("\ud800" <= character <= "\udfff" for character in args.prompt):
+        raise CommandError("the prompt is not valid Unicode")
     params = sampling_params(args)
     engine = load(
         args.model,

@@ -47,7 +47,8 @@ def write(text: str) -> None:
             print(text, end="", flush=True)
     except OSError as error:
         # Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise CommandError(f"cannot write to stdout: {error.strerror}") from None
 
 
