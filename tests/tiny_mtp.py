@@ -36,7 +36,7 @@ def write_with_mtp(folder: Path, target: Path, *, seed: int = 3) -> Path:
     config = ModelConfig.from_hf(json_config)
     name, width = layer_name(config), config.hidden_size
     model = nnx.eval_shape(
-        lambda: Mtp(config, num_speculative_tokens=1, page_size=1, dtype=jnp.float32, rngs=nnx.Rngs(0))
+        lambda: Mtp(config, num_speculative_tokens=1, dtype=jnp.float32, rngs=nnx.Rngs(0))
     )
     for tensor, shape in dict(t for _, source in declared(model) for t in source.tensors).items():
         matrix = rng.normal(size=shape) * shape[-1] ** -0.5

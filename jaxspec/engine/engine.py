@@ -95,7 +95,6 @@ class Engine:
         self._in_flight: deque[InFlight] = deque()
         self._state = init_state(target, drafter, self.config, mesh=mesh)
         settings = StepSettings(
-            page_size=self.config.page_size,
             steps_per_dispatch=self.config.steps_per_dispatch,
             synthetic_acceptance_length=self.config.synthetic_acceptance_length,
         )
