@@ -95,10 +95,14 @@ class PagedMemory:
         self, layer: int, projected: jax.Array, rope: RopeTables, pool: Pool | None, *, scale: float
     ) -> tuple[jax.Array, "PagedMemory"]:
         kept = self.caches[layer]
-        window, *compressed = kept if isinstance(kept, tuple) else (kept,)
+        window = kept[0] if isinstance(kept, tuple) else kept
         window, queries = self._rotate_and_write(layer, window, projected, rope)
+        entries = None
+        new: LayerCache = window
         if pool is not None:
-            compressed = list(self._write_entries(layer, *compressed, pool))
+            _, states, entries = kept
+            states, entries = self._write_entries(layer, states, entries, pool)
+            new = (window, states, entries)
 
         def attend(queries: jax.Array, metadata: Any) -> jax.Array:
             return indexed_attention(
@@ -106,14 +110,13 @@ class PagedMemory:
                 window,
                 metadata.window_slots,
                 metadata.window_lengths,
-                compressed[-1] if compressed else None,
+                entries,
                 metadata.page_table,
                 metadata.num_entries,
                 scale=scale,
             )
 
-        attended = self._by_block(layer, queries, attend)
-        return attended, self._with(layer, (window, *compressed) if compressed else window)
+        return self._by_block(layer, queries, attend), self._with(layer, new)
 
     def write(self, layer: int, projected: jax.Array, rope: RopeTables) -> "PagedMemory":
         """Keeps the keys and values of rows that do not attend; arguments as those of `attend`."""

@@ -186,5 +186,5 @@ def refresh_shifted(
     features: jax.Array,
     cache: tuple[LayerCache, ...],
 ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-    """Refresh of drafters whose row i, at position i, pairs the feature [N, M'] at i with the token at i + 1."""
+    """Refresh of drafters whose row at position i pairs the feature there with the token at i + 1."""
     return drafter.run(target, rows.next_tokens, features, rows.blocks, cache)

@@ -35,6 +35,7 @@ class LatentAttention(nnx.Module):
         nope, rope, values = latent.qk_nope_head_dim, latent.qk_rope_head_dim, latent.v_head_dim
         rank, query_rank = latent.kv_lora_rank, latent.q_lora_rank
         self.config, self.num_heads = latent, heads
+        assert config.attention_scale is not None
         self.scale = config.attention_scale
         into_query = f"{name}.q_a_proj" if query_rank else f"{name}.q_proj"
         self.query_width = query_rank or heads * (nope + rope)
