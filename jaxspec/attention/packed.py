@@ -37,6 +37,11 @@ class PackedMemory:
     segments: jax.Array
     kept: Mapping[int, tuple[KeysValues, ...]] = field(default_factory=dict)
 
+    @property
+    def ahead(self) -> int:
+        """How many positions past their own the rows of the next pass stand."""
+        return len(self.kept.get(0, ()))
+
     def attend(
         self,
         layer: int,

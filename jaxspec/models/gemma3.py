@@ -25,10 +25,14 @@ class Gemma3Norm(nnx.Module):
             rngs, (width,), (None,), Whole(f"{name}.weight", (width,)), dtype=dtype, init="zeros"
         )
 
+    def factors(self) -> jax.Array:
+        """f32[width], what normed rows are multiplied by."""
+        return 1 + self.offset[...].astype(jnp.float32)
+
     def __call__(self, x: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
-        return (wide * (1 + self.offset[...].astype(jnp.float32))).astype(x.dtype)
+        return (wide * self.factors()).astype(x.dtype)
 
 
 class Gemma3Attention(Attention):

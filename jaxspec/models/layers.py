@@ -31,6 +31,10 @@ class RMSNorm(nnx.Module):
             rngs, (width,), (None,), Whole(f"{name}.weight", (width,)), dtype=dtype, init="ones"
         )
 
+    def factors(self) -> jax.Array:
+        """f32[width], what normed rows are multiplied by."""
+        return self.scale[...].astype(jnp.float32)
+
     def __call__(self, x: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
