@@ -76,7 +76,6 @@ class EngineCore:
         self._make_state: Callable[[], EngineState] = partial(init_state, target, drafter, config, mesh=mesh)
         self.state = self._make_state()
         settings = StepSettings(
-            page_size=config.page_size,
             steps_per_dispatch=config.steps_per_dispatch,
             synthetic_acceptance_length=config.synthetic_acceptance_length,
         )

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from jaxspec.attention import PageTable
 from jaxspec.engine.scheduler import Chunk
 from jaxspec.engine.state import MAX_STOP_TOKENS, EngineState, PrefillBatch
 from jaxspec.sampling import SamplingState, seed_words
@@ -15,7 +16,7 @@ def pack_prefill(
     chunks: Sequence[Chunk], state: EngineState, *, rows: int, width: int, whole: Sharding
 ) -> PrefillBatch:
     """Packs at most `rows` chunks of at most `width` tokens; rows left over name a slot past the end."""
-    num_slots, table_width = state.page_table.shape
+    num_slots, table_width = state.page_table.pages.shape
     tokens = np.zeros((rows, width + 1), np.int32)
     arrays = {
         "slot": np.full(rows, num_slots, np.int32),
@@ -53,4 +54,5 @@ def pack_prefill(
         sampling["seed"][row] = seed_words(request.seed)
     arrays |= {"tokens": tokens[:, :-1], "next_tokens": tokens[:, 1:]}
     placed, placed_sampling = jax.device_put((arrays, sampling), whole)
-    return PrefillBatch(**placed, sampling=SamplingState(**placed_sampling))
+    page_table = PageTable(placed.pop("pages"), state.page_table.page_size)
+    return PrefillBatch(**placed, page_table=page_table, sampling=SamplingState(**placed_sampling))

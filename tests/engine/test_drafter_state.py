@@ -17,7 +17,7 @@ def cached(engine, count):
     state = engine.core.state
     page_size = engine.config.page_size
     position = np.arange(count)
-    page = np.asarray(state.page_table[0])[position // page_size]
+    page = np.asarray(state.page_table.pages[0])[position // page_size]
     assert (page > 0).all()
     layers = (*state.target_cache, *state.draft_cache)
     return [np.asarray(layer)[page, :, :, position % page_size] for layer in layers]

@@ -9,6 +9,7 @@ import pytest
 from tiny_engines import DRAFTERS, PAIRS, start_afresh
 
 from jaxspec import SamplingParams
+from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.sampling import SamplingMode
 
 
@@ -69,7 +70,16 @@ def test_the_compiled_loop_drafts_what_the_host_driven_one_does(
 def test_an_oracle_without_its_last_draft_step_is_found_out(tiny_engines, prompts, monkeypatch):
     engine = tiny_engines.load("near", 7)
     compiled = answers_and_caches(engine, prompts, temperatures=[0.0])
-    monkeypatch.setattr(engine.programs, "num_drafts", 6)
+    host_propose = AutoregressiveDrafter.host_propose
+
+    def without_the_last(drafter, compile_program, *, mode):
+        def skipping(function):
+            program = compile_program(function)
+            return lambda context, state, *i: state if i and int(i[0]) == 6 else program(context, state, *i)
+
+        return host_propose(drafter, skipping, mode=mode)
+
+    monkeypatch.setattr(AutoregressiveDrafter, "host_propose", without_the_last)
     drive_from_python(engine, monkeypatch)
     with pytest.raises(AssertionError):
         assert_same(compiled, answers_and_caches(engine, prompts, temperatures=[0.0]))

@@ -42,7 +42,7 @@ def test_nan_at_rejected_positions_and_in_their_entries_changes_nothing(engine, 
     def poisoned_decode(state, live, *, mode):
         state, output = decode(state, live, mode=mode)
         # The pages of a slot that is done may be another's by now.
-        table, length = state.page_table, jnp.where(state.active, state.length, 10**6)
+        table, length = state.page_table.pages, jnp.where(state.active, state.length, 10**6)
         # A draft model has read the last token itself: one position more than the target.
         target_cache = poison_from(state.target_cache, table, length, 8)
         draft_cache = poison_from(state.draft_cache, table, length + 1, 8)

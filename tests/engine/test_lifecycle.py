@@ -177,7 +177,7 @@ def test_logits_that_are_not_finite_end_their_request_and_no_other(
     def poisoned(state, live, *, mode):
         calls.append(1)
         if len(calls) == (1 if at == "prompt" else 6):
-            page = state.page_table[0, 0]
+            page = state.page_table.pages[0, 0]
             cache = jax.tree.map(lambda layer: layer.at[page].set(jnp.nan), state.target_cache)
             state = jax.tree_util.tree_map(lambda x: x, state)
             object.__setattr__(state, "target_cache", cache)

@@ -46,7 +46,7 @@ def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, 
     def poisoned_decode(state, live, *, mode):
         state, output = decode(state, live, mode=mode)
         page_size = state.target_cache[0].shape[3]
-        table = state.page_table[0]
+        table = state.page_table.pages[0]
         position = jnp.arange(table.size * page_size)
 
         def fill(cache, length):
