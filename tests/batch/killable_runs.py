@@ -1,7 +1,8 @@
 """Runs of the batch script that can be killed, each forked from one process that has imported it.
 
-A line of stdin is {"arguments": [...], "seconds": when to kill it, or null}; a line of stdout, after
-a first one that says "ready", is its exit status, negative for a signal. With "fake" as its argument, runs have an engine without a model.
+A line of stdin is {"arguments": [...], "seconds": when to kill it, or null}. The first line of stdout is
+"ready", the others are exit statuses, negative for a signal. With "fake" as its argument, runs have an
+engine without a model.
 """
 
 import importlib.util
