@@ -102,6 +102,7 @@ def test_killed_runs_are_resumed_to_the_same_answers(process, tiny_config, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("process", ["model"], indirect=True)
 def test_killed_runs_of_a_model_are_resumed_to_the_same_answers(process, tiny_config, tmp_path):
     left = kill_and_resume(process, tiny_config, tmp_path, rows=600, kills=50, options=[])
