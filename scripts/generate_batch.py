@@ -11,6 +11,7 @@ written; 130 after Ctrl-C.
 import argparse
 import dataclasses
 import json
+import os
 import secrets
 import shlex
 import sys
@@ -123,7 +124,10 @@ def _generate(args: argparse.Namespace, command: str) -> int:
         summary = job.run(output)
     if args.summary is not None:
         _write_json(args.summary, {**summary.as_dict(), **about})
-    write(summary.table() + "\n")
+    if _is_stdout(args.output):
+        print(summary.table(), file=sys.stderr)
+    else:
+        write(summary.table() + "\n")
     return 1 if summary.failed else 0
 
 
@@ -138,6 +142,13 @@ def _check_files(args: argparse.Namespace) -> None:
         raise CommandError("--input, --output and --summary must be different files")
     if args.summary is not None:
         _write_json(args.summary, None)
+
+
+def _is_stdout(path: Path) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(sys.stdout.fileno()))
+    except (OSError, AttributeError):  # closed, or no file of the system's
+        return False
 
 
 def _write_json(path: Path, values: dict[str, Any] | None) -> None:

@@ -383,6 +383,14 @@ def test_a_full_device_is_one_line(run, faked, tmp_path, monkeypatch, capsys, de
     assert device == "output" or len(output(tmp_path)) == 4
 
 
+def test_answers_to_stdout_are_all_that_is_there(run, faked, tmp_path, monkeypatch, capsys):
+    with (tmp_path / "out.jsonl").open("a") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        assert run(lines=LINES) == 0
+    assert len(output(tmp_path)) == 4
+    assert "4: 4 answered" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("never_loads")
 @pytest.mark.parametrize(
     ("options", "problem"),
