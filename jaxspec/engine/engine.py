@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jaxspec.checkpoints import Tokenizer
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.drafters.base import Drafter, Target
+from jaxspec.engine.counters import Counters
 from jaxspec.engine.packing import pack_prefill
 from jaxspec.engine.pages import PageAllocator
 from jaxspec.engine.programs import Programs
@@ -40,6 +41,9 @@ class Engine:
     """Speculative generation with one target and one drafter. Made by `jaxspec.load`.
 
     Not thread-safe; several `stream`s of one thread may be read in turn.
+
+    Attributes:
+      counters: the work so far.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class Engine:
             steps_per_dispatch=self.config.steps_per_dispatch,
         )
         self._in_flight: deque[InFlight] = deque()
+        self.counters = Counters(compiles=1 + len(self._modes))
         self._state = init_state(target, drafter, self.config, mesh=mesh)
         settings = StepSettings(
             page_size=self.config.page_size,
@@ -263,10 +268,16 @@ class Engine:
         for chunks in plan.prefills:
             self._state, first = self.programs.prefill(self._state, self._pack(chunks))
             prefills.append(first)
+            self.counters.prompt_passes += 1
+            self.counters.prompt_rows += self.config.prefill_rows * self.config.prefill_chunk
+            self.counters.prompt_rows_used += sum(chunk.count for chunk in chunks)
         output = None
         if plan.decodes:
             mode = self._mode_for(plan.decodes)
             self._state, output = self.programs.decode(self._state, self._live_mask(), mode=mode)
+            self.counters.steps += self.config.steps_per_dispatch
+            self.counters.slot_steps += self.config.steps_per_dispatch * self.config.batch_size
+        self.counters.dispatches += len(prefills) + bool(plan.decodes)
         for array in jax.tree.leaves((prefills, output)):
             array.copy_to_host_async()
         return InFlight(plan, prefills, output)
@@ -278,6 +289,7 @@ class Engine:
                 if chunk.is_last:
                     self._scheduler.commit_first(chunk, int(tokens[row]), done=bool(done[row]))
         if in_flight.decode is not None:
+            self.counters.slot_steps_used += int(np.count_nonzero(in_flight.decode.num_tokens))
             steps = _steps(in_flight.decode)
             for running in in_flight.plan.decodes:
                 self._scheduler.commit_decode(running, [step[running.slot] for step in steps])
