@@ -18,7 +18,8 @@ from jaxspec import AcceptanceStats, SamplingParams
 from jaxspec.engine.counters import Counters
 
 SIZES = "--batch-size 2 --max-model-len 1024 --copy-bytes 4096 --repeats 1"
-SHAPE = f"--shape tiny --k 1 --acceptance 1.5 --engine dtype=float32 --engine prefill_chunk=64 {SIZES}"
+MODEL = "--shape tiny --k 1 --acceptance 1.5 --engine dtype=float32 --engine prefill_chunk=64"
+SHAPE = [*MODEL.split(), *SIZES.split()]
 
 
 def test_the_requests_are_those_that_other_engines_were_timed_on():
@@ -48,7 +49,7 @@ def test_arrivals_come_at_the_rate():
 
 def test_times_workloads_and_writes_where_they_come_from(tmp_path, capsys):
     file = tmp_path / "result.json"
-    options = [*SHAPE.split(), "--scale", "0.02", "--seed", "9", "--json", str(file)]
+    options = [*SHAPE, "--scale", "0.02", "--seed", "9", "--json", str(file)]
     assert bench_load.main([*options, "--only", "single 512+256", "--only", "mixed 256"]) == 0
     result = json.loads(file.read_text())
     single, mixed = result["rows"]
@@ -163,26 +164,25 @@ def test_figures_of_runs():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("", "give either CONFIG or --shape (see --help)"),
-        ("some --shape tiny", "give either CONFIG or --shape (see --help)"),
-        ("--shape tiny --repeats 0", "--repeats must be above 0, got 0 (see --help)"),
+        ([], "give either CONFIG or --shape (see --help)"),
+        (["some", "--shape", "tiny"], "give either CONFIG or --shape (see --help)"),
+        (["--shape", "tiny", "--repeats", "0"], "--repeats must be above 0, got 0 (see --help)"),
         (
-            "--shape tiny --engine slots=3",
+            ["--shape", "tiny", "--engine", "slots=3"],
             "argument --engine: 'slots=3' is no field of EngineConfig and its value (see --help)",
         ),
-        (f"{SHAPE} --only mixed", "--only: 'mixed' is none of 'ttft 512', 'ttft 4096', "),
+        ([*SHAPE, "--only", "mixed"], "--only: 'mixed' is none of 'ttft 512', 'ttft 4096', "),
         (
-            f"{SHAPE} --only single\u00a0512+256 --scale 2",
+            [*SHAPE, "--only", "single 512+256", "--scale", "2"],
             "prompt of 1024 tokens leaves no room to answer: max_model_len is 1024",
         ),
         (
-            f"{SHAPE} --only single\u00a0512+256 --scale 1.5",
+            [*SHAPE, "--only", "single 512+256", "--scale", "1.5"],
             "prompt of 768 tokens and 384 new ones need more than max_model_len 1024",
         ),
     ],
 )
 def test_what_cannot_be_timed_is_one_line(capsys, options, message):
-    options = [option.replace("\u00a0", " ") for option in options.split()]
     try:
         status = bench_load.main(options)
     except SystemExit as left:
