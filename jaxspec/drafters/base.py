@@ -12,7 +12,7 @@ import jax
 from flax import nnx
 
 from jaxspec.attention import LayerCache, LayerCacheShape
-from jaxspec.sampling import SamplingMode, SamplingState
+from jaxspec.sampling import DraftVocabulary, SamplingMode, SamplingState
 
 Target = Any
 """A target network of `jaxspec.models`, for drafters that share its embedding or its output head."""
@@ -109,8 +109,8 @@ class Drafter(nnx.Module):
         return ()
 
     @property
-    def draft_vocab(self) -> jax.Array | None:
-        """i32[V], the draft id of every target id or -1; None where the two vocabularies are one."""
+    def draft_vocab(self) -> DraftVocabulary | None:
+        """Which of the target's tokens it can draft; None for all of them, by the same ids."""
         return None
 
     def refresh(
