@@ -31,7 +31,7 @@ def test_row_keys_differ_by_seed_position_and_purpose():
 
 
 def test_every_draft_of_every_step_has_a_number_of_its_own():
-    start, draft = jnp.meshgrid(jnp.array([0, 1, 2, 2**22 - 1]), jnp.array([0, 1, 1023]))
+    start, draft = jnp.meshgrid(jnp.array([0, 1, 2, 2**22 - 1]), jnp.arange(random.MAX_DRAFTS))
     numbers = random.draft_position(start, draft).astype(jnp.uint32)
     assert len(np.unique(numbers)) == numbers.size
 
