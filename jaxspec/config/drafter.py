@@ -11,7 +11,7 @@ class DrafterConfig:
 
     Attributes:
       kind: "ngram", "eagle3", "eagle1", "peagle", "dflash", "mtp", "draft_model" or "none".
-      num_speculative_tokens: K, drafts per step.
+      num_speculative_tokens: K, drafts per step, at most 1024.
       source, file, sha256: the head's checkpoint; n-gram has none, and "mtp" takes the target's by default.
       sampling: "probabilistic" draws drafts from the head's distribution at the request's temperature
         and verifies against it; "greedy" takes the most likely token and verifies it as one-hot.
@@ -33,6 +33,10 @@ class DrafterConfig:
             raise ConfigError(f"drafter.kind {self.kind!r} is unknown; known: {', '.join(kinds)}")
         if self.kind != "none":
             at_least("drafter.num_speculative_tokens", self.num_speculative_tokens, 1)
+            if self.num_speculative_tokens > 1024:
+                raise ConfigError(
+                    f"drafter.num_speculative_tokens must be at most 1024, got {self.num_speculative_tokens}"
+                )
         if self.sampling not in ("probabilistic", "greedy"):
             raise ConfigError(f"drafter.sampling must be 'probabilistic' or 'greedy', not {self.sampling!r}")
         if self.kind not in ("none", "ngram", "mtp") and not self.source:

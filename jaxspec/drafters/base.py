@@ -24,7 +24,7 @@ from jaxspec.attention import (
     row_positions,
 )
 from jaxspec.config import ModelConfig
-from jaxspec.sampling import SamplingMode, SamplingState
+from jaxspec.sampling import DraftVocabulary, SamplingMode, SamplingState
 
 
 class Target(Protocol):
@@ -167,8 +167,8 @@ class Drafter(nnx.Module):
         return ()
 
     @property
-    def draft_vocab(self) -> jax.Array | None:
-        """i32[V], the draft id of every target id or -1; None where the two vocabularies are one."""
+    def draft_vocab(self) -> DraftVocabulary | None:
+        """Which of the target's tokens it can draft; None for all of them, by the same ids."""
         return None
 
     @abstractmethod

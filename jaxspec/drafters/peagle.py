@@ -17,6 +17,7 @@ from jaxspec.drafters.base import Context, Rows, Target
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config
 from jaxspec.drafters.one_pass import OnePassDrafter
 from jaxspec.models.parameters import Whole, parameter
+from jaxspec.sampling import DraftVocabulary
 
 MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 """What producers call the token that a mask row reads."""
@@ -101,7 +102,7 @@ class PEagle(OnePassDrafter):
         return self.network.cache_shapes
 
     @property
-    def draft_vocab(self) -> jax.Array | None:
+    def draft_vocab(self) -> DraftVocabulary | None:
         return self.network.draft_vocab
 
     def to_target(self, tokens: jax.Array) -> jax.Array:

@@ -207,7 +207,6 @@ class EngineCore:
             counters.slot_steps += steps * size.slots
         else:
             counters.prompt_passes += 1
-        counters.compiles = len(self.programs.compiled)
 
     def _chunks_beside(self) -> int:
         """The pieces that a decoding step can read of prompts, with what is compiled so far."""
