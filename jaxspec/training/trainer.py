@@ -73,7 +73,11 @@ class Trainer:
         self._frozen = jax.device_put(
             {"target": target_weights, "head": cast(frozen, self.dtype)}, self._copied
         )
-        static: dict[str, Any] = {"graphs": (self._head_graph, target_graph), "config": config, "dtype": self.dtype}
+        static: dict[str, Any] = {
+            "graphs": (self._head_graph, target_graph),
+            "config": config,
+            "dtype": self.dtype,
+        }
         self._update = jax.jit(partial(_update, optimizer=self.optimizer, **static), donate_argnums=0)
         self._validate = jax.jit(partial(_validate, **static))
 
