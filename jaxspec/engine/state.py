@@ -99,8 +99,9 @@ class PrefillBatch:
       start: i32[R], position of the first token.
       count: i32[R], tokens in the chunk.
       is_last: bool[R], the chunk ends the prompt.
+      known: i32[R], the token after the last one where it is not to be sampled; -1 elsewhere.
       page_table: of [R, T], the slots' rows.
-      remaining: i32[R], tokens that the request may emit.
+      remaining: i32[R], tokens that the request may emit, a known one included.
       stop_tokens: i32[R, MAX_STOP_TOKENS].
       sampling: of each request.
     """
@@ -111,6 +112,7 @@ class PrefillBatch:
     start: jax.Array
     count: jax.Array
     is_last: jax.Array
+    known: jax.Array
     page_table: PageTable
     remaining: jax.Array
     stop_tokens: jax.Array
@@ -125,10 +127,12 @@ class PrefillOutput:
     Attributes:
       token: i32[R].
       done: bool[R], the request ends with it.
+      failed: bool[R], for the logits that it was sampled from are not finite.
     """
 
     token: jax.Array
     done: jax.Array
+    failed: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -142,6 +146,7 @@ class StepOutput:
       drafted: i32[B], drafts that were verified.
       accepted: i32[B], how many of them the target accepted, whether or not a stop cut them off.
       done: bool[B], the slot's request ended in this step.
+      failed: bool[B], it ended because the logits after the last emitted token are not finite.
     """
 
     tokens: jax.Array
@@ -149,3 +154,4 @@ class StepOutput:
     drafted: jax.Array
     accepted: jax.Array
     done: jax.Array
+    failed: jax.Array

@@ -57,16 +57,18 @@ def prefill(
         capture=drafter.capture,
     )
     logits = target.logits(_row_of_each(hidden, block, last_row))[:, None]
+    failed = batch.is_last & ~finite_rows(logits)[:, 0]
     # One row of a whole prompt: a program per mode would not pay.
     logits = process_logits(logits, batch.sampling, mode=SamplingMode.TRUNCATED)[:, 0]
     token = sample(logits, batch.sampling, batch.start + last_row, Purpose.BONUS)
+    token = jnp.where(batch.known < 0, token, batch.known)
 
     is_end = batch.is_last[:, None] & (index == last_row[:, None])
     next_tokens = jnp.where(is_end, token[:, None], batch.next_tokens)
     rows = Rows(batch.tokens.reshape(-1), next_tokens.reshape(-1), hidden, captured, (block,))
     draft_hidden, draft_cache = drafter.refresh(target, rows, state.draft_cache)
 
-    done = (token[:, None] == batch.stop_tokens).any(axis=1) | (batch.remaining <= 1)
+    done = (token[:, None] == batch.stop_tokens).any(axis=1) | (batch.remaining <= 1) | failed
     end = batch.start + batch.count
     slot = batch.slot
     # Rows without work name slot B: past the end, so dropped. (An index of -1 would write the last slot.)
@@ -90,7 +92,7 @@ def prefill(
         stop_tokens=put(state.stop_tokens, batch.stop_tokens),
         sampling=jax.tree.map(put, state.sampling, batch.sampling),
     )
-    return state, PrefillOutput(token, done & batch.is_last)
+    return state, PrefillOutput(token, done & batch.is_last, failed)
 
 
 def verify_and_commit(
@@ -142,10 +144,14 @@ def verify_and_commit(
     is_stop = (emitted[:, :, None] == state.stop_tokens[:, None, :]).any(axis=2)
     is_stop &= index <= accepted[:, None]
     up_to_stop = jnp.where(is_stop.any(axis=1), is_stop.argmax(axis=1) + 1, accepted + 1)
-    count = jnp.minimum(up_to_stop, state.remaining).astype(jnp.int32)
-    count = jnp.where(state.active, count, 0)
+    wanted = jnp.minimum(up_to_stop, state.remaining).astype(jnp.int32)
+    # Row i gives token i, so what comes before the first row of NaN still stands.
+    finite = finite_rows(logits)
+    sound = jnp.where(finite.all(axis=1), wanted, finite.argmin(axis=1)).astype(jnp.int32)
+    failed = state.active & (sound < wanted)
+    count = jnp.where(state.active, jnp.minimum(wanted, sound), 0)
     stopped = jnp.take_along_axis(is_stop, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
-    done = state.active & (stopped | (count >= state.remaining))
+    done = state.active & (stopped | (count >= state.remaining) | failed)
 
     block = replace(block, valid=state.active[:, None] & (index <= accepted[:, None]))
     rows = Rows(tokens.reshape(-1), emitted.reshape(-1), hidden, captured, (block,))
@@ -170,7 +176,13 @@ def verify_and_commit(
         drafted=jnp.where(ran, proposal.count, 0),
         accepted=jnp.where(ran, accepted, 0),
         done=done,
+        failed=failed,
     )
+
+
+def finite_rows(logits: jax.Array) -> jax.Array:
+    """bool[B, Q] of logits [B, Q, V]: none is NaN or +inf, and not all are -inf."""
+    return jnp.isfinite(logits.max(axis=-1))
 
 
 def _row_of_each(x: jax.Array, block: RowBlock, row: jax.Array) -> jax.Array:
