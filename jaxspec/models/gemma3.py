@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.attention import AttentionKind, AttentionMetadata, LayerCache
-from jaxspec.config import ModelConfig
+from jaxspec.config import ModelConfig, RopeConfig
 from jaxspec.models.layers import MLP, Attention, RopeTables
 from jaxspec.models.llama import Llama
 from jaxspec.models.parameters import Whole, parameter
@@ -79,6 +79,11 @@ class Gemma3(Llama):
     """
 
     norm_type = Gemma3Norm
+
+    @classmethod
+    def layer_ropes(cls, config: ModelConfig) -> tuple[RopeConfig, ...]:
+        local = config.local_rope or config.rope
+        return tuple(local if kind == "sliding_attention" else config.rope for kind in config.layer_types)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         x = self.embedding(tokens)

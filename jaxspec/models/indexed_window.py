@@ -35,6 +35,10 @@ class IndexedWindowLayer(PreNormLayer):
 class IndexedWindowModel(Llama):
     """A target network."""
 
+    @classmethod
+    def attention_kinds(cls, config: ModelConfig) -> tuple[AttentionKind, ...]:
+        return tuple(IndexedWindow(config.sliding_window or 0, ratio) for ratio in config.compress_ratios)
+
     def make_layer(self, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
         return IndexedWindowLayer(self.config, kind, f"model.layers.{index}", **args)
 

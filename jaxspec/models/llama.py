@@ -12,21 +12,18 @@ from jaxspec.attention import (
     AttentionMetadata,
     CacheShape,
     FullAttention,
-    IndexedWindow,
     LayerCache,
     LayerCacheShape,
     SlidingWindow,
 )
-from jaxspec.config import ModelConfig
+from jaxspec.config import ModelConfig, RopeConfig
 from jaxspec.models.layers import DecoderLayer, Embedding, Linear, RMSNorm, TiedEmbedding
 from jaxspec.models.parameters import product
 from jaxspec.models.rope import rope_tables
 
 
 def attention_kinds(config: ModelConfig) -> tuple[AttentionKind, ...]:
-    """The kind of attention of every layer."""
-    if config.compress_ratios:
-        return tuple(IndexedWindow(config.sliding_window or 0, ratio) for ratio in config.compress_ratios)
+    """The kind of attention of every layer, full or behind a window."""
     return tuple(
         SlidingWindow(config.sliding_window or 0) if kind == "sliding_attention" else FullAttention()
         for kind in config.layer_types
@@ -44,7 +41,8 @@ class Llama(nnx.Module):
     def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         self.config = config
-        self.kinds = attention_kinds(config)
+        self.kinds = self.attention_kinds(config)
+        self.ropes = self.layer_ropes(config)
         tied, sizes = config.tie_word_embeddings, (config.vocab_size, config.hidden_size)
         self.embedding: Any = (TiedEmbedding if tied else Embedding)(*sizes, "model.embed_tokens", **args)
         self.layers = nnx.List([self.make_layer(i, kind, **args) for i, kind in enumerate(self.kinds)])
@@ -54,6 +52,16 @@ class Llama(nnx.Module):
             if tied
             else Linear(config.hidden_size, config.vocab_size, "lm_head", axes=("embed", "vocab"), **args)
         )
+
+    @classmethod
+    def attention_kinds(cls, config: ModelConfig) -> tuple[AttentionKind, ...]:
+        """The kind of attention of every layer."""
+        return attention_kinds(config)
+
+    @classmethod
+    def layer_ropes(cls, config: ModelConfig) -> tuple[RopeConfig, ...]:
+        """The rope of every layer."""
+        return (config.rope,) * config.num_hidden_layers
 
     def make_layer(self, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
         """One block of the network: what another family differs in."""
