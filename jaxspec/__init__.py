@@ -2,6 +2,7 @@
 
 from jaxspec.checkpoints import CheckpointError
 from jaxspec.config import ConfigError, DrafterConfig, EngineConfig, list_configs
+from jaxspec.drafters.registry import register_drafter
 from jaxspec.engine import AcceptanceStats, Delta, Engine, Generation
 from jaxspec.engine.load import generate, load
 from jaxspec.sampling import SamplingParams
@@ -19,4 +20,5 @@ __all__ = [
     "generate",
     "list_configs",
     "load",
+    "register_drafter",
 ]

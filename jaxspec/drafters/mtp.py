@@ -10,19 +10,24 @@ Source: DeepSeek-V3, arXiv 2412.19437, section 2.2; vLLM 0.26, as above.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxspec.attention import AttentionKind, AttentionMetadata, FullAttention, LayerCache, LayerCacheShape
-from jaxspec.checkpoints import Checkpoint
-from jaxspec.config import ConfigError, ModelConfig
+from jaxspec.checkpoints import Checkpoint, open_checkpoint
+from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter, refresh_shifted
-from jaxspec.drafters.base import Rows, Target
+from jaxspec.drafters.base import Build, Description, DrafterReader, Rows, Target
+from jaxspec.drafters.flags import RECYCLED, Flag
+from jaxspec.drafters.head import network_arguments
+from jaxspec.drafters.layer_config import LAST_LAYER
 from jaxspec.models.deepseek import DeepseekLayer
 from jaxspec.models.latent_attention import latent_cache_shape
 from jaxspec.models.layers import Linear, RMSNorm
+from jaxspec.models.loading import IGNORED, matching, plan_module, target_config
 from jaxspec.models.rope import rope_tables
 
 RECYCLES_NORMED: Mapping[str, bool] = {"deepseek_v3": True, "glm4_moe_lite": False}
@@ -63,6 +68,8 @@ def mtp_config(checkpoint: Checkpoint, target: ModelConfig) -> ModelConfig:
 class Mtp(AutoregressiveDrafter):
     """One block of the target's family over the token and a hidden state; embedding and head are shared."""
 
+    title = "a model with multi-token-prediction layers"
+    weights_from = "target"
     target_ids = draft_ids = None
 
     def __init__(
@@ -89,6 +96,38 @@ class Mtp(AutoregressiveDrafter):
         self.projection = Linear(2 * width, width, f"{name}.eh_proj", axes=("embed", "embed"), **args)
         self.layer = DeepseekLayer(config, name, dense=False, **args)
         self.norm = RMSNorm(width, eps, f"{name}.shared_head.norm", **args)
+
+    @classmethod
+    def recognise(cls, checkpoint: Checkpoint) -> str | None:
+        config = checkpoint.config
+        is_there = f"model.layers.{config.get('num_hidden_layers')}.eh_proj.weight" in checkpoint.tensors
+        return f"model_type {config.get('model_type')}" if is_there else None
+
+    @classmethod
+    def describe(cls, checkpoint: Checkpoint, target: ModelConfig | None) -> Description:
+        own = target_config(checkpoint)
+        recycled = str(RECYCLES_NORMED.get(own.family, "unknown"))
+        return Description(
+            target="the model itself",
+            layers=LAST_LAYER,
+            flags=(Flag(RECYCLED, recycled, None, f"vLLM runs the layer of {own.family} so"),),
+            ignored=matching(checkpoint, tuple(p.replace("*", layer_name(own), 1) for p in COPIES)),
+            stand_in=own,
+        )
+
+    @classmethod
+    def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
+        assert config.source is not None  # the target's by default
+        checkpoint = open_checkpoint(config.source, file=config.file, sha256=config.sha256)
+        layer = mtp_config(checkpoint, target)
+        prefix = f"{layer_name(layer)}."
+        own = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)}
+        plan = plan_module(
+            lambda rngs: cls(layer, **network_arguments(config, build), dtype=build.dtype, rngs=rngs),
+            replace(checkpoint, tensors=own),
+            ignore=(*IGNORED, *COPIES),
+        )
+        return lambda _: plan.read(build.mesh, packed=build.packed)
 
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Generic, TypeVar
 
 import jax
@@ -132,6 +133,11 @@ def plan_module(
     parameters = [(variable, find(source)) for variable, source in declared(module)]
     tensors.finish()
     return ModulePlan(module, parameters)
+
+
+def matching(checkpoint: Checkpoint, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of a checkpoint's tensors that match one of the patterns, in order."""
+    return tuple(n for n in sorted(checkpoint.tensors) if any(fnmatchcase(n, p) for p in patterns))
 
 
 def export_tensors(module: nnx.Module) -> dict[str, np.ndarray]:
