@@ -5,6 +5,7 @@ from jaxspec.config import ConfigError, DrafterConfig, EngineConfig, list_config
 from jaxspec.drafters.registry import register_drafter
 from jaxspec.engine import AcceptanceStats, Delta, Engine, Generation
 from jaxspec.engine.load import generate, load
+from jaxspec.models.registry import register_family
 from jaxspec.sampling import SamplingParams
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "list_configs",
     "load",
     "register_drafter",
+    "register_family",
 ]

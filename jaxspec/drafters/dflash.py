@@ -30,8 +30,8 @@ from jaxspec.drafters.layer_config import architecture, captured_streams, is_spe
 from jaxspec.drafters.one_pass import OnePassDrafter
 from jaxspec.drafters.peagle import checked_mask_token
 from jaxspec.drafters.vocabulary import to_target_ids, vocabulary_buffers
+from jaxspec.models.decoder import attention_kinds
 from jaxspec.models.layers import DecoderLayer, Embedding, Linear, RMSNorm
-from jaxspec.models.llama import attention_kinds
 from jaxspec.models.rope import rope_tables
 
 

@@ -13,7 +13,7 @@ from jaxspec.drafters.autoregressive import AutoregressiveDrafter, gather_row
 from jaxspec.drafters.base import Build, Description, DrafterReader, Rows, Target
 from jaxspec.drafters.formats import open_drafter
 from jaxspec.drafters.head import network_arguments
-from jaxspec.models.llama import Llama
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.loading import IGNORED, matching, plan_target, target_config
 
 
@@ -26,7 +26,7 @@ class DraftModel(AutoregressiveDrafter):
     lead = 1
 
     def __init__(
-        self, model: Llama, *, num_speculative_tokens: int, page_size: int, probabilistic: bool = True
+        self, model: Decoder, *, num_speculative_tokens: int, page_size: int, probabilistic: bool = True
     ):
         self.model = model
         self.num_speculative_tokens = num_speculative_tokens

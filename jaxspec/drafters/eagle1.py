@@ -19,8 +19,8 @@ from jaxspec.drafters.base import Rows, Target
 from jaxspec.drafters.flags import Flag, key_flag, layer_flags, tensor_flag
 from jaxspec.drafters.head import Head
 from jaxspec.drafters.layer_config import LAST_LAYER
+from jaxspec.models.decoder import attention_kinds
 from jaxspec.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm, RopeTables
-from jaxspec.models.llama import attention_kinds
 from jaxspec.models.rope import rope_tables
 
 

@@ -27,8 +27,8 @@ from jaxspec.drafters.layer_config import (
     layer_config,
 )
 from jaxspec.drafters.vocabulary import vocabulary_buffers
+from jaxspec.models.decoder import attention_kinds
 from jaxspec.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm, RopeTables
-from jaxspec.models.llama import attention_kinds
 from jaxspec.models.rope import rope_tables
 
 

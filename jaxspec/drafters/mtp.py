@@ -9,7 +9,6 @@ for both). Draft 0 is the same either way.
 Source: DeepSeek-V3, arXiv 2412.19437, section 2.2; vLLM 0.26, as above.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,14 +23,10 @@ from jaxspec.drafters.base import Build, Description, DrafterReader, Rows, Targe
 from jaxspec.drafters.flags import RECYCLED, Flag
 from jaxspec.drafters.head import network_arguments
 from jaxspec.drafters.layer_config import LAST_LAYER
-from jaxspec.models.deepseek import DeepseekLayer
-from jaxspec.models.latent_attention import latent_cache_shape
 from jaxspec.models.layers import Linear, RMSNorm
 from jaxspec.models.loading import IGNORED, matching, plan_module, target_config
+from jaxspec.models.registry import FAMILIES
 from jaxspec.models.rope import rope_tables
-
-RECYCLES_NORMED: Mapping[str, bool] = {"deepseek_v3": True, "glm4_moe_lite": False}
-"""By family, whether a step reads the previous one's output after `shared_head.norm` or before it."""
 
 COPIES = ("*.embed_tokens.weight", "*.shared_head.head.weight")
 """Tensors of the layer that are copies of the target's embedding and output head, which are used instead."""
@@ -49,8 +44,8 @@ def mtp_config(checkpoint: Checkpoint, target: ModelConfig) -> ModelConfig:
       ConfigError: its family has no such layer, the checkpoint holds none, or it does not fit the target.
     """
     config = ModelConfig.from_hf(checkpoint.config)
-    if config.family not in RECYCLES_NORMED:
-        known = ", ".join(RECYCLES_NORMED)
+    if FAMILIES[config.family].recycles_normed is None:
+        known = ", ".join(name for name, family in FAMILIES.items() if family.recycles_normed is not None)
         raise ConfigError(
             f"drafter.kind 'mtp' is not supported for model_type {config.family!r}; supported: {known}"
         )
@@ -90,11 +85,13 @@ class Mtp(AutoregressiveDrafter):
         self.hidden_size = width
         self.trained_length = config.max_position_embeddings
         self.kinds = (FullAttention(),)
+        family = FAMILIES[config.family]
+        self.recycles_normed = family.recycles_normed
         self.draft_vocab_size = config.vocab_size
         self.token_norm = RMSNorm(width, eps, f"{name}.enorm", **args)
         self.hidden_norm = RMSNorm(width, eps, f"{name}.hnorm", **args)
         self.projection = Linear(2 * width, width, f"{name}.eh_proj", axes=("embed", "embed"), **args)
-        self.layer = DeepseekLayer(config, name, dense=False, **args)
+        self.layer = family.make_layer(config, config.num_hidden_layers, self.kinds[0], **args)
         self.norm = RMSNorm(width, eps, f"{name}.shared_head.norm", **args)
 
     @classmethod
@@ -106,7 +103,7 @@ class Mtp(AutoregressiveDrafter):
     @classmethod
     def describe(cls, checkpoint: Checkpoint, target: ModelConfig | None) -> Description:
         own = target_config(checkpoint)
-        recycled = str(RECYCLES_NORMED.get(own.family, "unknown"))
+        recycled = str(FAMILIES[own.family].recycles_normed)
         return Description(
             target="the model itself",
             layers=LAST_LAYER,
@@ -131,7 +128,7 @@ class Mtp(AutoregressiveDrafter):
 
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
-        return (latent_cache_shape(self.config),)
+        return (FAMILIES[self.config.family].layer_cache(self.config, self.kinds[0]),)
 
     def refresh(
         self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
@@ -152,8 +149,8 @@ class Mtp(AutoregressiveDrafter):
         x = self.projection(jnp.concatenate([self.token_norm(embedded), self.hidden_norm(hidden)], axis=-1))
         rope = rope_tables(self.config.rope, self.config.head_dim, positions)
         x, layer_cache = self.layer(x, cache[0], metadata[self.kinds[0]], rope)
-        return (self.norm(x) if RECYCLES_NORMED[self.config.family] else x), (layer_cache,)
+        return (self.norm(x) if self.recycles_normed else x), (layer_cache,)
 
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
         # Exactly one norm feeds the head, whichever form of the hidden state is recycled.
-        return target.logits(hidden if RECYCLES_NORMED[self.config.family] else self.norm(hidden))
+        return target.logits(hidden if self.recycles_normed else self.norm(hidden))

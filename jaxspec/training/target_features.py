@@ -4,8 +4,8 @@ from typing import cast
 
 import jax
 
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import DecoderLayer
-from jaxspec.models.llama import Llama
 from jaxspec.models.rope import rope_tables
 from jaxspec.training.packed_rows import PackedRows, attend, visible_rows
 
@@ -14,9 +14,9 @@ FAMILIES = ("llama", "mistral", "qwen3")
 
 
 def target_features(
-    target: Llama, rows: PackedRows, capture: tuple[int, ...]
+    target: Decoder, rows: PackedRows, capture: tuple[int, ...]
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """What `Llama.__call__` returns, without a cache.
+    """What `Decoder.__call__` returns, without a cache.
 
     Returns:
       The hidden states after the final norm [B, S, M], and those that `capture` names.
