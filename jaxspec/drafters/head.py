@@ -95,7 +95,6 @@ def network_arguments(config: DrafterConfig, build: Build) -> dict[str, Any]:
     """What every drafter with a network takes."""
     return {
         "num_speculative_tokens": config.num_speculative_tokens,
-        "page_size": build.page_size,
         "probabilistic": config.sampling == "probabilistic",
     }
 

@@ -63,7 +63,7 @@ def inspect(drafter: SourceConfig, target: SourceConfig | None = None) -> Report
     if fitting is not None:
         config = DrafterConfig(kind, 1, drafter.source, drafter.file, drafter.sha256)
         try:
-            plan_drafter(config, fitting, Build(page_size=16, dtype=jnp.dtype(jnp.float32)))
+            plan_drafter(config, fitting, Build(jnp.dtype(jnp.float32)))
         except (ConfigError, CheckpointError) as error:
             problem = str(error)
     return Report(

@@ -8,11 +8,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.attention import (
+    AnyMemory,
     AttentionKind,
-    AttentionMetadata,
     CacheShape,
     FullAttention,
-    LayerCache,
     LayerCacheShape,
     SlidingWindow,
 )
@@ -110,9 +109,7 @@ class Decoder(nnx.Module):
         self.ropes = self.layer_ropes(config)
         tied, sizes = config.tie_word_embeddings, (config.vocab_size, config.hidden_size)
         self.embedding: Any = (TiedEmbedding if tied else Embedding)(*sizes, "model.embed_tokens", **args)
-        self.layers = nnx.List(
-            [self.make_layer(config, i, kind, **args) for i, kind in enumerate(self.kinds)]
-        )
+        self.layers = nnx.List([self.make_layer(config, i, **args) for i in range(len(self.kinds))])
         self.norm = self.norm_type(config.hidden_size, config.rms_norm_eps, "model.norm", **args)
         self.head = (
             None
@@ -131,9 +128,9 @@ class Decoder(nnx.Module):
         return (config.rope,) * config.num_hidden_layers
 
     @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
+    def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
         """One block of the network, `model.layers.{index}` of a checkpoint."""
-        return DecoderLayer(config, kind, f"model.layers.{index}", **args)
+        return DecoderLayer(config, f"model.layers.{index}", **args)
 
     @classmethod
     def layer_cache(cls, config: ModelConfig, kind: AttentionKind) -> LayerCacheShape:
@@ -153,35 +150,30 @@ class Decoder(nnx.Module):
         self,
         tokens: jax.Array,
         positions: jax.Array,
-        cache: tuple[LayerCache, ...],
-        metadata: dict[AttentionKind, AttentionMetadata],
+        memory: AnyMemory,
         *,
         capture: tuple[int, ...] = (),
-    ) -> tuple[jax.Array, tuple[jax.Array, ...], tuple[LayerCache, ...]]:
-        """One forward pass over Q rows per slot.
+    ) -> tuple[jax.Array, tuple[jax.Array, ...], AnyMemory]:
+        """One forward pass over N rows.
 
         Args:
-          tokens, positions: i32[B, Q].
-          cache: one array per layer, rewritten at `metadata`'s slots.
-          metadata: of every kind in `kinds`, built for `positions`.
+          tokens, positions: i32[N].
+          memory: what these rows attend to, made for layers of `kinds`.
           capture: hidden states to return: i is the residual stream before layer i, and the number of
             layers means the output of the last one before the final norm.
 
         Returns:
-          The hidden states after the final norm [B, Q, M], the captured ones, and the cache.
+          The hidden states after the final norm [N, M], the captured ones, and the memory.
         """
         x = self.embed(tokens)
-        rope = rope_tables(self.config.rope, self.config.head_dim, positions)
-        local_rope = rope
-        if self.config.local_rope is not None:
-            local_rope = rope_tables(self.config.local_rope, self.config.head_dim, positions)
-        streams, new_cache = [x], []
-        for layer, kind, layer_cache in zip(self.layers, self.kinds, cache, strict=True):
-            tables = local_rope if isinstance(kind, SlidingWindow) else rope
-            x, layer_cache = layer(x, layer_cache, metadata[kind], tables)
+        tables = {
+            rope: rope_tables(rope, self.config.head_dim, positions) for rope in dict.fromkeys(self.ropes)
+        }
+        streams = [x]
+        for i, (layer, rope) in enumerate(zip(self.layers, self.ropes, strict=True)):
+            x, memory = layer(x, memory, i, tables[rope])
             streams.append(x)
-            new_cache.append(layer_cache)
-        return self.norm(x), tuple(streams[i] for i in capture), tuple(new_cache)
+        return self.norm(x), tuple(streams[i] for i in capture), memory
 
     @property
     def output_kernel(self) -> jax.Array:

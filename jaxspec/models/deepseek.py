@@ -142,7 +142,7 @@ class Deepseek(Decoder):
         }
 
     @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
+    def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
         assert config.moe is not None
         dense = index in config.moe.dense_layers
         return DeepseekLayer(config, f"model.layers.{index}", dense=dense, **args)

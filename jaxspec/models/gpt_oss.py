@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import AttentionKind
 from jaxspec.config import ModelConfig, MoeConfig
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.expert_sources import InterleavedGateUp
@@ -81,5 +80,5 @@ class GptOss(Decoder):
         return {"attention_sinks": True, "moe": moe}
 
     @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
-        return DecoderLayer(config, kind, f"model.layers.{index}", mlp=GptOssMoE, **args)
+    def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
+        return DecoderLayer(config, f"model.layers.{index}", mlp=GptOssMoE, **args)

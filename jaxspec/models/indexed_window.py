@@ -56,8 +56,8 @@ class IndexedWindowModel(Decoder):
         return tuple(IndexedWindow(config.sliding_window or 0, ratio) for ratio in config.compress_ratios)
 
     @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
-        return IndexedWindowLayer(config, kind, f"model.layers.{index}", **args)
+    def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
+        return IndexedWindowLayer(config, cls.attention_kinds(config)[index], f"model.layers.{index}", **args)
 
     @classmethod
     def layer_cache(cls, config: ModelConfig, kind: AttentionKind) -> LayerCacheShape:

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import AttentionKind
 from jaxspec.config import ModelConfig, MoeConfig
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.expert_sources import tensor_per_expert
@@ -65,7 +64,7 @@ class Qwen3Moe(Decoder):
         return {"qk_norm": True, "moe": moe}
 
     @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
+    def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
         assert config.moe is not None
         mlp = MLP if index in config.moe.dense_layers else Qwen3Experts
-        return DecoderLayer(config, kind, f"model.layers.{index}", mlp=mlp, **args)
+        return DecoderLayer(config, f"model.layers.{index}", mlp=mlp, **args)

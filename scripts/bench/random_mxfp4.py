@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxspec_kernels.expert_matmul import BLOCK, Mxfp4Weight
 
-from jaxspec.attention import AttentionKind
 from jaxspec.config import ModelConfig
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.moe import MoE
@@ -28,8 +27,8 @@ def with_packed_experts(family: type[Decoder]) -> type[Decoder]:
 
     class Packed(family):  # type: ignore[misc, valid-type]
         @classmethod
-        def make_layer(cls, config: ModelConfig, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
-            layer: Any = super().make_layer(config, index, kind, **args)
+        def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
+            layer: Any = super().make_layer(config, index, **args)
             assert isinstance(layer.mlp, MoE)
             for i, weight in enumerate((layer.mlp.gate_up, layer.mlp.down)):
                 dense = weight.get_value()
