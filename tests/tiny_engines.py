@@ -24,7 +24,7 @@ ATTENTION: dict[str, dict[str, Any]] = {
         "compress_ratios": [1, 4],
     },
     "latent": LATENT,
-    "own family": {"model_type": "parallel"},
+    "own family": {"model_type": "parallel", "attention_multiplier": 1.0, "seed": 1},
 }
 """The kinds of attention, and the family of docs/extending.md, as changes to `tiny_models.TARGET`; tests of
 every kind run over these."""

@@ -16,7 +16,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.language_model import language_model
 from jaxspec.models.packed_weights import stored_weight
-from jaxspec.models.parameters import PartialSource, Source
+from jaxspec.models.parameters import HeadRows, Source
 from jaxspec.models.registry import FAMILIES
 from jaxspec.sharding import make_mesh, replicated, sharding
 
@@ -106,7 +106,7 @@ def plan_module(
     shared: dict[str, TensorSource] = {}
 
     def find(source: Source) -> list[TensorSource]:
-        if not isinstance(source, PartialSource):
+        if not isinstance(source, HeadRows):
             return [tensors.take(name, shape, source.kind) for name, shape in source.tensors]
         ((name, shape),) = source.tensors
         if name not in shared:
@@ -129,7 +129,7 @@ def export_tensors(module: nnx.Module) -> dict[str, np.ndarray]:
     for variable, source in declared(module):
         value = np.asarray(variable.get_value())
         ((name, _), *_) = source.tensors
-        if isinstance(source, PartialSource) and name in exported:
+        if isinstance(source, HeadRows) and name in exported:
             source.put(exported[name], value)
             continue
         exported |= {
