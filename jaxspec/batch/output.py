@@ -98,7 +98,7 @@ class OutputFile:
         """
         if not self._is_plain:
             return
-        settings = json.loads(json.dumps(settings))
+        settings = json.loads(json.dumps(settings, default=str))  # of TOML's dates
         record: dict[str, Any] = {"settings": settings, **about}
         is_new = not os.fstat(self._file.fileno()).st_size
         if not is_new and self.recorded != settings:

@@ -46,15 +46,11 @@ def run_settings(config: Config, params: SamplingParams, *, raw: bool, keep_orde
 
 
 def _drafter(drafter: DrafterConfig) -> dict[str, Any]:
-    names = ["kind"]
-    if drafter.kind != "none":
-        names.append("num_speculative_tokens")
-    if drafter.kind == "ngram":
-        names += ["max_ngram", "min_ngram"]
-    settings = {f"drafter.{name}": getattr(drafter, name) for name in names}
-    if drafter.source is not None and drafter.kind not in ("none", "ngram"):
-        source = SourceConfig(drafter.source, drafter.file, drafter.sha256)
-        settings["drafter.sampling"] = drafter.sampling
+    if drafter.kind == "none":
+        return {"drafter.kind": "none"}
+    settings = {f"drafter.{name}": value for name, value in dataclasses.asdict(drafter).items()}
+    source = SourceConfig(*(settings.pop(f"drafter.{name}") for name in ("source", "file", "sha256")))
+    if drafter.weights_from != "none" and source.source is not None:
         settings["drafter.model"] = checkpoint_digest(source)
     return settings
 

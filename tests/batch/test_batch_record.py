@@ -1,5 +1,6 @@
 """What a run was begun with, and what it may go on with."""
 
+import datetime
 import json
 from contextlib import closing
 
@@ -50,6 +51,13 @@ def test_what_differs_is_named_and_force_goes_on(tmp_path):
     assert recorded["settings"] == other
     assert recorded["before"]["settings"]["temperature"] == 0.0
     assert write(path, resume=True, settings=other) == {1, 2}
+
+
+def test_a_date_of_a_toml_file_is_recorded_as_text(tmp_path):
+    path = tmp_path / "out.jsonl"
+    settings = {"drafter.options": {"made": datetime.date(2026, 1, 2)}}
+    write(path, record(1), settings=settings)
+    assert write(path, resume=True, settings=settings) == {1}
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"settings": 3}', "[" * 100_000])

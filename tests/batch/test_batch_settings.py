@@ -85,12 +85,20 @@ def test_a_drafter_counts_with_its_checkpoint(tiny_config, model):
         "drafter.kind",
         "drafter.num_speculative_tokens",
         "drafter.sampling",
+        "drafter.max_ngram",
+        "drafter.min_ngram",
+        "drafter.options",
         "drafter.model",
     }
     greedy = dataclasses.replace(
         drafted, drafter=DrafterConfig("draft_model", 4, str(model), sampling="greedy")
     )
     assert changed(drafted, greedy) == {"drafter.sampling"}
+    moved = dataclasses.replace(
+        drafted,
+        drafter=DrafterConfig("draft_model", 4, str(shutil.copytree(model, model.parent / "elsewhere"))),
+    )
+    assert changed(drafted, moved) == set()
 
 
 def test_a_checkpoint_is_the_same_wherever_it_lies(model, tmp_path):
