@@ -187,6 +187,7 @@ def test_a_reader_that_goes_away_is_one_line_of_the_process(tiny_config):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
     )
     with process:
         assert process.stdout.read(2)
