@@ -60,8 +60,8 @@ def triton_call(
 
 @cache
 def ptx_version() -> int:
-    """The version of PTX that Triton writes and jaxlib's `ptxas` takes, 90 for 9.0."""
+    """The newest PTX that Triton writes and jaxlib's `ptxas` takes, 90 for 9.0."""
     capability = jax.devices()[0].compute_capability
     own = ptx_get_version(get_ptxas(int(capability.replace(".", ""))).version)
     found = find_ptxas()
-    return own if found is None else min(own, ptx_get_version(found[1]))
+    return own if found is None else min(own, found.ptx_version)
