@@ -37,8 +37,8 @@ class Ptxas:
         with TemporaryDirectory() as folder:
             source = Path(folder, "nothing.ptx")
             source.write_text(_PROGRAM.format(*divmod(self.ptx_version, 10), architecture))
-            command = [self.path, f"-arch={architecture}", source, "-o", source.with_suffix(".cubin")]
-            return subprocess.run(command, capture_output=True, check=False).returncode == 0
+            command = [self.path, f"-arch={architecture}", source, "-o", Path(folder, "nothing.cubin")]
+            return subprocess.run(list(map(str, command)), capture_output=True, check=False).returncode == 0
 
 
 def find_ptxas() -> Ptxas | None:

@@ -6,15 +6,17 @@ for bit. XLA's products promise no such thing; they are about as fast where memo
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numba import carray
+
 from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.matmul import MIN_WEIGHT_BYTES, reference
 from jaxspec_kernels.matmul.numba_packed import packed_matmul
 from jaxspec_kernels.matmul.packed_weight import PackedWeight
-from numba import carray
 
 MAX_ROWS = 8
 TILE = 512
@@ -48,7 +50,7 @@ def matmul(
 def _target(rows: int) -> str:
     """Compiles and registers the kernel for so many rows; returns its name."""
     name = f"jaxspec_matmul_float32_{rows}"
-    scope = {"__name__": __name__, "np": np, "carray": carray, "call": call}
+    scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
     scope["address"] = call.address_of(name)
     call.define(_source(rows, name), __file__, scope)
     call.register(name, scope[f"{name}_part"], scope[f"{name}_handler"], fastmath={"contract"})

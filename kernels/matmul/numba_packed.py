@@ -13,12 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec_kernels import numba_call as call
-from jaxspec_kernels.matmul.packed_weight import BLOCK, TILE, PackedWeight
 from llvmlite import ir
 from numba import carray, types
 from numba.core.cgutils import alloca_once, for_range, get_or_insert_function
 from numba.core.extending import intrinsic
+
+from jaxspec_kernels import numba_call as call
+from jaxspec_kernels.matmul.packed_weight import BLOCK, TILE, PackedWeight
 
 GROUP = 8
 """Rows whose sums are taken side by side."""
@@ -98,7 +99,7 @@ def {name}_handler(frame):
 def _target(form: str, group: int) -> str:
     """Compiles and registers the kernel for a form of weight and groups of so many rows; returns its name."""
     name, stored = f"jaxspec_matmul_{form}_{group}", _FORMS[form]
-    scope = {"__name__": __name__, "np": np, "carray": carray, "call": call}
+    scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
     scope |= {"address": call.address_of(name), "multiply": _multiply(stored, group)}
     blocks = [f"call.address(call.argument(frame, {i}))" for i in (2, 3)]
     scale, offset = (blocks[i] if i < stored.blocks else "0" for i in range(2))
