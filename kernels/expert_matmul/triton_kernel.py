@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import triton
-
 from jaxspec_kernels.expert_matmul import takes
 from jaxspec_kernels.expert_matmul.mxfp4_weight import Mxfp4Weight
 from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference

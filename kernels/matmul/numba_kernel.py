@@ -11,12 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numba import carray
-
 from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.matmul import MIN_WEIGHT_BYTES, reference
 from jaxspec_kernels.matmul.numba_packed import packed_matmul
 from jaxspec_kernels.matmul.packed_weight import PackedWeight
+from numba import carray
 
 MAX_ROWS = 8
 TILE = 512

@@ -13,13 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxspec_kernels import numba_call as call
+from jaxspec_kernels.matmul.packed_weight import BLOCK, TILE, PackedWeight
 from llvmlite import ir
 from numba import carray, types
 from numba.core.cgutils import alloca_once, for_range, get_or_insert_function
 from numba.core.extending import intrinsic
-
-from jaxspec_kernels import numba_call as call
-from jaxspec_kernels.matmul.packed_weight import BLOCK, TILE, PackedWeight
 
 GROUP = 8
 """Rows whose sums are taken side by side."""
