@@ -49,9 +49,11 @@ def describe_difference(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str
       begun, now: settings, ready for JSON.
     """
     parts = []
+    # Of another kind of drafter the other settings say nothing more.
+    is_other_kind = begun.get("drafter.kind") != now.get("drafter.kind")
     for name in dict.fromkeys([*now, *begun]):
         before, after = begun.get(name), now.get(name)
-        if before == after:
+        if before == after or (is_other_kind and name.startswith("drafter.") and name != "drafter.kind"):
             continue
         is_checkpoint = name.endswith("model") and before is not None and after is not None
         parts.append(

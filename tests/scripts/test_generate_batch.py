@@ -317,6 +317,7 @@ def test_resuming_in_order_keeps_the_order(run, faked, tmp_path, script, monkeyp
         (["--seed", "4"], "seed 3 and not 4"),
         (["--raw", "--stop", "w9"], 'stop [] and not ["w9"], raw false and not true'),
         (["--num-speculative-tokens", "2"], "drafter.num_speculative_tokens 3 and not 2"),
+        (["--no-speculation"], 'drafter.kind "ngram" and not "none"'),
         (["--keep-order"], "keep_order false and not true"),
     ],
 )
