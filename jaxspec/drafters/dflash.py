@@ -30,7 +30,7 @@ from jaxspec.drafters.layer_config import architecture, captured_streams, is_spe
 from jaxspec.drafters.one_pass import OnePassDrafter
 from jaxspec.drafters.peagle import checked_mask_token
 from jaxspec.drafters.vocabulary import to_target_ids, vocabulary_buffers
-from jaxspec.models.decoder import attention_kinds
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import DecoderLayer, Embedding, Linear, RMSNorm
 from jaxspec.models.rope import rope_tables
 
@@ -287,7 +287,7 @@ def _block_kinds(config: DFlashConfig) -> tuple[AttentionKind, ...]:
     beside = 1 if config.window_before_block else 0
     return tuple(
         SlidingWindow(kind.size + beside) if isinstance(kind, SlidingWindow) else kind
-        for kind in attention_kinds(config.layers)
+        for kind in Decoder.attention_kinds(config.layers)
     )
 
 

@@ -19,7 +19,7 @@ from jaxspec.drafters.base import Rows, Target
 from jaxspec.drafters.flags import Flag, key_flag, layer_flags, tensor_flag
 from jaxspec.drafters.head import Head
 from jaxspec.drafters.layer_config import LAST_LAYER
-from jaxspec.models.decoder import attention_kinds
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm
 from jaxspec.models.rope import rope_tables
 
@@ -111,7 +111,7 @@ class Eagle1(Head, AutoregressiveDrafter):
         self.probabilistic = probabilistic
         self.hidden_size = layers.hidden_size
         self.trained_length = layers.max_position_embeddings
-        self.kinds = attention_kinds(layers)
+        self.kinds = Decoder.attention_kinds(layers)
         self.draft_vocab_size = layers.vocab_size
         self.embedding = (
             Embedding(layers.vocab_size, layers.hidden_size, "embed_tokens", **args)

@@ -27,7 +27,7 @@ from jaxspec.drafters.layer_config import (
     layer_config,
 )
 from jaxspec.drafters.vocabulary import vocabulary_buffers
-from jaxspec.models.decoder import attention_kinds
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm
 from jaxspec.models.rope import rope_tables
 
@@ -207,7 +207,7 @@ class Eagle3(Head, AutoregressiveDrafter):
         self.probabilistic = probabilistic
         self.capture, self.hidden_size = config.capture, width
         self.trained_length = layers.max_position_embeddings
-        self.kinds = attention_kinds(layers)
+        self.kinds = Decoder.attention_kinds(layers)
         self.draft_vocab_size = config.draft_vocab_size
         self.target_ids, self.draft_ids = vocabulary_buffers(config.draft_vocab_size, layers.vocab_size)
         self.embedding = (
