@@ -14,7 +14,14 @@ from tiny_mtp import LATENT, write_with_mtp
 import jaxspec
 from jaxspec import Engine, Generation
 
-SIZES = {"batch_size": 3, "max_model_len": 96, "page_size": 8, "prefill_chunk": 8, "prefill_rows": 1}
+SIZES = {
+    "batch_size": 3,
+    "max_model_len": 96,
+    "page_size": 8,
+    "prefill_chunk": 8,
+    "prefill_rows": 1,
+    "slot_sizes": (),
+}
 ATTENTION: dict[str, dict[str, Any]] = {
     "full": {},
     "sliding": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6},

@@ -27,7 +27,7 @@ class DrafterConfig:
 
     Attributes:
       kind: "none", for plain decoding, or another name in `DRAFTERS`.
-      num_speculative_tokens: K, drafts per step.
+      num_speculative_tokens: K, drafts per step, at most 1024.
       source, file, sha256: its checkpoint; see `DrafterKind.weights_from` for who needs none.
       sampling: "probabilistic" draws drafts from the head's distribution at the request's temperature
         and verifies against it; "greedy" takes the most likely token and verifies it as one-hot.
@@ -50,6 +50,10 @@ class DrafterConfig:
             raise ConfigError(f"drafter.kind {self.kind!r} is unknown; known: {', '.join(DRAFTERS)}")
         if self.kind != "none":
             at_least("drafter.num_speculative_tokens", self.num_speculative_tokens, 1)
+            if self.num_speculative_tokens > 1024:
+                raise ConfigError(
+                    f"drafter.num_speculative_tokens must be at most 1024, got {self.num_speculative_tokens}"
+                )
         if self.sampling not in ("probabilistic", "greedy"):
             raise ConfigError(f"drafter.sampling must be 'probabilistic' or 'greedy', not {self.sampling!r}")
         if self.weights_from == "own" and not self.source:

@@ -28,7 +28,7 @@ from jaxspec.attention import (
 from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import DrafterConfig, ModelConfig
 from jaxspec.drafters.flags import Flag
-from jaxspec.sampling import SamplingMode, SamplingState
+from jaxspec.sampling import DraftVocabulary, SamplingMode, SamplingState
 
 
 class Target(Protocol):
@@ -229,8 +229,8 @@ class Drafter(nnx.Module):
         return ()
 
     @property
-    def draft_vocab(self) -> jax.Array | None:
-        """i32[V], the draft id of every target id or -1; None where the two vocabularies are one."""
+    def draft_vocab(self) -> DraftVocabulary | None:
+        """Which of the target's tokens it can draft; None for all of them, by the same ids."""
         return None
 
     @abstractmethod

@@ -33,6 +33,7 @@ from jaxspec.drafters.vocabulary import to_target_ids, vocabulary_buffers
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import DecoderLayer, Embedding, Linear, RMSNorm
 from jaxspec.models.rope import rope_tables
+from jaxspec.sampling import DraftVocabulary
 
 
 @dataclass(frozen=True)
@@ -238,8 +239,10 @@ class DFlash(Head, OnePassDrafter):
         return (CacheShape(layers.num_key_value_heads, layers.head_dim),) * len(self.kinds)
 
     @property
-    def draft_vocab(self) -> jax.Array | None:
-        return None if self.draft_ids is None else self.draft_ids[...]
+    def draft_vocab(self) -> DraftVocabulary | None:
+        if self.target_ids is None or self.draft_ids is None:
+            return None
+        return DraftVocabulary(self.target_ids[...], self.draft_ids[...])
 
     def to_target(self, tokens: jax.Array) -> jax.Array:
         return to_target_ids(self.target_ids, tokens)

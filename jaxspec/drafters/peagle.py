@@ -20,6 +20,7 @@ from jaxspec.drafters.flags import Flag
 from jaxspec.drafters.head import Head
 from jaxspec.drafters.one_pass import OnePassDrafter
 from jaxspec.models.parameters import Whole, parameter
+from jaxspec.sampling import DraftVocabulary
 
 MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 """What producers call the token that a mask row reads."""
@@ -120,7 +121,7 @@ class PEagle(Head, OnePassDrafter):
         return self.network.cache_shapes
 
     @property
-    def draft_vocab(self) -> jax.Array | None:
+    def draft_vocab(self) -> DraftVocabulary | None:
         return self.network.draft_vocab
 
     def to_target(self, tokens: jax.Array) -> jax.Array:

@@ -9,6 +9,8 @@ import pytest
 from golden_files import assert_close
 from tiny_engines import start_afresh
 
+from jaxspec.engine.packing import read_served
+
 WITH_CACHE = ("eagle3", "eagle1", "near", "peagle", "dflash")
 
 
@@ -17,7 +19,9 @@ def cached(engine, count):
     state = engine.core.state
     page_size = engine.config.page_size
     position = np.arange(count)
-    page = np.asarray(state.page_table.pages[0])[position // page_size]
+    # Of the last dispatch.
+    served = read_served(jnp.asarray(engine.core._served[0]), page_size)
+    page = np.asarray(served.page_table.pages[0])[position // page_size]
     assert (page > 0).all()
     layers = (*state.target_cache, *state.draft_cache)
     return [np.asarray(layer)[page, :, :, position % page_size] for layer in layers]
