@@ -188,27 +188,18 @@ class DFlash(Head, OnePassDrafter):
     title = "a DFlash head"
     config_type = DFlashConfig
 
-    def __init__(
-        self,
-        config: DFlashConfig,
-        *,
-        num_speculative_tokens: int,
-        probabilistic: bool = True,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: DFlashConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
         """Raises ConfigError: more drafts than the head's block has masks."""
-        if num_speculative_tokens >= config.block_size:
+        super().__init__(**settings)
+        if self.num_speculative_tokens >= config.block_size:
             raise ConfigError(
-                f"drafter.num_speculative_tokens is {num_speculative_tokens}, and the head drafts at most "
-                f"{config.block_size - 1} (block_size {config.block_size})"
+                f"drafter.num_speculative_tokens is {self.num_speculative_tokens}, and the head drafts "
+                f"at most {config.block_size - 1} (block_size {config.block_size})"
             )
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         layers = config.layers
         width, eps = layers.hidden_size, layers.rms_norm_eps
         self.config = config
-        self.num_speculative_tokens = num_speculative_tokens
-        self.probabilistic = probabilistic
         self.capture = config.capture
         self.trained_length = layers.max_position_embeddings
         self.kinds = _block_kinds(config)

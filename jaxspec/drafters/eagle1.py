@@ -95,20 +95,11 @@ class Eagle1(Head, AutoregressiveDrafter):
     config_type = Eagle1Config
     target_ids = draft_ids = None
 
-    def __init__(
-        self,
-        config: Eagle1Config,
-        *,
-        num_speculative_tokens: int,
-        probabilistic: bool = True,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: Eagle1Config, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         layers = config.layers
+        super().__init__(**settings)
         self.config = config
-        self.num_speculative_tokens = num_speculative_tokens
-        self.probabilistic = probabilistic
         self.hidden_size = layers.hidden_size
         self.trained_length = layers.max_position_embeddings
         self.kinds = Decoder.attention_kinds(layers)
