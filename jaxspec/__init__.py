@@ -2,21 +2,38 @@
 
 from jaxspec.checkpoints import CheckpointError
 from jaxspec.config import ConfigError, DrafterConfig, EngineConfig, list_configs
-from jaxspec.engine import AcceptanceStats, Delta, Engine, Generation
+from jaxspec.drafters.registry import register_drafter
+from jaxspec.engine import (
+    AcceptanceStats,
+    AsyncEngine,
+    Delta,
+    Engine,
+    EngineError,
+    Generation,
+    QueueFullError,
+    Request,
+)
 from jaxspec.engine.load import generate, load
+from jaxspec.models.registry import register_family
 from jaxspec.sampling import SamplingParams
 
 __all__ = [
     "AcceptanceStats",
+    "AsyncEngine",
     "CheckpointError",
     "ConfigError",
     "Delta",
     "DrafterConfig",
     "Engine",
     "EngineConfig",
+    "EngineError",
     "Generation",
+    "QueueFullError",
+    "Request",
     "SamplingParams",
     "generate",
     "list_configs",
     "load",
+    "register_drafter",
+    "register_family",
 ]

@@ -109,7 +109,6 @@ def _load(args: argparse.Namespace) -> Engine:
         models = build_models(
             shape,
             num_drafts=args.num_speculative_tokens,
-            page_size=config.page_size,
             dtype=jnp.dtype(resolved.dtype),
         )
         return Engine(
@@ -158,6 +157,7 @@ def _measure(
     engine: Engine, asked: list[Asked], args: argparse.Namespace, bandwidth: float
 ) -> dict[str, Any]:
     arrivals = poisson(len(asked), rate=args.rate, seed=args.seed)
+    engine.programs.wait_compiled()
     try:
         runs = [run(engine, asked, arrivals, args.params) for _ in range(args.repeats + 1)]
     except ValueError as error:

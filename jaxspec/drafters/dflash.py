@@ -4,31 +4,34 @@ Source: arXiv 2602.06036; `z-lab/dflash` dflash/model.py; `vllm-project/speculat
 `model_executor/models/qwen3_dflash.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxspec_kernels.kv_write import kv_write
 
 from jaxspec.attention import (
     AttentionKind,
     AttentionMetadata,
     CacheShape,
     LayerCache,
+    PagedMemory,
+    RowBlock,
     SlidingWindow,
-    build_metadata,
 )
+from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.base import Context, Rows, Target
-from jaxspec.drafters.layer_config import captured_streams, is_speculators, layer_config
+from jaxspec.drafters.flags import Flag, key_flag, layer_flags, vocabulary_flags
+from jaxspec.drafters.head import Head
+from jaxspec.drafters.layer_config import architecture, captured_streams, is_speculators, layer_config
 from jaxspec.drafters.one_pass import OnePassDrafter
 from jaxspec.drafters.peagle import checked_mask_token
 from jaxspec.drafters.vocabulary import to_target_ids, vocabulary_buffers
+from jaxspec.models.decoder import attention_kinds
 from jaxspec.models.layers import DecoderLayer, Embedding, Linear, RMSNorm
-from jaxspec.models.llama import attention_kinds
 from jaxspec.models.rope import rope_tables
 from jaxspec.sampling import DraftVocabulary
 
@@ -73,6 +76,8 @@ class DFlashConfig:
           ConfigError: the head does not fit the target, or asks for what is not built.
         """
         speculators = is_speculators(config)
+        if architecture(config).startswith("DFlash2") or any(n.startswith("candidate_") for n in tensors):
+            raise ConfigError("DFlash2 is not supported; supported: DFlash")
         # z-lab's newer heads nest what its older ones have at the top.
         config = {**config, **(config.get("dflash_config") or {})}
         _check_supported(config)
@@ -110,6 +115,26 @@ class DFlashConfig:
             own_embedding=own_embedding,
             own_head=own_head,
         )
+
+    def reads(self, config: Mapping[str, Any], *, any_target: bool) -> str:
+        return f"those before layers {', '.join(map(str, self.capture))}"
+
+    def flags(self, checkpoint: Checkpoint) -> Iterator[Flag]:
+        config = checkpoint.config
+        merged = {**config, **(config.get("dflash_config") or {})}
+        yield Flag("mask token", str(self.mask_token), "mask_token_id")
+        reason = "the default of its producer's code"
+        yield key_flag("block size", self.block_size, merged, "block_size", reason=reason)
+        if "sliding_attention" in self.layers.layer_types:
+            speculators = is_speculators(config)
+            keys = ("sliding_window_non_causal",) if speculators else ("causal", "is_causal")
+            causal = ", ".join("causal" if c else "both ways" for c in self.causal)
+            reason = "its producer's code makes windowed layers causal inside a block, and no others"
+            yield key_flag("sight inside a block, by layer", causal, merged, *keys, reason=reason)
+            window = "before the block" if self.window_before_block else "before each row"
+            yield Flag("window counts positions", window, None, "its producer's attention mask does so")
+        yield from layer_flags(self.layers, config)
+        yield from vocabulary_flags(self.draft_vocab_size, checkpoint)
 
 
 _ONLY: Mapping[str, Any] = {
@@ -152,7 +177,7 @@ def _causal(config: Mapping[str, Any], layers: ModelConfig, speculators: bool) -
     return windowed if stated is None else (bool(stated),) * len(windowed)
 
 
-class DFlash(OnePassDrafter):
+class DFlash(Head, OnePassDrafter):
     """The last token and K masks at their true positions; mask row i drafts the token of its own position.
 
     The context of every committed position is a feature of the target, which `refresh` turns into keys and
@@ -160,12 +185,14 @@ class DFlash(OnePassDrafter):
     lies where the next refresh writes the context of the accepted tokens.
     """
 
+    title = "a DFlash head"
+    config_type = DFlashConfig
+
     def __init__(
         self,
         config: DFlashConfig,
         *,
         num_speculative_tokens: int,
-        page_size: int,
         probabilistic: bool = True,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
@@ -181,7 +208,7 @@ class DFlash(OnePassDrafter):
         width, eps = layers.hidden_size, layers.rms_norm_eps
         self.config = config
         self.num_speculative_tokens = num_speculative_tokens
-        self.page_size, self.probabilistic = page_size, probabilistic
+        self.probabilistic = probabilistic
         self.capture = config.capture
         self.trained_length = layers.max_position_embeddings
         self.kinds = _block_kinds(config)
@@ -193,15 +220,18 @@ class DFlash(OnePassDrafter):
             len(config.capture) * config.target_hidden_size, width, "fc", axes=("embed", "embed"), **args
         )
         self.hidden_norm = RMSNorm(width, eps, "hidden_norm", **args)
-        self.layers = nnx.List(
-            [DecoderLayer(layers, kind, f"layers.{i}", **args) for i, kind in enumerate(self.kinds)]
-        )
+        self.layers = nnx.List([DecoderLayer(layers, f"layers.{i}", **args) for i in range(len(self.kinds))])
         self.norm = RMSNorm(width, eps, "norm", **args)
         self.head = (
             Linear(width, config.draft_vocab_size, "lm_head", axes=("embed", "vocab"), **args)
             if config.own_head
             else None
         )
+
+    @classmethod
+    def recognise(cls, checkpoint: Checkpoint) -> str | None:
+        config = checkpoint.config
+        return "z-lab" if "dflash_config" in config or architecture(config).startswith("DFlash") else None
 
     @property
     def cache_shapes(self) -> tuple[CacheShape, ...]:
@@ -222,12 +252,10 @@ class DFlash(OnePassDrafter):
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         context = self.hidden_norm(self.fc(jnp.concatenate(rows.captured, axis=-1)))
         rope = rope_tables(self.config.layers.rope, self.config.layers.head_dim, rows.positions)
-        metadata = self._metadata(rows.positions, rows.valid, rows.page_table)
-        new_cache = []
-        for layer, kind, layer_cache in zip(self.layers, self.kinds, cache, strict=True):
-            _, keys, values = layer.attention.project(context, rope)
-            new_cache.append(kv_write(layer_cache, metadata[kind].slots, keys, values))
-        return jnp.zeros((rows.tokens.shape[0], 0), rows.hidden.dtype), tuple(new_cache)
+        memory = PagedMemory.build(self.kinds, cache, rows.blocks)
+        for i, layer in enumerate(self.layers):
+            memory = layer.attention.write(context, memory, i, rope)
+        return jnp.zeros((len(rows.tokens), 0), rows.hidden.dtype), memory.caches
 
     def block_logits(
         self, target: Target, context: Context, cache: tuple[LayerCache, ...]
@@ -236,26 +264,25 @@ class DFlash(OnePassDrafter):
         positions = context.length[:, None] + index
         tokens = jnp.where(index == 0, context.last_token[:, None], self.config.mask_token)
         valid = jnp.broadcast_to(context.active[:, None], positions.shape)
-        metadata = self._metadata(positions, valid, context.page_table)
-        rope = rope_tables(self.config.layers.rope, self.config.layers.head_dim, positions)
-        x = (self.embedding or target.embedding)(tokens)
+        memory = self._block_memory(RowBlock(positions, valid, context.page_table), cache)
+        rope = rope_tables(self.config.layers.rope, self.config.layers.head_dim, positions.reshape(-1))
+        x = (self.embedding or target.embedding)(tokens.reshape(-1))
         x = x * jnp.asarray(self.config.embedding_scale, x.dtype)
-        new_cache = []
-        for layer, kind, causal, layer_cache in zip(
-            self.layers, self.kinds, self.config.causal, cache, strict=True
-        ):
-            sight = block_sight(metadata[kind], kind, causal, self.config.window_before_block)
-            x, layer_cache = layer(x, layer_cache, sight, rope)
-            new_cache.append(layer_cache)
-        hidden = self.norm(x[:, 1:])
+        for i, layer in enumerate(self.layers):
+            x, memory = layer(x, memory, i, rope)
+        hidden = self.norm(x.reshape(*positions.shape, -1)[:, 1:])
         if self.head is None:
-            return target.logits(hidden), tuple(new_cache)
-        return self.head(hidden, out_dtype=jnp.float32), tuple(new_cache)
+            return target.logits(hidden), memory.caches
+        return self.head(hidden, out_dtype=jnp.float32), memory.caches
 
-    def _metadata(
-        self, positions: jax.Array, valid: jax.Array, page_table: jax.Array
-    ) -> dict[AttentionKind, AttentionMetadata]:
-        return build_metadata(self.kinds, positions, valid, page_table, page_size=self.page_size)
+    def _block_memory(self, block: RowBlock, cache: tuple[LayerCache, ...]) -> PagedMemory:
+        """The memory of a block whose rows may see later ones."""
+        memory = PagedMemory.build(self.kinds, cache, (block,))
+        sights = (
+            (block_sight(metadata, kind, causal, self.config.window_before_block),)
+            for (metadata,), kind, causal in zip(memory.metadata, self.kinds, self.config.causal, strict=True)
+        )
+        return replace(memory, metadata=tuple(sights))
 
 
 def _block_kinds(config: DFlashConfig) -> tuple[AttentionKind, ...]:

@@ -3,20 +3,24 @@
 Source: Y. Li et al., arXiv 2401.15077; `SafeAILab/EAGLE` eagle/model/cnets1.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import AttentionKind, AttentionMetadata, CacheShape, LayerCache
+from jaxspec.attention import AnyMemory, CacheShape, LayerCache, RopeTables
+from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter, refresh_shifted
 from jaxspec.drafters.base import Rows, Target
-from jaxspec.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm, RopeTables
-from jaxspec.models.llama import attention_kinds
+from jaxspec.drafters.flags import Flag, key_flag, layer_flags, tensor_flag
+from jaxspec.drafters.head import Head
+from jaxspec.drafters.layer_config import LAST_LAYER
+from jaxspec.models.decoder import attention_kinds
+from jaxspec.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm
 from jaxspec.models.rope import rope_tables
 
 
@@ -30,6 +34,7 @@ class Eagle1Config:
       own_embedding: the checkpoint brings its own token embedding.
     """
 
+    own_head: ClassVar[bool] = False
     layers: ModelConfig
     fc_bias: bool = True
     own_embedding: bool = False
@@ -52,29 +57,42 @@ class Eagle1Config:
         # A config without the key stands for a head with the bias; the key concerns `fc` alone.
         return cls(layers, bool(config.get("bias", True)), "embed_tokens.weight" in tensors)
 
+    def reads(self, config: Mapping[str, Any], *, any_target: bool) -> str:
+        return LAST_LAYER
+
+    def flags(self, checkpoint: Checkpoint) -> Iterator[Flag]:
+        config, tensors = checkpoint.config, checkpoint.tensors
+        reason = "heads of Llama 2 and Vicuna have fc.bias and no key for it"
+        yield key_flag("fc bias", self.fc_bias, config, "bias", reason=reason)
+        yield from layer_flags(self.layers, config)
+        yield tensor_flag("token embedding", "its own", "the target's", tensors, "embed_tokens.weight")
+        yield Flag("output head", "the target's", "EAGLE-1 has none of its own")
+
 
 class Eagle1FirstLayer(nnx.Module):
     """A decoder layer without a norm before its attention."""
 
-    def __init__(self, config: ModelConfig, kind: AttentionKind, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
-        self.attention = Attention(config, kind, "layers.0.self_attn", **args)
+        self.attention = Attention(config, "layers.0.self_attn", **args)
         self.mlp_norm = RMSNorm(
             config.hidden_size, config.rms_norm_eps, "layers.0.post_attention_layernorm", **args
         )
         self.mlp = MLP(config, "layers.0.mlp", **args)
 
     def __call__(
-        self, x: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
-    ) -> tuple[jax.Array, LayerCache]:
-        attended, cache = self.attention(x, cache, metadata, rope)
+        self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
+    ) -> tuple[jax.Array, AnyMemory]:
+        attended, memory = self.attention(x, memory, layer, rope)
         x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), cache
+        return x + self.mlp(self.mlp_norm(x)), memory
 
 
-class Eagle1(AutoregressiveDrafter):
+class Eagle1(Head, AutoregressiveDrafter):
     """A head that regresses the target's final hidden state and shares its output projection."""
 
+    title = "an EAGLE-1 head"
+    config_type = Eagle1Config
     target_ids = draft_ids = None
 
     def __init__(
@@ -82,7 +100,6 @@ class Eagle1(AutoregressiveDrafter):
         config: Eagle1Config,
         *,
         num_speculative_tokens: int,
-        page_size: int,
         probabilistic: bool = True,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
@@ -91,7 +108,7 @@ class Eagle1(AutoregressiveDrafter):
         layers = config.layers
         self.config = config
         self.num_speculative_tokens = num_speculative_tokens
-        self.page_size, self.probabilistic = page_size, probabilistic
+        self.probabilistic = probabilistic
         self.hidden_size = layers.hidden_size
         self.trained_length = layers.max_position_embeddings
         self.kinds = attention_kinds(layers)
@@ -109,10 +126,15 @@ class Eagle1(AutoregressiveDrafter):
             bias=config.fc_bias,
             **args,
         )
-        self.first = Eagle1FirstLayer(layers, self.kinds[0], **args)
-        self.rest = nnx.List(
-            [DecoderLayer(layers, kind, f"layers.{i}", **args) for i, kind in enumerate(self.kinds) if i > 0]
-        )
+        self.first = Eagle1FirstLayer(layers, **args)
+        self.rest = nnx.List([DecoderLayer(layers, f"layers.{i}", **args) for i in range(1, len(self.kinds))])
+
+    @classmethod
+    def recognise(cls, checkpoint: Checkpoint) -> str | None:
+        names = checkpoint.tensors
+        # Nothing is normed before the first layer's attention.
+        is_one = "fc.weight" in names and any(name.startswith("layers.0.") for name in names)
+        return "SafeAILab" if is_one and "layers.0.input_layernorm.weight" not in names else None
 
     @property
     def cache_shapes(self) -> tuple[CacheShape, ...]:
@@ -125,23 +147,14 @@ class Eagle1(AutoregressiveDrafter):
         return refresh_shifted(self, target, rows, rows.hidden, cache)
 
     def advance(
-        self,
-        target: Target,
-        tokens: jax.Array,
-        hidden: jax.Array,
-        positions: jax.Array,
-        cache: tuple[LayerCache, ...],
-        metadata: dict[AttentionKind, AttentionMetadata],
-    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        self, target: Target, tokens: jax.Array, hidden: jax.Array, positions: jax.Array, memory: AnyMemory
+    ) -> tuple[jax.Array, AnyMemory]:
         rope = rope_tables(self.config.layers.rope, self.config.layers.head_dim, positions)
         embedded = (self.embedding or target.embedding)(tokens)
         x = self.fc(jnp.concatenate([embedded, hidden], axis=-1))
-        x, layer_cache = self.first(x, cache[0], metadata[self.kinds[0]], rope)
-        new_cache = [layer_cache]
-        for layer, kind, layer_cache in zip(self.rest, self.kinds[1:], cache[1:], strict=True):
-            x, layer_cache = layer(x, layer_cache, metadata[kind], rope)
-            new_cache.append(layer_cache)
-        return x, tuple(new_cache)
+        for i, layer in enumerate((self.first, *self.rest)):
+            x, memory = layer(x, memory, i, rope)
+        return x, memory
 
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
         # No norm: the head imitates states that already went through the target's final norm.

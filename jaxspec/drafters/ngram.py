@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.attention import LayerCache
-from jaxspec.drafters.base import Context, Drafter, Proposal, Rows, Target
+from jaxspec.config import DrafterConfig, ModelConfig
+from jaxspec.drafters.base import Build, Context, Drafter, DrafterReader, Proposal, Rows, Target
 from jaxspec.sampling import SamplingMode
 
 
@@ -20,10 +21,15 @@ class NGramDrafter(Drafter):
         self.num_speculative_tokens = num_speculative_tokens
         self.max_ngram, self.min_ngram = max_ngram, min_ngram
 
+    @classmethod
+    def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
+        drafter = cls(config.num_speculative_tokens, max_ngram=config.max_ngram, min_ngram=config.min_ngram)
+        return lambda _: drafter
+
     def refresh(
         self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        return jnp.zeros((rows.tokens.shape[0], 0), rows.hidden.dtype), cache
+        return jnp.zeros((len(rows.tokens), 0), rows.hidden.dtype), cache
 
     def propose(
         self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, mode: SamplingMode

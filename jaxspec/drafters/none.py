@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.attention import LayerCache
-from jaxspec.drafters.base import Context, Drafter, Proposal, Rows, Target
+from jaxspec.config import DrafterConfig, ModelConfig
+from jaxspec.drafters.base import Build, Context, Drafter, DrafterReader, Proposal, Rows, Target
 from jaxspec.sampling import SamplingMode
 
 
@@ -13,10 +14,14 @@ class NoDrafter(Drafter):
 
     num_speculative_tokens = 0
 
+    @classmethod
+    def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
+        return lambda _: cls()
+
     def refresh(
         self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        return jnp.zeros((rows.tokens.shape[0], 0), rows.hidden.dtype), cache
+        return jnp.zeros((len(rows.tokens), 0), rows.hidden.dtype), cache
 
     def propose(
         self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, mode: SamplingMode

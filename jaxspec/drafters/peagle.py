@@ -3,18 +3,21 @@
 Source: arXiv 2602.01469; `vllm-project/speculators` models/peagle; vLLM `v1/spec_decode`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import LayerCache, LayerCacheShape
+from jaxspec.attention import LayerCache, LayerCacheShape, RowBlock
+from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.base import Context, Rows, Target
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config
+from jaxspec.drafters.flags import Flag
+from jaxspec.drafters.head import Head
 from jaxspec.drafters.one_pass import OnePassDrafter
 from jaxspec.models.parameters import Whole, parameter
 from jaxspec.sampling import DraftVocabulary
@@ -32,6 +35,7 @@ class PEagleConfig:
       mask_token: id of the target's vocabulary that a mask row reads.
     """
 
+    own_head: ClassVar[bool] = True
     head: Eagle3Config
     mask_token: int
 
@@ -50,6 +54,14 @@ class PEagleConfig:
         mask_token = next((config[key] for key in MASK_TOKEN_KEYS if config.get(key) is not None), None)
         return cls(head, checked_mask_token(mask_token, target))
 
+    def reads(self, config: Mapping[str, Any], *, any_target: bool) -> str:
+        return self.head.reads(config, any_target=any_target)
+
+    def flags(self, checkpoint: Checkpoint) -> Iterator[Flag]:
+        key = next(key for key in MASK_TOKEN_KEYS if checkpoint.config.get(key) is not None)
+        yield Flag("mask token", str(self.mask_token), key)
+        yield from self.head.flags(checkpoint)
+
 
 def checked_mask_token(token: Any, target: ModelConfig) -> int:
     """`token` as it is.
@@ -64,30 +76,31 @@ def checked_mask_token(token: Any, target: ModelConfig) -> int:
     return token
 
 
-class PEagle(OnePassDrafter):
+class PEagle(Head, OnePassDrafter):
     """The last committed row gives draft 0, each of the K - 1 mask rows after it one more.
 
     A mask row reads the mask token and the feature of `mask_hidden`. What it caches lies where the next
     refresh writes the rows of real tokens.
     """
 
+    title = "a P-EAGLE head"
+    config_type = PEagleConfig
+
     def __init__(
         self,
         config: PEagleConfig,
         *,
         num_speculative_tokens: int,
-        page_size: int,
         probabilistic: bool = True,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
     ):
         self.config = config
         self.num_speculative_tokens = num_speculative_tokens
-        self.page_size, self.probabilistic = page_size, probabilistic
+        self.probabilistic = probabilistic
         self.network = Eagle3(
             config.head,
             num_speculative_tokens=num_speculative_tokens,
-            page_size=page_size,
             probabilistic=probabilistic,
             dtype=dtype,
             rngs=rngs,
@@ -98,6 +111,10 @@ class PEagle(OnePassDrafter):
         self.mask_hidden = parameter(
             rngs, shape, (None, None, "embed"), Whole("mask_hidden", shape), dtype=dtype
         )
+
+    @classmethod
+    def recognise(cls, checkpoint: Checkpoint) -> str | None:
+        return "an EAGLE-3 layout with mask_hidden" if "mask_hidden" in checkpoint.tensors else None
 
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
@@ -131,14 +148,14 @@ class PEagle(OnePassDrafter):
         index = jnp.arange(self.num_speculative_tokens - 1, dtype=jnp.int32)
         # The last real row, which drafts token 0, is at the position before `length`.
         positions = context.length[:, None] + index
-        captured = tuple(jnp.split(self.mask_hidden[...], len(self.capture), axis=-1))
+        valid = jnp.broadcast_to(context.active[:, None], positions.shape)
+        captured = tuple(jnp.split(self.mask_hidden[0], len(self.capture), axis=-1))
         feature = self.network.fuse(captured[-1], captured)
-        return self.network.run(
+        hidden, cache = self.network.run(
             target,
-            jnp.full_like(positions, self.config.mask_token),
-            jnp.broadcast_to(feature, (*positions.shape, feature.shape[-1])),
-            positions,
-            jnp.broadcast_to(context.active[:, None], positions.shape),
+            jnp.full(positions.size, self.config.mask_token, jnp.int32),
+            jnp.broadcast_to(feature, (positions.size, feature.shape[-1])),
+            (RowBlock(positions, valid, context.page_table),),
             cache,
-            context.page_table,
         )
+        return hidden.reshape(*positions.shape, -1), cache

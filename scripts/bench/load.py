@@ -60,16 +60,15 @@ def run(engine: Engine, asked: Sequence[Asked], arrivals: Sequence[float], param
     Raises:
       ValueError: a request that the engine refuses, or that it would cut short.
     """
-    before = replace(engine.counters)
-    answers: list[Answered] = []
+    before = engine.counters
+    due = deque(zip(arrivals, enumerate(asked), strict=True))
+    requests: list[Request] = []
     begin = time.perf_counter()
-    due = deque(zip(arrivals, asked, strict=True))
-    running: dict[Request, Answered] = {}
-    while due or running:
+    while due:
+        time.sleep(max(0.0, due[0][0] - (time.perf_counter() - begin)))
+        ready = []
         while due and due[0][0] <= time.perf_counter() - begin:
-            _, request = due.popleft()
-            index = len(asked) - len(due) - 1
-            arrived = time.perf_counter()
+            _, (index, request) = due.popleft()
             own = replace(params, seed=index, max_new_tokens=request.new_tokens)
             made = engine.make_request(request.prompt, own)
             if made.max_new_tokens < request.new_tokens:
@@ -77,20 +76,24 @@ def run(engine: Engine, asked: Sequence[Asked], arrivals: Sequence[float], param
                     f"prompt of {len(made.prompt)} tokens and {request.new_tokens} new ones need more than "
                     f"max_model_len {engine.max_model_len}"
                 )
-            running[made] = Answered(arrived, 0.0, 0.0, len(made.prompt), 0, made.stats)
-            engine.add_request(made)
-        if not running:
-            time.sleep(max(0.0, due[0][0] - (time.perf_counter() - begin)))
-            continue
-        engine.step()
-        now = time.perf_counter()
-        for made, answer in list(running.items()):
-            if made.token_ids and not answer.first_token_at:
-                answer.first_token_at = now
-            if made.finish_reason is not None:
-                answer.finished_at, answer.tokens = now, len(made.token_ids)
-                answers.append(running.pop(made))
-    return Run(answers, engine.counters.since(before))
+            ready.append(made)
+        engine.submit(ready, lambda request: lambda piece: None)
+        requests += ready
+    engine.wait_idle()
+    return Run([_answered(request) for request in requests], engine.counters.since(before))
+
+
+def _answered(request: Request) -> Answered:
+    if request.arrived_at is None or request.first_token_at is None or request.finished_at is None:
+        raise ValueError(f"request {request.id} has no answer: {request.error}")
+    return Answered(
+        request.arrived_at,
+        request.first_token_at,
+        request.finished_at,
+        len(request.prompt),
+        len(request.token_ids),
+        request.stats,
+    )
 
 
 def summary(runs: Sequence[Run], *, step_bytes: int, prompt_bytes: int, bandwidth: float) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config, default_capture
 from jaxspec.drafters.mtp import Mtp
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.engine.step import Models
-from jaxspec.models.loading import FAMILIES
 from jaxspec.models.packed_weights import keeps_packed
+from jaxspec.models.registry import FAMILIES
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ SHAPES: Mapping[str, Shape] = {
 }
 
 
-def build_models(shape: Shape, *, num_drafts: int, page_size: int, dtype: jnp.dtype) -> Models:
+def build_models(shape: Shape, *, num_drafts: int, dtype: jnp.dtype) -> Models:
     """A target with its drafter of `num_drafts` tokens; with 0 a target alone."""
     config = ModelConfig.from_hf(shape.target)
     family = FAMILIES[config.family]
@@ -150,7 +150,6 @@ def build_models(shape: Shape, *, num_drafts: int, page_size: int, dtype: jnp.dt
         return Models(target, NoDrafter())
     args: dict[str, Any] = {
         "num_speculative_tokens": num_drafts,
-        "page_size": page_size,
         "dtype": dtype,
         "rngs": nnx.Rngs(1),
     }

@@ -7,15 +7,19 @@ import jax.numpy as jnp
 import pytest
 from tiny_engines import tokens_of
 
+from jaxspec.engine.packing import read_served
+
 
 def poison(engine):
     """Fills every page of every cache with NaN: free pages, page 0, and what old requests left."""
     fill = lambda cache: jax.tree.map(lambda layer: jnp.full_like(layer, jnp.nan), cache)  # noqa: E731
-    state = engine._state
-    engine._state = replace(state, target_cache=fill(state.target_cache), draft_cache=fill(state.draft_cache))
+    state = engine.core.state
+    engine.core.state = replace(
+        state, target_cache=fill(state.target_cache), draft_cache=fill(state.draft_cache)
+    )
 
 
-@pytest.mark.parametrize("name", ["ngram", "eagle3", "eagle1", "near", "peagle", "dflash"])
+@pytest.mark.parametrize("name", ["ngram", "bigram", "eagle3", "eagle1", "near", "peagle", "dflash"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nan_in_pages_that_nobody_wrote_changes_nothing(tiny_engines, prompts, name, temperature):
     engine = tiny_engines.load(name)
@@ -39,12 +43,14 @@ def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, 
     """
     engine = tiny_engines.load(name, batch_size=1)
     clean = tokens_of(engine.generate(prompts, max_new_tokens=30))
-    decode = engine.programs.decode
+    dispatch = engine.programs.dispatch
 
-    def poisoned_decode(state, live, *, mode):
-        state, output = decode(state, live, mode=mode)
+    def poisoned_dispatch(state, served, pieces, *, size):
+        state, output = dispatch(state, served, pieces, size=size)
+        if size.mode is None:
+            return state, output
         page_size = state.target_cache[0].shape[3]
-        table = state.page_table[0]
+        table = read_served(served, page_size).page_table.pages[0]
         position = jnp.arange(table.size * page_size)
 
         def fill(cache, length):
@@ -59,5 +65,5 @@ def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, 
         )
         return state, output
 
-    monkeypatch.setattr(engine.programs, "decode", poisoned_decode)
+    monkeypatch.setattr(engine.programs, "dispatch", poisoned_dispatch)
     assert tokens_of(engine.generate(prompts, max_new_tokens=30)) == clean

@@ -1,0 +1,256 @@
+"""Rounds of dispatches, with the device always one round ahead of the host."""
+
+import logging
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxspec.config import ResolvedEngineConfig
+from jaxspec.drafters.base import Drafter, Target
+from jaxspec.engine.counters import Counters
+from jaxspec.engine.errors import EngineError
+from jaxspec.engine.packing import pack_pieces, pack_served
+from jaxspec.engine.pages import PageAllocator
+from jaxspec.engine.programs import Programs, Size
+from jaxspec.engine.request import Request
+from jaxspec.engine.scheduler import Dispatch, FirstToken, Scheduler, SlotStep
+from jaxspec.engine.state import Emitted, EngineState, StepOutput, init_state
+from jaxspec.engine.step import Models, StepSettings
+from jaxspec.sampling import SamplingMode, required_mode
+from jaxspec.sharding import replicated
+
+MAX_FAILURES = 2
+"""Rounds in a row that may fail before the engine gives up."""
+
+_log = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """What one thread owns: the device's state, the programs, the scheduler.
+
+    Attributes:
+      modes: the sampling modes that have a decode program.
+      error: why it takes no requests any more; None while it does.
+      when_idle: called once, as soon as there is nothing to do.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        config: ResolvedEngineConfig,
+        *,
+        mesh: Mesh,
+        modes: tuple[SamplingMode, ...],
+        progress: bool,
+    ):
+        self.config, self.modes = config, modes
+        self.counters = Counters()
+        self.error: EngineError | None = None
+        self.when_idle: list[Callable[[], object]] = []
+        self.scheduler = Scheduler(
+            batch_size=config.batch_size,
+            pages=PageAllocator(config.num_pages, config.page_size),
+            steps=config.steps_per_dispatch,
+            tokens_per_step=drafter.num_speculative_tokens + 1,
+            chunk=config.prefill_chunk,
+            most_chunks=config.prefill_rows,
+        )
+        self._whole = replicated(mesh)
+        self._in_flight: deque[tuple[Dispatch, StepOutput]] = deque()
+        self._num_failures = 0
+        self._table_width = -(-config.max_model_len // config.page_size)
+        self._make_state: Callable[[], EngineState] = partial(init_state, target, drafter, config, mesh=mesh)
+        self.state = self._make_state()
+        settings = StepSettings(
+            page_size=config.page_size,
+            steps_per_dispatch=config.steps_per_dispatch,
+            synthetic_acceptance_length=config.synthetic_acceptance_length,
+        )
+        self.programs = Programs(
+            Models(target, drafter),
+            settings,
+            state=self.state,
+            table_width=self._table_width,
+            chunk=config.prefill_chunk,
+            draft_loop=config.draft_loop,
+            mesh=mesh,
+        )
+        self._served = np.zeros(0), jnp.zeros(0)
+        first, later = program_sizes(config, modes)
+        self.programs.compile(first, progress=progress)
+        self.programs.compile_behind(later)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request waits or runs, or results are to be read."""
+        return bool(self.scheduler) or bool(self._in_flight)
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Queues requests."""
+        for request in requests:
+            if self.error is not None:
+                request.end("failed", str(self.error))
+            elif request.finish_reason is None:
+                request.arrived_at = time.perf_counter()
+                self.scheduler.add(request)
+
+    def abort(self, requests: Sequence[Request], why: str) -> None:
+        """Ends requests wherever they are; those that have ended stay as they are."""
+        for request in requests:
+            self.scheduler.abort(request, why)
+
+    def close(self, why: str, *, reason: Literal["aborted", "failed"] = "aborted") -> None:
+        """Ends every request, takes no more, and gives up the cache."""
+        self.error = EngineError(why)
+        self.scheduler.restart()
+        for request in self.scheduler.waiting:
+            request.end(reason, why)
+        self.scheduler.waiting.clear()
+        self._in_flight.clear()
+        if hasattr(self, "state"):
+            del self.state
+
+    def step(self) -> None:
+        """Plans and enqueues the next round, then reads the one before it.
+
+        A round that fails costs the device's state and no request: a new state is made, and what was running
+        is read again, prompt and answer so far, and goes on with the same tokens.
+        """
+        try:
+            self._round()
+        except BaseException as error:  # no interrupt reaches this thread; whatever this is, clients wait
+            self._start_afresh(error)
+
+    def _round(self) -> None:
+        self.scheduler.expire(time.monotonic())
+        self.scheduler.chunks_beside = self._chunks_beside()
+        plan = self.scheduler.plan()
+        for dispatch in plan:
+            self._in_flight.append((dispatch, self._dispatch(dispatch)))
+        # Without a plan all that can be done is in flight, and the oldest of it is waited for.
+        ahead = len(plan) if plan else len(self._in_flight) - 1
+        while len(self._in_flight) > max(ahead, 0):
+            # Taken off the queue when it is committed and not before, so that nothing can lose it.
+            self._commit(*self._in_flight[0])
+            self._in_flight.popleft()
+            self._num_failures = 0
+
+    def _start_afresh(self, error: BaseException) -> None:
+        # The frames hold the old state, whose memory the new one needs.
+        traceback.clear_frames(error.__traceback__)
+        self._num_failures += 1
+        self._in_flight.clear()
+        del self.state
+        self.scheduler.restart()
+        if self._num_failures <= MAX_FAILURES:
+            _log.warning("a dispatch failed; its requests are read again: %s", _one_line(error))
+            try:
+                self.state = self._make_state()
+                return
+            except BaseException as last:
+                error = last
+        self.close(f"the device failed: {_one_line(error)}", reason="failed")
+
+    def _dispatch(self, dispatch: Dispatch) -> StepOutput:
+        need = Size(
+            len(dispatch.served),
+            max(map(len, dispatch.chunks), default=0),
+            self._mode_for(dispatch) if dispatch.decodes else None,
+        )
+        size = self.programs.best(need)
+        assert size is not None, need
+        pieces = None
+        if size.pieces:
+            steps = self.config.steps_per_dispatch if dispatch.decodes else 1
+            packed = pack_pieces(dispatch, steps=steps, pieces=size.pieces, width=self.config.prefill_chunk)
+            pieces = jax.device_put(packed, self._whole)
+        self.state, output = self.programs.dispatch(
+            self.state, self._put_served(dispatch, size.slots), pieces, size=size
+        )
+        for array in jax.tree.leaves(output):
+            array.copy_to_host_async()
+        self._count(dispatch, size)
+        return output
+
+    def _put_served(self, dispatch: Dispatch, places: int) -> jax.Array:
+        """The served slots on the device; the last ones again where nothing has changed."""
+        packed = pack_served(dispatch, places=places, table_width=self._table_width)
+        before, _ = self._served
+        if not np.array_equal(packed, before):
+            self._served = packed, jax.device_put(packed, self._whole)
+        return self._served[1]
+
+    def _commit(self, dispatch: Dispatch, output: StepOutput) -> None:
+        # All is read before anything is committed.
+        first = [] if output.first is None else _rows(output.first, FirstToken)
+        emitted = [] if output.emitted is None else _steps(output.emitted)
+        self.counters.slot_steps_used += sum(bool(slot.tokens) for step in emitted for slot in step)
+        self.scheduler.commit(dispatch, first, emitted)
+
+    def _count(self, dispatch: Dispatch, size: Size) -> None:
+        counters = self.counters
+        steps = self.config.steps_per_dispatch if dispatch.decodes else 1
+        counters.dispatches += 1
+        counters.prompt_rows += steps * size.pieces * self.config.prefill_chunk
+        counters.prompt_rows_used += sum(chunk.count for step in dispatch.chunks for chunk in step)
+        if dispatch.decodes:
+            counters.steps += steps
+            counters.slot_steps += steps * size.slots
+        else:
+            counters.prompt_passes += 1
+
+    def _chunks_beside(self) -> int:
+        """The pieces that a decoding step can read of prompts, with what is compiled so far."""
+        everyone = Size(self.config.batch_size, 1, max(self.modes))
+        return max((size.pieces for size in list(self.programs.compiled) if size.serves(everyone)), default=0)
+
+    def _mode_for(self, dispatch: Dispatch) -> SamplingMode:
+        """The least mode that was compiled and serves all of these."""
+        required = max(required_mode(running.request.params) for running in dispatch.served)
+        return min(mode for mode in self.modes if mode >= required)
+
+
+def program_sizes(
+    config: ResolvedEngineConfig, modes: Sequence[SamplingMode]
+) -> tuple[list[Size], list[Size]]:
+    """The programs to compile before the first request, which serve any, and those to compile later."""
+    whole = config.batch_size
+    prompts = [Size(min(pieces, whole), pieces, None) for pieces in _up_to(config.prefill_rows)]
+    slots = [count for count in config.slot_sizes if count < whole]
+    smaller = [Size(count, 0, mode) for mode in modes for count in slots]
+    beside = [
+        Size(count, pieces, max(modes))
+        for count in (whole, *slots)
+        for pieces in _up_to(config.rows_beside // config.prefill_chunk)
+    ]
+    first = [prompts[-1], *(Size(whole, 0, mode) for mode in modes)]
+    return first, [*smaller[:1], *prompts[:-1], *beside[-1:], *smaller[1:], *beside[:-1]]
+
+
+def _up_to(most: int) -> list[int]:
+    """1, 2, 4, … and `most`; nothing for 0."""
+    powers = [1 << i for i in range(most.bit_length()) if 1 << i < most]
+    return [*powers, most] if most else []
+
+
+def _one_line(error: BaseException) -> str:
+    return (str(error) or repr(error)).splitlines()[0]
+
+
+def _rows(output: Any, row: Callable) -> list[list[Any]]:
+    """For each step and place a `row` of Python's numbers: arrays cost more to index."""
+    leaves = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(output)]
+    return [[row(*values) for values in zip(*step, strict=True)] for step in zip(*leaves, strict=True)]
+
+
+def _steps(emitted: Emitted) -> list[list[SlotStep]]:
+    return _rows(emitted, lambda tokens, count, *rest: SlotStep(tokens[:count], *rest))
