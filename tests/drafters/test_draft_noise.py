@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxspec.attention import PageTable
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.drafters.base import Context
 from jaxspec.drafters.one_pass import OnePassDrafter
@@ -16,14 +17,18 @@ SLOTS, DRAFTS, VOCABULARY = 3, 4, 100_000
 class FlatLoop(AutoregressiveDrafter):
     """Drafts one token from the one before, all tokens being equally likely."""
 
+    kinds = ()
     num_speculative_tokens = DRAFTS
     draft_vocab_size = VOCABULARY
 
     def __init__(self):
         self.target_ids, self.draft_ids = nnx.data(None), nnx.data(None)
 
-    def run(self, target, tokens, hidden, positions, valid, cache, page_table):
-        return hidden, cache
+    def refresh(self, target, rows, cache):
+        return rows.hidden, cache
+
+    def advance(self, target, tokens, hidden, positions, memory):
+        return hidden, memory
 
     def logits(self, target, hidden):
         return jnp.zeros((SLOTS, VOCABULARY))
@@ -33,6 +38,9 @@ class FlatBlock(OnePassDrafter):
     """The same in one pass."""
 
     num_speculative_tokens = DRAFTS
+
+    def refresh(self, target, rows, cache):
+        return rows.hidden, cache
 
     def block_logits(self, target, context, cache):
         return jnp.zeros((SLOTS, DRAFTS, VOCABULARY)), cache
@@ -53,7 +61,7 @@ def drafts_of(drafter, length):
         history=jnp.zeros((SLOTS, 100), jnp.int32),
         length=jnp.full(SLOTS, length, jnp.int32),
         active=jnp.ones(SLOTS, bool),
-        page_table=jnp.zeros((SLOTS, 1), jnp.int32),
+        page_table=PageTable(jnp.zeros((SLOTS, 1), jnp.int32), page_size=128),
         sampling=sampling,
     )
     proposal, _ = drafter.propose(None, context, (), mode=SamplingMode.TEMPERATURE)
