@@ -1,6 +1,7 @@
 """Options that the command lines share; what is wrong with them fits one line."""
 
 import argparse
+import runpy
 import sys
 from typing import Any, NoReturn
 
@@ -12,8 +13,27 @@ class CommandError(ValueError):
     """A command that cannot be obeyed; the message names the argument."""
 
 
+class _Import(argparse.Action):
+    """Runs a Python file as soon as it is named."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: Any, path: Any, option: str | None = None) -> None:
+        try:
+            runpy.run_path(path)
+        except (OSError, SyntaxError) as error:
+            parser.error(f"--import {path}: {error}")
+
+
 class Parser(argparse.ArgumentParser):
     """Reports a bad argument in one line, without the usage in front, and exits with 2."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(**settings)
+        self.add_argument(
+            "--import",
+            action=_Import,
+            metavar="FILE",
+            help="a Python file to run first, which registers drafters or families of your own",
+        )
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} (see --help)\n")

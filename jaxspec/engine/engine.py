@@ -100,7 +100,7 @@ class Engine:
     @property
     def counters(self) -> Counters:
         """What the engine has computed so far, and how much of it was for something."""
-        return replace(self.core.counters)
+        return replace(self.core.counters, compiles=len(self.programs.compiled))
 
     @property
     def max_pending(self) -> int:

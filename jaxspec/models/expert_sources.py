@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from jaxspec.models.moe import ExpertSources
-from jaxspec.models.parameters import FusedGateUp, Projection, Source
+from jaxspec.models.parameters import Projection, Source, fused_gate_up
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,7 @@ def tensor_per_expert(name: str, count: int, width: int, inner: int) -> ExpertSo
     """Experts [E, M, 2, F] and [E, F, M] as `name`.{j}.{gate,up,down}_proj.weight."""
     experts = [f"{name}.{i}" for i in range(count)]
     return ExpertSources(
-        gate_up=Stacked(
-            tuple(
-                FusedGateUp((f"{expert}.gate_proj.weight", f"{expert}.up_proj.weight"), width, inner)
-                for expert in experts
-            )
-        ),
+        gate_up=Stacked(tuple(fused_gate_up(expert, "weight", (width,), inner) for expert in experts)),
         down=Stacked(
             tuple(Projection(f"{expert}.down_proj.weight", (inner,), (width,)) for expert in experts)
         ),

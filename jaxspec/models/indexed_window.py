@@ -5,16 +5,17 @@ there to be built on and tested with: metadata of this kind is what breaks first
 between draft steps.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.attention import AttentionKind, IndexedWindow, LayerCacheShape
-from jaxspec.config import ModelConfig
+from jaxspec.config import ConfigError, ModelConfig
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.indexed_window_attention import IndexedWindowAttention, cache_shape
 from jaxspec.models.layers import MLP, PreNormLayer, RMSNorm
-from jaxspec.models.llama import Llama
 
 
 class IndexedWindowLayer(PreNormLayer):
@@ -32,12 +33,33 @@ class IndexedWindowLayer(PreNormLayer):
         self.mlp = MLP(config, f"{name}.mlp", **args)
 
 
-class IndexedWindowModel(Llama):
+class IndexedWindowModel(Decoder):
     """A target network."""
 
-    def make_layer(self, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
-        return IndexedWindowLayer(self.config, kind, f"model.layers.{index}", **args)
+    defaults: ClassVar = {"max_position_embeddings": 2048, "sliding_window": 128}
 
-    @property
-    def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
-        return tuple(cache_shape(self.config, kind) for kind in self.kinds if isinstance(kind, IndexedWindow))
+    @classmethod
+    def is_windowed(cls, config: Mapping[str, Any], layer: int) -> bool:
+        return True
+
+    @classmethod
+    def own_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        ratios = config.get("compress_ratios")
+        if not ratios:
+            raise ConfigError(
+                "config.json: compress_ratios is missing: one per layer, 1 where only a window is seen"
+            )
+        return {"compress_ratios": tuple(ratios)}
+
+    @classmethod
+    def attention_kinds(cls, config: ModelConfig) -> tuple[AttentionKind, ...]:
+        return tuple(IndexedWindow(config.sliding_window or 0, ratio) for ratio in config.compress_ratios)
+
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
+        return IndexedWindowLayer(config, cls.attention_kinds(config)[index], f"model.layers.{index}", **args)
+
+    @classmethod
+    def layer_cache(cls, config: ModelConfig, kind: AttentionKind) -> LayerCacheShape:
+        assert isinstance(kind, IndexedWindow)
+        return cache_shape(config, kind)

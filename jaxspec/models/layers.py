@@ -12,11 +12,11 @@ from jaxspec_kernels.matmul import PackedWeight
 from jaxspec.attention import AnyMemory, PagedMemory, RopeTables
 from jaxspec.config import ModelConfig
 from jaxspec.models.parameters import (
-    FusedGateUp,
-    FusedQKV,
+    Fused,
     Projection,
     Whole,
     bias_parameter,
+    fused_gate_up,
     parameter,
     product,
 )
@@ -136,11 +136,12 @@ class Attention(nnx.Module):
         heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         width, group = config.hidden_size, heads // kv_heads
         in_width = in_width or width
-        projections = (f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj")
+        parts = (("q_proj", group), ("k_proj", 1), ("v_proj", 1))
 
-        def fused(leaf: str, in_width: int | None) -> FusedQKV:
-            q, k, v = (f"{projection}.{leaf}" for projection in projections)
-            return FusedQKV((q, k, v), in_width, kv_heads, group, size)
+        def fused(leaf: str, *in_shape: int) -> Fused:
+            return Fused(
+                tuple(Projection(f"{name}.{p}.{leaf}", in_shape, (kv_heads, n, size)) for p, n in parts), -2
+            )
 
         self.qkv = parameter(
             rngs,
@@ -164,7 +165,7 @@ class Attention(nnx.Module):
             rngs,
             (kv_heads, group + 2, size),
             ("kv_heads", "group", "head_dim"),
-            fused("bias", None),
+            fused("bias"),
             dtype=dtype,
         )
         self.output_bias = bias_parameter(
@@ -219,7 +220,7 @@ class MLP(nnx.Module):
             rngs,
             (width, 2, inner),
             ("embed", None, "feed_forward"),
-            FusedGateUp((f"{name}.gate_proj.weight", f"{name}.up_proj.weight"), width, inner),
+            fused_gate_up(name, "weight", (width,), inner),
             dtype=dtype,
             fan_in=width,
         )
@@ -228,7 +229,7 @@ class MLP(nnx.Module):
             rngs,
             (2, inner),
             (None, "feed_forward"),
-            FusedGateUp((f"{name}.gate_proj.bias", f"{name}.up_proj.bias"), None, inner),
+            fused_gate_up(name, "bias", (), inner),
             dtype=dtype,
         )
         self.down = Linear(

@@ -63,16 +63,3 @@ def test_pages_that_run_out_cost_no_token(tiny_engines, prompts, name, way, alon
     before = engine.core.scheduler.num_preempted
     assert tokens_of(engine.generate(prompts, max_new_tokens=30, **way)) == alone
     assert engine.core.scheduler.num_preempted > before
-
-
-def test_rows_and_slots_are_counted(tiny_engines, prompts):
-    engine = tiny_engines.load("ngram", **SIZES)
-    engine.programs.wait_compiled()
-    before = engine.counters
-    answers = engine.generate(prompts, max_new_tokens=12)
-    counted = engine.counters.since(before)
-    assert counted.prompt_rows_used == sum(map(len, prompts))
-    assert counted.prompt_rows_used < counted.prompt_rows < 4 * counted.prompt_rows_used
-    assert counted.slot_steps_used == sum(answer.stats.steps for answer in answers)
-    assert counted.slot_steps > counted.slot_steps_used
-    assert counted.steps >= max(answer.stats.steps for answer in answers)
