@@ -28,6 +28,7 @@ GOLDENS = {
 WRITTEN = {
     "mistral": {"model_type": "mistral", "sliding_window": 6},
     "jaxspec_indexed_window": ATTENTION["indexed window"],
+    "parallel": ATTENTION["own family"],
 }
 LENGTHS = (17, 11)
 """Of the texts in one row, behind which there is padding."""
