@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxspec.config.errors import ConfigError
+from jaxspec.config.keys import check_keys, without_nulls
 from jaxspec.config.latent import LatentConfig
 from jaxspec.config.moe import MoeConfig
 from jaxspec.config.rope import RopeConfig, read_ropes
@@ -85,9 +86,11 @@ class ModelConfig:
         Of a model that also sees images, the keys of its language model count.
 
         Raises:
-          ConfigError: a key that must be there is missing, or asks for what is not built.
+          ConfigError: a key that must be there is missing, is of another type or size than it may be, or
+            asks for what is not built.
         """
-        config = config.get("text_config") or config
+        check_keys(config)
+        config = without_nulls(config.get("text_config") or config)
         family = config.get("model_type")
         if not isinstance(family, str) or family not in _FAMILY_DEFAULTS:
             known = ", ".join(_FAMILY_DEFAULTS)
@@ -101,8 +104,8 @@ class ModelConfig:
             "num_hidden_layers",
             "num_attention_heads",
         ):
-            if not isinstance(config.get(key), int) or config[key] < 1:
-                raise ConfigError(f"config.json: {key} must be a positive integer, got {config.get(key)!r}")
+            if key not in config:
+                raise ConfigError(f"config.json: {key} must be a positive integer, got None")
         heads = config["num_attention_heads"]
         layer_types, window = _layer_types(config)
         rope, local_rope = read_ropes(config)

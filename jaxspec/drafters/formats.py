@@ -1,11 +1,11 @@
 """What kind of drafter a checkpoint is, and whose format it is in, by its config and the names in it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from jaxspec.checkpoints import Checkpoint
-from jaxspec.config import ConfigError
+from jaxspec.config import ConfigError, check_keys
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ def identify(checkpoint: Checkpoint) -> Format | None:
     """The kind of drafter that a checkpoint holds; None where it is none that is known.
 
     Raises:
-      ConfigError: a key of its config, of those that drafters read, has a value of another type.
+      ConfigError: a key of its config has a value of another type or size than it may have.
     """
     config, tensors = checkpoint.config, checkpoint.tensors
-    _check_types(config, checkpoint.name)
+    check_keys(config, f"{checkpoint.name}: config.json")
     stated = config.get("speculators_model_type")
     if isinstance(stated, str):
         return Format(stated, f"speculators {config.get('speculators_version') or ''}".strip())
@@ -61,47 +61,6 @@ def _model(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Format | No
     if not any(name.endswith("embed_tokens.weight") for name in tensors) or "fc.weight" in tensors:
         return None
     return Format("draft_model", f"model_type {config.get('model_type')}")
-
-
-_TYPES: Mapping[tuple[str, ...], tuple[str, Callable[[Any], bool]]] = {
-    (
-        "transformer_layer_config",
-        "eagle_config",
-        "dflash_config",
-        "speculators_config",
-        "verifier",
-        "rope_parameters",
-        "rope_scaling",
-    ): ("an object", lambda value: isinstance(value, Mapping)),
-    (
-        "hidden_size",
-        "target_hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "vocab_size",
-        "draft_vocab_size",
-        "sliding_window",
-        "num_hidden_layers",
-        "num_target_layers",
-        "max_position_embeddings",
-    ): ("a positive integer", lambda value: type(value) is int and value > 0),
-    ("rope_theta", "rms_norm_eps"): ("a number", lambda value: type(value) in (int, float)),
-    ("layer_types", "architectures"): ("a list", lambda value: isinstance(value, list)),
-    ("model_type", "rope_type"): ("a string", lambda value: isinstance(value, str)),
-}
-
-
-def _check_types(config: Mapping[str, Any], name: str) -> None:
-    """Raises ConfigError for a key, at any depth, whose value is neither null nor of its type."""
-    for keys, (words, fits) in _TYPES.items():
-        for key in keys:
-            if config.get(key) is not None and not fits(config[key]):
-                raise ConfigError(f"{name}: config.json: {key} must be {words}, got {config[key]!r}")
-    for value in config.values():
-        if isinstance(value, Mapping):
-            _check_types(value, name)
 
 
 def check_kind(kind: str, checkpoint: Checkpoint) -> None:
