@@ -24,7 +24,7 @@ if jax.__version_info__ < (0, 11):
     FAST_COMPILATION.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FAST_COMPILATION])
 
-# The same examples in every run, and none that the last run left behind. The long form is HYPOTHESIS_PROFILE=long.
+# The same examples in every run, and none that another left behind; HYPOTHESIS_PROFILE=long draws others.
 hypothesis.settings.register_profile(
     "short", derandomize=True, database=None, deadline=None, max_examples=100, print_blob=False
 )

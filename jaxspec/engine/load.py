@@ -12,7 +12,7 @@ from jaxspec_kernels.paged_attention import paged_attention
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import Config, ConfigError, SourceConfig, list_configs, load_config
 from jaxspec.drafters.loading import Build, plan_drafter
-from jaxspec.engine.compilation_cache import enable_compilation_cache
+from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.engine import Engine, parse_modes
 from jaxspec.engine.prompts import Prompt, as_prompts
 from jaxspec.engine.request import Generation
@@ -50,7 +50,6 @@ def load(
     """
     config = resolve_config(model).replace(drafter=drafter, engine=engine)
     parse_modes(sampling_modes)
-    enable_compilation_cache()
     target_source = config.target
     mesh = _mesh(config.engine.tensor_parallel)
     checkpoint = open_checkpoint(target_source.source, file=target_source.file, sha256=target_source.sha256)
@@ -64,16 +63,17 @@ def load(
     )
     # Everything fits; only now are weights read.
     target = plan.read(mesh, packed=packed)
-    return Engine(
-        target,
-        read_drafter(target),
-        tokenizer=checkpoint.tokenizer,
-        eos_token_ids=checkpoint.eos_token_ids,
-        config=config.engine,
-        mesh=mesh,
-        sampling_modes=sampling_modes,
-        progress=progress,
-    )
+    with compilation_cache():
+        return Engine(
+            target,
+            read_drafter(target),
+            tokenizer=checkpoint.tokenizer,
+            eos_token_ids=checkpoint.eos_token_ids,
+            config=config.engine,
+            mesh=mesh,
+            sampling_modes=sampling_modes,
+            progress=progress,
+        )
 
 
 def generate(
