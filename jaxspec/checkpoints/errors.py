@@ -33,11 +33,11 @@ def foreign(what: str | Path, problem: str) -> Iterator[None]:
     For packages that raise plain Exception, and panics of Rust code, which are no Exception at all.
 
     Raises:
-      CheckpointError: in place of anything but an OSError, KeyboardInterrupt and its like.
+      CheckpointError: in place of anything but KeyboardInterrupt and its like.
     """
     try:
         yield
-    except (CheckpointError, OSError):
+    except CheckpointError:
         raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":

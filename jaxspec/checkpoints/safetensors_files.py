@@ -12,7 +12,7 @@ import safetensors
 import safetensors.numpy
 
 from jaxspec.checkpoints.checkpoint import TensorSource
-from jaxspec.checkpoints.errors import CheckpointError
+from jaxspec.checkpoints.errors import CheckpointError, foreign
 from jaxspec.checkpoints.json_file import read_json
 
 INDEX = "model.safetensors.index.json"
@@ -116,16 +116,20 @@ def write_safetensors(folder: Path, arrays: Iterable[tuple[str, np.ndarray]], sh
     (folder / INDEX).write_text(json.dumps(index, indent=2), "utf-8")
 
 
-def _files(folder: Path) -> dict[Path, set[str] | None]:
+def _files(folder: Path) -> Mapping[Path, set[str] | None]:
     """The files to open, each with the tensors that the index places there, or None without an index."""
-    if (folder / INDEX).is_file():
+    if (folder / INDEX).exists():
         weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(f"{folder / INDEX}: has no weight_map")
-        placed: dict[Path, set[str] | None] = {}
-        for name in set(weight_map.values()):
+        placed: dict[Path, set[str]] = {}
+        for key, name in weight_map.items():
+            if not isinstance(name, str):
+                raise CheckpointError(
+                    f"{folder / INDEX}: places tensor {key!r} in {name!r}, which is no file"
+                )
             # The index may name files beside it, and nothing else on this machine.
-            placed[folder / Path(name).name] = {key for key, held in weight_map.items() if held == name}
+            placed.setdefault(folder / Path(name).name, set()).add(key)
         return placed
     single = folder / "model.safetensors"
     found = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
@@ -139,10 +143,8 @@ def _files(folder: Path) -> dict[Path, set[str] | None]:
 def _open_file(path: Path) -> dict[str, TensorSource]:
     if not path.is_file():
         raise CheckpointError(f"{path}: file not found")
-    try:
+    with foreign(path, "not a complete safetensors file"):
         file = safetensors.safe_open(path, framework="np")
-    except (safetensors.SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: not a complete safetensors file: {error}") from None
     tensors: dict[str, TensorSource] = {}
     starts: dict[str, int] = {}
     for key in file.keys():  # noqa: SIM118 - not a dict
