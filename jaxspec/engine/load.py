@@ -101,7 +101,7 @@ def generate(
     Raises:
       ValueError: something about the prompts, the parameters, the configuration or a checkpoint.
     """
-    params = SamplingParams(**sampling)
+    params = SamplingParams.merge(None, sampling)
     sizes = {"batch_size": max(1, min(len(as_prompts(prompts)), 8)), **(engine or {})}
     mode = required_mode(params)
     loaded = load(model, drafter=drafter, sampling_modes=(mode,), progress=progress, **sizes)
