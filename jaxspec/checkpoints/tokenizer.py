@@ -14,6 +14,9 @@ from jaxspec.checkpoints.json_file import MAX_BYTES, read_bytes, read_json
 _MAX_BYTES = 128 * 2**20
 """Of a `tokenizer.json`: four times that of 262,144 tokens."""
 
+_CHARACTERS_PER_TOKEN = 8
+"""More than any text has on average but one of spaces; four in English."""
+
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -101,6 +104,23 @@ class Tokenizer:
             raise CheckpointError(f"text is not valid Unicode: lone surrogate at {error.start}") from None
         with foreign("text", "the tokenizer failed"):
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def check_length(self, text: str, max_tokens: int) -> None:
+        """Refuses a text that is far too long without reading all of it: a million characters take seconds.
+
+        A text that passes may still have somewhat more than `max_tokens` tokens.
+
+        Raises:
+          CheckpointError: more than `max_tokens` tokens, or as `encode`.
+        """
+        if len(text) <= _CHARACTERS_PER_TOKEN * max_tokens:
+            return
+        size, num_tokens = max(_CHARACTERS_PER_TOKEN // 2 * max_tokens, 4096), 0
+        for start in range(0, len(text), size):
+            num_tokens += len(self.encode(text[start : start + size], add_special_tokens=False))
+            # A token that is cut in two counts for more, but not so many do that the number doubles.
+            if num_tokens > 2 * max_tokens:
+                raise CheckpointError(f"text of {len(text)} characters makes more than {max_tokens} tokens")
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
