@@ -2,19 +2,32 @@
 
 from jaxspec.checkpoints import CheckpointError
 from jaxspec.config import ConfigError, DrafterConfig, EngineConfig, list_configs
-from jaxspec.engine import AcceptanceStats, Delta, Engine, Generation
+from jaxspec.engine import (
+    AcceptanceStats,
+    AsyncEngine,
+    Delta,
+    Engine,
+    EngineError,
+    Generation,
+    QueueFullError,
+    Request,
+)
 from jaxspec.engine.load import generate, load
 from jaxspec.sampling import SamplingParams
 
 __all__ = [
     "AcceptanceStats",
+    "AsyncEngine",
     "CheckpointError",
     "ConfigError",
     "Delta",
     "DrafterConfig",
     "Engine",
     "EngineConfig",
+    "EngineError",
     "Generation",
+    "QueueFullError",
+    "Request",
     "SamplingParams",
     "generate",
     "list_configs",

@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     num_drafts = 0 if args.no_speculation else args.k
     dtype = jnp.dtype(args.dtype)
     bandwidth = copy_bandwidth(args.copy_bytes)
-    models = build_models(SHAPES[args.shape], num_drafts=num_drafts, page_size=args.page_size, dtype=dtype)
+    models = build_models(SHAPES[args.shape], num_drafts=num_drafts, dtype=dtype)
     print(f"{args.shape}, K={num_drafts}, {args.dtype}: copy {bandwidth / 1e12:.2f} TB/s")
     print(
         _COLUMNS.format(

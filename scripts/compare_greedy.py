@@ -21,16 +21,13 @@ import numpy as np
 from bench_generate import read_prompts
 
 import jaxspec
-from jaxspec.attention import build_metadata, init_cache
+from jaxspec.attention import PackedMemory
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.command_line import Parser
 from jaxspec.config import load_config
 from jaxspec.models.llama import Llama
 from jaxspec.models.loading import load_target
 from jaxspec.provenance import provenance
-from jaxspec.sharding import make_mesh
-
-PAGE_SIZE = 16
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -99,18 +96,11 @@ def compare(target: Llama, plain: Any, speculative: Any) -> dict[str, Any]:
 def _margin(target: Llama, tokens: list[int]) -> float:
     """How far apart the target's two best logits after these tokens are."""
     length = -(-len(tokens) // 64) * 64  # few lengths, so few programs
-    padded = jnp.asarray([tokens + [0] * (length - len(tokens))], jnp.int32)
-    pages = length // PAGE_SIZE
-    dtype = target.norm.scale[...].dtype
-    cache = init_cache(
-        target.cache_shapes, num_pages=pages + 1, page_size=PAGE_SIZE, dtype=dtype, mesh=make_mesh()
-    )
-    positions = jnp.arange(length, dtype=jnp.int32)[None]
-    table = 1 + jnp.arange(pages, dtype=jnp.int32)[None]
-    valid = positions < len(tokens)
-    metadata = build_metadata(target.kinds, positions, valid, table, page_size=PAGE_SIZE)
-    hidden, _, _ = target(padded, positions, cache, metadata, capture=())
-    best = jax.lax.top_k(target.logits(hidden[:, len(tokens) - 1]), 2)[0][0]
+    padded = jnp.asarray(tokens + [0] * (length - len(tokens)), jnp.int32)
+    positions = jnp.arange(length, dtype=jnp.int32)
+    memory = PackedMemory(target.kinds, positions[None], jnp.ones((1, length), jnp.int32))
+    hidden, _, _ = target(padded, positions, memory)
+    best = jax.lax.top_k(target.logits(hidden[len(tokens) - 1]), 2)[0]
     return float(np.asarray(best[0] - best[1]))
 
 

@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     dtype = jnp.dtype(args.dtype)
     num_drafts = 0 if args.no_speculation else args.k
-    models = build_models(SHAPES[args.shape], num_drafts=num_drafts, page_size=16, dtype=dtype)
+    models = build_models(SHAPES[args.shape], num_drafts=num_drafts, dtype=dtype)
     running = start(
         models,
         batch_size=args.batch,

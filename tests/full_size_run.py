@@ -10,15 +10,13 @@ from jaxspec.engine.step import Models, StepSettings, decode, prefill
 from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import make_mesh, replicated
 
-PAGE_SIZE = EngineConfig().page_size
-
 
 def assert_runs(target, drafter):
     """A prefill and a dispatch of two steps for two slots give the state back in its shapes and dtypes."""
     sizes = EngineConfig(batch_size=2, max_model_len=2048, prefill_chunk=128, steps_per_dispatch=2).resolve(
         backend="gpu", model_limit=target.config.max_position_embeddings
     )
-    settings = StepSettings(page_size=sizes.page_size, steps_per_dispatch=sizes.steps_per_dispatch)
+    settings = StepSettings(steps_per_dispatch=sizes.steps_per_dispatch)
     mesh = make_mesh()
     state = jax.eval_shape(lambda: init_state(target, drafter, sizes, mesh=mesh))
     batch = jax.eval_shape(

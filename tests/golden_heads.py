@@ -5,6 +5,7 @@ import numpy as np
 from golden_files import DRAFTER_KINDS, DRAFTER_TARGETS, golden_checkpoint, golden_folder, golden_outputs
 from paged_rows import PagedTarget
 
+from jaxspec.attention import RowBlock, join_rows
 from jaxspec.config import DrafterConfig
 from jaxspec.drafters.base import Context, Rows
 from jaxspec.drafters.loading import Build, load_drafter
@@ -37,7 +38,7 @@ class GoldenHead:
                 **config,
             ),
             self.target,
-            Build(page_size, jnp.dtype(jnp.float32)),
+            Build(jnp.dtype(jnp.float32)),
         )
         prompt = golden_outputs(DRAFTER_TARGETS[name])["input_ids"][0].astype(np.int32)
         self.paged = PagedTarget(
@@ -52,19 +53,20 @@ class GoldenHead:
 
         def cut(x, fill):
             x = jnp.asarray(x)[start:stop]
-            return two_slots(
-                jnp.pad(x, [(0, width - len(x))] + [(0, 0)] * (x.ndim - 1), constant_values=fill), fill
-            )
+            padded = jnp.pad(x, [(0, width - len(x))] + [(0, 0)] * (x.ndim - 1), constant_values=fill)
+            return join_rows([two_slots(padded, fill)])
 
+        block = RowBlock(
+            positions=jnp.broadcast_to(start + jnp.arange(width, dtype=jnp.int32), (2, width)),
+            valid=two_slots(jnp.arange(width) < stop - start, False),
+            page_table=self.paged.page_table,
+        )
         return Rows(
             tokens=cut(self.tokens, 7),
             next_tokens=cut(self.next_tokens, 7),
-            positions=jnp.broadcast_to(start + jnp.arange(width, dtype=jnp.int32), (2, width)),
-            valid=two_slots(jnp.arange(width) < stop - start, False),
-            last_row=jnp.array([stop - start - 1, 0]),
             hidden=cut(self.hidden[0], 9.0),
             captured=tuple(cut(x[0], 9.0) for x in self.captured),
-            page_table=self.paged.page_table,
+            blocks=(block,),
         )
 
     def context(self, hidden, *, history=None):

@@ -10,17 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxspec.attention import build_metadata, init_cache
+from jaxspec.attention import PagedMemory, PageTable, RowBlock, init_cache
 from jaxspec.models.llama import Llama
 from jaxspec.sharding import make_mesh
 
 
-@partial(nnx.jit, static_argnames=("page_size", "capture"))
-def forward(model, tokens, positions, valid, cache, page_table, *, page_size, capture):
-    """(logits, hidden after the final norm, captured, cache) of one forward pass."""
-    metadata = build_metadata(model.kinds, positions, valid, page_table, page_size=page_size)
-    hidden, captured, cache = model(tokens, positions, cache, metadata, capture=capture)
-    return model.logits(hidden), hidden, captured, cache
+@partial(nnx.jit, static_argnames=("capture",))
+def forward(model, tokens, block, cache, *, capture):
+    """(logits, hidden after the final norm, captured, cache) of one forward pass over one block."""
+    memory = PagedMemory.build(model.kinds, cache, (block,))
+    hidden, captured, memory = model(tokens.reshape(-1), block.positions.reshape(-1), memory, capture=capture)
+    by_slot = jax.tree.map(lambda x: x.reshape(*block.shape, -1), (model.logits(hidden), hidden, captured))
+    return *by_slot, memory.caches
 
 
 @dataclass
@@ -43,17 +44,18 @@ class PagedTarget:
     capture: tuple[int, ...] = ()
     fill: float = 0.0
     cache: Any = field(init=False)
-    page_table: jax.Array = field(init=False)
+    page_table: PageTable = field(init=False)
 
     def __post_init__(self) -> None:
         width = -(-self.length // self.page_size)
         pages = 1 + np.random.default_rng(0).permutation(self.slots * width)
-        self.page_table = jnp.asarray(pages.reshape(self.slots, width), jnp.int32)
+        pages = jnp.asarray(pages.reshape(self.slots, width), jnp.int32)
+        self.page_table = PageTable(pages, self.page_size)
         self.cache = self.new_cache(self.model.cache_shapes)
 
     def new_cache(self, shapes: Any) -> Any:
         """A cache of such layers over this target's pages, for a drafter."""
-        pages = self.page_table.size + 1
+        pages = self.page_table.pages.size + 1
         cache = init_cache(
             shapes, num_pages=pages, page_size=self.page_size, dtype=jnp.float32, mesh=make_mesh()
         )
@@ -73,11 +75,8 @@ class PagedTarget:
         logits, hidden, captured, self.cache = forward(
             self.model,
             jnp.asarray(padded),
-            jnp.asarray(positions),
-            jnp.asarray(valid),
+            RowBlock(jnp.asarray(positions), jnp.asarray(valid), self.page_table),
             self.cache,
-            self.page_table,
-            page_size=self.page_size,
             capture=self.capture,
         )
         return logits, hidden, captured

@@ -41,7 +41,7 @@ def nothing_allocated(monkeypatch):
         raise AssertionError("allocated before the input was checked")
 
     monkeypatch.setattr(ModulePlan, "read", allocate)
-    monkeypatch.setattr("jaxspec.engine.engine.init_state", allocate)
+    monkeypatch.setattr("jaxspec.engine.core.init_state", allocate)
 
 
 def refused(call: Callable, *args, **kwargs) -> str:
@@ -179,7 +179,7 @@ def test_bad_prompts_are_refused_and_nothing_runs(engine, monkeypatch, prompts, 
     if message is None:
         assert len(engine.generate(prompts, max_new_tokens=1).token_ids) == 1
         return
-    monkeypatch.setattr(engine, "step", lambda: pytest.fail("ran"))
+    monkeypatch.setattr(engine, "submit", lambda *args: pytest.fail("ran"))
     assert message in refused(engine.generate, prompts, max_new_tokens=1)
 
 
@@ -198,7 +198,7 @@ def test_bad_prompts_are_refused_and_nothing_runs(engine, monkeypatch, prompts, 
     ],
 )
 def test_bad_sampling_parameters_are_refused_and_nothing_runs(engine, monkeypatch, sampling, message):
-    monkeypatch.setattr(engine, "step", lambda: pytest.fail("ran"))
+    monkeypatch.setattr(engine, "submit", lambda *args: pytest.fail("ran"))
     for call in (engine.generate, engine.stream):
         assert message in refused(call, [1, 2], **{"max_new_tokens": 5, **sampling})
 

@@ -90,9 +90,9 @@ def tokens_of(generations: Iterable[Generation]) -> list[list[int]]:
 
 def start_afresh(engine: Engine) -> None:
     """Empties the cache and sorts the free pages, so that engines that do the same hold the same."""
-    engine._scheduler.pages._free.sort(reverse=True)
-    state = engine._state
-    engine._state = replace(
+    engine.core.scheduler.pages._free.sort(reverse=True)
+    state = engine.core.state
+    engine.core.state = replace(
         state,
         target_cache=jax.tree.map(jnp.zeros_like, state.target_cache),
         draft_cache=jax.tree.map(jnp.zeros_like, state.draft_cache),
@@ -101,7 +101,8 @@ def start_afresh(engine: Engine) -> None:
 
 def assert_idle(engine: Engine) -> None:
     """No slot is taken, no request waits, and every page is free once."""
-    scheduler = engine._scheduler
+    assert engine.wait_idle(timeout=60)
+    scheduler = engine.core.scheduler
     assert not scheduler.waiting
     assert scheduler.slots == [None] * scheduler.batch_size
     assert sorted(scheduler.pages._free) == list(range(1, scheduler.pages.num_pages + 1))

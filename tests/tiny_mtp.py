@@ -35,9 +35,7 @@ def write_with_mtp(folder: Path, target: Path, *, seed: int = 3) -> Path:
     tensors = load_file(target / "model.safetensors")
     config = ModelConfig.from_hf(json_config)
     name, width = layer_name(config), config.hidden_size
-    model = nnx.eval_shape(
-        lambda: Mtp(config, num_speculative_tokens=1, page_size=1, dtype=jnp.float32, rngs=nnx.Rngs(0))
-    )
+    model = nnx.eval_shape(lambda: Mtp(config, num_speculative_tokens=1, dtype=jnp.float32, rngs=nnx.Rngs(0)))
     for tensor, shape in dict(t for _, source in declared(model) for t in source.tensors).items():
         matrix = rng.normal(size=shape) * shape[-1] ** -0.5
         quiet = 0.2 if tensor.endswith(("o_proj.weight", "down_proj.weight")) else 1.0

@@ -1,13 +1,19 @@
-"""The paged key/value cache and, for each kind of attention, its metadata builder."""
+"""What rows attend to: the paged caches with each kind of attention's metadata, and whole texts."""
 
 from jaxspec.attention.builder import AttentionKind, build_metadata
 from jaxspec.attention.cache import CacheShape, LayerCache, LayerCacheShape, init_cache
 from jaxspec.attention.full import FullAttention
 from jaxspec.attention.indexed_window import IndexedWindow, IndexedWindowMetadata
+from jaxspec.attention.memory import AnyMemory, Memory, Pool
 from jaxspec.attention.metadata import AttentionMetadata
+from jaxspec.attention.packed import PackedMemory
+from jaxspec.attention.paged import PagedMemory
+from jaxspec.attention.rope import RopeTables, apply_rope
+from jaxspec.attention.rows import PageTable, RowBlock, RowBlocks, join_rows, row_positions, split_rows
 from jaxspec.attention.sliding_window import SlidingWindow
 
 __all__ = [
+    "AnyMemory",
     "AttentionKind",
     "AttentionMetadata",
     "CacheShape",
@@ -16,7 +22,19 @@ __all__ = [
     "IndexedWindowMetadata",
     "LayerCache",
     "LayerCacheShape",
+    "Memory",
+    "PackedMemory",
+    "PageTable",
+    "PagedMemory",
+    "Pool",
+    "RopeTables",
+    "RowBlock",
+    "RowBlocks",
     "SlidingWindow",
+    "apply_rope",
     "build_metadata",
     "init_cache",
+    "join_rows",
+    "row_positions",
+    "split_rows",
 ]

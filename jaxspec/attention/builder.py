@@ -8,39 +8,32 @@ position-dependent outlives the forward pass it was built for, so nothing can be
 from collections.abc import Iterable
 from typing import Any
 
-import jax
 from jaxspec_kernels.slot_mapping import slot_mapping
 
 from jaxspec.attention.full import FullAttention
 from jaxspec.attention.indexed_window import IndexedWindow
 from jaxspec.attention.metadata import PlacedRows, build
+from jaxspec.attention.rows import RowBlock
 from jaxspec.attention.sliding_window import SlidingWindow
 
 AttentionKind = FullAttention | SlidingWindow | IndexedWindow
 
 
-def build_metadata(
-    kinds: Iterable[AttentionKind],
-    positions: jax.Array,
-    valid: jax.Array,
-    page_table: jax.Array,
-    *,
-    page_size: int,
-) -> dict[AttentionKind, Any]:
+def build_metadata(kinds: Iterable[AttentionKind], block: RowBlock) -> dict[AttentionKind, Any]:
     """Builds the metadata of every kind of attention that a network uses, each by its own builder.
+
+    A row that is not valid writes to page 0 and sees nothing, and so does one whose position has no page: it
+    would see page 0, where anything may lie.
 
     Args:
       kinds: the kinds, repeated or not.
-      positions: i32[B, Q], the position of each row in its sequence.
-      valid: bool[B, Q]; a row that is not valid writes to page 0 and sees nothing, and so does one whose
-        position has no page: it would see page 0, where anything may lie.
-      page_table: i32[B, T], 0 where the slot owns no page.
-      page_size: positions per page.
+      block: [G, Q] rows.
 
     Raises:
       TypeError: a kind has no builder.
     """
-    slots = slot_mapping(positions, valid, page_table, page_size=page_size)
+    table = block.page_table
+    slots = slot_mapping(block.positions, block.valid, table.pages, page_size=table.page_size)
     # Page 0 is nobody's, so a row whose slot lies there is not kept.
-    rows = PlacedRows(positions, slots, slots >= page_size, page_table, page_size)
+    rows = PlacedRows(block.positions, slots, slots >= table.page_size, table)
     return {kind: build(kind, rows) for kind in dict.fromkeys(kinds)}

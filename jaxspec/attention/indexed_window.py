@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxspec_kernels.slot_mapping import slot_mapping
 
-from jaxspec.attention.metadata import PlacedRows, build
+from jaxspec.attention.metadata import PlacedRows, build, visible_range
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,17 @@ class IndexedWindowMetadata:
     what is read there counts for nothing: lengths, not indices, say what is seen.
 
     Attributes:
-      slots: i32[B, Q], page * P + offset to write in arrays with an entry per position; in page 0 for a
+      slots: i32[G, Q], page * P + offset to write in arrays with an entry per position; in page 0 for a
         row that is not kept.
-      window_slots: i32[B, Q, W], the slots of the visible positions, the oldest first; in page 0 past their
+      window_slots: i32[G, Q, W], the slots of the visible positions, the oldest first; in page 0 past their
         number.
-      window_lengths: i32[B, Q], how many of them are seen; 0 for a row that is not kept.
-      entry_slots: i32[B, Q], page * P/r + offset to write in the array with an entry per r positions; in
+      window_lengths: i32[G, Q], how many of them are seen; 0 for a row that is not kept.
+      entry_slots: i32[G, Q], page * P/r + offset to write in the array with an entry per r positions; in
         page 0 but for every r-th position.
-      entry_sources: i32[B, Q, r], `slots` of the positions that such a row's entry is made of; 0 otherwise.
-      entry_starts: i32[B, Q], the first of those positions.
-      num_entries: i32[B, Q], entries that a row sees, its own included; 0 for a row that is not kept.
-      page_table: i32[B, T].
+      entry_sources: i32[G, Q, r], `slots` of the positions that such a row's entry is made of; 0 otherwise.
+      entry_starts: i32[G, Q], the first of those positions.
+      num_entries: i32[G, Q], entries that a row sees, its own included; 0 for a row that is not kept.
+      page_table: i32[G, T].
     """
 
     slots: jax.Array
@@ -56,17 +56,22 @@ class IndexedWindowMetadata:
     page_table: jax.Array
 
 
+@visible_range.register
+def _(kind: IndexedWindow, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.maximum(positions - (kind.size - 1), 0), positions
+
+
 @build.register
 def _(kind: IndexedWindow, rows: PlacedRows) -> IndexedWindowMetadata:
     ratio, positions = kind.ratio, rows.positions
-    first = jnp.maximum(positions - (kind.size - 1), 0)
+    first, _ = visible_range(kind, positions)
     lengths = jnp.where(rows.kept, positions + 1 - first, 0)
     index = jnp.arange(kind.size, dtype=jnp.int32)
     window_slots = slot_mapping(
         (first[..., None] + index).reshape(len(positions), -1),
         (index < lengths[..., None]).reshape(len(positions), -1),
-        rows.page_table,
-        page_size=rows.page_size,
+        rows.page_table.pages,
+        page_size=rows.page_table.page_size,
     ).reshape(*positions.shape, -1)
     ends = rows.kept & ((positions + 1) % ratio == 0) & (ratio > 1)
     # A page holds whole entries, so the positions of one lie side by side in one page.
@@ -79,5 +84,5 @@ def _(kind: IndexedWindow, rows: PlacedRows) -> IndexedWindowMetadata:
         entry_sources=jnp.where(ends[..., None], sources, 0),
         entry_starts=jnp.where(ends, positions - (ratio - 1), 0),
         num_entries=jnp.where(rows.kept & (ratio > 1), (positions + 1) // ratio, 0),
-        page_table=rows.page_table,
+        page_table=rows.page_table.pages,
     )

@@ -1,7 +1,9 @@
 """Rows through an engine."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from jaxspec.batch.rows import Row, RowError
@@ -54,12 +56,13 @@ class BatchRun:
         self._params = params
         self._raw = raw
         self._running: dict[Request, Answer] = {}
+        self._ended: SimpleQueue[Request] = SimpleQueue()
         self._ended_tokens = 0
         self._ended_stats = AcceptanceStats()
         self.num_prompt_tokens = 0
 
     def __iter__(self) -> Iterator[list[Answer | RowError]]:
-        """Steps the engine; yields what each step finished, which is mostly nothing.
+        """Yields rows as they end, and nothing now and then, so that progress can be shown.
 
         A row that cannot be asked (its prompt is too long, say) comes as its error. Closing the iterator
         drops the unfinished rows.
@@ -73,15 +76,13 @@ class BatchRun:
                         break
                     done += self._ask(Answer(row, []))
                 if self._running:
-                    self._engine.step()
+                    with suppress(Empty):
+                        done += self._take(self._ended.get(timeout=0.2))
                 elif not done:
                     return
-                for request in [request for request in self._running if request.finish_reason is not None]:
-                    done += self._take(request)
                 yield done
         finally:
-            for request in self._running:
-                self._engine.abort_request(request)
+            self._engine.abort(*self._running)
 
     @property
     def num_tokens(self) -> int:
@@ -113,8 +114,8 @@ class BatchRun:
         except ValueError as error:
             turn = f"turn {len(answer.generations) + 1}: " if row.turns else ""
             return [RowError(row.line, f"{turn}{error}")]
-        self._engine.add_request(request)
         self._running[request] = answer
+        self._engine.submit([request], lambda request: lambda delta: self._ended.put(request))
         self.num_prompt_tokens += len(request.prompt)
         return []
 

@@ -5,6 +5,7 @@ cache, network, draw into the column of the step. The compiled program runs `ste
 `draft_loop="host"` the engine calls the very same functions from Python.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 
 import jax
@@ -13,8 +14,16 @@ from jax import lax
 from jaxspec_kernels.gumbel_sample import gumbel_sample
 from jaxspec_kernels.random import Purpose
 
-from jaxspec.attention import AttentionKind, AttentionMetadata, LayerCache, build_metadata
-from jaxspec.drafters.base import Context, Drafter, Proposal, Rows, Target
+from jaxspec.attention import (
+    AnyMemory,
+    AttentionKind,
+    LayerCache,
+    PagedMemory,
+    RowBlock,
+    RowBlocks,
+    row_positions,
+)
+from jaxspec.drafters.base import Compile, Context, Drafter, HostPropose, Proposal, Rows, Target
 from jaxspec.drafters.vocabulary import to_target_ids
 from jaxspec.models.parameters import Buffer
 from jaxspec.sampling import SamplingMode
@@ -53,37 +62,31 @@ class AutoregressiveDrafter(Drafter):
     """
 
     kinds: tuple[AttentionKind, ...]
-    page_size: int
     draft_vocab_size: int
     lead: int = 0
     probabilistic: bool = True
     target_ids: Buffer | None
     draft_ids: Buffer | None
 
+    @abstractmethod
     def advance(
-        self,
-        target: Target,
-        tokens: jax.Array,
-        hidden: jax.Array,
-        positions: jax.Array,
-        cache: tuple[LayerCache, ...],
-        metadata: dict[AttentionKind, AttentionMetadata],
-    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        """Runs the network over Q rows.
+        self, target: Target, tokens: jax.Array, hidden: jax.Array, positions: jax.Array, memory: AnyMemory
+    ) -> tuple[jax.Array, AnyMemory]:
+        """Runs the network over N rows.
 
         Args:
-          tokens: i32[B, Q], ids of the target's vocabulary.
-          hidden: [B, Q, M'], features on refresh and the previous step's output afterwards.
-          positions: i32[B, Q].
+          tokens: i32[N], ids of the target's vocabulary.
+          hidden: [N, M'], features on refresh and the previous step's output afterwards.
+          positions: i32[N].
+          memory: what these rows attend to, made for layers of `kinds`.
 
         Returns:
-          [B, Q, M'], which `logits` reads and the next step recycles, and the cache.
+          [N, M'], which `logits` reads and the next step recycles, and the memory.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
         """f32[..., W] of what `advance` returned."""
-        raise NotImplementedError
 
     @property
     def draft_vocab(self) -> jax.Array | None:
@@ -98,14 +101,13 @@ class AutoregressiveDrafter(Drafter):
         target: Target,
         tokens: jax.Array,
         hidden: jax.Array,
-        positions: jax.Array,
-        valid: jax.Array,
+        blocks: RowBlocks,
         cache: tuple[LayerCache, ...],
-        page_table: jax.Array,
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        """`advance` with metadata built for exactly these rows."""
-        metadata = build_metadata(self.kinds, positions, valid, page_table, page_size=self.page_size)
-        return self.advance(target, tokens, hidden, positions, cache, metadata)
+        """`advance` over the paged cache."""
+        memory = PagedMemory.build(self.kinds, cache, blocks)
+        hidden, memory = self.advance(target, tokens, hidden, row_positions(blocks), memory)
+        return hidden, memory.caches
 
     def start(
         self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, mode: SamplingMode
@@ -121,18 +123,11 @@ class AutoregressiveDrafter(Drafter):
 
     def step(self, target: Target, context: Context, state: DraftState, i: jax.Array) -> DraftState:
         """Draft i (1 <= i < K) from draft i - 1."""
-        previous = lax.dynamic_index_in_dim(state.tokens, i - 1, axis=1)  # [B, 1]
-        positions = (context.length - 1 + self.lead + i)[:, None]
-        hidden, cache = self.run(
-            target,
-            self.to_target(previous),
-            state.hidden[:, None],
-            positions,
-            context.active[:, None],
-            state.cache,
-            context.page_table,
-        )
-        state = replace(state, hidden=hidden[:, 0], cache=cache)
+        previous = lax.dynamic_index_in_dim(state.tokens, i - 1, axis=1, keepdims=False)
+        positions = context.length - 1 + self.lead + i
+        block = RowBlock(positions[:, None], context.active[:, None], context.page_table)
+        hidden, cache = self.run(target, self.to_target(previous), state.hidden, (block,), state.cache)
+        state = replace(state, hidden=hidden, cache=cache)
         return self._draw(target, context, state, i)
 
     def finish(self, context: Context, state: DraftState) -> Proposal:
@@ -152,6 +147,22 @@ class AutoregressiveDrafter(Drafter):
         )
         return self.finish(context, state), state.cache
 
+    def host_propose(self, compiled: Compile, *, mode: SamplingMode) -> HostPropose:
+        start = compiled(
+            lambda drafter, target, context, cache: drafter.start(target, context, cache, mode=mode)
+        )
+        step = compiled(lambda drafter, target, context, state, i: drafter.step(target, context, state, i))
+
+        def propose(
+            context: Context, cache: tuple[LayerCache, ...]
+        ) -> tuple[Proposal, tuple[LayerCache, ...]]:
+            state = start(context, cache)
+            for i in range(1, self.num_speculative_tokens):
+                state = step(context, state, jnp.int32(i))
+            return self.finish(context, state), state.cache
+
+        return propose
+
     def _draw(self, target: Target, context: Context, state: DraftState, i: jax.Array) -> DraftState:
         """Draws draft i from the current hidden state into column i."""
         tokens, logits = gumbel_sample(
@@ -168,11 +179,6 @@ class AutoregressiveDrafter(Drafter):
         return replace(state, tokens=tokens, logits=logits)
 
 
-def gather_row(x: jax.Array, row: jax.Array) -> jax.Array:
-    """x[b, row[b]]: [B, M] of x [B, Q, M]."""
-    return jnp.take_along_axis(x, row[:, None, None], axis=1, mode="clip")[:, 0]
-
-
 def refresh_shifted(
     drafter: AutoregressiveDrafter,
     target: Target,
@@ -180,8 +186,5 @@ def refresh_shifted(
     features: jax.Array,
     cache: tuple[LayerCache, ...],
 ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-    """Refresh of drafters whose row i pairs the feature at i with the token at i + 1, at position i."""
-    hidden, cache = drafter.run(
-        target, rows.next_tokens, features, rows.positions, rows.valid, cache, rows.page_table
-    )
-    return gather_row(hidden, rows.last_row), cache
+    """Refresh of drafters whose row at position i pairs the feature there with the token at i + 1."""
+    return drafter.run(target, rows.next_tokens, features, rows.blocks, cache)

@@ -11,15 +11,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxspec_kernels.kv_write import kv_write
 
 from jaxspec.attention import (
     AttentionKind,
     AttentionMetadata,
     CacheShape,
     LayerCache,
+    PagedMemory,
+    RowBlock,
     SlidingWindow,
-    build_metadata,
 )
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.base import Context, Rows, Target
@@ -164,7 +164,6 @@ class DFlash(OnePassDrafter):
         config: DFlashConfig,
         *,
         num_speculative_tokens: int,
-        page_size: int,
         probabilistic: bool = True,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
@@ -180,7 +179,7 @@ class DFlash(OnePassDrafter):
         width, eps = layers.hidden_size, layers.rms_norm_eps
         self.config = config
         self.num_speculative_tokens = num_speculative_tokens
-        self.page_size, self.probabilistic = page_size, probabilistic
+        self.probabilistic = probabilistic
         self.capture = config.capture
         self.trained_length = layers.max_position_embeddings
         self.kinds = _block_kinds(config)
@@ -192,9 +191,7 @@ class DFlash(OnePassDrafter):
             len(config.capture) * config.target_hidden_size, width, "fc", axes=("embed", "embed"), **args
         )
         self.hidden_norm = RMSNorm(width, eps, "hidden_norm", **args)
-        self.layers = nnx.List(
-            [DecoderLayer(layers, kind, f"layers.{i}", **args) for i, kind in enumerate(self.kinds)]
-        )
+        self.layers = nnx.List([DecoderLayer(layers, f"layers.{i}", **args) for i in range(len(self.kinds))])
         self.norm = RMSNorm(width, eps, "norm", **args)
         self.head = (
             Linear(width, config.draft_vocab_size, "lm_head", axes=("embed", "vocab"), **args)
@@ -219,12 +216,10 @@ class DFlash(OnePassDrafter):
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         context = self.hidden_norm(self.fc(jnp.concatenate(rows.captured, axis=-1)))
         rope = rope_tables(self.config.layers.rope, self.config.layers.head_dim, rows.positions)
-        metadata = self._metadata(rows.positions, rows.valid, rows.page_table)
-        new_cache = []
-        for layer, kind, layer_cache in zip(self.layers, self.kinds, cache, strict=True):
-            _, keys, values = layer.attention.project(context, rope)
-            new_cache.append(kv_write(layer_cache, metadata[kind].slots, keys, values))
-        return jnp.zeros((rows.tokens.shape[0], 0), rows.hidden.dtype), tuple(new_cache)
+        memory = PagedMemory.build(self.kinds, cache, rows.blocks)
+        for i, layer in enumerate(self.layers):
+            memory = layer.attention.write(context, memory, i, rope)
+        return jnp.zeros((len(rows.tokens), 0), rows.hidden.dtype), memory.caches
 
     def block_logits(
         self, target: Target, context: Context, cache: tuple[LayerCache, ...]
@@ -233,26 +228,25 @@ class DFlash(OnePassDrafter):
         positions = context.length[:, None] + index
         tokens = jnp.where(index == 0, context.last_token[:, None], self.config.mask_token)
         valid = jnp.broadcast_to(context.active[:, None], positions.shape)
-        metadata = self._metadata(positions, valid, context.page_table)
-        rope = rope_tables(self.config.layers.rope, self.config.layers.head_dim, positions)
-        x = (self.embedding or target.embedding)(tokens)
+        memory = self._block_memory(RowBlock(positions, valid, context.page_table), cache)
+        rope = rope_tables(self.config.layers.rope, self.config.layers.head_dim, positions.reshape(-1))
+        x = (self.embedding or target.embedding)(tokens.reshape(-1))
         x = x * jnp.asarray(self.config.embedding_scale, x.dtype)
-        new_cache = []
-        for layer, kind, causal, layer_cache in zip(
-            self.layers, self.kinds, self.config.causal, cache, strict=True
-        ):
-            sight = block_sight(metadata[kind], kind, causal, self.config.window_before_block)
-            x, layer_cache = layer(x, layer_cache, sight, rope)
-            new_cache.append(layer_cache)
-        hidden = self.norm(x[:, 1:])
+        for i, layer in enumerate(self.layers):
+            x, memory = layer(x, memory, i, rope)
+        hidden = self.norm(x.reshape(*positions.shape, -1)[:, 1:])
         if self.head is None:
-            return target.logits(hidden), tuple(new_cache)
-        return self.head(hidden, out_dtype=jnp.float32), tuple(new_cache)
+            return target.logits(hidden), memory.caches
+        return self.head(hidden, out_dtype=jnp.float32), memory.caches
 
-    def _metadata(
-        self, positions: jax.Array, valid: jax.Array, page_table: jax.Array
-    ) -> dict[AttentionKind, AttentionMetadata]:
-        return build_metadata(self.kinds, positions, valid, page_table, page_size=self.page_size)
+    def _block_memory(self, block: RowBlock, cache: tuple[LayerCache, ...]) -> PagedMemory:
+        """The memory of a block whose rows may see later ones."""
+        memory = PagedMemory.build(self.kinds, cache, (block,))
+        sights = (
+            (block_sight(metadata, kind, causal, self.config.window_before_block),)
+            for (metadata,), kind, causal in zip(memory.metadata, self.kinds, self.config.causal, strict=True)
+        )
+        return replace(memory, metadata=tuple(sights))
 
 
 def _block_kinds(config: DFlashConfig) -> tuple[AttentionKind, ...]:

@@ -6,8 +6,8 @@ Source: Y. Leviathan et al., arXiv 2211.17192.
 import jax
 import jax.numpy as jnp
 
-from jaxspec.attention import AttentionKind, AttentionMetadata, LayerCache, LayerCacheShape
-from jaxspec.drafters.autoregressive import AutoregressiveDrafter, gather_row
+from jaxspec.attention import AnyMemory, LayerCache, LayerCacheShape, RowBlock, join_rows, split_rows
+from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.drafters.base import Rows, Target
 from jaxspec.models.llama import Llama
 
@@ -18,12 +18,10 @@ class DraftModel(AutoregressiveDrafter):
     target_ids = draft_ids = None
     lead = 1
 
-    def __init__(
-        self, model: Llama, *, num_speculative_tokens: int, page_size: int, probabilistic: bool = True
-    ):
+    def __init__(self, model: Llama, *, num_speculative_tokens: int, probabilistic: bool = True):
         self.model = model
         self.num_speculative_tokens = num_speculative_tokens
-        self.page_size, self.probabilistic = page_size, probabilistic
+        self.probabilistic = probabilistic
         self.hidden_size = model.config.hidden_size
         self.trained_length = model.config.max_position_embeddings
         self.kinds = model.kinds
@@ -36,31 +34,25 @@ class DraftModel(AutoregressiveDrafter):
     def refresh(
         self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        """Reads the rows' own tokens and, one row further, the token that follows the last of them."""
-        following = rows.last_row + 1
-        index = jnp.arange(rows.tokens.shape[1] + 1)[None, :]
-        newest = jnp.take_along_axis(rows.next_tokens, rows.last_row[:, None], axis=1, mode="clip")
-        is_newest = index == following[:, None]
-        tokens = jnp.where(is_newest, newest, _append(rows.tokens))
-        positions = rows.positions[:, :1] + index
-        any_valid = rows.valid.any(axis=1, keepdims=True)
-        valid = _append(rows.valid) | (is_newest & any_valid)
-        hidden, cache = self.run(
-            target, tokens, self._no_hidden(tokens, rows), positions, valid, cache, rows.page_table
-        )
-        return gather_row(hidden, following), cache
+        """Reads the first row's own token and, one position after each row, the token that follows it."""
+        shapes = [block.shape for block in rows.blocks]
+        tokens, blocks = [], []
+        for block, own, following in zip(
+            rows.blocks, split_rows(rows.tokens, shapes), split_rows(rows.next_tokens, shapes), strict=True
+        ):
+            tokens.append(_behind(own, following))
+            positions = _behind(block.positions, block.positions + 1)
+            blocks.append(RowBlock(positions, _behind(block.valid, block.valid), block.page_table))
+        read = join_rows(tokens)
+        hidden, cache = self.run(target, read, self._no_hidden(read, rows), tuple(blocks), cache)
+        parts = split_rows(hidden, [block.shape for block in blocks])
+        return join_rows(part[:, 1:] for part in parts), cache
 
     def advance(
-        self,
-        target: Target,
-        tokens: jax.Array,
-        hidden: jax.Array,
-        positions: jax.Array,
-        cache: tuple[LayerCache, ...],
-        metadata: dict[AttentionKind, AttentionMetadata],
-    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        hidden, _, cache = self.model(tokens, positions, cache, metadata)
-        return hidden, cache
+        self, target: Target, tokens: jax.Array, hidden: jax.Array, positions: jax.Array, memory: AnyMemory
+    ) -> tuple[jax.Array, AnyMemory]:
+        hidden, _, memory = self.model(tokens, positions, memory)
+        return hidden, memory
 
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
         return self.model.logits(hidden)
@@ -69,6 +61,6 @@ class DraftModel(AutoregressiveDrafter):
         return jnp.zeros((*tokens.shape, 0), rows.hidden.dtype)
 
 
-def _append(x: jax.Array) -> jax.Array:
-    """One more column, zero or False."""
-    return jnp.pad(x, ((0, 0), (0, 1)))
+def _behind(first: jax.Array, rest: jax.Array) -> jax.Array:
+    """[G, Q + 1]: the first column of one, then all of the other."""
+    return jnp.concatenate([first[:, :1], rest], axis=1)

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import AttentionKind, AttentionMetadata, CacheShape, LayerCache
+from jaxspec.attention import AnyMemory, CacheShape, LayerCache, RopeTables
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter, refresh_shifted
 from jaxspec.drafters.base import Rows, Target
-from jaxspec.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm, RopeTables
+from jaxspec.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm
 from jaxspec.models.llama import attention_kinds
 from jaxspec.models.rope import rope_tables
 
@@ -56,20 +56,20 @@ class Eagle1Config:
 class Eagle1FirstLayer(nnx.Module):
     """A decoder layer without a norm before its attention."""
 
-    def __init__(self, config: ModelConfig, kind: AttentionKind, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
-        self.attention = Attention(config, kind, "layers.0.self_attn", **args)
+        self.attention = Attention(config, "layers.0.self_attn", **args)
         self.mlp_norm = RMSNorm(
             config.hidden_size, config.rms_norm_eps, "layers.0.post_attention_layernorm", **args
         )
         self.mlp = MLP(config, "layers.0.mlp", **args)
 
     def __call__(
-        self, x: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
-    ) -> tuple[jax.Array, LayerCache]:
-        attended, cache = self.attention(x, cache, metadata, rope)
+        self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
+    ) -> tuple[jax.Array, AnyMemory]:
+        attended, memory = self.attention(x, memory, layer, rope)
         x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), cache
+        return x + self.mlp(self.mlp_norm(x)), memory
 
 
 class Eagle1(AutoregressiveDrafter):
@@ -82,7 +82,6 @@ class Eagle1(AutoregressiveDrafter):
         config: Eagle1Config,
         *,
         num_speculative_tokens: int,
-        page_size: int,
         probabilistic: bool = True,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
@@ -91,7 +90,7 @@ class Eagle1(AutoregressiveDrafter):
         layers = config.layers
         self.config = config
         self.num_speculative_tokens = num_speculative_tokens
-        self.page_size, self.probabilistic = page_size, probabilistic
+        self.probabilistic = probabilistic
         self.hidden_size = layers.hidden_size
         self.trained_length = layers.max_position_embeddings
         self.kinds = attention_kinds(layers)
@@ -109,10 +108,8 @@ class Eagle1(AutoregressiveDrafter):
             bias=config.fc_bias,
             **args,
         )
-        self.first = Eagle1FirstLayer(layers, self.kinds[0], **args)
-        self.rest = nnx.List(
-            [DecoderLayer(layers, kind, f"layers.{i}", **args) for i, kind in enumerate(self.kinds) if i > 0]
-        )
+        self.first = Eagle1FirstLayer(layers, **args)
+        self.rest = nnx.List([DecoderLayer(layers, f"layers.{i}", **args) for i in range(1, len(self.kinds))])
 
     @property
     def cache_shapes(self) -> tuple[CacheShape, ...]:
@@ -125,23 +122,14 @@ class Eagle1(AutoregressiveDrafter):
         return refresh_shifted(self, target, rows, rows.hidden, cache)
 
     def advance(
-        self,
-        target: Target,
-        tokens: jax.Array,
-        hidden: jax.Array,
-        positions: jax.Array,
-        cache: tuple[LayerCache, ...],
-        metadata: dict[AttentionKind, AttentionMetadata],
-    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        self, target: Target, tokens: jax.Array, hidden: jax.Array, positions: jax.Array, memory: AnyMemory
+    ) -> tuple[jax.Array, AnyMemory]:
         rope = rope_tables(self.config.layers.rope, self.config.layers.head_dim, positions)
         embedded = (self.embedding or target.embedding)(tokens)
         x = self.fc(jnp.concatenate([embedded, hidden], axis=-1))
-        x, layer_cache = self.first(x, cache[0], metadata[self.kinds[0]], rope)
-        new_cache = [layer_cache]
-        for layer, kind, layer_cache in zip(self.rest, self.kinds[1:], cache[1:], strict=True):
-            x, layer_cache = layer(x, layer_cache, metadata[kind], rope)
-            new_cache.append(layer_cache)
-        return x, tuple(new_cache)
+        for i, layer in enumerate((self.first, *self.rest)):
+            x, memory = layer(x, memory, i, rope)
+        return x, memory
 
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
         # No norm: the head imitates states that already went through the target's final norm.

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import AttentionKind, AttentionMetadata, CacheShape, LayerCache
+from jaxspec.attention import AnyMemory, CacheShape, LayerCache, RopeTables
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter, refresh_shifted
 from jaxspec.drafters.base import Rows, Target
 from jaxspec.drafters.layer_config import captured_streams, is_speculators, layer_config
 from jaxspec.drafters.vocabulary import vocabulary_buffers
-from jaxspec.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm, RopeTables
+from jaxspec.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm
 from jaxspec.models.llama import attention_kinds
 from jaxspec.models.rope import rope_tables
 
@@ -123,37 +123,25 @@ def default_capture(num_layers: int) -> tuple[int, int, int]:
 class Eagle3FirstLayer(nnx.Module):
     """The layer that reads the token and the hidden state side by side."""
 
-    def __init__(self, config: Eagle3Config, kind: AttentionKind, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: Eagle3Config, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         layers, name = config.layers, config.first_layer
         width, eps = layers.hidden_size, layers.rms_norm_eps
         self.norm_before_residual = config.norm_before_residual
         self.token_norm = RMSNorm(width, eps, f"{name}.input_layernorm", **args)
         self.hidden_norm = RMSNorm(width, eps, f"{name}.hidden_norm", **args)
-        self.attention = Attention(layers, kind, f"{name}.self_attn", in_width=2 * width, **args)
+        self.attention = Attention(layers, f"{name}.self_attn", in_width=2 * width, **args)
         self.mlp_norm = RMSNorm(width, eps, f"{name}.post_attention_layernorm", **args)
         self.mlp = MLP(layers, f"{name}.mlp", **args)
 
-    def inputs(self, embedded: jax.Array, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """What attention reads [B, Q, 2M], and the residual it is added to."""
-        normed = self.hidden_norm(hidden)
-        residual = normed if self.norm_before_residual else hidden
-        return jnp.concatenate([self.token_norm(embedded), normed], axis=-1), residual
-
-    def feed_forward(self, x: jax.Array) -> jax.Array:
-        return x + self.mlp(self.mlp_norm(x))
-
     def __call__(
-        self,
-        embedded: jax.Array,
-        hidden: jax.Array,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
-        rope: RopeTables,
-    ) -> tuple[jax.Array, LayerCache]:
-        wide, residual = self.inputs(embedded, hidden)
-        attended, cache = self.attention(wide, cache, metadata, rope)
-        return self.feed_forward(residual + attended), cache
+        self, embedded: jax.Array, hidden: jax.Array, memory: AnyMemory, rope: RopeTables
+    ) -> tuple[jax.Array, AnyMemory]:
+        normed = self.hidden_norm(hidden)
+        wide = jnp.concatenate([self.token_norm(embedded), normed], axis=-1)
+        attended, memory = self.attention(wide, memory, 0, rope)
+        x = (normed if self.norm_before_residual else hidden) + attended
+        return x + self.mlp(self.mlp_norm(x)), memory
 
 
 class Eagle3(AutoregressiveDrafter):
@@ -164,7 +152,6 @@ class Eagle3(AutoregressiveDrafter):
         config: Eagle3Config,
         *,
         num_speculative_tokens: int,
-        page_size: int,
         probabilistic: bool = True,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
@@ -174,7 +161,7 @@ class Eagle3(AutoregressiveDrafter):
         width, eps = layers.hidden_size, layers.rms_norm_eps
         self.config = config
         self.num_speculative_tokens = num_speculative_tokens
-        self.page_size, self.probabilistic = page_size, probabilistic
+        self.probabilistic = probabilistic
         self.capture, self.hidden_size = config.capture, width
         self.trained_length = layers.max_position_embeddings
         self.kinds = attention_kinds(layers)
@@ -197,10 +184,8 @@ class Eagle3(AutoregressiveDrafter):
             if features
             else None
         )
-        self.first = Eagle3FirstLayer(config, self.kinds[0], **args)
-        self.rest = nnx.List(
-            [DecoderLayer(layers, kind, f"layers.{i}", **args) for i, kind in enumerate(self.kinds) if i > 0]
-        )
+        self.first = Eagle3FirstLayer(config, **args)
+        self.rest = nnx.List([DecoderLayer(layers, f"layers.{i}", **args) for i in range(1, len(self.kinds))])
         self.norm = RMSNorm(width, eps, "norm", **args)
         self.head = Linear(width, config.draft_vocab_size, "lm_head", axes=("embed", "vocab"), **args)
 
@@ -214,7 +199,7 @@ class Eagle3(AutoregressiveDrafter):
         return (self.embedding or target.embedding)(tokens)
 
     def fuse(self, hidden: jax.Array, captured: tuple[jax.Array, ...]) -> jax.Array:
-        """The feature of every row, [B, Q, M], out of the target's hidden states."""
+        """The feature of every row, [N, M], out of the target's hidden states."""
         if self.fc is None:
             return hidden
         if self.feature_norms is not None:
@@ -230,23 +215,13 @@ class Eagle3(AutoregressiveDrafter):
         return refresh_shifted(self, target, rows, self.fuse(rows.hidden, rows.captured), cache)
 
     def advance(
-        self,
-        target: Target,
-        tokens: jax.Array,
-        hidden: jax.Array,
-        positions: jax.Array,
-        cache: tuple[LayerCache, ...],
-        metadata: dict[AttentionKind, AttentionMetadata],
-    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        self, target: Target, tokens: jax.Array, hidden: jax.Array, positions: jax.Array, memory: AnyMemory
+    ) -> tuple[jax.Array, AnyMemory]:
         rope = rope_tables(self.config.layers.rope, self.config.layers.head_dim, positions)
-        x, layer_cache = self.first(
-            self.embed(target, tokens), hidden, cache[0], metadata[self.kinds[0]], rope
-        )
-        new_cache = [layer_cache]
-        for layer, kind, layer_cache in zip(self.rest, self.kinds[1:], cache[1:], strict=True):
-            x, layer_cache = layer(x, layer_cache, metadata[kind], rope)
-            new_cache.append(layer_cache)
-        return (self.norm(x) if self.config.norm_output else x), tuple(new_cache)
+        x, memory = self.first(self.embed(target, tokens), hidden, memory, rope)
+        for i, layer in enumerate(self.rest, 1):
+            x, memory = layer(x, memory, i, rope)
+        return (self.norm(x) if self.config.norm_output else x), memory
 
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
         # Exactly one norm feeds the head, whichever form of the hidden state is recycled.

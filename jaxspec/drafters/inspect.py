@@ -94,7 +94,7 @@ def inspect(drafter: SourceConfig, target: SourceConfig | None = None) -> Report
         report = replace(report, layers=_LAST, flags=(family_flag(own),), ignored=tuple(copies))
     config = DrafterConfig(found.kind, 1, drafter.source, drafter.file, drafter.sha256)
     try:
-        plan_drafter(config, given or own, Build(page_size=16, dtype=jnp.dtype(jnp.float32)))
+        plan_drafter(config, given or own, Build(jnp.dtype(jnp.float32)))
     except (ConfigError, CheckpointError) as error:
         report = replace(report, problem=str(error))
     for fitting in (given, own) if found.kind in _HEADS else ():

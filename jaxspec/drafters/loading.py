@@ -32,13 +32,11 @@ class Build:
     """How the engine wants a drafter's arrays.
 
     Attributes:
-      page_size: P of the cache.
       dtype: of weights and cache.
       mesh: the devices that weights are split over; one by default.
       packed: see `ModulePlan.read`.
     """
 
-    page_size: int
     dtype: jnp.dtype
     mesh: Mesh | None = None
     packed: bool = False
@@ -129,7 +127,6 @@ def _arguments(config: DrafterConfig, build: Build) -> dict[str, Any]:
     """What every drafter with a network takes."""
     return {
         "num_speculative_tokens": config.num_speculative_tokens,
-        "page_size": build.page_size,
         "probabilistic": config.sampling == "probabilistic",
     }
 

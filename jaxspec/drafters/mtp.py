@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.attention import AttentionKind, AttentionMetadata, FullAttention, LayerCache, LayerCacheShape
+from jaxspec.attention import AnyMemory, FullAttention, LayerCache, LayerCacheShape
 from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter, refresh_shifted
@@ -70,7 +70,6 @@ class Mtp(AutoregressiveDrafter):
         config: ModelConfig,
         *,
         num_speculative_tokens: int,
-        page_size: int,
         probabilistic: bool = True,
         dtype: jnp.dtype,
         rngs: Any,
@@ -79,7 +78,7 @@ class Mtp(AutoregressiveDrafter):
         width, eps, name = config.hidden_size, config.rms_norm_eps, layer_name(config)
         self.config = config
         self.num_speculative_tokens = num_speculative_tokens
-        self.page_size, self.probabilistic = page_size, probabilistic
+        self.probabilistic = probabilistic
         self.hidden_size = width
         self.trained_length = config.max_position_embeddings
         self.kinds = (FullAttention(),)
@@ -100,20 +99,14 @@ class Mtp(AutoregressiveDrafter):
         return refresh_shifted(self, target, rows, rows.hidden, cache)
 
     def advance(
-        self,
-        target: Target,
-        tokens: jax.Array,
-        hidden: jax.Array,
-        positions: jax.Array,
-        cache: tuple[LayerCache, ...],
-        metadata: dict[AttentionKind, AttentionMetadata],
-    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        self, target: Target, tokens: jax.Array, hidden: jax.Array, positions: jax.Array, memory: AnyMemory
+    ) -> tuple[jax.Array, AnyMemory]:
         # As in vLLM: the row at position 0 goes without its token.
-        embedded = jnp.where(positions[..., None] == 0, 0, target.embedding(tokens))
+        embedded = jnp.where(positions[:, None] == 0, 0, target.embedding(tokens))
         x = self.projection(jnp.concatenate([self.token_norm(embedded), self.hidden_norm(hidden)], axis=-1))
         rope = rope_tables(self.config.rope, self.config.head_dim, positions)
-        x, layer_cache = self.layer(x, cache[0], metadata[self.kinds[0]], rope)
-        return (self.norm(x) if RECYCLES_NORMED[self.config.family] else x), (layer_cache,)
+        x, memory = self.layer(x, memory, 0, rope)
+        return (self.norm(x) if RECYCLES_NORMED[self.config.family] else x), memory
 
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
         # Exactly one norm feeds the head, whichever form of the hidden state is recycled.

@@ -16,7 +16,7 @@ class NoDrafter(Drafter):
     def refresh(
         self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        return jnp.zeros((rows.tokens.shape[0], 0), rows.hidden.dtype), cache
+        return jnp.zeros((len(rows.tokens), 0), rows.hidden.dtype), cache
 
     def propose(
         self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, mode: SamplingMode

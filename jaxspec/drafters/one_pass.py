@@ -1,5 +1,7 @@
 """Drafters that make all K drafts in one pass over a block of rows, none of which has seen another's draw."""
 
+from abc import abstractmethod
+
 import jax
 import jax.numpy as jnp
 from jaxspec_kernels.gumbel_sample import gumbel_sample
@@ -14,18 +16,16 @@ class OnePassDrafter(Drafter):
     """A network of its own that is run once per proposal.
 
     Attributes:
-      page_size: P of the cache.
       probabilistic: draw drafts from the network's distribution, or take its most likely tokens.
     """
 
-    page_size: int
     probabilistic: bool = True
 
+    @abstractmethod
     def block_logits(
         self, target: Target, context: Context, cache: tuple[LayerCache, ...]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """Logits f32[B, K, W] of all drafts over the draft vocabulary, and the cache."""
-        raise NotImplementedError
 
     def to_target(self, tokens: jax.Array) -> jax.Array:
         """Target ids of draft ids."""

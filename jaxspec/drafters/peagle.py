@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import LayerCache, LayerCacheShape
+from jaxspec.attention import LayerCache, LayerCacheShape, RowBlock
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.base import Context, Rows, Target
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config
@@ -75,18 +75,16 @@ class PEagle(OnePassDrafter):
         config: PEagleConfig,
         *,
         num_speculative_tokens: int,
-        page_size: int,
         probabilistic: bool = True,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
     ):
         self.config = config
         self.num_speculative_tokens = num_speculative_tokens
-        self.page_size, self.probabilistic = page_size, probabilistic
+        self.probabilistic = probabilistic
         self.network = Eagle3(
             config.head,
             num_speculative_tokens=num_speculative_tokens,
-            page_size=page_size,
             probabilistic=probabilistic,
             dtype=dtype,
             rngs=rngs,
@@ -130,14 +128,14 @@ class PEagle(OnePassDrafter):
         index = jnp.arange(self.num_speculative_tokens - 1, dtype=jnp.int32)
         # The last real row, which drafts token 0, is at the position before `length`.
         positions = context.length[:, None] + index
-        captured = tuple(jnp.split(self.mask_hidden[...], len(self.capture), axis=-1))
+        valid = jnp.broadcast_to(context.active[:, None], positions.shape)
+        captured = tuple(jnp.split(self.mask_hidden[0], len(self.capture), axis=-1))
         feature = self.network.fuse(captured[-1], captured)
-        return self.network.run(
+        hidden, cache = self.network.run(
             target,
-            jnp.full_like(positions, self.config.mask_token),
-            jnp.broadcast_to(feature, (*positions.shape, feature.shape[-1])),
-            positions,
-            jnp.broadcast_to(context.active[:, None], positions.shape),
+            jnp.full(positions.size, self.config.mask_token, jnp.int32),
+            jnp.broadcast_to(feature, (positions.size, feature.shape[-1])),
+            (RowBlock(positions, valid, context.page_table),),
             cache,
-            context.page_table,
         )
+        return hidden.reshape(*positions.shape, -1), cache

@@ -1,6 +1,17 @@
 """The engine: state and steps on the device, scheduling on the host."""
 
+from jaxspec.engine.async_engine import AsyncEngine
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.request import AcceptanceStats, Delta, Generation
+from jaxspec.engine.errors import EngineError, QueueFullError
+from jaxspec.engine.request import AcceptanceStats, Delta, Generation, Request
 
-__all__ = ["AcceptanceStats", "Delta", "Engine", "Generation"]
+__all__ = [
+    "AcceptanceStats",
+    "AsyncEngine",
+    "Delta",
+    "Engine",
+    "EngineError",
+    "Generation",
+    "QueueFullError",
+    "Request",
+]

@@ -1,45 +1,39 @@
-"""The engine: requests in, tokens out, with the device always one dispatch ahead of the host."""
+"""The engine: requests in, tokens out."""
 
 import secrets
 import warnings
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import count, islice
+from queue import SimpleQueue
+from threading import Lock
+from time import monotonic
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from jaxspec.checkpoints import Tokenizer
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.drafters.base import Drafter, Target
-from jaxspec.engine.packing import pack_prefill
-from jaxspec.engine.pages import PageAllocator
+from jaxspec.engine.core import EngineCore
+from jaxspec.engine.errors import EngineError
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt, as_prompts, encode_prompt, is_one_prompt
-from jaxspec.engine.request import Delta, Generation, Request
-from jaxspec.engine.scheduler import Chunk, Plan, Running, Scheduler, SlotStep
-from jaxspec.engine.state import MAX_STOP_TOKENS, PrefillBatch, PrefillOutput, StepOutput, init_state
-from jaxspec.engine.step import Models, StepSettings
-from jaxspec.sampling import SamplingMode, SamplingParams, modes_for_sampling, required_mode, seed_words
-from jaxspec.sharding import make_mesh, replicated
-
-
-@dataclass(frozen=True)
-class InFlight:
-    """A round of dispatches whose results the host has not read."""
-
-    plan: Plan
-    prefills: list[PrefillOutput]
-    decode: StepOutput | None
+from jaxspec.engine.request import Delta, Generation, Listener, Request
+from jaxspec.engine.state import MAX_STOP_TOKENS
+from jaxspec.engine.thread import EngineThread
+from jaxspec.sampling import SamplingMode, SamplingParams, modes_for_sampling, required_mode
+from jaxspec.sharding import make_mesh
 
 
 class Engine:
     """Speculative generation with one target and one drafter. Made by `jaxspec.load`.
 
-    Not thread-safe; several `stream`s of one thread may be read in turn.
+    A thread of its own drives the device, so any thread may call any method at any time; requests of all of
+    them share the batch. `AsyncEngine` is the same for asyncio. Use it in a `with` statement, or `close` it,
+    to give the device's memory back at a moment of your choosing.
     """
 
     def __init__(
@@ -62,9 +56,7 @@ class Engine:
             temperature is 0, "sampled" serves any batch (by two programs where searching for top-k and
             top-p costs the same whether a request uses them or not: on a GPU), a `SamplingMode` one program.
         """
-        self._modes = parse_modes(sampling_modes)
-        mesh = mesh or make_mesh()
-        self._whole = replicated(mesh)
+        modes = parse_modes(sampling_modes)
         self.config = config.resolve(
             backend=jax.default_backend(), model_limit=target.config.max_position_embeddings
         )
@@ -85,26 +77,28 @@ class Engine:
                 "the text is worthless",
                 stacklevel=2,
             )
-        self._scheduler = Scheduler(
-            batch_size=self.config.batch_size,
-            pages=PageAllocator(self.config.num_pages, self.config.page_size),
-            prefill_rows=self.config.prefill_rows,
-            prefill_chunk=self.config.prefill_chunk,
-            steps_per_dispatch=self.config.steps_per_dispatch,
+        self._ids = count()
+        self._submitting = Lock()
+        self.core = EngineCore(
+            target, drafter, self.config, mesh=mesh or make_mesh(), modes=modes, progress=progress
         )
-        self._in_flight: deque[InFlight] = deque()
-        self._state = init_state(target, drafter, self.config, mesh=mesh)
-        settings = StepSettings(
-            page_size=self.config.page_size,
-            steps_per_dispatch=self.config.steps_per_dispatch,
-            synthetic_acceptance_length=self.config.synthetic_acceptance_length,
-        )
-        self.programs = Programs(
-            Models(target, drafter), settings, draft_loop=self.config.draft_loop, mesh=mesh
-        )
-        self._live_host = list(self._scheduler.live)
-        self._live = jax.device_put(np.asarray(self._live_host), self._whole)
-        self.programs.compile(self._state, self._pack([]), self._live, modes=self._modes, progress=progress)
+        self._thread = EngineThread(self.core)
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def programs(self) -> Programs:
+        """The compiled programs, for their HLO and their memory analysis."""
+        return self.core.programs
+
+    @property
+    def max_pending(self) -> int:
+        """Requests that keep every slot busy: one running and one waiting for each."""
+        return 2 * self.config.batch_size
 
     def generate(
         self,
@@ -128,8 +122,9 @@ class Engine:
         Raises:
           ValueError: a prompt that is empty, too long or of no known form, or a bad sampling parameter;
             nothing has been generated then.
+          EngineError: the engine is closed, or its device failed for good.
         """
-        params = _merge_params(params, sampling)
+        params = merge_params(params, sampling)
         every = as_prompts(prompts)
         requests = [self.make_request(prompt, params, raw=raw) for prompt in every]
         generations = dict(self.run(requests))
@@ -143,64 +138,111 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         raw: bool = False,
+        priority: int = 0,
+        deadline: float | None = None,
         **sampling: Any,
     ) -> Iterator[Delta]:
-        """Answers one prompt piece by piece; the last piece carries the whole Generation."""
-        params = _merge_params(params, sampling)
-        request = self.make_request(prompt, params, raw=raw, is_streamed=True)
+        """Answers one prompt piece by piece; the last piece carries the whole Generation.
+
+        The request is queued when the first piece is asked for. Closing the iterator aborts it.
+
+        Args:
+          params, raw: as in `generate`.
+          priority, deadline: as in `make_request`.
+        """
+        params = merge_params(params, sampling)
+        request = self.make_request(
+            prompt, params, raw=raw, is_streamed=True, priority=priority, deadline=deadline
+        )
         return self._stream(request)
 
     def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Generation]]:
-        """Runs requests of `make_request`; yields (index, Generation) as they finish, in that order.
+        """Runs requests of `make_request`; yields (index, Generation) as they end, in that order.
 
         Takes them from the iterable a few ahead of the free slots, so a long one may make them on the
-        way. Closing the iterator drops the requests that are not finished.
+        way. Closing the iterator aborts the requests that have not ended.
         """
         numbered = enumerate(requests)
         pending: dict[Request, int] = {}
+        ended: SimpleQueue[Request] = SimpleQueue()
         try:
             while True:
+                fresh = []
                 for index, request in islice(numbered, self.max_pending - len(pending)):
                     pending[request] = index
-                    self.add_request(request)
+                    fresh.append(request)
+                self.submit(fresh, lambda request: partial(_put, ended, request))
                 if not pending:
                     return
-                self.step()
-                for request in [request for request in pending if request.finish_reason is not None]:
-                    yield pending.pop(request), request.generation()
+                request = ended.get()
+                yield pending.pop(request), self.checked(request.generation())
         finally:
-            for request in pending:
-                self.abort_request(request)
+            self.abort(*pending)
 
-    @property
-    def max_pending(self) -> int:
-        """Requests that keep every slot busy: one running and one waiting for each."""
-        return 2 * self.config.batch_size
+    def submit(self, requests: Sequence[Request], listener: Callable[[Request], Listener]) -> None:
+        """Queues requests that were made by `make_request` and are new, all before the next round.
 
-    def add_request(self, request: Request) -> None:
-        """Queues a request of `make_request` for `step`; see `run` and `stream` for the loop around it."""
-        self._scheduler.add(request)
+        Args:
+          listener: makes, for each, what is called in the engine's thread with every piece of its answer.
 
-    def step(self) -> None:
-        """Schedules and enqueues the next round, then reads the one before it.
-
-        Requests grow by what was read; those that it ended have a `finish_reason`.
+        Raises:
+          ValueError: one has been queued before.
+          EngineError: the engine is closed, or its device failed for good.
         """
-        plan = self._scheduler.plan()
-        if plan:
-            self._in_flight.append(self._dispatch(plan))
-        if self._in_flight and (len(self._in_flight) > 1 or not plan):
-            self._commit(self._in_flight.popleft())
+        if self.core.error is not None:
+            raise self.core.error
+        with self._submitting:
+            for at, request in enumerate(requests):
+                if request.stage != "new" or request in requests[:at]:
+                    raise ValueError(f"request {request.id} has been queued before; make a new one")
+            for request in requests:
+                request.stage, request.listener = "queued", listener(request)
+        if requests:
+            self._thread.put(lambda core: core.add(requests))
 
-    def abort_request(self, request: Request) -> None:
-        """Drops a request wherever it is; a finished one stays as it is."""
-        if request.finish_reason is None:
-            self._scheduler.cancel(request)
+    def abort(self, *requests: Request) -> None:
+        """Ends requests wherever they are, and frees their slots and pages; ended ones stay as they are."""
+        unfinished = [request for request in requests if request.finish_reason is None]
+        if unfinished:
+            with suppress(EngineError):  # a closed engine has ended them
+                self._thread.put(lambda core: core.abort(unfinished, "it was cancelled"))
+
+    def checked(self, generation: Generation) -> Generation:
+        """The generation, unless the whole engine failed.
+
+        Raises:
+          EngineError: it did.
+        """
+        if generation.finish_reason == "failed" and self.core.error is not None:
+            raise self.core.error
+        return generation
+
+    def wait_idle(self, timeout: float | None = None) -> bool:
+        """Waits until nothing is queued, running or in flight; False if that took more than `timeout` s."""
+        return self._thread.wait_idle(timeout)
+
+    def close(self) -> None:
+        """Aborts what is queued or running, and gives the device's memory back. Later calls are refused."""
+        self._thread.close()
 
     def make_request(
-        self, prompt: Prompt, params: SamplingParams, *, raw: bool = False, is_streamed: bool = False
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        raw: bool = False,
+        is_streamed: bool = False,
+        id: int | str | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
     ) -> Request:
         """Checks a prompt and its parameters, and makes a request of them.
+
+        Args:
+          is_streamed: whether its pieces are wanted as they come, or the whole answer at its end.
+          id: a name for it; a number of the engine's own by default.
+          priority: larger ones are served first; equal ones in the order of arrival.
+          deadline: seconds from now after which it is aborted.
 
         Raises:
           ValueError: as `generate`.
@@ -211,17 +253,17 @@ class Engine:
             raise ValueError(
                 f"prompt of {len(ids)} tokens leaves no room to answer: max_model_len is {self.max_model_len}"
             )
-        most = max(self._modes)
+        most = max(self.core.modes)
         if required_mode(params) > most:
             given, loaded = (
                 ("top_k, top_p", "sampling without them") if most else ("temperature", "greedy decoding only")
             )
             raise ValueError(f"{given}: this engine was loaded for {loaded}")
         max_new_tokens = min(params.max_new_tokens, room)
-        if not self._scheduler.pages.pages_for(len(ids) + max_new_tokens) <= self._scheduler.pages.num_pages:
+        if len(ids) + max_new_tokens > self.config.num_pages * self.config.page_size:
             raise ValueError(
                 f"prompt of {len(ids)} tokens and {max_new_tokens} new ones need more than the cache's "
-                f"{self._scheduler.pages.num_pages} pages of {self.config.page_size}; raise engine.num_pages"
+                f"{self.config.num_pages} pages of {self.config.page_size}; raise engine.num_pages"
             )
         outside = [token for token in params.stop_token_ids if token >= self.vocab_size]
         if outside:
@@ -234,73 +276,34 @@ class Engine:
             )
         if params.stop and self.tokenizer is None:
             raise ValueError("stop: stop strings need a tokenizer, and this checkpoint has none")
-        seed = secrets.randbits(64) if params.seed is None else params.seed
+        if deadline is not None and not deadline > 0:
+            raise ValueError(f"deadline must be a number of seconds above 0, got {deadline}")
         return Request(
             prompt=ids,
             params=params,
             max_new_tokens=max_new_tokens,
             stop_tokens=stop_tokens,
-            seed=seed_words(seed),
+            seed=secrets.randbits(64) if params.seed is None else params.seed,
             tokenizer=self.tokenizer,
             is_streamed=is_streamed,
+            id=next(self._ids) if id is None else id,
+            priority=priority,
+            deadline=None if deadline is None else monotonic() + deadline,
         )
 
     def _stream(self, request: Request) -> Iterator[Delta]:
-        self.add_request(request)
+        pieces: SimpleQueue[Delta] = SimpleQueue()
         try:
+            self.submit([request], lambda request: pieces.put)
             while True:
-                while not request.deltas:
-                    self.step()
-                delta = request.deltas.pop(0)
-                yield delta
-                if delta.generation is not None:
+                piece = pieces.get()
+                if piece.generation is not None:
+                    self.checked(piece.generation)
+                yield piece
+                if piece.generation is not None:
                     return
         finally:
-            self.abort_request(request)
-
-    def _dispatch(self, plan: Plan) -> InFlight:
-        prefills = []
-        for chunks in plan.prefills:
-            self._state, first = self.programs.prefill(self._state, self._pack(chunks))
-            prefills.append(first)
-        output = None
-        if plan.decodes:
-            mode = self._mode_for(plan.decodes)
-            self._state, output = self.programs.decode(self._state, self._live_mask(), mode=mode)
-        for array in jax.tree.leaves((prefills, output)):
-            array.copy_to_host_async()
-        return InFlight(plan, prefills, output)
-
-    def _commit(self, in_flight: InFlight) -> None:
-        for chunks, first in zip(in_flight.plan.prefills, in_flight.prefills, strict=True):
-            tokens, done = np.asarray(first.token), np.asarray(first.done)
-            for row, chunk in enumerate(chunks):
-                if chunk.is_last:
-                    self._scheduler.commit_first(chunk, int(tokens[row]), done=bool(done[row]))
-        if in_flight.decode is not None:
-            steps = _steps(in_flight.decode)
-            for running in in_flight.plan.decodes:
-                self._scheduler.commit_decode(running, [step[running.slot] for step in steps])
-
-    def _mode_for(self, decodes: Sequence[Running]) -> SamplingMode:
-        """The least mode that was compiled and serves all of these."""
-        required = max(required_mode(running.request.params) for running in decodes)
-        return min(mode for mode in self._modes if mode >= required)
-
-    def _live_mask(self) -> jax.Array:
-        if self._live_host != self._scheduler.live:
-            self._live_host = list(self._scheduler.live)
-            self._live = jax.device_put(np.asarray(self._live_host), self._whole)
-        return self._live
-
-    def _pack(self, chunks: Sequence[Chunk]) -> PrefillBatch:
-        return pack_prefill(
-            chunks,
-            self._state,
-            rows=self.config.prefill_rows,
-            width=self.config.prefill_chunk,
-            whole=self._whole,
-        )
+            self.abort(request)
 
 
 def parse_modes(sampling_modes: Sequence[str | SamplingMode]) -> tuple[SamplingMode, ...]:
@@ -317,7 +320,8 @@ def parse_modes(sampling_modes: Sequence[str | SamplingMode]) -> tuple[SamplingM
     return tuple(sorted(set().union(*named)))
 
 
-def _merge_params(params: SamplingParams | None, sampling: dict[str, Any]) -> SamplingParams:
+def merge_params(params: SamplingParams | None, sampling: dict[str, Any]) -> SamplingParams:
+    """Sampling parameters given as an object or as keywords, and not both ways."""
     if params is None:
         return SamplingParams(**sampling)
     if sampling:
@@ -325,13 +329,5 @@ def _merge_params(params: SamplingParams | None, sampling: dict[str, Any]) -> Sa
     return params
 
 
-def _steps(output: StepOutput) -> list[list[SlotStep]]:
-    """What every step of a dispatch did for every slot, as Python's numbers: arrays cost more to index."""
-    tokens, num_tokens, drafted, accepted, done = (
-        np.asarray(array).tolist()
-        for array in (output.tokens, output.num_tokens, output.drafted, output.accepted, output.done)
-    )
-    return [
-        [SlotStep(row[:count], *rest) for row, count, *rest in zip(*step, strict=True)]
-        for step in zip(tokens, num_tokens, drafted, accepted, done, strict=True)
-    ]
+def _put(queue: SimpleQueue[Request], request: Request, piece: Delta) -> None:
+    queue.put(request)

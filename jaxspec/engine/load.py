@@ -58,9 +58,7 @@ def load(
     plan = plan_target(checkpoint, dtype=dtype)
     # Steps are bound by reading weights.
     packed = keeps_packed(dtype)
-    read_drafter = plan_drafter(
-        config.drafter, plan.module.config, Build(config.engine.page_size, dtype, mesh, packed)
-    )
+    read_drafter = plan_drafter(config.drafter, plan.module.config, Build(dtype, mesh, packed))
     # Everything fits; only now are weights read.
     target = plan.read(mesh, packed=packed)
     with compilation_cache():

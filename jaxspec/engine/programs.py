@@ -13,7 +13,6 @@ from flax import nnx
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.engine.state import EngineState, PrefillBatch, PrefillOutput, StepOutput
 from jaxspec.engine.step import Models, StepSettings, decode, prefill, verify_and_commit
 from jaxspec.sampling import SamplingMode
@@ -54,7 +53,6 @@ class Programs:
         self.draft_loop = draft_loop
         self._replicated = replicated(mesh)
         self.num_drafts = models.drafter.num_speculative_tokens
-        self.is_autoregressive = isinstance(models.drafter, AutoregressiveDrafter)
         self._prefill: Callable | None = None
         self._decode: dict[SamplingMode, Callable] = {}
 
@@ -139,42 +137,25 @@ class Programs:
     def _host_decode(self, mode: SamplingMode) -> Callable:
         """`decode` driven from Python, one call per draft: the oracle that the compiled loop is held to."""
 
-        def jitted(function: Callable, donate: tuple[int, ...]) -> Callable:
-            def program(leaves, *args):
-                return function(self._models(leaves), *args)
+        def compiled(function: Callable) -> Callable:
+            def program(leaves, context, state, *rest):
+                models = self._models(leaves)
+                return function(models.drafter, models.target, context, state, *rest)
 
-            return jax.jit(program, donate_argnums=donate)
+            return partial(jax.jit(program, donate_argnums=2), self.leaves)
 
-        propose = jitted(
-            lambda models, context, cache: models.drafter.propose(models.target, context, cache, mode=mode),
-            (2,),
-        )
-        start = jitted(
-            lambda models, context, cache: models.drafter.start(models.target, context, cache, mode=mode),
-            (2,),
-        )
-        step = jitted(
-            lambda models, context, drafts, i: models.drafter.step(models.target, context, drafts, i), (2,)
-        )
-        finish = jitted(lambda models, context, drafts: models.drafter.finish(context, drafts), ())
-        commit = jitted(
-            partial(_commit, settings=self.settings, mode=mode),
-            (1,),
-        )
+        propose = self._models(self.leaves).drafter.host_propose(compiled, mode=mode)
 
-        def draft(leaves, state):
-            if not self.is_autoregressive:
-                return propose(leaves, state.context, state.draft_cache)
-            drafts = start(leaves, state.context, state.draft_cache)
-            for i in range(1, self.num_drafts):
-                drafts = step(leaves, state.context, drafts, jnp.int32(i))
-            return finish(leaves, state.context, drafts), drafts.cache
+        def commit_program(leaves, state, proposal):
+            return verify_and_commit(self._models(leaves), state, proposal, settings=self.settings, mode=mode)
+
+        commit = jax.jit(commit_program, donate_argnums=1)
 
         def run(leaves, state, live):
             state = replace(state, active=state.active & live)
             outputs = []
             for _ in range(self.settings.steps_per_dispatch):
-                proposal, draft_cache = draft(leaves, state)
+                proposal, draft_cache = propose(state.context, state.draft_cache)
                 state, output = commit(leaves, replace(state, draft_cache=draft_cache), proposal)
                 outputs.append(output)
             return state, jax.tree.map(lambda *steps: jnp.stack(steps), *outputs)
@@ -184,7 +165,3 @@ class Programs:
 
 def _job_name(mode: SamplingMode) -> str:
     return f"decode ({mode.name.lower()})"
-
-
-def _commit(models: Models, state: EngineState, proposal, *, settings: StepSettings, mode: SamplingMode):
-    return verify_and_commit(models, state, proposal, settings=settings, mode=mode)

@@ -1,12 +1,16 @@
 """A request on its way through the engine, and the generation it ends as."""
 
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxspec.checkpoints import TextStream, Tokenizer
 from jaxspec.sampling import SamplingParams
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "aborted", "failed"]
+Status = Literal["new", "queued", "running", "finished", "aborted", "failed"]
 
 
 @dataclass
@@ -90,9 +94,11 @@ class Generation:
         the checkpoint has no tokenizer.
       token_ids: every generated token, the end-of-sequence token included.
       finish_reason: "stop" for an end-of-sequence token, a stop token or a stop string, "length" for
-        a limit.
+        a limit, "aborted" where it was cancelled or its deadline passed, "failed" where it could not go on.
       prompt_token_ids: what the model read.
       stats: what became of the drafts.
+      seed: what its draws were keyed by; given again, it gives the same answer.
+      error: why it was aborted or failed, in one line; None otherwise.
     """
 
     text: str
@@ -100,6 +106,8 @@ class Generation:
     finish_reason: FinishReason
     prompt_token_ids: list[int]
     stats: AcceptanceStats
+    seed: int = 0
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -117,33 +125,58 @@ class Delta:
     generation: Generation | None = None
 
 
+Listener = Callable[[Delta], object]
+
+
 @dataclass(eq=False)
 class Request:
-    """A request in the engine. Its slot and pages are the scheduler's business.
+    """A request and its life: new, queued, running, then finished, aborted or failed.
+
+    Made by `Engine.make_request` and run once. Its slot and pages are the scheduler's business; once it is
+    queued only the engine's thread writes to it.
 
     Attributes:
       prompt: token ids.
       params: how to sample.
       max_new_tokens: `params.max_new_tokens`, cut to what the model's length leaves.
       stop_tokens: ids that end the answer.
-      seed: two 32-bit words.
+      seed: what the draws are keyed by, below 2**64.
       tokenizer: turns ids into text; None where the checkpoint has none.
-      is_streamed: whether somebody takes `deltas`, a piece for every block of tokens.
+      is_streamed: whether `listener` takes a piece for every block of tokens, or the last piece alone.
+      id: a name for it.
+      priority: larger ones are served first; equal ones in the order of arrival.
+      deadline: the `time.monotonic()` at which it is aborted if it has not ended; None for never.
+      listener: called with every piece, in the engine's thread. If it raises, its reader is gone and the
+        request is aborted.
+      place: its place in the queue, which it keeps to its end.
+      token_ids, text: the answer so far.
+      finish_reason: None until it ends.
+      stats: what became of the drafts so far.
+      arrived_at, first_token_at, finished_at: by `time.perf_counter()`; None until then.
     """
 
     prompt: list[int]
     params: SamplingParams
     max_new_tokens: int
     stop_tokens: tuple[int, ...]
-    seed: tuple[int, int]
+    seed: int
     tokenizer: Tokenizer | None
     is_streamed: bool = False
+    id: int | str = 0
+    priority: int = 0
+    deadline: float | None = None
+    listener: Listener | None = None
+    place: tuple[int, int] = (0, 0)
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
+    stage: Literal["new", "queued", "running"] = "new"
     finish_reason: FinishReason | None = None
+    error: str | None = None
     stats: AcceptanceStats = field(default_factory=AcceptanceStats)
-    deltas: list[Delta] = field(default_factory=list)
-    num_streamed: int = 0
+    arrived_at: float | None = None
+    first_token_at: float | None = None
+    finished_at: float | None = None
+    _num_streamed: int = field(default=0, init=False)
     _text_stream: TextStream | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -151,16 +184,39 @@ class Request:
         if self.tokenizer is not None and (self.is_streamed or self.params.stop):
             self._text_stream = TextStream(self.tokenizer)
 
+    @property
+    def status(self) -> Status:
+        """Where it is in its life."""
+        if self.finish_reason is None:
+            return self.stage
+        if self.finish_reason == "aborted" or self.finish_reason == "failed":
+            return self.finish_reason
+        return "finished"
+
     def append(self, tokens: list[int], *, ended: bool) -> None:
         """Takes new tokens from the device; `ended` if the device ended the request with the last one."""
-        if self._text_stream is None:
-            self.token_ids += tokens
-        else:
-            tokens = self._read(self._text_stream, tokens)
-        if ended and self.finish_reason is None:
-            self._end()
-        if self.is_streamed:
-            self._emit(tokens)
+        if self.first_token_at is None:
+            self.first_token_at = time.perf_counter()
+        try:
+            if self._text_stream is None:
+                self.token_ids += tokens
+            else:
+                tokens = self._read(self._text_stream, tokens)
+            if ended and self.finish_reason is None:
+                is_stopped = self.token_ids[-1] in self.stop_tokens
+                self.finish_reason = "stop" if self._finish_text() or is_stopped else "length"
+        # A tokenizer that panics raises what is no Exception; the other requests go on.
+        except BaseException as error:
+            self.finish_reason, self.error = "failed", f"its text cannot be made: {error!r}"
+        self._emit(tokens)
+
+    def end(self, reason: Literal["aborted", "failed"], error: str) -> None:
+        """Ends it from outside; an ended one stays as it is."""
+        if self.finish_reason is None:
+            self.finish_reason, self.error = reason, error
+            with suppress(BaseException):  # as in `append`
+                self._finish_text()
+            self._emit([])
 
     def _read(self, text_stream: TextStream, tokens: list[int]) -> list[int]:
         """Takes tokens one by one with their text; returns those up to a stop string's end."""
@@ -168,29 +224,38 @@ class Request:
             self.token_ids.append(token)
             self.text += text_stream.feed((token,))
             if self._cut_at_stop_string():
+                self.finish_reason = "stop"
                 return tokens[:taken]
         return tokens
 
-    def _end(self) -> None:
-        self.finish_reason = "stop" if self.token_ids[-1] in self.stop_tokens else "length"
+    def _finish_text(self) -> bool:
+        """Adds what is held back; returns whether that completed a stop string."""
         if self._text_stream is not None:
             self.text += self._text_stream.finish()
-            self._cut_at_stop_string()
-        elif self.tokenizer is not None:
+            return self._cut_at_stop_string()
+        if self.tokenizer is not None:
             self.text = self.tokenizer.decode(self.token_ids)
+        return False
 
     def _cut_at_stop_string(self) -> bool:
         found = [at for at in map(self.text.find, self.params.stop) if at >= 0]
         if found:
             self.text = self.text[: min(found)]
-            self.finish_reason = "stop"
         return bool(found)
 
     def _emit(self, tokens: list[int]) -> None:
+        if self.finish_reason is not None:
+            self.finished_at = time.perf_counter()
+        if self.listener is None or not (self.is_streamed or self.finish_reason):
+            return
         safe = len(self.text) if self.finish_reason else len(self.text) - self._held_back()
-        piece = self.text[self.num_streamed : safe]
-        self.num_streamed = max(self.num_streamed, safe)
-        self.deltas.append(Delta(piece, tokens, self.generation() if self.finish_reason else None))
+        piece = self.text[self._num_streamed : safe]
+        self._num_streamed = max(self._num_streamed, safe)
+        try:
+            self.listener(Delta(piece, tokens, self.generation() if self.finish_reason else None))
+        except Exception as error:
+            self.listener = None
+            self.end("aborted", f"its reader is gone: {error!r}")
 
     def _held_back(self) -> int:
         """Characters at the end of the text that may turn out to begin a stop string."""
@@ -205,4 +270,12 @@ class Request:
     def generation(self) -> Generation:
         """The finished answer."""
         assert self.finish_reason is not None
-        return Generation(self.text, self.token_ids, self.finish_reason, self.prompt, self.stats)
+        return Generation(
+            self.text,
+            self.token_ids,
+            self.finish_reason,
+            self.prompt,
+            self.stats,
+            self.seed,
+            self.error,
+        )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxspec.attention import LayerCache, init_cache
+from jaxspec.attention import LayerCache, PageTable, init_cache
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Context, Drafter, Target
 from jaxspec.sampling import SamplingState
@@ -24,7 +24,7 @@ class EngineState:
 
     Attributes:
       target_cache, draft_cache: the layers' pages.
-      page_table: i32[B, T], 0 where a slot owns no page.
+      page_table: of [B, T].
       history: i32[B, X], every slot's tokens by position; what lies past `length` is stale.
       length: i32[B], committed tokens, and the position of the last token, whose KV is not cached yet.
       hidden: [B, M'], what the drafter drafts from.
@@ -36,7 +36,7 @@ class EngineState:
 
     target_cache: tuple[LayerCache, ...]
     draft_cache: tuple[LayerCache, ...]
-    page_table: jax.Array
+    page_table: PageTable
     history: jax.Array
     length: jax.Array
     hidden: jax.Array
@@ -63,7 +63,7 @@ def init_state(target: Target, drafter: Drafter, config: ResolvedEngineConfig, *
         return EngineState(
             target_cache=(),
             draft_cache=(),
-            page_table=jnp.zeros((batch_size, table_width), jnp.int32),
+            page_table=PageTable(jnp.zeros((batch_size, table_width), jnp.int32), page_size),
             history=jnp.zeros((batch_size, config.max_model_len + 1), jnp.int32),
             length=ints,
             hidden=jnp.zeros((batch_size, drafter.hidden_size), dtype),
@@ -99,8 +99,9 @@ class PrefillBatch:
       start: i32[R], position of the first token.
       count: i32[R], tokens in the chunk.
       is_last: bool[R], the chunk ends the prompt.
-      pages: i32[R, T], the slot's row of the page table.
-      remaining: i32[R], tokens that the request may emit.
+      known: i32[R], the token after the last one where it is not to be sampled; -1 elsewhere.
+      page_table: of [R, T], the slots' rows.
+      remaining: i32[R], tokens that the request may emit, a known one included.
       stop_tokens: i32[R, MAX_STOP_TOKENS].
       sampling: of each request.
     """
@@ -111,7 +112,8 @@ class PrefillBatch:
     start: jax.Array
     count: jax.Array
     is_last: jax.Array
-    pages: jax.Array
+    known: jax.Array
+    page_table: PageTable
     remaining: jax.Array
     stop_tokens: jax.Array
     sampling: SamplingState
@@ -125,10 +127,12 @@ class PrefillOutput:
     Attributes:
       token: i32[R].
       done: bool[R], the request ends with it.
+      failed: bool[R], for the logits that it was sampled from are not finite.
     """
 
     token: jax.Array
     done: jax.Array
+    failed: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -142,6 +146,7 @@ class StepOutput:
       drafted: i32[B], drafts that were verified.
       accepted: i32[B], how many of them the target accepted, whether or not a stop cut them off.
       done: bool[B], the slot's request ended in this step.
+      failed: bool[B], it ended because the logits after the last emitted token are not finite.
     """
 
     tokens: jax.Array
@@ -149,3 +154,4 @@ class StepOutput:
     drafted: jax.Array
     accepted: jax.Array
     done: jax.Array
+    failed: jax.Array

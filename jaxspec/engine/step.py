@@ -13,7 +13,7 @@ from flax import nnx
 from jax import lax
 from jaxspec_kernels.random import Purpose
 
-from jaxspec.attention import build_metadata
+from jaxspec.attention import PagedMemory, RowBlock
 from jaxspec.drafters.base import Drafter, Proposal, Rows, Target
 from jaxspec.engine.state import EngineState, PrefillBatch, PrefillOutput, StepOutput
 from jaxspec.sampling import SamplingMode, process_logits, sample, verify, verify_synthetic
@@ -32,12 +32,10 @@ class StepSettings:
     """What is compiled into the programs.
 
     Attributes:
-      page_size: P.
       steps_per_dispatch: S.
       synthetic_acceptance_length: see `EngineConfig`.
     """
 
-    page_size: int
     steps_per_dispatch: int = 1
     synthetic_acceptance_length: float | None = None
 
@@ -51,30 +49,26 @@ def prefill(
     positions = batch.start[:, None] + index
     valid = index < batch.count[:, None]
     last_row = jnp.maximum(batch.count - 1, 0)
-    metadata = build_metadata(target.kinds, positions, valid, batch.pages, page_size=settings.page_size)
-    hidden, captured, target_cache = target(
-        batch.tokens, positions, state.target_cache, metadata, capture=drafter.capture
+    block = RowBlock(positions, valid, batch.page_table)
+    hidden, captured, memory = target(
+        batch.tokens.reshape(-1),
+        positions.reshape(-1),
+        PagedMemory.build(target.kinds, state.target_cache, (block,)),
+        capture=drafter.capture,
     )
-    last_hidden = jnp.take_along_axis(hidden, last_row[:, None, None], axis=1)[:, 0]
-    logits = target.logits(last_hidden)[:, None]
+    logits = target.logits(_row_of_each(hidden, block, last_row))[:, None]
+    failed = batch.is_last & ~finite_rows(logits)[:, 0]
     # One row of a whole prompt: a program per mode would not pay.
     logits = process_logits(logits, batch.sampling, mode=SamplingMode.TRUNCATED)[:, 0]
     token = sample(logits, batch.sampling, batch.start + last_row, Purpose.BONUS)
+    token = jnp.where(batch.known < 0, token, batch.known)
 
     is_end = batch.is_last[:, None] & (index == last_row[:, None])
-    rows = Rows(
-        tokens=batch.tokens,
-        next_tokens=jnp.where(is_end, token[:, None], batch.next_tokens),
-        positions=positions,
-        valid=valid,
-        last_row=last_row,
-        hidden=hidden,
-        captured=captured,
-        page_table=batch.pages,
-    )
+    next_tokens = jnp.where(is_end, token[:, None], batch.next_tokens)
+    rows = Rows(batch.tokens.reshape(-1), next_tokens.reshape(-1), hidden, captured, (block,))
     draft_hidden, draft_cache = drafter.refresh(target, rows, state.draft_cache)
 
-    done = (token[:, None] == batch.stop_tokens).any(axis=1) | (batch.remaining <= 1)
+    done = (token[:, None] == batch.stop_tokens).any(axis=1) | (batch.remaining <= 1) | failed
     end = batch.start + batch.count
     slot = batch.slot
     # Rows without work name slot B: past the end, so dropped. (An index of -1 would write the last slot.)
@@ -87,18 +81,18 @@ def prefill(
 
     state = replace(
         state,
-        target_cache=target_cache,
+        target_cache=memory.caches,
         draft_cache=draft_cache,
-        page_table=put(state.page_table, batch.pages),
+        page_table=jax.tree.map(put, state.page_table, batch.page_table),
         history=history.at[slot, first_at].set(token, mode="drop"),
         length=put(state.length, end),
-        hidden=put(state.hidden, draft_hidden),
+        hidden=put(state.hidden, _row_of_each(draft_hidden, block, last_row)),
         remaining=put(state.remaining, batch.remaining - 1),
         active=put(state.active, batch.is_last & ~done),
         stop_tokens=put(state.stop_tokens, batch.stop_tokens),
         sampling=jax.tree.map(put, state.sampling, batch.sampling),
     )
-    return state, PrefillOutput(token, done & batch.is_last)
+    return state, PrefillOutput(token, done & batch.is_last, failed)
 
 
 def verify_and_commit(
@@ -111,11 +105,14 @@ def verify_and_commit(
     tokens = jnp.concatenate([state.context.last_token[:, None], drafts], axis=1)
     positions = state.length[:, None] + index
     valid = jnp.broadcast_to(state.active[:, None], positions.shape)
-    metadata = build_metadata(target.kinds, positions, valid, state.page_table, page_size=settings.page_size)
-    hidden, captured, target_cache = target(
-        tokens, positions, state.target_cache, metadata, capture=drafter.capture
+    block = RowBlock(positions, valid, state.page_table)
+    hidden, captured, memory = target(
+        tokens.reshape(-1),
+        positions.reshape(-1),
+        PagedMemory.build(target.kinds, state.target_cache, (block,)),
+        capture=drafter.capture,
     )
-    logits = target.logits(hidden)
+    logits = target.logits(hidden).reshape(*tokens.shape, -1)
     if settings.synthetic_acceptance_length is None:
         verdict = verify(
             logits,
@@ -147,32 +144,28 @@ def verify_and_commit(
     is_stop = (emitted[:, :, None] == state.stop_tokens[:, None, :]).any(axis=2)
     is_stop &= index <= accepted[:, None]
     up_to_stop = jnp.where(is_stop.any(axis=1), is_stop.argmax(axis=1) + 1, accepted + 1)
-    count = jnp.minimum(up_to_stop, state.remaining).astype(jnp.int32)
-    count = jnp.where(state.active, count, 0)
+    wanted = jnp.minimum(up_to_stop, state.remaining).astype(jnp.int32)
+    # Row i gives token i, so what comes before the first row of NaN still stands.
+    finite = finite_rows(logits)
+    sound = jnp.where(finite.all(axis=1), wanted, finite.argmin(axis=1)).astype(jnp.int32)
+    failed = state.active & (sound < wanted)
+    count = jnp.where(state.active, jnp.minimum(wanted, sound), 0)
     stopped = jnp.take_along_axis(is_stop, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
-    done = state.active & (stopped | (count >= state.remaining))
+    done = state.active & (stopped | (count >= state.remaining) | failed)
 
-    rows = Rows(
-        tokens=tokens,
-        next_tokens=emitted,
-        positions=positions,
-        valid=state.active[:, None] & (index <= accepted[:, None]),
-        last_row=accepted,
-        hidden=hidden,
-        captured=captured,
-        page_table=state.page_table,
-    )
+    block = replace(block, valid=state.active[:, None] & (index <= accepted[:, None]))
+    rows = Rows(tokens.reshape(-1), emitted.reshape(-1), hidden, captured, (block,))
     draft_hidden, draft_cache = drafter.refresh(target, rows, state.draft_cache)
 
     slots = jnp.arange(drafts.shape[0])[:, None]
     history_at = jnp.where(index < count[:, None], positions + 1, state.history.shape[1])
     state = replace(
         state,
-        target_cache=target_cache,
+        target_cache=memory.caches,
         draft_cache=draft_cache,
         history=state.history.at[slots, history_at].set(emitted, mode="drop"),
         length=state.length + count,
-        hidden=jnp.where(state.active[:, None], draft_hidden, state.hidden),
+        hidden=jnp.where(state.active[:, None], _row_of_each(draft_hidden, block, accepted), state.hidden),
         remaining=state.remaining - count,
         active=state.active & ~done,
     )
@@ -183,7 +176,19 @@ def verify_and_commit(
         drafted=jnp.where(ran, proposal.count, 0),
         accepted=jnp.where(ran, accepted, 0),
         done=done,
+        failed=failed,
     )
+
+
+def finite_rows(logits: jax.Array) -> jax.Array:
+    """bool[B, Q] of logits [B, Q, V]: none is NaN or +inf, and not all are -inf."""
+    return jnp.isfinite(logits.max(axis=-1))
+
+
+def _row_of_each(x: jax.Array, block: RowBlock, row: jax.Array) -> jax.Array:
+    """[G, M] of x [N, M], the rows of one block: of each group the one at `row` i32[G]."""
+    groups, width = block.shape
+    return jnp.take(x, jnp.arange(groups, dtype=jnp.int32) * width + row, axis=0, mode="clip")
 
 
 def engine_step(

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import AttentionKind, AttentionMetadata, LayerCache
+from jaxspec.attention import AnyMemory, AttentionKind, RopeTables
 from jaxspec.config import ModelConfig
-from jaxspec.models.layers import MLP, Attention, RopeTables
+from jaxspec.models.layers import MLP, Attention
 from jaxspec.models.llama import Llama
 from jaxspec.models.parameters import Whole, parameter
 
@@ -25,10 +25,14 @@ class Gemma3Norm(nnx.Module):
             rngs, (width,), (None,), Whole(f"{name}.weight", (width,)), dtype=dtype, init="zeros"
         )
 
+    def factors(self) -> jax.Array:
+        """f32[width], what normed rows are multiplied by."""
+        return 1 + self.offset[...].astype(jnp.float32)
+
     def __call__(self, x: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
-        return (wide * (1 + self.offset[...].astype(jnp.float32))).astype(x.dtype)
+        return (wide * self.factors()).astype(x.dtype)
 
 
 class Gemma3Attention(Attention):
@@ -47,27 +51,25 @@ class Gemma3MLP(MLP):
 class Gemma3Layer(nnx.Module):
     """x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
 
-    def __init__(
-        self, config: ModelConfig, kind: AttentionKind, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs
-    ):
+    def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
 
         def norm(leaf: str) -> Gemma3Norm:
             return Gemma3Norm(config.hidden_size, config.rms_norm_eps, f"{name}.{leaf}", **args)
 
         self.input_norm = norm("input_layernorm")
-        self.attention = Gemma3Attention(config, kind, f"{name}.self_attn", **args)
+        self.attention = Gemma3Attention(config, f"{name}.self_attn", **args)
         self.attention_norm = norm("post_attention_layernorm")
         self.mlp_input_norm = norm("pre_feedforward_layernorm")
         self.mlp = Gemma3MLP(config, f"{name}.mlp", **args)
         self.mlp_output_norm = norm("post_feedforward_layernorm")
 
     def __call__(
-        self, x: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
-    ) -> tuple[jax.Array, LayerCache]:
-        attended, cache = self.attention(self.input_norm(x), cache, metadata, rope)
+        self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
+    ) -> tuple[jax.Array, AnyMemory]:
+        attended, memory = self.attention(self.input_norm(x), memory, layer, rope)
         x = x + self.attention_norm(attended)
-        return x + self.mlp_output_norm(self.mlp(self.mlp_input_norm(x))), cache
+        return x + self.mlp_output_norm(self.mlp(self.mlp_input_norm(x))), memory
 
 
 class Gemma3(Llama):
@@ -86,4 +88,4 @@ class Gemma3(Llama):
         return x * jnp.asarray(self.config.hidden_size**0.5, x.dtype)
 
     def make_layer(self, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
-        return Gemma3Layer(self.config, kind, f"model.layers.{index}", **args)
+        return Gemma3Layer(self.config, f"model.layers.{index}", **args)

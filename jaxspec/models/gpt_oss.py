@@ -43,4 +43,4 @@ class GptOss(Llama):
     """A target network."""
 
     def make_layer(self, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
-        return DecoderLayer(self.config, kind, f"model.layers.{index}", mlp=GptOssMoE, **args)
+        return DecoderLayer(self.config, f"model.layers.{index}", mlp=GptOssMoE, **args)

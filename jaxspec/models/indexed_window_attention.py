@@ -9,14 +9,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxspec_kernels.indexed_attention import indexed_attention
-from jaxspec_kernels.kv_write import kv_write
 
-from jaxspec.attention import CacheShape, IndexedWindow, IndexedWindowMetadata, LayerCache, LayerCacheShape
+from jaxspec.attention import (
+    AnyMemory,
+    CacheShape,
+    IndexedWindow,
+    LayerCacheShape,
+    Pool,
+    RopeTables,
+    apply_rope,
+)
 from jaxspec.config import ModelConfig
-from jaxspec.models.layers import Attention, RMSNorm, RopeTables
+from jaxspec.models.layers import Attention, RMSNorm
 from jaxspec.models.parameters import Projection, Whole, parameter, product
-from jaxspec.models.rope import apply_rope, rope_tables
+from jaxspec.models.rope import rope_tables
 
 
 def cache_shape(config: ModelConfig, kind: IndexedWindow) -> LayerCacheShape:
@@ -31,8 +37,8 @@ def cache_shape(config: ModelConfig, kind: IndexedWindow) -> LayerCacheShape:
 class Compressor(nnx.Module):
     """Pools r positions into one entry: a softmax over their gates, by channel, weighs their contents.
 
-    Contents and gates wait in a cache of their own, since the positions of an entry come in several forward
-    passes, and drafts among them are replaced.
+    Contents and gates wait in the memory, since the positions of an entry come in several forward passes, and
+    drafts among them are replaced.
     """
 
     def __init__(self, config: ModelConfig, ratio: int, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
@@ -56,29 +62,18 @@ class Compressor(nnx.Module):
         )
         self.norm = RMSNorm(size, config.rms_norm_eps, f"{name}.norm", dtype=dtype, rngs=rngs)
 
-    def __call__(
-        self, x: jax.Array, states: jax.Array, entries: jax.Array, metadata: IndexedWindowMetadata
-    ) -> tuple[jax.Array, jax.Array]:
-        """Takes in rows x [B, Q, M]; writes an entry for each that is the last of r positions.
+    def __call__(self, x: jax.Array) -> Pool:
+        """What the memory pools of rows x [N, M]."""
+        return Pool(product(x, self.content[...]), product(x, self.gate[...]), self._entry)
 
-        Args:
-          states: [pages, N, 2, P, D], contents and gates by position.
-          entries: [pages, N, 2, P/r, D], keys and values.
-
-        Returns:
-          Both, rewritten. All rows are written before any is read, so an entry may be made of rows of this
-          forward pass.
-        """
-        content, gate = product(x, self.content[...]), product(x, self.gate[...])
-        states = kv_write(states, metadata.slots, content, gate)
-        page, offset = jnp.divmod(metadata.entry_sources, states.shape[3])
-        read = states[page, :, :, offset].astype(jnp.float32)  # [B, Q, r, N, 2, D]
-        place = self.place[...].astype(jnp.float32).reshape(-1, *content.shape[-2:])[None, None]
-        weights = jax.nn.softmax(read[..., 1, :] + place, axis=2)
-        pooled = self.norm((weights * read[..., 0, :]).sum(axis=2).astype(x.dtype))
+    def _entry(self, contents: jax.Array, gates: jax.Array, starts: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """See `Pool`."""
+        dtype = contents.dtype
+        place = self.place[...].astype(jnp.float32).reshape(1, *contents.shape[1:])
+        weights = jax.nn.softmax(gates.astype(jnp.float32) + place, axis=1)
+        pooled = self.norm((weights * contents.astype(jnp.float32)).sum(axis=1).astype(dtype))
         # One vector is key and value; the key stands at the first of its positions.
-        keys = apply_rope(pooled, rope_tables(self.rope, self.head_dim, metadata.entry_starts))
-        return states, kv_write(entries, metadata.entry_slots, keys, pooled)
+        return apply_rope(pooled, rope_tables(self.rope, self.head_dim, starts)), pooled
 
 
 class IndexedWindowAttention(nnx.Module):
@@ -88,31 +83,17 @@ class IndexedWindowAttention(nnx.Module):
         self, config: ModelConfig, kind: IndexedWindow, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs
     ):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
-        self.heads = Attention(config, kind, name, **args)
+        self.heads = Attention(config, name, **args)
         self.compressor = (
             Compressor(config, kind.ratio, f"{name}.compressor", **args) if kind.ratio > 1 else None
         )
 
     def __call__(
-        self, x: jax.Array, cache: LayerCache, metadata: IndexedWindowMetadata, rope: RopeTables
-    ) -> tuple[jax.Array, LayerCache]:
-        """Attended rows [B, Q, M] of x [B, Q, M], and the cache, of the form that `cache_shape` says."""
-        window, *compressed = cache if isinstance(cache, tuple) else (cache,)
-        queries, keys, values = self.heads.project(x, rope)
-        # The cache is written before it is read: the other order costs a copy of all of it.
-        window = kv_write(window, metadata.slots, keys, values)
-        if self.compressor is not None:
-            states, entries = compressed
-            compressed = list(self.compressor(x, states, entries, metadata))
-        attended = indexed_attention(
-            queries.reshape(*queries.shape[:2], -1, queries.shape[-1]),
-            window,
-            metadata.window_slots,
-            metadata.window_lengths,
-            compressed[-1] if compressed else None,
-            metadata.page_table,
-            metadata.num_entries,
-            scale=self.heads.scale,
+        self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
+    ) -> tuple[jax.Array, AnyMemory]:
+        """[N, M] of x [N, M], and the memory; `layer` is the layer's index in it."""
+        pool = None if self.compressor is None else self.compressor(x)
+        attended, memory = memory.attend_indexed(
+            layer, self.heads.project(x), rope, pool, scale=self.heads.scale
         )
-        attended = self.heads.combine(attended.reshape(queries.shape))
-        return attended, (window, *compressed) if compressed else window
+        return self.heads.combine(attended), memory

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: the cache holds one vector per position, which all heads share.
+"""Multi-head latent attention: one vector per position is kept, which all heads share.
 
 The projections from it up to each head's keys and values are absorbed: the one into the queries, the other
 into what attention returns.
@@ -9,15 +9,12 @@ Source: DeepSeek-V2, arXiv 2405.04434, section 2.1; `DeepseekV3Attention` of tra
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxspec_kernels.latent_attention import latent_attention
-from jaxspec_kernels.latent_write import latent_write
 
-from jaxspec.attention import AttentionMetadata, CacheShape, LayerCache
+from jaxspec.attention import AnyMemory, CacheShape, RopeTables, apply_rope
 from jaxspec.config import ModelConfig
 from jaxspec.models.latent_sources import HeadRows, SideBySide
-from jaxspec.models.layers import RMSNorm, RopeTables
+from jaxspec.models.layers import RMSNorm
 from jaxspec.models.parameters import Projection, parameter, product
-from jaxspec.models.rope import apply_rope
 
 # transformers builds the norms of latents with its class's default, whatever the config says.
 LATENT_EPS = 1e-6
@@ -30,7 +27,7 @@ def latent_cache_shape(config: ModelConfig) -> CacheShape:
 
 
 class LatentAttention(nnx.Module):
-    """Latent attention over the paged cache, with the norm before it and the residual after."""
+    """Latent attention, its queries from the rows themselves or from a latent of their own."""
 
     def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         assert config.latent is not None
@@ -38,6 +35,7 @@ class LatentAttention(nnx.Module):
         nope, rope, values = latent.qk_nope_head_dim, latent.qk_rope_head_dim, latent.v_head_dim
         rank, query_rank = latent.kv_lora_rank, latent.q_lora_rank
         self.config, self.num_heads = latent, heads
+        assert config.attention_scale is not None
         self.scale = config.attention_scale
         into_query = f"{name}.q_a_proj" if query_rank else f"{name}.q_proj"
         self.query_width = query_rank or heads * (nope + rope)
@@ -85,40 +83,31 @@ class LatentAttention(nnx.Module):
         )
 
     def __call__(
-        self, x: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
-    ) -> tuple[jax.Array, LayerCache]:
-        """[B, Q, M] of x [B, Q, M], and the cache [pages, 1, 1, P, rank + rope]."""
-        assert isinstance(cache, jax.Array)
+        self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
+    ) -> tuple[jax.Array, AnyMemory]:
+        """[N, M] of x [N, M], and the memory; `layer` is the layer's index in it."""
         rank = self.config.kv_lora_rank
         query, latent, key = jnp.split(
             product(x, self.down[...]), (self.query_width, self.query_width + rank), axis=-1
         )
         row = jnp.concatenate([self.latent_norm(latent), self._rotated(key, rope)], axis=-1)
-        # The cache is written before it is read: the other order costs a copy of the whole cache.
-        cache = latent_write(cache, metadata.slots, row)
-        attended = latent_attention(
-            self._queries(query, rope),
-            cache,
-            metadata.page_table,
-            metadata.first,
-            metadata.last,
-            value_dim=rank,
-            scale=self.scale,
+        attended, memory = memory.attend_latent(
+            layer, self._queries(query, rope), row, value_dim=rank, scale=self.scale
         )
-        values = _by_head("bqhl,hvl->bqhv", attended, self.value_up[...])
-        return product(values, self.output[...], contracting=2), cache
+        values = _by_head("nhl,hvl->nhv", attended, self.value_up[...])
+        return product(values, self.output[...], contracting=2), memory
 
     def _queries(self, query: jax.Array, rope: RopeTables) -> jax.Array:
-        """[B, Q, H, rank + rope] of the queries or of their latents [B, Q, query_width]."""
+        """[N, H, rank + rope] of the queries or of their latents [N, query_width]."""
         if self.query_norm is not None and self.query_up is not None:
             query = product(self.query_norm(query), self.query_up[...])
-        query = query.reshape(*query.shape[:2], self.num_heads, -1)
+        query = query.reshape(len(query), self.num_heads, -1)
         plain, rotated = jnp.split(query, (self.config.qk_nope_head_dim,), axis=-1)
-        absorbed = _by_head("bqhn,hnl->bqhl", plain, self.key_up[...])
+        absorbed = _by_head("nhd,hdl->nhl", plain, self.key_up[...])
         return jnp.concatenate([absorbed, self._rotated(rotated, rope)], axis=-1)
 
     def _rotated(self, x: jax.Array, rope: RopeTables) -> jax.Array:
-        """x [B, Q, heads..., rope], its pairs brought into halves first: for queries and keys alike, so that
+        """x [N, heads..., rope], its pairs brought into halves first: for queries and keys alike, so that
         their products stay the same."""
         if self.config.rope_interleave:
             x = jnp.swapaxes(x.reshape(*x.shape[:-1], -1, 2), -1, -2).reshape(x.shape)

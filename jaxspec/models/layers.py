@@ -8,10 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxspec_kernels.matmul import PackedWeight
-from jaxspec_kernels.paged_attention import paged_attention
-from jaxspec_kernels.rope_kv_write import rope_kv_write
 
-from jaxspec.attention import AttentionKind, AttentionMetadata, LayerCache
+from jaxspec.attention import AnyMemory, PagedMemory, RopeTables
 from jaxspec.config import ModelConfig
 from jaxspec.models.parameters import (
     FusedGateUp,
@@ -22,9 +20,6 @@ from jaxspec.models.parameters import (
     parameter,
     product,
 )
-from jaxspec.models.rope import apply_rope
-
-RopeTables = tuple[jax.Array, jax.Array]
 
 
 class RMSNorm(nnx.Module):
@@ -35,6 +30,10 @@ class RMSNorm(nnx.Module):
         self.scale = parameter(
             rngs, (width,), (None,), Whole(f"{name}.weight", (width,)), dtype=dtype, init="ones"
         )
+
+    def factors(self) -> jax.Array:
+        """f32[width], what normed rows are multiplied by."""
+        return self.scale[...].astype(jnp.float32)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32)
@@ -117,7 +116,7 @@ class TiedEmbedding(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention over the paged cache.
+    """Grouped-query attention.
 
     The query, key and value projections are one product. `in_width` differs from the model's width in
     the first layer of an EAGLE-3 head.
@@ -128,7 +127,6 @@ class Attention(nnx.Module):
     def __init__(
         self,
         config: ModelConfig,
-        kind: AttentionKind,
         name: str,
         *,
         in_width: int | None = None,
@@ -138,8 +136,6 @@ class Attention(nnx.Module):
         heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         width, group = config.hidden_size, heads // kv_heads
         in_width = in_width or width
-        self.kind = kind
-        self.num_kv_heads, self.group, self.head_dim = kv_heads, group, size
         projections = (f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj")
 
         def fused(leaf: str, in_width: int | None) -> FusedQKV:
@@ -186,49 +182,32 @@ class Attention(nnx.Module):
         self.query_norm = norm(f"{name}.q_norm") if norms else None
         self.key_norm = norm(f"{name}.k_norm") if norms else None
 
-    def project(self, x: jax.Array, rope: RopeTables) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries [B, Q, N, G, D], keys and values [B, Q, N, D] of x [B, Q, in], rotated."""
-        fused = self._projected(x)
-        queries, keys, values = fused[..., : self.group, :], fused[..., self.group, :], fused[..., -1, :]
-        if self.query_norm is not None and self.key_norm is not None:
-            queries, keys = self.query_norm(queries), self.key_norm(keys)
-        return apply_rope(queries, rope), apply_rope(keys, rope), values
-
-    def _projected(self, x: jax.Array) -> jax.Array:
-        """[B, Q, N, G + 2, D]: for every key/value head its queries, its key and its value."""
+    def project(self, x: jax.Array) -> jax.Array:
+        """[N, H, G + 2, D] of x [N, in]: for every key/value head its queries, its key and its value."""
         fused = product(x, self.qkv[...])
-        return fused if self.qkv_bias is None else fused + self.qkv_bias[...]
+        if self.qkv_bias is not None:
+            fused = fused + self.qkv_bias[...]
+        if self.query_norm is None or self.key_norm is None:
+            return fused
+        queries, keys, values = fused[..., :-2, :], fused[..., -2:-1, :], fused[..., -1:, :]
+        return jnp.concatenate([self.query_norm(queries), self.key_norm(keys), values], axis=-2)
 
     def combine(self, attended: jax.Array) -> jax.Array:
-        """[B, Q, M] of attended values [B, Q, N, G, D]."""
+        """[N, M] of attended values [N, H, G, D]."""
         y = product(attended, self.output[...], contracting=3)
         return y if self.output_bias is None else y + self.output_bias[...]
 
     def __call__(
-        self, x: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
-    ) -> tuple[jax.Array, LayerCache]:
-        attended, cache = self._attend(self._projected(x), cache, metadata, rope)
-        return self.combine(attended), cache
+        self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
+    ) -> tuple[jax.Array, AnyMemory]:
+        """[N, M] of x [N, in], and the memory; `layer` is the layer's index in it."""
+        sinks = None if self.sinks is None else self.sinks[...]
+        attended, memory = memory.attend(layer, self.project(x), rope, scale=self.scale, sinks=sinks)
+        return self.combine(attended), memory
 
-    def _attend(
-        self, projected: jax.Array, cache: LayerCache, metadata: AttentionMetadata, rope: RopeTables
-    ) -> tuple[jax.Array, LayerCache]:
-        """Attended values [B, Q, N, G, D] of projections [B, Q, N, G + 2, D], and the cache."""
-        if self.query_norm is not None and self.key_norm is not None:
-            queries, keys, values = projected[..., :-2, :], projected[..., -2:-1, :], projected[..., -1:, :]
-            projected = jnp.concatenate([self.query_norm(queries), self.key_norm(keys), values], axis=-2)
-        # The cache is written before it is read: the other order costs a copy of the whole cache.
-        cache, queries = rope_kv_write(cache, metadata.slots, projected, *rope)
-        attended = paged_attention(
-            queries.reshape(*queries.shape[:2], -1, self.head_dim),
-            cache,
-            metadata.page_table,
-            metadata.first,
-            metadata.last,
-            scale=self.scale,
-            sinks=None if self.sinks is None else self.sinks[...],
-        )
-        return attended.reshape(queries.shape), cache
+    def write(self, x: jax.Array, memory: PagedMemory, layer: int, rope: RopeTables) -> PagedMemory:
+        """Keeps the keys and values of x [N, in] for later rows."""
+        return memory.write(layer, self.project(x), rope)
 
 
 class MLP(nnx.Module):
@@ -282,21 +261,20 @@ class PreNormLayer(nnx.Module):
     mlp: Any
 
     def __call__(
-        self, x: jax.Array, cache: LayerCache, metadata: Any, rope: RopeTables
-    ) -> tuple[jax.Array, LayerCache]:
-        """[B, Q, M] of x [B, Q, M], and the layer's cache; `metadata` is of the layer's attention kind."""
-        attended, cache = self.attention(self.input_norm(x), cache, metadata, rope)
+        self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
+    ) -> tuple[jax.Array, AnyMemory]:
+        """[N, M] of x [N, M], and the memory; `layer` is the layer's index in it."""
+        attended, memory = self.attention(self.input_norm(x), memory, layer, rope)
         x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), cache
+        return x + self.mlp(self.mlp_norm(x)), memory
 
 
 class DecoderLayer(PreNormLayer):
-    """Pre-norm block over paged keys and values; `mlp` makes a family's own kind of feed-forward network."""
+    """Pre-norm block of grouped-query attention; `mlp` makes a family's own feed-forward network."""
 
     def __init__(
         self,
         config: ModelConfig,
-        kind: AttentionKind,
         name: str,
         *,
         mlp: Callable[..., Any] = MLP,
@@ -306,6 +284,6 @@ class DecoderLayer(PreNormLayer):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         eps = config.rms_norm_eps
         self.input_norm = RMSNorm(config.hidden_size, eps, f"{name}.input_layernorm", **args)
-        self.attention = Attention(config, kind, f"{name}.self_attn", **args)
+        self.attention = Attention(config, f"{name}.self_attn", **args)
         self.mlp_norm = RMSNorm(config.hidden_size, eps, f"{name}.post_attention_layernorm", **args)
         self.mlp = mlp(config, f"{name}.mlp", **args)

@@ -8,12 +8,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.attention import (
+    AnyMemory,
     AttentionKind,
-    AttentionMetadata,
     CacheShape,
     FullAttention,
     IndexedWindow,
-    LayerCache,
     LayerCacheShape,
     SlidingWindow,
 )
@@ -57,7 +56,7 @@ class Llama(nnx.Module):
 
     def make_layer(self, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
         """One block of the network: what another family differs in."""
-        return DecoderLayer(self.config, kind, f"model.layers.{index}", **args)
+        return DecoderLayer(self.config, f"model.layers.{index}", **args)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """What the first layer reads of `tokens`; `embedding` is what heads share."""
@@ -72,35 +71,31 @@ class Llama(nnx.Module):
         self,
         tokens: jax.Array,
         positions: jax.Array,
-        cache: tuple[LayerCache, ...],
-        metadata: dict[AttentionKind, AttentionMetadata],
+        memory: AnyMemory,
         *,
         capture: tuple[int, ...] = (),
-    ) -> tuple[jax.Array, tuple[jax.Array, ...], tuple[LayerCache, ...]]:
-        """One forward pass over Q rows per slot.
+    ) -> tuple[jax.Array, tuple[jax.Array, ...], AnyMemory]:
+        """One forward pass over N rows.
 
         Args:
-          tokens, positions: i32[B, Q].
-          cache: one array per layer, rewritten at `metadata`'s slots.
-          metadata: of every kind in `kinds`, built for `positions`.
+          tokens, positions: i32[N].
+          memory: what these rows attend to, made for layers of `kinds`.
           capture: hidden states to return: i is the residual stream before layer i, and the number of
             layers means the output of the last one before the final norm.
 
         Returns:
-          The hidden states after the final norm [B, Q, M], the captured ones, and the cache.
+          The hidden states after the final norm [N, M], the captured ones, and the memory.
         """
         x = self.embed(tokens)
         rope = rope_tables(self.config.rope, self.config.head_dim, positions)
         local_rope = rope
         if self.config.local_rope is not None:
             local_rope = rope_tables(self.config.local_rope, self.config.head_dim, positions)
-        streams, new_cache = [x], []
-        for layer, kind, layer_cache in zip(self.layers, self.kinds, cache, strict=True):
-            tables = local_rope if isinstance(kind, SlidingWindow) else rope
-            x, layer_cache = layer(x, layer_cache, metadata[kind], tables)
+        streams = [x]
+        for i, (layer, kind) in enumerate(zip(self.layers, self.kinds, strict=True)):
+            x, memory = layer(x, memory, i, local_rope if isinstance(kind, SlidingWindow) else rope)
             streams.append(x)
-            new_cache.append(layer_cache)
-        return self.norm(x), tuple(streams[i] for i in capture), tuple(new_cache)
+        return self.norm(x), tuple(streams[i] for i in capture), memory
 
     @property
     def output_kernel(self) -> jax.Array:

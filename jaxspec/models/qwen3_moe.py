@@ -34,4 +34,4 @@ class Qwen3Moe(Llama):
     def make_layer(self, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
         assert self.config.moe is not None
         mlp = MLP if index in self.config.moe.dense_layers else Qwen3Experts
-        return DecoderLayer(self.config, kind, f"model.layers.{index}", mlp=mlp, **args)
+        return DecoderLayer(self.config, f"model.layers.{index}", mlp=mlp, **args)

@@ -1,4 +1,4 @@
-"""Rotary position embedding, halves rotated against each other (the NeoX order)."""
+"""The angles of rotary position embeddings."""
 
 import math
 
@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.attention import RopeTables
 from jaxspec.config import RopeConfig
 
 
@@ -69,16 +70,8 @@ def _yarn_attention_factor(config: RopeConfig, factor: float) -> float:
     return mscale(1.0)
 
 
-def rope_tables(config: RopeConfig, head_dim: int, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine, f32[B, Q, D/2] each, for rows at `positions` i32[B, Q]."""
+def rope_tables(config: RopeConfig, head_dim: int, positions: jax.Array) -> RopeTables:
+    """Cosine and sine, f32[N, D/2] each, for rows at `positions` i32[N]."""
     frequencies, factor = rope_frequencies(config, head_dim)
-    angles = positions[..., None].astype(jnp.float32) * frequencies[None, None, :]
+    angles = positions[:, None].astype(jnp.float32) * frequencies[None, :]
     return jnp.cos(angles) * factor, jnp.sin(angles) * factor
-
-
-def apply_rope(x: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotates x [B, Q, heads..., D] by `tables` of `rope_tables`; computed in float32."""
-    cos, sin = (jnp.expand_dims(t, tuple(range(2, x.ndim - 1))) for t in tables)
-    left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
-    return rotated.astype(x.dtype)

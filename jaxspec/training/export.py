@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,21 @@ def why_not_safeailab(config: Eagle3Config, target_depth: int) -> str | None:
 
 
 def export_head(
-    head: Eagle3, target: ModelConfig, folder: Path, *, form: str, target_name: str, dtype: str = "bfloat16"
+    head: Eagle3,
+    target: ModelConfig,
+    folder: Path,
+    *,
+    form: str,
+    target_name: str,
+    architectures: Sequence[str] = (),
+    dtype: str = "bfloat16",
 ) -> None:
     """Writes `config.json` and `model.safetensors` into a new folder, whole or not at all.
 
     Args:
       head: with its float32 parameters.
       form: one of `FORMATS`.
-      target_name: what the format records as the target.
+      target_name, architectures: what the format records of the target.
       dtype: of the weights, "bfloat16" or "float32".
 
     Raises:
@@ -57,7 +65,8 @@ def export_head(
         tensors = {name.replace("layers.0.", "midlayer.", 1): array for name, array in tensors.items()}
         config = _safeailab_config(head.config, dtype)
     else:
-        config = _speculators_config(head, target_name, dtype)
+        verifier = {"name_or_path": target_name, "architectures": list(architectures)}
+        config = _speculators_config(head, verifier, dtype)
     if form == "shared":
         del tensors["lm_head.weight"]
     part = folder.with_name(f"{folder.name}.part")
@@ -101,7 +110,7 @@ def _safeailab_config(config: Eagle3Config, dtype: str) -> dict[str, Any]:
     }
 
 
-def _speculators_config(head: Eagle3, target_name: str, dtype: str) -> dict[str, Any]:
+def _speculators_config(head: Eagle3, verifier: dict[str, Any], dtype: str) -> dict[str, Any]:
     config = head.config
     layers = {
         **_layer_config(config.layers),
@@ -127,6 +136,6 @@ def _speculators_config(head: Eagle3, target_name: str, dtype: str) -> dict[str,
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [{**proposal, "verifier_accept_k": 1, "accept_tolerance": 0.0}],
-            "verifier": {"name_or_path": target_name, "architectures": ["LlamaForCausalLM"]},
+            "verifier": verifier,
         },
     }

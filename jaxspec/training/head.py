@@ -1,7 +1,5 @@
 """A new head for a target."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,18 +26,18 @@ def head_config(config: HeadConfig, target: ModelConfig, draft_vocab_size: int) 
             f"head.capture must rise, from 0 to at most {target.num_hidden_layers}, the target's number of "
             f"layers; got {list(capture)}"
         )
-    layers = dataclasses.replace(
-        target,
+    layers = ModelConfig(
         family="llama",
-        num_hidden_layers=config.num_layers,
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
         intermediate_size=config.intermediate_size or target.intermediate_size,
-        tie_word_embeddings=False,
-        attention_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=target.num_attention_heads,
+        num_key_value_heads=target.num_key_value_heads,
+        head_dim=target.head_dim,
+        rms_norm_eps=target.rms_norm_eps,
+        max_position_embeddings=target.max_position_embeddings,
         rope=RopeConfig(theta=config.rope_theta),
-        layer_types=(),
-        sliding_window=None,
     )
     return Eagle3Config(
         layers=layers,
@@ -59,19 +57,17 @@ def new_head(
     target_ids: np.ndarray,
     *,
     num_speculative_tokens: int,
-    page_size: int,
     seed: int,
 ) -> Eagle3:
     """An untrained head with float32 weights; its output rows and final norm are the target's.
 
     Args:
       target_ids: i32[W], the draft vocabulary, rising.
-      num_speculative_tokens, page_size: K and P of the engine that will run the head.
+      num_speculative_tokens: K of the engine that will run the head.
     """
     head = Eagle3(
         config,
         num_speculative_tokens=num_speculative_tokens,
-        page_size=page_size,
         dtype=jnp.float32,
         rngs=nnx.Rngs(seed),
     )
@@ -82,7 +78,7 @@ def new_head(
         head.draft_ids.set_value(jnp.asarray(inverse))
     head.head.kernel.set_value(target.output_kernel[:, target_ids])
     # The output rows expect what the target's final norm makes.
-    head.norm.scale.set_value(jnp.array(target.norm.scale[...], jnp.float32))
+    head.norm.scale.set_value(jnp.array(target.norm.factors()))
     return head
 
 

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec.attention import PackedMemory
 from jaxspec.drafters.base import Target
 from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.models.layers import Linear
-from jaxspec.training.packed_rows import PackedRows, shift_left
-from jaxspec.training.target_features import target_features
-from jaxspec.training.unroll import empty_memory, unroll_step
+from jaxspec.training.packed_rows import PackedRows, run_target, shift_left
+from jaxspec.training.unroll import unroll_step
 
 # Positions whose logits exist at a time: over the whole vocabulary, and over the draft vocabulary.
 # Few enough for a GPU's cache, where all passes over them then run.
@@ -111,16 +111,18 @@ def unrolled_loss(
       f32[], the sum over steps k of step_decay ** k times the mean loss of a position; and the sums of what
       is measured in any case.
     """
-    hidden, captured = lax.stop_gradient(target_features(target, rows, head.capture))
+    hidden, captured = lax.stop_gradient(run_target(target, rows, head.capture))
     batch, length = rows.tokens.shape
     size = max(1, min(length, _DRAFTED // batch))
     padded = -(-length // size) * size
-    labels = lax.stop_gradient(make_labels(head, target, _lengthen(hidden, padded + num_steps)))
-    x, memory = head.fuse(hidden, captured), empty_memory(head)
+    by_row = hidden.reshape(batch, length, -1)
+    labels = lax.stop_gradient(make_labels(head, target, _lengthen(by_row, padded + num_steps)))
+    x, memory = head.fuse(hidden, captured), PackedMemory(head.kinds, rows.positions, rows.segments)
     total, steps = jnp.float32(0), []
     for k in range(num_steps):
         x, memory = unroll_step(head, target, rows, x, memory)
-        normed = _lengthen(x if head.config.norm_output else head.norm(x), padded)
+        normed = x if head.config.norm_output else head.norm(x)
+        normed = _lengthen(normed.reshape(batch, length, -1), padded)
         counted = _lengthen(drafted_positions(rows, k), padded)
 
         def loss(

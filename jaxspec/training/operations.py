@@ -1,34 +1,47 @@
 """How much arithmetic an update takes: what a throughput is a share of."""
 
+from typing import Any
+
+import jax
+from flax import nnx
+
 from jaxspec.config import ModelConfig
-from jaxspec.drafters.eagle3 import Eagle3Config
+from jaxspec.drafters.eagle3 import Eagle3
+from jaxspec.models.llama import Llama
 
 
-def operations_per_token(
-    target: ModelConfig, head: Eagle3Config, *, row_length: int, num_unroll_steps: int
-) -> float:
+def operations_per_token(target: Llama, head: Eagle3, *, row_length: int, num_unroll_steps: int) -> float:
     """Floating-point operations of matrix products per token of a packed row.
 
     Counts the target's forward pass and output projections, and the head forward and backward in every
     draft step; neither what is recomputed on the way back, nor norms and softmax. Attention is counted
-    over the whole row, as it is computed.
+    over the whole row, as it is computed, and of routed experts those that a row chooses.
     """
-    forward = target.num_hidden_layers * _layer(
-        target, target.hidden_size, row_length
-    ) + 2 * target.hidden_size * (target.vocab_size + head.draft_vocab_size)
-    layers = head.layers
-    width = layers.hidden_size
-    first = _layer(layers, 2 * width, row_length)
-    rest = (layers.num_hidden_layers - 1) * _layer(layers, width, row_length)
+    outputs = head.config.draft_vocab_size
+    forward = _layers(target.layers, target.config, row_length) + 2 * target.config.hidden_size * (
+        target.config.vocab_size + outputs
+    )
+    layers = _layers((head.first, *head.rest), head.config.layers, row_length)
     # The output rows are frozen: of their two backward products only the one for the input is left.
-    step = 3 * (first + rest) + 2 * (2 * width * head.draft_vocab_size)
-    fuse = 2 * (2 * len(head.capture) * head.target_hidden_size * width)
+    step = 3 * layers + 2 * (2 * head.hidden_size * outputs)
+    fuse = 2 * _products(head.fc, head.config.layers)
     return float(forward + fuse + num_unroll_steps * step)
 
 
-def _layer(config: ModelConfig, in_width: int, row_length: int) -> int:
-    """Of one decoder layer's forward pass, attention reading `in_width`."""
-    heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    weights = in_width * (heads + 2 * kv_heads) * size + heads * size * config.hidden_size
-    weights += 3 * config.hidden_size * config.intermediate_size
-    return 2 * weights + 4 * row_length * heads * size
+def _layers(layers: Any, config: ModelConfig, row_length: int) -> float:
+    """Of the forward pass of decoder layers."""
+    latent = config.latent
+    width = 2 * latent.kv_lora_rank + latent.qk_rope_head_dim if latent else 2 * config.head_dim
+    attention = 2 * row_length * config.num_attention_heads * width
+    return sum(_products(layer, config) + attention for layer in layers)
+
+
+def _products(module: Any, config: ModelConfig) -> float:
+    """Of one row with every matrix of a module."""
+    moe, total = config.moe, 0.0
+    for weight in jax.tree.leaves(nnx.state(module, nnx.Param)):
+        if weight.ndim < 2:
+            continue
+        is_expert = moe is not None and weight.ndim > 2 and weight.shape[0] == moe.num_experts
+        total += 2 * weight.size * (moe.experts_per_token / moe.num_experts if moe and is_expert else 1)
+    return total

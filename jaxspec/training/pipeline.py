@@ -28,7 +28,6 @@ from jaxspec.training.packing import join_answers
 from jaxspec.training.prompts import PROMPTS, check_tokenizer, make_prompts
 from jaxspec.training.responses import make_responses
 from jaxspec.training.stage_folder import StageFolder, check_output
-from jaxspec.training.target_features import FAMILIES
 from jaxspec.training.token_rows import TokenRows, read_shards
 from jaxspec.training.train import restore_head, train
 
@@ -60,10 +59,6 @@ class Pipeline:
         source = run.target
         self.checkpoint: Checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
         shape = target_config(self.checkpoint)
-        if shape.family not in FAMILIES:
-            raise ConfigError(
-                f"{source.source}: heads are trained for targets of {', '.join(FAMILIES)}, not {shape.family}"
-            )
         if not 1 <= run.vocabulary.size <= shape.vocab_size:
             raise ConfigError(
                 f"vocabulary.size must be between 1 and the target's vocabulary of {shape.vocab_size}, "
@@ -140,7 +135,6 @@ class Pipeline:
             self.target,
             np.load(self._finished("vocabulary").path / VOCABULARY, allow_pickle=False),
             num_speculative_tokens=self.run.evaluate.num_speculative_tokens,
-            page_size=self.run.engine.page_size,
             seed=self.run.train.seed,
         )
 
@@ -158,7 +152,7 @@ class Pipeline:
             source=str(folder),
             num_speculative_tokens=self.run.evaluate.num_speculative_tokens,
         )
-        return load_drafter(source, self.target, Build(self.run.engine.page_size, jnp.dtype(jnp.float32)))
+        return load_drafter(source, self.target, Build(jnp.dtype(jnp.float32)))
 
     def _evaluate(self, folder: StageFolder) -> None:
         trained = self._finished("train").path
@@ -177,5 +171,12 @@ class Pipeline:
         name, head = self.run.target.file or self.run.target.source, trainer.masters(state)
         for form in forms:
             if not (folder.path / form).exists():
-                export_head(head, self.target.config, folder.path / form, form=form, target_name=name)
+                export_head(
+                    head,
+                    self.target.config,
+                    folder.path / form,
+                    form=form,
+                    target_name=name,
+                    architectures=self.checkpoint.config.get("architectures") or (),
+                )
         folder.finish(formats=forms, **({"safeailab": refusal} if refusal else {}))

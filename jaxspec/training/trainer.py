@@ -58,12 +58,12 @@ class Trainer:
         self._copied = NamedSharding(mesh, PartitionSpec())
         self.config = config
         self.operations_per_token = operations_per_token(
-            target.config,
-            head.config,
+            target,
+            head,
             row_length=config.row_length,
             num_unroll_steps=config.num_unroll_steps,
         )
-        self.dtype = target.norm.scale.get_value().dtype
+        self.dtype = target.output_kernel.dtype
         target_graph, target_weights = nnx.split(target)
         graph, params, frozen = nnx.split(head, is_trained, ...)  # type: ignore[misc]
         self._head_graph: Any = graph
@@ -73,7 +73,11 @@ class Trainer:
         self._frozen = jax.device_put(
             {"target": target_weights, "head": cast(frozen, self.dtype)}, self._copied
         )
-        static = {"graphs": (self._head_graph, target_graph), "config": config, "dtype": self.dtype}
+        static: dict[str, Any] = {
+            "graphs": (self._head_graph, target_graph),
+            "config": config,
+            "dtype": self.dtype,
+        }
         self._update = jax.jit(partial(_update, optimizer=self.optimizer, **static), donate_argnums=0)
         self._validate = jax.jit(partial(_validate, **static))
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxspec.attention import PageTable
 from jaxspec.config import EngineConfig
 from jaxspec.engine.programs import compiler_options
 from jaxspec.engine.state import EngineState, StepOutput, init_state
@@ -75,7 +76,7 @@ def start(
     limit = models.target.config.max_position_embeddings
     resolved = config.resolve(backend=jax.default_backend(), model_limit=limit)
     state = init_state(models.target, models.drafter, resolved, mesh=make_mesh())
-    table = np.zeros(state.page_table.shape, np.int32)
+    table = np.zeros(state.page_table.pages.shape, np.int32)
     pages = 1 + np.random.default_rng(0).permutation(batch_size * pages_per_slot)
     table[:, :pages_per_slot] = pages.reshape(batch_size, pages_per_slot)
     keys = iter(jax.random.split(jax.random.key(0), 1000))
@@ -86,7 +87,7 @@ def start(
         state,
         target_cache=tuple(noise(next(keys), layer) for layer in state.target_cache),
         draft_cache=tuple(noise(next(keys), layer) for layer in state.draft_cache),
-        page_table=jnp.asarray(table),
+        page_table=PageTable(jnp.asarray(table), page_size),
         history=jax.random.randint(next(keys), state.history.shape, 0, models.target.config.vocab_size),
         hidden=noise(next(keys), state.hidden) if state.hidden.size else state.hidden,
         sampling=replace(
@@ -97,7 +98,7 @@ def start(
             seed=jnp.arange(2 * batch_size, dtype=jnp.uint32).reshape(batch_size, 2),
         ),
     )
-    settings = StepSettings(page_size, steps_per_dispatch, acceptance)
+    settings = StepSettings(steps_per_dispatch, acceptance)
     graph, parameters = nnx.split(models)
     leaves, treedef = jax.tree.flatten(parameters)
 

@@ -139,7 +139,7 @@ SHAPES: Mapping[str, Shape] = {
 }
 
 
-def build_models(shape: Shape, *, num_drafts: int, page_size: int, dtype: jnp.dtype) -> Models:
+def build_models(shape: Shape, *, num_drafts: int, dtype: jnp.dtype) -> Models:
     """A target with its drafter of `num_drafts` tokens; with 0 a target alone."""
     config = ModelConfig.from_hf(shape.target)
     family = FAMILIES[config.family]
@@ -150,7 +150,6 @@ def build_models(shape: Shape, *, num_drafts: int, page_size: int, dtype: jnp.dt
         return Models(target, NoDrafter())
     args: dict[str, Any] = {
         "num_speculative_tokens": num_drafts,
-        "page_size": page_size,
         "dtype": dtype,
         "rngs": nnx.Rngs(1),
     }

@@ -5,10 +5,10 @@ import time
 import jax
 from flax import nnx
 
-from jaxspec.drafters.base import Target
 from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.engine.step import Models
+from jaxspec.models.llama import Llama
 
 # Of a head, what runs once per step; its layers and its output run once per draft.
 _ONCE = ("fc", "input_norm", "feature_norms")
@@ -22,6 +22,7 @@ def weight_bytes(models: Models, *, batch_size: int) -> int:
     """
     drafts = models.drafter.num_speculative_tokens
     target = models.target
+    assert isinstance(target, Llama)
     total = _read(nnx.state(target, nnx.Param), target, batch_size * (drafts + 1))
     if target.head is not None:
         total -= target.embedding.table[...].nbytes
@@ -68,12 +69,13 @@ def copy_bandwidth(num_bytes: int = 1 << 31) -> float:
     return 2 * x.nbytes / sorted(times)[len(times) // 2]
 
 
-def _read(tree: object, target: Target, rows: int) -> int:
+def _read(tree: object, target: Llama, rows: int) -> int:
     """Bytes of a tree's weights that so many rows read."""
     moe = target.config.moe
     total = 0
     for leaf in jax.tree.leaves(tree):
-        is_expert = moe is not None and leaf.ndim >= 3 and leaf.shape[0] == moe.num_experts
-        share = 1 - (1 - moe.experts_per_token / moe.num_experts) ** rows if is_expert else 1
+        share = 1.0
+        if moe is not None and leaf.ndim >= 3 and leaf.shape[0] == moe.num_experts:
+            share = 1 - (1 - moe.experts_per_token / moe.num_experts) ** rows
         total += round(share * leaf.nbytes)
     return total

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.attention import IndexedWindow, build_metadata
+from jaxspec.attention import IndexedWindow, PageTable, RowBlock, build_metadata
 
 PAGE, WIDTH = 4, 5
 TABLE = jnp.array([[5, 2, 7, 9, 1], [3, 8, 0, 0, 0]], jnp.int32)
@@ -15,7 +15,7 @@ KINDS = [IndexedWindow(1, 2), IndexedWindow(3, 4), IndexedWindow(7, 2), IndexedW
 def build(kind, positions, valid=None, table=TABLE):
     positions = jnp.asarray(positions, jnp.int32)
     valid = jnp.ones(positions.shape, bool) if valid is None else jnp.asarray(valid)
-    return build_metadata([kind], positions, valid, table, page_size=PAGE)[kind]
+    return build_metadata([kind], RowBlock(positions, valid, PageTable(table, PAGE)))[kind]
 
 
 def slot(b, position, per_page=PAGE):

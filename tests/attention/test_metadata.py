@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.attention import FullAttention, SlidingWindow, build_metadata
+from jaxspec.attention import FullAttention, PageTable, RowBlock, SlidingWindow, build_metadata
 
 PAGE = 4
 TABLE = jnp.array([[5, 2, 7], [3, 0, 0]], jnp.int32)
@@ -14,7 +14,7 @@ TABLE = jnp.array([[5, 2, 7], [3, 0, 0]], jnp.int32)
 def build(positions, valid=None, kind=FullAttention()):  # noqa: B008
     positions = jnp.asarray(positions, jnp.int32)
     valid = jnp.ones(positions.shape, bool) if valid is None else jnp.asarray(valid)
-    return build_metadata([kind], positions, valid, TABLE, page_size=PAGE)[kind]
+    return build_metadata([kind], RowBlock(positions, valid, PageTable(TABLE, PAGE)))[kind]
 
 
 def test_rows_write_to_the_page_of_their_position():
@@ -59,7 +59,7 @@ def test_rows_past_a_slots_pages_write_to_page_0_and_see_nothing(kind):
 def test_every_kind_of_a_network_gets_its_own():
     kinds = (FullAttention(), SlidingWindow(2), FullAttention(), SlidingWindow(3))
     positions = jnp.array([[7]])
-    metadata = build_metadata(kinds, positions, positions >= 0, TABLE[:1], page_size=PAGE)
+    metadata = build_metadata(kinds, RowBlock(positions, positions >= 0, PageTable(TABLE[:1], PAGE)))
     assert {kind: int(m.first[0, 0]) for kind, m in metadata.items()} == {
         FullAttention(): 0,
         SlidingWindow(2): 6,
@@ -75,12 +75,12 @@ def test_it_follows_the_position_inside_a_compiled_loop():
         def body(i, found):
             positions = jnp.full((1, 1), 5, jnp.int32) + i
             kind = SlidingWindow(3)
-            m = build_metadata([kind], positions, positions >= 0, page_table, page_size=PAGE)[kind]
+            m = build_metadata([kind], RowBlock(positions, positions >= 0, page_table))[kind]
             return found.at[i].set(jnp.stack([m.slots, m.first, m.last]).ravel())
 
         return jax.lax.fori_loop(0, 4, body, jnp.zeros((4, 3), jnp.int32))
 
-    assert loop(TABLE[:1]).tolist() == [[9, 3, 5], [10, 4, 6], [11, 5, 7], [28, 6, 8]]
+    assert loop(PageTable(TABLE[:1], PAGE)).tolist() == [[9, 3, 5], [10, 4, 6], [11, 5, 7], [28, 6, 8]]
 
 
 def test_a_kind_without_a_builder_is_refused():

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from flax import nnx
 from golden_files import DFLASH_TARGETS, assert_close, golden_checkpoint, golden_folder
-from golden_heads import PAGE, ROWS, GoldenHead
+from golden_heads import ROWS, GoldenHead
 
-from jaxspec.attention import FullAttention, SlidingWindow, build_metadata
+from jaxspec.attention import FullAttention, PageTable, RowBlock, SlidingWindow, build_metadata
 from jaxspec.config import ConfigError, DrafterConfig
 from jaxspec.drafters.dflash import DFlashConfig, block_sight
 from jaxspec.drafters.loading import Build, load_drafter
@@ -34,9 +34,9 @@ def proposal_of(name, num_drafts, **options):
     cache = case.paged.new_cache(case.drafter.cache_shapes)
     for begin, end in ((0, CHUNK), (CHUNK, ROWS)):
         hidden, cache = refresh(*models, case.rows(begin, end, CHUNK), cache)
-    assert hidden.shape == (2, 0)
+    assert hidden.shape == (2 * CHUNK, 0)
     history = jnp.zeros((2, 64), jnp.int32).at[0, ROWS].set(int(case.golden["token_ids"][0, -1]))
-    proposal, _ = propose(*models, case.context(hidden, history=history), cache)
+    proposal, _ = propose(*models, case.context(hidden[:2], history=history), cache)
     return proposal, case.golden
 
 
@@ -64,7 +64,8 @@ def sight(kind, *, causal, before, positions=(10, 11, 12, 13), pages=4):
     """(first, last) of every row of a block on pages of four."""
     table = jnp.arange(1, pages + 1, dtype=jnp.int32)[None]
     rows = jnp.array([positions], jnp.int32)
-    metadata = build_metadata([kind], rows, jnp.ones(rows.shape, bool), table, page_size=4)[kind]
+    block = RowBlock(rows, jnp.ones(rows.shape, bool), PageTable(table, 4))
+    metadata = build_metadata([kind], block)[kind]
     seen = block_sight(metadata, kind, causal, before)
     return list(zip(seen.first[0].tolist(), seen.last[0].tolist(), strict=True))
 
@@ -152,4 +153,4 @@ def test_more_drafts_than_a_block_has_masks_are_refused():
     config = DrafterConfig("dflash", num_speculative_tokens=8, source=str(golden_folder("dflash")))
     target = target_config(golden_checkpoint("llama-tied"))
     with pytest.raises(ConfigError, match=r"drafts at most 7 \(block_size 8\)"):
-        load_drafter(config, type("Target", (), {"config": target}), Build(PAGE, jnp.dtype(jnp.float32)))
+        load_drafter(config, type("Target", (), {"config": target}), Build(jnp.dtype(jnp.float32)))

@@ -20,7 +20,7 @@ FLOAT32 = jnp.dtype(jnp.float32)
 
 
 def load(kind, source, target):
-    return load_drafter(DrafterConfig(kind, source=str(source)), target, Build(8, FLOAT32))
+    return load_drafter(DrafterConfig(kind, source=str(source)), target, Build(FLOAT32))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 from flax import nnx
-from full_size_run import PAGE_SIZE, assert_runs
+from full_size_run import assert_runs
 
 from jaxspec.config import ModelConfig
 from jaxspec.drafters.dflash import DFlash, DFlashConfig
@@ -110,9 +110,7 @@ def test_full_size_heads_run_through_prefill_and_decode(name):
     args = {"dtype": jnp.bfloat16}
     target = nnx.eval_shape(lambda: make_target(model, **args, rngs=nnx.Rngs(0)))
     drafter = nnx.eval_shape(
-        lambda: network(
-            head, num_speculative_tokens=num_drafts, page_size=PAGE_SIZE, **args, rngs=nnx.Rngs(0)
-        )
+        lambda: network(head, num_speculative_tokens=num_drafts, **args, rngs=nnx.Rngs(0))
     )
     if parameters is not None:
         count = sum(variable.get_value().size for variable, _ in declared(drafter))

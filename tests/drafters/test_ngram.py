@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.attention import PageTable
 from jaxspec.drafters.base import Context
 from jaxspec.drafters.ngram import NGramDrafter, lookup
 from jaxspec.sampling import SamplingMode
@@ -93,7 +94,7 @@ def test_a_full_history_and_slots_that_are_idle():
         history=history,
         length=jnp.array([5, 5]),
         active=jnp.array([True, False]),
-        page_table=jnp.zeros((2, 1), jnp.int32),
+        page_table=PageTable(jnp.zeros((2, 1), jnp.int32), 4),
         sampling=None,
     )
     proposal, cache = drafter.propose(None, context, (), mode=SamplingMode.TEMPERATURE)

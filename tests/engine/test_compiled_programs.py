@@ -22,7 +22,7 @@ def engine(request, tiny_engines):
 @pytest.mark.parametrize("mode", [SamplingMode.GREEDY, SamplingMode.TRUNCATED])
 def test_decode_writes_every_cache_in_place(engine, mode):
     program = engine.programs.compiled_decode(mode=mode)
-    caches = (*engine._state.target_cache, *engine._state.draft_cache)
+    caches = (*engine.core.state.target_cache, *engine.core.state.draft_cache)
     text = program.as_text()
     assert num_aliases(text) >= len(caches)
     sizes = {cache.size for cache in caches}
@@ -72,4 +72,19 @@ def test_one_dispatch_runs_several_steps(tiny_engines, monkeypatch):
     )
     generation = engine.generate([1, 2, 3], max_new_tokens=24)
     # The last dispatch may find the request ended, and one more may be in flight by then.
-    assert len(calls) <= -(-generation.stats.steps // 2) + 1
+    dispatches = -(-generation.stats.steps // 2)
+    assert dispatches <= len(calls) <= dispatches + 1
+
+
+def test_the_next_round_is_enqueued_before_the_last_one_is_read(tiny_engines, monkeypatch):
+    engine = tiny_engines.load("near", **SIZES)
+    core, order = engine.core, []
+    for name in ("_dispatch", "_commit"):
+        method = getattr(core, name)
+        monkeypatch.setattr(core, name, lambda x, name=name, method=method: order.append(name) or method(x))
+    engine.generate([1, 2, 3], max_new_tokens=24)
+    in_flight = [order[:i].count("_dispatch") - order[:i].count("_commit") for i in range(len(order))]
+    read = [count for name, count in zip(order, in_flight, strict=True) if name == "_commit"]
+    # Only at the end is nothing enqueued behind what is read.
+    assert len(read) > 4
+    assert set(read[:-2]) == {2}

@@ -14,10 +14,10 @@ WITH_CACHE = ("eagle3", "eagle1", "near", "peagle", "dflash")
 
 def cached(engine, count):
     """Keys and values of the first `count` positions of slot 0, one array per layer of target and drafter."""
-    state = engine._state
+    state = engine.core.state
     page_size = engine.config.page_size
     position = np.arange(count)
-    page = np.asarray(state.page_table[0])[position // page_size]
+    page = np.asarray(state.page_table.pages[0])[position // page_size]
     assert (page > 0).all()
     layers = (*state.target_cache, *state.draft_cache)
     return [np.asarray(layer)[page, :, :, position % page_size] for layer in layers]
@@ -60,15 +60,15 @@ def test_a_target_that_drafts_for_itself_has_everything_accepted(tiny_engines, p
 def test_drafts_past_the_end_of_a_request_write_into_no_page_but_its_own(tiny_engines, name):
     engine = tiny_engines.load(name, batch_size=1)
     start_afresh(engine)
-    state = engine._state
+    state = engine.core.state
     fill = lambda layer: jnp.full_like(layer, 7.0)  # noqa: E731
-    engine._state = replace(
+    engine.core.state = replace(
         state,
         target_cache=jax.tree.map(fill, state.target_cache),
         draft_cache=jax.tree.map(fill, state.draft_cache),
     )
     engine.generate([5, 6, 5, 6, 5], max_new_tokens=11)  # 16 positions: pages 1 and 2, to the last place
-    for layer in (*engine._state.target_cache, *engine._state.draft_cache):
+    for layer in (*engine.core.state.target_cache, *engine.core.state.draft_cache):
         untouched = (np.asarray(layer) == 7.0).all(axis=(1, 2, 3, 4))
         assert np.flatnonzero(~untouched).tolist() in ([1, 2], [0, 1, 2])
     start_afresh(engine)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import tokenizers
-from tiny_engines import SIZES
+from tiny_engines import SIZES, assert_idle
 
 import jaxspec
 from jaxspec import SamplingParams
@@ -113,3 +113,4 @@ def test_streams_can_be_read_in_turn_and_dropped(engine, answer):
     rest = list(streams[1])
     assert first[1].token_ids + [t for piece in rest for t in piece.token_ids] == answer
     assert engine.generate(PROMPT, max_new_tokens=30).token_ids == answer
+    assert_idle(engine)

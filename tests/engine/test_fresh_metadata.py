@@ -7,7 +7,8 @@ from tiny_engines import ATTENTION
 from tiny_models import write_target
 
 import jaxspec
-from jaxspec.drafters import autoregressive
+from jaxspec.attention import paged
+from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 
 STALE_PARTS = [
     ("full", "slots"),
@@ -45,13 +46,13 @@ def acceptance_length(target) -> float:
 
 def freeze(monkeypatch, *parts):
     """Gives draft step i the metadata of step 1 again: these parts of it, or all."""
-    build, step = autoregressive.build_metadata, autoregressive.AutoregressiveDrafter.step
+    build, step = paged.build_metadata, AutoregressiveDrafter.step
 
-    def frozen(kinds, positions, valid, page_table, *, page_size):
-        fresh = build(kinds, positions, valid, page_table, page_size=page_size)
-        if positions.shape[1] > 1:  # not a draft step
+    def frozen(kinds, block):
+        fresh = build(kinds, block)
+        if block.shape[1] > 1:  # not a draft step
             return fresh
-        stale = build(kinds, positions - frozen.late, valid, page_table, page_size=page_size)
+        stale = build(kinds, replace(block, positions=block.positions - frozen.late))
         if not parts:
             return stale
         return {
@@ -63,8 +64,8 @@ def freeze(monkeypatch, *parts):
         frozen.late = i - 1
         return step(self, target, context, state, i)
 
-    monkeypatch.setattr(autoregressive, "build_metadata", frozen)
-    monkeypatch.setattr(autoregressive.AutoregressiveDrafter, "step", counted)
+    monkeypatch.setattr(paged, "build_metadata", frozen)
+    monkeypatch.setattr(AutoregressiveDrafter, "step", counted)
 
 
 @pytest.mark.parametrize("kind", ATTENTION)

@@ -66,7 +66,7 @@ def test_drafting_changes_no_token_and_the_host_driven_loop_does_the_same(load, 
         start_afresh(engine)
         generations = engine.generate(prompts, **ask)
         assert tokens_of(generations) == tokens_of(plain)
-        cache = [np.asarray(layer)[1:] for layer in engine._state.draft_cache]
+        cache = [np.asarray(layer)[1:] for layer in engine.core.state.draft_cache]
         results.append(([g.stats.accepted_at for g in generations], cache))
     (accepted, cache), (host_accepted, host_cache) = results
     assert accepted == host_accepted

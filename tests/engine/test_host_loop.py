@@ -9,6 +9,8 @@ import pytest
 from tiny_engines import DRAFTERS, PAIRS, start_afresh
 
 from jaxspec import SamplingParams
+from jaxspec.drafters.autoregressive import AutoregressiveDrafter
+from jaxspec.sampling import SamplingMode
 
 
 def answers_and_caches(engine, prompts, *, temperatures):
@@ -19,8 +21,11 @@ def answers_and_caches(engine, prompts, *, temperatures):
         for i in range(len(prompts))
     ]
     requests = [engine.make_request(*request) for request in zip(prompts, params, strict=True)]
-    answers = {i: (answer.token_ids, answer.stats.accepted_at) for i, answer in engine.run(requests)}
-    caches = jax.tree.leaves((engine._state.target_cache, engine._state.draft_cache))
+    # All at once, so that each gets the same slot and pages every time.
+    engine.submit(requests, lambda request: lambda piece: None)
+    assert engine.wait_idle(timeout=250)
+    answers = {i: (request.token_ids, request.stats.accepted_at) for i, request in enumerate(requests)}
+    caches = jax.tree.leaves((engine.core.state.target_cache, engine.core.state.draft_cache))
     return answers, [np.asarray(cache) for cache in caches]
 
 
@@ -34,21 +39,55 @@ def assert_same(compiled, host):
         np.testing.assert_allclose(one[1:], other[1:], rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize(("kind", "name"), PAIRS)
-def test_the_compiled_loop_drafts_what_the_host_driven_one_does(engines_of, prompts, kind, name, monkeypatch):
-    """Greedy requests beside sampled ones."""
-    engine = engines_of[kind].load(name, DRAFTERS[name], sampling_modes=("sampled",))
-    compiled = answers_and_caches(engine, prompts, temperatures=[0.0, 1.0])
+def drive_from_python(engine, monkeypatch):
+    """Has the host run every decode dispatch draft by draft; returns the list of the modes that it ran."""
+    programs, ran = engine.programs, []
+
+    def counted(mode):
+        decode = programs._host_decode(mode)
+        return lambda *args: ran.append(mode) or decode(*args)
+
     # An engine loaded with draft_loop="host" does the same and compiles prefill a second time.
-    programs = engine.programs
-    monkeypatch.setitem(programs._decode, True, programs._host_decode(True))
-    assert_same(compiled, answers_and_caches(engine, prompts, temperatures=[0.0, 1.0]))
+    for mode in engine.core.modes:
+        monkeypatch.setitem(programs._decode, mode, counted(mode))
+    return ran
 
 
-@pytest.mark.parametrize(("kind", "name", "k"), [("full", "eagle3", 1), ("full", "near", 3)])
-def test_greedy_programs_do_so_too_and_the_loop_is_an_option_of_loading(engines_of, prompts, kind, name, k):
+@pytest.mark.parametrize("temperatures", [[0.0], [0.0, 1.0]], ids=["greedy", "mixed"])
+@pytest.mark.parametrize(("kind", "name"), PAIRS)
+def test_the_compiled_loop_drafts_what_the_host_driven_one_does(
+    engines_of, prompts, kind, name, temperatures, monkeypatch
+):
+    """Greedy requests alone, and beside sampled ones."""
+    engine = engines_of[kind].load(name, DRAFTERS[name])
+    compiled = answers_and_caches(engine, prompts, temperatures=temperatures)
+    ran = drive_from_python(engine, monkeypatch)
+    assert_same(compiled, answers_and_caches(engine, prompts, temperatures=temperatures))
+    assert set(ran) == ({SamplingMode.GREEDY} if temperatures == [0.0] else set(engine.core.modes))
+    assert len(ran) >= 24 / (DRAFTERS[name] + 1)
+
+
+def test_an_oracle_without_its_last_draft_step_is_found_out(tiny_engines, prompts, monkeypatch):
+    engine = tiny_engines.load("near", 7)
+    compiled = answers_and_caches(engine, prompts, temperatures=[0.0])
+    host_propose = AutoregressiveDrafter.host_propose
+
+    def without_the_last(drafter, compile_program, *, mode):
+        def skipping(function):
+            program = compile_program(function)
+            return lambda context, state, *i: state if i and int(i[0]) == 6 else program(context, state, *i)
+
+        return host_propose(drafter, skipping, mode=mode)
+
+    monkeypatch.setattr(AutoregressiveDrafter, "host_propose", without_the_last)
+    drive_from_python(engine, monkeypatch)
+    with pytest.raises(AssertionError):
+        assert_same(compiled, answers_and_caches(engine, prompts, temperatures=[0.0]))
+
+
+def test_the_loop_is_an_option_of_loading(tiny_engines, prompts):
     engines = [
-        engines_of[kind].load(name, k, sampling_modes=("greedy",), draft_loop=draft_loop)
+        tiny_engines.load("eagle3", 1, sampling_modes=("greedy",), draft_loop=draft_loop)
         for draft_loop in ("compiled", "host")
     ]
     assert_same(*(answers_and_caches(engine, prompts, temperatures=[0.0]) for engine in engines))

@@ -42,15 +42,15 @@ def test_nan_at_rejected_positions_and_in_their_entries_changes_nothing(engine, 
     def poisoned_decode(state, live, *, mode):
         state, output = decode(state, live, mode=mode)
         # The pages of a slot that is done may be another's by now.
-        table, length = state.page_table, jnp.where(state.active, state.length, 10**6)
+        table, length = state.page_table.pages, jnp.where(state.active, state.length, 10**6)
         # A draft model has read the last token itself: one position more than the target.
         target_cache = poison_from(state.target_cache, table, length, 8)
         draft_cache = poison_from(state.draft_cache, table, length + 1, 8)
         return replace(state, target_cache=target_cache, draft_cache=draft_cache), output
 
-    everywhere = jax.tree.map(lambda array: jnp.full_like(array, jnp.nan), engine._state.target_cache)
-    engine._state = replace(
-        engine._state, target_cache=everywhere, draft_cache=jax.tree.map(jnp.copy, everywhere)
+    everywhere = jax.tree.map(lambda array: jnp.full_like(array, jnp.nan), engine.core.state.target_cache)
+    engine.core.state = replace(
+        engine.core.state, target_cache=everywhere, draft_cache=jax.tree.map(jnp.copy, everywhere)
     )
     monkeypatch.setattr(engine.programs, "decode", poisoned_decode)
     poisoned = engine.generate(prompts, max_new_tokens=30)
@@ -62,7 +62,7 @@ def test_nan_at_rejected_positions_and_in_their_entries_changes_nothing(engine, 
 def test_every_array_of_the_cache_is_written_in_place(engine):
     program = engine.programs.compiled_decode(mode=SamplingMode.GREEDY)
     text = program.as_text()
-    caches = jax.tree.leaves((engine._state.target_cache, engine._state.draft_cache))
+    caches = jax.tree.leaves((engine.core.state.target_cache, engine.core.state.draft_cache))
     assert num_aliases(text) >= len(caches) == 8
     sizes = {cache.size for cache in caches}
     made = [

@@ -11,8 +11,10 @@ from tiny_engines import tokens_of
 def poison(engine):
     """Fills every page of every cache with NaN: free pages, page 0, and what old requests left."""
     fill = lambda cache: jax.tree.map(lambda layer: jnp.full_like(layer, jnp.nan), cache)  # noqa: E731
-    state = engine._state
-    engine._state = replace(state, target_cache=fill(state.target_cache), draft_cache=fill(state.draft_cache))
+    state = engine.core.state
+    engine.core.state = replace(
+        state, target_cache=fill(state.target_cache), draft_cache=fill(state.draft_cache)
+    )
 
 
 @pytest.mark.parametrize("name", ["ngram", "eagle3", "eagle1", "near", "peagle", "dflash"])
@@ -44,7 +46,7 @@ def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, 
     def poisoned_decode(state, live, *, mode):
         state, output = decode(state, live, mode=mode)
         page_size = state.target_cache[0].shape[3]
-        table = state.page_table[0]
+        table = state.page_table.pages[0]
         position = jnp.arange(table.size * page_size)
 
         def fill(cache, length):

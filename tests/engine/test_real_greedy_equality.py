@@ -49,7 +49,7 @@ def target(checkpoint):
 def make_drafter(kind: str, k: int, target) -> Drafter:
     config = target.config
     layer = replace(config, num_hidden_layers=1, layer_types=config.layer_types[:1])
-    sizes = {"num_speculative_tokens": k, "page_size": PAGE_SIZE, "dtype": jnp.float32, "rngs": nnx.Rngs(k)}
+    sizes = {"num_speculative_tokens": k, "dtype": jnp.float32, "rngs": nnx.Rngs(k)}
     if kind == "random eagle3":
         capture = default_capture(config.num_hidden_layers)
         return Eagle3(Eagle3Config(layer, 2048, config.hidden_size, capture), **sizes)
@@ -60,7 +60,7 @@ def make_drafter(kind: str, k: int, target) -> Drafter:
         drafter = replace(drafter, num_speculative_tokens=k)
     else:
         drafter = DrafterConfig(kind=kind, num_speculative_tokens=max(k, 1))
-    return load_drafter(drafter, target, Build(PAGE_SIZE, jnp.dtype("float32")))
+    return load_drafter(drafter, target, Build(jnp.dtype("float32")))
 
 
 def answers(checkpoint, target, kind, k, prompts, max_new_tokens):

@@ -23,15 +23,18 @@ def tokenizer():
 
 
 def make_request(tokenizer, *, stop=(), stop_tokens=(), max_new_tokens=100, is_streamed=True):
-    return Request(
+    request = Request(
         prompt=[1],
         params=SamplingParams(stop=stop, max_new_tokens=max_new_tokens),
         max_new_tokens=max_new_tokens,
         stop_tokens=stop_tokens,
-        seed=(0, 0),
+        seed=0,
         tokenizer=tokenizer,
         is_streamed=is_streamed,
     )
+    request.deltas = []
+    request.listener = request.deltas.append
+    return request
 
 
 def naive(tokenizer, tokens, stops):
@@ -69,7 +72,7 @@ def test_stop_strings_over_random_blocks(tokenizer, seed):
     assert generation.token_ids == tokens[:count]
     assert generation.finish_reason == ("stop" if stopped else "length")
     assert unwatched.generation() == generation
-    assert not unwatched.deltas
+    assert [delta.generation for delta in unwatched.deltas] == [generation]  # the last piece alone
     shown = ""
     for delta in request.deltas:
         shown += delta.text

@@ -3,6 +3,8 @@
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxspec.engine.pages import PageAllocator
 from jaxspec.engine.request import Request
@@ -16,7 +18,7 @@ def make_request(prompt_length: int, max_new_tokens: int) -> Request:
         params=SamplingParams(max_new_tokens=max_new_tokens),
         max_new_tokens=max_new_tokens,
         stop_tokens=(),
-        seed=(0, 0),
+        seed=0,
         tokenizer=None,
     )
 
@@ -70,7 +72,7 @@ class Device:
                 left = running.request.max_new_tokens - self.emitted[running.request]
                 count = min(left, self.rng.randint(1, 3))
                 self.emitted[running.request] += count
-                rows.append(SlotStep([7] * count, 2, max(count - 1, 0), count > 0 and count == left))
+                rows.append(SlotStep([7] * count, 2, max(count - 1, 0), count > 0 and count == left, False))
             steps[running] = rows
         return firsts, steps
 
@@ -121,6 +123,77 @@ def test_a_long_prompt_does_not_hold_up_slots_that_decode():
     assert [running.request for running in plan.decodes] == [first]
 
 
+def test_a_prompt_is_read_before_those_that_came_later():
+    """It lies in the last slot, the first one decodes, and the one between is refilled all the time."""
+    scheduler = make_scheduler(prefill_budget=1, prefill_rows=1, pages=PageAllocator(100, 4))
+    device = Device(scheduler, random.Random(0))
+    decoding, short, long = make_request(1, 100), make_request(1, 1), make_request(20, 4)
+    scheduler.add(decoding)
+    device.round()
+    for request in (short, long):
+        scheduler.add(request)
+    for _ in range(7):
+        scheduler.add(make_request(40, 1))
+        device.round()
+    assert len(decoding.token_ids) < 100
+    assert long.token_ids
+
+
+def test_a_request_that_starts_again_reads_its_answer_too_and_keeps_its_place():
+    scheduler = make_scheduler(batch_size=2)
+    first, second, third = (make_request(3, 10) for _ in range(3))
+    for request in (first, second, third):
+        scheduler.add(request)
+    plan = scheduler.plan()
+    for chunk in plan.prefills[0]:
+        scheduler.commit_first(chunk, 7, done=False)
+    scheduler.commit_decode(plan.decodes[0], [SlotStep([8, 9], 2, 1, False, False)])
+    scheduler.restart()
+    assert scheduler.pages.num_free == 12
+    assert scheduler.waiting == [first, second, third]
+    plan = scheduler.plan()
+    again = plan.prefills[0][0].running
+    assert (again.request, again.tokens, again.known) == (first, [0, 1, 2, 7, 8], 9)
+    assert again.remaining == 8  # of ten, the known one included
+    assert not plan.prefills[0][0].samples
+    scheduler.commit_first(plan.prefills[0][0], 5, done=False)
+    assert first.token_ids == [7, 8, 9]
+
+
+def test_the_order_of_arrival_holds_for_prompts_and_slots():
+    @given(
+        st.lists(
+            st.tuples(st.integers(1, 20), st.integers(1, 20), st.integers(0, 1)), min_size=1, max_size=30
+        ),
+        st.integers(1, 3),
+        st.integers(0, 2**16),
+    )
+    @settings(max_examples=60, deadline=None, derandomize=True)
+    def check(sizes, prefill_rows, seed):
+        scheduler = make_scheduler(prefill_rows=prefill_rows, prefill_budget=4)
+        device = Device(scheduler, random.Random(seed))
+        requests = [make_request(prompt, new) for prompt, new, _ in sizes]
+        for request, (_, _, priority) in zip(requests, sizes, strict=True):
+            request.priority = priority
+        arriving, admitted, read = list(requests), [], []
+        for _ in range(2000):
+            if arriving:
+                scheduler.add(arriving.pop(0))
+            before = set(admitted)
+            queue = list(scheduler.waiting)
+            device.round()
+            now = [running.request for running in scheduler.running if running.request not in before]
+            # Whoever was admitted stood at the head of the queue.
+            assert set(now) >= set(queue[: len(now)]) or not now
+            admitted += now
+            read += [r.request for r in scheduler.running if r.is_prefilled and r.request not in read]
+            if not arriving and not scheduler:
+                break
+        assert all(request.finish_reason == "length" for request in requests)
+
+    check()
+
+
 def test_nothing_is_dispatched_once_what_is_in_flight_must_finish_everything():
     scheduler = make_scheduler()
     scheduler.add(make_request(3, 3))
@@ -133,7 +206,7 @@ def test_a_cancelled_request_leaves_its_slot_dead_until_the_next_one_takes_it():
     request, following = make_request(3, 10), make_request(2, 4)
     scheduler.add(request)
     scheduler.plan()
-    scheduler.cancel(request)
+    scheduler.abort(request, "why")
     assert scheduler.live == [False, True, True]
     assert scheduler.pages.num_free == 12
     scheduler.add(following)
@@ -175,7 +248,7 @@ def test_a_request_that_the_host_ended_never_writes_again(seed):
         slots.run(scheduler.plan())
         for running in filter(None, list(scheduler.slots)):
             if running.is_prefilled and rng.random() < 0.3:
-                scheduler.cancel(running.request)
+                scheduler.abort(running.request, "why")
     assert not waiting
     assert not scheduler.waiting
 
@@ -184,5 +257,5 @@ def test_a_waiting_request_can_be_cancelled():
     scheduler = make_scheduler()
     request = make_request(3, 10)
     scheduler.add(request)
-    scheduler.cancel(request)
+    scheduler.abort(request, "why")
     assert not scheduler.plan()

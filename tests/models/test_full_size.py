@@ -6,7 +6,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 from flax import nnx
-from full_size_run import PAGE_SIZE, assert_runs
+from full_size_run import assert_runs
 
 from jaxspec.config import ModelConfig
 from jaxspec.drafters.mtp import Mtp
@@ -51,8 +51,4 @@ def drafter_of(config):
     """A model's own prediction layer where it has one."""
     if not config.num_nextn_predict_layers:
         return NGramDrafter(3)
-    return nnx.eval_shape(
-        lambda: Mtp(
-            config, num_speculative_tokens=3, page_size=PAGE_SIZE, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)
-        )
-    )
+    return nnx.eval_shape(lambda: Mtp(config, num_speculative_tokens=3, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))

@@ -19,7 +19,7 @@ TINY = {key: value for key, value in golden_checkpoint("gpt-oss").config.items()
 def build(**changes):
     target = TINY | {"hidden_size": 64, "intermediate_size": 96}
     shape = replace(SHAPES["gpt-oss-20b"], target=target, **changes)
-    return build_models(shape, num_drafts=0, page_size=8, dtype=jnp.dtype(jnp.bfloat16))
+    return build_models(shape, num_drafts=0, dtype=jnp.dtype(jnp.bfloat16))
 
 
 @pytest.mark.parametrize("kernel", [True, False])

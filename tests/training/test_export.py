@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 from tiny_run import write_target
 
+from jaxspec.attention import PackedMemory
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import ConfigError, DrafterConfig
 from jaxspec.drafters.loading import Build, load_drafter
@@ -27,7 +28,7 @@ def target(tmp_path_factory):
 def trained(target, **shape):
     """A head whose every weight differs from a new one's."""
     config = head_config(HeadConfig(**shape), target.config, IDS.size)
-    head = new_head(config, target, IDS, num_speculative_tokens=3, page_size=16, seed=0)
+    head = new_head(config, target, IDS, num_speculative_tokens=3, seed=0)
     graph, weights, rest = nnx.split(head, nnx.Param, ...)
     keys = iter(jax.random.split(jax.random.key(1), 100))
     noisy = jax.tree.map(lambda x: x + 0.05 * jax.random.normal(next(keys), x.shape), weights)
@@ -39,17 +40,17 @@ def trained(target, **shape):
 def export(head, target, folder, form):
     export_head(head, target.config, folder, form=form, target_name="tiny", dtype="float32")
     config = DrafterConfig(kind="eagle3", num_speculative_tokens=3, source=str(folder))
-    return load_drafter(config, target, Build(16, jnp.dtype(jnp.float32)))
+    return load_drafter(config, target, Build(jnp.dtype(jnp.float32)))
 
 
 def logits(head, target):
     rng = np.random.default_rng(2)
-    captured = tuple(jnp.asarray(x, jnp.float32) for x in rng.normal(size=(3, 1, 4, 32)))
+    captured = tuple(jnp.asarray(x, jnp.float32) for x in rng.normal(size=(3, 4, 32)))
     fused = head.fuse(captured[0], captured)
-    embedded = head.embed(target, jnp.asarray(rng.integers(0, 259, (1, 4))))
-    wide, residual = head.first.inputs(embedded, fused)
-    rows = head.first.feed_forward(residual + wide[..., :32] + wide[..., 32:])
-    return head.logits(target, rows)
+    tokens, positions = jnp.asarray(rng.integers(0, 259, 4)), jnp.arange(4)
+    memory = PackedMemory(head.kinds, positions[None], jnp.ones((1, 4), jnp.int32))
+    hidden, _ = head.advance(target, tokens, fused, positions, memory)
+    return head.logits(target, hidden)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -104,7 +105,7 @@ def test_a_head_starts_from_an_exported_one_of_another_vocabulary(target, tmp_pa
     head = trained(target, fc_norm=True)
     read = export(head, target, tmp_path / "first", "shared")
     shape, ids = head_config(HeadConfig(fc_norm=True), target.config, 100), np.arange(100, dtype=np.int32)
-    new = new_head(shape, target, ids, num_speculative_tokens=3, page_size=16, seed=5)
+    new = new_head(shape, target, ids, num_speculative_tokens=3, seed=5)
     start_from(new, read)
     for ours, theirs in zip(*(jax.tree.leaves(nnx.state(x, is_trained)) for x in (new, head)), strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -115,6 +116,6 @@ def test_a_head_starts_from_an_exported_one_of_another_vocabulary(target, tmp_pa
 def test_a_head_of_another_shape_is_no_start(target, tmp_path):
     read = export(trained(target), target, tmp_path / "first", "shared")
     shape = head_config(HeadConfig(intermediate_size=16), target.config, IDS.size)
-    new = new_head(shape, target, IDS, num_speculative_tokens=3, page_size=16, seed=5)
+    new = new_head(shape, target, IDS, num_speculative_tokens=3, seed=5)
     with pytest.raises(ConfigError, match=r"head.initial: its first.mlp.* is .*48.*, that of .* is .*16"):
         start_from(new, read)

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxspec.attention import PackedMemory
 from jaxspec.config import ModelConfig
 from jaxspec.models.llama import Llama
 from jaxspec.training import loss
 from jaxspec.training.config import HeadConfig
 from jaxspec.training.head import head_config, is_trained, new_head
 from jaxspec.training.loss import drafted_positions, make_labels
-from jaxspec.training.packed_rows import PackedRows
-from jaxspec.training.target_features import target_features
-from jaxspec.training.unroll import empty_memory, unroll_step
+from jaxspec.training.packed_rows import PackedRows, run_target
+from jaxspec.training.unroll import unroll_step
 
 TARGET = ModelConfig("llama", 40, 32, 48, 6, 4, 2, 8, tie_word_embeddings=True)
 
@@ -50,18 +50,19 @@ ROWS = packed((3, 6), (2, 5), length=18)
 def models():
     target = Llama(TARGET, dtype=jnp.float32, rngs=nnx.Rngs(0))
     config = head_config(HeadConfig(), TARGET, IDS.size)
-    return new_head(config, target, IDS, num_speculative_tokens=2, page_size=4, seed=1), target
+    return new_head(config, target, IDS, num_speculative_tokens=2, seed=1), target
 
 
 def whole_rows_loss(head, target, objective, weight):
     """The loss and its parts [steps] from whole logits, with the gradient that jax takes of them."""
-    hidden, captured = target_features(target, ROWS, head.capture)
-    p_full = jax.nn.softmax(target.logits(hidden)[0])
-    x, memory, total, parts = head.fuse(hidden, captured), empty_memory(head), 0.0, []
+    hidden, captured = run_target(target, ROWS, head.capture)
+    p_full = jax.nn.softmax(target.logits(hidden))
+    memory = PackedMemory(head.kinds, ROWS.positions, ROWS.segments)
+    x, total, parts = head.fuse(hidden, captured), 0.0, []
     for k in range(2):
         x, memory = unroll_step(head, target, ROWS, x, memory)
         i = np.flatnonzero(drafted_positions(ROWS, k)[0])
-        logits, p = head.logits(target, x)[0, i], p_full[i + 1 + k]
+        logits, p = head.logits(target, x)[i], p_full[i + 1 + k]
         best = p.argmax(-1)
         renormalised = p[:, IDS] / p[:, IDS].sum(-1, keepdims=True)
         cross_entropy = -(renormalised * jax.nn.log_softmax(logits)).sum(-1) * np.isin(best, IDS)
@@ -112,12 +113,12 @@ def test_labels_mark_what_cannot_be_drafted():
     target = Llama(TARGET, dtype=jnp.float32, rngs=nnx.Rngs(0))
     ids = np.arange(10, 30, dtype=np.int32)
     config = head_config(HeadConfig(), TARGET, ids.size)
-    head = new_head(config, target, ids, num_speculative_tokens=2, page_size=4, seed=1)
+    head = new_head(config, target, ids, num_speculative_tokens=2, seed=1)
     rows = packed((3, 61), length=64)
-    hidden, _ = target_features(target, rows, ())
-    best = np.asarray(target.logits(hidden)[0].argmax(axis=-1))
+    hidden, _ = run_target(target, rows, ())
+    best = np.asarray(target.logits(hidden).argmax(axis=-1))
     inside = (best >= 10) & (best < 30)
     assert 0 < inside.sum() < 64
     np.testing.assert_array_equal(
-        make_labels(head, target, hidden).best[:, 0], np.where(inside, best - 10, -1)
+        make_labels(head, target, hidden[None]).best[:, 0], np.where(inside, best - 10, -1)
     )

@@ -6,26 +6,29 @@ import numpy as np
 from flax import nnx
 
 from jaxspec.config import ModelConfig
+from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.models.llama import Llama
 from jaxspec.training.config import HeadConfig
 from jaxspec.training.head import head_config
 from jaxspec.training.operations import operations_per_token
-from jaxspec.training.packed_rows import PackedRows
-from jaxspec.training.target_features import target_features
+from jaxspec.training.packed_rows import PackedRows, run_target
 
 TARGET = ModelConfig("llama", 640, 64, 192, 6, 4, 2, 16, tie_word_embeddings=True)
 
 
 def count(draft_vocab_size: int, steps: int) -> float:
-    head = head_config(HeadConfig(), TARGET, draft_vocab_size)
-    return operations_per_token(TARGET, head, row_length=32, num_unroll_steps=steps)
+    args = {"dtype": jnp.float32, "rngs": nnx.Rngs(0)}
+    target = nnx.eval_shape(lambda: Llama(TARGET, **args))
+    config = head_config(HeadConfig(), TARGET, draft_vocab_size)
+    head = nnx.eval_shape(lambda: Eagle3(config, num_speculative_tokens=1, **args))
+    return operations_per_token(target, head, row_length=32, num_unroll_steps=steps)
 
 
 def test_forward_pass_is_what_xla_counts():
     target = Llama(TARGET, dtype=jnp.float32, rngs=nnx.Rngs(0))
     ints = jax.ShapeDtypeStruct((2, 32), jnp.int32)
     rows = PackedRows(ints, ints, ints, jax.ShapeDtypeStruct((2, 32), bool))
-    lowered = jax.jit(lambda rows: target.logits(target_features(target, rows, ())[0])).lower(rows)
+    lowered = jax.jit(lambda rows: target.logits(run_target(target, rows, ())[0])).lower(rows)
     without_head = count(160, 0) - 2 * 64 * 160 - 4 * 3 * 64 * 64
     np.testing.assert_allclose(without_head * 64, lowered.cost_analysis()["flops"], rtol=0.15)
 

@@ -61,7 +61,7 @@ def answers(finished) -> dict[str, list[Generation]]:
     heads = {
         "untrained": run._new_head(),
         "trained": trainer.head(state),
-        "exported": load_drafter(exported, run.target, Build(16, jnp.dtype(jnp.float32))),
+        "exported": load_drafter(exported, run.target, Build(jnp.dtype(jnp.float32))),
     }
     prompts = [ids.tolist() for ids in TokenRows.load(output / "prompts" / "prompts.npz").sequences()[:3]]
     return {name: engine(run, head).generate(prompts, max_new_tokens=24) for name, head in heads.items()}

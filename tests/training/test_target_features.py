@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jaxspec.training.target_features import target_features
 
 from jaxspec.attention import build_metadata, init_cache
 from jaxspec.config import ModelConfig
 from jaxspec.models.llama import Llama
 from jaxspec.sharding import make_mesh
 from jaxspec.training.packed_rows import PackedRows, attend
-from jaxspec.training.target_features import target_features
 
 PLAIN = ModelConfig("llama", 40, 32, 48, 3, 4, 2, 8, tie_word_embeddings=True)
 SLIDING = replace(

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec.attention import init_cache
+from jaxspec.attention import PackedMemory, PageTable, RowBlock, init_cache, join_rows
 from jaxspec.config import ModelConfig, RopeConfig
 from jaxspec.drafters.base import Context, Rows
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config
 from jaxspec.models.llama import Llama
 from jaxspec.sampling import SamplingMode, SamplingState
 from jaxspec.sharding import make_mesh
-from jaxspec.training.packed_rows import PackedRows
-from jaxspec.training.target_features import target_features
-from jaxspec.training.unroll import empty_memory, unroll_step
+from jaxspec.training.packed_rows import PackedRows, run_target
+from jaxspec.training.unroll import unroll_step
 
 STEPS, PAGE = 4, 4
 TARGET = ModelConfig("llama", 40, 32, 48, 5, 4, 2, 8, tie_word_embeddings=True)
@@ -31,12 +30,13 @@ def make_head(**changes) -> Eagle3:
         kinds = ("sliding_attention",) * layers.num_hidden_layers
         layers = replace(layers, layer_types=kinds, sliding_window=window)
     config = Eagle3Config(layers, 40, 32, (1, 2, 4), **changes)
-    return Eagle3(config, num_speculative_tokens=STEPS, page_size=PAGE, dtype=jnp.float32, rngs=nnx.Rngs(1))
+    return Eagle3(config, num_speculative_tokens=STEPS, dtype=jnp.float32, rngs=nnx.Rngs(1))
 
 
 def trained_shape_logits(head, target, rows: PackedRows) -> list[jax.Array]:
-    hidden, captured = target_features(target, rows, head.capture)
-    x, memory, logits = head.fuse(hidden, captured), empty_memory(head), []
+    hidden, captured = run_target(target, rows, head.capture)
+    memory = PackedMemory(head.kinds, rows.positions, rows.segments)
+    x, logits = head.fuse(hidden, captured), []
     for _ in range(STEPS):
         x, memory = unroll_step(head, target, rows, x, memory)
         logits.append(head.logits(target, x))
@@ -47,31 +47,29 @@ def drafted_logits(head, target, tokens: np.ndarray) -> np.ndarray:
     """[row, step, W]: the real loop, slot i drafting from row i, fed the true tokens as its drafts."""
     count = len(tokens) - 1 - STEPS
     pages = -(-len(tokens) // PAGE)
-    table = 1 + jnp.arange(count * pages, dtype=jnp.int32).reshape(count, pages)
+    table = PageTable(1 + jnp.arange(count * pages, dtype=jnp.int32).reshape(count, pages), PAGE)
     positions = jnp.broadcast_to(jnp.arange(count), (count, count))
     alone = PackedRows(
         *(jnp.asarray(x)[None] for x in (tokens, np.arange(len(tokens)), np.ones(len(tokens), int))), None
     )
-    hidden, captured = target_features(target, alone, head.capture)
+    hidden, captured = run_target(target, alone, head.capture)
 
     def rows_of(x):
-        return jnp.broadcast_to(x[:, :count], (count, count, *x.shape[2:]))
+        return join_rows([jnp.broadcast_to(x[:count], (count, count, *x.shape[1:]))])
 
     last = jnp.arange(count)
     rows = Rows(
-        tokens=rows_of(jnp.asarray(tokens)[None]),
-        next_tokens=rows_of(jnp.asarray(tokens)[None, 1:]),
-        positions=positions,
-        valid=positions <= last[:, None],
-        last_row=last,
+        tokens=rows_of(jnp.asarray(tokens)),
+        next_tokens=rows_of(jnp.asarray(tokens)[1:]),
         hidden=rows_of(hidden),
         captured=tuple(rows_of(x) for x in captured),
-        page_table=table,
+        blocks=(RowBlock(positions, positions <= last[:, None], table),),
     )
     cache = init_cache(
         head.cache_shapes, num_pages=1 + count * pages, page_size=PAGE, dtype=jnp.float32, mesh=make_mesh()
     )
-    start, cache = head.refresh(target, rows, cache)
+    states, cache = head.refresh(target, rows, cache)
+    start = states.reshape(count, count, -1)[last, last]
     zeros = jnp.zeros(count)
     greedy = SamplingState(
         zeros, zeros.astype(jnp.int32), zeros + 1, zeros, jnp.zeros((count, 2), jnp.uint32)
@@ -106,7 +104,7 @@ def test_step_k_has_the_draft_loops_logits(changes):
     positions = np.concatenate([np.arange(13), np.arange(13), np.zeros(3, int)])
     segments = np.repeat([1, 2, 0], [13, 13, 3])
     packed = PackedRows(*(jnp.asarray(x)[None] for x in (tokens, positions, segments, segments > 0)))
-    trained = np.stack([x[0] for x in trained_shape_logits(head, target, packed)], axis=1)
+    trained = np.stack(trained_shape_logits(head, target, packed), axis=1)
     for begin, alone in ((0, first), (13, second)):
         real = drafted_logits(head, target, alone)
         np.testing.assert_allclose(trained[begin : begin + len(real)], real, atol=2e-5)

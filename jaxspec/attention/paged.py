@@ -1,0 +1,175 @@
+"""The paged caches as a memory: what the engine's forward passes attend to."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxspec_kernels.indexed_attention import indexed_attention
+from jaxspec_kernels.kv_write import kv_write
+from jaxspec_kernels.latent_attention import latent_attention
+from jaxspec_kernels.latent_write import latent_write
+from jaxspec_kernels.paged_attention import paged_attention
+from jaxspec_kernels.rope_kv_write import rope_kv_write
+
+from jaxspec.attention.builder import AttentionKind, build_metadata
+from jaxspec.attention.cache import LayerCache
+from jaxspec.attention.memory import Pool
+from jaxspec.attention.rope import RopeTables
+from jaxspec.attention.rows import RowBlocks, join_rows, split_rows
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PagedMemory:
+    """See `Memory`. The rows of all blocks are written at once, then the blocks attend one by one.
+
+    Written first, read afterwards: the other order costs a copy of the whole cache.
+
+    Attributes:
+      caches: of every layer.
+      metadata: for every layer that of each block, by `build_metadata`.
+    """
+
+    caches: tuple[LayerCache, ...]
+    metadata: tuple[tuple[Any, ...], ...]
+
+    @classmethod
+    def build(
+        cls, kinds: Sequence[AttentionKind], caches: tuple[LayerCache, ...], blocks: RowBlocks
+    ) -> "PagedMemory":
+        """The memory of one forward pass over `blocks`, its metadata built for exactly these rows.
+
+        Args:
+          kinds: of every layer.
+          caches: of every layer.
+        """
+        assert len(kinds) == len(caches), (len(kinds), len(caches))
+        by_block = [build_metadata(kinds, block) for block in blocks]
+        return cls(caches, tuple(tuple(metadata[kind] for metadata in by_block) for kind in kinds))
+
+    def attend(
+        self,
+        layer: int,
+        projected: jax.Array,
+        rope: RopeTables,
+        *,
+        scale: float,
+        sinks: jax.Array | None = None,
+    ) -> tuple[jax.Array, "PagedMemory"]:
+        cache, queries = self._rotate_and_write(layer, self._cache(layer), projected, rope)
+
+        def attend(queries: jax.Array, metadata: Any) -> jax.Array:
+            return paged_attention(
+                queries,
+                cache,
+                metadata.page_table,
+                metadata.first,
+                metadata.last,
+                scale=scale,
+                sinks=sinks,
+            )
+
+        return self._by_block(layer, queries, attend), self._with(layer, cache)
+
+    def attend_latent(
+        self, layer: int, queries: jax.Array, rows: jax.Array, *, value_dim: int, scale: float
+    ) -> tuple[jax.Array, "PagedMemory"]:
+        cache = latent_write(self._cache(layer), self._joined(layer, "slots")[None], rows[None])
+
+        def attend(queries: jax.Array, metadata: Any) -> jax.Array:
+            return latent_attention(
+                queries,
+                cache,
+                metadata.page_table,
+                metadata.first,
+                metadata.last,
+                value_dim=value_dim,
+                scale=scale,
+            )
+
+        return self._by_block(layer, queries, attend), self._with(layer, cache)
+
+    def attend_indexed(
+        self, layer: int, projected: jax.Array, rope: RopeTables, pool: Pool | None, *, scale: float
+    ) -> tuple[jax.Array, "PagedMemory"]:
+        kept = self.caches[layer]
+        window = kept[0] if isinstance(kept, tuple) else kept
+        window, queries = self._rotate_and_write(layer, window, projected, rope)
+        entries = None
+        new: LayerCache = window
+        if pool is not None:
+            _, states, entries = kept
+            states, entries = self._write_entries(layer, states, entries, pool)
+            new = (window, states, entries)
+
+        def attend(queries: jax.Array, metadata: Any) -> jax.Array:
+            return indexed_attention(
+                queries,
+                window,
+                metadata.window_slots,
+                metadata.window_lengths,
+                entries,
+                metadata.page_table,
+                metadata.num_entries,
+                scale=scale,
+            )
+
+        return self._by_block(layer, queries, attend), self._with(layer, new)
+
+    def write(self, layer: int, projected: jax.Array, rope: RopeTables) -> "PagedMemory":
+        """Keeps the keys and values of rows that do not attend; arguments as those of `attend`."""
+        cache, _ = self._rotate_and_write(layer, self._cache(layer), projected, rope)
+        return self._with(layer, cache)
+
+    def _rotate_and_write(
+        self, layer: int, cache: jax.Array, projected: jax.Array, rope: RopeTables
+    ) -> tuple[jax.Array, jax.Array]:
+        """The cache, and rotated queries [N, H, G, D]."""
+        cos, sin = rope
+        slots = self._joined(layer, "slots")
+        # The kernels' rows are [slots, rows of each]; to a write all are alike.
+        cache, queries = rope_kv_write(cache, slots[None], projected[None], cos[None], sin[None])
+        return cache, queries.squeeze(0)
+
+    def _write_entries(
+        self, layer: int, states: jax.Array, entries: jax.Array, pool: Pool
+    ) -> tuple[jax.Array, jax.Array]:
+        """Takes in the rows' contents and gates; writes an entry for each row that is the last of one.
+
+        Args:
+          states: [pages, H, 2, P, D], contents and gates by position.
+          entries: [pages, H, 2, P/r, D], keys and values.
+
+        Returns:
+          Both, rewritten. All rows are written before any is read, so an entry may be made of rows of this
+          forward pass.
+        """
+        states = kv_write(states, self._joined(layer, "slots")[None], pool.contents[None], pool.gates[None])
+        page, offset = jnp.divmod(self._joined(layer, "entry_sources"), states.shape[3])
+        read = states[page, :, :, offset]  # [N, r, H, 2, D]
+        keys, values = pool.entry(read[..., 0, :], read[..., 1, :], self._joined(layer, "entry_starts"))
+        return states, kv_write(entries, self._joined(layer, "entry_slots")[None], keys[None], values[None])
+
+    def _by_block(
+        self, layer: int, queries: jax.Array, attend: Callable[[jax.Array, Any], jax.Array]
+    ) -> jax.Array:
+        """[N, ..., D'] of queries [N, ..., D], each block's [G, Q, heads, D] put through `attend`."""
+        metadata = self.metadata[layer]
+        heads = queries.reshape(len(queries), -1, queries.shape[-1])
+        parts = split_rows(heads, [block.slots.shape for block in metadata])
+        attended = join_rows(attend(part, block) for part, block in zip(parts, metadata, strict=True))
+        return attended.reshape(*queries.shape[:-1], attended.shape[-1])
+
+    def _joined(self, layer: int, name: str) -> jax.Array:
+        """One attribute of a layer's metadata, [N, ...] over all blocks."""
+        return join_rows(getattr(block, name) for block in self.metadata[layer])
+
+    def _cache(self, layer: int) -> jax.Array:
+        cache = self.caches[layer]
+        assert isinstance(cache, jax.Array)
+        return cache
+
+    def _with(self, layer: int, cache: LayerCache) -> "PagedMemory":
+        return replace(self, caches=(*self.caches[:layer], cache, *self.caches[layer + 1 :]))

@@ -1,0 +1,87 @@
+"""The one thread that drives an engine's device; everybody else is its client.
+
+Clients put commands into its queue and read answers from queues of their own. So an interrupt reaches a
+client and never a round of dispatches, and threads can share an engine.
+"""
+
+import atexit
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+
+from jaxspec.engine.core import EngineCore
+from jaxspec.engine.errors import EngineError
+
+Command = Callable[[EngineCore], object]
+
+
+class EngineThread:
+    """Runs an engine's rounds while there is work, sleeps otherwise, and ends with the engine."""
+
+    def __init__(self, core: EngineCore):
+        self._lock = threading.Lock()
+        self._inbox: SimpleQueue[Command | None] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=_serve, args=(self._inbox, weakref.ref(core)), name="jaxspec-engine", daemon=True
+        )
+        self._thread.start()
+        self._is_closed = False
+        # Also before JAX gives its devices up at exit, which it asked for before this.
+        self._stop = weakref.finalize(core, _stop, self._inbox, self._thread)
+        atexit.register(self._stop)
+        weakref.finalize(self, atexit.unregister, self._stop)
+
+    def put(self, command: Command) -> None:
+        """Has the thread run `command` before its next round.
+
+        Raises:
+          EngineError: the engine is closed.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise EngineError("the engine is closed")
+            self._inbox.put(command)
+
+    def wait_idle(self, timeout: float | None = None) -> bool:
+        """Waits until nothing is queued, running or in flight; False if that took more than `timeout` s."""
+        idle = threading.Event()
+        self.put(lambda core: core.when_idle.append(idle.set))
+        return idle.wait(timeout)
+
+    def close(self) -> None:
+        """Ends every request as aborted, and the thread after the round that it is in."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._inbox.put(partial(EngineCore.close, why="the engine was closed"))
+        self._stop()
+
+
+def _serve(inbox: SimpleQueue[Command | None], core_ref: weakref.ref[EngineCore]) -> None:
+    while (command := inbox.get()) is not None:
+        core = core_ref()
+        if core is None:
+            return
+        command(core)
+        while core.has_work or not inbox.empty():
+            if inbox.empty():
+                core.step()
+                continue
+            if (command := inbox.get()) is None:
+                core.close("the engine was closed")
+                return
+            command(core)
+        for announce in core.when_idle:
+            announce()
+        core.when_idle.clear()
+        # Asleep, the thread keeps no engine alive.
+        del core, command
+
+
+def _stop(inbox: SimpleQueue[Command | None], thread: threading.Thread) -> None:
+    inbox.put(None)
+    if thread is not threading.current_thread():
+        thread.join()

@@ -1,0 +1,282 @@
+"""A request's life, from queued to its end, and what the engine does when its device fails."""
+
+import gc
+import threading
+import weakref
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from tiny_engines import SIZES, tokens_of
+
+import jaxspec
+from jaxspec import EngineError, SamplingParams
+from jaxspec.engine.core import MAX_FAILURES, EngineCore
+
+LONG = SamplingParams(max_new_tokens=70, ignore_eos=True)
+
+
+@pytest.fixture
+def engine(tiny_engines):
+    return tiny_engines.load("ngram")
+
+
+@pytest.fixture
+def count_decodes(engine, monkeypatch):
+    """The number of decode dispatches so far, as a list of that length."""
+    calls = []
+    decode = engine.programs.decode
+    monkeypatch.setattr(
+        engine.programs, "decode", lambda *args, **kwargs: calls.append(1) or decode(*args, **kwargs)
+    )
+    return calls
+
+
+def fail_after(engine, monkeypatch, program, *numbers):
+    """Has the calls of a program with these numbers lose the donated state and raise."""
+    calls = []
+    run = getattr(engine.programs, program)
+
+    def failing(state, *args, **kwargs):
+        calls.append(1)
+        result = run(state, *args, **kwargs)
+        if len(calls) in numbers:
+            jax.block_until_ready(result)
+            raise jax.errors.JaxRuntimeError("INTERNAL: the bus fell off\nand more")
+        return result
+
+    monkeypatch.setattr(engine.programs, program, failing)
+
+
+def test_a_request_says_where_it_is(engine, prompts):
+    requests = [engine.make_request(prompt, LONG, is_streamed=True) for prompt in prompts[:5]]
+    assert [request.status for request in requests] == ["new"] * 5
+    assert [request.id for request in requests] == sorted({request.id for request in requests})
+    seen, began = {}, threading.Event()
+
+    def look(piece):
+        seen.setdefault("status", [request.status for request in requests])
+        began.set()
+
+    engine.submit(requests, lambda request: look)
+    assert began.wait(60)
+    assert engine.wait_idle(60)
+    assert seen["status"] == ["running"] * 3 + ["queued"] * 2
+    assert [request.status for request in requests] == ["finished"] * 5
+    assert all(r.arrived_at <= r.first_token_at <= r.finished_at for r in requests)
+
+
+def test_a_request_runs_once(engine):
+    request = engine.make_request([1, 2], SamplingParams(max_new_tokens=3))
+    assert len(dict(engine.run([request]))) == 1
+    for again in (lambda: list(engine.run([request])), lambda: engine.submit([request], lambda r: print)):
+        with pytest.raises(ValueError, match=f"request {request.id} has been queued before"):
+            again()
+    twice = engine.make_request([1, 2], SamplingParams(max_new_tokens=3), id="mine")
+    with pytest.raises(ValueError, match="request mine has been queued before"):
+        list(engine.run([twice, twice]))
+
+
+def test_a_cancelled_request_ends_as_aborted_wherever_it_is(engine, prompts):
+    requests = [engine.make_request(prompts[0], LONG) for _ in range(6)]
+    queued, running = requests[5], requests[0]
+    engine.abort(queued)
+    run = engine.run(requests)
+    index, generation = next(run)
+    assert index == 5
+    assert (generation.finish_reason, generation.error) == ("aborted", "it was cancelled")
+    assert generation.token_ids == []
+    engine.abort(running)
+    rest = dict(run)
+    assert sorted(rest) == [0, 1, 2, 3, 4]
+    assert rest[0].finish_reason == "aborted"
+    assert len(rest[0].token_ids) < 70
+    assert all(rest[i].finish_reason == "length" for i in (1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("how", ["stream", "run", "dropped stream"])
+def test_what_nobody_reads_any_more_is_given_back_at_once(tiny_engines, count_decodes, engine, prompts, how):
+    if how == "run":
+        requests = (engine.make_request(prompts[0], LONG) for _ in range(20))
+        reader = engine.run([engine.make_request([1], SamplingParams(max_new_tokens=1)), *requests])
+    else:
+        reader = engine.stream(prompts[0], LONG)
+    next(reader)
+    if how != "dropped stream":
+        reader.close()
+    del reader
+    assert engine.wait_idle(60)
+    # Read to its end it would be 70 steps and more.
+    assert len(count_decodes) < 35
+
+
+def test_a_deadline_aborts_what_has_not_ended(engine, prompts):
+    hopeless = engine.make_request(prompts[0], LONG, deadline=1e-9)
+    fine = engine.make_request(prompts[0], LONG, deadline=1000)
+    generations = dict(engine.run([hopeless, fine]))
+    assert (generations[0].finish_reason, generations[0].error) == ("aborted", "its deadline has passed")
+    assert generations[1].finish_reason == "length"
+    with pytest.raises(ValueError, match="deadline must be a number of seconds above 0, got 0"):
+        engine.make_request([1], LONG, deadline=0)
+
+
+def test_priority_comes_before_arrival(tiny_engines):
+    engine = tiny_engines.load("none", batch_size=1)
+    params = SamplingParams(max_new_tokens=2)
+    requests = [
+        engine.make_request([i], params, priority=priority) for i, priority in enumerate((0, 0, 5, 1))
+    ]
+    engine.submit(requests, lambda request: lambda piece: None)
+    assert engine.wait_idle(60)
+    assert sorted(range(4), key=lambda i: requests[i].finished_at) == [2, 3, 0, 1]
+
+
+@pytest.mark.parametrize("name", ["none", "ngram", "eagle3", "near", "dflash"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("program", ["prefill", "decode"])
+def test_a_failed_dispatch_costs_the_state_and_no_token(
+    tiny_engines, prompts, monkeypatch, caplog, name, temperature, program
+):
+    engine = tiny_engines.load(name)
+    ask = {"max_new_tokens": 30, "temperature": temperature, "seed": 4}
+    expected = engine.generate(prompts, **ask)
+    fail_after(engine, monkeypatch, program, 3, 9)
+    again = engine.generate(prompts, **ask)
+    assert tokens_of(again) == tokens_of(expected)
+    assert [g.finish_reason for g in again] == [g.finish_reason for g in expected]
+    assert "INTERNAL: the bus fell off" in caplog.text
+
+
+def test_an_engine_whose_device_keeps_failing_says_so_in_every_call(tiny_engines, monkeypatch):
+    engine = jaxspec.load(tiny_engines.folders["target"], progress=False, **SIZES)
+    assert MAX_FAILURES == 2
+    fail_after(engine, monkeypatch, "decode", 2, 3, 4)
+    dead = "the device failed: INTERNAL: the bus fell off$"
+    with pytest.raises(EngineError, match=dead):
+        engine.generate([[1, 2], [3]], max_new_tokens=20)
+    for call in (engine.generate, lambda prompt: next(engine.stream(prompt))):
+        with pytest.raises(EngineError, match=dead):
+            call([1, 2])
+    assert engine.core.scheduler.pages.num_free == engine.config.num_pages
+    assert not hasattr(engine.core, "state")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("at", ["prompt", "answer"])
+def test_logits_that_are_not_finite_end_their_request_and_no_other(
+    tiny_engines, prompts, monkeypatch, temperature, at
+):
+    """What one slot's first page holds becomes NaN, after its prompt or in the middle of its answer."""
+    engine = tiny_engines.load("eagle3")
+    asked = [prompts[2], prompts[1]]
+    ask = {"max_new_tokens": 30, "temperature": temperature, "seed": 4}
+    expected = tokens_of(engine.generate(asked, **ask))
+    decode, calls = engine.programs.decode, []
+
+    def poisoned(state, live, *, mode):
+        calls.append(1)
+        if len(calls) == (1 if at == "prompt" else 6):
+            page = state.page_table.pages[0, 0]
+            cache = jax.tree.map(lambda layer: layer.at[page].set(jnp.nan), state.target_cache)
+            state = jax.tree_util.tree_map(lambda x: x, state)
+            object.__setattr__(state, "target_cache", cache)
+        return decode(state, live, mode=mode)
+
+    monkeypatch.setattr(engine.programs, "decode", poisoned)
+    bad, good = engine.generate(asked, **ask)
+    assert good.token_ids == expected[1]
+    assert bad.finish_reason == "failed"
+    at_position = len(asked[0]) + len(bad.token_ids) - 1
+    assert bad.error == f"the target's logits are NaN or infinite at position {at_position}"
+    assert bad.token_ids == expected[0][: len(bad.token_ids)]
+    assert (len(bad.token_ids) == 1) == (at == "prompt")
+
+
+def test_logits_after_a_prompt_that_are_not_finite_fail_it(engine, prompts, monkeypatch):
+    prefill = engine.programs.prefill
+
+    def poisoned(state, batch):
+        state, first = prefill(state, batch)
+        return state, jax.tree_util.tree_map(lambda leaf: leaf | True if leaf.dtype == bool else leaf, first)
+
+    monkeypatch.setattr(engine.programs, "prefill", poisoned)
+    generation = engine.generate(prompts[0], max_new_tokens=5)
+    assert (generation.finish_reason, generation.token_ids) == ("failed", [])
+    assert generation.error == "the target's logits are NaN or infinite at position 2"
+
+
+def test_a_tokenizer_that_fails_fails_its_request_alone(tiny_engine):
+    """Its panics are no `Exception`."""
+
+    class Broken:
+        backend = tiny_engine.tokenizer.backend
+
+        def decode(self, ids):
+            raise BaseException("panic")
+
+    params = SamplingParams(max_new_tokens=4)
+    requests = [tiny_engine.make_request([7, 8], params) for _ in range(2)]
+    requests[0].tokenizer = Broken()
+    generations = dict(tiny_engine.run(requests))
+    assert generations[0].finish_reason == "failed"
+    assert generations[0].error == "its text cannot be made: BaseException('panic')"
+    assert generations[1].finish_reason == "length"
+
+
+def test_a_listener_that_raises_aborts_its_request_alone(engine, prompts):
+    requests = [engine.make_request(prompts[0], LONG, is_streamed=True) for _ in range(2)]
+    pieces = []
+
+    def gone(piece):
+        raise RuntimeError("no loop")
+
+    engine.submit(requests, lambda request: gone if request is requests[0] else pieces.append)
+    assert engine.wait_idle(60)
+    assert [request.finish_reason for request in requests] == ["aborted", "length"]
+    assert "its reader is gone" in requests[0].error
+
+
+def test_a_closed_engine_ends_its_requests_and_refuses_more(tiny_engines, prompts):
+    with jaxspec.load(tiny_engines.folders["target"], progress=False, **SIZES) as engine:
+        stream = engine.stream(prompts[0], LONG)
+        next(stream)
+    *_, last = stream
+    assert last.generation.finish_reason == "aborted"
+    assert last.generation.error == "the engine was closed"
+    with pytest.raises(EngineError, match="the engine was closed"):
+        engine.generate(prompts[0])
+    engine.close()
+
+
+def test_an_engine_that_nobody_holds_ends_its_thread(tiny_engines):
+    engine = jaxspec.load(tiny_engines.folders["target"], progress=False, **SIZES)
+    engine.generate([1, 2], max_new_tokens=3)
+    core, thread = weakref.ref(engine.core), engine._thread._thread
+    assert isinstance(core(), EngineCore)
+    del engine
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert core() is None
+
+
+def test_a_request_that_the_host_ended_writes_no_more(tiny_engines, prompts):
+    """Three at the start of their answers are aborted; the next one's prompt lies in the pages of one."""
+    engine = tiny_engines.load("near")
+    params = SamplingParams(max_new_tokens=40, ignore_eos=True)
+    for prompt in (prompts[2], prompts[1], prompts[6]):
+        tokens = engine.generate(prompt, params).token_ids
+        old = [engine.make_request([5], LONG, is_streamed=True) for _ in range(3)]
+        new = engine.make_request(prompt, params)
+        begun = set()
+
+        def abort(piece, request, old=old, begun=begun):
+            begun.add(request)
+            if len(begun) == 3:
+                engine.abort(*old)
+
+        # The new one waits for a slot, and gets one of the three that are freed in the same moment.
+        engine.submit([*old, new], lambda request: partial(abort, request=request))
+        assert engine.wait_idle(60)
+        assert new.token_ids == tokens
