@@ -38,6 +38,11 @@ def identify(checkpoint: Checkpoint) -> Format | None:
     """
     config, tensors = checkpoint.config, checkpoint.tensors
     check_keys(config, f"{checkpoint.name}: config.json")
+    depth = (config.get("transformer_layer_config") or config).get("num_hidden_layers") or 0
+    if depth > len(tensors):
+        raise ConfigError(
+            f"{checkpoint.name}: num_hidden_layers is {depth}, and there are {len(tensors)} tensors"
+        )
     stated = config.get("speculators_model_type")
     if isinstance(stated, str):
         return Format(stated, f"speculators {config.get('speculators_version') or ''}".strip())

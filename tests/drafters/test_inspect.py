@@ -203,6 +203,7 @@ def test_what_holds_no_drafter_is_refused(changed, tmp_path):
     [
         ("eagle1", {"hidden_size": "wide"}, "hidden_size must be a positive integer, got 'wide'"),
         ("eagle1", {"head_dim": -1}, "head_dim must be a positive integer, got -1"),
+        ("eagle1", {"num_hidden_layers": 900}, "num_hidden_layers is 900, and there are 9 tensors"),
         ("eagle1", {"vocab_size": None}, "vocab_size must be an integer, got None"),
         ("eagle1", {"rope_theta": "fast"}, "rope_theta must be a number above 1, got 'fast'"),
         ("eagle3-safeailab", {"eagle_config": [1]}, r"eagle_config must be an object, got \[1\]"),
