@@ -1,7 +1,5 @@
 """What every refusal of foreign input is: one line."""
 
-_LONGEST = 1000
-
 
 class OneLineError(ValueError):
     """A refusal whose message is one line of at most 1,000 printable characters, whatever was put into it."""
@@ -11,10 +9,12 @@ class OneLineError(ValueError):
 
 
 def one_line(message: object) -> str:
-    """A message without line breaks and unprintable characters, cut where it is long."""
-    text = str(message)
-    if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST - 2]} …"
+    """A message without line breaks and unprintable characters, and without the middle of a long one."""
+    text = _shorten(str(message))
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))[:_LONGEST]
+    return _shorten("".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split())))
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 1000 else f"{text[:497]} … {text[-500:]}"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoints.errors import CheckpointError, reading
+from jaxspec.documents import levels
 
 MAX_BYTES = 16 * 2**20
 """The largest file that is read: twice the index of a checkpoint of 90,000 tensors."""
@@ -64,13 +65,8 @@ def read_bytes(path: Path, limit: int, *, missing_ok: bool = False) -> bytes | N
 
 
 def _check_depth(values: dict[str, Any], path: Path) -> None:
-    level: list[Any] = [values]
-    for _ in range(_MAX_DEPTH):
-        children = (c.values() if isinstance(c, dict) else c for c in level)
-        level = [value for child in children for value in child if isinstance(value, dict | list)]
-        if not level:
-            return
-    raise CheckpointError(f"{path}: nested deeper than {_MAX_DEPTH} levels")
+    if any(depth >= _MAX_DEPTH for depth, _ in enumerate(levels(values))):
+        raise CheckpointError(f"{path}: nested deeper than {_MAX_DEPTH} levels")
 
 
 def _check_unicode(values: dict[str, Any], path: Path) -> None:

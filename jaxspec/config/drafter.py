@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from jaxspec.config.errors import ConfigError, at_least
 
+_MOST = 1024
+"""Of drafts in a step, and of tokens in an n-gram; each is a row or an operation of the compiled program."""
+
 
 @dataclass(frozen=True)
 class DrafterConfig:
@@ -32,10 +35,10 @@ class DrafterConfig:
         if self.kind not in kinds:
             raise ConfigError(f"drafter.kind {self.kind!r} is unknown; known: {', '.join(kinds)}")
         if self.kind != "none":
-            at_least("drafter.num_speculative_tokens", self.num_speculative_tokens, 1)
+            at_least("drafter.num_speculative_tokens", self.num_speculative_tokens, 1, _MOST)
         if self.sampling not in ("probabilistic", "greedy"):
             raise ConfigError(f"drafter.sampling must be 'probabilistic' or 'greedy', not {self.sampling!r}")
         if self.kind not in ("none", "ngram", "mtp") and not self.source:
             raise ConfigError(f"drafter.source is missing: {self.kind!r} needs a checkpoint")
         at_least("drafter.min_ngram", self.min_ngram, 1)
-        at_least("drafter.max_ngram", self.max_ngram, self.min_ngram)
+        at_least("drafter.max_ngram", self.max_ngram, self.min_ngram, _MOST)
