@@ -28,7 +28,7 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FAST_COMPI
 hypothesis.settings.register_profile(
     "short", derandomize=True, database=None, deadline=None, max_examples=100, print_blob=False
 )
-hypothesis.settings.register_profile("long", database=None, deadline=None, max_examples=20_000)
+hypothesis.settings.register_profile("long", database=None, deadline=None, max_examples=2_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
 GOLDENS = Path(__file__).parent / "goldens"

@@ -1,6 +1,7 @@
 """JSON objects on disk, bounded, with errors that name the file."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,10 @@ def read_bytes(path: Path, limit: int, *, missing_ok: bool = False) -> bytes | N
         if not path.is_file():  # reading a pipe or a device might never end
             raise CheckpointError(f"{path}: not a file")
         with path.open("rb") as file:
-            content = file.read(limit + 1)
-    if len(content) > limit:
-        raise CheckpointError(f"{path}: larger than {limit} bytes")
-    return content
+            size = os.fstat(file.fileno()).st_size
+            if size > limit:
+                raise CheckpointError(f"{path}: larger than {limit} bytes")
+            return file.read(size)
 
 
 def _check_depth(values: dict[str, Any], path: Path) -> None:

@@ -10,6 +10,8 @@ from jax.sharding import Mesh
 from jaxspec_kernels.paged_attention import paged_attention
 
 from jaxspec.checkpoints import open_checkpoint
+from jaxspec.checkpoints.cache import home_path
+from jaxspec.checkpoints.errors import reading
 from jaxspec.config import Config, ConfigError, SourceConfig, list_configs, load_config
 from jaxspec.drafters.loading import Build, plan_drafter
 from jaxspec.engine.compilation_cache import compilation_cache
@@ -125,12 +127,15 @@ def resolve_config(model: str | Path) -> Config:
 
     Raises:
       ConfigError: it is neither a configuration nor anything that could be a checkpoint.
+      CheckpointError: it cannot even be a path.
     """
     name = str(model)
     if name.endswith(".toml") or name in list_configs():
         return load_config(model)
     is_hub_id = name.count("/") == 1 and not name.startswith((".", "/", "~"))
-    if Path(name).expanduser().exists() or is_hub_id:
+    with reading(name):
+        exists = home_path(name).exists()
+    if exists or is_hub_id:
         return Config(name=Path(name).name, target=SourceConfig(name))
     raise ConfigError(
         f"{name!r} is no configuration ({', '.join(list_configs())}), file, folder or Hub id (org/name)"
