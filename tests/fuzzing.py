@@ -3,7 +3,7 @@
 import copy
 import math
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from hypothesis import strategies as st
@@ -60,15 +60,16 @@ def changed(draw: st.DrawFn, document: Mapping[str, Any], keys: tuple[str, ...] 
     """A document with one to three values changed, copied about or removed, or keys added, some of `keys`."""
     broken = copy.deepcopy(dict(document))
     for _ in range(draw(st.integers(1, 3))):
-        container, key = draw(st.sampled_from(list(_places(broken)) or [(broken, "")]))
+        container, key = _place(draw, broken)
         if isinstance(container, dict) and draw(st.integers(0, 3)) == 0:
             key = draw(st.sampled_from(keys) if keys else st.text(max_size=8))
-        change = draw(st.sampled_from(["value", "value", "value", "copy", "remove", "wrap"]))
+        change = draw(st.sampled_from(["value", "kin", "kin", "copy", "remove", "wrap"]))
         if change == "value":
             container[key] = draw(VALUES)
+        elif change == "kin":
+            container[key] = draw(_kin(_item(container, key)))
         elif change == "copy":
-            other, at = draw(st.sampled_from(list(_places(broken)) or [(broken, "")]))
-            container[key] = copy.deepcopy(other.get(at) if isinstance(other, dict) else other[at])
+            container[key] = copy.deepcopy(_item(*_place(draw, broken)))
         elif change == "wrap":
             container[key] = [{"": copy.deepcopy(broken)}]
         elif isinstance(container, list) or key in container:
@@ -76,13 +77,36 @@ def changed(draw: st.DrawFn, document: Mapping[str, Any], keys: tuple[str, ...] 
     return broken
 
 
-def _places(document: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container in a document with every key or index in it."""
-    items = document.items() if isinstance(document, dict) else enumerate(document)
-    for key, value in list(items):
-        yield document, key
-        if isinstance(value, dict | list):
-            yield from _places(value)
+def _place(draw: st.DrawFn, document: dict[str, Any]) -> tuple[Any, Any]:
+    """A container in a document, and a key or index in it; large ones are entered no oftener than small."""
+    container: Any = document
+    key = draw(_keys(document))
+    while (inner := _item(container, key)) and isinstance(inner, dict | list) and draw(st.integers(0, 4)):
+        container, key = inner, draw(_keys(inner))
+    return container, key
+
+
+def _keys(container: Any) -> st.SearchStrategy[Any]:
+    if isinstance(container, dict):
+        return st.sampled_from(sorted(container)) if container else st.just("")
+    return st.integers(0, len(container) - 1)
+
+
+def _item(container: Any, key: Any) -> Any:
+    return container.get(key) if isinstance(container, dict) else container[key]
+
+
+def _kin(value: Any) -> st.SearchStrategy[Any]:
+    """Values of the same type, as far as what reads them can tell."""
+    if isinstance(value, bool):
+        return st.booleans()
+    if isinstance(value, int):
+        return st.sampled_from(INTEGERS) | st.integers(0, 300)
+    if isinstance(value, float):
+        return st.sampled_from(FLOATS) | st.floats()
+    if isinstance(value, str):
+        return st.sampled_from(TEXTS) | st.text(max_size=8)
+    return VALUES
 
 
 @st.composite
