@@ -1,6 +1,7 @@
 """Safetensors files: one, or shards with an index."""
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,8 @@ def open_safetensors(folder: Path) -> dict[str, TensorSource]:
       CheckpointError: no safetensors, or a file that is missing, damaged or not what the index says.
     """
     tensors: dict[str, TensorSource] = {}
-    for path, keys in _files(folder).items():
+    for name, keys in _files(folder).items():
+        path = folder / name
         held = _open_file(path)
         if keys is not None and (missing := sorted(keys - set(held))):
             raise CheckpointError(f"{path}: tensor {missing[0]!r} is missing; {INDEX} places it there")
@@ -116,25 +118,25 @@ def write_safetensors(folder: Path, arrays: Iterable[tuple[str, np.ndarray]], sh
     (folder / INDEX).write_text(json.dumps(index, indent=2), "utf-8")
 
 
-def _files(folder: Path) -> Mapping[Path, set[str] | None]:
+def _files(folder: Path) -> Mapping[str, set[str] | None]:
     """The files to open, each with the tensors that the index places there, or None without an index."""
     if (folder / INDEX).exists():
         weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(f"{folder / INDEX}: has no weight_map")
-        placed: dict[Path, set[str]] = {}
+        placed: dict[str, set[str]] = {}
         for key, name in weight_map.items():
             if not isinstance(name, str):
                 raise CheckpointError(
                     f"{folder / INDEX}: places tensor {key!r} in {name!r}, which is no file"
                 )
             # The index may name files beside it, and nothing else on this machine.
-            placed.setdefault(folder / Path(name).name, set()).add(key)
+            placed.setdefault(os.path.basename(name), set()).add(key)
         return placed
     single = folder / "model.safetensors"
     found = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if found:
-        return dict.fromkeys(found)
+        return dict.fromkeys(path.name for path in found)
     if pickled := sorted(p for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth")):
         raise CheckpointError(f"{pickled[0]}: pickled weights are not loaded; convert them to safetensors")
     raise CheckpointError(f"{folder}: holds no *.safetensors file (pickled weights are not loaded)")

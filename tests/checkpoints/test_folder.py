@@ -134,3 +134,10 @@ def test_a_pipe_is_not_read(tmp_path):
 def test_a_path_that_cannot_be_is_one_line(source):
     with pytest.raises(CheckpointError):
         open_checkpoint(source)
+
+
+@pytest.mark.parametrize("content", [b'{"\\udc00": 1}', b'{"a": [{"b": "\\ud800\\ud83d\\ude00"}]}'])
+def test_a_lone_surrogate_is_found_in_keys_and_depths(tmp_path, content):
+    (write_folder(tmp_path) / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match="not valid Unicode: a lone surrogate"):
+        open_checkpoint(tmp_path)
