@@ -189,6 +189,8 @@ class _Cursor:
         if not 1 <= rank <= _MAX_RANK:
             raise CheckpointError(f"{self.path}: tensor {name!r} has {rank} dimensions, not 1 to {_MAX_RANK}")
         dimensions = [self.scalar("Q") for _ in range(rank)]
+        if not all(dimensions):
+            raise CheckpointError(f"{self.path}: tensor {name!r} has shape {dimensions[::-1]}, of no values")
         code = self.scalar("I")
         try:
             quantization = gguf.GGMLQuantizationType(code)

@@ -1,6 +1,7 @@
 """Safetensors files: one, or shards with an index."""
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -155,6 +156,8 @@ def _open_file(path: Path) -> dict[str, TensorSource]:
         if dtype not in _DTYPES:
             raise CheckpointError(f"{path}: tensor {key!r} has dtype {dtype}, which is not supported")
         shape = tuple(view.get_shape())
+        if math.prod(max(n, 1) for n in shape) >= 2**59:  # empty by one length, and no array for the others
+            raise CheckpointError(f"{path}: tensor {key!r} has shape {list(shape)}, which is too large")
         if dtype.startswith("F8"):
             starts = starts or _starts(path)
             tensors[key] = Float8Tensor(path, starts[key], shape, _DTYPES[dtype])
