@@ -72,6 +72,11 @@ _TEXTS, _INTEGERS = _list("a list of strings", str), _list("a list of integers",
 _SIZE, _DEPTH, _EXPERTS, _POSITIONS = _count(2**24), _count(1024), _count(4096), _count(INT32_MAX)
 _FEW = _count(64, low=0)
 _REAL, _POSITIVE = _real("a number", -1e30), _real("a number above 0", 1e-30)
+_NOT_NEGATIVE = _real("a number, 0 or more", 0.0)
+_FACTORS = _one_of(
+    "a list of numbers above 0",
+    lambda value: isinstance(value, list | tuple) and not any(_POSITIVE(each) for each in value),
+)
 # Frequencies are powers of it, and their logarithm is divided by.
 _THETA = _real("a number above 1", 1.001)
 
@@ -153,8 +158,9 @@ KEYS: Mapping[str, Check] = {
     "rope_theta": _THETA,
     "rope_local_base_freq": _THETA,
     "rms_norm_eps": _real("a number from 0 to 1", 0.0, 1.0),
-    "mscale": _REAL,
-    "mscale_all_dim": _REAL,
+    "mscale": _NOT_NEGATIVE,
+    "mscale_all_dim": _NOT_NEGATIVE,
+    "factors": _FACTORS,
     "attention_factor": _REAL,
     "swiglu_alpha": _REAL,
     "routed_scaling_factor": _REAL,

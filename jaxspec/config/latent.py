@@ -56,6 +56,7 @@ class LatentConfig:
         """
         scale = (self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5
         weight = rope.get("mscale_all_dim")
-        if rope.kind == "default" or not weight or rope["factor"] <= 1:
+        factor = rope.get("factor", 1)
+        if rope.kind == "default" or not weight or factor <= 1:
             return scale
-        return scale * (0.1 * weight * math.log(rope["factor"]) + 1.0) ** 2
+        return scale * (0.1 * weight * math.log(factor) + 1.0) ** 2
