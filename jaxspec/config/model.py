@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jaxspec.config.errors import ConfigError
+from jaxspec.config.keys import check_keys, without_nulls
 from jaxspec.config.latent import LatentConfig
 from jaxspec.config.moe import MoeConfig
 from jaxspec.config.rope import RopeConfig
@@ -58,6 +59,13 @@ class ModelConfig:
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
                 f"num_key_value_heads {self.num_key_value_heads}"
             )
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim {self.head_dim} is odd, and rope rotates pairs")
+        for rope in (self.rope, self.local_rope):
+            if rope and rope.kind == "factors" and len(rope["factors"]) != self.head_dim // 2:
+                raise ConfigError(
+                    f"rope_scaling: {len(rope['factors'])} factors for {self.head_dim // 2} frequencies"
+                )
         if not self.layer_types:
             object.__setattr__(self, "layer_types", ("full_attention",) * self.num_hidden_layers)
         if len(self.layer_types) != self.num_hidden_layers:
@@ -85,9 +93,11 @@ class ModelConfig:
         Of a model that also sees images, the keys of its language model count.
 
         Raises:
-          ConfigError: a key that must be there is missing, or asks for what is not built.
+          ConfigError: a key that must be there is missing, is of another type or size than it may be, or
+            asks for what is not built.
         """
-        config = config.get("text_config") or config
+        check_keys(config)
+        config = without_nulls(config.get("text_config") or config)
         family = config.get("model_type")
         if not isinstance(family, str) or family not in FAMILIES:
             known = ", ".join(FAMILIES)
