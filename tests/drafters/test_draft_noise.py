@@ -17,18 +17,15 @@ SLOTS, DRAFTS, VOCABULARY = 3, 4, 100_000
 class FlatLoop(AutoregressiveDrafter):
     """Drafts one token from the one before, all tokens being equally likely."""
 
-    kinds = ()
-    num_speculative_tokens = DRAFTS
     draft_vocab_size = VOCABULARY
+    refresh = advance = None  # not called
 
     def __init__(self):
+        super().__init__(num_speculative_tokens=DRAFTS)
         self.target_ids, self.draft_ids = nnx.data(None), nnx.data(None)
 
-    def refresh(self, target, rows, cache):
-        return rows.hidden, cache
-
-    def advance(self, target, tokens, hidden, positions, memory):
-        return hidden, memory
+    def run(self, target, tokens, hidden, blocks, cache):
+        return hidden, cache
 
     def logits(self, target, hidden):
         return jnp.zeros((SLOTS, VOCABULARY))
@@ -37,10 +34,10 @@ class FlatLoop(AutoregressiveDrafter):
 class FlatBlock(OnePassDrafter):
     """The same in one pass."""
 
-    num_speculative_tokens = DRAFTS
+    refresh = None  # not called
 
-    def refresh(self, target, rows, cache):
-        return rows.hidden, cache
+    def __init__(self):
+        super().__init__(num_speculative_tokens=DRAFTS)
 
     def block_logits(self, target, context, cache):
         return jnp.zeros((SLOTS, DRAFTS, VOCABULARY)), cache
@@ -61,7 +58,7 @@ def drafts_of(drafter, length):
         history=jnp.zeros((SLOTS, 100), jnp.int32),
         length=jnp.full(SLOTS, length, jnp.int32),
         active=jnp.ones(SLOTS, bool),
-        page_table=PageTable(jnp.zeros((SLOTS, 1), jnp.int32), page_size=128),
+        page_table=PageTable(jnp.zeros((SLOTS, 1), jnp.int32), 16),
         sampling=sampling,
     )
     proposal, _ = drafter.propose(None, context, (), mode=SamplingMode.TEMPERATURE)
