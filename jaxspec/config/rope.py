@@ -27,6 +27,13 @@ class RopeConfig:
     def get(self, name: str, default: Any = None) -> Any:
         return dict(self.parameters).get(name, default)
 
+    def check(self, head_dim: int) -> None:
+        """Raises ConfigError: the rotation is not one of heads of this size."""
+        if head_dim % 2:
+            raise ConfigError(f"head_dim {head_dim} is odd, and rope rotates pairs")
+        if self.kind == "factors" and len(self["factors"]) != head_dim // 2:
+            raise ConfigError(f"rope_scaling: {len(self['factors'])} factors for {head_dim // 2} frequencies")
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, default_theta: float = 10000.0) -> "RopeConfig":
         """Reads `rope_theta` and `rope_scaling`, or `rope_parameters` of transformers 5."""
@@ -51,23 +58,6 @@ class RopeConfig:
         stated.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
         freeze = {name: tuple(v) if isinstance(v, list) else v for name, v in stated.items()}
         return cls(float(theta), kind, tuple(sorted(freeze.items())))
-
-
-def read_ropes(config: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig | None]:
-    """The rope of a `config.json`, and that of its sliding layers where they have their own (Gemma 3).
-
-    Published files say it in `rope_local_base_freq`, transformers 5 nests `rope_parameters` by kind.
-    """
-    if config["model_type"] != "gemma3_text":
-        return RopeConfig.from_hf(config), None
-    nested = config.get("rope_parameters") or {}
-    whole = {**config, "rope_parameters": nested.get("full_attention")}
-    local = {
-        "rope_theta": config.get("rope_local_base_freq"),
-        "rope_parameters": nested.get("sliding_attention"),
-        "max_position_embeddings": config["max_position_embeddings"],
-    }
-    return RopeConfig.from_hf(whole, default_theta=1e6), RopeConfig.from_hf(local, default_theta=1e4)
 
 
 ROPE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
