@@ -59,13 +59,6 @@ class ModelConfig:
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
                 f"num_key_value_heads {self.num_key_value_heads}"
             )
-        if self.head_dim % 2:
-            raise ConfigError(f"head_dim {self.head_dim} is odd, and rope rotates pairs")
-        for rope in (self.rope, self.local_rope):
-            if rope and rope.kind == "factors" and len(rope["factors"]) != self.head_dim // 2:
-                raise ConfigError(
-                    f"rope_scaling: {len(rope['factors'])} factors for {self.head_dim // 2} frequencies"
-                )
         if not self.layer_types:
             object.__setattr__(self, "layer_types", ("full_attention",) * self.num_hidden_layers)
         if len(self.layer_types) != self.num_hidden_layers:
@@ -102,7 +95,10 @@ class ModelConfig:
         if not isinstance(family, str) or family not in FAMILIES:
             known = ", ".join(FAMILIES)
             raise ConfigError(f"model_type {family!r} is not supported; supported: {known}")
-        return FAMILIES[family].read_config(config)
+        shape = FAMILIES[family].read_config(config)
+        for rope in filter(None, (shape.rope, shape.local_rope)):
+            rope.check(shape.head_dim)
+        return shape
 
 
 class Family(Protocol):

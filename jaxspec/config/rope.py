@@ -27,6 +27,13 @@ class RopeConfig:
     def get(self, name: str, default: Any = None) -> Any:
         return dict(self.parameters).get(name, default)
 
+    def check(self, head_dim: int) -> None:
+        """Raises ConfigError: the rotation is not one of heads of this size."""
+        if head_dim % 2:
+            raise ConfigError(f"head_dim {head_dim} is odd, and rope rotates pairs")
+        if self.kind == "factors" and len(self["factors"]) != head_dim // 2:
+            raise ConfigError(f"rope_scaling: {len(self['factors'])} factors for {head_dim // 2} frequencies")
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, default_theta: float = 10000.0) -> "RopeConfig":
         """Reads `rope_theta` and `rope_scaling`, or `rope_parameters` of transformers 5."""

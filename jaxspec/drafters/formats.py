@@ -13,13 +13,12 @@ def identify(checkpoint: Checkpoint) -> dict[str, str]:
     Raises:
       ConfigError: a key of its config has a value of another type or size than it may have.
     """
-    config, tensors = checkpoint.config, checkpoint.tensors
+    config = checkpoint.config
     check_keys(config, f"{checkpoint.name}: config.json")
     depth = (config.get("transformer_layer_config") or config).get("num_hidden_layers") or 0
-    if depth > len(tensors):
-        raise ConfigError(
-            f"{checkpoint.name}: num_hidden_layers is {depth}, and there are {len(tensors)} tensors"
-        )
+    count = len(checkpoint.tensors)
+    if depth > count:
+        raise ConfigError(f"{checkpoint.name}: num_hidden_layers is {depth}, and there are {count} tensors")
     stated = config.get("speculators_model_type")
     if isinstance(stated, str):
         return {stated: f"speculators {config.get('speculators_version') or ''}".strip()}

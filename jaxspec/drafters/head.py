@@ -112,7 +112,7 @@ def _stand_in(checkpoint: Checkpoint) -> ModelConfig:
         "intermediate_size": 1,
         "num_attention_heads": 1,
         "num_key_value_heads": 1,
-        "head_dim": 2,
+        "head_dim": 1,
     }
     return ModelConfig(family="", **sizes, **other)
 
