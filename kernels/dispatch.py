@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
+from jaxspec_kernels.ffi_layout import UnknownLayoutError
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
@@ -89,9 +90,11 @@ def _why_not_numba() -> str | None:
     if jax.device_count() > 1:
         return f"runs on one device, and jax sees {jax.device_count()}"
     try:
-        import numba  # noqa: F401
+        from jaxspec_kernels import numba_call  # noqa: F401
     except ImportError as error:
         return f"needs the package numba: {error}"
+    except UnknownLayoutError as error:
+        return f"does not know the foreign function interface of jaxlib {jax.lib.__version__}: {error}"
     return None
 
 
