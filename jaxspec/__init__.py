@@ -2,6 +2,7 @@
 
 from jaxspec.checkpoints import CheckpointError
 from jaxspec.config import ConfigError, DrafterConfig, EngineConfig, list_configs
+from jaxspec.drafters.registry import register_drafter
 from jaxspec.engine import (
     AcceptanceStats,
     AsyncEngine,
@@ -13,6 +14,7 @@ from jaxspec.engine import (
     Request,
 )
 from jaxspec.engine.load import generate, load
+from jaxspec.models.registry import register_family
 from jaxspec.sampling import SamplingParams
 
 __all__ = [
@@ -32,4 +34,6 @@ __all__ = [
     "generate",
     "list_configs",
     "load",
+    "register_drafter",
+    "register_family",
 ]

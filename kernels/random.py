@@ -13,6 +13,8 @@ from jax import lax
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
+MAX_DRAFTS = 1024
+"""Drafts that a step may have."""
 
 
 class Purpose(IntEnum):
@@ -47,7 +49,7 @@ def row_keys(seed: jax.Array, position: jax.Array, purpose: Purpose | jax.Array)
 
     Args:
       seed: u32[B, 2], one per request.
-      position: i32[B, ...], position of the row whose logits are sampled from.
+      position: i32[B, ...], position of the row whose logits are sampled from; of a draft, `draft_position`.
       purpose: one for all rows, or an array that broadcasts against `position`.
 
     Returns:
@@ -59,6 +61,19 @@ def row_keys(seed: jax.Array, position: jax.Array, purpose: Purpose | jax.Array)
     # Fused with the draw from it, one Threefry in another, XLA:CPU of jaxlib 0.11 and 0.12 compiles for
     # minutes (K = 3, 3 slots).
     return lax.optimization_barrier(keys)
+
+
+def draft_position(start: jax.Array, draft: jax.Array | int) -> jax.Array:
+    """What stands for a position in the key of a draft: one number for every draft of every step.
+
+    Drafts past the accepted ones have had a say in how many those are, so the next step, whose drafts are at
+    the same positions, may not draw with their noise.
+
+    Args:
+      start: i32[...], position of the step's first row, below 2^22.
+      draft: the draft's number in the step, from 0, below `MAX_DRAFTS`.
+    """
+    return start * MAX_DRAFTS + draft
 
 
 def bits(keys: jax.Array, n: int) -> jax.Array:

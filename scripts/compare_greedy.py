@@ -25,7 +25,7 @@ from jaxspec.attention import PackedMemory
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.command_line import Parser
 from jaxspec.config import load_config
-from jaxspec.models.llama import Llama
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.loading import load_target
 from jaxspec.provenance import provenance
 
@@ -66,14 +66,14 @@ def main(arguments: list[str] | None = None) -> int:
     return int(worst > args.tie)
 
 
-def load(config: str, dtype: str) -> Llama:
+def load(config: str, dtype: str) -> Decoder:
     """The target of a configuration, for its logits."""
     source = load_config(config).target
     checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
     return load_target(checkpoint, dtype=jnp.dtype(dtype))
 
 
-def compare(target: Llama, plain: Any, speculative: Any) -> dict[str, Any]:
+def compare(target: Decoder, plain: Any, speculative: Any) -> dict[str, Any]:
     """How many answers are the same; where each other one parts, and how undecided the target is there."""
     parts, stats = [], jaxspec.AcceptanceStats()
     for i, (one, two) in enumerate(zip(plain, speculative, strict=True)):
@@ -93,7 +93,7 @@ def compare(target: Llama, plain: Any, speculative: Any) -> dict[str, Any]:
     }
 
 
-def _margin(target: Llama, tokens: list[int]) -> float:
+def _margin(target: Decoder, tokens: list[int]) -> float:
     """How far apart the target's two best logits after these tokens are."""
     length = -(-len(tokens) // 64) * 64  # few lengths, so few programs
     padded = jnp.asarray(tokens + [0] * (length - len(tokens)), jnp.int32)

@@ -40,6 +40,7 @@ num_speculative_tokens = 3
 batch_size = 4
 page_size = 8
 prefill_chunk = 16
+slot_sizes = []
 """
 
 

@@ -4,37 +4,32 @@ import jax
 from flax import nnx
 
 from jaxspec.config import EngineConfig
-from jaxspec.engine.packing import pack_prefill
+from jaxspec.engine.packing import empty_pieces, empty_served
 from jaxspec.engine.state import init_state
-from jaxspec.engine.step import Models, StepSettings, decode, prefill
+from jaxspec.engine.step import Models, StepSettings, dispatch
 from jaxspec.sampling import SamplingMode
-from jaxspec.sharding import make_mesh, replicated
+from jaxspec.sharding import make_mesh
 
 
 def assert_runs(target, drafter):
-    """A prefill and a dispatch of two steps for two slots give the state back in its shapes and dtypes."""
-    sizes = EngineConfig(batch_size=2, max_model_len=2048, prefill_chunk=128, steps_per_dispatch=2).resolve(
+    """A step that reads two pieces of prompts beside two slots keeps the shapes and dtypes of the state."""
+    sizes = EngineConfig(batch_size=2, max_model_len=2048, steps_per_dispatch=2).resolve(
         backend="gpu", model_limit=target.config.max_position_embeddings
     )
-    settings = StepSettings(steps_per_dispatch=sizes.steps_per_dispatch)
-    mesh = make_mesh()
-    state = jax.eval_shape(lambda: init_state(target, drafter, sizes, mesh=mesh))
-    batch = jax.eval_shape(
-        lambda: pack_prefill(
-            [], state, rows=sizes.prefill_rows, width=sizes.prefill_chunk, whole=replicated(mesh)
-        )
-    )
+    settings = StepSettings(sizes.page_size, steps_per_dispatch=2)
+    state = jax.eval_shape(lambda: init_state(target, drafter, sizes, mesh=make_mesh()))
+    served = empty_served(2, sizes.max_model_len // sizes.page_size)
+    pieces = empty_pieces(2, sizes.prefill_chunk)
     graph, parameters = nnx.split(Models(target, drafter))
 
-    def run(parameters, state, batch):
+    def run(parameters, state, served, pieces):
         models = nnx.merge(graph, parameters)
-        state, first = prefill(models, state, batch, settings=settings)
-        return decode(models, state, state.active, settings=settings, mode=SamplingMode.TRUNCATED), first
+        return dispatch(models, state, served, pieces, settings=settings, mode=SamplingMode.TRUNCATED)
 
-    (after, output), first = jax.eval_shape(run, parameters, state, batch)
+    after, output = jax.eval_shape(run, parameters, state, served, pieces)
     assert jax.tree.map(_shape_and_dtype, after) == jax.tree.map(_shape_and_dtype, state)
-    assert first.token.shape == (2,)
-    assert output.tokens.shape == (2, 2, drafter.num_speculative_tokens + 1)
+    assert output.first.token.shape == (2,)
+    assert output.emitted.tokens.shape == (1, 2, drafter.num_speculative_tokens + 1)
 
 
 def _shape_and_dtype(array):

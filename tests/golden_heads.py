@@ -69,10 +69,13 @@ class GoldenHead:
             blocks=(block,),
         )
 
-    def context(self, hidden, *, history=None):
-        """Slot 0 has committed the golden's rows and is greedy; slot 1 is idle."""
+    def context(self, states, *, history=None):
+        """Slot 0 has committed the golden's rows and is greedy; slot 1 is idle.
+
+        `states` are those of the last call of `refresh`, whose rows began at 0 or behind whole blocks.
+        """
         return Context(
-            hidden=hidden,
+            hidden=two_slots(states[(ROWS - 1) % (len(states) // 2)], 9.0),
             history=jnp.zeros((2, 64), jnp.int32) if history is None else history,
             length=jnp.array([ROWS, 0]),
             active=jnp.array([True, False]),

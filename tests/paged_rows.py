@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jaxspec.attention import PagedMemory, PageTable, RowBlock, init_cache
-from jaxspec.models.llama import Llama
+from jaxspec.models.decoder import Decoder
 from jaxspec.sharding import make_mesh
 
 
@@ -36,7 +36,7 @@ class PagedTarget:
       fill: what the cache holds before anything is written.
     """
 
-    model: Llama
+    model: Decoder
     slots: int
     length: int
     page_size: int

@@ -12,7 +12,7 @@ from tiny_models import write_eagle1, write_eagle3, write_target
 import jaxspec
 from jaxspec.models.loading import ModulePlan
 
-SIZES = {"batch_size": 2, "max_model_len": 32, "page_size": 8, "prefill_chunk": 8}
+SIZES = {"batch_size": 2, "max_model_len": 32, "page_size": 8, "prefill_chunk": 8, "slot_sizes": ()}
 
 
 @pytest.fixture(scope="module")

@@ -151,6 +151,7 @@ def test_bad_names_are_refused(tmp_path):
     ("cls", "key", "value", "message"),
     [
         (DrafterConfig, "num_speculative_tokens", 0, "at least 1, got 0"),
+        (DrafterConfig, "num_speculative_tokens", 1025, "at most 1024, got 1025"),
         (DrafterConfig, "sampling", "typical", "'probabilistic' or 'greedy'"),
         (DrafterConfig, "min_ngram", 0, "at least 1"),
         (DrafterConfig, "max_ngram", 0, "at least 1"),

@@ -7,13 +7,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from extensions import write_bigram
 from tiny_models import perturb, write_dflash, write_eagle1, write_eagle3, write_peagle, write_target
 from tiny_mtp import LATENT, write_with_mtp
 
 import jaxspec
 from jaxspec import Engine, Generation
 
-SIZES = {"batch_size": 3, "max_model_len": 96, "page_size": 8, "prefill_chunk": 8, "prefill_rows": 1}
+SIZES = {
+    "batch_size": 3,
+    "max_model_len": 96,
+    "page_size": 8,
+    "prefill_chunk": 8,
+    "prefill_rows": 1,
+    "slot_sizes": (),
+}
 ATTENTION: dict[str, dict[str, Any]] = {
     "full": {},
     "sliding": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6},
@@ -23,12 +31,15 @@ ATTENTION: dict[str, dict[str, Any]] = {
         "compress_ratios": [1, 4],
     },
     "latent": LATENT,
+    "own family": {"model_type": "parallel", "attention_multiplier": 1.0, "seed": 1},
 }
-"""The kinds of attention, as changes to `tiny_models.TARGET`; tests of every kind run over these."""
-DRAFTERS = {"ngram": 3, "eagle3": 7, "eagle1": 5, "near": 7, "peagle": 7, "dflash": 7, "mtp": 7}
-"""Every drafter by name, and K where tests run it over every kind of attention."""
-PAIRS = [(kind, name) for kind in ATTENTION for name in DRAFTERS if name != "mtp" or kind == "latent"]
-"""Every drafter over every kind of attention that it fits."""
+"""The kinds of attention, and the family of docs/extending.md, as changes to `tiny_models.TARGET`; tests of
+every kind run over these."""
+DRAFTERS = {"ngram": 3, "eagle3": 7, "eagle1": 5, "near": 7, "peagle": 7, "dflash": 7, "mtp": 7, "bigram": 3}
+"""Every drafter by name, the last from docs/extending.md, and K where tests run it over every attention."""
+ONLY_OVER = {"mtp": ("latent",), "bigram": ("full", "own family")}
+PAIRS = [(kind, name) for kind in ATTENTION for name in DRAFTERS if kind in ONLY_OVER.get(name, ATTENTION)]
+"""Every drafter over every kind of attention that it fits, and that it could tell from others."""
 KINDS = {"self": "draft_model", "near": "draft_model"}
 
 
@@ -37,9 +48,9 @@ class TinyEngines:
     """A target of 48 tokens, drafters for it by name, and the engines loaded so far.
 
     "eagle3", "eagle1", "peagle", "dflash" and "mtp" (over latent attention alone) repeat the last token, the
-    same names after "random" are noise, "self" is the target itself, "near" a noisy copy of it, "ngram" and
-    "none" need no weights. `attention` is the kind of the target and of its copies; EAGLE heads over one with
-    a window have a window, too.
+    same names after "random" are noise, "bigram" is a table, "self" is the target itself, "near" a noisy copy
+    of it, "ngram" and "none" need no weights. `attention` is the kind of the target and of its copies; EAGLE
+    heads over one with a window have a window, too.
     """
 
     root: Path
@@ -63,6 +74,7 @@ class TinyEngines:
             "random dflash": write_dflash(self.root / "random_dflash", target, repeats=False, window=5),
             "self": target,
             "near": perturb(target, self.root / "near", scale=0.1),
+            "bigram": write_bigram(self.root / "bigram"),
         }
         if self.attention == "latent":
             self.folders["mtp"] = write_with_mtp(self.root / "mtp", target)

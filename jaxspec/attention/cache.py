@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jaxspec.sharding import sharding
 
 LayerCache = jax.Array | tuple[jax.Array, ...]
-"""[pages, N, 2, P, D] for most layers; axis 2 holds keys, then values. A head's page is two contiguous
+"""[pages, H, 2, P, D] for most layers; axis 2 holds keys, then values. A head's page is two contiguous
 [P, D] tiles, the unit that attention reads, so no program re-lays the cache, and splitting it over devices
 splits heads. A layer that keeps several things has a tuple, one array per `CacheShape`.
 Page 0 belongs to nobody: rows that must not be kept write there, and nothing reads it."""
@@ -23,7 +23,7 @@ class CacheShape:
     """What one array of a layer's cache keeps.
 
     Attributes:
-      num_kv_heads: N.
+      num_kv_heads: H.
       head_dim: D.
       planes: 2 for keys and values; 1 where one vector per position is both, as a latent is.
       positions_per_entry: how many positions share an entry. A page covers P positions in every array, so

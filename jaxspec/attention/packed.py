@@ -67,8 +67,10 @@ class PackedMemory:
     ) -> tuple[jax.Array, "PackedMemory"]:
         kind = self.kinds[layer]
         assert isinstance(kind, IndexedWindow)
-        assert layer not in self.kept, "draft steps over an indexed window are not built"
+        if layer in self.kept:
+            raise NotImplementedError("draft steps over an indexed window of whole texts are not built")
         queries, keys, values = self._rotated(projected, rope)
+        memory = self._with(layer, keys, values)
         visible = self._visible(layer, 0)
         if pool is not None:
             ends = (self.positions + 1) % kind.ratio == 0
@@ -78,7 +80,7 @@ class PackedMemory:
             past = self._same_text() & (self.positions[:, None, :] <= self.positions[:, :, None])
             visible = jnp.concatenate([visible, past & ends[:, None, :]], axis=2)
         attended = attend(queries, keys, values, visible, scale=scale)
-        return attended.reshape(-1, *attended.shape[2:]), self
+        return attended.reshape(-1, *attended.shape[2:]), memory
 
     def _attend(
         self, layer: int, queries: jax.Array, scale: float, sinks: jax.Array | None = None

@@ -1,8 +1,24 @@
 """Which drafter, and how far it looks ahead."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
 
 from jaxspec.config.errors import ConfigError, at_least
+
+
+class DrafterKind(Protocol):
+    """What a configuration has to know of a kind of drafter.
+
+    Attributes:
+      weights_from: "own", a checkpoint that `drafter.source` has to name; "target", the target's unless a
+        source is named; "none", no checkpoint.
+    """
+
+    weights_from: ClassVar[Literal["own", "target", "none"]]
+
+
+DRAFTERS: dict[str, type[DrafterKind]] = {}
+"""Every kind of drafter by name; `jaxspec.register_drafter` fills it."""
 
 
 @dataclass(frozen=True)
@@ -10,12 +26,13 @@ class DrafterConfig:
     """Which drafter, and how far it looks ahead.
 
     Attributes:
-      kind: "ngram", "eagle3", "eagle1", "peagle", "dflash", "mtp", "draft_model" or "none".
-      num_speculative_tokens: K, drafts per step.
-      source, file, sha256: the head's checkpoint; n-gram has none, and "mtp" takes the target's by default.
+      kind: "none", for plain decoding, or another name in `DRAFTERS`.
+      num_speculative_tokens: K, drafts per step, at most 1024.
+      source, file, sha256: its checkpoint; see `DrafterKind.weights_from` for who needs none.
       sampling: "probabilistic" draws drafts from the head's distribution at the request's temperature
         and verifies against it; "greedy" takes the most likely token and verifies it as one-hot.
       max_ngram, min_ngram: n-gram lengths that prompt lookup tries, the longest first.
+      options: settings of a kind that was registered from outside, as it reads them.
     """
 
     kind: str = "none"
@@ -26,16 +43,33 @@ class DrafterConfig:
     sampling: str = "probabilistic"
     max_ngram: int = 3
     min_ngram: int = 1
+    options: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        kinds = ("ngram", "eagle3", "eagle1", "peagle", "dflash", "mtp", "draft_model", "none")
-        if self.kind not in kinds:
-            raise ConfigError(f"drafter.kind {self.kind!r} is unknown; known: {', '.join(kinds)}")
+        if self.kind not in DRAFTERS:
+            raise ConfigError(f"drafter.kind {self.kind!r} is unknown; known: {', '.join(DRAFTERS)}")
         if self.kind != "none":
             at_least("drafter.num_speculative_tokens", self.num_speculative_tokens, 1)
+            if self.num_speculative_tokens > 1024:
+                raise ConfigError(
+                    f"drafter.num_speculative_tokens must be at most 1024, got {self.num_speculative_tokens}"
+                )
         if self.sampling not in ("probabilistic", "greedy"):
             raise ConfigError(f"drafter.sampling must be 'probabilistic' or 'greedy', not {self.sampling!r}")
-        if self.kind not in ("none", "ngram", "mtp") and not self.source:
+        if self.weights_from == "own" and not self.source:
             raise ConfigError(f"drafter.source is missing: {self.kind!r} needs a checkpoint")
         at_least("drafter.min_ngram", self.min_ngram, 1)
         at_least("drafter.max_ngram", self.max_ngram, self.min_ngram)
+
+    @property
+    def weights_from(self) -> str:
+        """See `DrafterKind`."""
+        return DRAFTERS[self.kind].weights_from
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What every drafter's constructor takes."""
+        return {
+            "num_speculative_tokens": self.num_speculative_tokens,
+            "probabilistic": self.sampling == "probabilistic",
+        }

@@ -15,10 +15,15 @@ class EngineConfig:
         limit, at most 2048 on the CPU and 8192 elsewhere.
       page_size: positions per cache page, a power of two.
       num_pages: pages of the cache without page 0; None takes enough for every slot at max_model_len.
-      prefill_chunk: C, prompt tokens per row of one prefill program; None takes 64 on the CPU and 256
+      prefill_chunk: C, the tokens that a prompt is cut into; None takes 64.
+      prefill_rows: the most pieces of C tokens that one program for prompts reads, of one prompt or of
+        several; there are programs for fewer, too. None takes 1 on the CPU, where rows cost what they cost in
+        any company, and 2048 rows elsewhere.
+      rows_beside: prompt rows that a decoding step reads at most beside its drafts, so that nobody waits
+        while a prompt is read; 0 reads prompts between dispatches. None takes 0 on the CPU and 1024
         elsewhere.
-      prefill_rows: R, prompts that one prefill program takes at once; None takes 1 on the CPU, where a
-        row without work costs as much as one with, and up to 8 elsewhere.
+      slot_sizes: numbers of slots that there are decode programs for, beside batch_size: with fewer requests
+        running than that, fewer rows are computed. None takes the powers of two.
       steps_per_dispatch: S, engine steps run on the device per host round trip; None takes 1 on the CPU
         and 4 elsewhere. Finished slots idle until the round trip ends.
       dtype: "float32" or "bfloat16" for weights, activations and cache; None takes float32 on the CPU
@@ -35,6 +40,8 @@ class EngineConfig:
     num_pages: int | None = None
     prefill_chunk: int | None = None
     prefill_rows: int | None = None
+    rows_beside: int | None = None
+    slot_sizes: tuple | list | None = None
     steps_per_dispatch: int | None = None
     dtype: str | None = None
     draft_loop: str = "compiled"
@@ -47,6 +54,10 @@ class EngineConfig:
         for name in ("max_model_len", "num_pages", "prefill_chunk", "prefill_rows", "steps_per_dispatch"):
             if getattr(self, name) is not None:
                 at_least(f"engine.{name}", getattr(self, name), 1)
+        if self.rows_beside is not None:
+            at_least("engine.rows_beside", self.rows_beside, 0)
+        for size in self.slot_sizes or ():
+            at_least("engine.slot_sizes", size, 1)
         if self.page_size & (self.page_size - 1):
             raise ConfigError(f"engine.page_size must be a power of two, not {self.page_size}")
         if self.dtype not in (None, "float32", "bfloat16"):
@@ -70,13 +81,17 @@ class EngineConfig:
                 f"engine.max_model_len {max_model_len} is past the model's limit of {model_limit}"
             )
         pages_per_slot = -(-max_model_len // self.page_size)
+        chunk = self.prefill_chunk or 64
+        powers = tuple(1 << i for i in range(self.batch_size.bit_length()))
         return ResolvedEngineConfig(
             batch_size=self.batch_size,
             max_model_len=max_model_len,
             page_size=self.page_size,
             num_pages=self.num_pages or pages_per_slot * self.batch_size,
-            prefill_chunk=self.prefill_chunk or (64 if on_cpu else 256),
-            prefill_rows=self.prefill_rows or (1 if on_cpu else min(8, self.batch_size)),
+            prefill_chunk=chunk,
+            prefill_rows=self.prefill_rows or (1 if on_cpu else max(2048 // chunk, 1)),
+            rows_beside=(0 if on_cpu else 1024) if self.rows_beside is None else self.rows_beside,
+            slot_sizes=powers if self.slot_sizes is None else tuple(self.slot_sizes),
             steps_per_dispatch=self.steps_per_dispatch or (1 if on_cpu else 4),
             # XLA's bfloat16 products run at a twentieth of float32's speed on the CPU.
             dtype=self.dtype or ("float32" if on_cpu else "bfloat16"),
@@ -95,6 +110,8 @@ class ResolvedEngineConfig:
     num_pages: int
     prefill_chunk: int
     prefill_rows: int
+    rows_beside: int
+    slot_sizes: tuple[int, ...]
     steps_per_dispatch: int
     dtype: str
     draft_loop: str

@@ -8,8 +8,6 @@ from typing import Any
 from jaxspec.config.errors import ConfigError, at_least
 from jaxspec.config.rope import RopeConfig
 
-LATENT_FAMILIES = ("deepseek_v3", "glm4_moe_lite")
-
 
 @dataclass(frozen=True)
 class LatentConfig:
@@ -32,14 +30,12 @@ class LatentConfig:
     rope_interleave: bool = True
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> "LatentConfig | None":
-        """Reads a `config.json` whose absent keys have been filled in; None for the other families.
+    def from_hf(cls, config: Mapping[str, Any]) -> "LatentConfig":
+        """Reads a `config.json` whose absent keys have been filled in.
 
         Raises:
           ConfigError: a size is no whole number, or a bias is asked for.
         """
-        if config["model_type"] not in LATENT_FAMILIES:
-            return None
         if config.get("attention_bias"):
             raise ConfigError("attention_bias True is not supported in latent attention; supported: False")
         sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from jaxspec.config.errors import ConfigError
 from jaxspec.config.latent import LatentConfig
 from jaxspec.config.moe import MoeConfig
-from jaxspec.config.rope import RopeConfig, read_ropes
+from jaxspec.config.rope import RopeConfig
 
 
 @dataclass(frozen=True)
@@ -89,210 +89,20 @@ class ModelConfig:
         """
         config = config.get("text_config") or config
         family = config.get("model_type")
-        if not isinstance(family, str) or family not in _FAMILY_DEFAULTS:
-            known = ", ".join(_FAMILY_DEFAULTS)
+        if not isinstance(family, str) or family not in FAMILIES:
+            known = ", ".join(FAMILIES)
             raise ConfigError(f"model_type {family!r} is not supported; supported: {known}")
-        config = {**_FAMILY_DEFAULTS[family], **config}
-        _check_supported(config)
-        for key in (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-        ):
-            if not isinstance(config.get(key), int) or config[key] < 1:
-                raise ConfigError(f"config.json: {key} must be a positive integer, got {config.get(key)!r}")
-        heads = config["num_attention_heads"]
-        layer_types, window = _layer_types(config)
-        rope, local_rope = read_ropes(config)
-        scalar = config.get("query_pre_attn_scalar")
-        latent = LatentConfig.from_hf(config)
-        head_dim = (
-            latent.qk_rope_head_dim if latent else config.get("head_dim") or config["hidden_size"] // heads
-        )
-        if head_dim < 1:
-            raise ConfigError(f"config.json: hidden_size {config['hidden_size']} is less than {heads} heads")
-        return cls(
-            family=family,
-            vocab_size=config["vocab_size"],
-            hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
-            num_hidden_layers=config["num_hidden_layers"],
-            num_attention_heads=heads,
-            num_key_value_heads=config.get("num_key_value_heads") or heads,
-            head_dim=head_dim,
-            rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-            max_position_embeddings=config["max_position_embeddings"],
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            attention_bias=bool(config.get("attention_bias", False)),
-            mlp_bias=bool(config.get("mlp_bias", False)),
-            qk_norm=family in _QK_NORM,
-            rope=rope,
-            local_rope=local_rope,
-            attention_scale=latent.scale(rope) if latent else scalar and scalar**-0.5,
-            layer_types=layer_types,
-            sliding_window=window,
-            compress_ratios=_compress_ratios(config),
-            attention_sinks=family == "gpt_oss",
-            moe=MoeConfig.from_hf(config),
-            latent=latent,
-            num_nextn_predict_layers=config.get("num_nextn_predict_layers") or 0,
-        )
+        return FAMILIES[family].read_config(config)
 
 
-def _check_supported(config: Mapping[str, Any]) -> None:
-    gemma = config["model_type"] == "gemma3_text"
-    key, built = ("hidden_activation", "gelu_pytorch_tanh") if gemma else ("hidden_act", "silu")
-    if config.get(key, built) != built:
-        raise ConfigError(f"{key} {config[key]!r} is not supported; supported: {built}")
-    for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
-        if config.get(key):
-            raise ConfigError(f"{key} {config[key]!r} is not supported; supported: none")
+class Family(Protocol):
+    """What reading a `config.json` has to know of a family."""
+
+    @classmethod
+    def read_config(cls, config: Mapping[str, Any]) -> ModelConfig:
+        """Raises ConfigError: a key that must be there is missing, or asks for what is not built."""
+        ...
 
 
-_QK_NORM = ("qwen3", "qwen3_moe", "gemma3_text")
-
-_FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "llama": {"max_position_embeddings": 2048},
-    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
-    "qwen3": {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "sliding_window": 4096,
-        "use_sliding_window": False,
-        "max_window_layers": 28,
-    },
-    "qwen3_moe": {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 4,
-        "sliding_window": 4096,
-        "use_sliding_window": False,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "norm_topk_prob": False,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": (),
-    },
-    "gemma3_text": {
-        "vocab_size": 262208,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131072,
-        "tie_word_embeddings": True,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 6,
-    },
-    "deepseek_v3": {
-        "vocab_size": 129280,
-        "hidden_size": 7168,
-        "intermediate_size": 18432,
-        "num_hidden_layers": 61,
-        "num_attention_heads": 128,
-        "max_position_embeddings": 4096,
-        "q_lora_rank": 1536,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "rope_interleave": True,
-        "moe_intermediate_size": 2048,
-        "n_routed_experts": 256,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 8,
-        "n_group": 8,
-        "topk_group": 4,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5,
-        "first_k_dense_replace": 3,
-        "num_nextn_predict_layers": 1,
-    },
-    "glm4_moe_lite": {
-        "vocab_size": 154880,
-        "hidden_size": 2048,
-        "intermediate_size": 10240,
-        "num_hidden_layers": 47,
-        "num_attention_heads": 20,
-        "max_position_embeddings": 202752,
-        "rms_norm_eps": 1e-5,
-        "q_lora_rank": 768,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 192,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 256,
-        "rope_interleave": True,
-        "moe_intermediate_size": 1536,
-        "n_routed_experts": 64,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 4,
-        "n_group": 1,
-        "topk_group": 1,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 1.8,
-        "first_k_dense_replace": 1,
-        "num_nextn_predict_layers": 1,
-    },
-    "jaxspec_indexed_window": {"max_position_embeddings": 2048, "sliding_window": 128},
-    "gpt_oss": {
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "rms_norm_eps": 1e-5,
-        "sliding_window": 128,
-        "attention_bias": True,
-        "num_local_experts": 128,
-        "num_experts_per_tok": 4,
-        "swiglu_limit": 7.0,
-        "swiglu_alpha": 1.702,
-        "rope_theta": 150000.0,
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-            "original_max_position_embeddings": 4096,
-        },
-    },
-}
-"""What the configuration classes of transformers 5.23 assume for keys that a file leaves out."""
-
-
-def _compress_ratios(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """DeepSeek-V4's key, for the family of ours that has its kind of attention."""
-    if config["model_type"] != "jaxspec_indexed_window":
-        return ()
-    if not config.get("compress_ratios"):
-        raise ConfigError(
-            "config.json: compress_ratios is missing: one per layer, 1 where only a window is seen"
-        )
-    return tuple(config["compress_ratios"])
-
-
-def _layer_types(config: Mapping[str, Any]) -> tuple[tuple[str, ...], int | None]:
-    """The kind of every layer, empty for "all full", and the window of the sliding ones."""
-    window = config.get("sliding_window")
-    if not config.get("use_sliding_window", True):
-        window = None
-    stated = tuple(config.get("layer_types") or ())
-    if stated or window is None or config["model_type"] == "llama":
-        return stated, window
-    period = 2 if config["model_type"] == "gpt_oss" else config.get("sliding_window_pattern")
-    if period:
-        return tuple(
-            "sliding_attention" if (layer + 1) % period else "full_attention"
-            for layer in range(config["num_hidden_layers"])
-        ), window
-    # Qwen3-MoE has the key too, and transformers does not read it there.
-    first = 0 if config["model_type"] == "qwen3_moe" else config.get("max_window_layers", 0)
-    return tuple(
-        "sliding_attention" if layer >= first else "full_attention"
-        for layer in range(config["num_hidden_layers"])
-    ), window
+FAMILIES: dict[str, type[Family]] = {}
+"""Every family by its `model_type`; `jaxspec.register_family` fills it."""

@@ -50,23 +50,6 @@ class RopeConfig:
         return cls(float(theta), kind, tuple(sorted(freeze.items())))
 
 
-def read_ropes(config: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig | None]:
-    """The rope of a `config.json`, and that of its sliding layers where they have their own (Gemma 3).
-
-    Published files say it in `rope_local_base_freq`, transformers 5 nests `rope_parameters` by kind.
-    """
-    if config["model_type"] != "gemma3_text":
-        return RopeConfig.from_hf(config), None
-    nested = config.get("rope_parameters") or {}
-    whole = {**config, "rope_parameters": nested.get("full_attention")}
-    local = {
-        "rope_theta": config.get("rope_local_base_freq"),
-        "rope_parameters": nested.get("sliding_attention"),
-        "max_position_embeddings": config["max_position_embeddings"],
-    }
-    return RopeConfig.from_hf(whole, default_theta=1e6), RopeConfig.from_hf(local, default_theta=1e4)
-
-
 ROPE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),

@@ -39,8 +39,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
-        if self.drafter.kind == "mtp" and self.drafter.source is None:
-            # The layer is in the target's own checkpoint.
+        if self.drafter.weights_from == "target" and self.drafter.source is None:
             own = dataclasses.replace(self.drafter, **dataclasses.asdict(self.target))
             object.__setattr__(self, "drafter", own)
         length = self.engine.synthetic_acceptance_length

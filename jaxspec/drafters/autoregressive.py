@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxspec_kernels.gumbel_sample import gumbel_sample
-from jaxspec_kernels.random import Purpose
+from jaxspec_kernels.random import Purpose, draft_position
 
 from jaxspec.attention import (
     AnyMemory,
@@ -26,7 +26,7 @@ from jaxspec.attention import (
 from jaxspec.drafters.base import Compile, Context, Drafter, HostPropose, Proposal, Rows, Target
 from jaxspec.drafters.vocabulary import to_target_ids
 from jaxspec.models.parameters import Buffer
-from jaxspec.sampling import SamplingMode
+from jaxspec.sampling import DraftVocabulary, SamplingMode
 
 
 @jax.tree_util.register_dataclass
@@ -55,7 +55,6 @@ class AutoregressiveDrafter(Drafter):
       lead: where the first draft step writes, relative to the last committed position: 0 for EAGLE,
         whose row i pairs the target's feature at i with the token at i + 1; 1 for a draft model, whose
         row i reads the token at i.
-      probabilistic: draw drafts from the network's distribution, or take its most likely token.
       draft_vocab_size: W.
       target_ids: i32[W], the target's id of every draft id; None where the two are one.
       draft_ids: i32[V], its inverse, -1 for ids that are never drafted.
@@ -64,7 +63,6 @@ class AutoregressiveDrafter(Drafter):
     kinds: tuple[AttentionKind, ...]
     draft_vocab_size: int
     lead: int = 0
-    probabilistic: bool = True
     target_ids: Buffer | None
     draft_ids: Buffer | None
 
@@ -89,8 +87,10 @@ class AutoregressiveDrafter(Drafter):
         """f32[..., W] of what `advance` returned."""
 
     @property
-    def draft_vocab(self) -> jax.Array | None:
-        return None if self.draft_ids is None else self.draft_ids[...]
+    def draft_vocab(self) -> DraftVocabulary | None:
+        if self.target_ids is None or self.draft_ids is None:
+            return None
+        return DraftVocabulary(self.target_ids[...], self.draft_ids[...])
 
     def to_target(self, tokens: jax.Array) -> jax.Array:
         """Target ids of draft ids."""
@@ -169,8 +169,7 @@ class AutoregressiveDrafter(Drafter):
             self.logits(target, state.hidden),
             context.sampling.temperature,
             context.sampling.seed,
-            # The position of the target's row that will verify this draft.
-            context.length + i,
+            draft_position(context.length, i),
             i,
             state.tokens,
             state.logits,

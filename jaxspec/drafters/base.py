@@ -1,18 +1,20 @@
 """The contract between the engine and a drafter.
 
-A drafter is an `nnx.Module`: static facts as plain attributes, arrays as parameters. The engine calls
+A drafter is an `nnx.Module`: static facts as plain attributes, arrays as parameters. Its class finds out
+whether a checkpoint fits (`plan`), and says what a checkpoint is (`recognise`, `describe`). The engine calls
 `refresh` once per step over the rows that the target has just run, and `propose` once per step for K
-drafts. It never asks which drafter it is.
+drafts. Neither the engine nor loading ever asks which drafter it is.
 """
 
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
 from jaxspec.attention import (
     AnyMemory,
@@ -23,8 +25,10 @@ from jaxspec.attention import (
     RowBlocks,
     row_positions,
 )
-from jaxspec.config import ModelConfig
-from jaxspec.sampling import SamplingMode, SamplingState
+from jaxspec.checkpoints import Checkpoint
+from jaxspec.config import DrafterConfig, ModelConfig
+from jaxspec.drafters.flags import Flag
+from jaxspec.sampling import DraftVocabulary, SamplingMode, SamplingState
 
 
 class Target(Protocol):
@@ -146,20 +150,83 @@ class Proposal:
     logits: jax.Array | None
 
 
+@dataclass(frozen=True)
+class Build:
+    """How the engine wants a drafter's arrays.
+
+    Attributes:
+      dtype: of weights and cache.
+      mesh: the devices that weights are split over; one by default.
+      packed: see `ModulePlan.read`.
+    """
+
+    dtype: jnp.dtype
+    mesh: Mesh | None = None
+    packed: bool = False
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is known of a drafter's checkpoint without reading its weights.
+
+    Attributes:
+      target: the targets that it fits, in words.
+      layers: the target's hidden states that it reads, in words.
+      flags: what decides how it computes, found or assumed.
+      ignored: names of the tensors that loading leaves out.
+      stand_in: a target that it fits as far as it says itself; None where it does not say.
+    """
+
+    target: str = "unknown"
+    layers: str = "unknown"
+    flags: tuple[Flag, ...] = ()
+    ignored: tuple[str, ...] = ()
+    stand_in: ModelConfig | None = None
+
+
 class Drafter(nnx.Module):
     """Base of all drafters.
 
     Attributes:
+      title: what a checkpoint of it is called, with its article.
+      weights_from: see `jaxspec.config.drafter.DrafterKind`.
       num_speculative_tokens: K.
+      probabilistic: draw drafts from its distribution, or take its most likely tokens.
       capture: the target's hidden states that `refresh` reads: i is the stream before layer i.
       hidden_size: M', the width of what `refresh` returns.
       trained_length: positions that its weights were made for; None where it has none.
     """
 
+    title: ClassVar[str] = "a drafter"
+    weights_from: ClassVar[Literal["own", "target", "none"]] = "none"
     num_speculative_tokens: int
+    probabilistic: bool
     capture: tuple[int, ...] = ()
     hidden_size: int = 0
     trained_length: int | None = None
+
+    def __init__(self, *, num_speculative_tokens: int, probabilistic: bool = True):
+        self.num_speculative_tokens, self.probabilistic = num_speculative_tokens, probabilistic
+
+    @classmethod
+    def recognise(cls, checkpoint: Checkpoint) -> str | None:
+        """Whose format a checkpoint is in; None where it holds no such drafter."""
+        return None
+
+    @classmethod
+    def describe(cls, checkpoint: Checkpoint, target: ModelConfig | None) -> Description:
+        """What a checkpoint of it holds, and where a target is given, what that means for this one."""
+        return Description()
+
+    @classmethod
+    def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> "DrafterReader":
+        """Finds out whether `config` fits the target; no weights are read yet.
+
+        Raises:
+          ConfigError: it does not fit the target.
+          CheckpointError: its checkpoint cannot be read, or holds other tensors than it should.
+        """
+        raise NotImplementedError
 
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
@@ -167,8 +234,8 @@ class Drafter(nnx.Module):
         return ()
 
     @property
-    def draft_vocab(self) -> jax.Array | None:
-        """i32[V], the draft id of every target id or -1; None where the two vocabularies are one."""
+    def draft_vocab(self) -> DraftVocabulary | None:
+        """Which of the target's tokens it can draft; None for all of them, by the same ids."""
         return None
 
     @abstractmethod
@@ -196,6 +263,9 @@ class Drafter(nnx.Module):
             lambda drafter, target, context, cache: drafter.propose(target, context, cache, mode=mode)
         )
 
+
+DrafterReader = Callable[[Target], Drafter]
+"""Reads the weights of a drafter that has been found to fit; called with its target's weights in place."""
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Compiles function(drafter, target, context, state, ...) into one of (context, state, ...) that donates the

@@ -4,7 +4,7 @@ Source: arXiv 2602.06036; `z-lab/dflash` dflash/model.py; `vllm-project/speculat
 `model_executor/models/qwen3_dflash.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,15 +21,19 @@ from jaxspec.attention import (
     RowBlock,
     SlidingWindow,
 )
+from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.base import Context, Rows, Target
-from jaxspec.drafters.layer_config import captured_streams, is_speculators, layer_config
+from jaxspec.drafters.flags import Flag, key_flag, layer_flags, vocabulary_flags
+from jaxspec.drafters.head import Head
+from jaxspec.drafters.layer_config import architecture, captured_streams, is_speculators, layer_config
 from jaxspec.drafters.one_pass import OnePassDrafter
 from jaxspec.drafters.peagle import checked_mask_token
 from jaxspec.drafters.vocabulary import to_target_ids, vocabulary_buffers
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import DecoderLayer, Embedding, Linear, RMSNorm
-from jaxspec.models.llama import attention_kinds
 from jaxspec.models.rope import rope_tables
+from jaxspec.sampling import DraftVocabulary
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,8 @@ class DFlashConfig:
           ConfigError: the head does not fit the target, or asks for what is not built.
         """
         speculators = is_speculators(config)
+        if architecture(config).startswith("DFlash2") or any(n.startswith("candidate_") for n in tensors):
+            raise ConfigError("DFlash2 is not supported; supported: DFlash")
         # z-lab's newer heads nest what its older ones have at the top.
         config = {**config, **(config.get("dflash_config") or {})}
         _check_supported(config)
@@ -109,6 +115,26 @@ class DFlashConfig:
             own_embedding=own_embedding,
             own_head=own_head,
         )
+
+    def reads(self, config: Mapping[str, Any], *, any_target: bool) -> str:
+        return f"those before layers {', '.join(map(str, self.capture))}"
+
+    def flags(self, checkpoint: Checkpoint) -> Iterator[Flag]:
+        config = checkpoint.config
+        merged = {**config, **(config.get("dflash_config") or {})}
+        yield Flag("mask token", str(self.mask_token), "mask_token_id")
+        reason = "the default of its producer's code"
+        yield key_flag("block size", self.block_size, merged, "block_size", reason=reason)
+        if "sliding_attention" in self.layers.layer_types:
+            speculators = is_speculators(config)
+            keys = ("sliding_window_non_causal",) if speculators else ("causal", "is_causal")
+            causal = ", ".join("causal" if c else "both ways" for c in self.causal)
+            reason = "its producer's code makes windowed layers causal inside a block, and no others"
+            yield key_flag("sight inside a block, by layer", causal, merged, *keys, reason=reason)
+            window = "before the block" if self.window_before_block else "before each row"
+            yield Flag("window counts positions", window, None, "its producer's attention mask does so")
+        yield from layer_flags(self.layers, config)
+        yield from vocabulary_flags(self.draft_vocab_size, checkpoint)
 
 
 _ONLY: Mapping[str, Any] = {
@@ -151,7 +177,7 @@ def _causal(config: Mapping[str, Any], layers: ModelConfig, speculators: bool) -
     return windowed if stated is None else (bool(stated),) * len(windowed)
 
 
-class DFlash(OnePassDrafter):
+class DFlash(Head, OnePassDrafter):
     """The last token and K masks at their true positions; mask row i drafts the token of its own position.
 
     The context of every committed position is a feature of the target, which `refresh` turns into keys and
@@ -159,27 +185,21 @@ class DFlash(OnePassDrafter):
     lies where the next refresh writes the context of the accepted tokens.
     """
 
-    def __init__(
-        self,
-        config: DFlashConfig,
-        *,
-        num_speculative_tokens: int,
-        probabilistic: bool = True,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ):
+    title = "a DFlash head"
+    config_type = DFlashConfig
+
+    def __init__(self, config: DFlashConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
         """Raises ConfigError: more drafts than the head's block has masks."""
-        if num_speculative_tokens >= config.block_size:
+        super().__init__(**settings)
+        if self.num_speculative_tokens >= config.block_size:
             raise ConfigError(
-                f"drafter.num_speculative_tokens is {num_speculative_tokens}, and the head drafts at most "
-                f"{config.block_size - 1} (block_size {config.block_size})"
+                f"drafter.num_speculative_tokens is {self.num_speculative_tokens}, and the head drafts "
+                f"at most {config.block_size - 1} (block_size {config.block_size})"
             )
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         layers = config.layers
         width, eps = layers.hidden_size, layers.rms_norm_eps
         self.config = config
-        self.num_speculative_tokens = num_speculative_tokens
-        self.probabilistic = probabilistic
         self.capture = config.capture
         self.trained_length = layers.max_position_embeddings
         self.kinds = _block_kinds(config)
@@ -199,14 +219,21 @@ class DFlash(OnePassDrafter):
             else None
         )
 
+    @classmethod
+    def recognise(cls, checkpoint: Checkpoint) -> str | None:
+        config = checkpoint.config
+        return "z-lab" if "dflash_config" in config or architecture(config).startswith("DFlash") else None
+
     @property
     def cache_shapes(self) -> tuple[CacheShape, ...]:
         layers = self.config.layers
         return (CacheShape(layers.num_key_value_heads, layers.head_dim),) * len(self.kinds)
 
     @property
-    def draft_vocab(self) -> jax.Array | None:
-        return None if self.draft_ids is None else self.draft_ids[...]
+    def draft_vocab(self) -> DraftVocabulary | None:
+        if self.target_ids is None or self.draft_ids is None:
+            return None
+        return DraftVocabulary(self.target_ids[...], self.draft_ids[...])
 
     def to_target(self, tokens: jax.Array) -> jax.Array:
         return to_target_ids(self.target_ids, tokens)
@@ -254,7 +281,7 @@ def _block_kinds(config: DFlashConfig) -> tuple[AttentionKind, ...]:
     beside = 1 if config.window_before_block else 0
     return tuple(
         SlidingWindow(kind.size + beside) if isinstance(kind, SlidingWindow) else kind
-        for kind in attention_kinds(config.layers)
+        for kind in Decoder.attention_kinds(config.layers)
     )
 
 

@@ -3,29 +3,59 @@
 Source: Y. Leviathan et al., arXiv 2211.17192.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from jaxspec.attention import AnyMemory, LayerCache, LayerCacheShape, RowBlock, join_rows, split_rows
+from jaxspec.checkpoints import Checkpoint
+from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
-from jaxspec.drafters.base import Rows, Target
-from jaxspec.models.llama import Llama
+from jaxspec.drafters.base import Build, Description, DrafterReader, Rows, Target
+from jaxspec.drafters.formats import open_drafter
+from jaxspec.models.decoder import Decoder
+from jaxspec.models.loading import IGNORED, matching, plan_target, target_config
 
 
 class DraftModel(AutoregressiveDrafter):
     """An independent network: it reads the same tokens at the same positions, and no hidden states."""
 
+    title = "a whole model"
+    weights_from = "own"
     target_ids = draft_ids = None
     lead = 1
 
-    def __init__(self, model: Llama, *, num_speculative_tokens: int, probabilistic: bool = True):
+    def __init__(self, model: Decoder, **settings: Any):
+        super().__init__(**settings)
         self.model = model
-        self.num_speculative_tokens = num_speculative_tokens
-        self.probabilistic = probabilistic
         self.hidden_size = model.config.hidden_size
         self.trained_length = model.config.max_position_embeddings
         self.kinds = model.kinds
         self.draft_vocab_size = model.config.vocab_size
+
+    @classmethod
+    def recognise(cls, checkpoint: Checkpoint) -> str | None:
+        # A head's own embedding has no prefix.
+        whole = any(name.endswith(".embed_tokens.weight") for name in checkpoint.tensors)
+        return f"model_type {checkpoint.config.get('model_type')}" if whole else None
+
+    @classmethod
+    def describe(cls, checkpoint: Checkpoint, target: ModelConfig | None) -> Description:
+        own = target_config(checkpoint)
+        fitting = f"any model whose vocabulary is the same one of {own.vocab_size} tokens"
+        return Description(fitting, "none", ignored=matching(checkpoint, IGNORED), stand_in=own)
+
+    @classmethod
+    def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
+        plan = plan_target(open_drafter(config), dtype=build.dtype)
+        vocab_size = plan.module.config.vocab_size
+        if vocab_size != target.vocab_size:
+            raise ConfigError(
+                f"drafter.source: the draft model has a vocabulary of {vocab_size}, "
+                f"the target of {target.vocab_size}"
+            )
+        return lambda _: cls(plan.read(build.mesh, packed=build.packed), **config.settings)
 
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:

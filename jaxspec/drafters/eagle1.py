@@ -3,20 +3,24 @@
 Source: Y. Li et al., arXiv 2401.15077; `SafeAILab/EAGLE` eagle/model/cnets1.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.attention import AnyMemory, CacheShape, LayerCache, RopeTables
+from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter, refresh_shifted
 from jaxspec.drafters.base import Rows, Target
+from jaxspec.drafters.flags import Flag, key_flag, layer_flags, tensor_flag
+from jaxspec.drafters.head import Head
+from jaxspec.drafters.layer_config import LAST_LAYER
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm
-from jaxspec.models.llama import attention_kinds
 from jaxspec.models.rope import rope_tables
 
 
@@ -30,6 +34,7 @@ class Eagle1Config:
       own_embedding: the checkpoint brings its own token embedding.
     """
 
+    own_head: ClassVar[bool] = False
     layers: ModelConfig
     fc_bias: bool = True
     own_embedding: bool = False
@@ -52,6 +57,17 @@ class Eagle1Config:
         # A config without the key stands for a head with the bias; the key concerns `fc` alone.
         return cls(layers, bool(config.get("bias", True)), "embed_tokens.weight" in tensors)
 
+    def reads(self, config: Mapping[str, Any], *, any_target: bool) -> str:
+        return LAST_LAYER
+
+    def flags(self, checkpoint: Checkpoint) -> Iterator[Flag]:
+        config, tensors = checkpoint.config, checkpoint.tensors
+        reason = "heads of Llama 2 and Vicuna have fc.bias and no key for it"
+        yield key_flag("fc bias", self.fc_bias, config, "bias", reason=reason)
+        yield from layer_flags(self.layers, config)
+        yield tensor_flag("token embedding", "its own", "the target's", tensors, "embed_tokens.weight")
+        yield Flag("output head", "the target's", "EAGLE-1 has none of its own")
+
 
 class Eagle1FirstLayer(nnx.Module):
     """A decoder layer without a norm before its attention."""
@@ -72,28 +88,21 @@ class Eagle1FirstLayer(nnx.Module):
         return x + self.mlp(self.mlp_norm(x)), memory
 
 
-class Eagle1(AutoregressiveDrafter):
+class Eagle1(Head, AutoregressiveDrafter):
     """A head that regresses the target's final hidden state and shares its output projection."""
 
+    title = "an EAGLE-1 head"
+    config_type = Eagle1Config
     target_ids = draft_ids = None
 
-    def __init__(
-        self,
-        config: Eagle1Config,
-        *,
-        num_speculative_tokens: int,
-        probabilistic: bool = True,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: Eagle1Config, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         layers = config.layers
+        super().__init__(**settings)
         self.config = config
-        self.num_speculative_tokens = num_speculative_tokens
-        self.probabilistic = probabilistic
         self.hidden_size = layers.hidden_size
         self.trained_length = layers.max_position_embeddings
-        self.kinds = attention_kinds(layers)
+        self.kinds = Decoder.attention_kinds(layers)
         self.draft_vocab_size = layers.vocab_size
         self.embedding = (
             Embedding(layers.vocab_size, layers.hidden_size, "embed_tokens", **args)
@@ -110,6 +119,13 @@ class Eagle1(AutoregressiveDrafter):
         )
         self.first = Eagle1FirstLayer(layers, **args)
         self.rest = nnx.List([DecoderLayer(layers, f"layers.{i}", **args) for i in range(1, len(self.kinds))])
+
+    @classmethod
+    def recognise(cls, checkpoint: Checkpoint) -> str | None:
+        names = checkpoint.tensors
+        # Nothing is normed before the first layer's attention.
+        is_one = "fc.weight" in names and any(name.startswith("layers.0.") for name in names)
+        return "SafeAILab" if is_one and "layers.0.input_layernorm.weight" not in names else None
 
     @property
     def cache_shapes(self) -> tuple[CacheShape, ...]:

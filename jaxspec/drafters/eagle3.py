@@ -4,22 +4,31 @@ Source: Y. Li et al., arXiv 2503.01840; `SafeAILab/EAGLE` eagle/model/cnets.py;
 `vllm-project/speculators` models/eagle3.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.attention import AnyMemory, CacheShape, LayerCache, RopeTables
+from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter, refresh_shifted
 from jaxspec.drafters.base import Rows, Target
-from jaxspec.drafters.layer_config import captured_streams, is_speculators, layer_config
+from jaxspec.drafters.flags import RECYCLED, Flag, key_flag, layer_flags, tensor_flag, vocabulary_flags
+from jaxspec.drafters.head import Head
+from jaxspec.drafters.layer_config import (
+    LAST_LAYER,
+    architecture,
+    captured_streams,
+    is_speculators,
+    layer_config,
+)
 from jaxspec.drafters.vocabulary import vocabulary_buffers
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm
-from jaxspec.models.llama import attention_kinds
 from jaxspec.models.rope import rope_tables
 
 
@@ -41,6 +50,7 @@ class Eagle3Config:
       first_layer: name of the first layer in the checkpoint, "midlayer" or "layers.0".
     """
 
+    own_head: ClassVar[bool] = True
     layers: ModelConfig
     draft_vocab_size: int
     target_hidden_size: int
@@ -63,7 +73,7 @@ class Eagle3Config:
         """
         speculators = is_speculators(config)
         layer = layer_config(config, target)
-        if "Qwen3" in str((config.get("architectures") or [""])[0]):
+        if "Qwen3" in architecture(config):
             layer["model_type"] = "qwen3"
         layers = ModelConfig.from_hf(layer)
         eagle = config.get("eagle_config") or {}
@@ -103,6 +113,36 @@ class Eagle3Config:
             own_embedding=own_embedding,
             first_layer="midlayer" if any(k.startswith("midlayer.") for k in tensors) else "layers.0",
         )
+
+    def reads(self, config: Mapping[str, Any], *, any_target: bool) -> str:
+        if not self.capture:
+            return LAST_LAYER
+        places = (config, config.get("eagle_config") or {})
+        named = any(place.get("eagle_aux_hidden_state_layer_ids") for place in places)
+        by_default = any_target and not named
+        layers = "2, n/2 and n-3 of a target of n layers" if by_default else ", ".join(map(str, self.capture))
+        return f"those before layers {layers}{'' if named else ' (assumed: the default of all producers)'}"
+
+    def flags(self, checkpoint: Checkpoint) -> Iterator[Flag]:
+        config, tensors = checkpoint.config, checkpoint.tensors
+        speculators = is_speculators(config)
+        reason = (
+            "speculators' EAGLE-3 heads are trained so" if speculators else "other producers' code does so"
+        )
+        if "mask_hidden" in tensors:
+            reason = "P-EAGLE heads are trained so"
+        residual = self.norm_before_residual
+        yield key_flag("norm before residual", residual, config, "norm_before_residual", reason=reason)
+        yield tensor_flag("norm over all features", "yes", "no", tensors, "input_norm.weight")
+        yield tensor_flag("norm per feature", "yes", "no", tensors, "fc_norm.0.weight")
+        if speculators or "norm_output" not in config:
+            reason = "only speculators' EAGLE-3.1 heads recycle the normed state"
+            yield key_flag(RECYCLED, self.norm_output, config, "norm_output", reason=reason)
+        else:
+            reason = "outside speculators the key norm_output means the norm before the output head"
+            yield Flag(RECYCLED, "False", None, reason)
+        yield from layer_flags(self.layers, config)
+        yield from vocabulary_flags(self.draft_vocab_size, checkpoint)
 
 
 def _capture_ids(config: Mapping[str, Any], eagle: Mapping[str, Any], depth: int) -> tuple[int, ...]:
@@ -144,27 +184,21 @@ class Eagle3FirstLayer(nnx.Module):
         return x + self.mlp(self.mlp_norm(x)), memory
 
 
-class Eagle3(AutoregressiveDrafter):
+class Eagle3(Head, AutoregressiveDrafter):
     """A head over a target's hidden states."""
 
-    def __init__(
-        self,
-        config: Eagle3Config,
-        *,
-        num_speculative_tokens: int,
-        probabilistic: bool = True,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ):
+    title = "an EAGLE-3 head"
+    config_type = Eagle3Config
+
+    def __init__(self, config: Eagle3Config, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         layers = config.layers
         width, eps = layers.hidden_size, layers.rms_norm_eps
+        super().__init__(**settings)
         self.config = config
-        self.num_speculative_tokens = num_speculative_tokens
-        self.probabilistic = probabilistic
         self.capture, self.hidden_size = config.capture, width
         self.trained_length = layers.max_position_embeddings
-        self.kinds = attention_kinds(layers)
+        self.kinds = Decoder.attention_kinds(layers)
         self.draft_vocab_size = config.draft_vocab_size
         self.target_ids, self.draft_ids = vocabulary_buffers(config.draft_vocab_size, layers.vocab_size)
         self.embedding = (
@@ -188,6 +222,16 @@ class Eagle3(AutoregressiveDrafter):
         self.rest = nnx.List([DecoderLayer(layers, f"layers.{i}", **args) for i in range(1, len(self.kinds))])
         self.norm = RMSNorm(width, eps, "norm", **args)
         self.head = Linear(width, config.draft_vocab_size, "lm_head", axes=("embed", "vocab"), **args)
+
+    @classmethod
+    def recognise(cls, checkpoint: Checkpoint) -> str | None:
+        config, names = checkpoint.config, checkpoint.tensors
+        if "mask_hidden" in names:
+            return None
+        if "layers.0.hidden_norm.weight" in names or any(name.startswith("midlayer.") for name in names):
+            serving = "Eagle3" in architecture(config) or "eagle_config" in config
+            return "SpecForge or SGLang" if serving else "SafeAILab"
+        return None
 
     @property
     def cache_shapes(self) -> tuple[CacheShape, ...]:

@@ -1,66 +1,47 @@
-"""What kind of drafter a checkpoint is, and whose format it is in, by its config and the names in it."""
+"""Which kinds of drafter a checkpoint holds, by its config and the names in it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from jaxspec.checkpoints import Checkpoint
-from jaxspec.config import ConfigError
+from jaxspec.checkpoints import Checkpoint, open_checkpoint
+from jaxspec.config import ConfigError, DrafterConfig
+from jaxspec.drafters.registry import KINDS
 
 
-@dataclass(frozen=True)
-class Format:
-    """Attributes:
-    kind: as `DrafterConfig.kind`, or the name of a method that is not built.
-    producer: whose format it is in.
-    """
+def identify(checkpoint: Checkpoint) -> dict[str, str]:
+    """The kinds of drafter that a checkpoint holds, and whose format each is in; the likeliest first.
 
-    kind: str
-    producer: str
-
-
-METHODS: Mapping[str, str] = {
-    "eagle1": "an EAGLE-1 head",
-    "eagle3": "an EAGLE-3 head",
-    "peagle": "a P-EAGLE head",
-    "dflash": "a DFlash head",
-    "mtp": "a model with multi-token-prediction layers",
-    "draft_model": "a whole model",
-}
-"""What each kind is called; heads first."""
-
-
-def identify(checkpoint: Checkpoint) -> Format | None:
-    """The kind of drafter that a checkpoint holds; None where it is none that is known.
+    A checkpoint of speculators names its kind, which may be one that is not built.
 
     Raises:
       ConfigError: a key of its config, of those that drafters read, has a value of another type.
     """
-    config, tensors = checkpoint.config, checkpoint.tensors
+    config = checkpoint.config
     _check_types(config, checkpoint.name)
     stated = config.get("speculators_model_type")
     if isinstance(stated, str):
-        return Format(stated, f"speculators {config.get('speculators_version') or ''}".strip())
-    architecture = str((config.get("architectures") or [""])[0])
-    if "dflash_config" in config or architecture.startswith("DFlash"):
-        second = architecture.startswith("DFlash2") or any(n.startswith("candidate_") for n in tensors)
-        return Format("dflash2" if second else "dflash", "z-lab")
-    if "mask_hidden" in tensors:
-        return Format("peagle", "an EAGLE-3 layout with mask_hidden")
-    if "layers.0.hidden_norm.weight" in tensors or any(n.startswith("midlayer.") for n in tensors):
-        serving = "Eagle3" in architecture or "eagle_config" in config
-        return Format("eagle3", "SpecForge or SGLang" if serving else "SafeAILab")
-    if "fc.weight" in tensors and any(n.startswith("layers.0.") for n in tensors):
-        return Format("eagle1", "SafeAILab")
-    return _model(config, tensors)
+        return {stated: f"speculators {config.get('speculators_version') or ''}".strip()}
+    # What was registered later knows what came before it, and may resemble it.
+    found = ((kind, KINDS[kind].recognise(checkpoint)) for kind in reversed(KINDS))
+    return {kind: producer for kind, producer in found if producer is not None}
 
 
-def _model(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Format | None:
-    if f"model.layers.{config.get('num_hidden_layers')}.eh_proj.weight" in tensors:
-        return Format("mtp", f"model_type {config.get('model_type')}")
-    if not any(name.endswith("embed_tokens.weight") for name in tensors) or "fc.weight" in tensors:
-        return None
-    return Format("draft_model", f"model_type {config.get('model_type')}")
+def open_drafter(config: DrafterConfig) -> Checkpoint:
+    """The checkpoint that `config` names.
+
+    Raises:
+      ConfigError: it plainly holds a drafter of another kind.
+      CheckpointError: it cannot be opened.
+    """
+    assert config.source is not None  # DrafterConfig checks it
+    checkpoint = open_checkpoint(config.source, file=config.file, sha256=config.sha256)
+    found = identify(checkpoint)
+    if found and config.kind not in found:
+        other = next(iter(found))
+        known = KINDS.get(other)
+        what = f"{known.title}: use kind {other!r}" if known else f"a {other} head, which is not supported"
+        raise ConfigError(f"drafter.kind is {config.kind!r}, and {checkpoint.name} is {what}")
+    return checkpoint
 
 
 _TYPES: Mapping[tuple[str, ...], tuple[str, Callable[[Any], bool]]] = {
@@ -102,14 +83,3 @@ def _check_types(config: Mapping[str, Any], name: str) -> None:
     for value in config.values():
         if isinstance(value, Mapping):
             _check_types(value, name)
-
-
-def check_kind(kind: str, checkpoint: Checkpoint) -> None:
-    """Raises ConfigError where a checkpoint is plainly a head of another kind than `kind`."""
-    found = identify(checkpoint)
-    # A model with prediction layers is a model too.
-    if found is None or found.kind == kind or {found.kind, kind} == {"mtp", "draft_model"}:
-        return
-    what = METHODS.get(found.kind, f"a {found.kind} head, which is not supported")
-    hint = f": use kind {found.kind!r}" if found.kind in METHODS else ""
-    raise ConfigError(f"drafter.kind is {kind!r}, and {checkpoint.name} is {what}{hint}")

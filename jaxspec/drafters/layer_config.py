@@ -5,6 +5,9 @@ from typing import Any
 
 from jaxspec.config import ConfigError, ModelConfig
 
+LAST_LAYER = "the last one, after the final norm"
+"""What a drafter reads that captures none of the target's inner hidden states."""
+
 
 def layer_config(config: Mapping[str, Any], target: ModelConfig) -> dict[str, Any]:
     """The keys of the layers as a decoder's `config.json` has them; the vocabulary is the target's.
@@ -22,6 +25,11 @@ def layer_config(config: Mapping[str, Any], target: ModelConfig) -> dict[str, An
 def is_speculators(config: Mapping[str, Any]) -> bool:
     """Whether a head is in the format of the speculators package."""
     return isinstance(config.get("transformer_layer_config"), Mapping)
+
+
+def architecture(config: Mapping[str, Any]) -> str:
+    """The class in the producer's code; empty where the config names none."""
+    return str((config.get("architectures") or [""])[0])
 
 
 def captured_streams(ids: Any, depth: int, *, offset: int = 0) -> tuple[int, ...]:

@@ -9,24 +9,24 @@ for both). Draft 0 is the same either way.
 Source: DeepSeek-V3, arXiv 2412.19437, section 2.2; vLLM 0.26, as above.
 """
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from jaxspec.attention import AnyMemory, FullAttention, LayerCache, LayerCacheShape
-from jaxspec.checkpoints import Checkpoint
-from jaxspec.config import ConfigError, ModelConfig
+from jaxspec.checkpoints import Checkpoint, open_checkpoint
+from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter, refresh_shifted
-from jaxspec.drafters.base import Rows, Target
-from jaxspec.models.deepseek import DeepseekLayer
-from jaxspec.models.latent_attention import latent_cache_shape
+from jaxspec.drafters.base import Build, Description, DrafterReader, Rows, Target
+from jaxspec.drafters.flags import RECYCLED, Flag
+from jaxspec.drafters.layer_config import LAST_LAYER
 from jaxspec.models.layers import Linear, RMSNorm
+from jaxspec.models.loading import IGNORED, matching, plan_module, target_config
+from jaxspec.models.registry import FAMILIES
 from jaxspec.models.rope import rope_tables
-
-RECYCLES_NORMED: Mapping[str, bool] = {"deepseek_v3": True, "glm4_moe_lite": False}
-"""By family, whether a step reads the previous one's output after `shared_head.norm` or before it."""
 
 COPIES = ("*.embed_tokens.weight", "*.shared_head.head.weight")
 """Tensors of the layer that are copies of the target's embedding and output head, which are used instead."""
@@ -44,8 +44,8 @@ def mtp_config(checkpoint: Checkpoint, target: ModelConfig) -> ModelConfig:
       ConfigError: its family has no such layer, the checkpoint holds none, or it does not fit the target.
     """
     config = ModelConfig.from_hf(checkpoint.config)
-    if config.family not in RECYCLES_NORMED:
-        known = ", ".join(RECYCLES_NORMED)
+    if FAMILIES[config.family].recycles_normed is None:
+        known = ", ".join(name for name, family in FAMILIES.items() if family.recycles_normed is not None)
         raise ConfigError(
             f"drafter.kind 'mtp' is not supported for model_type {config.family!r}; supported: {known}"
         )
@@ -63,35 +63,62 @@ def mtp_config(checkpoint: Checkpoint, target: ModelConfig) -> ModelConfig:
 class Mtp(AutoregressiveDrafter):
     """One block of the target's family over the token and a hidden state; embedding and head are shared."""
 
+    title = "a model with multi-token-prediction layers"
+    weights_from = "target"
     target_ids = draft_ids = None
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        num_speculative_tokens: int,
-        probabilistic: bool = True,
-        dtype: jnp.dtype,
-        rngs: Any,
-    ):
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         width, eps, name = config.hidden_size, config.rms_norm_eps, layer_name(config)
+        super().__init__(**settings)
         self.config = config
-        self.num_speculative_tokens = num_speculative_tokens
-        self.probabilistic = probabilistic
         self.hidden_size = width
         self.trained_length = config.max_position_embeddings
         self.kinds = (FullAttention(),)
+        family = FAMILIES[config.family]
+        self.recycles_normed = family.recycles_normed
         self.draft_vocab_size = config.vocab_size
         self.token_norm = RMSNorm(width, eps, f"{name}.enorm", **args)
         self.hidden_norm = RMSNorm(width, eps, f"{name}.hnorm", **args)
         self.projection = Linear(2 * width, width, f"{name}.eh_proj", axes=("embed", "embed"), **args)
-        self.layer = DeepseekLayer(config, name, dense=False, **args)
+        self.layer = family.make_layer(config, config.num_hidden_layers, **args)
         self.norm = RMSNorm(width, eps, f"{name}.shared_head.norm", **args)
+
+    @classmethod
+    def recognise(cls, checkpoint: Checkpoint) -> str | None:
+        config = checkpoint.config
+        is_there = f"model.layers.{config.get('num_hidden_layers')}.eh_proj.weight" in checkpoint.tensors
+        return f"model_type {config.get('model_type')}" if is_there else None
+
+    @classmethod
+    def describe(cls, checkpoint: Checkpoint, target: ModelConfig | None) -> Description:
+        own = target_config(checkpoint)
+        recycled = str(FAMILIES[own.family].recycles_normed)
+        return Description(
+            target="the model itself",
+            layers=LAST_LAYER,
+            flags=(Flag(RECYCLED, recycled, None, f"vLLM runs the layer of {own.family} so"),),
+            ignored=matching(checkpoint, tuple(p.replace("*", layer_name(own), 1) for p in COPIES)),
+            stand_in=own,
+        )
+
+    @classmethod
+    def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
+        assert config.source is not None  # the target's by default
+        checkpoint = open_checkpoint(config.source, file=config.file, sha256=config.sha256)
+        layer = mtp_config(checkpoint, target)
+        prefix = f"{layer_name(layer)}."
+        own = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)}
+        plan = plan_module(
+            lambda rngs: cls(layer, **config.settings, dtype=build.dtype, rngs=rngs),
+            replace(checkpoint, tensors=own),
+            ignore=(*IGNORED, *COPIES),
+        )
+        return lambda _: plan.read(build.mesh, packed=build.packed)
 
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
-        return (latent_cache_shape(self.config),)
+        return (FAMILIES[self.config.family].layer_cache(self.config, self.kinds[0]),)
 
     def refresh(
         self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
@@ -106,8 +133,8 @@ class Mtp(AutoregressiveDrafter):
         x = self.projection(jnp.concatenate([self.token_norm(embedded), self.hidden_norm(hidden)], axis=-1))
         rope = rope_tables(self.config.rope, self.config.head_dim, positions)
         x, memory = self.layer(x, memory, 0, rope)
-        return (self.norm(x) if RECYCLES_NORMED[self.config.family] else x), memory
+        return (self.norm(x) if self.recycles_normed else x), memory
 
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
         # Exactly one norm feeds the head, whichever form of the hidden state is recycled.
-        return target.logits(hidden if RECYCLES_NORMED[self.config.family] else self.norm(hidden))
+        return target.logits(hidden if self.recycles_normed else self.norm(hidden))

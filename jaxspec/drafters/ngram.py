@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.attention import LayerCache
-from jaxspec.drafters.base import Context, Drafter, Proposal, Rows, Target
+from jaxspec.config import DrafterConfig, ModelConfig
+from jaxspec.drafters.base import Build, Context, Drafter, DrafterReader, Proposal, Rows, Target
 from jaxspec.sampling import SamplingMode
 
 
@@ -17,8 +18,13 @@ class NGramDrafter(Drafter):
     """One-hot proposals out of each slot's own token history; no weights, no cache."""
 
     def __init__(self, num_speculative_tokens: int, *, max_ngram: int = 3, min_ngram: int = 1):
-        self.num_speculative_tokens = num_speculative_tokens
+        super().__init__(num_speculative_tokens=num_speculative_tokens)
         self.max_ngram, self.min_ngram = max_ngram, min_ngram
+
+    @classmethod
+    def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
+        drafter = cls(config.num_speculative_tokens, max_ngram=config.max_ngram, min_ngram=config.min_ngram)
+        return lambda _: drafter
 
     def refresh(
         self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]

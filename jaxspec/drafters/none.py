@@ -4,14 +4,20 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.attention import LayerCache
-from jaxspec.drafters.base import Context, Drafter, Proposal, Rows, Target
+from jaxspec.config import DrafterConfig, ModelConfig
+from jaxspec.drafters.base import Build, Context, Drafter, DrafterReader, Proposal, Rows, Target
 from jaxspec.sampling import SamplingMode
 
 
 class NoDrafter(Drafter):
     """Proposes nothing."""
 
-    num_speculative_tokens = 0
+    def __init__(self) -> None:
+        super().__init__(num_speculative_tokens=0)
+
+    @classmethod
+    def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
+        return lambda _: cls()
 
     def refresh(
         self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]

@@ -5,7 +5,7 @@ from abc import abstractmethod
 import jax
 import jax.numpy as jnp
 from jaxspec_kernels.gumbel_sample import gumbel_sample
-from jaxspec_kernels.random import Purpose
+from jaxspec_kernels.random import Purpose, draft_position
 
 from jaxspec.attention import LayerCache
 from jaxspec.drafters.base import Context, Drafter, Proposal, Target
@@ -13,13 +13,7 @@ from jaxspec.sampling import SamplingMode
 
 
 class OnePassDrafter(Drafter):
-    """A network of its own that is run once per proposal.
-
-    Attributes:
-      probabilistic: draw drafts from the network's distribution, or take its most likely tokens.
-    """
-
-    probabilistic: bool = True
+    """A network of its own that is run once per proposal."""
 
     @abstractmethod
     def block_logits(
@@ -54,8 +48,7 @@ def draw_block(
       i32[B, K] ids of the draft vocabulary, and what they were drawn from, f32[B, K, W] or None.
     """
     batch, num_drafts, width = logits.shape
-    # The position of the target's row that will verify each draft.
-    positions = context.length[:, None] + jnp.arange(num_drafts, dtype=jnp.int32)
+    positions = draft_position(context.length[:, None], jnp.arange(num_drafts, dtype=jnp.int32))
     rows = batch * num_drafts
     tokens, drawn = gumbel_sample(
         logits.reshape(rows, width),

@@ -3,20 +3,24 @@
 Source: arXiv 2602.01469; `vllm-project/speculators` models/peagle; vLLM `v1/spec_decode`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.attention import LayerCache, LayerCacheShape, RowBlock
+from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.base import Context, Rows, Target
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config
+from jaxspec.drafters.flags import Flag
+from jaxspec.drafters.head import Head
 from jaxspec.drafters.one_pass import OnePassDrafter
 from jaxspec.models.parameters import Whole, parameter
+from jaxspec.sampling import DraftVocabulary
 
 MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 """What producers call the token that a mask row reads."""
@@ -31,6 +35,7 @@ class PEagleConfig:
       mask_token: id of the target's vocabulary that a mask row reads.
     """
 
+    own_head: ClassVar[bool] = True
     head: Eagle3Config
     mask_token: int
 
@@ -49,6 +54,14 @@ class PEagleConfig:
         mask_token = next((config[key] for key in MASK_TOKEN_KEYS if config.get(key) is not None), None)
         return cls(head, checked_mask_token(mask_token, target))
 
+    def reads(self, config: Mapping[str, Any], *, any_target: bool) -> str:
+        return self.head.reads(config, any_target=any_target)
+
+    def flags(self, checkpoint: Checkpoint) -> Iterator[Flag]:
+        key = next(key for key in MASK_TOKEN_KEYS if checkpoint.config.get(key) is not None)
+        yield Flag("mask token", str(self.mask_token), key)
+        yield from self.head.flags(checkpoint)
+
 
 def checked_mask_token(token: Any, target: ModelConfig) -> int:
     """`token` as it is.
@@ -63,32 +76,20 @@ def checked_mask_token(token: Any, target: ModelConfig) -> int:
     return token
 
 
-class PEagle(OnePassDrafter):
+class PEagle(Head, OnePassDrafter):
     """The last committed row gives draft 0, each of the K - 1 mask rows after it one more.
 
     A mask row reads the mask token and the feature of `mask_hidden`. What it caches lies where the next
     refresh writes the rows of real tokens.
     """
 
-    def __init__(
-        self,
-        config: PEagleConfig,
-        *,
-        num_speculative_tokens: int,
-        probabilistic: bool = True,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ):
+    title = "a P-EAGLE head"
+    config_type = PEagleConfig
+
+    def __init__(self, config: PEagleConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
+        super().__init__(**settings)
         self.config = config
-        self.num_speculative_tokens = num_speculative_tokens
-        self.probabilistic = probabilistic
-        self.network = Eagle3(
-            config.head,
-            num_speculative_tokens=num_speculative_tokens,
-            probabilistic=probabilistic,
-            dtype=dtype,
-            rngs=rngs,
-        )
+        self.network = Eagle3(config.head, dtype=dtype, rngs=rngs, **settings)
         self.capture, self.hidden_size = self.network.capture, self.network.hidden_size
         self.trained_length = self.network.trained_length
         shape = (1, 1, len(self.capture) * config.head.target_hidden_size)
@@ -96,12 +97,16 @@ class PEagle(OnePassDrafter):
             rngs, shape, (None, None, "embed"), Whole("mask_hidden", shape), dtype=dtype
         )
 
+    @classmethod
+    def recognise(cls, checkpoint: Checkpoint) -> str | None:
+        return "an EAGLE-3 layout with mask_hidden" if "mask_hidden" in checkpoint.tensors else None
+
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
         return self.network.cache_shapes
 
     @property
-    def draft_vocab(self) -> jax.Array | None:
+    def draft_vocab(self) -> DraftVocabulary | None:
         return self.network.draft_vocab
 
     def to_target(self, tokens: jax.Array) -> jax.Array:

@@ -5,23 +5,24 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Target
+from jaxspec.engine.counters import Counters
 from jaxspec.engine.errors import EngineError
-from jaxspec.engine.packing import pack_prefill
+from jaxspec.engine.packing import pack_pieces, pack_served
 from jaxspec.engine.pages import PageAllocator
-from jaxspec.engine.programs import Programs
+from jaxspec.engine.programs import Programs, Size
 from jaxspec.engine.request import Request
-from jaxspec.engine.scheduler import Chunk, Plan, Running, Scheduler, SlotStep
-from jaxspec.engine.state import EngineState, PrefillBatch, PrefillOutput, StepOutput, init_state
+from jaxspec.engine.scheduler import Dispatch, FirstToken, Scheduler, SlotStep
+from jaxspec.engine.state import Emitted, EngineState, StepOutput, init_state
 from jaxspec.engine.step import Models, StepSettings
 from jaxspec.sampling import SamplingMode, required_mode
 from jaxspec.sharding import replicated
@@ -30,15 +31,6 @@ MAX_FAILURES = 2
 """Rounds in a row that may fail before the engine gives up."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class InFlight:
-    """A round of dispatches whose results the host has not read."""
-
-    plan: Plan
-    prefills: list[PrefillOutput]
-    decode: StepOutput | None
 
 
 class EngineCore:
@@ -61,28 +53,41 @@ class EngineCore:
         progress: bool,
     ):
         self.config, self.modes = config, modes
+        self.counters = Counters()
         self.error: EngineError | None = None
         self.when_idle: list[Callable[[], object]] = []
         self.scheduler = Scheduler(
             batch_size=config.batch_size,
             pages=PageAllocator(config.num_pages, config.page_size),
-            prefill_rows=config.prefill_rows,
-            prefill_chunk=config.prefill_chunk,
-            steps_per_dispatch=config.steps_per_dispatch,
+            steps=config.steps_per_dispatch,
+            tokens_per_step=drafter.num_speculative_tokens + 1,
+            chunk=config.prefill_chunk,
+            most_chunks=config.prefill_rows,
         )
         self._whole = replicated(mesh)
-        self._in_flight: deque[InFlight] = deque()
+        self._in_flight: deque[tuple[Dispatch, StepOutput]] = deque()
         self._num_failures = 0
+        self._table_width = -(-config.max_model_len // config.page_size)
         self._make_state: Callable[[], EngineState] = partial(init_state, target, drafter, config, mesh=mesh)
         self.state = self._make_state()
         settings = StepSettings(
+            page_size=config.page_size,
             steps_per_dispatch=config.steps_per_dispatch,
             synthetic_acceptance_length=config.synthetic_acceptance_length,
         )
-        self.programs = Programs(Models(target, drafter), settings, draft_loop=config.draft_loop, mesh=mesh)
-        self._live_host = list(self.scheduler.live)
-        self._live = jax.device_put(np.asarray(self._live_host), self._whole)
-        self.programs.compile(self.state, self._pack([]), self._live, modes=modes, progress=progress)
+        self.programs = Programs(
+            Models(target, drafter),
+            settings,
+            state=self.state,
+            table_width=self._table_width,
+            chunk=config.prefill_chunk,
+            draft_loop=config.draft_loop,
+            mesh=mesh,
+        )
+        self._served = np.zeros(0), jnp.zeros(0)
+        first, later = program_sizes(config, modes)
+        self.programs.compile(first, progress=progress)
+        self.programs.compile_behind(later)
 
     @property
     def has_work(self) -> bool:
@@ -127,12 +132,15 @@ class EngineCore:
 
     def _round(self) -> None:
         self.scheduler.expire(time.monotonic())
+        self.scheduler.chunks_beside = self._chunks_beside()
         plan = self.scheduler.plan()
-        if plan:
-            self._in_flight.append(self._dispatch(plan))
-        if self._in_flight and (len(self._in_flight) > 1 or not plan):
+        for dispatch in plan:
+            self._in_flight.append((dispatch, self._dispatch(dispatch)))
+        # Without a plan all that can be done is in flight, and the oldest of it is waited for.
+        ahead = len(plan) if plan else len(self._in_flight) - 1
+        while len(self._in_flight) > max(ahead, 0):
             # Taken off the queue when it is committed and not before, so that nothing can lose it.
-            self._commit(self._in_flight[0])
+            self._commit(*self._in_flight[0])
             self._in_flight.popleft()
             self._num_failures = 0
 
@@ -152,61 +160,102 @@ class EngineCore:
                 error = last
         self.close(f"the device failed: {_one_line(error)}", reason="failed")
 
-    def _dispatch(self, plan: Plan) -> InFlight:
-        prefills = []
-        for chunks in plan.prefills:
-            self.state, first = self.programs.prefill(self.state, self._pack(chunks))
-            prefills.append(first)
-        output = None
-        if plan.decodes:
-            mode = self._mode_for(plan.decodes)
-            self.state, output = self.programs.decode(self.state, self._live_mask(), mode=mode)
-        for array in jax.tree.leaves((prefills, output)):
+    def _dispatch(self, dispatch: Dispatch) -> StepOutput:
+        need = Size(
+            len(dispatch.served),
+            len(dispatch.chunks),
+            self._mode_for(dispatch) if dispatch.decodes else None,
+        )
+        size = self.programs.best(need)
+        assert size is not None, need
+        pieces = None
+        if size.pieces:
+            packed = pack_pieces(dispatch, pieces=size.pieces, width=self.config.prefill_chunk)
+            pieces = jax.device_put(packed, self._whole)
+        self.state, output = self.programs.dispatch(
+            self.state, self._put_served(dispatch, size.slots), pieces, size=size
+        )
+        for array in jax.tree.leaves(output):
             array.copy_to_host_async()
-        return InFlight(plan, prefills, output)
+        self._count(dispatch, size)
+        return output
 
-    def _commit(self, in_flight: InFlight) -> None:
+    def _put_served(self, dispatch: Dispatch, places: int) -> jax.Array:
+        """The served slots on the device; the last ones again where nothing has changed."""
+        packed = pack_served(dispatch, places=places, table_width=self._table_width)
+        before, _ = self._served
+        if not np.array_equal(packed, before):
+            self._served = packed, jax.device_put(packed, self._whole)
+        return self._served[1]
+
+    def _commit(self, dispatch: Dispatch, output: StepOutput) -> None:
         # All is read before anything is committed.
-        firsts = [
-            [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(first)] for first in in_flight.prefills
-        ]
-        steps = [] if in_flight.decode is None else _steps(in_flight.decode)
-        for chunks, (tokens, done, failed) in zip(in_flight.plan.prefills, firsts, strict=True):
-            for row, chunk in enumerate(chunks):
-                if chunk.is_last:
-                    self.scheduler.commit_first(chunk, tokens[row], done=done[row], failed=failed[row])
-        for running in in_flight.plan.decodes:
-            self.scheduler.commit_decode(running, [step[running.slot] for step in steps])
+        first = [] if output.first is None else _rows(output.first, FirstToken)
+        emitted = [] if output.emitted is None else _steps(output.emitted)
+        self.counters.slot_steps_used += sum(bool(slot.tokens) for step in emitted for slot in step)
+        self.scheduler.commit(dispatch, first, emitted)
 
-    def _mode_for(self, decodes: Sequence[Running]) -> SamplingMode:
+    def _count(self, dispatch: Dispatch, size: Size) -> None:
+        counters = self.counters
+        steps = 1 if dispatch.chunks else self.config.steps_per_dispatch
+        counters.dispatches += 1
+        counters.prompt_rows += size.pieces * self.config.prefill_chunk
+        counters.prompt_rows_used += sum(chunk.count for chunk in dispatch.chunks)
+        if dispatch.decodes:
+            counters.steps += steps
+            counters.slot_steps += steps * size.slots
+        else:
+            counters.prompt_passes += 1
+
+    def _chunks_beside(self) -> int:
+        """The pieces that a decoding step can read of prompts, with what is compiled so far."""
+        everyone = Size(self.config.batch_size, 1, max(self.modes))
+        return max((size.pieces for size in list(self.programs.compiled) if size.serves(everyone)), default=0)
+
+    def _mode_for(self, dispatch: Dispatch) -> SamplingMode:
         """The least mode that was compiled and serves all of these."""
-        required = max(required_mode(running.request.params) for running in decodes)
+        required = max(required_mode(running.request.params) for running in dispatch.served)
         return min(mode for mode in self.modes if mode >= required)
 
-    def _live_mask(self) -> jax.Array:
-        if self._live_host != self.scheduler.live:
-            self._live_host = list(self.scheduler.live)
-            self._live = jax.device_put(np.asarray(self._live_host), self._whole)
-        return self._live
 
-    def _pack(self, chunks: Sequence[Chunk]) -> PrefillBatch:
-        return pack_prefill(
-            chunks,
-            self.state,
-            rows=self.config.prefill_rows,
-            width=self.config.prefill_chunk,
-            whole=self._whole,
-        )
+def program_sizes(
+    config: ResolvedEngineConfig, modes: Sequence[SamplingMode]
+) -> tuple[list[Size], list[Size]]:
+    """The programs to compile before the first request, which serve any, and those to compile later."""
+    whole = config.batch_size
+    prompts = [Size(min(pieces, whole), pieces, None) for pieces in _up_to(config.prefill_rows)]
+    slots = [count for count in config.slot_sizes if count < whole]
+    smaller = [Size(count, 0, mode) for mode in modes for count in slots]
+    # A pass over rows of prompts costs what these cost, hardly what the slots beside them do.
+    some = [count for count in slots if count * 8 <= whole][-1:]
+    beside = [
+        Size(count, pieces, max(modes))
+        for count in (whole, *some)
+        for pieces in reversed(_up_to(config.rows_beside // config.prefill_chunk)[-4:])
+    ]
+    first = [prompts[-1], *(Size(whole, 0, mode) for mode in modes)]
+    return first, [*beside[:1], *smaller[:1], *reversed(prompts[:-1]), *smaller[1:], *beside[1:]]
+
+
+def _up_to(most: int) -> list[int]:
+    """1, 2, 4, … and `most`; nothing for 0."""
+    powers = [1 << i for i in range(most.bit_length()) if 1 << i < most]
+    return [*powers, most] if most else []
 
 
 def _one_line(error: BaseException) -> str:
     return (str(error) or repr(error)).splitlines()[0]
 
 
-def _steps(output: StepOutput) -> list[list[SlotStep]]:
-    """What every step of a dispatch did for every slot, as Python's numbers: arrays cost more to index."""
-    tokens, num_tokens, *rest = (np.asarray(leaf).tolist() for leaf in jax.tree.leaves(output))
-    return [
-        [SlotStep(row[:count], *what) for row, count, *what in zip(*step, strict=True)]
-        for step in zip(tokens, num_tokens, *rest, strict=True)
-    ]
+def _rows(output: Any, row: Callable) -> list[Any]:
+    """Of arrays with a leading axis a `row` of Python's numbers for each: arrays cost more to index."""
+    leaves = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(output)]
+    return [row(*values) for values in zip(*leaves, strict=True)]
+
+
+def _steps(emitted: Emitted) -> list[list[SlotStep]]:
+    def of_step(tokens: list[list[int]], counts: list[int], *rest: list) -> list[SlotStep]:
+        rows = zip(tokens, counts, *rest, strict=True)
+        return [SlotStep(row[:count], *values) for row, count, *values in rows]
+
+    return _rows(emitted, of_step)

@@ -4,6 +4,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import count, islice
 from queue import SimpleQueue
@@ -18,6 +19,7 @@ from jaxspec.checkpoints import Tokenizer
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.drafters.base import Drafter, Target
 from jaxspec.engine.core import EngineCore
+from jaxspec.engine.counters import Counters
 from jaxspec.engine.errors import EngineError
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt, as_prompts, encode_prompt, is_one_prompt
@@ -94,6 +96,11 @@ class Engine:
     def programs(self) -> Programs:
         """The compiled programs, for their HLO and their memory analysis."""
         return self.core.programs
+
+    @property
+    def counters(self) -> Counters:
+        """What the engine has computed so far, and how much of it was for something."""
+        return replace(self.core.counters, compiles=len(self.programs.compiled))
 
     @property
     def max_pending(self) -> int:

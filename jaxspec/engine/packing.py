@@ -1,58 +1,104 @@
-"""Chunks of prompt, packed into the arguments of one prefill program."""
-
-from collections.abc import Sequence
+"""A dispatch's arguments, packed into one array each: every array that is sent to a device costs the host."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding
+from jax import lax
 
 from jaxspec.attention import PageTable
-from jaxspec.engine.scheduler import Chunk
-from jaxspec.engine.state import MAX_STOP_TOKENS, EngineState, PrefillBatch
+from jaxspec.engine.scheduler import Dispatch
+from jaxspec.engine.state import MAX_STOP_TOKENS, Pieces, Served
 from jaxspec.sampling import SamplingState, seed_words
 
+_SERVED = 8
+"""Columns before the stop tokens: slot, goes on, temperature, top-k, top-p, min-p, the seed's two words."""
+_PIECE = 6
+"""Columns before the tokens: place, start, count, is last, known, remaining."""
 
-def pack_prefill(
-    chunks: Sequence[Chunk], state: EngineState, *, rows: int, width: int, whole: Sharding
-) -> PrefillBatch:
-    """Packs at most `rows` chunks of at most `width` tokens; rows left over name a slot past the end."""
-    num_slots, table_width = state.page_table.pages.shape
-    tokens = np.zeros((rows, width + 1), np.int32)
-    arrays = {
-        "slot": np.full(rows, num_slots, np.int32),
-        "start": np.zeros(rows, np.int32),
-        "count": np.zeros(rows, np.int32),
-        "is_last": np.zeros(rows, bool),
-        "known": np.full(rows, -1, np.int32),
-        "pages": np.zeros((rows, table_width), np.int32),
-        "remaining": np.zeros(rows, np.int32),
-        "stop_tokens": np.full((rows, MAX_STOP_TOKENS), -1, np.int32),
-    }
-    sampling = {
-        "temperature": np.zeros(rows, np.float32),
-        "top_k": np.zeros(rows, np.int32),
-        "top_p": np.ones(rows, np.float32),
-        "min_p": np.zeros(rows, np.float32),
-        "seed": np.zeros((rows, 2), np.uint32),
-    }
-    for row, chunk in enumerate(chunks):
-        running, request = chunk.running, chunk.running.request
+
+def empty_served(places: int, table_width: int) -> np.ndarray:
+    """i32[places, …]: nobody is served."""
+    words = np.zeros((places, _SERVED + MAX_STOP_TOKENS + table_width), np.int32)
+    words[:, 0] = np.iinfo(np.int32).max
+    words[:, _SERVED : _SERVED + MAX_STOP_TOKENS] = -1
+    return words
+
+
+def pack_served(dispatch: Dispatch, *, places: int, table_width: int) -> np.ndarray:
+    """i32[places, …] for `read_served`."""
+    words = empty_served(places, table_width)
+    floats, unsigned = words.view(np.float32), words.view(np.uint32)
+    for place, (running, goes_on) in enumerate(zip(dispatch.served, dispatch.goes_on, strict=True)):
+        request, params = running.request, running.request.params
+        row = words[place]
+        row[0], row[1] = running.slot, goes_on
+        floats[place, 2], floats[place, 4], floats[place, 5] = params.temperature, params.top_p, params.min_p
+        row[3] = min(params.top_k, np.iinfo(np.int32).max)
+        unsigned[place, 6:8] = seed_words(request.seed)
+        row[_SERVED : _SERVED + len(request.stop_tokens)] = request.stop_tokens
+        start = _SERVED + MAX_STOP_TOKENS
+        row[start : start + len(running.pages)] = running.pages
+    return words
+
+
+def read_served(words: jax.Array, page_size: int) -> Served:
+    """Inside a program, what `pack_served` packed."""
+
+    def floats(column: int) -> jax.Array:
+        return lax.bitcast_convert_type(words[:, column], jnp.float32)
+
+    return Served(
+        slot=words[:, 0],
+        goes_on=words[:, 1] > 0,
+        page_table=PageTable(words[:, _SERVED + MAX_STOP_TOKENS :], page_size),
+        stop_tokens=words[:, _SERVED : _SERVED + MAX_STOP_TOKENS],
+        sampling=SamplingState(
+            temperature=floats(2),
+            top_k=words[:, 3],
+            top_p=floats(4),
+            min_p=floats(5),
+            seed=lax.bitcast_convert_type(words[:, 6:8], jnp.uint32),
+        ),
+    )
+
+
+def empty_pieces(pieces: int, width: int) -> np.ndarray:
+    """i32[pieces, …]: nothing is read."""
+    words = np.zeros((pieces, _PIECE + width + 1), np.int32)
+    words[:, 0] = np.iinfo(np.int32).max
+    return words
+
+
+def pack_pieces(dispatch: Dispatch, *, pieces: int, width: int) -> np.ndarray:
+    """i32[pieces, …] for `read_pieces`; chunks have at most `width` tokens."""
+    place_of = {running: place for place, running in enumerate(dispatch.served)}
+    words = empty_pieces(pieces, width)
+    for row, chunk in zip(words, dispatch.chunks, strict=False):
+        running = chunk.running
+        row[:_PIECE] = (
+            place_of[running],
+            chunk.start,
+            chunk.count,
+            chunk.is_last,
+            -1 if running.known is None else running.known,
+            running.remaining,
+        )
         # One token more than the chunk: the drafter pairs every row with the token after it.
-        piece = running.tokens[chunk.start : chunk.start + chunk.count + 1]
-        tokens[row, : len(piece)] = piece
-        arrays["slot"][row] = running.slot
-        arrays["start"][row] = chunk.start
-        arrays["count"][row] = chunk.count
-        arrays["is_last"][row] = chunk.is_last
-        arrays["pages"][row, : len(running.pages)] = running.pages
-        arrays["known"][row] = -1 if running.known is None else running.known
-        arrays["remaining"][row] = running.remaining
-        arrays["stop_tokens"][row, : len(request.stop_tokens)] = request.stop_tokens
-        for name in ("temperature", "top_p", "min_p"):
-            sampling[name][row] = getattr(request.params, name)
-        sampling["top_k"][row] = min(request.params.top_k, np.iinfo(np.int32).max)
-        sampling["seed"][row] = seed_words(request.seed)
-    arrays |= {"tokens": tokens[:, :-1], "next_tokens": tokens[:, 1:]}
-    placed, placed_sampling = jax.device_put((arrays, sampling), whole)
-    page_table = PageTable(placed.pop("pages"), state.page_table.page_size)
-    return PrefillBatch(**placed, page_table=page_table, sampling=SamplingState(**placed_sampling))
+        tokens = running.tokens[chunk.start : chunk.start + chunk.count + 1]
+        row[_PIECE : _PIECE + len(tokens)] = tokens
+    return words
+
+
+def read_pieces(words: jax.Array) -> Pieces:
+    """Inside a program, what `pack_pieces` packed."""
+    tokens = words[:, _PIECE:]
+    return Pieces(
+        place=words[:, 0],
+        tokens=tokens[:, :-1],
+        next_tokens=tokens[:, 1:],
+        start=words[:, 1],
+        count=words[:, 2],
+        is_last=words[:, 3] > 0,
+        known=words[:, 4],
+        remaining=words[:, 5],
+    )

@@ -1,22 +1,32 @@
-"""The compiled programs: made once when an engine is loaded, never again."""
+"""The compiled programs: a few when an engine is loaded, more sizes behind its back, none while one waits."""
 
+import atexit
+import logging
 import os
+import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from jaxspec.engine.state import EngineState, PrefillBatch, PrefillOutput, StepOutput
-from jaxspec.engine.step import Models, StepSettings, decode, prefill, verify_and_commit
+from jaxspec.engine.packing import empty_pieces, empty_served, read_served
+from jaxspec.engine.state import EngineState, StepOutput
+from jaxspec.engine.step import Models, StepSettings, dispatch, draft, verify_and_commit
 from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import replicated
+
+_log = logging.getLogger(__name__)
 
 
 def compiler_options(weights: Sequence[jax.Array], *, rows: int) -> dict[str, str | bool]:
@@ -39,103 +49,163 @@ def compiler_options(weights: Sequence[jax.Array], *, rows: int) -> dict[str, st
     return {flag: False}
 
 
+@dataclass(frozen=True)
+class Size:
+    """What a program is compiled for; a larger one serves any smaller need.
+
+    Attributes:
+      slots: b, the slots that it serves.
+      pieces: G, the pieces of prompts that it reads, in one step; without any it has S steps.
+      mode: how the slots sample; None where none decodes.
+    """
+
+    slots: int
+    pieces: int
+    mode: SamplingMode | None
+
+    def serves(self, need: "Size") -> bool:
+        """Whether a dispatch of this need can run in it."""
+        if (self.mode is None) != (need.mode is None) or bool(self.pieces) != bool(need.pieces):
+            return False
+        return (
+            self.slots >= need.slots
+            and self.pieces >= need.pieces
+            and (self.mode is None or need.mode is None or self.mode >= need.mode)
+        )
+
+
 class Programs:
-    """`prefill` and `decode` for one engine, compiled ahead of time.
+    """Programs by size, compiled ahead of time.
 
     The weights travel as a flat tuple of arrays: flattening a tree of modules at each call would cost
     the host more than the dispatch.
+
+    Attributes:
+      compiled: by size; grows while the background compiles.
     """
 
-    def __init__(self, models: Models, settings: StepSettings, *, draft_loop: str, mesh: Mesh):
+    def __init__(
+        self,
+        models: Models,
+        settings: StepSettings,
+        *,
+        state: EngineState,
+        table_width: int,
+        chunk: int,
+        draft_loop: str,
+        mesh: Mesh,
+    ):
+        """Of a `state` only shapes and places are read.
+
+        Args:
+          table_width: T of the page tables.
+          chunk: C.
+        """
         self.graph, parameters = nnx.split(models)
         self.leaves, self.treedef = jax.tree.flatten(parameters)
         self.settings = settings
+        self.table_width, self.chunk = table_width, chunk
         self.draft_loop = draft_loop
-        self._replicated = replicated(mesh)
         self.num_drafts = models.drafter.num_speculative_tokens
-        self._prefill: Callable | None = None
-        self._decode: dict[SamplingMode, Callable] = {}
+        self._whole = replicated(mesh)
+        self._state = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+        )
+        self.compiled: dict[Size, Callable] = {}
+        self._behind: list[threading.Thread] = []
 
-    def compile(
-        self,
-        state: EngineState,
-        batch: PrefillBatch,
-        live: jax.Array,
-        *,
-        modes: tuple[SamplingMode, ...],
-        progress: bool,
-    ) -> None:
-        """Compiles everything, side by side.
-
-        Args:
-          modes: which decode programs to make.
-        """
-        jobs: dict[str, Callable[[], Any]] = {
-            "prefill": partial(self._lower, prefill, (state, batch), settings=self.settings)
-        }
-        if self.draft_loop == "compiled":
-            for mode in modes:
-                jobs[_job_name(mode)] = partial(
-                    self._lower, decode, (state, live), settings=self.settings, mode=mode
-                )
-        lowered = {name: job() for name, job in jobs.items()}
-        compiled = {}
+    def compile(self, sizes: Sequence[Size], *, progress: bool) -> None:
+        """Compiles these side by side, and returns when all are there."""
+        on_host = [size for size in sizes if self.draft_loop == "host" and size.mode is not None]
+        self.compiled |= {size: self._host_decode(size.mode) for size in on_host if size.mode is not None}
+        lowered = {size: self._lower(size) for size in sizes if size not in on_host}
         with (
-            ThreadPoolExecutor(len(lowered)) as pool,
+            ThreadPoolExecutor(max(len(lowered), 1)) as pool,
             tqdm(
                 total=len(lowered), desc="compile", unit="program", disable=not progress, leave=False
             ) as bar,
         ):
-            rows = {"prefill": batch.tokens.size}
-            decoded = live.size * (self.num_drafts + 1)
             futures = {
-                name: pool.submit(
-                    program.compile, compiler_options(self.leaves, rows=rows.get(name, decoded))
-                )
-                for name, program in lowered.items()
+                size: pool.submit(program.compile, self._compiler_options(size))
+                for size, program in lowered.items()
             }
-            for name, future in futures.items():
-                bar.set_postfix_str(name)
-                compiled[name] = future.result()
+            for size, future in futures.items():
+                self.compiled[size] = future.result()
                 bar.update()
-        self._prefill = compiled["prefill"]
-        for mode in modes:
-            if self.draft_loop == "host":
-                self._decode[mode] = self._host_decode(mode)
-            else:
-                self._decode[mode] = compiled[_job_name(mode)]
 
-    def prefill(self, state: EngineState, batch: PrefillBatch) -> tuple[EngineState, PrefillOutput]:
-        """See `step.prefill`; donates the state."""
-        assert self._prefill is not None
-        return self._prefill(self.leaves, state, batch)
+    def compile_behind(self, sizes: Sequence[Size]) -> None:
+        """Compiles these in their order, in threads of its own, until nobody holds the programs."""
+        if self.draft_loop == "host":
+            return
+        left, threads = deque(sizes), []
+        # Each takes a core, of which serving needs some.
+        for _ in range(min(len(left), max((os.cpu_count() or 1) // 4, 1))):
+            thread = threading.Thread(
+                target=_compile_behind, args=(weakref.ref(self), left), name="jaxspec-compile", daemon=True
+            )
+            thread.start()
+            threads.append(thread)
+        self._behind = threads
+        # A process that ends while XLA compiles may crash; JAX asked for its own end before this.
+        stop = weakref.finalize(self, _stop_compiling, left, threads)
+        atexit.register(stop)
 
-    def decode(
-        self, state: EngineState, live: jax.Array, *, mode: SamplingMode
+    def wait_compiled(self) -> None:
+        """Waits until the background has compiled everything."""
+        for thread in self._behind:
+            thread.join()
+
+    def best(self, need: Size) -> Size | None:
+        """The size with the fewest rows that serves a need; None if none that is compiled does."""
+        serving = [size for size in list(self.compiled) if size.serves(need)]
+        return min(serving, key=lambda size: (self.rows(size), size.mode or 0), default=None)
+
+    def rows(self, size: Size) -> int:
+        """Rows of the target's pass."""
+        decoding = 0 if size.mode is None else size.slots * (self.num_drafts + 1)
+        return decoding + size.pieces * self.chunk
+
+    def dispatch(
+        self, state: EngineState, served: jax.Array, pieces: jax.Array | None, *, size: Size
     ) -> tuple[EngineState, StepOutput]:
-        """See `step.decode`; donates the state."""
-        return self._decode[mode](self.leaves, state, live)
+        """See `step.dispatch`; donates the state."""
+        return self.compiled[size](self.leaves, state, served, pieces)
 
     def compiled_decode(self, *, mode: SamplingMode) -> Any:
-        """The executable behind `decode`, for its HLO and its memory analysis."""
-        return self._decode[mode]
+        """The executable that serves every slot, for its HLO and its memory analysis."""
+        of_mode = [size for size in self.compiled if size.mode == mode and not size.pieces]
+        return self.compiled[max(of_mode, key=self.rows)]
 
-    def _models(self, leaves: list[jax.Array]) -> Models:
+    def compile_one(self, size: Size) -> None:
+        """Compiles one program."""
+        self.compiled[size] = self._lower(size).compile(self._compiler_options(size))
+
+    def _models(self, leaves: Sequence[jax.Array]) -> Models:
         return nnx.merge(self.graph, jax.tree.unflatten(self.treedef, leaves))
 
-    def _lower(self, function: Callable, args: tuple, **static: Any) -> Any:
-        def program(leaves, state, *rest):
-            return function(self._models(leaves), state, *rest, **static)
+    def _compiler_options(self, size: Size) -> dict[str, str | bool]:
+        return compiler_options(self.leaves, rows=self.rows(size))
 
-        program.__name__ = function.__name__
+    def _lower(self, size: Size) -> Any:
+        def program(leaves, state, served, pieces):
+            return dispatch(
+                self._models(leaves), state, served, pieces, settings=self.settings, mode=size.mode
+            )
+
+        served = empty_served(size.slots, self.table_width)
+        pieces = empty_pieces(size.pieces, self.chunk) if size.pieces else None
+        program.__name__ = "prompts" if size.mode is None else "decode"
         # The state comes back as it went in, so that it can be donated and passed on.
-        kept = jax.tree.map(lambda array: array.sharding, args[0])
-        return jax.jit(program, donate_argnums=1, out_shardings=(kept, self._replicated)).lower(
-            self.leaves, *args
+        kept = jax.tree.map(lambda array: array.sharding, self._state)
+        arguments = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, np.int32, sharding=self._whole), (served, pieces)
+        )
+        return jax.jit(program, donate_argnums=1, out_shardings=(kept, self._whole)).lower(
+            self.leaves, self._state, *arguments
         )
 
     def _host_decode(self, mode: SamplingMode) -> Callable:
-        """`decode` driven from Python, one call per draft: the oracle that the compiled loop is held to."""
+        """A dispatch without prompts driven from Python, one call per draft: the compiled loop's oracle."""
 
         def compiled(function: Callable) -> Callable:
             def program(leaves, context, state, *rest):
@@ -146,22 +216,41 @@ class Programs:
 
         propose = self._models(self.leaves).drafter.host_propose(compiled, mode=mode)
 
-        def commit_program(leaves, state, proposal):
-            return verify_and_commit(self._models(leaves), state, proposal, settings=self.settings, mode=mode)
+        @partial(jax.jit, donate_argnums=1)
+        def commit(leaves, state, slots, proposal):
+            models = self._models(leaves)
+            return verify_and_commit(models, state, slots, proposal, None, settings=self.settings, mode=mode)
 
-        commit = jax.jit(commit_program, donate_argnums=1)
-
-        def run(leaves, state, live):
-            state = replace(state, active=state.active & live)
-            outputs = []
+        def run(leaves, whole, served, pieces):
+            assert pieces is None
+            slots = read_served(served, self.settings.page_size)
+            state, outputs = whole.take(slots), []
             for _ in range(self.settings.steps_per_dispatch):
-                proposal, draft_cache = propose(state.context, state.draft_cache)
-                state, output = commit(leaves, replace(state, draft_cache=draft_cache), proposal)
+                if self.num_drafts:
+                    proposal, draft_cache = propose(state.context(slots), state.draft_cache)
+                else:
+                    proposal, draft_cache = draft(self._models(leaves), state, slots, mode=mode)
+                state, output = commit(leaves, replace(state, draft_cache=draft_cache), slots, proposal)
                 outputs.append(output)
-            return state, jax.tree.map(lambda *steps: jnp.stack(steps), *outputs)
+            return whole.put(slots, state), jax.tree.map(lambda *steps: jnp.stack(steps), *outputs)
 
         return run
 
 
-def _job_name(mode: SamplingMode) -> str:
-    return f"decode ({mode.name.lower()})"
+def _compile_behind(programs: "weakref.ref[Programs]", left: deque[Size]) -> None:
+    with suppress(IndexError):
+        while (alive := programs()) is not None:
+            size = left.popleft()
+            try:
+                alive.compile_one(size)
+            except Exception as error:
+                # Larger programs serve what this one would have.
+                _log.warning("the program for %s does not compile: %s", size, error)
+            del alive
+
+
+def _stop_compiling(left: deque[Size], threads: Sequence[threading.Thread]) -> None:
+    left.clear()
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join()

@@ -1,6 +1,7 @@
 """Which request runs in which slot, and what the next dispatch does. Plain Python, no arrays."""
 
 from bisect import insort
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,11 +14,11 @@ class Running:
     """A request in a slot.
 
     Attributes:
-      pages: the cache pages it owns, from admission to its end.
+      pages: the cache pages it owns; more are taken before each dispatch, as far as it may get by it.
       tokens: what is read before it decodes: its prompt, and what it had answered if it starts again.
-      known: the token after them, if it starts again; otherwise prefill samples it.
-      num_prefilled: of `tokens`, sent to the device already.
-      num_in_flight: tokens that the dispatches not yet read are sure to emit.
+      known: the token after them, if it starts again; otherwise it is sampled.
+      num_read: of `tokens`, sent to the device already.
+      sure, most: tokens that the dispatches not yet read emit at least, and at most.
     """
 
     request: Request
@@ -25,12 +26,14 @@ class Running:
     pages: list[int]
     tokens: list[int]
     known: int | None
-    num_prefilled: int = 0
-    num_in_flight: int = 0
+    num_read: int = 0
+    sure: int = 0
+    most: int = 0
 
     @property
-    def is_prefilled(self) -> bool:
-        return self.num_prefilled >= len(self.tokens)
+    def is_read(self) -> bool:
+        """Whether its prompt has been sent to the device."""
+        return self.num_read >= len(self.tokens)
 
     @property
     def remaining(self) -> int:
@@ -38,23 +41,23 @@ class Running:
         return self.request.max_new_tokens - (len(self.tokens) - len(self.request.prompt))
 
     @property
-    def may_go_on(self) -> bool:
+    def decodes(self) -> bool:
         """Whether tokens may be missing once everything in flight has been read."""
-        left = self.request.max_new_tokens - len(self.request.token_ids) - self.num_in_flight
-        return self.is_prefilled and left > 0
+        return self.is_read and len(self.request.token_ids) + self.sure < self.request.max_new_tokens
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """`count` tokens from `start` of what a slot's request reads."""
+    """`count` tokens from `start` of what a request reads.
+
+    Attributes:
+      is_last: nothing is left to read.
+    """
 
     running: Running
     start: int
     count: int
-
-    @property
-    def is_last(self) -> bool:
-        return self.start + self.count >= len(self.running.tokens)
+    is_last: bool
 
     @property
     def samples(self) -> bool:
@@ -62,8 +65,21 @@ class Chunk:
         return self.is_last and self.running.known is None
 
 
+class FirstToken(NamedTuple):
+    """What came out of the last chunk of a prompt: the answer's first token.
+
+    Attributes:
+      done: whether the device ended the request with it.
+      failed: whether it did so because the logits are not finite.
+    """
+
+    token: int
+    done: bool
+    failed: bool
+
+
 class SlotStep(NamedTuple):
-    """What one step of a decode dispatch did for a slot.
+    """What one step of a dispatch did for a slot that decodes.
 
     Attributes:
       tokens: emitted; none where the slot had ended.
@@ -81,19 +97,23 @@ class SlotStep(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One round of dispatches: groups of prompt chunks, each a prefill program, then maybe a decode.
+class Dispatch:
+    """One run of a program.
 
     Attributes:
-      prefills: chunks of at most `prefill_rows` slots each.
-      decodes: the slots that a decode program advances; empty for none.
+      served: what runs in its places.
+      goes_on: of each, whether it decodes what an earlier dispatch left.
+      decodes: whether slots decode: S steps long, or for the one step that reads prompts beside.
+      chunks: what it reads of prompts; empty for none.
+      sure, most: of each, tokens that it emits at least and at most.
     """
 
-    prefills: list[list[Chunk]]
-    decodes: list[Running]
-
-    def __bool__(self) -> bool:
-        return bool(self.prefills or self.decodes)
+    served: list[Running]
+    goes_on: list[bool]
+    decodes: bool
+    chunks: list[Chunk]
+    sure: list[int]
+    most: list[int]
 
 
 @dataclass
@@ -101,32 +121,37 @@ class Scheduler:
     """Fills slots from a queue: by priority, and first come first served among equals.
 
     The order is kept to the end: a request that waits for pages holds up those behind it, never longer than
-    those before it run, and prompts are read in the order in which they were admitted.
+    those before it run, and prompts are read in the order in which they were admitted. Where the pages run
+    out, the last of the order gives its own back, and is read again later, prompt and answer so far.
 
     Attributes:
-      prefill_budget: prompt tokens per round while other slots are decoding, so that a long prompt
-        does not hold them up.
+      steps: S, of a dispatch that decodes and reads no prompts.
+      tokens_per_step: K + 1, the most that a slot emits in a step.
+      chunk: C, the most tokens of a chunk.
+      most_chunks: of a dispatch for prompts alone.
+      chunks_beside: that one step reads beside the slots that decode; 0 where prompts are read between
+        dispatches that decode, `chunks_between` at a time.
       waiting: the queue.
       slots: what runs in each slot.
       running: the same in the order of the queue.
-      live: False where the host ended a request that the device may still be running.
     """
 
     batch_size: int
     pages: PageAllocator
-    prefill_rows: int
-    prefill_chunk: int
-    steps_per_dispatch: int
-    prefill_budget: int = 512
+    steps: int
+    tokens_per_step: int
+    chunk: int
+    most_chunks: int
+    chunks_beside: int = 0
+    chunks_between: int = 8
     waiting: list[Request] = field(default_factory=list)
     slots: list[Running | None] = field(init=False)
     running: list[Running] = field(default_factory=list)
-    live: list[bool] = field(init=False)
-    _num_added: int = 0
+    num_added: int = 0
+    num_preempted: int = 0
 
     def __post_init__(self) -> None:
         self.slots = [None] * self.batch_size
-        self.live = [True] * self.batch_size
 
     def __bool__(self) -> bool:
         """Whether a request waits or runs."""
@@ -134,45 +159,52 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Puts a request into the queue."""
-        request.place = (-request.priority, self._num_added)
-        self._num_added += 1
+        request.place = (-request.priority, self.num_added)
+        self.num_added += 1
         request.stage = "queued"
         insort(self.waiting, request, key=_place)
 
-    def plan(self) -> Plan:
-        """Admits what fits, and says what to dispatch next."""
+    def plan(self) -> list[Dispatch]:
+        """Admits what fits, and says what to dispatch next; nothing if all that may be done is in flight."""
         self._admit()
-        decoding = any(running.may_go_on for running in self.running)
-        prefills = self._plan_prefills(self.prefill_budget if decoding else None)
-        decodes = [running for running in self.running if running.may_go_on]
-        for running in decodes:
-            running.num_in_flight += self.steps_per_dispatch
-        return Plan(prefills, decodes)
+        self._reserve()
+        decoding = [running for running in self.running if running.decodes]
+        unread = [running for running in self.running if not running.is_read]
+        dispatches = []
+        if decoding and unread and self.chunks_beside:
+            dispatches.append(self._dispatch(decoding, self._next_chunks(unread, self.chunks_beside)))
+            if not all(running.is_read for running in unread):
+                return dispatches  # and the next ones in the next round, without the S steps between
+        budget = self.chunks_between if decoding else self.most_chunks if self.chunks_beside else None
+        while (unread := [running for running in unread if not running.is_read]) and budget != 0:
+            chunks = self._next_chunks(unread, min(self.most_chunks, budget or self.most_chunks))
+            budget = None if budget is None else budget - len(chunks)
+            dispatches.append(self._dispatch([], chunks))
+        decoding = [running for running in self.running if running.decodes]
+        if decoding:
+            dispatches.append(self._dispatch(decoding, []))
+        return dispatches
 
-    def commit_first(self, chunk: Chunk, token: int, *, done: bool, failed: bool = False) -> None:
-        """Takes what the last chunk of a prompt gave: the first token of the answer, unless it is known."""
-        running = chunk.running
-        running.num_in_flight -= chunk.samples
-        if running.request.finish_reason is None:
-            if failed:
-                self._fail(running)
-            elif chunk.samples:
-                running.request.append([token], ended=done)
-            self._free_if_finished(running, device_done=done)
+    def commit(
+        self, dispatch: Dispatch, first: Sequence[FirstToken], emitted: Sequence[Sequence[SlotStep]]
+    ) -> None:
+        """Takes what a dispatch did.
 
-    def commit_decode(self, running: Running, steps: list[SlotStep]) -> None:
-        """Takes what a decode dispatch did for a slot."""
-        running.num_in_flight -= self.steps_per_dispatch
-        request = running.request
-        for tokens, drafted, accepted, done, failed in steps:
-            if request.finish_reason is not None:
-                return
-            if tokens:
-                request.stats.add_step(drafted, accepted)
-                request.append(tokens, ended=done and not failed)
-            if failed:
-                self._fail(running)
-            self._free_if_finished(running, device_done=done)
+        Args:
+          first: of each of its chunks.
+          emitted: for each step, of each place; empty where the dispatch decodes nothing.
+        """
+        for running, sure, most in zip(dispatch.served, dispatch.sure, dispatch.most, strict=True):
+            running.sure -= sure
+            running.most -= most
+        # What stands behind the last chunk and the last slot is of pieces and places without work.
+        for chunk, token in zip(dispatch.chunks, first, strict=False):
+            if chunk.is_last and self._is_current(chunk.running):
+                self._commit_first(chunk, token)
+        for step in emitted:
+            for running, did in zip(dispatch.served, step, strict=False):
+                if self._is_current(running):
+                    self._commit_step(running, did)
 
     def abort(self, request: Request, why: str) -> None:
         """Ends a request wherever it is; one that has ended stays as it is."""
@@ -181,7 +213,7 @@ class Scheduler:
         request.end("aborted", why)
         for running in self.running:
             if running.request is request:
-                self._free_if_finished(running, device_done=False)
+                self._free(running)
                 return
 
     def expire(self, now: float) -> None:
@@ -195,64 +227,102 @@ class Scheduler:
 
         They keep their places and what they have answered, which is read again with the prompt.
         """
-        for running in self.running:
-            insort(self.waiting, running.request, key=_place)
-            running.request.stage = "queued"
-            self.pages.release(running.pages)
-        self.running.clear()
-        self.slots = [None] * self.batch_size
-        self.live = [True] * self.batch_size
+        for running in list(self.running):
+            self._put_back(running)
 
     def _admit(self) -> None:
         for slot, occupant in enumerate(self.slots):
             if occupant is None and self.waiting:
                 request = self.waiting[0]
-                positions = len(request.prompt) + request.max_new_tokens
-                if not self.pages.can_allocate(positions):
+                answered = request.token_ids
+                tokens, known = request.prompt + answered[:-1], answered[-1] if answered else None
+                positions = len(tokens) + 1
+                # What runs may grow by a page each before this one has to give its own back.
+                spare = len(self.running) * self.pages.page_size
+                if not self.pages.can_allocate(positions + spare):
                     return
                 self.waiting.pop(0)
                 request.stage = "running"
-                answered = request.token_ids
-                tokens, known = request.prompt + answered[:-1], answered[-1] if answered else None
                 running = Running(request, slot, self.pages.allocate(positions), tokens, known)
                 self.slots[slot] = running
                 insort(self.running, running, key=lambda running: running.request.place)
 
-    def _plan_prefills(self, budget: int | None) -> list[list[Chunk]]:
-        groups: list[list[Chunk]] = []
-        spent = 0
-        while budget is None or spent < budget:
-            unfinished = [running for running in self.running if not running.is_prefilled]
-            if not unfinished:
-                break
-            group = [self._next_chunk(running) for running in unfinished[: self.prefill_rows]]
-            spent += sum(chunk.count for chunk in group)
-            groups.append(group)
-        return groups
+    def _reserve(self) -> None:
+        """Takes the pages that the next dispatch may write, for the first of the order from the last."""
+        for running in list(self.running):
+            if self._is_current(running):
+                request = running.request
+                # Every draft that may be accepted has a page; those past the request's end need none.
+                committed = len(request.prompt) + len(request.token_ids) + running.most
+                ahead = (self.steps + 1) * self.tokens_per_step
+                positions = min(committed + ahead, len(request.prompt) + request.max_new_tokens)
+                missing = self.pages.pages_for(positions) - len(running.pages)
+                while missing > self.pages.num_free and self._is_current(running):
+                    self._put_back(self.running[-1])
+                    self.num_preempted += 1
+                if missing > 0 and self._is_current(running):
+                    running.pages += self.pages.allocate(missing * self.pages.page_size)
 
-    def _next_chunk(self, running: Running) -> Chunk:
-        start = running.num_prefilled
-        # Only now: until its first chunk runs, the device may still take the slot for a request that the
-        # host ended, whose pages are another's by then.
-        self.live[running.slot] = True
-        count = min(self.prefill_chunk, len(running.tokens) - start)
-        running.num_prefilled += count
-        chunk = Chunk(running, start, count)
-        running.num_in_flight += chunk.samples
-        return chunk
+    def _next_chunks(self, unread: Sequence[Running], most: int) -> list[Chunk]:
+        """At most so many chunks, the first in the order first; several may be of one prompt."""
+        chunks: list[Chunk] = []
+        for running in unread:
+            while len(chunks) < most and not running.is_read:
+                start = running.num_read
+                running.num_read = min(start + self.chunk, len(running.tokens))
+                chunks.append(Chunk(running, start, running.num_read - start, running.is_read))
+        return chunks
+
+    def _dispatch(self, decoding: list[Running], chunks: list[Chunk]) -> Dispatch:
+        # Decoding slots emit a token a step at least, a slot whose prompt ends its first token.
+        steps = 1 if chunks else self.steps
+        sure = dict.fromkeys(decoding, steps)
+        for chunk in chunks:
+            sure[chunk.running] = int(chunk.samples)
+        most = [count * self.tokens_per_step for count in sure.values()]
+        for running, at_least, at_most in zip(sure, sure.values(), most, strict=True):
+            running.sure += at_least
+            running.most += at_most
+        goes_on = [place < len(decoding) for place in range(len(sure))]
+        return Dispatch(list(sure), goes_on, bool(decoding), chunks, list(sure.values()), most)
+
+    def _is_current(self, running: Running) -> bool:
+        """Whether it still has its slot; what a dispatch did for one that gave it up is of no use."""
+        return self.slots[running.slot] is running
+
+    def _commit_first(self, chunk: Chunk, first: FirstToken) -> None:
+        running = chunk.running
+        if first.failed:
+            self._fail(running)
+        elif chunk.samples:
+            running.request.append([first.token], ended=first.done)
+        if running.request.finish_reason is not None:
+            self._free(running)
+
+    def _commit_step(self, running: Running, step: SlotStep) -> None:
+        request = running.request
+        if step.tokens:
+            request.stats.add_step(step.drafted, step.accepted)
+            request.append(step.tokens, ended=step.done and not step.failed)
+        if step.failed:
+            self._fail(running)
+        if request.finish_reason is not None:
+            self._free(running)
 
     def _fail(self, running: Running) -> None:
-        at = len(running.request.prompt) + len(running.request.token_ids)
-        running.request.end("failed", f"the target's logits are NaN or infinite at position {at - 1}")
+        at = len(running.request.prompt) + len(running.request.token_ids) - 1
+        running.request.end("failed", f"the target's logits are NaN or infinite at position {at}")
 
-    def _free_if_finished(self, running: Running, *, device_done: bool) -> None:
-        if running.request.finish_reason is None:
-            return
-        self.live[running.slot] = device_done
+    def _free(self, running: Running) -> None:
         self.slots[running.slot] = None
         self.running.remove(running)
         # Dispatches run in order, so what is in flight writes these pages before their next owner does.
         self.pages.release(running.pages)
+
+    def _put_back(self, running: Running) -> None:
+        self._free(running)
+        running.request.stage = "queued"
+        insort(self.waiting, running.request, key=_place)
 
 
 def _place(request: Request) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,63 +21,66 @@ MAX_STOP_TOKENS = 16
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class EngineState:
-    """Everything the compiled programs carry; donated into each of them and returned by it.
+    """What the compiled programs carry; donated into each of them and returned by it.
 
     Attributes:
       target_cache, draft_cache: the layers' pages.
-      page_table: of [B, T].
       history: i32[B, X], every slot's tokens by position; what lies past `length` is stale.
       length: i32[B], committed tokens, and the position of the last token, whose KV is not cached yet.
       hidden: [B, M'], what the drafter drafts from.
       remaining: i32[B], tokens that a slot may still emit.
       active: bool[B], slots that are running; the others are computed and ignored.
-      stop_tokens: i32[B, MAX_STOP_TOKENS], padded with -1.
-      sampling: of each slot.
     """
 
     target_cache: tuple[LayerCache, ...]
     draft_cache: tuple[LayerCache, ...]
-    page_table: PageTable
     history: jax.Array
     length: jax.Array
     hidden: jax.Array
     remaining: jax.Array
     active: jax.Array
-    stop_tokens: jax.Array
-    sampling: SamplingState
 
-    @property
-    def context(self) -> Context:
-        """What the drafter sees of the state."""
-        return Context(self.hidden, self.history, self.length, self.active, self.page_table, self.sampling)
+    def take(self, served: "Served") -> "EngineState":
+        """The same for b of the slots; a slot that does not go on is not active."""
+        take = partial(jnp.take, indices=served.slot, axis=0, mode="clip")
+        taken: dict[str, Any] = {name: take(getattr(self, name)) for name in PER_SLOT}
+        return replace(self, **taken | {"active": taken["active"] & served.goes_on})
+
+    def put(self, served: "Served", state: "EngineState") -> "EngineState":
+        """This state with the slots of `state`, which was taken from it."""
+        put: dict[str, Any] = {
+            # Places without work name a slot past the end: dropped. (-1 would write the last slot.)
+            name: getattr(self, name).at[served.slot].set(getattr(state, name), mode="drop")
+            for name in PER_SLOT
+        }
+        return replace(state, **put)
+
+    def context(self, served: "Served") -> Context:
+        """What the drafter sees of b slots."""
+        return Context(
+            self.hidden, self.history, self.length, self.active, served.page_table, served.sampling
+        )
+
+
+PER_SLOT = ("history", "length", "hidden", "remaining", "active")
+"""The fields of `EngineState` that have a row for every slot."""
 
 
 def init_state(target: Target, drafter: Drafter, config: ResolvedEngineConfig, *, mesh: Mesh) -> EngineState:
     """An idle state, its caches split over `mesh`."""
     batch_size, page_size, dtype = config.batch_size, config.page_size, jnp.dtype(config.dtype)
-    table_width = -(-config.max_model_len // page_size)
     # One page more than the configuration's, page 0.
     cache = partial(init_cache, num_pages=config.num_pages + 1, page_size=page_size, dtype=dtype, mesh=mesh)
 
     def idle_slots() -> EngineState:
-        ints = jnp.zeros(batch_size, jnp.int32)
         return EngineState(
             target_cache=(),
             draft_cache=(),
-            page_table=PageTable(jnp.zeros((batch_size, table_width), jnp.int32), page_size),
             history=jnp.zeros((batch_size, config.max_model_len + 1), jnp.int32),
-            length=ints,
+            length=jnp.zeros(batch_size, jnp.int32),
             hidden=jnp.zeros((batch_size, drafter.hidden_size), dtype),
-            remaining=jnp.zeros_like(ints),
+            remaining=jnp.zeros(batch_size, jnp.int32),
             active=jnp.zeros(batch_size, bool),
-            stop_tokens=jnp.full((batch_size, MAX_STOP_TOKENS), -1, jnp.int32),
-            sampling=SamplingState(
-                temperature=jnp.zeros(batch_size, jnp.float32),
-                top_k=jnp.zeros_like(ints),
-                top_p=jnp.ones(batch_size, jnp.float32),
-                min_p=jnp.zeros(batch_size, jnp.float32),
-                seed=jnp.zeros((batch_size, 2), jnp.uint32),
-            ),
         )
 
     return replace(
@@ -89,45 +93,60 @@ def init_state(target: Target, drafter: Drafter, config: ResolvedEngineConfig, *
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class PrefillBatch:
-    """A chunk of prompt for each of R slots, and the request that the slot now serves.
+class Served:
+    """The b slots that a dispatch serves, and what their requests ask for.
 
     Attributes:
-      slot: i32[R]; B for a row without work.
-      tokens: i32[R, C].
-      next_tokens: i32[R, C], the prompt's token after each; ignored at the prompt's last one.
-      start: i32[R], position of the first token.
-      count: i32[R], tokens in the chunk.
-      is_last: bool[R], the chunk ends the prompt.
-      known: i32[R], the token after the last one where it is not to be sampled; -1 elsewhere.
-      page_table: of [R, T], the slots' rows.
-      remaining: i32[R], tokens that the request may emit, a known one included.
-      stop_tokens: i32[R, MAX_STOP_TOKENS].
-      sampling: of each request.
+      slot: i32[b]; past the end for a place without work.
+      goes_on: bool[b], the slot decodes what an earlier dispatch left; False while its prompt is read, and
+        for a place without work.
+      page_table: of [b, T].
+      stop_tokens: i32[b, MAX_STOP_TOKENS], padded with -1.
+      sampling: of each.
     """
 
     slot: jax.Array
-    tokens: jax.Array
-    next_tokens: jax.Array
-    start: jax.Array
-    count: jax.Array
-    is_last: jax.Array
-    known: jax.Array
+    goes_on: jax.Array
     page_table: PageTable
-    remaining: jax.Array
     stop_tokens: jax.Array
     sampling: SamplingState
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class PrefillOutput:
-    """The first token of every prompt that the chunk ended.
+class Pieces:
+    """G pieces of prompts that one step reads; several may be consecutive pieces of one prompt.
 
     Attributes:
-      token: i32[R].
-      done: bool[R], the request ends with it.
-      failed: bool[R], for the logits that it was sampled from are not finite.
+      place: i32[G], which of the b served slots; past the end for a piece without work.
+      tokens: i32[G, C].
+      next_tokens: i32[G, C], the prompt's token after each; ignored at the prompt's last one.
+      start: i32[G], position of the first token.
+      count: i32[G], tokens in the piece.
+      is_last: bool[G], the piece ends the prompt.
+      known: i32[G], the token after the last one where it is not to be sampled; -1 elsewhere.
+      remaining: i32[G], tokens that the request may emit, a known one included.
+    """
+
+    place: jax.Array
+    tokens: jax.Array
+    next_tokens: jax.Array
+    start: jax.Array
+    count: jax.Array
+    is_last: jax.Array
+    known: jax.Array
+    remaining: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class FirstTokens:
+    """The first token of every prompt that a piece ended.
+
+    Attributes:
+      token: i32[G].
+      done: bool[G], the request ends with it.
+      failed: bool[G], for the logits that it was sampled from are not finite.
     """
 
     token: jax.Array
@@ -137,16 +156,16 @@ class PrefillOutput:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class StepOutput:
-    """What one engine step emitted; with a leading axis S for a dispatch of several.
+class Emitted:
+    """What the b slots emitted in one step.
 
     Attributes:
-      tokens: i32[B, K+1].
-      num_tokens: i32[B], how many of them stand; 0 for a slot that did not run.
-      drafted: i32[B], drafts that were verified.
-      accepted: i32[B], how many of them the target accepted, whether or not a stop cut them off.
-      done: bool[B], the slot's request ended in this step.
-      failed: bool[B], it ended because the logits after the last emitted token are not finite.
+      tokens: i32[b, K+1].
+      num_tokens: i32[b], how many of them stand; 0 for a slot that did not run.
+      drafted: i32[b], drafts that were verified.
+      accepted: i32[b], how many of them the target accepted, whether or not a stop cut them off.
+      done: bool[b], the slot's request ended in this step.
+      failed: bool[b], it ended because the logits after the last emitted token are not finite.
     """
 
     tokens: jax.Array
@@ -155,3 +174,17 @@ class StepOutput:
     accepted: jax.Array
     done: jax.Array
     failed: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StepOutput:
+    """What came out of a step, or of a dispatch.
+
+    Attributes:
+      emitted: by the slots that decode, of a dispatch with a leading axis of steps; None where none does.
+      first: of the prompts; None where none is read.
+    """
+
+    emitted: Emitted | None
+    first: FirstTokens | None

@@ -1,11 +1,11 @@
-"""The device side of the engine: prefill, and the step that drafts, verifies and commits.
+"""The device side of the engine: one step drafts, verifies, commits and refreshes, and reads prompts beside.
 
-One step is draft -> verify -> accept -> commit -> refresh. Drafting comes first, from the hidden state
-that the last refresh left, so prefill needs no draft loop of its own and the drafts and their
-distributions are temporaries of the step instead of state.
+Drafting comes first, from the hidden state that the last refresh left, so a prompt needs no draft loop of its
+own, and drafts and their distributions are temporaries of the step instead of state.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,10 @@ from jax import lax
 from jaxspec_kernels.random import Purpose
 
 from jaxspec.attention import PagedMemory, RowBlock
+from jaxspec.attention.rows import join_rows
 from jaxspec.drafters.base import Drafter, Proposal, Rows, Target
-from jaxspec.engine.state import EngineState, PrefillBatch, PrefillOutput, StepOutput
+from jaxspec.engine.packing import read_pieces, read_served
+from jaxspec.engine.state import Emitted, EngineState, FirstTokens, Pieces, Served, StepOutput
 from jaxspec.sampling import SamplingMode, process_logits, sample, verify, verify_synthetic
 
 
@@ -32,116 +34,186 @@ class StepSettings:
     """What is compiled into the programs.
 
     Attributes:
+      page_size: P.
       steps_per_dispatch: S.
       synthetic_acceptance_length: see `EngineConfig`.
     """
 
+    page_size: int
     steps_per_dispatch: int = 1
     synthetic_acceptance_length: float | None = None
 
 
-def prefill(
-    models: Models, state: EngineState, batch: PrefillBatch, *, settings: StepSettings
-) -> tuple[EngineState, PrefillOutput]:
-    """Runs a chunk of prompt tokens; where it ends a prompt, samples the first token and starts the slot."""
-    target, drafter = models.target, models.drafter
-    index = jnp.arange(batch.tokens.shape[1], dtype=jnp.int32)[None, :]
-    positions = batch.start[:, None] + index
-    valid = index < batch.count[:, None]
-    last_row = jnp.maximum(batch.count - 1, 0)
-    block = RowBlock(positions, valid, batch.page_table)
-    hidden, captured, memory = target(
-        batch.tokens.reshape(-1),
-        positions.reshape(-1),
-        PagedMemory.build(target.kinds, state.target_cache, (block,)),
-        capture=drafter.capture,
-    )
-    logits = target.logits(_row_of_each(hidden, block, last_row))[:, None]
-    failed = batch.is_last & ~finite_rows(logits)[:, 0]
-    # One row of a whole prompt: a program per mode would not pay.
-    logits = process_logits(logits, batch.sampling, mode=SamplingMode.TRUNCATED)[:, 0]
-    token = sample(logits, batch.sampling, batch.start + last_row, Purpose.BONUS)
-    token = jnp.where(batch.known < 0, token, batch.known)
+def dispatch(
+    models: Models,
+    state: EngineState,
+    served: jax.Array,
+    pieces: jax.Array | None,
+    *,
+    settings: StepSettings,
+    mode: SamplingMode | None,
+) -> tuple[EngineState, StepOutput]:
+    """The engine steps of one program: S of them, or one that reads prompts.
 
-    is_end = batch.is_last[:, None] & (index == last_row[:, None])
-    next_tokens = jnp.where(is_end, token[:, None], batch.next_tokens)
-    rows = Rows(batch.tokens.reshape(-1), next_tokens.reshape(-1), hidden, captured, (block,))
-    draft_hidden, draft_cache = drafter.refresh(target, rows, state.draft_cache)
+    Args:
+      served: of `pack_served`: b slots.
+      pieces: of `pack_pieces`: what is read of prompts; None for nothing.
+      mode: how the slots sample; None where nobody decodes.
 
-    done = (token[:, None] == batch.stop_tokens).any(axis=1) | (batch.remaining <= 1) | failed
-    end = batch.start + batch.count
-    slot = batch.slot
-    # Rows without work name slot B: past the end, so dropped. (An index of -1 would write the last slot.)
-    history_at = jnp.where(valid, positions, state.history.shape[1])
-    history = state.history.at[slot[:, None], history_at].set(batch.tokens, mode="drop")
-    first_at = jnp.where(batch.is_last, end, state.history.shape[1])
+    Returns:
+      The state, and what came out: `emitted` of every step, with a leading axis.
+    """
+    slots = read_served(served, settings.page_size)
+    step = partial(engine_step, models, served=slots, settings=settings, mode=mode)
+    whole, state = state, state.take(slots)
+    if pieces is not None:
+        state, output = step(state, pieces=read_pieces(pieces))
+        emitted = jax.tree.map(lambda of_step: of_step[None], output.emitted)
+        return whole.put(slots, state), replace(output, emitted=emitted)
 
-    def put(into: jax.Array, rows: jax.Array) -> jax.Array:
-        return into.at[slot].set(rows, mode="drop")
+    num_steps = settings.steps_per_dispatch
+    _, shapes = jax.eval_shape(lambda: step(state, pieces=None))
+    outputs = jax.tree.map(lambda s: jnp.zeros((num_steps, *s.shape), s.dtype), shapes)
 
-    state = replace(
-        state,
-        target_cache=memory.caches,
-        draft_cache=draft_cache,
-        page_table=jax.tree.map(put, state.page_table, batch.page_table),
-        history=history.at[slot, first_at].set(token, mode="drop"),
-        length=put(state.length, end),
-        hidden=put(state.hidden, _row_of_each(draft_hidden, block, last_row)),
-        remaining=put(state.remaining, batch.remaining - 1),
-        active=put(state.active, batch.is_last & ~done),
-        stop_tokens=put(state.stop_tokens, batch.stop_tokens),
-        sampling=jax.tree.map(put, state.sampling, batch.sampling),
-    )
-    return state, PrefillOutput(token, done & batch.is_last, failed)
+    def body(i: jax.Array, carry: tuple) -> tuple:
+        state, outputs = carry
+        state, output = step(state, pieces=None)
+        put = partial(lax.dynamic_update_index_in_dim, index=i, axis=0)
+        return state, jax.tree.map(put, outputs, output)
+
+    state, outputs = lax.fori_loop(0, num_steps, body, (state, outputs))
+    return whole.put(slots, state), outputs
+
+
+def engine_step(
+    models: Models,
+    state: EngineState,
+    served: Served,
+    pieces: Pieces | None,
+    *,
+    settings: StepSettings,
+    mode: SamplingMode | None,
+) -> tuple[EngineState, StepOutput]:
+    """Draft, verify and read, accept, commit, refresh."""
+    proposal = None
+    if mode is not None:
+        proposal, draft_cache = draft(models, state, served, mode=mode)
+        state = replace(state, draft_cache=draft_cache)
+    return verify_and_commit(models, state, served, proposal, pieces, settings=settings, mode=mode)
+
+
+def draft(
+    models: Models, state: EngineState, served: Served, *, mode: SamplingMode
+) -> tuple[Proposal, tuple]:
+    """K drafts for every slot, and the drafter's cache."""
+    if models.drafter.num_speculative_tokens:
+        context = state.context(served)
+        return models.drafter.propose(models.target, context, state.draft_cache, mode=mode)
+    none = jnp.zeros((len(state.length), 0), jnp.int32)
+    return Proposal(none, jnp.zeros_like(state.length), None), state.draft_cache
 
 
 def verify_and_commit(
-    models: Models, state: EngineState, proposal: Proposal, *, settings: StepSettings, mode: SamplingMode
+    models: Models,
+    state: EngineState,
+    served: Served,
+    proposal: Proposal | None,
+    pieces: Pieces | None,
+    *,
+    settings: StepSettings,
+    mode: SamplingMode | None,
 ) -> tuple[EngineState, StepOutput]:
-    """Verifies K drafts per slot in one target pass, commits what stands, and refreshes the drafter."""
+    """Verifies drafts and reads prompts in one target pass, commits what stands, and refreshes the drafter.
+
+    Args:
+      proposal, mode: of the slots that decode; None for none.
+      pieces: of the prompts; None for none.
+    """
     target, drafter = models.target, models.drafter
-    drafts = proposal.tokens
-    index = jnp.arange(drafts.shape[1] + 1, dtype=jnp.int32)[None, :]
-    tokens = jnp.concatenate([state.context.last_token[:, None], drafts], axis=1)
-    positions = state.length[:, None] + index
-    valid = jnp.broadcast_to(state.active[:, None], positions.shape)
-    block = RowBlock(positions, valid, state.page_table)
+    # Blocks of rows, and of each the rows that give tokens: all that verify, and the last of every piece.
+    tokens, blocks, giving = [], [], []
+    if proposal is not None:
+        index = jnp.arange(proposal.tokens.shape[1] + 1, dtype=jnp.int32)[None, :]
+        positions = state.length[:, None] + index
+        valid = jnp.broadcast_to(state.active[:, None], positions.shape)
+        tokens.append(jnp.concatenate([state.context(served).last_token[:, None], proposal.tokens], axis=1))
+        blocks.append(RowBlock(positions, valid, served.page_table))
+        giving.append(jnp.arange(positions.size, dtype=jnp.int32).reshape(positions.shape))
+    if pieces is not None:
+        index = jnp.arange(pieces.tokens.shape[1], dtype=jnp.int32)[None, :]
+        table = jax.tree.map(lambda of_slot: _take(of_slot, pieces.place), served.page_table)
+        tokens.append(pieces.tokens)
+        blocks.append(RowBlock(pieces.start[:, None] + index, index < pieces.count[:, None], table))
+        before = giving[0].size if giving else 0
+        last = jnp.maximum(pieces.count - 1, 0)
+        giving.append(before + jnp.arange(len(last), dtype=jnp.int32) * pieces.tokens.shape[1] + last)
     hidden, captured, memory = target(
-        tokens.reshape(-1),
-        positions.reshape(-1),
-        PagedMemory.build(target.kinds, state.target_cache, (block,)),
+        join_rows(tokens),
+        join_rows(block.positions for block in blocks),
+        PagedMemory.build(target.kinds, state.target_cache, tuple(blocks)),
         capture=drafter.capture,
     )
-    logits = target.logits(hidden).reshape(*tokens.shape, -1)
-    if settings.synthetic_acceptance_length is None:
-        verdict = verify(
-            logits,
-            drafts,
-            proposal.count,
-            proposal.logits,
-            drafter.draft_vocab,
-            state.sampling,
-            positions,
-            mode=mode,
-        )
-    else:
-        verdict = verify_synthetic(
-            logits,
-            drafts,
-            proposal.count,
-            proposal.logits,
-            drafter.draft_vocab,
-            state.sampling,
-            positions,
-            mode=mode,
-            mean_acceptance_length=settings.synthetic_acceptance_length,
-        )
-    accepted = verdict.accepted
+    everything = pieces is None
+    logits = target.logits(
+        hidden if everything else _take(hidden, jnp.concatenate([*map(jnp.ravel, giving)]))
+    )
 
+    next_tokens, ends, emitted, first = [], [], None, None
+    if proposal is not None:
+        judged = logits[: giving[0].size].reshape(*giving[0].shape, -1)
+        emitted, accepted = accept(judged, state, served, proposal, drafter, settings=settings, mode=mode)
+        valid = state.active[:, None] & (jnp.arange(judged.shape[1]) <= accepted[:, None])
+        blocks[0] = replace(blocks[0], valid=valid)
+        next_tokens.append(emitted.tokens)
+        ends.append(jnp.take_along_axis(giving[0], accepted[:, None], axis=1)[:, 0])
+    if pieces is not None:
+        first = sample_first(logits[-len(pieces.place) :], served, pieces)
+        is_end = pieces.is_last[:, None] & (index == last[:, None])
+        next_tokens.append(jnp.where(is_end, first.token[:, None], pieces.next_tokens))
+        ends.append(giving[-1])
+    rows = Rows(join_rows(tokens), join_rows(next_tokens), hidden, captured, tuple(blocks))
+    draft_hidden, draft_cache = drafter.refresh(target, rows, state.draft_cache)
+
+    state = replace(state, target_cache=memory.caches, draft_cache=draft_cache)
+    if emitted is not None:
+        state = commit_emitted(state, emitted, _take(draft_hidden, ends[0]))
+    if pieces is not None and first is not None:
+        state = commit_pieces(state, pieces, first, _take(draft_hidden, ends[-1]))
+    return state, StepOutput(emitted, first)
+
+
+def accept(
+    logits: jax.Array,
+    state: EngineState,
+    served: Served,
+    proposal: Proposal,
+    drafter: Drafter,
+    *,
+    settings: StepSettings,
+    mode: SamplingMode | None,
+) -> tuple[Emitted, jax.Array]:
+    """Judges the drafts by the target's logits [b, K+1, V]: what is emitted, and drafts accepted i32[b]."""
+    assert mode is not None
+    drafts = proposal.tokens
+    index = jnp.arange(drafts.shape[1] + 1, dtype=jnp.int32)[None, :]
+    judge = verify
+    if settings.synthetic_acceptance_length is not None and drafts.shape[1]:
+        judge = partial(verify_synthetic, mean_acceptance_length=settings.synthetic_acceptance_length)
+    verdict = judge(
+        logits,
+        drafts,
+        proposal.count,
+        proposal.logits,
+        drafter.draft_vocab,
+        served.sampling,
+        state.length[:, None] + index,
+        mode=mode,
+    )
+    accepted = verdict.accepted
     # e_0..e_{a-1} are the accepted drafts, e_a is the recovered or bonus token.
     padded = jnp.pad(drafts, ((0, 0), (0, 1)))
-    emitted = jnp.where(index < accepted[:, None], padded, verdict.token[:, None])
-    is_stop = (emitted[:, :, None] == state.stop_tokens[:, None, :]).any(axis=2)
+    tokens = jnp.where(index < accepted[:, None], padded, verdict.token[:, None])
+    is_stop = (tokens[:, :, None] == served.stop_tokens[:, None, :]).any(axis=2)
     is_stop &= index <= accepted[:, None]
     up_to_stop = jnp.where(is_stop.any(axis=1), is_stop.argmax(axis=1) + 1, accepted + 1)
     wanted = jnp.minimum(up_to_stop, state.remaining).astype(jnp.int32)
@@ -151,76 +223,75 @@ def verify_and_commit(
     failed = state.active & (sound < wanted)
     count = jnp.where(state.active, jnp.minimum(wanted, sound), 0)
     stopped = jnp.take_along_axis(is_stop, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
-    done = state.active & (stopped | (count >= state.remaining) | failed)
-
-    block = replace(block, valid=state.active[:, None] & (index <= accepted[:, None]))
-    rows = Rows(tokens.reshape(-1), emitted.reshape(-1), hidden, captured, (block,))
-    draft_hidden, draft_cache = drafter.refresh(target, rows, state.draft_cache)
-
-    slots = jnp.arange(drafts.shape[0])[:, None]
-    history_at = jnp.where(index < count[:, None], positions + 1, state.history.shape[1])
-    state = replace(
-        state,
-        target_cache=memory.caches,
-        draft_cache=draft_cache,
-        history=state.history.at[slots, history_at].set(emitted, mode="drop"),
-        length=state.length + count,
-        hidden=jnp.where(state.active[:, None], _row_of_each(draft_hidden, block, accepted), state.hidden),
-        remaining=state.remaining - count,
-        active=state.active & ~done,
-    )
     ran = count > 0
-    return state, StepOutput(
-        tokens=emitted,
+    emitted = Emitted(
+        tokens=tokens,
         num_tokens=count,
         drafted=jnp.where(ran, proposal.count, 0),
         accepted=jnp.where(ran, accepted, 0),
-        done=done,
+        done=state.active & (stopped | (count >= state.remaining) | failed),
         failed=failed,
+    )
+    return emitted, accepted
+
+
+def sample_first(logits: jax.Array, served: Served, pieces: Pieces) -> FirstTokens:
+    """The token after every piece, by the logits [G, V] of its last row; it counts where a prompt ends."""
+    sampling = jax.tree.map(lambda of_slot: _take(of_slot, pieces.place), served.sampling)
+    stop_tokens = _take(served.stop_tokens, pieces.place)
+    last_position = pieces.start + jnp.maximum(pieces.count - 1, 0)
+    failed = pieces.is_last & ~finite_rows(logits)
+    # A row or two of a whole prompt: a program per mode would not pay.
+    processed = process_logits(logits[:, None], sampling, mode=SamplingMode.TRUNCATED)[:, 0]
+    token = sample(processed, sampling, last_position, Purpose.BONUS)
+    token = jnp.where(pieces.known < 0, token, pieces.known)
+    done = (token[:, None] == stop_tokens).any(axis=1) | (pieces.remaining <= 1) | failed
+    return FirstTokens(token, done & pieces.is_last, failed)
+
+
+def commit_emitted(state: EngineState, emitted: Emitted, hidden: jax.Array) -> EngineState:
+    """Moves the slots on by what they emitted; `hidden` [b, M'] is what they draft from next."""
+    count = emitted.num_tokens
+    index = jnp.arange(emitted.tokens.shape[1], dtype=jnp.int32)[None, :]
+    at = jnp.where(index < count[:, None], state.length[:, None] + index + 1, state.history.shape[1])
+    places = jnp.arange(len(count))[:, None]
+    return replace(
+        state,
+        history=state.history.at[places, at].set(emitted.tokens, mode="drop"),
+        length=state.length + count,
+        hidden=jnp.where(state.active[:, None], hidden, state.hidden),
+        remaining=state.remaining - count,
+        active=state.active & ~emitted.done,
+    )
+
+
+def commit_pieces(state: EngineState, pieces: Pieces, first: FirstTokens, hidden: jax.Array) -> EngineState:
+    """Puts pieces into the history, and starts the slots whose prompts end; `hidden` is [G, M']."""
+    past = state.history.shape[1]
+    index = jnp.arange(pieces.tokens.shape[1], dtype=jnp.int32)[None, :]
+    at = jnp.where(index < pieces.count[:, None], pieces.start[:, None] + index, past)
+    history = state.history.at[pieces.place[:, None], at].set(pieces.tokens, mode="drop")
+    end = pieces.start + pieces.count
+    # Past the end, so dropped, unless the prompt ends: then the slot has one such piece.
+    ended = jnp.where(pieces.is_last, pieces.place, len(state.length))
+
+    def put(into: jax.Array, of_piece: jax.Array) -> jax.Array:
+        return into.at[ended].set(of_piece, mode="drop")
+
+    return replace(
+        state,
+        history=history.at[ended, jnp.where(pieces.is_last, end, past)].set(first.token, mode="drop"),
+        length=put(state.length, end),
+        hidden=put(state.hidden, hidden),
+        remaining=put(state.remaining, pieces.remaining - 1),
+        active=put(state.active, ~first.done),
     )
 
 
 def finite_rows(logits: jax.Array) -> jax.Array:
-    """bool[B, Q] of logits [B, Q, V]: none is NaN or +inf, and not all are -inf."""
+    """bool[...] of logits [..., V]: none is NaN or +inf, and not all are -inf."""
     return jnp.isfinite(logits.max(axis=-1))
 
 
-def _row_of_each(x: jax.Array, block: RowBlock, row: jax.Array) -> jax.Array:
-    """[G, M] of x [N, M], the rows of one block: of each group the one at `row` i32[G]."""
-    groups, width = block.shape
-    return jnp.take(x, jnp.arange(groups, dtype=jnp.int32) * width + row, axis=0, mode="clip")
-
-
-def engine_step(
-    models: Models, state: EngineState, *, settings: StepSettings, mode: SamplingMode
-) -> tuple[EngineState, StepOutput]:
-    """Draft, verify, accept, commit, refresh."""
-    proposal, draft_cache = models.drafter.propose(models.target, state.context, state.draft_cache, mode=mode)
-    state = replace(state, draft_cache=draft_cache)
-    return verify_and_commit(models, state, proposal, settings=settings, mode=mode)
-
-
-def decode(
-    models: Models, state: EngineState, live: jax.Array, *, settings: StepSettings, mode: SamplingMode
-) -> tuple[EngineState, StepOutput]:
-    """`steps_per_dispatch` engine steps in one program.
-
-    Args:
-      live: bool[B], False for slots whose request the host has ended.
-
-    Returns:
-      The state, and the steps' outputs stacked on a leading axis S.
-    """
-    state = replace(state, active=state.active & live)
-    _, shapes = jax.eval_shape(lambda: engine_step(models, state, settings=settings, mode=mode))
-    outputs = jax.tree.map(lambda s: jnp.zeros((settings.steps_per_dispatch, *s.shape), s.dtype), shapes)
-
-    def body(i, carry):
-        state, outputs = carry
-        state, output = engine_step(models, state, settings=settings, mode=mode)
-        outputs = jax.tree.map(
-            lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, i, 0), outputs, output
-        )
-        return state, outputs
-
-    return lax.fori_loop(0, settings.steps_per_dispatch, body, (state, outputs))
+def _take(x: jax.Array, index: jax.Array) -> jax.Array:
+    return jnp.take(x, index, axis=0, mode="clip")

@@ -1,0 +1,22 @@
+"""Target networks: a family is a file here and a line below. `register_family` adds one from outside."""
+
+from jaxspec.models.deepseek import Deepseek
+from jaxspec.models.gemma3 import Gemma3
+from jaxspec.models.glm4_moe_lite import Glm4MoeLite
+from jaxspec.models.gpt_oss import GptOss
+from jaxspec.models.indexed_window import IndexedWindowModel
+from jaxspec.models.llama import Llama
+from jaxspec.models.mistral import Mistral
+from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.qwen3_moe import Qwen3Moe
+from jaxspec.models.registry import register_family
+
+register_family("llama", Llama)
+register_family("mistral", Mistral)
+register_family("qwen3", Qwen3)
+register_family("qwen3_moe", Qwen3Moe)
+register_family("gemma3_text", Gemma3)
+register_family("deepseek_v3", Deepseek)
+register_family("glm4_moe_lite", Glm4MoeLite)
+register_family("jaxspec_indexed_window", IndexedWindowModel)
+register_family("gpt_oss", GptOss)

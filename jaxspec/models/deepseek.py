@@ -1,21 +1,22 @@
-"""DeepSeek-V3 and GLM-4.7-Flash: latent attention, and experts that are scored each by itself.
+"""DeepSeek-V3: latent attention, and experts that are scored each by itself.
 
-Source: the `DeepseekV3ForCausalLM` and `Glm4MoeLiteForCausalLM` of transformers, which compute the same.
+Source: the `DeepseekV3ForCausalLM` of transformers.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.attention import AttentionKind, LayerCacheShape
-from jaxspec.config import ModelConfig
-from jaxspec.models.expert_sources import tensor_per_expert
+from jaxspec.config import ConfigError, ModelConfig, MoeConfig, RopeConfig
+from jaxspec.config.latent import LatentConfig
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.latent_attention import LatentAttention, latent_cache_shape
-from jaxspec.models.layers import MLP, PreNormLayer, RMSNorm
-from jaxspec.models.llama import Llama
+from jaxspec.models.layers import MLP
 from jaxspec.models.moe import MoE
 from jaxspec.models.parameters import Whole, parameter
 
@@ -27,10 +28,7 @@ class DeepseekMoE(MoE):
         assert config.moe is not None
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         moe = config.moe
-        sources = tensor_per_expert(
-            f"{name}.experts", moe.num_experts, config.hidden_size, moe.intermediate_size
-        )
-        super().__init__(config, f"{name}.gate", sources, router_bias=False, **args)
+        super().__init__(config, name, **args)
         # In float32 whatever the weights' dtype: it is trained in steps that bfloat16 would swallow.
         self.selection_bias = parameter(
             rngs,
@@ -70,26 +68,65 @@ class DeepseekMoE(MoE):
         return routed if self.shared is None else routed + self.shared(x)
 
 
-class DeepseekLayer(PreNormLayer):
-    """Pre-norm block over latent attention; its feed-forward network is dense or of experts."""
-
-    def __init__(self, config: ModelConfig, name: str, *, dense: bool, dtype: jnp.dtype, rngs: nnx.Rngs):
-        args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
-        width, eps = config.hidden_size, config.rms_norm_eps
-        self.input_norm = RMSNorm(width, eps, f"{name}.input_layernorm", **args)
-        self.attention = LatentAttention(config, f"{name}.self_attn", **args)
-        self.mlp_norm = RMSNorm(width, eps, f"{name}.post_attention_layernorm", **args)
-        self.mlp = (MLP if dense else DeepseekMoE)(config, f"{name}.mlp", **args)
-
-
-class Deepseek(Llama):
+class Deepseek(Decoder):
     """A target network."""
 
-    def make_layer(self, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
-        assert self.config.moe is not None
-        dense = index in self.config.moe.dense_layers
-        return DeepseekLayer(self.config, f"model.layers.{index}", dense=dense, **args)
+    defaults: ClassVar = {
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "max_position_embeddings": 4096,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "rope_interleave": True,
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+        "num_nextn_predict_layers": 1,
+    }
+    recycles_normed = True
+    attention_type = LatentAttention
+    moe_type = DeepseekMoE
 
-    @property
-    def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
-        return (latent_cache_shape(self.config),) * len(self.kinds)
+    @classmethod
+    def own_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        for key, built in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1)):
+            if config.get(key, built) != built:
+                raise ConfigError(f"{key} {config[key]!r} is not supported; supported: {built}")
+        layers = range(config["num_hidden_layers"])
+        # transformers 5 lists GLM's layers, published checkpoints count the dense ones.
+        kinds = config.get("mlp_layer_types") or ["dense"] * config["first_k_dense_replace"]
+        moe = MoeConfig(
+            num_experts=config["n_routed_experts"],
+            experts_per_token=config["num_experts_per_tok"],
+            intermediate_size=config["moe_intermediate_size"],
+            normalize=bool(config["norm_topk_prob"]),
+            dense_layers=tuple(i for i in layers if kinds[i : i + 1] == ["dense"]),
+            num_groups=config["n_group"] or 1,
+            groups_per_token=config["topk_group"] or 1,
+            scale=float(config["routed_scaling_factor"]),
+            shared_size=config["moe_intermediate_size"] * (config["n_shared_experts"] or 0),
+        )
+        latent, rope = LatentConfig.from_hf(config), RopeConfig.from_hf(config)
+        return {
+            "head_dim": latent.qk_rope_head_dim,
+            "attention_scale": latent.scale(rope),
+            "rope": rope,
+            "moe": moe,
+            "latent": latent,
+        }
+
+    @classmethod
+    def layer_cache(cls, config: ModelConfig, kind: AttentionKind) -> LayerCacheShape:
+        return latent_cache_shape(config)

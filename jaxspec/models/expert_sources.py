@@ -6,8 +6,22 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxspec.models.moe import ExpertSources
-from jaxspec.models.parameters import FusedGateUp, Projection, Source
+from jaxspec.models.parameters import Projection, Source, fused_gate_up
+
+
+@dataclass(frozen=True)
+class ExpertSources:
+    """Where a checkpoint keeps the experts of a layer.
+
+    Attributes:
+      gate_up: [E, M, 2, F]; with `gate_up_bias` [E, 2, F] or None.
+      down: [E, F, M]; with `down_bias` [E, M] or None.
+    """
+
+    gate_up: Source
+    down: Source
+    gate_up_bias: Source | None = None
+    down_bias: Source | None = None
 
 
 @dataclass(frozen=True)
@@ -56,12 +70,7 @@ def tensor_per_expert(name: str, count: int, width: int, inner: int) -> ExpertSo
     """Experts [E, M, 2, F] and [E, F, M] as `name`.{j}.{gate,up,down}_proj.weight."""
     experts = [f"{name}.{i}" for i in range(count)]
     return ExpertSources(
-        gate_up=Stacked(
-            tuple(
-                FusedGateUp((f"{expert}.gate_proj.weight", f"{expert}.up_proj.weight"), width, inner)
-                for expert in experts
-            )
-        ),
+        gate_up=Stacked(tuple(fused_gate_up(expert, "weight", (width,), inner) for expert in experts)),
         down=Stacked(
             tuple(Projection(f"{expert}.down_proj.weight", (inner,), (width,)) for expert in experts)
         ),

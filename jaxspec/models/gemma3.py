@@ -3,16 +3,17 @@
 Source: the `Gemma3ForCausalLM` of transformers.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import AnyMemory, AttentionKind, RopeTables
-from jaxspec.config import ModelConfig
+from jaxspec.attention import AnyMemory, RopeTables
+from jaxspec.config import ModelConfig, RopeConfig
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import MLP, Attention
-from jaxspec.models.llama import Llama
 from jaxspec.models.parameters import Whole, parameter
 
 
@@ -72,7 +73,7 @@ class Gemma3Layer(nnx.Module):
         return x + self.mlp_output_norm(self.mlp(self.mlp_input_norm(x))), memory
 
 
-class Gemma3(Llama):
+class Gemma3(Decoder):
     """A target network.
 
     Only its own first layer reads the scaled embedding. EAGLE heads share the table as it is: they are
@@ -80,12 +81,56 @@ class Gemma3(Llama):
     vLLM shares the module whose output the target scales afterwards.
     """
 
+    defaults: ClassVar = {
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+    }
+    activation = ("hidden_activation", "gelu_pytorch_tanh")
     norm_type = Gemma3Norm
+
+    @classmethod
+    def is_windowed(cls, config: Mapping[str, Any], layer: int) -> bool:
+        return (layer + 1) % config["sliding_window_pattern"] > 0
+
+    @classmethod
+    def own_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        # Published files say the sliding layers' rope in rope_local_base_freq, transformers 5 nests
+        # rope_parameters by kind.
+        nested = config.get("rope_parameters") or {}
+        whole = {**config, "rope_parameters": nested.get("full_attention")}
+        local = {
+            "rope_theta": config.get("rope_local_base_freq"),
+            "rope_parameters": nested.get("sliding_attention"),
+            "max_position_embeddings": config["max_position_embeddings"],
+        }
+        scalar = config["query_pre_attn_scalar"]
+        return {
+            "qk_norm": True,
+            "rope": RopeConfig.from_hf(whole, default_theta=1e6),
+            "local_rope": RopeConfig.from_hf(local, default_theta=1e4),
+            "attention_scale": scalar and scalar**-0.5,
+        }
+
+    @classmethod
+    def layer_ropes(cls, config: ModelConfig) -> tuple[RopeConfig, ...]:
+        local = config.local_rope or config.rope
+        return tuple(local if kind == "sliding_attention" else config.rope for kind in config.layer_types)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         x = self.embedding(tokens)
         # Rounded to the dtype of the weights, as in training.
         return x * jnp.asarray(self.config.hidden_size**0.5, x.dtype)
 
-    def make_layer(self, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
-        return Gemma3Layer(self.config, f"model.layers.{index}", **args)
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
+        return Gemma3Layer(config, f"model.layers.{index}", **args)

@@ -3,35 +3,33 @@
 Source: the `GptOssForCausalLM` of transformers; openai/gpt-oss, `gpt_oss/torch/model.py`.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from jaxspec.attention import AttentionKind
-from jaxspec.config import ModelConfig
-from jaxspec.models.expert_sources import InterleavedGateUp
-from jaxspec.models.layers import DecoderLayer
-from jaxspec.models.llama import Llama
-from jaxspec.models.moe import ExpertSources, MoE
+from jaxspec.config import MoeConfig
+from jaxspec.models.decoder import Decoder
+from jaxspec.models.expert_sources import ExpertSources, InterleavedGateUp
+from jaxspec.models.moe import MoE
 from jaxspec.models.parameters import Whole
 
 
 class GptOssMoE(MoE):
     """Experts with biases, all of a layer in one tensor, and a clamped activation."""
 
-    def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        assert config.moe is not None
-        count, width, inner = config.moe.num_experts, config.hidden_size, config.moe.intermediate_size
-        experts = f"{name}.experts"
-        sources = ExpertSources(
-            gate_up=InterleavedGateUp(f"{experts}.gate_up_proj", (count, width, 2 * inner)),
-            down=Whole(f"{experts}.down_proj", (count, inner, width)),
-            gate_up_bias=InterleavedGateUp(f"{experts}.gate_up_proj_bias", (count, 2 * inner)),
-            down_bias=Whole(f"{experts}.down_proj_bias", (count, width)),
+    router_name = "router"
+    router_bias = True
+
+    @classmethod
+    def sources(cls, name: str, count: int, width: int, inner: int) -> ExpertSources:
+        return ExpertSources(
+            gate_up=InterleavedGateUp(f"{name}.gate_up_proj", (count, width, 2 * inner)),
+            down=Whole(f"{name}.down_proj", (count, inner, width)),
+            gate_up_bias=InterleavedGateUp(f"{name}.gate_up_proj_bias", (count, 2 * inner)),
+            down_bias=Whole(f"{name}.down_proj_bias", (count, width)),
         )
-        super().__init__(config, f"{name}.router", sources, router_bias=True, dtype=dtype, rngs=rngs)
 
     def activate(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         limit = self.config.swiglu_limit
@@ -39,8 +37,43 @@ class GptOssMoE(MoE):
         return gate * jax.nn.sigmoid(self.config.swiglu_alpha * gate) * (up + 1)
 
 
-class GptOss(Llama):
+class GptOss(Decoder):
     """A target network."""
 
-    def make_layer(self, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
-        return DecoderLayer(self.config, f"model.layers.{index}", mlp=GptOssMoE, **args)
+    defaults: ClassVar = {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 128,
+        "attention_bias": True,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "swiglu_limit": 7.0,
+        "swiglu_alpha": 1.702,
+        "rope_theta": 150000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    }
+    moe_type = GptOssMoE
+
+    @classmethod
+    def is_windowed(cls, config: Mapping[str, Any], layer: int) -> bool:
+        return layer % 2 == 0
+
+    @classmethod
+    def own_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        moe = MoeConfig(
+            num_experts=config["num_local_experts"],
+            experts_per_token=config["num_experts_per_tok"],
+            intermediate_size=config["intermediate_size"],
+            swiglu_limit=config["swiglu_limit"],
+            swiglu_alpha=config["swiglu_alpha"],
+        )
+        return {"attention_sinks": True, "moe": moe}

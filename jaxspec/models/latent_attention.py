@@ -12,9 +12,8 @@ from flax import nnx
 
 from jaxspec.attention import AnyMemory, CacheShape, RopeTables, apply_rope
 from jaxspec.config import ModelConfig
-from jaxspec.models.latent_sources import HeadRows, SideBySide
 from jaxspec.models.layers import RMSNorm
-from jaxspec.models.parameters import Projection, parameter, product
+from jaxspec.models.parameters import Fused, HeadRows, Projection, parameter, product
 
 # transformers builds the norms of latents with its class's default, whatever the config says.
 LATENT_EPS = 1e-6
@@ -40,11 +39,12 @@ class LatentAttention(nnx.Module):
         into_query = f"{name}.q_a_proj" if query_rank else f"{name}.q_proj"
         self.query_width = query_rank or heads * (nope + rope)
         widths = (self.query_width, rank + rope)
+        names = (f"{into_query}.weight", f"{name}.kv_a_proj_with_mqa.weight")
         self.down = parameter(
             rngs,
             (width, sum(widths)),
             ("embed", None),
-            SideBySide((f"{into_query}.weight", f"{name}.kv_a_proj_with_mqa.weight"), width, widths),
+            Fused(tuple(Projection(each, (width,), (out,)) for each, out in zip(names, widths, strict=True))),
             dtype=dtype,
             fan_in=width,
         )

@@ -12,11 +12,11 @@ from jaxspec_kernels.matmul import PackedWeight
 from jaxspec.attention import AnyMemory, PagedMemory, RopeTables
 from jaxspec.config import ModelConfig
 from jaxspec.models.parameters import (
-    FusedGateUp,
-    FusedQKV,
+    Fused,
     Projection,
     Whole,
     bias_parameter,
+    fused_gate_up,
     parameter,
     product,
 )
@@ -136,11 +136,12 @@ class Attention(nnx.Module):
         heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         width, group = config.hidden_size, heads // kv_heads
         in_width = in_width or width
-        projections = (f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj")
+        parts = (("q_proj", group), ("k_proj", 1), ("v_proj", 1))
 
-        def fused(leaf: str, in_width: int | None) -> FusedQKV:
-            q, k, v = (f"{projection}.{leaf}" for projection in projections)
-            return FusedQKV((q, k, v), in_width, kv_heads, group, size)
+        def fused(leaf: str, *in_shape: int) -> Fused:
+            return Fused(
+                tuple(Projection(f"{name}.{p}.{leaf}", in_shape, (kv_heads, n, size)) for p, n in parts), -2
+            )
 
         self.qkv = parameter(
             rngs,
@@ -164,7 +165,7 @@ class Attention(nnx.Module):
             rngs,
             (kv_heads, group + 2, size),
             ("kv_heads", "group", "head_dim"),
-            fused("bias", None),
+            fused("bias"),
             dtype=dtype,
         )
         self.output_bias = bias_parameter(
@@ -219,7 +220,7 @@ class MLP(nnx.Module):
             rngs,
             (width, 2, inner),
             ("embed", None, "feed_forward"),
-            FusedGateUp((f"{name}.gate_proj.weight", f"{name}.up_proj.weight"), width, inner),
+            fused_gate_up(name, "weight", (width,), inner),
             dtype=dtype,
             fan_in=width,
         )
@@ -228,7 +229,7 @@ class MLP(nnx.Module):
             rngs,
             (2, inner),
             (None, "feed_forward"),
-            FusedGateUp((f"{name}.gate_proj.bias", f"{name}.up_proj.bias"), None, inner),
+            fused_gate_up(name, "bias", (), inner),
             dtype=dtype,
         )
         self.down = Linear(
@@ -252,13 +253,28 @@ class MLP(nnx.Module):
         return self.down(self.activation(fused[..., 0, :]) * fused[..., 1, :])
 
 
-class PreNormLayer(nnx.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); a subclass makes the four parts."""
+class DecoderLayer(nnx.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)).
 
-    input_norm: Any
-    attention: Any
-    mlp_norm: Any
-    mlp: Any
+    `attention` and `mlp` make the two networks, from a config and a name.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        name: str,
+        *,
+        attention: Callable[..., Any] = Attention,
+        mlp: Callable[..., Any] = MLP,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
+        eps = config.rms_norm_eps
+        self.input_norm = RMSNorm(config.hidden_size, eps, f"{name}.input_layernorm", **args)
+        self.attention = attention(config, f"{name}.self_attn", **args)
+        self.mlp_norm = RMSNorm(config.hidden_size, eps, f"{name}.post_attention_layernorm", **args)
+        self.mlp = mlp(config, f"{name}.mlp", **args)
 
     def __call__(
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
@@ -267,23 +283,3 @@ class PreNormLayer(nnx.Module):
         attended, memory = self.attention(self.input_norm(x), memory, layer, rope)
         x = x + attended
         return x + self.mlp(self.mlp_norm(x)), memory
-
-
-class DecoderLayer(PreNormLayer):
-    """Pre-norm block of grouped-query attention; `mlp` makes a family's own feed-forward network."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        name: str,
-        *,
-        mlp: Callable[..., Any] = MLP,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ):
-        args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
-        eps = config.rms_norm_eps
-        self.input_norm = RMSNorm(config.hidden_size, eps, f"{name}.input_layernorm", **args)
-        self.attention = Attention(config, f"{name}.self_attn", **args)
-        self.mlp_norm = RMSNorm(config.hidden_size, eps, f"{name}.post_attention_layernorm", **args)
-        self.mlp = mlp(config, f"{name}.mlp", **args)

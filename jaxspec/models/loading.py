@@ -1,7 +1,8 @@
 """From a checkpoint to a network on the device, and back."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Generic, TypeVar
 
 import jax
@@ -12,31 +13,14 @@ from jax.sharding import Mesh
 
 from jaxspec.checkpoints import Checkpoint, StrictTensors, TensorSource
 from jaxspec.config import ModelConfig
-from jaxspec.models.deepseek import Deepseek
-from jaxspec.models.gemma3 import Gemma3
-from jaxspec.models.gpt_oss import GptOss
-from jaxspec.models.indexed_window import IndexedWindowModel
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.language_model import language_model
-from jaxspec.models.llama import Llama
 from jaxspec.models.packed_weights import stored_weight
-from jaxspec.models.parameters import PartialSource, Source
-from jaxspec.models.qwen3_moe import Qwen3Moe
+from jaxspec.models.parameters import HeadRows, Source
+from jaxspec.models.registry import FAMILIES
 from jaxspec.sharding import make_mesh, replicated, sharding
 
 Module = TypeVar("Module", bound=nnx.Module)
-
-FAMILIES: Mapping[str, type[Llama]] = {
-    "llama": Llama,
-    "mistral": Llama,
-    "qwen3": Llama,
-    "qwen3_moe": Qwen3Moe,
-    "gpt_oss": GptOss,
-    "gemma3_text": Gemma3,
-    "deepseek_v3": Deepseek,
-    "glm4_moe_lite": Deepseek,
-    "jaxspec_indexed_window": IndexedWindowModel,
-}
-"""The network of every `model_type`; the keys of its `config.json` are read by `ModelConfig`."""
 
 # Buffers that older versions of transformers saved beside the weights.
 IGNORED = ("*rotary_emb.inv_freq",)
@@ -70,7 +54,7 @@ class ModulePlan(Generic[Module]):
         return self.module
 
 
-def load_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, mesh: Mesh | None = None) -> Llama:
+def load_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, mesh: Mesh | None = None) -> Decoder:
     """A target network with a checkpoint's weights, split over `mesh` (one device by default).
 
     Raises:
@@ -80,7 +64,7 @@ def load_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, mesh: Mesh | None =
     return plan_target(checkpoint, dtype=dtype).read(mesh)
 
 
-def plan_target(checkpoint: Checkpoint, *, dtype: jnp.dtype) -> ModulePlan[Llama]:
+def plan_target(checkpoint: Checkpoint, *, dtype: jnp.dtype) -> ModulePlan[Decoder]:
     """`load_target` up to the point where it would read weights; raises the same."""
     checkpoint = language_model(checkpoint)
     config = target_config(checkpoint)
@@ -90,7 +74,7 @@ def plan_target(checkpoint: Checkpoint, *, dtype: jnp.dtype) -> ModulePlan[Llama
     return plan_module(lambda rngs: make_target(config, dtype=dtype, rngs=rngs), checkpoint, ignore=ignore)
 
 
-def make_target(config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> Llama:
+def make_target(config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> Decoder:
     """A target network of `config`'s family with random weights."""
     return FAMILIES[config.family](config, dtype=dtype, rngs=rngs)
 
@@ -122,7 +106,7 @@ def plan_module(
     shared: dict[str, TensorSource] = {}
 
     def find(source: Source) -> list[TensorSource]:
-        if not isinstance(source, PartialSource):
+        if not isinstance(source, HeadRows):
             return [tensors.take(name, shape, source.kind) for name, shape in source.tensors]
         ((name, shape),) = source.tensors
         if name not in shared:
@@ -134,13 +118,18 @@ def plan_module(
     return ModulePlan(module, parameters)
 
 
+def matching(checkpoint: Checkpoint, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of a checkpoint's tensors that match one of the patterns, in order."""
+    return tuple(n for n in sorted(checkpoint.tensors) if any(fnmatchcase(n, p) for p in patterns))
+
+
 def export_tensors(module: nnx.Module) -> dict[str, np.ndarray]:
     """A module's parameters as a checkpoint names and lays them out: the inverse of loading."""
     exported: dict[str, np.ndarray] = {}
     for variable, source in declared(module):
         value = np.asarray(variable.get_value())
         ((name, _), *_) = source.tensors
-        if isinstance(source, PartialSource) and name in exported:
+        if isinstance(source, HeadRows) and name in exported:
             source.put(exported[name], value)
             continue
         exported |= {

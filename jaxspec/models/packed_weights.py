@@ -13,7 +13,7 @@ from jaxspec.checkpoints import TensorSource
 from jaxspec.checkpoints.blocks import Blocks, BlockSource
 from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
 from jaxspec.models.expert_sources import InterleavedGateUp
-from jaxspec.models.parameters import FusedGateUp, FusedQKV, Projection, Source, Whole
+from jaxspec.models.parameters import Fused, Projection, Source, Whole
 
 
 def keeps_packed(dtype: jnp.dtype) -> bool:
@@ -54,18 +54,18 @@ def packed_weight(
 ) -> PackedWeight | None:
     """A parameter as its tensors are stored, on the host; None where it has to be dense.
 
-    Only matrices that products alone read are packed: those of the three sources named here.
+    Only matrices that products alone read are packed: those of the two sources named here.
 
     Args:
       source: of the parameter.
       shape: of the parameter, which is float32.
       stored: its tensors.
     """
-    if not isinstance(source, Projection | FusedQKV | FusedGateUp) or source.in_width is None:
+    if not isinstance(source, Projection | Fused) or not source.in_shape:
         return None
     if math.prod(shape) * 4 < MIN_WEIGHT_BYTES:
         return None
-    width, tensors = source.in_width, [blocks for tensor in stored if (blocks := _blocks(tensor))]
+    width, tensors = math.prod(source.in_shape), [blocks for tensor in stored if (blocks := _blocks(tensor))]
     kinds = {(blocks.values.dtype, blocks.offset is None) for blocks in tensors}
     if len(tensors) < len(stored) or len(kinds) > 1:
         return None

@@ -6,7 +6,7 @@ Initialisation, loading, sharding and export all follow from the declaration.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -38,15 +38,6 @@ class Source(Protocol):
         ...
 
 
-@runtime_checkable
-class PartialSource(Source, Protocol):
-    """A source that holds part of one tensor, of which other parameters hold the rest."""
-
-    def put(self, whole: np.ndarray, value: np.ndarray) -> None:
-        """Writes the parameter into the tensor."""
-        ...
-
-
 @dataclass(frozen=True)
 class Whole:
     """A tensor kept as it is stored."""
@@ -68,7 +59,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Projection:
-    """A matrix stored [out, in], used as in_shape + out_shape.
+    """A matrix stored [out, in], used as in_shape + out_shape; with an empty in_shape a bias, stored [out].
 
     The input-major order is the faster one on the CPU: with five rows a 30-layer pass of SmolLM2-135M
     took 24 ms input-major against 35 ms as stored (two cores, float32).
@@ -81,15 +72,12 @@ class Projection:
 
     @property
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        return ((self.name, (math.prod(self.out_shape), self.in_width)),)
-
-    @property
-    def in_width(self) -> int:
-        return math.prod(self.in_shape)
+        width = (math.prod(self.in_shape),) if self.in_shape else ()
+        return ((self.name, (math.prod(self.out_shape), *width)),)
 
     def per_block(self, size: int) -> "Projection":
         """Where one number for every `size` inputs would be stored."""
-        return replace(self, in_shape=(self.in_width // size,))
+        return replace(self, in_shape=(math.prod(self.in_shape) // size,))
 
     def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
         return tensors[0].T.reshape(*self.in_shape, *self.out_shape)
@@ -100,69 +88,77 @@ class Projection:
 
 
 @dataclass(frozen=True)
-class FusedQKV:
-    """Query, key and value projections as one [in, N, G+2, D], grouped by key/value head.
-
-    With `in_width` None it is the fused bias, [N, G+2, D].
-    """
+class Fused:
+    """Projections of the same rows, or their biases, side by side along an axis counted from the last."""
 
     kind: ClassVar[str] = "float"
-    names: tuple[str, str, str]
-    in_width: int | None
-    num_kv_heads: int
-    group: int
-    head_dim: int
+    parts: tuple[Projection, ...]
+    axis: int = -1
 
     @property
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        tail = () if self.in_width is None else (self.in_width,)
-        query = self.num_kv_heads * self.group * self.head_dim
-        key = self.num_kv_heads * self.head_dim
-        return tuple((name, (size, *tail)) for name, size in zip(self.names, (query, key, key), strict=True))
+        return tuple(tensor for part in self.parts for tensor in part.tensors)
 
-    def per_block(self, size: int) -> "FusedQKV":
-        """Where one number for every `size` inputs would be stored."""
-        return replace(self, in_width=(self.in_width or 0) // size)
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        return self.parts[0].in_shape
+
+    def per_block(self, size: int) -> "Fused":
+        """See `Projection.per_block`."""
+        return replace(self, parts=tuple(part.per_block(size) for part in self.parts))
 
     def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
-        parts = [t.reshape(self.num_kv_heads, -1, self.head_dim, *t.shape[1:]) for t in tensors]
-        fused = np.concatenate(parts, axis=1)
-        return fused if self.in_width is None else np.moveaxis(fused, -1, 0)
+        parts = [part.join([tensor]) for part, tensor in zip(self.parts, tensors, strict=True)]
+        return np.concatenate(parts, axis=self.axis)
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
-        fused = value if self.in_width is None else np.moveaxis(value, 0, -1)
-        parts = (fused[:, : self.group], fused[:, self.group : -1], fused[:, -1:])
-        return [
-            np.ascontiguousarray(part.reshape(shape))
-            for part, (_, shape) in zip(parts, self.tensors, strict=True)
-        ]
+        ends = np.cumsum([part.out_shape[self.axis] for part in self.parts])
+        pieces = np.split(value, ends[:-1], axis=self.axis)
+        return [part.split(piece)[0] for part, piece in zip(self.parts, pieces, strict=True)]
+
+
+def fused_gate_up(name: str, leaf: str, in_shape: tuple[int, ...], inner: int) -> Fused:
+    """Gate and up projections as one [in, 2, F], or their biases as one [2, F]."""
+    names = (f"{name}.{projection}_proj.{leaf}" for projection in ("gate", "up"))
+    return Fused(tuple(Projection(each, in_shape, (1, inner)) for each in names), axis=-2)
 
 
 @dataclass(frozen=True)
-class FusedGateUp:
-    """Gate and up projections as one [in, 2, F]; with `in_width` None their fused bias, [2, F]."""
+class HeadRows:
+    """Some of the rows that every head has in a matrix [H * rows, in], as [H, stop - start, in].
+
+    Other parameters hold the matrix's other rows: one array of all of them would be sliced, and so copied,
+    in every step.
+    """
 
     kind: ClassVar[str] = "float"
-    names: tuple[str, str]
-    in_width: int | None
-    width: int
+    name: str
+    heads: int
+    rows: int
+    start: int
+    stop: int
+    in_width: int
 
     @property
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        tail = () if self.in_width is None else (self.in_width,)
-        return tuple((name, (self.width, *tail)) for name in self.names)
-
-    def per_block(self, size: int) -> "FusedGateUp":
-        """Where one number for every `size` inputs would be stored."""
-        return replace(self, in_width=(self.in_width or 0) // size)
+        return ((self.name, (self.heads * self.rows, self.in_width)),)
 
     def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
-        fused = np.stack(tensors)
-        return fused if self.in_width is None else np.moveaxis(fused, -1, 0)
+        return self._by_head(tensors[0])[:, self.start : self.stop]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
-        fused = value if self.in_width is None else np.moveaxis(value, 0, -1)
-        return [np.ascontiguousarray(part) for part in fused]
+        """The matrix with zeros in the rows of others."""
+        ((_, shape),) = self.tensors
+        whole = np.zeros(shape, value.dtype)
+        self.put(whole, value)
+        return [whole]
+
+    def put(self, whole: np.ndarray, value: np.ndarray) -> None:
+        """Writes the parameter's rows into the matrix."""
+        self._by_head(whole)[:, self.start : self.stop] = value
+
+    def _by_head(self, whole: np.ndarray) -> np.ndarray:
+        return whole.reshape(self.heads, self.rows, self.in_width)
 
 
 class Buffer(nnx.Variable):

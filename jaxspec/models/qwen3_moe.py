@@ -3,35 +3,44 @@
 Source: the `Qwen3MoeForCausalLM` of transformers.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-import jax.numpy as jnp
-from flax import nnx
-
-from jaxspec.attention import AttentionKind
-from jaxspec.config import ModelConfig
-from jaxspec.models.expert_sources import tensor_per_expert
-from jaxspec.models.layers import MLP, DecoderLayer
-from jaxspec.models.llama import Llama
-from jaxspec.models.moe import MoE
+from jaxspec.config import MoeConfig
+from jaxspec.models.decoder import Decoder
 
 
-class Qwen3Experts(MoE):
-    """Experts with tensors of their own."""
-
-    def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        assert config.moe is not None
-        moe = config.moe
-        sources = tensor_per_expert(
-            f"{name}.experts", moe.num_experts, config.hidden_size, moe.intermediate_size
-        )
-        super().__init__(config, f"{name}.gate", sources, router_bias=False, dtype=dtype, rngs=rngs)
-
-
-class Qwen3Moe(Llama):
+class Qwen3Moe(Decoder):
     """A target network."""
 
-    def make_layer(self, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
-        assert self.config.moe is not None
-        mlp = MLP if index in self.config.moe.dense_layers else Qwen3Experts
-        return DecoderLayer(self.config, f"model.layers.{index}", mlp=mlp, **args)
+    defaults: ClassVar = {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": (),
+    }
+
+    @classmethod
+    def is_windowed(cls, config: Mapping[str, Any], layer: int) -> bool:
+        # The family has max_window_layers too, and transformers does not read it.
+        return True
+
+    @classmethod
+    def own_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        step, dense = config["decoder_sparse_step"], config["mlp_only_layers"] or ()
+        layers = range(config["num_hidden_layers"])
+        moe = MoeConfig(
+            # transformers 5 writes the one, published checkpoints have the other.
+            num_experts=config.get("num_local_experts") or config["num_experts"],
+            experts_per_token=config["num_experts_per_tok"],
+            intermediate_size=config["moe_intermediate_size"],
+            normalize=bool(config["norm_topk_prob"]),
+            dense_layers=tuple(i for i in layers if i in dense or (i + 1) % step),
+        )
+        return {"qk_norm": True, "moe": moe}

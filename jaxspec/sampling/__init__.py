@@ -7,8 +7,10 @@ from jaxspec.sampling.params import SamplingParams
 from jaxspec.sampling.rejection import Verdict, verify
 from jaxspec.sampling.state import SamplingState, seed_words
 from jaxspec.sampling.synthetic import verify_synthetic
+from jaxspec.sampling.vocabulary import DraftVocabulary
 
 __all__ = [
+    "DraftVocabulary",
     "SamplingMode",
     "SamplingParams",
     "SamplingState",

@@ -1,6 +1,8 @@
 """Rejection sampling of drafts: the tokens that come out are distributed as the target's.
 
-Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", ICML 2023, algorithm 1.
+Drafts that were drawn are accepted as a block (`block.py`). One-hot drafts are accepted one by one, for as a
+block they would be accepted as often: Leviathan et al., "Fast Inference from Transformers via Speculative
+Decoding", ICML 2023, algorithm 1.
 """
 
 from dataclasses import dataclass
@@ -11,10 +13,12 @@ from jaxspec_kernels import random
 from jaxspec_kernels.argmax import argmax
 from jaxspec_kernels.random import Purpose
 
+from jaxspec.sampling.block import log_acceptance, log_prefixes
 from jaxspec.sampling.draw import sample
 from jaxspec.sampling.logits import process_logits
 from jaxspec.sampling.mode import SamplingMode
 from jaxspec.sampling.state import SamplingState
+from jaxspec.sampling.vocabulary import DraftVocabulary
 
 
 @jax.tree_util.register_dataclass
@@ -37,7 +41,7 @@ def verify(
     drafts: jax.Array,
     draft_count: jax.Array,
     draft_logits: jax.Array | None,
-    draft_vocab: jax.Array | None,
+    draft_vocab: DraftVocabulary | None,
     sampling: SamplingState,
     positions: jax.Array,
     *,
@@ -45,8 +49,8 @@ def verify(
 ) -> Verdict:
     """Accepts a prefix of the drafts and draws the token after it.
 
-    With K = 0 this is plain decoding. The accepting, recovered and bonus draws of a row have
-    independent random streams, keyed by the row's position.
+    With K = 0 this is plain decoding. The recovered and bonus draws have independent random streams, keyed
+    by the row's position; the accepting draws have one keyed by the first row's.
 
     Args:
       logits: [B, Q, V] raw target logits with Q = K + 1; row i judges draft i.
@@ -54,7 +58,7 @@ def verify(
       draft_count: i32[B], how many drafts there are. What lies past them is never read as a draft.
       draft_logits: f32[B, K, Vd], the very logits that each draft was drawn from (divided by the
         temperature already), or None when the proposals are one-hot.
-      draft_vocab: i32[V], the draft id of each target id or -1, or None when the vocabularies are one.
+      draft_vocab: None when the vocabularies are one.
       sampling: the parameters of the B slots.
       positions: i32[B, Q], position of each row.
       mode: one that serves every slot; which of these does not change what comes out.
@@ -68,10 +72,11 @@ def verify(
         return Verdict(
             jnp.zeros_like(draft_count), sample(processed[:, 0], sampling, positions[:, 0], Purpose.BONUS)
         )
-    accepts = _accepts(processed, drafts, draft_logits, draft_vocab, sampling, positions)
-    accepted = count_leading(accepts & (drafts >= 0), draft_count)
+    accepted, log_prefix = _accept(
+        processed, drafts, draft_count, draft_logits, draft_vocab, sampling, positions
+    )
     token = token_after(
-        processed, accepted, drafts, draft_count, draft_logits, draft_vocab, sampling, positions
+        processed, accepted, log_prefix, drafts, draft_count, draft_logits, draft_vocab, sampling, positions
     )
     return Verdict(accepted, token)
 
@@ -82,6 +87,12 @@ def count_leading(accepts: jax.Array, draft_count: jax.Array) -> jax.Array:
     return jnp.cumprod((accepts & drafted).astype(jnp.int32), axis=1).sum(axis=1)
 
 
+def _count_through_last(accepts: jax.Array, draft_count: jax.Array) -> jax.Array:
+    """i32[B]: how many columns of bool[B, K] lead up to the last that holds, of the first `draft_count`."""
+    columns = jnp.arange(1, accepts.shape[1] + 1, dtype=jnp.int32)
+    return jnp.where(accepts & (columns <= draft_count[:, None]), columns, 0).max(axis=1)
+
+
 def row_at(x: jax.Array, index: jax.Array) -> jax.Array:
     """x[b, index[b]] for each slot: [B, Q, ...] and i32[B] in range give [B, ...]."""
     return x.at[jnp.arange(x.shape[0]), index].get(mode="promise_in_bounds")
@@ -90,14 +101,24 @@ def row_at(x: jax.Array, index: jax.Array) -> jax.Array:
 def token_after(
     processed: jax.Array,
     accepted: jax.Array,
+    log_prefix: jax.Array | float,
     drafts: jax.Array,
     draft_count: jax.Array,
     draft_logits: jax.Array | None,
-    draft_vocab: jax.Array | None,
+    draft_vocab: DraftVocabulary | None,
     sampling: SamplingState,
     positions: jax.Array,
 ) -> jax.Array:
-    """The token i32[B] after the accepted drafts; arguments as in `verify`, logits processed."""
+    """The token i32[B] after the accepted drafts.
+
+    Args:
+      processed: f32[B, Q, V], of `process_logits`.
+      accepted: i32[B].
+      log_prefix: log p of the accepted prefix, f32[B, 1], which the recovered token makes up for; 0 where
+        drafts were accepted one by one.
+
+    The others are those of `verify`.
+    """
     row = row_at(processed, accepted)
     position = row_at(positions, accepted)
     draft_columns = drafts.shape[1]
@@ -110,48 +131,61 @@ def token_after(
         proposed = jnp.arange(row.shape[-1]) == row_at(drafts, column)[:, None]
         residual = jnp.where(proposed, -jnp.inf, log_p)
     else:
-        residual = _log_residual(log_p, _log_proposal(row_at(draft_logits, column), draft_vocab))
+        log_q = _log_proposal(row_at(draft_logits, column), draft_vocab)
+        residual = _log_residual(log_prefix + log_p, log_q)
     # An empty residual (p equals q, up to rounding) leaves p.
     recovers = rejected & (sampling.temperature > 0) & (residual.max(axis=-1) > -jnp.inf)
     purpose = jnp.where(rejected, Purpose.RECOVER, Purpose.BONUS)
     return sample(jnp.where(recovers[:, None], residual, row), sampling, position, purpose)
 
 
-def _accepts(
+def _accept(
     processed: jax.Array,
     drafts: jax.Array,
+    draft_count: jax.Array,
     draft_logits: jax.Array | None,
-    draft_vocab: jax.Array | None,
+    draft_vocab: DraftVocabulary | None,
     sampling: SamplingState,
     positions: jax.Array,
-) -> jax.Array:
-    """bool[B, K]: whether each draft would be accepted; u < p / q, or the argmax at temperature 0."""
+) -> tuple[jax.Array, jax.Array | float]:
+    """How many drafts are accepted, i32[B], and `token_after`'s `log_prefix`."""
     rows = processed[:, :-1]
     ids = jnp.clip(drafts, 0, rows.shape[-1] - 1)
-    log_ratio = _log_probability(rows, ids)
+    is_possible = drafts >= 0
+    norm = jax.nn.logsumexp(rows, axis=-1)
+    log_ratio = _at(rows, ids) - norm
     if draft_logits is not None:
-        draft_ids = ids if draft_vocab is None else draft_vocab[ids]
-        log_q = _log_probability(draft_logits, jnp.maximum(draft_ids, 0))
-        log_ratio = jnp.where(draft_ids >= 0, log_ratio - log_q, -jnp.inf)
-    keys = random.row_keys(sampling.seed, positions[:, :-1], Purpose.ACCEPT)
+        draft_norm = jax.nn.logsumexp(draft_logits, axis=-1)
+        draft_ids = ids if draft_vocab is None else draft_vocab.draft_ids[ids]
+        is_possible &= draft_ids >= 0
+        log_ratio -= _at(draft_logits, jnp.maximum(draft_ids, 0)) - draft_norm
+    log_ratio = jnp.where(is_possible, log_ratio, -jnp.inf)
+    keys = random.row_keys(sampling.seed, positions[:, 0], Purpose.ACCEPT)
     # Not log p > log u + log q, whose rounding can reject where p equals q.
-    by_chance = jnp.log(random.uniform(keys, 1)[..., 0]) < log_ratio
-    return jnp.where((sampling.temperature > 0)[:, None], by_chance, argmax(rows) == drafts)
+    log_u = jnp.log(random.uniform(keys, drafts.shape[1]))
+    greedy = count_leading(argmax(rows) == drafts, draft_count)
+    is_sampled = sampling.temperature > 0
+    if draft_logits is None:
+        accepted = count_leading(log_u < log_ratio, draft_count)
+        return jnp.where(is_sampled, accepted, greedy), 0.0
+    log_prefix = log_prefixes(log_ratio)
+    log_chance = log_acceptance(log_prefix, draft_count, rows, norm, draft_logits, draft_norm, draft_vocab)
+    accepted = jnp.where(is_sampled, _count_through_last(log_u < log_chance, draft_count), greedy)
+    return accepted, row_at(log_prefix, accepted)[:, None]
 
 
-def _log_probability(logits: jax.Array, ids: jax.Array) -> jax.Array:
-    """log_softmax(logits [B, K, V]) at ids i32[B, K]."""
-    chosen = jnp.take_along_axis(logits, ids[..., None], axis=-1, mode="promise_in_bounds")[..., 0]
-    return chosen - jax.nn.logsumexp(logits, axis=-1)
+def _at(logits: jax.Array, ids: jax.Array) -> jax.Array:
+    """logits [B, K, V] at ids i32[B, K]."""
+    return jnp.take_along_axis(logits, ids[..., None], axis=-1, mode="promise_in_bounds")[..., 0]
 
 
-def _log_proposal(draft_logits: jax.Array, draft_vocab: jax.Array | None) -> jax.Array:
+def _log_proposal(draft_logits: jax.Array, draft_vocab: DraftVocabulary | None) -> jax.Array:
     """log q over the target vocabulary, f32[B, V], of one row of draft logits f32[B, Vd]."""
     log_q = jax.nn.log_softmax(draft_logits)
     if draft_vocab is None:
         return log_q
-    known = log_q.at[:, jnp.maximum(draft_vocab, 0)].get(mode="promise_in_bounds")
-    return jnp.where(draft_vocab >= 0, known, -jnp.inf)
+    known = log_q.at[:, jnp.maximum(draft_vocab.draft_ids, 0)].get(mode="promise_in_bounds")
+    return jnp.where(draft_vocab.draft_ids >= 0, known, -jnp.inf)
 
 
 def _log_residual(log_p: jax.Array, log_q: jax.Array) -> jax.Array:

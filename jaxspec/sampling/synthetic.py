@@ -15,6 +15,7 @@ from jaxspec.sampling.logits import process_logits
 from jaxspec.sampling.mode import SamplingMode
 from jaxspec.sampling.rejection import Verdict, count_leading, row_at, token_after
 from jaxspec.sampling.state import SamplingState
+from jaxspec.sampling.vocabulary import DraftVocabulary
 
 
 def verify_synthetic(
@@ -22,7 +23,7 @@ def verify_synthetic(
     drafts: jax.Array,
     draft_count: jax.Array,
     draft_logits: jax.Array | None,
-    draft_vocab: jax.Array | None,
+    draft_vocab: DraftVocabulary | None,
     sampling: SamplingState,
     positions: jax.Array,
     *,
@@ -49,7 +50,7 @@ def verify_synthetic(
         return Verdict(accepted, row_at(argmax(logits), accepted))
     processed = process_logits(logits, sampling, mode=mode)
     token = token_after(
-        processed, accepted, drafts, draft_count, draft_logits, draft_vocab, sampling, positions
+        processed, accepted, 0.0, drafts, draft_count, draft_logits, draft_vocab, sampling, positions
     )
     return Verdict(accepted, token)
 

@@ -7,7 +7,7 @@ from flax import nnx
 
 from jaxspec.config import ConfigError, ModelConfig, RopeConfig
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config, default_capture
-from jaxspec.models.llama import Llama
+from jaxspec.models.decoder import Decoder
 from jaxspec.training.config import HeadConfig
 
 
@@ -53,7 +53,7 @@ def head_config(config: HeadConfig, target: ModelConfig, draft_vocab_size: int) 
 
 def new_head(
     config: Eagle3Config,
-    target: Llama,
+    target: Decoder,
     target_ids: np.ndarray,
     *,
     num_speculative_tokens: int,

@@ -75,7 +75,7 @@ def make_labels(head: Eagle3, target: Target, hidden: jax.Array) -> Labels:
         logits = target.logits(x)
         best = logits.argmax(axis=-1).astype(jnp.int32)
         if head.draft_vocab is not None:
-            best = jnp.take(head.draft_vocab, best, axis=0)
+            best = jnp.take(head.draft_vocab.draft_ids, best, axis=0)
         # The head's output rows are the target's own.
         drafted = head.head(x, out_dtype=jnp.float32)
         total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)

@@ -7,10 +7,10 @@ from flax import nnx
 
 from jaxspec.config import ModelConfig
 from jaxspec.drafters.eagle3 import Eagle3
-from jaxspec.models.llama import Llama
+from jaxspec.models.decoder import Decoder
 
 
-def operations_per_token(target: Llama, head: Eagle3, *, row_length: int, num_unroll_steps: int) -> float:
+def operations_per_token(target: Decoder, head: Eagle3, *, row_length: int, num_unroll_steps: int) -> float:
     """Floating-point operations of matrix products per token of a packed row.
 
     Counts the target's forward pass and output projections, and the head forward and backward in every

@@ -16,7 +16,7 @@ from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.drafters.loading import Build, load_drafter
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.engine import Engine
-from jaxspec.models.llama import Llama
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.loading import load_target, target_config
 from jaxspec.sampling import SamplingMode
 from jaxspec.training.config import TrainingRun
@@ -79,7 +79,7 @@ class Pipeline:
         return folder.results
 
     @cached_property
-    def target(self) -> Llama:
+    def target(self) -> Decoder:
         limit = target_config(self.checkpoint).max_position_embeddings
         engine = self.run.engine.resolve(backend=jax.default_backend(), model_limit=limit)
         return load_target(self.checkpoint, dtype=jnp.dtype(engine.dtype))

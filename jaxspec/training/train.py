@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 
 from jaxspec.config import ConfigError
 from jaxspec.drafters.eagle3 import Eagle3
-from jaxspec.models.llama import Llama
+from jaxspec.models.decoder import Decoder
 from jaxspec.training.checkpoints import Checkpoints
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.loss import StepSums
@@ -23,7 +23,7 @@ METRICS, PLOT, CHECKPOINTS = "metrics.jsonl", "accuracy.png", "checkpoints"
 
 
 def train(
-    head: Eagle3, target: Llama, conversations: Conversations, config: TrainConfig, folder: StageFolder
+    head: Eagle3, target: Decoder, conversations: Conversations, config: TrainConfig, folder: StageFolder
 ) -> None:
     """Trains until `config.steps`, from the newest checkpoint where there is one.
 
@@ -76,7 +76,7 @@ def train(
 
 
 def restore_head(
-    head: Eagle3, target: Llama, config: TrainConfig, folder: Path
+    head: Eagle3, target: Decoder, config: TrainConfig, folder: Path
 ) -> tuple[Trainer, TrainState]:
     """The trainer and the newest state of a run.
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxspec.config import ConfigError
 from jaxspec.drafters.eagle3 import Eagle3
-from jaxspec.models.llama import Llama
+from jaxspec.models.decoder import Decoder
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.head import cast, is_trained
 from jaxspec.training.loss import StepSums, unrolled_loss
@@ -43,7 +43,7 @@ class Trainer:
     Computes in the target's dtype; the trained parameters and the optimiser's state are float32.
     """
 
-    def __init__(self, head: Eagle3, target: Llama, config: TrainConfig):
+    def __init__(self, head: Eagle3, target: Decoder, config: TrainConfig):
         """
         Raises:
           ConfigError: the batch does not split over the devices.

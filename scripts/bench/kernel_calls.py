@@ -72,12 +72,12 @@ def _own_slots(rng: np.random.Generator, slots: int, rows: int, pages: int, page
 
 
 def _kv_write(case: cases.kv_write.Case) -> Call:
-    size = (case.slots, case.rows, case.kv_heads, case.head_size)
+    size = (case.slots, case.rows, case.kv_heads, case.head_dim)
 
     def arguments(seed: int) -> tuple:
         rng = np.random.default_rng(seed)
         cache = jnp.zeros(
-            (case.pages, case.kv_heads, 2, case.page_size, case.head_size), jnp.dtype(case.dtype)
+            (case.pages, case.kv_heads, 2, case.page_size, case.head_dim), jnp.dtype(case.dtype)
         )
         slots = _own_slots(rng, case.slots, case.rows, case.pages, case.page_size)
         return cache, slots, _normal(rng, size, case.dtype), _normal(rng, size, case.dtype)

@@ -6,13 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-from jaxspec.attention import PageTable
 from jaxspec.config import EngineConfig
-from jaxspec.engine.programs import compiler_options
-from jaxspec.engine.state import EngineState, StepOutput, init_state
-from jaxspec.engine.step import Models, StepSettings, decode
+from jaxspec.engine.packing import pack_served
+from jaxspec.engine.programs import Programs, Size
+from jaxspec.engine.request import Request
+from jaxspec.engine.scheduler import Dispatch
+from jaxspec.engine.scheduler import Running as Slot
+from jaxspec.engine.state import Emitted, EngineState, init_state
+from jaxspec.engine.step import Models, StepSettings
 from jaxspec.sampling import SamplingParams, required_mode
 from jaxspec.sharding import make_mesh
 
@@ -21,11 +23,17 @@ from jaxspec.sharding import make_mesh
 class Running:
     """A compiled decode program and its state, every slot at `context` committed tokens."""
 
-    compiled: Any
-    leaves: list[jax.Array]
+    programs: Programs
+    size: Size
+    served: jax.Array
     state: EngineState
     context: int
     new_tokens: int
+
+    @property
+    def compiled(self) -> Any:
+        """The executable."""
+        return self.programs.compiled[self.size]
 
     def rewind(self) -> None:
         """Puts every slot back to the start of its answer."""
@@ -36,11 +44,11 @@ class Running:
             active=jnp.ones_like(self.state.active),
         )
 
-    def dispatch(self) -> StepOutput:
+    def dispatch(self) -> Emitted:
         """Enqueues one dispatch."""
-        live = self.state.active  # not donated twice: `decode` takes its own copy
-        self.state, output = self.compiled(self.leaves, self.state, jnp.copy(live))
-        return output
+        self.state, output = self.programs.dispatch(self.state, self.served, None, size=self.size)
+        assert output.emitted is not None
+        return output.emitted
 
 
 def start(
@@ -76,9 +84,6 @@ def start(
     limit = models.target.config.max_position_embeddings
     resolved = config.resolve(backend=jax.default_backend(), model_limit=limit)
     state = init_state(models.target, models.drafter, resolved, mesh=make_mesh())
-    table = np.zeros(state.page_table.pages.shape, np.int32)
-    pages = 1 + np.random.default_rng(0).permutation(batch_size * pages_per_slot)
-    table[:, :pages_per_slot] = pages.reshape(batch_size, pages_per_slot)
     keys = iter(jax.random.split(jax.random.key(0), 1000))
     noise = jax.jit(
         lambda key, x: jax.random.normal(key, x.shape, jnp.bfloat16).astype(x.dtype), donate_argnums=1
@@ -87,28 +92,33 @@ def start(
         state,
         target_cache=tuple(noise(next(keys), layer) for layer in state.target_cache),
         draft_cache=tuple(noise(next(keys), layer) for layer in state.draft_cache),
-        page_table=PageTable(jnp.asarray(table), page_size),
         history=jax.random.randint(next(keys), state.history.shape, 0, models.target.config.vocab_size),
         hidden=noise(next(keys), state.hidden) if state.hidden.size else state.hidden,
-        sampling=replace(
-            state.sampling,
-            temperature=jnp.full_like(state.sampling.temperature, params.temperature),
-            top_k=jnp.full_like(state.sampling.top_k, params.top_k),
-            top_p=jnp.full_like(state.sampling.top_p, params.top_p),
-            seed=jnp.arange(2 * batch_size, dtype=jnp.uint32).reshape(batch_size, 2),
-        ),
     )
-    settings = StepSettings(steps_per_dispatch, acceptance)
-    graph, parameters = nnx.split(models)
-    leaves, treedef = jax.tree.flatten(parameters)
-
-    def program(leaves: list[jax.Array], state: EngineState, live: jax.Array) -> tuple:
-        merged = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
-        return decode(merged, state, live, settings=settings, mode=required_mode(params))
-
-    running = Running(None, leaves, state, context, new_tokens)
+    programs = Programs(
+        models,
+        StepSettings(page_size, steps_per_dispatch, acceptance),
+        state=state,
+        table_width=-(-resolved.max_model_len // page_size),
+        chunk=resolved.prefill_chunk,
+        draft_loop="compiled",
+        mesh=make_mesh(),
+    )
+    size = Size(batch_size, 0, required_mode(params))
+    programs.compile([size], progress=False)
+    pages = 1 + np.random.default_rng(0).permutation(batch_size * pages_per_slot)
+    slots = [
+        Slot(
+            Request([], params, new_tokens, (), slot, None),
+            slot,
+            pages.reshape(batch_size, pages_per_slot)[slot].tolist(),
+            [],
+            None,
+        )
+        for slot in range(batch_size)
+    ]
+    everyone = Dispatch(slots, [True] * batch_size, True, [], [], [])
+    served = jnp.asarray(pack_served(everyone, places=batch_size, table_width=programs.table_width))
+    running = Running(programs, size, served, state, context, new_tokens)
     running.rewind()
-    lowered = jax.jit(program, donate_argnums=1).lower(leaves, running.state, running.state.active)
-    rows = batch_size * (models.drafter.num_speculative_tokens + 1)
-    running.compiled = lowered.compile(compiler_options(leaves, rows=rows))
     return running

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxspec_kernels.expert_matmul import BLOCK, Mxfp4Weight
 
-from jaxspec.attention import AttentionKind
-from jaxspec.models.llama import Llama
+from jaxspec.config import ModelConfig
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.moe import MoE
 
 
@@ -22,12 +22,13 @@ def random_mxfp4(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Mx
     )
 
 
-def with_packed_experts(family: type[Llama]) -> type[Llama]:
+def with_packed_experts(family: type[Decoder]) -> type[Decoder]:
     """A family whose random networks have experts in MXFP4; never more than one layer's are dense."""
 
     class Packed(family):  # type: ignore[misc, valid-type]
-        def make_layer(self, index: int, kind: AttentionKind, **args: Any) -> nnx.Module:
-            layer: Any = super().make_layer(index, kind, **args)
+        @classmethod
+        def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
+            layer: Any = super().make_layer(config, index, **args)
             assert isinstance(layer.mlp, MoE)
             for i, weight in enumerate((layer.mlp.gate_up, layer.mlp.down)):
                 dense = weight.get_value()

@@ -14,8 +14,8 @@ from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config, default_capture
 from jaxspec.drafters.mtp import Mtp
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.engine.step import Models
-from jaxspec.models.loading import FAMILIES
 from jaxspec.models.packed_weights import keeps_packed
+from jaxspec.models.registry import FAMILIES
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from flax import nnx
 from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.engine.step import Models
-from jaxspec.models.llama import Llama
+from jaxspec.models.decoder import Decoder
 
 # Of a head, what runs once per step; its layers and its output run once per draft.
 _ONCE = ("fc", "input_norm", "feature_norms")
@@ -22,7 +22,7 @@ def weight_bytes(models: Models, *, batch_size: int) -> int:
     """
     drafts = models.drafter.num_speculative_tokens
     target = models.target
-    assert isinstance(target, Llama)
+    assert isinstance(target, Decoder)
     total = _read(nnx.state(target, nnx.Param), target, batch_size * (drafts + 1))
     if target.head is not None:
         total -= target.embedding.table[...].nbytes
@@ -69,7 +69,7 @@ def copy_bandwidth(num_bytes: int = 1 << 31) -> float:
     return 2 * x.nbytes / sorted(times)[len(times) // 2]
 
 
-def _read(tree: object, target: Llama, rows: int) -> int:
+def _read(tree: object, target: Decoder, rows: int) -> int:
     """Bytes of a tree's weights that so many rows read."""
     moe = target.config.moe
     total = 0

@@ -36,7 +36,7 @@ def proposal_of(name, num_drafts, **options):
         hidden, cache = refresh(*models, case.rows(begin, end, CHUNK), cache)
     assert hidden.shape == (2 * CHUNK, 0)
     history = jnp.zeros((2, 64), jnp.int32).at[0, ROWS].set(int(case.golden["token_ids"][0, -1]))
-    proposal, _ = propose(*models, case.context(hidden[:2], history=history), cache)
+    proposal, _ = propose(*models, case.context(hidden, history=history), cache)
     return proposal, case.golden
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from golden_files import EAGLE1_TARGETS, EAGLE3_TARGETS, MTP_TARGETS, assert_close
-from golden_heads import ROWS, GoldenHead, two_slots
+from golden_heads import ROWS, GoldenHead
 
 from jaxspec.sampling import SamplingMode
 
@@ -58,7 +58,7 @@ def test_drafts_through_refresh_start_and_step(case):
     cache = case.paged.new_cache(case.drafter.cache_shapes)
     for begin, end in ((0, CHUNK), (CHUNK, ROWS)):
         hidden, cache = refresh(*models, case.rows(begin, end, CHUNK), cache)
-    context = case.context(two_slots(hidden[end - begin - 1], 9.0))
+    context = case.context(hidden)
     state = start(*models, context, cache)
     hiddens = [state.hidden]
     for i in range(1, DRAFTS):

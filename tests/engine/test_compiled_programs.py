@@ -66,10 +66,13 @@ def test_nothing_compiles_after_loading(engine, caplog):
 def test_one_dispatch_runs_several_steps(tiny_engines, monkeypatch):
     engine = tiny_engines.load("near", **SIZES)
     calls = []
-    decode = engine.programs.decode
-    monkeypatch.setattr(
-        engine.programs, "decode", lambda *args, **kwargs: calls.append(1) or decode(*args, **kwargs)
-    )
+    dispatch = engine.programs.dispatch
+
+    def counted(*args, size):
+        calls.extend([1] * (size.mode is not None))
+        return dispatch(*args, size=size)
+
+    monkeypatch.setattr(engine.programs, "dispatch", counted)
     generation = engine.generate([1, 2, 3], max_new_tokens=24)
     # The last dispatch may find the request ended, and one more may be in flight by then.
     dispatches = -(-generation.stats.steps // 2)
@@ -81,10 +84,10 @@ def test_the_next_round_is_enqueued_before_the_last_one_is_read(tiny_engines, mo
     core, order = engine.core, []
     for name in ("_dispatch", "_commit"):
         method = getattr(core, name)
-        monkeypatch.setattr(core, name, lambda x, name=name, method=method: order.append(name) or method(x))
+        monkeypatch.setattr(core, name, lambda *x, name=name, method=method: order.append(name) or method(*x))
     engine.generate([1, 2, 3], max_new_tokens=24)
     in_flight = [order[:i].count("_dispatch") - order[:i].count("_commit") for i in range(len(order))]
     read = [count for name, count in zip(order, in_flight, strict=True) if name == "_commit"]
     # Only at the end is nothing enqueued behind what is read.
     assert len(read) > 4
-    assert set(read[:-2]) == {2}
+    assert min(read[:-2]) >= 2

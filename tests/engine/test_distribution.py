@@ -10,6 +10,7 @@ from itertools import product
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from extensions import write_bigram
 from paged_rows import PagedTarget
 from tiny_engines import ATTENTION
 from tiny_models import perturb, write_dflash, write_eagle1, write_eagle3, write_peagle, write_target
@@ -34,6 +35,7 @@ def folder(tmp_path_factory):
     perturb(target, root / "near", scale=0.3)
     write_peagle(root / "peagle", target, draft_vocab_size=12)
     write_dflash(root / "dflash", target, draft_vocab_size=12)
+    write_bigram(root / "bigram", vocab_size=VOCABULARY)
     indexed = write_target(root / "indexed", vocab_size=VOCABULARY, gain=1.2, **ATTENTION["indexed window"])
     perturb(indexed, root / "near indexed", scale=0.3)
     latent = write_target(root / "latent alone", vocab_size=VOCABULARY, gain=1.2, **LATENT)
@@ -95,6 +97,7 @@ DRAFTERS = {
     "peagle": {"kind": "peagle", "source": "peagle"},
     "dflash": {"kind": "dflash", "source": "dflash"},
     "mtp": {"target": "latent", "kind": "mtp"},
+    "bigram": {"kind": "bigram", "source": "bigram"},
     "one-hot eagle3": {"kind": "eagle3", "source": "repeats", "sampling": "greedy"},
 }
 

@@ -9,6 +9,8 @@ import pytest
 from golden_files import assert_close
 from tiny_engines import start_afresh
 
+from jaxspec.engine.packing import read_served
+
 WITH_CACHE = ("eagle3", "eagle1", "near", "peagle", "dflash")
 
 
@@ -17,7 +19,9 @@ def cached(engine, count):
     state = engine.core.state
     page_size = engine.config.page_size
     position = np.arange(count)
-    page = np.asarray(state.page_table.pages[0])[position // page_size]
+    # Of the last dispatch.
+    served = read_served(jnp.asarray(engine.core._served[0]), page_size)
+    page = np.asarray(served.page_table.pages[0])[position // page_size]
     assert (page > 0).all()
     layers = (*state.target_cache, *state.draft_cache)
     return [np.asarray(layer)[page, :, :, position % page_size] for layer in layers]
@@ -56,7 +60,7 @@ def test_a_target_that_drafts_for_itself_has_everything_accepted(tiny_engines, p
         assert stats.steps == -(-32 // (k + 1))
 
 
-@pytest.mark.parametrize("name", ["ngram", *WITH_CACHE])
+@pytest.mark.parametrize("name", ["ngram", "bigram", *WITH_CACHE])
 def test_drafts_past_the_end_of_a_request_write_into_no_page_but_its_own(tiny_engines, name):
     engine = tiny_engines.load(name, batch_size=1)
     start_afresh(engine)
@@ -74,7 +78,7 @@ def test_drafts_past_the_end_of_a_request_write_into_no_page_but_its_own(tiny_en
     start_afresh(engine)
 
 
-@pytest.mark.parametrize("name", ["ngram", *WITH_CACHE])
+@pytest.mark.parametrize("name", ["ngram", "bigram", *WITH_CACHE])
 def test_the_models_limit_ends_an_answer_as_in_plain_decoding(tiny_engines, name):
     plain, engine = tiny_engines.load(), tiny_engines.load(name, batch_size=1)
     for length in (88, 93, 95):

@@ -53,6 +53,7 @@ def test_plain_decoding_takes_the_best_token_of_one_pass_over_the_whole_text(
     ("name", "k"),
     [
         *product(["ngram", "eagle3", "eagle1", "near"], [1, 3, 5]),
+        ("bigram", 3),
         *product(["peagle", "dflash"], [3, 7]),
     ],
 )

@@ -47,9 +47,10 @@ def drive_from_python(engine, monkeypatch):
         decode = programs._host_decode(mode)
         return lambda *args: ran.append(mode) or decode(*args)
 
-    # An engine loaded with draft_loop="host" does the same and compiles prefill a second time.
-    for mode in engine.core.modes:
-        monkeypatch.setitem(programs._decode, mode, counted(mode))
+    # An engine loaded with draft_loop="host" does the same and compiles the prompts' programs again.
+    for size in programs.compiled:
+        if size.mode is not None:
+            monkeypatch.setitem(programs.compiled, size, counted(size.mode))
     return ran
 
 

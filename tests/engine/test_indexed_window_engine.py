@@ -8,6 +8,7 @@ import pytest
 from hlo_text import instructions, num_aliases
 from tiny_engines import tokens_of
 
+from jaxspec.engine.packing import read_served
 from jaxspec.sampling import SamplingMode
 
 
@@ -37,12 +38,15 @@ def poison_from(cache, page_table, lengths, page_size):
 
 def test_nan_at_rejected_positions_and_in_their_entries_changes_nothing(engine, prompts, monkeypatch):
     clean = tokens_of(engine.generate(prompts, max_new_tokens=30))
-    decode = engine.programs.decode
+    dispatch = engine.programs.dispatch
 
-    def poisoned_decode(state, live, *, mode):
-        state, output = decode(state, live, mode=mode)
+    def poisoned_dispatch(state, served, pieces, *, size):
+        state, output = dispatch(state, served, pieces, size=size)
+        if size.mode is None:
+            return state, output
         # The pages of a slot that is done may be another's by now.
-        table, length = state.page_table.pages, jnp.where(state.active, state.length, 10**6)
+        table = read_served(served, 8).page_table.pages
+        length = jnp.where(state.active, state.length, 10**6)
         # A draft model has read the last token itself: one position more than the target.
         target_cache = poison_from(state.target_cache, table, length, 8)
         draft_cache = poison_from(state.draft_cache, table, length + 1, 8)
@@ -52,7 +56,7 @@ def test_nan_at_rejected_positions_and_in_their_entries_changes_nothing(engine, 
     engine.core.state = replace(
         engine.core.state, target_cache=everywhere, draft_cache=jax.tree.map(jnp.copy, everywhere)
     )
-    monkeypatch.setattr(engine.programs, "decode", poisoned_decode)
+    monkeypatch.setattr(engine.programs, "dispatch", poisoned_dispatch)
     poisoned = engine.generate(prompts, max_new_tokens=30)
     assert tokens_of(poisoned) == clean
     drafted = sum(answer.stats.drafted for answer in poisoned)

@@ -3,6 +3,7 @@
 import gc
 import threading
 import weakref
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -13,6 +14,7 @@ from tiny_engines import SIZES, tokens_of
 import jaxspec
 from jaxspec import EngineError, SamplingParams
 from jaxspec.engine.core import MAX_FAILURES, EngineCore
+from jaxspec.engine.packing import read_served
 
 LONG = SamplingParams(max_new_tokens=70, ignore_eos=True)
 
@@ -26,27 +28,31 @@ def engine(tiny_engines):
 def count_decodes(engine, monkeypatch):
     """The number of decode dispatches so far, as a list of that length."""
     calls = []
-    decode = engine.programs.decode
-    monkeypatch.setattr(
-        engine.programs, "decode", lambda *args, **kwargs: calls.append(1) or decode(*args, **kwargs)
-    )
+    dispatch = engine.programs.dispatch
+
+    def counted(*args, size):
+        calls.extend([1] * (size.mode is not None))
+        return dispatch(*args, size=size)
+
+    monkeypatch.setattr(engine.programs, "dispatch", counted)
     return calls
 
 
-def fail_after(engine, monkeypatch, program, *numbers):
-    """Has the calls of a program with these numbers lose the donated state and raise."""
+def fail_after(engine, monkeypatch, decodes, *numbers):
+    """Has dispatches with these numbers, of those that decode or do not, lose the donated state and raise."""
     calls = []
-    run = getattr(engine.programs, program)
+    dispatch = engine.programs.dispatch
 
-    def failing(state, *args, **kwargs):
-        calls.append(1)
-        result = run(state, *args, **kwargs)
-        if len(calls) in numbers:
-            jax.block_until_ready(result)
-            raise jax.errors.JaxRuntimeError("INTERNAL: the bus fell off\nand more")
+    def failing(*args, size):
+        result = dispatch(*args, size=size)
+        if (size.mode is not None) == decodes:
+            calls.append(1)
+            if len(calls) in numbers:
+                jax.block_until_ready(result)
+                raise jax.errors.JaxRuntimeError("INTERNAL: the bus fell off\nand more")
         return result
 
-    monkeypatch.setattr(engine.programs, program, failing)
+    monkeypatch.setattr(engine.programs, "dispatch", failing)
 
 
 def test_a_request_says_where_it_is(engine, prompts):
@@ -134,14 +140,14 @@ def test_priority_comes_before_arrival(tiny_engines):
 
 @pytest.mark.parametrize("name", ["none", "ngram", "eagle3", "near", "dflash"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("program", ["prefill", "decode"])
+@pytest.mark.parametrize("decodes", [False, True])
 def test_a_failed_dispatch_costs_the_state_and_no_token(
-    tiny_engines, prompts, monkeypatch, caplog, name, temperature, program
+    tiny_engines, prompts, monkeypatch, caplog, name, temperature, decodes
 ):
     engine = tiny_engines.load(name)
     ask = {"max_new_tokens": 30, "temperature": temperature, "seed": 4}
     expected = engine.generate(prompts, **ask)
-    fail_after(engine, monkeypatch, program, 3, 9)
+    fail_after(engine, monkeypatch, decodes, 3, 9)
     again = engine.generate(prompts, **ask)
     assert tokens_of(again) == tokens_of(expected)
     assert [g.finish_reason for g in again] == [g.finish_reason for g in expected]
@@ -151,7 +157,7 @@ def test_a_failed_dispatch_costs_the_state_and_no_token(
 def test_an_engine_whose_device_keeps_failing_says_so_in_every_call(tiny_engines, monkeypatch):
     engine = jaxspec.load(tiny_engines.folders["target"], progress=False, **SIZES)
     assert MAX_FAILURES == 2
-    fail_after(engine, monkeypatch, "decode", 2, 3, 4)
+    fail_after(engine, monkeypatch, True, 2, 3, 4)
     dead = "the device failed: INTERNAL: the bus fell off$"
     with pytest.raises(EngineError, match=dead):
         engine.generate([[1, 2], [3]], max_new_tokens=20)
@@ -172,18 +178,17 @@ def test_logits_that_are_not_finite_end_their_request_and_no_other(
     asked = [prompts[2], prompts[1]]
     ask = {"max_new_tokens": 30, "temperature": temperature, "seed": 4}
     expected = tokens_of(engine.generate(asked, **ask))
-    decode, calls = engine.programs.decode, []
+    dispatch, calls = engine.programs.dispatch, []
 
-    def poisoned(state, live, *, mode):
-        calls.append(1)
-        if len(calls) == (1 if at == "prompt" else 6):
-            page = state.page_table.pages[0, 0]
+    def poisoned(state, served, pieces, *, size):
+        calls.extend([1] * (size.mode is not None))
+        if size.mode is not None and len(calls) == (1 if at == "prompt" else 6):
+            page = read_served(served, 8).page_table.pages[0, 0]
             cache = jax.tree.map(lambda layer: layer.at[page].set(jnp.nan), state.target_cache)
-            state = jax.tree_util.tree_map(lambda x: x, state)
-            object.__setattr__(state, "target_cache", cache)
-        return decode(state, live, mode=mode)
+            state = replace(state, target_cache=cache)
+        return dispatch(state, served, pieces, size=size)
 
-    monkeypatch.setattr(engine.programs, "decode", poisoned)
+    monkeypatch.setattr(engine.programs, "dispatch", poisoned)
     bad, good = engine.generate(asked, **ask)
     assert good.token_ids == expected[1]
     assert bad.finish_reason == "failed"
@@ -194,13 +199,16 @@ def test_logits_that_are_not_finite_end_their_request_and_no_other(
 
 
 def test_logits_after_a_prompt_that_are_not_finite_fail_it(engine, prompts, monkeypatch):
-    prefill = engine.programs.prefill
+    dispatch = engine.programs.dispatch
 
-    def poisoned(state, batch):
-        state, first = prefill(state, batch)
-        return state, jax.tree_util.tree_map(lambda leaf: leaf | True if leaf.dtype == bool else leaf, first)
+    def poisoned(*args, size):
+        state, output = dispatch(*args, size=size)
+        if output.first is not None:
+            failed = jnp.ones_like(output.first.failed)
+            output = replace(output, first=replace(output.first, done=failed, failed=failed))
+        return state, output
 
-    monkeypatch.setattr(engine.programs, "prefill", poisoned)
+    monkeypatch.setattr(engine.programs, "dispatch", poisoned)
     generation = engine.generate(prompts[0], max_new_tokens=5)
     assert (generation.finish_reason, generation.token_ids) == ("failed", [])
     assert generation.error == "the target's logits are NaN or infinite at position 2"

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import pytest
 from tiny_engines import tokens_of
 
+from jaxspec.engine.packing import read_served
+
 
 def poison(engine):
     """Fills every page of every cache with NaN: free pages, page 0, and what old requests left."""
@@ -17,7 +19,7 @@ def poison(engine):
     )
 
 
-@pytest.mark.parametrize("name", ["ngram", "eagle3", "eagle1", "near", "peagle", "dflash"])
+@pytest.mark.parametrize("name", ["ngram", "bigram", "eagle3", "eagle1", "near", "peagle", "dflash"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nan_in_pages_that_nobody_wrote_changes_nothing(tiny_engines, prompts, name, temperature):
     engine = tiny_engines.load(name)
@@ -41,12 +43,14 @@ def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, 
     """
     engine = tiny_engines.load(name, batch_size=1)
     clean = tokens_of(engine.generate(prompts, max_new_tokens=30))
-    decode = engine.programs.decode
+    dispatch = engine.programs.dispatch
 
-    def poisoned_decode(state, live, *, mode):
-        state, output = decode(state, live, mode=mode)
+    def poisoned_dispatch(state, served, pieces, *, size):
+        state, output = dispatch(state, served, pieces, size=size)
+        if size.mode is None:
+            return state, output
         page_size = state.target_cache[0].shape[3]
-        table = state.page_table.pages[0]
+        table = read_served(served, page_size).page_table.pages[0]
         position = jnp.arange(table.size * page_size)
 
         def fill(cache, length):
@@ -61,5 +65,5 @@ def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, 
         )
         return state, output
 
-    monkeypatch.setattr(engine.programs, "decode", poisoned_decode)
+    monkeypatch.setattr(engine.programs, "dispatch", poisoned_dispatch)
     assert tokens_of(engine.generate(prompts, max_new_tokens=30)) == clean

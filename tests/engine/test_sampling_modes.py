@@ -38,13 +38,14 @@ def engine(tiny_engines, drafter):
 def dispatched(engine, monkeypatch):
     """The modes of the decode programs run."""
     modes = []
-    decode = engine.programs.decode
+    dispatch = engine.programs.dispatch
 
-    def recorded(state, live, *, mode):
-        modes.append(mode)
-        return decode(state, live, mode=mode)
+    def recorded(*args, size):
+        if size.mode is not None:
+            modes.append(size.mode)
+        return dispatch(*args, size=size)
 
-    monkeypatch.setattr(engine.programs, "decode", recorded)
+    monkeypatch.setattr(engine.programs, "dispatch", recorded)
     return modes
 
 

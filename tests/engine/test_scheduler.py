@@ -2,13 +2,12 @@
 
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxspec.engine.pages import PageAllocator
 from jaxspec.engine.request import Request
-from jaxspec.engine.scheduler import Running, Scheduler, SlotStep
+from jaxspec.engine.scheduler import FirstToken, Scheduler, SlotStep
 from jaxspec.sampling import SamplingParams
 
 
@@ -27,84 +26,137 @@ def make_scheduler(**changes) -> Scheduler:
     sizes = {
         "batch_size": 3,
         "pages": PageAllocator(num_pages=12, page_size=4),
-        "prefill_rows": 2,
-        "prefill_chunk": 5,
-        "steps_per_dispatch": 2,
+        "steps": 2,
+        "tokens_per_step": 3,
+        "chunk": 5,
+        "most_chunks": 2,
     }
     return Scheduler(**{**sizes, **changes})
 
 
 class Device:
-    """Runs plans one round late, as the engine does, and checks each against what a device needs."""
+    """Runs plans one round late, as the engine does, and checks each against what a device needs.
+
+    It has slots of its own, and a page holds what its last writer put there: a slot that reads a page that
+    somebody else wrote since is found out.
+    """
 
     def __init__(self, scheduler: Scheduler, rng: random.Random):
         self.scheduler, self.rng = scheduler, rng
-        self.emitted: dict[Request, int] = {}
+        self.slots = {}
+        self.writer = {}
         self.in_flight = []
 
     def round(self) -> None:
         plan = self.scheduler.plan()
-        self._check(plan)
-        if plan:
-            self.in_flight.append(self._run(plan))
-        if self.in_flight and (len(self.in_flight) > 1 or not plan):
-            self._commit(self.in_flight.pop(0))
+        for dispatch in plan:
+            self.in_flight.append((dispatch, *self._run(dispatch)))
+        ahead = len(plan) if plan else len(self.in_flight) - 1
+        while len(self.in_flight) > max(ahead, 0):
+            self.scheduler.commit(*self.in_flight.pop(0))
 
-    def _check(self, plan) -> None:
-        owned = [page for running in self.scheduler.slots if running for page in running.pages]
+    def _run(self, dispatch):
+        scheduler = self.scheduler
+        owned = [page for running in scheduler.running for page in running.pages]
         assert len(set(owned)) == len(owned)
-        for group in plan.prefills:
-            assert 1 <= len(group) <= self.scheduler.prefill_rows
-            assert len({chunk.running.slot for chunk in group}) == len(group)
-            assert all(1 <= chunk.count <= self.scheduler.prefill_chunk for chunk in group)
-        for running in plan.decodes:
-            assert running.is_prefilled
-            assert self.scheduler.live[running.slot]
+        assert len(owned) + scheduler.pages.num_free == scheduler.pages.num_pages
+        assert len({running.slot for running in dispatch.served}) == len(dispatch.served)
+        assert dispatch.decodes == any(dispatch.goes_on)
+        most = scheduler.chunks_beside if dispatch.decodes else scheduler.most_chunks
+        assert len(dispatch.chunks) <= most
+        for running, goes_on in zip(dispatch.served, dispatch.goes_on, strict=True):
+            if not goes_on:
+                self.slots[running.slot] = None
+        steps = scheduler.steps if dispatch.decodes and not dispatch.chunks else int(dispatch.decodes)
+        emitted = [[self._step(running) for running in dispatch.served] for _ in range(steps)]
+        return [self._read(chunk) for chunk in dispatch.chunks], emitted
 
-    def _run(self, plan):
-        firsts = [chunk for group in plan.prefills for chunk in group if chunk.is_last]
-        for chunk in firsts:
-            self.emitted[chunk.running.request] = 1
-        steps = {}
-        for running in plan.decodes:
-            rows = []
-            for _ in range(self.scheduler.steps_per_dispatch):
-                left = running.request.max_new_tokens - self.emitted[running.request]
-                count = min(left, self.rng.randint(1, 3))
-                self.emitted[running.request] += count
-                rows.append(SlotStep([7] * count, 2, max(count - 1, 0), count > 0 and count == left, False))
-            steps[running] = rows
-        return firsts, steps
+    def _write(self, running, start, stop):
+        for position in range(start, stop):
+            if position // 4 < len(running.pages):
+                self.writer[running.pages[position // 4], position % 4] = running
 
-    def _commit(self, round_) -> None:
-        firsts, steps = round_
-        for chunk in firsts:
-            request = chunk.running.request
-            self.scheduler.commit_first(chunk, 7, done=request.max_new_tokens == 1)
-        for running, rows in steps.items():
-            self.scheduler.commit_decode(running, rows)
+    def _check_own(self, running, stop):
+        for position in range(stop):
+            assert self.writer[running.pages[position // 4], position % 4] is running
+
+    def _read(self, chunk):
+        running = chunk.running
+        assert 1 <= chunk.count <= self.scheduler.chunk
+        self._write(running, chunk.start, chunk.start + chunk.count)
+        self._check_own(running, chunk.start + chunk.count)
+        length = len(running.tokens)
+        assert chunk.is_last == (chunk.start + chunk.count == length)
+        if chunk.is_last:
+            left = running.remaining - 1
+            self.slots[running.slot] = [running, length, left] if left else None
+        return FirstToken(7, done=chunk.is_last and running.remaining == 1, failed=False)
+
+    def _step(self, running):
+        """Writes its drafts, of which some stand."""
+        slot = self.slots.get(running.slot)
+        if slot is None:
+            return SlotStep([], 0, 0, False, False)
+        assert slot[0] is running
+        _, length, left = slot
+        most = self.scheduler.tokens_per_step
+        self._write(running, length, length + most)
+        count = min(left, self.rng.randint(1, most))
+        # Rows of tokens that stand have pages.
+        self._check_own(running, length + count)
+        slot[1:] = [length + count, left - count]
+        if left == count:
+            self.slots[running.slot] = None
+        return SlotStep([7] * count, most - 1, count - 1, left == count, False)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_random_arrivals_all_finish_with_exactly_their_tokens(seed):
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(
+    sizes=st.lists(
+        st.tuples(st.integers(1, 24), st.integers(1, 20), st.integers(0, 1)), min_size=1, max_size=25
+    ),
+    pages=st.integers(11, 30),
+    most_chunks=st.integers(1, 4),
+    beside=st.integers(0, 2),
+    steps=st.integers(1, 3),
+    aborted=st.sets(st.integers(0, 24)),
+    seed=st.integers(0, 2**16),
+)
+def test_whatever_arrives_ends_with_its_tokens(sizes, pages, most_chunks, beside, steps, aborted, seed):
+    """No page is leaked or written by a stranger, and each gets its tokens, however few pages there are."""
     rng = random.Random(seed)
-    scheduler = make_scheduler(prefill_budget=rng.choice([1, 8, 512]))
+    scheduler = make_scheduler(
+        pages=PageAllocator(pages, 4), most_chunks=most_chunks, chunks_beside=beside, steps=steps
+    )
     device = Device(scheduler, rng)
-    requests = [make_request(rng.randint(1, 20), rng.randint(1, 20)) for _ in range(25)]
-    waiting = list(requests)
-    for _ in range(1000):
-        if waiting and rng.random() < 0.5:
-            scheduler.add(waiting.pop(0))
+    requests = [make_request(prompt, new) for prompt, new, _ in sizes]
+    arriving = list(requests)
+    for request, (_, _, priority) in zip(requests, sizes, strict=True):
+        request.priority = priority
+    for _ in range(3000):
+        if arriving and rng.random() < 0.6:
+            scheduler.add(arriving.pop(0))
         device.round()
-    assert [len(request.token_ids) for request in requests] == [r.max_new_tokens for r in requests]
-    assert all(request.finish_reason == "length" for request in requests)
-    assert scheduler.pages.num_free == 12
+        for index in list(aborted):
+            if index < len(requests) and rng.random() < 0.1 and requests[index].stage != "new":
+                scheduler.abort(requests[index], "why")
+                aborted.discard(index)
+        places = [running.request.place for running in scheduler.running]
+        assert places == sorted(places)
+        assert [r.place for r in scheduler.waiting] == sorted(r.place for r in scheduler.waiting)
+        if not arriving and not scheduler and not device.in_flight:
+            break
+    for request in requests:
+        assert request.finish_reason in ("length", "aborted")
+        if request.finish_reason == "length":
+            assert len(request.token_ids) == request.max_new_tokens
+    assert scheduler.pages.num_free == pages
     assert scheduler.slots == [None] * 3
 
 
 def test_requests_start_in_the_order_of_the_queue_and_wait_for_pages():
     scheduler = make_scheduler()
-    large, larger, small = make_request(8, 16), make_request(12, 20), make_request(1, 1)
+    large, larger, small = make_request(24, 16), make_request(24, 20), make_request(1, 1)
     for request in (large, larger, small):
         scheduler.add(request)
     scheduler.plan()
@@ -112,20 +164,84 @@ def test_requests_start_in_the_order_of_the_queue_and_wait_for_pages():
     assert [running and running.request for running in scheduler.slots] == [large, None, None]
 
 
-def test_a_long_prompt_does_not_hold_up_slots_that_decode():
-    scheduler = make_scheduler(prefill_budget=5)
-    first = make_request(3, 10)
-    scheduler.add(first)
+def test_what_a_request_may_never_use_is_not_reserved():
+    scheduler = make_scheduler()
+    for _ in range(3):
+        scheduler.add(make_request(4, 40))  # 11 pages each of 12, were they reserved
     scheduler.plan()
-    scheduler.add(make_request(20, 5))
+    assert len(scheduler.running) == 3
+    assert scheduler.num_preempted == 0
+
+
+def test_without_pages_the_last_of_the_order_gives_its_own_back_and_goes_on_later():
+    scheduler = make_scheduler()
+    device = Device(scheduler, random.Random(1))
+    requests = [make_request(4, 40) for _ in range(3)]
+    for request in requests:
+        scheduler.add(request)
+    while scheduler or device.in_flight:
+        device.round()
+    assert scheduler.num_preempted > 0
+    assert [len(request.token_ids) for request in requests] == [40] * 3
+
+
+def test_a_long_prompt_does_not_hold_up_slots_that_decode():
+    for beside in (0, 1):
+        scheduler = make_scheduler(chunks_between=1, chunks_beside=beside)
+        first = make_request(3, 10)
+        scheduler.add(first)
+        scheduler.plan()
+        scheduler.add(make_request(20, 5))
+        plan = scheduler.plan()
+        chunks = [chunk.count for dispatch in plan for chunk in dispatch.chunks]
+        assert chunks == [5]
+        assert plan[-1].served[0].request is first
+        assert plan[-1].decodes
+
+
+def test_nothing_is_dispatched_once_what_is_in_flight_must_finish_everything():
+    scheduler = make_scheduler()
+    scheduler.add(make_request(3, 3))
+    assert scheduler.plan()[-1].decodes  # the first token, and at least two of two steps
+    assert not scheduler.plan()
+
+
+def test_a_prompt_that_ends_beside_others_decodes_with_them_at_once():
+    scheduler = make_scheduler(chunks_beside=2, steps=4, pages=PageAllocator(40, 4))
+    scheduler.add(make_request(3, 30))
+    scheduler.plan()
+    scheduler.add(make_request(6, 30))
+    beside, decode = scheduler.plan()
+    assert [(chunk.start, chunk.count) for chunk in beside.chunks] == [(0, 5), (5, 1)]
+    assert (beside.goes_on, beside.sure) == ([True, False], [1, 1])
+    assert (decode.goes_on, decode.sure) == ([True, True], [4, 4])
+
+
+def test_with_more_to_read_the_next_step_reads_on():
+    scheduler = make_scheduler(chunks_beside=2, steps=4, pages=PageAllocator(40, 4))
+    scheduler.add(make_request(3, 30))
+    scheduler.plan()
+    scheduler.add(make_request(12, 30))
+    (beside,) = scheduler.plan()
+    assert len(beside.chunks) == 2
+    assert beside.decodes
+
+
+def test_pieces_of_one_prompt_share_a_step():
+    scheduler = make_scheduler(most_chunks=4)
+    scheduler.add(make_request(13, 3))
+    scheduler.add(make_request(9, 3))
     plan = scheduler.plan()
-    assert [chunk.count for group in plan.prefills for chunk in group] == [5]
-    assert [running.request for running in plan.decodes] == [first]
+    chunks = [[(c.running.slot, c.start, c.count, c.is_last) for c in d.chunks] for d in plan if d.chunks]
+    assert chunks == [
+        [(0, 0, 5, False), (0, 5, 5, False), (0, 10, 3, True), (1, 0, 5, False)],
+        [(1, 5, 4, True)],
+    ]
 
 
 def test_a_prompt_is_read_before_those_that_came_later():
     """It lies in the last slot, the first one decodes, and the one between is refilled all the time."""
-    scheduler = make_scheduler(prefill_budget=1, prefill_rows=1, pages=PageAllocator(100, 4))
+    scheduler = make_scheduler(chunks_between=1, most_chunks=1, pages=PageAllocator(100, 4))
     device = Device(scheduler, random.Random(0))
     decoding, short, long = make_request(1, 100), make_request(1, 1), make_request(20, 4)
     scheduler.add(decoding)
@@ -141,116 +257,22 @@ def test_a_prompt_is_read_before_those_that_came_later():
 
 def test_a_request_that_starts_again_reads_its_answer_too_and_keeps_its_place():
     scheduler = make_scheduler(batch_size=2)
-    first, second, third = (make_request(3, 10) for _ in range(3))
-    for request in (first, second, third):
+    requests = [make_request(3, 10) for _ in range(3)]
+    for request in requests:
         scheduler.add(request)
-    plan = scheduler.plan()
-    for chunk in plan.prefills[0]:
-        scheduler.commit_first(chunk, 7, done=False)
-    scheduler.commit_decode(plan.decodes[0], [SlotStep([8, 9], 2, 1, False, False)])
+    prompts, decode = scheduler.plan()
+    scheduler.commit(prompts, [FirstToken(7, False, False)] * 2, [])
+    scheduler.commit(
+        decode, [], [[SlotStep([8, 9], 2, 1, False, False), SlotStep([], 0, 0, False, False)]] * 1
+    )
     scheduler.restart()
     assert scheduler.pages.num_free == 12
-    assert scheduler.waiting == [first, second, third]
-    plan = scheduler.plan()
-    again = plan.prefills[0][0].running
-    assert (again.request, again.tokens, again.known) == (first, [0, 1, 2, 7, 8], 9)
+    assert scheduler.waiting == requests
+    chunk = scheduler.plan()[0].chunks[0]
+    again = chunk.running
+    assert (again.request, again.tokens, again.known) == (requests[0], [0, 1, 2, 7, 8], 9)
     assert again.remaining == 8  # of ten, the known one included
-    assert not plan.prefills[0][0].samples
-    scheduler.commit_first(plan.prefills[0][0], 5, done=False)
-    assert first.token_ids == [7, 8, 9]
-
-
-def test_the_order_of_arrival_holds_for_prompts_and_slots():
-    @given(
-        st.lists(
-            st.tuples(st.integers(1, 20), st.integers(1, 20), st.integers(0, 1)), min_size=1, max_size=30
-        ),
-        st.integers(1, 3),
-        st.integers(0, 2**16),
-    )
-    @settings(max_examples=60, deadline=None, derandomize=True)
-    def check(sizes, prefill_rows, seed):
-        scheduler = make_scheduler(prefill_rows=prefill_rows, prefill_budget=4)
-        device = Device(scheduler, random.Random(seed))
-        requests = [make_request(prompt, new) for prompt, new, _ in sizes]
-        for request, (_, _, priority) in zip(requests, sizes, strict=True):
-            request.priority = priority
-        arriving, admitted, read = list(requests), [], []
-        for _ in range(2000):
-            if arriving:
-                scheduler.add(arriving.pop(0))
-            before = set(admitted)
-            queue = list(scheduler.waiting)
-            device.round()
-            now = [running.request for running in scheduler.running if running.request not in before]
-            # Whoever was admitted stood at the head of the queue.
-            assert set(now) >= set(queue[: len(now)]) or not now
-            admitted += now
-            read += [r.request for r in scheduler.running if r.is_prefilled and r.request not in read]
-            if not arriving and not scheduler:
-                break
-        assert all(request.finish_reason == "length" for request in requests)
-
-    check()
-
-
-def test_nothing_is_dispatched_once_what_is_in_flight_must_finish_everything():
-    scheduler = make_scheduler()
-    scheduler.add(make_request(3, 3))
-    assert scheduler.plan().decodes  # the first token, and at least two of two steps
-    assert not scheduler.plan()
-
-
-def test_a_cancelled_request_leaves_its_slot_dead_until_the_next_one_takes_it():
-    scheduler = make_scheduler()
-    request, following = make_request(3, 10), make_request(2, 4)
-    scheduler.add(request)
-    scheduler.plan()
-    scheduler.abort(request, "why")
-    assert scheduler.live == [False, True, True]
-    assert scheduler.pages.num_free == 12
-    scheduler.add(following)
-    scheduler.plan()
-    assert scheduler.live[0]
-    assert scheduler.slots[0].request is following
-
-
-class Slots:
-    """Which request the device believes to be running in each slot, and who owns the pages it writes."""
-
-    def __init__(self, scheduler: Scheduler):
-        self.scheduler = scheduler
-        self.active: dict[int, Running] = {}
-
-    def run(self, plan) -> None:
-        for chunk in (chunk for group in plan.prefills for chunk in group):
-            self.active.pop(chunk.running.slot, None)
-            if chunk.is_last:
-                self.active[chunk.running.slot] = chunk.running
-        if plan.decodes:
-            live = self.scheduler.live
-            self.active = {slot: running for slot, running in self.active.items() if live[slot]}
-            for slot, running in self.active.items():
-                assert self.scheduler.slots[slot] is running, "writes into pages that were given back"
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_a_request_that_the_host_ended_never_writes_again(seed):
-    """Cancelled ones and those with a stop string: their pages may already be another's."""
-    rng = random.Random(seed)
-    scheduler = make_scheduler(prefill_budget=rng.choice([1, 4]), prefill_rows=1)
-    slots = Slots(scheduler)
-    requests = [make_request(rng.randint(1, 12), 12) for _ in range(60)]
-    waiting = list(requests)
-    for _ in range(300):
-        while waiting and rng.random() < 0.7:
-            scheduler.add(waiting.pop(0))
-        slots.run(scheduler.plan())
-        for running in filter(None, list(scheduler.slots)):
-            if running.is_prefilled and rng.random() < 0.3:
-                scheduler.abort(running.request, "why")
-    assert not waiting
-    assert not scheduler.waiting
+    assert not chunk.samples
 
 
 def test_a_waiting_request_can_be_cancelled():
@@ -259,3 +281,18 @@ def test_a_waiting_request_can_be_cancelled():
     scheduler.add(request)
     scheduler.abort(request, "why")
     assert not scheduler.plan()
+
+
+def test_what_a_dispatch_did_for_a_slot_that_was_given_up_is_of_no_use():
+    scheduler = make_scheduler()
+    request, following = make_request(3, 10), make_request(2, 4)
+    scheduler.add(request)
+    prompts, decode = scheduler.plan()
+    scheduler.abort(request, "why")
+    assert scheduler.pages.num_free == 12
+    scheduler.add(following)
+    scheduler.plan()
+    assert scheduler.slots[0].request is following
+    scheduler.commit(prompts, [FirstToken(7, False, False)], [])
+    scheduler.commit(decode, [], [[SlotStep([8], 2, 0, False, False)]] * 2)
+    assert request.token_ids == following.token_ids == []

@@ -13,8 +13,8 @@ OP = kv_write
 def arguments(case):
     rng = np.random.default_rng(0)
     dtype = jnp.dtype(case.dtype)
-    cache = np.full((case.pages, case.kv_heads, 2, case.page_size, case.head_size), np.nan)
-    rows = (case.slots, case.rows, case.kv_heads, case.head_size)
+    cache = np.full((case.pages, case.kv_heads, 2, case.page_size, case.head_dim), np.nan)
+    rows = (case.slots, case.rows, case.kv_heads, case.head_dim)
     owned = case.page_size + rng.permutation((case.pages - 1) * case.page_size)
     slots = owned[: case.slots * case.rows].reshape(case.slots, case.rows)
     keys, values = (jnp.asarray(rng.normal(size=rows), dtype) for _ in range(2))

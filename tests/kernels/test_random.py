@@ -30,6 +30,12 @@ def test_row_keys_differ_by_seed_position_and_purpose():
     assert len(np.unique(keys.reshape(-1, 2), axis=0)) == 4 * 3 * 4
 
 
+def test_every_draft_of_every_step_has_a_number_of_its_own():
+    start, draft = jnp.meshgrid(jnp.array([0, 1, 2, 2**22 - 1]), jnp.arange(random.MAX_DRAFTS))
+    numbers = random.draft_position(start, draft).astype(jnp.uint32)
+    assert len(np.unique(numbers)) == numbers.size
+
+
 def test_no_rows():
     keys = random.row_keys(jnp.zeros((2, 2), jnp.uint32), jnp.zeros((2, 0), jnp.int32), Purpose.ACCEPT)
     assert random.uniform(keys, 1).shape == (2, 0, 1)

@@ -13,7 +13,7 @@ from tiny_models import write_target
 
 import jaxspec
 from jaxspec.checkpoints import open_checkpoint
-from jaxspec.drafters.loading import DerivedTensor, OutputRows
+from jaxspec.drafters.head import DerivedTensor, OutputRows
 from jaxspec.models import packed_weights
 from jaxspec.models.loading import declared, export_tensors, load_target, plan_target
 from jaxspec.models.packed_weights import packed_weight

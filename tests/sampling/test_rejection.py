@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jaxspec_kernels.random import Purpose
 
-from jaxspec.sampling import SamplingMode, Verdict, process_logits, sample, verify
+from jaxspec.sampling import DraftVocabulary, SamplingMode, Verdict, process_logits, sample, verify
 
 SLOTS, DRAFTS, VOCABULARY = 5, 3, 33
 check = jax.jit(verify, static_argnames="mode")
@@ -25,6 +25,13 @@ def case(**changes):
         "draft_vocab": None,
         "positions": jnp.arange(SLOTS)[:, None] * 100 + jnp.arange(DRAFTS + 1),
     } | changes
+
+
+def vocabulary(target_ids):
+    """The draft vocabulary of these target ids, in this order."""
+    target_ids = jnp.asarray(target_ids, jnp.int32)
+    draft_ids = jnp.full(VOCABULARY, -1).at[target_ids].set(jnp.arange(len(target_ids)))
+    return DraftVocabulary(target_ids, draft_ids)
 
 
 def test_greedy_accepts_up_to_the_first_other_token(sampling_state):
@@ -75,7 +82,7 @@ def test_a_target_that_drafts_for_itself_is_always_accepted(draft_vocabulary, sa
         drafts,
         jnp.full(slots, DRAFTS),
         own if order is None else own[..., order],
-        None if order is None else jnp.asarray(np.argsort(order), jnp.int32),
+        None if order is None else vocabulary(order),
         state,
         jnp.tile(jnp.arange(DRAFTS + 1), (slots, 1)),
         mode=SamplingMode.TRUNCATED,
@@ -120,10 +127,10 @@ def test_a_placeholder_is_never_accepted(sampling_state):
 
 def test_a_draft_outside_the_draft_vocabulary_is_never_accepted(sampling_state):
     given = case()
-    draft_vocab = jnp.arange(VOCABULARY).at[given["drafts"][0, 1]].set(-1)
+    draft_vocab = vocabulary(np.delete(np.arange(VOCABULARY), given["drafts"][0, 1]))
     certain = given["logits"] * 1000
     verdict = check(
-        **(given | {"logits": certain, "draft_vocab": draft_vocab, "draft_logits": certain[:, :-1]}),
+        **(given | {"logits": certain, "draft_vocab": draft_vocab, "draft_logits": certain[:, :-1, :-1]}),
         sampling=sampling_state(SLOTS),
         mode=SamplingMode.TRUNCATED,
     )

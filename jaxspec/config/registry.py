@@ -1,0 +1,20 @@
+"""Classes by the names that configurations give them."""
+
+from typing import TypeVar
+
+T = TypeVar("T", bound=type)
+
+
+def register(registry: dict[str, T], name: str, entry: T, base: type) -> None:
+    """Adds a subclass of `base`. A class defined again, as by a notebook's cell, replaces the former one.
+
+    Raises:
+      ValueError: another class has the name.
+      TypeError: the entry is no such class.
+    """
+    if not (isinstance(entry, type) and issubclass(entry, base)):
+        raise TypeError(f"{name!r} must stand for a subclass of {base.__name__}, got {entry!r}")
+    taken = registry.get(name, entry)
+    if (taken.__module__, taken.__qualname__) != (entry.__module__, entry.__qualname__):
+        raise ValueError(f"{name!r} is taken by {taken.__module__}.{taken.__qualname__}")
+    registry[name] = entry

@@ -1,0 +1,199 @@
+"""Drafters that were trained for one target, and come in a checkpoint of their own."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from jaxspec_kernels.matmul import PackedWeight
+
+from jaxspec.checkpoints import Checkpoint, CheckpointError
+from jaxspec.checkpoints.blocks import Blocks
+from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
+from jaxspec.drafters.base import Build, Description, Drafter, DrafterReader, Target
+from jaxspec.drafters.flags import Flag
+from jaxspec.drafters.formats import open_drafter
+from jaxspec.drafters.layer_config import is_speculators
+from jaxspec.drafters.vocabulary import check_vocabulary
+from jaxspec.models.loading import IGNORED, matching, plan_module
+
+_IGNORED = (*IGNORED, "verifier_lm_head.weight", "verifier_norm.weight")
+"""Tensors that are known and not used: copies of the target's that the training kept."""
+
+_ANY_DEPTH = 1 << 10
+
+
+class HeadConfig(Protocol):
+    """What a head's `config.json` and the names of its tensors say."""
+
+    @property
+    def own_head(self) -> bool:
+        """It has output rows of its own, the target's where its checkpoint brings none."""
+        ...
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any], tensors: Mapping[str, Any], target: ModelConfig) -> Any:
+        """Raises ConfigError: the head does not fit the target, or asks for what is not built."""
+        ...
+
+    def reads(self, config: Mapping[str, Any], *, any_target: bool) -> str:
+        """The target's hidden states that it reads, in words; `any_target` if it was read for no target."""
+        ...
+
+    def flags(self, checkpoint: Checkpoint) -> Iterator[Flag]:
+        """What decides how the head computes; values are those of this config."""
+        ...
+
+
+class Head(Drafter):
+    """Loading and inspection of heads.
+
+    Attributes:
+      config_type: what reads its config, and the first argument of its constructor.
+    """
+
+    weights_from = "own"
+    config_type: ClassVar[type[HeadConfig]]
+
+    @classmethod
+    def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
+        checkpoint = _with_vocabulary(open_drafter(config), target.vocab_size)
+        head = cls.config_type.from_hf(checkpoint.config, checkpoint.tensors, target)
+        output_rows = OutputRows(checkpoint, target)
+        if head.own_head and "lm_head.weight" not in checkpoint.tensors:
+            checkpoint = replace(checkpoint, tensors={**checkpoint.tensors, "lm_head.weight": output_rows})
+        make: Callable[..., Drafter] = cls
+        plan = plan_module(
+            lambda rngs: make(head, **config.settings, dtype=build.dtype, rngs=rngs),
+            checkpoint,
+            ignore=_IGNORED,
+        )
+
+        def read(target: Target) -> Drafter:
+            output_rows.target = target
+            return plan.read(build.mesh, packed=build.packed)
+
+        return read
+
+    @classmethod
+    def describe(cls, checkpoint: Checkpoint, target: ModelConfig | None) -> Description:
+        own = _stand_in(checkpoint)
+        known = Description(
+            target=_fitting(checkpoint, own), ignored=matching(checkpoint, _IGNORED), stand_in=own
+        )
+        for fitting in (own,) if target is None else (target, own):
+            try:
+                head = cls.config_type.from_hf(checkpoint.config, checkpoint.tensors, fitting)
+            except ConfigError:
+                continue
+            layers = head.reads(checkpoint.config, any_target=fitting is own)
+            return replace(known, layers=layers, flags=tuple(head.flags(checkpoint)))
+        return known
+
+
+def _stand_in(checkpoint: Checkpoint) -> ModelConfig:
+    """A target that a head fits as far as its own config says, deep enough for any layer it names."""
+    config, tensors = checkpoint.config, checkpoint.tensors
+    layers = config["transformer_layer_config"] if is_speculators(config) else config
+
+    def length(name: str) -> int | None:
+        return tensors[name].shape[0] if name in tensors else None
+
+    sizes: dict[str, Any] = {
+        "hidden_size": config.get("target_hidden_size") or layers.get("hidden_size") or length("fc.weight"),
+        # speculators leaves out the vocabulary where it is that of the class in transformers.
+        "vocab_size": layers.get("vocab_size") or length("t2d") or config.get("draft_vocab_size"),
+        "num_hidden_layers": config.get("num_target_layers") or _ANY_DEPTH,
+    }
+    for key, value in sizes.items():
+        if not isinstance(value, int):
+            raise ConfigError(f"{checkpoint.name}: config.json: {key} must be an integer, got {value!r}")
+    other: dict[str, Any] = {
+        "intermediate_size": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 1,
+    }
+    return ModelConfig(family="", **sizes, **other)
+
+
+def _fitting(checkpoint: Checkpoint, own: ModelConfig) -> str:
+    """The targets that a head is for."""
+    depth = "" if own.num_hidden_layers == _ANY_DEPTH else f", {own.num_hidden_layers} layers"
+    verifier = (checkpoint.config.get("speculators_config") or {}).get("verifier") or {}
+    name = f": {verifier['name_or_path']}" if verifier.get("name_or_path") else ""
+    return f"hidden size {own.hidden_size}, vocabulary {own.vocab_size}{depth}{name}"
+
+
+@dataclass(frozen=True)
+class DerivedTensor:
+    """A tensor that follows from another one of the checkpoint."""
+
+    array: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
+
+    def read(self) -> np.ndarray:
+        return self.array
+
+
+class OutputRows:
+    """`lm_head.weight` of a head that brings none: the target's output rows of the tokens it drafts.
+
+    Attributes:
+      target: with its weights; to be set before the rows are read.
+    """
+
+    target: Target
+
+    def __init__(self, checkpoint: Checkpoint, target: ModelConfig):
+        d2t = checkpoint.tensors.get("d2t")
+        self._ids = np.arange(target.vocab_size) if d2t is None else _target_ids(d2t.read())
+        self._width = target.hidden_size
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self._ids.size, self._width)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.float32)
+
+    def read(self) -> np.ndarray:
+        return np.asarray(self.target.output_kernel).T[self._ids]
+
+    def read_blocks(self) -> Blocks | None:
+        kernel = self.target.output_kernel
+        if not isinstance(kernel, PackedWeight):
+            return None
+        stored = kernel.stored(self._ids)
+        return Blocks(*(None if array is None else np.asarray(array) for array in stored))  # type: ignore[arg-type]
+
+
+def _target_ids(d2t: np.ndarray) -> np.ndarray:
+    return d2t + np.arange(d2t.size)
+
+
+def _with_vocabulary(checkpoint: Checkpoint, vocab_size: int) -> Checkpoint:
+    """Checks a head's vocabulary maps, adds a `t2d` that was not saved, and drops maps of all tokens."""
+    tensors = dict(checkpoint.tensors)
+    if "d2t" not in tensors:
+        return checkpoint
+    d2t = tensors["d2t"].read()
+    if "t2d" not in tensors:
+        member = np.zeros(vocab_size, bool)
+        ids = _target_ids(d2t)
+        member[ids[(ids >= 0) & (ids < vocab_size)]] = True
+        tensors["t2d"] = DerivedTensor(member)
+    wrong = check_vocabulary(d2t, tensors["t2d"].read())
+    if wrong:
+        raise CheckpointError(f"{checkpoint.name}: {wrong}")
+    if d2t.size == vocab_size:
+        del tensors["d2t"], tensors["t2d"]
+    return replace(checkpoint, tensors=tensors)

@@ -1,0 +1,194 @@
+"""What all families of target networks share: how a `config.json` is read, and a stack of layers."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxspec.attention import (
+    AnyMemory,
+    AttentionKind,
+    CacheShape,
+    FullAttention,
+    LayerCacheShape,
+    SlidingWindow,
+)
+from jaxspec.config import ConfigError, ModelConfig, RopeConfig
+from jaxspec.models.layers import (
+    MLP,
+    Attention,
+    DecoderLayer,
+    Embedding,
+    Linear,
+    RMSNorm,
+    TiedEmbedding,
+)
+from jaxspec.models.moe import MoE
+from jaxspec.models.parameters import product
+from jaxspec.models.rope import rope_tables
+
+
+class Decoder(nnx.Module):
+    """A target network: pre-norm layers of grouped-query attention, where a family says nothing else.
+
+    A family is a subclass: what its `config.json` leaves out, how the rest is read, and what its layers are.
+
+    Attributes:
+      defaults: what the configuration class of transformers 5.23 assumes for keys that a file leaves out.
+      activation: the key of the feed-forward networks' function, and the one that is built.
+      recycles_normed: whether the layer past the last one, drafting for itself, reads its output after its
+        last norm or before it; None for a family without such a layer.
+      attention_type, moe_type: the networks of a layer, the latter where a config has experts.
+      norm_type: of the last norm.
+    """
+
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    activation: ClassVar[tuple[str, str]] = ("hidden_act", "silu")
+    recycles_normed: ClassVar[bool | None] = None
+    attention_type: ClassVar[Callable[..., Any]] = Attention
+    moe_type: ClassVar[Callable[..., Any]] = MoE
+    norm_type: ClassVar[Callable[..., Any]] = RMSNorm
+
+    @classmethod
+    def read_config(cls, config: Mapping[str, Any]) -> ModelConfig:
+        """Reads a `config.json` of the family.
+
+        Raises:
+          ConfigError: a key that must be there is missing, or asks for what is not built.
+        """
+        config = {**cls.defaults, **config}
+        key, built = cls.activation
+        if config.get(key, built) != built:
+            raise ConfigError(f"{key} {config[key]!r} is not supported; supported: {built}")
+        for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+            if config.get(key):
+                raise ConfigError(f"{key} {config[key]!r} is not supported; supported: none")
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        for key in sizes:
+            if not isinstance(config.get(key), int) or config[key] < 1:
+                raise ConfigError(f"config.json: {key} must be a positive integer, got {config.get(key)!r}")
+        heads = config["num_attention_heads"]
+        window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+        layer_types = tuple(config.get("layer_types") or ())
+        if window is not None and not layer_types:
+            layer_types = tuple(
+                "sliding_attention" if cls.is_windowed(config, layer) else "full_attention"
+                for layer in range(config["num_hidden_layers"])
+            )
+        fields: dict[str, Any] = {
+            "family": config["model_type"],
+            **{key: config[key] for key in sizes},
+            "num_key_value_heads": config.get("num_key_value_heads") or heads,
+            "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+            "rms_norm_eps": config.get("rms_norm_eps", 1e-6),
+            "max_position_embeddings": config["max_position_embeddings"],
+            "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
+            "attention_bias": bool(config.get("attention_bias", False)),
+            "mlp_bias": bool(config.get("mlp_bias", False)),
+            "layer_types": layer_types,
+            "sliding_window": window,
+            "num_nextn_predict_layers": config.get("num_nextn_predict_layers") or 0,
+            **cls.own_fields(config),
+        }
+        if fields["head_dim"] < 1:
+            raise ConfigError(f"config.json: hidden_size {config['hidden_size']} is less than {heads} heads")
+        return ModelConfig(**({"rope": RopeConfig.from_hf(config)} | fields))
+
+    @classmethod
+    def is_windowed(cls, config: Mapping[str, Any], layer: int) -> bool:
+        """Whether a layer is behind the window, where there is one and no list of `layer_types`."""
+        return False
+
+    @classmethod
+    def own_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of `ModelConfig` that the family reads in a way of its own; absent keys are filled in."""
+        return {}
+
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
+        self.config = config
+        self.kinds = self.attention_kinds(config)
+        self.ropes = self.layer_ropes(config)
+        tied, sizes = config.tie_word_embeddings, (config.vocab_size, config.hidden_size)
+        self.embedding: Any = (TiedEmbedding if tied else Embedding)(*sizes, "model.embed_tokens", **args)
+        self.layers = nnx.List([self.make_layer(config, i, **args) for i in range(len(self.kinds))])
+        self.norm = self.norm_type(config.hidden_size, config.rms_norm_eps, "model.norm", **args)
+        self.head = (
+            None
+            if tied
+            else Linear(config.hidden_size, config.vocab_size, "lm_head", axes=("embed", "vocab"), **args)
+        )
+
+    @classmethod
+    def attention_kinds(cls, config: ModelConfig) -> tuple[AttentionKind, ...]:
+        """The kind of attention of every layer, full or behind a window."""
+        return tuple(
+            SlidingWindow(config.sliding_window or 0) if kind == "sliding_attention" else FullAttention()
+            for kind in config.layer_types
+        )
+
+    @classmethod
+    def layer_ropes(cls, config: ModelConfig) -> tuple[RopeConfig, ...]:
+        """The rope of every layer."""
+        return (config.rope,) * config.num_hidden_layers
+
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
+        """One block of the network, `model.layers.{index}` of a checkpoint."""
+        sparse = config.moe is not None and index not in config.moe.dense_layers
+        mlp = cls.moe_type if sparse else MLP
+        return DecoderLayer(config, f"model.layers.{index}", attention=cls.attention_type, mlp=mlp, **args)
+
+    @classmethod
+    def layer_cache(cls, config: ModelConfig, kind: AttentionKind) -> LayerCacheShape:
+        """What a layer keeps in the paged cache."""
+        return CacheShape(config.num_key_value_heads, config.head_dim)
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """What the first layer reads of `tokens`; `embedding` is what heads share."""
+        return self.embedding(tokens)
+
+    @property
+    def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
+        """What each layer keeps in the paged cache."""
+        return tuple(self.layer_cache(self.config, kind) for kind in self.kinds)
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        memory: AnyMemory,
+        *,
+        capture: tuple[int, ...] = (),
+    ) -> tuple[jax.Array, tuple[jax.Array, ...], AnyMemory]:
+        """One forward pass over N rows.
+
+        Args:
+          tokens, positions: i32[N].
+          memory: what these rows attend to, made for layers of `kinds`.
+          capture: hidden states to return: i is the residual stream before layer i, and the number of
+            layers means the output of the last one before the final norm.
+
+        Returns:
+          The hidden states after the final norm [N, M], the captured ones, and the memory.
+        """
+        x = self.embed(tokens)
+        tables = {
+            rope: rope_tables(rope, self.config.head_dim, positions) for rope in dict.fromkeys(self.ropes)
+        }
+        streams = [x]
+        for i, (layer, rope) in enumerate(zip(self.layers, self.ropes, strict=True)):
+            x, memory = layer(x, memory, i, tables[rope])
+            streams.append(x)
+        return self.norm(x), tuple(streams[i] for i in capture), memory
+
+    @property
+    def output_kernel(self) -> jax.Array:
+        """[M, V], the output projection."""
+        return (self.embedding if self.head is None else self.head).kernel[...]
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """f32[..., V] of hidden states after the final norm [..., M]."""
+        return product(hidden, self.output_kernel, out_dtype=jnp.float32)

@@ -1,0 +1,144 @@
+"""Driving an engine with requests that arrive over time, and when each was answered."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from bench.workloads import Asked
+from jaxspec import AcceptanceStats, Engine, SamplingParams
+from jaxspec.engine.counters import Counters
+from jaxspec.engine.request import Request
+
+
+@dataclass
+class Answered:
+    """One request's times, in seconds of `time.perf_counter`, and its answer's size.
+
+    Attributes:
+      first_token_at: when the host had its first token.
+      finished_at: when it had the last one.
+    """
+
+    arrived: float
+    first_token_at: float
+    finished_at: float
+    prompt_tokens: int
+    tokens: int
+    stats: AcceptanceStats
+
+    @property
+    def per_token(self) -> float:
+        """Seconds per token after the first."""
+        return (self.finished_at - self.first_token_at) / (self.tokens - 1)
+
+
+@dataclass(frozen=True)
+class Run:
+    """All requests once: their answers, and what the engine did meanwhile."""
+
+    answers: list[Answered]
+    work: Counters
+
+    @property
+    def seconds(self) -> float:
+        """From the first request handed over to the last answer complete."""
+        return max(a.finished_at for a in self.answers) - min(a.arrived for a in self.answers)
+
+
+def run(engine: Engine, asked: Sequence[Asked], arrivals: Sequence[float], params: SamplingParams) -> Run:
+    """Hands every request over when it is due and waits for all answers.
+
+    Args:
+      arrivals: seconds from the start, ascending.
+      params: of every request, apart from its seed, the request's index, and its length.
+
+    Raises:
+      ValueError: a request that the engine refuses, or that it would cut short.
+    """
+    before = engine.counters
+    due = deque(zip(arrivals, enumerate(asked), strict=True))
+    requests: list[Request] = []
+    begin = time.perf_counter()
+    while due:
+        time.sleep(max(0.0, due[0][0] - (time.perf_counter() - begin)))
+        ready = []
+        while due and due[0][0] <= time.perf_counter() - begin:
+            _, (index, request) = due.popleft()
+            own = replace(params, seed=index, max_new_tokens=request.new_tokens)
+            made = engine.make_request(request.prompt, own)
+            if made.max_new_tokens < request.new_tokens:
+                raise ValueError(
+                    f"prompt of {len(made.prompt)} tokens and {request.new_tokens} new ones need more than "
+                    f"max_model_len {engine.max_model_len}"
+                )
+            ready.append(made)
+        engine.submit(ready, lambda request: lambda piece: None)
+        requests += ready
+    engine.wait_idle()
+    return Run([_answered(request) for request in requests], engine.counters.since(before))
+
+
+def _answered(request: Request) -> Answered:
+    if request.arrived_at is None or request.first_token_at is None or request.finished_at is None:
+        raise ValueError(f"request {request.id} has no answer: {request.error}")
+    return Answered(
+        request.arrived_at,
+        request.first_token_at,
+        request.finished_at,
+        len(request.prompt),
+        len(request.token_ids),
+        request.stats,
+    )
+
+
+def summary(runs: Sequence[Run], *, step_bytes: int, prompt_bytes: int, bandwidth: float) -> dict[str, Any]:
+    """Figures of several runs of the same requests, ready for JSON.
+
+    Totals are the median run's; percentiles are over the requests of all runs; shares are of all the work.
+
+    Args:
+      step_bytes: weights that a decoding step reads.
+      prompt_bytes: weights that a pass for prompts alone reads.
+      bandwidth: of the memory, in bytes per second.
+    """
+    answers = [answer for run in runs for answer in run.answers]
+    work = sum((run.work for run in runs), Counters())
+    seconds = median(run.seconds for run in runs)
+    tokens = sum(answer.tokens for answer in answers) / len(runs)
+    stats = AcceptanceStats()
+    for answer in answers:
+        stats.add(answer.stats)
+    floor = (work.steps * step_bytes + work.prompt_passes * prompt_bytes) / bandwidth
+    first = [answer.first_token_at - answer.arrived for answer in answers]
+    later = [answer.per_token for answer in answers if answer.tokens > 1]
+    return {
+        "requests": len(runs[0].answers),
+        "prompt_tokens": sum(answer.prompt_tokens for answer in runs[0].answers),
+        "new_tokens": tokens,
+        "total_ms": seconds * 1e3,
+        "total_ms_runs": [run.seconds * 1e3 for run in runs],
+        "tokens_per_second": tokens / seconds,
+        "first_token_ms": _percentiles(first),
+        "per_token_ms": _percentiles(later),
+        "tokens_per_step": stats.acceptance_length,
+        "padding_share": _wasted(work.prompt_rows, work.prompt_rows_used),
+        "idle_share": _wasted(work.slot_steps, work.slot_steps_used),
+        "floor_share": floor / sum(run.seconds for run in runs),
+        "work": vars(work),
+    }
+
+
+def _percentiles(seconds: Sequence[float]) -> dict[str, float] | None:
+    """Milliseconds at the 50th and the 99th percentile; None of nothing."""
+    if not seconds:
+        return None
+    return {f"p{rank}": float(np.percentile(seconds, rank)) * 1e3 for rank in (50, 99)}
+
+
+def _wasted(computed: int, used: int) -> float | None:
+    return 1 - used / computed if computed else None

@@ -1,0 +1,58 @@
+"""Requests that load an engine: what every engine is timed on, and prompts of a file."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt, text or token ids or messages, and how many tokens to answer it with."""
+
+    prompt: str | Sequence
+    new_tokens: int
+
+
+def workloads(*, vocab_size: int, seed: int = 7, scale: float = 1.0) -> dict[str, list[Asked]]:
+    """The requests of every workload by its name; the same seed gives the same.
+
+    Args:
+      vocab_size: token ids are taken modulo it.
+      scale: of the lengths and numbers of requests; the lengths of "mixed" stay.
+    """
+    rng = random.Random(seed)
+
+    def size(count: int) -> int:
+        return max(1, int(count * scale))
+
+    def ids(length: int) -> list[int]:
+        return [rng.randrange(5, 40000) % vocab_size for _ in range(length)]
+
+    def length(median: int, sigma: float, most: int) -> int:
+        return max(16, min(most, int(rng.lognormvariate(0, sigma) * median)))
+
+    # In this order, for all draw from one stream.
+    requests = {
+        "ttft 512": [Asked(ids(size(512)), 1)],
+        "ttft 4096": [Asked(ids(size(4096)), 1)],
+        "prefill 16x2048": [Asked(ids(size(2048)), 1) for _ in range(size(16))],
+        "single 512+256": [Asked(ids(size(512)), size(256))],
+        "mixed 256": [
+            Asked(ids(length(180, 0.8, most=1024)), length(200, 0.6, most=768)) for _ in range(size(256))
+        ],
+    }
+    head = ids(size(1024))
+    requests["shared 64x1024"] = [Asked(head + ids(32), size(64)) for _ in range(size(64))]
+    return requests
+
+
+def poisson(count: int, *, rate: float | None, seed: int) -> list[float]:
+    """When each of so many requests arrives, in seconds from the first; all at once without a rate."""
+    if rate is None:
+        return [0.0] * count
+    rng = random.Random(seed)
+    at, times = 0.0, []
+    for _ in range(count):
+        times.append(at)
+        at += rng.expovariate(rate)
+    return times

@@ -1,0 +1,274 @@
+"""Time whole requests through an engine: how fast they are answered, and where the time went.
+
+    python scripts/bench_load.py --shape llama3-8b --k 3 --acceptance 3.0 --json FILE
+    python scripts/bench_load.py CONFIG --input PROMPTS.jsonl --rate 4 --max-new-tokens 128
+
+With --shape weights are random and the acceptance is synthetic, so the text is worthless and the work is
+real; with CONFIG (a configuration's name or a checkpoint) they are its own. The requests are those of
+bench/workloads.py, or the prompts of a file (of rows with turns the first); they arrive all at once, or at
+random at a rate. No answer ends before its length.
+
+"ms" is from the first request handed over to the last answer complete, the median of the runs after one that
+warms up. "padding" is the share of computed prompt rows that were no token, "idle" the share of decoding
+slots that emitted nothing, "floor" the share of the time that it takes to read the weights once per step, and
+once per program for prompts, at the bandwidth of a copy.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from bench.load import run, summary
+from bench.shapes import SHAPES, build_models
+from bench.traffic import copy_bandwidth, weight_bytes
+from bench.workloads import Asked, poisson, workloads
+from flax import nnx
+
+from jaxspec.batch import RowError, read_rows
+from jaxspec.checkpoints import CheckpointError
+from jaxspec.command_line import CommandError, Parser, drafter_options, report
+from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.drafters.none import NoDrafter
+from jaxspec.engine import Engine
+from jaxspec.engine.compilation_cache import enable_compilation_cache
+from jaxspec.engine.load import load, resolve_config
+from jaxspec.engine.step import Models
+from jaxspec.provenance import provenance
+from jaxspec.sampling import SamplingParams, required_mode
+
+_COLUMNS = "{:<16} {:>5} {:>8} {:>8} {:>10} {:>9} {:>8} {:>8} {:>7} {:>7} {:>8} {:>8} {:>6} {:>6}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        return _bench(_parse(arguments), shlex.join(["scripts/bench_load.py", *arguments]))
+    except (ConfigError, CheckpointError, CommandError) as error:
+        return report(error)
+
+
+def _bench(args: argparse.Namespace, command: str) -> int:
+    bandwidth = copy_bandwidth(args.copy_bytes)
+    begin = time.perf_counter()
+    engine = _load(args)
+    load_seconds = time.perf_counter() - begin
+    sizes = {"batch_size": args.batch_size, "max_model_len": engine.max_model_len, **args.engine}
+    print(
+        f"{args.shape or args.config}, K={engine.num_speculative_tokens}, {sizes}: "
+        f"loaded in {load_seconds:.1f} s, copy {bandwidth / 1e12:.2f} TB/s"
+    )
+    names = ("requests", "prompt", "new", "ms", "tokens/s")
+    ranks = ("first 50", "99 ms", "token 50", "99 ms", "tok/step", "padding", "idle", "floor")
+    print(_COLUMNS.format("", *names, *ranks))
+    rows = []
+    for name, asked in _chosen(args, engine).items():
+        row = {"name": name, **_measure(engine, asked, args, bandwidth)}
+        rows.append(row)
+        print(_line(row), flush=True)
+    if args.json:
+        result = {
+            **provenance(command, Path(__file__).parent),
+            "model": args.shape or args.config,
+            "num_drafts": engine.num_speculative_tokens,
+            "synthetic_acceptance": engine.config.synthetic_acceptance_length,
+            "engine": sizes,
+            "temperature": args.params.temperature,
+            "rate": args.rate,
+            "seed": args.seed,
+            "load_seconds": load_seconds,
+            "copy_bandwidth": bandwidth,
+            "rows": rows,
+        }
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def _load(args: argparse.Namespace) -> Engine:
+    mode = required_mode(args.params)
+    sizes = {"batch_size": args.batch_size, "max_model_len": args.max_model_len, **args.engine}
+    if args.acceptance is not None:
+        sizes["synthetic_acceptance_length"] = args.acceptance
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="synthetic_acceptance_length")
+        if args.shape is None:
+            drafter = drafter_options(args, resolve_config(args.config))
+            return load(args.config, drafter=drafter, sampling_modes=(mode,), progress=False, **sizes)
+        enable_compilation_cache()
+        shape = SHAPES[args.shape]
+        config = EngineConfig(**sizes)
+        limit = shape.target["max_position_embeddings"]
+        resolved = config.resolve(backend=jax.default_backend(), model_limit=limit)
+        models = build_models(
+            shape,
+            num_drafts=args.num_speculative_tokens,
+            dtype=jnp.dtype(resolved.dtype),
+        )
+        return Engine(
+            models.target,
+            models.drafter,
+            tokenizer=None,
+            eos_token_ids=(),
+            config=config,
+            sampling_modes=(mode,),
+            progress=False,
+        )
+
+
+def _chosen(args: argparse.Namespace, engine: Engine) -> dict[str, list[Asked]]:
+    """The requests to time, by name.
+
+    Raises:
+      CommandError: --only names none of them, or the file holds what is no prompt.
+    """
+    if args.input is None:
+        every = workloads(vocab_size=engine.vocab_size, seed=args.seed, scale=args.scale)
+    else:
+        every = {args.input.stem: [Asked(prompt, args.max_new_tokens) for prompt in _prompts(args)]}
+    unknown = [name for name in args.only if name not in every]
+    if unknown:
+        raise CommandError(f"--only: {unknown[0]!r} is none of {', '.join(map(repr, every))}")
+    return {name: asked for name, asked in every.items() if name in args.only or not args.only}
+
+
+def _prompts(args: argparse.Namespace) -> list[Any]:
+    try:
+        rows = list(read_rows(args.input))[: args.limit]
+    except OSError as error:
+        raise CommandError(f"cannot read {args.input}: {error.strerror}") from None
+    if not rows:
+        raise CommandError(f"{args.input} holds no rows")
+    prompts: list[Any] = []
+    for row in rows:
+        if isinstance(row, RowError):
+            raise CommandError(f"{args.input} {row}")
+        prompts.append(row.turns[0] if row.turns else row.prompt)
+    return prompts
+
+
+def _measure(
+    engine: Engine, asked: list[Asked], args: argparse.Namespace, bandwidth: float
+) -> dict[str, Any]:
+    arrivals = poisson(len(asked), rate=args.rate, seed=args.seed)
+    engine.programs.wait_compiled()
+    try:
+        runs = [run(engine, asked, arrivals, args.params) for _ in range(args.repeats + 1)]
+    except ValueError as error:
+        raise CommandError(error) from None
+    programs = engine.programs
+    models = nnx.merge(programs.graph, jax.tree.unflatten(programs.treedef, programs.leaves))
+    prompt_rows = engine.config.prefill_rows * engine.config.prefill_chunk
+    return summary(
+        runs[1:],
+        step_bytes=weight_bytes(models, batch_size=args.batch_size),
+        prompt_bytes=weight_bytes(Models(models.target, NoDrafter()), batch_size=prompt_rows),
+        bandwidth=bandwidth,
+    )
+
+
+def _line(row: dict[str, Any]) -> str:
+    def ranks(times: dict[str, float] | None) -> list[str]:
+        return [f"{time:.2f}" for time in times.values()] if times else ["-", "-"]
+
+    def share(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1%}"
+
+    return _COLUMNS.format(
+        row["name"],
+        row["requests"],
+        row["prompt_tokens"],
+        f"{row['new_tokens']:.0f}",
+        f"{row['total_ms']:.1f}",
+        f"{row['tokens_per_second']:.0f}",
+        *ranks(row["first_token_ms"]),
+        *ranks(row["per_token_ms"]),
+        f"{row['tokens_per_step']:.2f}",
+        share(row["padding_share"]),
+        share(row["idle_share"]),
+        share(row["floor_share"]),
+    )
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="what to load")
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape instead")
+    drafts = parser.add_mutually_exclusive_group()
+    drafts.add_argument(
+        "--k",
+        type=int,
+        dest="num_speculative_tokens",
+        metavar="K",
+        help="drafts per step; default: 4, or the configuration's",
+    )
+    drafts.add_argument("--no-speculation", action="store_true", help="plain decoding")
+    parser.add_argument(
+        "--acceptance",
+        type=float,
+        metavar="N",
+        help="synthetic tokens per step; default: 3 with --shape, and what is true with CONFIG",
+    )
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="of the workloads")
+    parser.add_argument("--seed", type=int, default=7, help="of the workloads and of the arrivals")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the workloads' lengths and numbers")
+    parser.add_argument("--input", type=Path, metavar="FILE.jsonl", help="prompts instead of the workloads")
+    parser.add_argument("--limit", type=int, metavar="N", help="the first N prompts of the file")
+    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="for prompts of a file")
+    parser.add_argument("--rate", type=float, metavar="R", help="requests a second; all at once without")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--batch-size", type=int, default=64, metavar="B", help="slots")
+    parser.add_argument("--max-model-len", type=int, default=4608, metavar="N", help="positions of a request")
+    parser.add_argument(
+        "--engine",
+        action="append",
+        default=[],
+        type=_setting,
+        metavar="NAME=VALUE",
+        help="another field of the engine's configuration, as JSON",
+    )
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="timed runs")
+    parser.add_argument("--copy-bytes", type=int, default=1 << 31, help="size of the copy that is timed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here too")
+    args = parser.parse_args(arguments)
+    if (args.config is None) == (args.shape is None):
+        parser.error("give either CONFIG or --shape")
+    for name in ("repeats", "limit", "rate", "scale"):
+        value = getattr(args, name)
+        if value is not None and not value > 0:
+            parser.error(f"--{name} must be above 0, got {value}")
+    args.engine = dict(args.engine)
+    try:
+        args.params = SamplingParams(
+            temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, ignore_eos=True
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    if args.shape is not None:
+        given = args.num_speculative_tokens
+        args.num_speculative_tokens = 0 if args.no_speculation else 4 if given is None else given
+        if args.acceptance is None and args.num_speculative_tokens:
+            args.acceptance = 3.0
+    return args
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or name not in EngineConfig.__dataclass_fields__:
+        raise argparse.ArgumentTypeError(f"{text!r} is no field of EngineConfig and its value")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

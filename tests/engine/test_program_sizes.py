@@ -1,0 +1,65 @@
+"""Programs of several sizes, prompts beside answers, and pages that run out: the tokens of a lone run."""
+
+import pytest
+from tiny_engines import tokens_of
+
+WAYS = {"greedy": {}, "sampled": {"temperature": 1.0, "top_p": 0.95, "seed": 11}}
+NAMES = ("none", "ngram", "eagle3", "near", "dflash")
+SIZES = {"batch_size": 4, "slot_sizes": (1,), "prefill_rows": 3, "rows_beside": 8, "steps_per_dispatch": 2}
+
+
+@pytest.fixture(params=NAMES)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(params=list(WAYS))
+def way(request):
+    return WAYS[request.param]
+
+
+@pytest.fixture
+def alone(tiny_engines, prompts, name, way):
+    engine = tiny_engines.load(name, batch_size=1)
+    return [engine.generate(prompt, max_new_tokens=30, **way).token_ids for prompt in prompts]
+
+
+def ran(engine, monkeypatch):
+    """The sizes of the programs that run from now on."""
+    sizes = set()
+    dispatch = engine.programs.dispatch
+    monkeypatch.setattr(
+        engine.programs, "dispatch", lambda *args, size: sizes.add(size) or dispatch(*args, size=size)
+    )
+    return sizes
+
+
+def test_every_size_gives_the_tokens_of_a_lone_run(tiny_engines, prompts, name, way, alone, monkeypatch):
+    engine = tiny_engines.load(name, **SIZES)
+    engine.programs.wait_compiled()
+    sizes = ran(engine, monkeypatch)
+    assert tokens_of(engine.generate(prompts * 2, max_new_tokens=30, **way)) == alone * 2
+    assert tokens_of([engine.generate(prompt, max_new_tokens=30, **way) for prompt in prompts]) == alone
+    kinds = {(size.slots, size.mode is not None, size.pieces > 0) for size in sizes}
+    assert kinds >= {(4, True, False), (4, True, True), (1, True, False), (1, False, True), (3, False, True)}
+
+
+def test_before_the_smaller_ones_are_there_the_largest_serve(tiny_engines, prompts, name, way, alone):
+    engine = tiny_engines.load(name, **SIZES)
+    engine.programs.wait_compiled()
+    everything = dict(engine.programs.compiled)
+    largest = {size: program for size, program in everything.items() if size.slots == 4 and not size.pieces}
+    largest |= {size: program for size, program in everything.items() if size.pieces == 3}
+    engine.programs.compiled = largest
+    try:
+        assert tokens_of(engine.generate(prompts, max_new_tokens=30, **way)) == alone
+    finally:
+        engine.programs.compiled = everything
+
+
+def test_pages_that_run_out_cost_no_token(tiny_engines, prompts, name, way, alone):
+    """The pool holds the longest request and little more."""
+    engine = tiny_engines.load(name, **SIZES, num_pages=9)
+    before = engine.core.scheduler.num_preempted
+    assert tokens_of(engine.generate(prompts, max_new_tokens=30, **way)) == alone
+    assert engine.core.scheduler.num_preempted > before

@@ -1,0 +1,30 @@
+"""The drafter and the family of docs/extending.md, registered from outside the package."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tiny_models import write_folder
+
+PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+FILES = {source.split()[1]: source for source in BLOCKS if source.startswith("# ")}
+"""The files that the page shows, by name."""
+
+
+def run(source: str) -> None:
+    """Runs a piece of the page; all pieces are one module."""
+    exec(compile(source, PAGE, "exec"), _MODULE)
+
+
+_MODULE: dict[str, Any] = {"__name__": "extending"}
+for _source in FILES.values():
+    run(_source)
+
+
+def write_bigram(folder: Path, *, vocab_size: int = 48, seed: int = 1) -> Path:
+    """A table that mostly drafts the last token again."""
+    noise = np.random.default_rng(seed).normal(size=(vocab_size, vocab_size))
+    table = (2 * np.eye(vocab_size) + noise).astype(np.float32)
+    return write_folder(folder, {"vocab_size": vocab_size}, {"bigram.weight": table})

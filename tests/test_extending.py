@@ -1,0 +1,113 @@
+"""What docs/extending.md promises: its code runs, and a registered name works wherever names do."""
+
+import sys
+from pathlib import Path
+
+import extensions
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tiny_models import write_eagle1, write_target
+
+import jaxspec
+from jaxspec.checkpoints import open_checkpoint
+from jaxspec.config import ModelConfig, load_config
+from jaxspec.drafters.ngram import NGramDrafter
+from jaxspec.drafters.registry import KINDS
+from jaxspec.models.llama import Llama
+from jaxspec.models.loading import export_tensors, load_target
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+
+import inspect_head
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working directory: a target, and a table for it."""
+    write_target(tmp_path / "model")
+    extensions.write_bigram(tmp_path / "bigram")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(call, *args, **kwargs):
+    """The one-line message of the ValueError that a call ends in."""
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        call(*args, **kwargs)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_the_page_runs(folder):
+    assert list(extensions.FILES) == ["bigram.py", "parallel.py"]
+    for block in extensions.BLOCKS:
+        extensions.run(block)
+
+
+def test_unknown_names_are_answered_with_all_that_are_known():
+    assert ", bigram" in refused(jaxspec.DrafterConfig, "trigram")
+    assert ", parallel" in refused(ModelConfig.from_hf, {"model_type": "serial"})
+
+
+def test_a_toml_file_names_it_and_its_settings(folder):
+    text = '[target]\nsource = "model"\n[drafter]\nkind = "bigram"\nsource = "bigram"\n'
+    (folder / "mine.toml").write_text(text + "[drafter.options]\nsmoothing = 0.1\n", "utf-8")
+    drafter = load_config("mine.toml").drafter
+    assert (drafter.kind, drafter.options) == ("bigram", {"smoothing": 0.1})
+    (folder / "bare.toml").write_text('[target]\nsource = "model"\n[drafter]\nkind = "bigram"\n', "utf-8")
+    assert "drafter.source is missing: 'bigram' needs a checkpoint" in refused(load_config, "bare.toml")
+
+
+def test_inspection_knows_it(folder, capsys):
+    assert inspect_head.main(["bigram", "--target", "model"]) == 0
+    text = capsys.readouterr().out
+    assert "bigram: a bigram table, docs/extending.md\nfits    any of 48 tokens\n" in text
+    write_target(folder / "large", vocab_size=64)
+    assert inspect_head.main(["bigram", "--target", "large"]) == 1
+    assert "large: the table is for 48 tokens, the target has 64" in capsys.readouterr().out
+    assert inspect_head.main(["bigram"]) == 0
+
+
+def test_checkpoints_are_not_taken_for_anothers(folder):
+    head = str(write_eagle1(folder / "head", folder / "model"))
+    for kind, source, title in (("bigram", head, "an EAGLE-1 head"), ("eagle1", "bigram", "a bigram table")):
+        message = refused(jaxspec.load, "model", drafter={"kind": kind, "source": source})
+        assert f"is {title}: use kind" in message
+
+
+def test_command_lines_import_a_file_first(folder, capsys, request):
+    request.addfinalizer(lambda: KINDS.pop("mine"))
+    imported = "import jaxspec\nfrom jaxspec.drafters.none import NoDrafter\n"
+    imported += "class Mine(NoDrafter):\n    title = 'one of mine'\n    recognise = lambda _: 'me'\n"
+    (folder / "mine.py").write_text(imported + "jaxspec.register_drafter('mine', Mine)\n", "utf-8")
+    assert inspect_head.main(["--import", "mine.py", "bigram"]) == 0
+    assert "bigram: one of mine, me" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        inspect_head.main(["--import", "other.py", "bigram"])
+    assert "error: --import other.py: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("register", "name", "base", "other"),
+    [
+        (jaxspec.register_drafter, "ngram", NGramDrafter, Llama),
+        (jaxspec.register_family, "llama", Llama, NGramDrafter),
+    ],
+)
+def test_a_name_stands_for_one_class(register, name, base, other):
+    register(name, base)
+    assert f"{name!r} is taken by {base.__module__}.{base.__name__}" in refused(
+        register, name, type("Mine", (base,), {})
+    )
+    with pytest.raises(TypeError, match="'mine' must stand for a subclass of"):
+        register("mine", other)
+
+
+def test_export_gives_back_every_tensor_of_the_family(tmp_path):
+    source = write_target(tmp_path / "parallel", model_type="parallel")
+    exported = export_tensors(load_target(open_checkpoint(source), dtype=np.float32))
+    tensors = load_file(source / "model.safetensors")
+    assert set(exported) == set(tensors)
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(exported[name], tensor, err_msg=name)
