@@ -47,6 +47,13 @@ def slots(lengths, *, remaining, active=True, stop_tokens=()):
     return state, served
 
 
+def test_a_slot_that_does_not_go_on_is_not_active():
+    """Its last request may have been ended by the host, of which the device knows nothing."""
+    state, served = slots([4, 5, 6], remaining=9, active=[True, True, False])
+    taken = state.take(replace(served, goes_on=jnp.array([False, True, True])))
+    assert taken.active.tolist() == [False, True, False]
+
+
 def expected_block(best, sound, drafts, drafted, stops, remaining):
     """(tokens, done, failed) of one slot, token by token: row i has token best[i] if sound[i], else NaN."""
     tokens = []
@@ -85,9 +92,7 @@ def test_blocks_are_accepted_and_end_as_token_by_token():
     )
     ways = set()
     for i in range(count):
-        tokens, done, failed = expected_block(
-            best[i], sound[i], drafts[i], drafted[i], stops, remaining[i]
-        )
+        tokens, done, failed = expected_block(best[i], sound[i], drafts[i], drafted[i], stops, remaining[i])
         if not active[i]:
             tokens, done, failed = [], False, False
         number = int(emitted.num_tokens[i])
@@ -150,13 +155,10 @@ class RecordingDrafter:
         return rows.hidden[:, :1], cache
 
 
-def step(state, served, drafts, pieces):
-    """Runs one; returns the state and, as the drafter saw them, blocks of (tokens, next tokens, valid)."""
+@jax.jit
+def verify(state, served, proposal, pieces):
+    """The state, and what the drafter saw."""
     drafter = RecordingDrafter()
-    proposal = None
-    if drafts is not None:
-        drafts = jnp.asarray(drafts, jnp.int32)
-        proposal = Proposal(drafts, jnp.full(len(drafts), drafts.shape[1], jnp.int32), None)
     state, _ = verify_and_commit(
         SimpleNamespace(target=CountingTarget(), drafter=drafter),
         state,
@@ -166,10 +168,20 @@ def step(state, served, drafts, pieces):
         settings=SETTINGS,
         mode=None if proposal is None else GREEDY,
     )
+    return state, drafter.rows
+
+
+def step(state, served, drafts, pieces):
+    """Runs one; returns the state and, as the drafter saw them, blocks of (tokens, next tokens, valid)."""
+    proposal = None
+    if drafts is not None:
+        drafts = jnp.asarray(drafts, jnp.int32)
+        proposal = Proposal(drafts, jnp.full(len(drafts), drafts.shape[1], jnp.int32), None)
+    state, rows = verify(state, served, proposal, pieces)
     seen, start = [], 0
-    for block in drafter.rows.blocks:
-        rows = slice(start, start := start + block.positions.size)
-        of_block = (drafter.rows.tokens[rows], drafter.rows.next_tokens[rows])
+    for block in rows.blocks:
+        these = slice(start, start := start + block.positions.size)
+        of_block = (rows.tokens[these], rows.next_tokens[these])
         seen.append([*(x.reshape(block.shape).tolist() for x in of_block), block.valid.tolist()])
     return state, seen
 
