@@ -1,16 +1,19 @@
 """Choosing an implementation of an operation by name."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
+
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
 
 
 class UnavailableImplementationError(RuntimeError):
     """An implementation was asked for by name and cannot run here; the message says why."""
 
 
-class Op:
+class Op(Generic[_Args, _Result]):
     """An operation with one signature and several implementations.
 
     Args:
@@ -24,28 +27,29 @@ class Op:
         self,
         name: str,
         *,
-        xla: Callable,
-        triton: Callable[[], Callable] | None = None,
-        numba: Callable[[], Callable] | None = None,
+        xla: Callable[_Args, _Result],
+        triton: Callable[[], Callable[_Args, _Result]] | None = None,
+        numba: Callable[[], Callable[_Args, _Result]] | None = None,
     ):
         self.name = name
         self._xla = xla
         self._loaders = {"triton": triton, "numba": numba}
 
-    def __call__(self, *args: Any, implementation: str | None = None, **kwargs: Any) -> Any:
-        """Runs the operation.
+    def __call__(self, *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
+        """Runs the kernel that can run here, else the reference, or what the keyword `implementation` names.
 
-        `implementation` is "xla", "triton", "numba", or None: the kernel that can run here, else the
-        reference.
+        Raises: see `select`.
+        """
+        implementation: Any = kwargs.pop("implementation", None)
+        return self.select(implementation)(*args, **kwargs)
+
+    def select(self, implementation: str | None) -> Callable[_Args, _Result]:
+        """The function that "xla", "triton", "numba" or None, as in `__call__`, stands for on this machine.
 
         Raises:
           UnavailableImplementationError: the implementation named cannot run here.
           ValueError: there is no implementation of that name.
         """
-        return self.select(implementation)(*args, **kwargs)
-
-    def select(self, implementation: str | None) -> Callable:
-        """The function that `implementation` stands for on this machine."""
         if implementation is None:
             implementation = next((name for name in self._loaders if not self.why_not(name)), "xla")
         if implementation == "xla":

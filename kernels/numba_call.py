@@ -19,8 +19,11 @@ import jax
 import llvmlite.binding
 from llvmlite import ir
 from numba import carray, cfunc, njit, types
+from numba.core import extending
 from numba.core.cgutils import get_or_insert_function
-from numba.core.extending import intrinsic
+
+# Its types know nothing of the typing context, which Numba passes itself.
+intrinsic: Any = extending.intrinsic
 
 # Words of an XLA_FFI_CallFrame, and of what it points to.
 _FRAME_EXTENSION, _FRAME_API, _FRAME_CONTEXT, _FRAME_ARGUMENTS, _FRAME_RESULTS = 1, 2, 3, 9, 14
@@ -286,7 +289,7 @@ def once(make: Callable[_Args, str]) -> Callable[_Args, str]:
 
     Threads wait for one another: engines may be loaded side by side, and XLA takes no name twice.
     """
-    made = cache(make)
+    made: Any = cache(make)
 
     @wraps(make)
     def locked(*args: _Args.args, **kwargs: _Args.kwargs) -> str:

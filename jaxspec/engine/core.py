@@ -227,13 +227,16 @@ def program_sizes(
     prompts = [Size(min(pieces, whole), pieces, None) for pieces in _up_to(config.prefill_rows)]
     slots = [count for count in config.slot_sizes if count < whole]
     smaller = [Size(count, 0, mode) for mode in modes for count in slots]
+    # Rows of prompts outnumber the slots', so few sizes will do.
+    most = config.rows_beside // config.prefill_chunk
     beside = [
         Size(count, pieces, max(modes))
-        for count in (whole, *slots)
-        for pieces in _up_to(config.rows_beside // config.prefill_chunk)
+        for count in sorted({whole, *slots[len(slots) // 2 : len(slots) // 2 + 1]}, reverse=True)
+        for pieces in sorted({most, -(-most // 4)}, reverse=True)
+        if most
     ]
     first = [prompts[-1], *(Size(whole, 0, mode) for mode in modes)]
-    return first, [*smaller[:1], *prompts[:-1], *beside[-1:], *smaller[1:], *beside[:-1]]
+    return first, [*beside[:1], *smaller[:1], *reversed(prompts[:-1]), *smaller[1:], *beside[1:]]
 
 
 def _up_to(most: int) -> list[int]:

@@ -14,6 +14,7 @@ from jaxspec.config import Config, ConfigError, SourceConfig, list_configs, load
 from jaxspec.drafters.loading import Build, plan_drafter
 from jaxspec.engine.compilation_cache import enable_compilation_cache
 from jaxspec.engine.engine import Engine, parse_modes
+from jaxspec.engine.gpu_packages import check_gpu_packages
 from jaxspec.engine.prompts import Prompt, as_prompts
 from jaxspec.engine.request import Generation
 from jaxspec.models.loading import plan_target, target_config
@@ -50,6 +51,7 @@ def load(
     """
     config = resolve_config(model).replace(drafter=drafter, engine=engine)
     parse_modes(sampling_modes)
+    check_gpu_packages()
     enable_compilation_cache()
     target_source = config.target
     mesh = _mesh(config.engine.tensor_parallel)
