@@ -1,7 +1,7 @@
 """Which drafter, and how far it looks ahead."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from jaxspec.config.errors import ConfigError, at_least
 
@@ -65,3 +65,11 @@ class DrafterConfig:
     def weights_from(self) -> str:
         """See `DrafterKind`."""
         return DRAFTERS[self.kind].weights_from
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What every drafter's constructor takes."""
+        return {
+            "num_speculative_tokens": self.num_speculative_tokens,
+            "probabilistic": self.sampling == "probabilistic",
+        }

@@ -55,7 +55,7 @@ class Size:
 
     Attributes:
       slots: b, the slots that it serves.
-      pieces: G, the pieces of prompts that every step reads.
+      pieces: G, the pieces of prompts that it reads, in one step; without any it has S steps.
       mode: how the slots sample; None where none decodes.
     """
 
@@ -192,9 +192,8 @@ class Programs:
                 self._models(leaves), state, served, pieces, settings=self.settings, mode=size.mode
             )
 
-        steps = 1 if size.mode is None else self.settings.steps_per_dispatch
         served = empty_served(size.slots, self.table_width)
-        pieces = empty_pieces(steps, size.pieces, self.chunk) if size.pieces else None
+        pieces = empty_pieces(size.pieces, self.chunk) if size.pieces else None
         program.__name__ = "prompts" if size.mode is None else "decode"
         # The state comes back as it went in, so that it can be donated and passed on.
         kept = jax.tree.map(lambda array: array.sharding, self._state)
