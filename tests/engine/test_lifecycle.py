@@ -64,7 +64,7 @@ def test_a_request_says_where_it_is(engine, prompts):
 def test_a_request_runs_once(engine):
     request = engine.make_request([1, 2], SamplingParams(max_new_tokens=3))
     assert len(dict(engine.run([request]))) == 1
-    for again in (lambda: list(engine.run([request])), lambda: engine.submit([request], lambda r: print)):
+    for again in (lambda: engine.submit([request], lambda r: print), lambda: list(engine.run([request]))):
         with pytest.raises(ValueError, match=f"request {request.id} has been queued before"):
             again()
     twice = engine.make_request([1, 2], SamplingParams(max_new_tokens=3), id="mine")
