@@ -99,10 +99,12 @@ def test_an_answer_runs_to_the_models_limit_and_no_further(engine):
     assert generation.finish_reason == "length"
 
 
-def test_a_stream_shows_no_part_of_a_stop_string(engine):
+@pytest.mark.parametrize("place", [4, 6])
+def test_a_stream_shows_no_part_of_a_stop_string(engine, place):
+    """Inside a block of six tokens, and begun by one and ended by the next: the first comes by itself."""
     whole = engine.generate(PROMPT, max_new_tokens=30).text
     words = whole.split(" ")
-    stop = f"{words[4]} {words[5]}"
+    stop = f"{words[place]} {words[place + 1]}"
     pieces = list(engine.stream(PROMPT, max_new_tokens=30, stop=stop))
     assert "".join(piece.text for piece in pieces) == whole[: whole.find(stop)]
     assert [piece.generation is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]

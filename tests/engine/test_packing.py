@@ -46,22 +46,18 @@ def test_served_slots_and_places_without_work():
 def test_pieces_know_the_token_after_each_of_theirs():
     fresh = running(1, list(range(10, 16)), pages=[1])
     again = running(0, [20, 21], pages=[2], answered=[22, 23], known=24)
-    chunks = [
-        [Chunk(fresh, 0, 4, False), Chunk(fresh, 4, 2, True)],
-        [Chunk(again, 0, 4, True)],
-    ]
-    words = pack_pieces(dispatch([again, fresh], [False, False], chunks), steps=3, pieces=2, width=4)
-    first, second, third = (read_pieces(jnp.asarray(step)) for step in words)
-    assert first.place.tolist() == [1, 1]
-    assert first.tokens.tolist() == [[10, 11, 12, 13], [14, 15, 0, 0]]
-    assert first.next_tokens[0].tolist() == [11, 12, 13, 14]
-    assert first.next_tokens[1, 0] == 15
-    assert (first.start.tolist(), first.count.tolist()) == ([0, 4], [4, 2])
-    assert first.is_last.tolist() == [False, True]
-    assert (first.known.tolist(), first.remaining.tolist()) == ([-1, -1], [10, 10])
+    chunks = [Chunk(fresh, 0, 4, False), Chunk(fresh, 4, 2, True), Chunk(again, 0, 4, True)]
+    words = pack_pieces(dispatch([again, fresh], [False, False], chunks), pieces=5, width=4)
+    pieces = read_pieces(jnp.asarray(words))
+    assert pieces.place.tolist()[:3] == [1, 1, 0]
+    # Past every place, so that whatever is put there is dropped.
+    assert (np.asarray(pieces.place)[3:] > 1000).all()
+    assert pieces.tokens[:3].tolist() == [[10, 11, 12, 13], [14, 15, 0, 0], [20, 21, 22, 23]]
+    assert pieces.next_tokens[:, :3].tolist()[0] == [11, 12, 13]
+    assert [int(pieces.next_tokens[0, 3]), int(pieces.next_tokens[1, 0])] == [14, 15]
+    assert pieces.start.tolist() == [0, 4, 0, 0, 0]
+    assert pieces.count.tolist() == [4, 2, 4, 0, 0]
+    assert pieces.is_last.tolist() == [False, True, True, False, False]
+    assert pieces.known.tolist()[:3] == [-1, -1, 24]
     # Of ten, two stand before the known one.
-    assert (int(second.place[0]), int(second.known[0]), int(second.remaining[0])) == (0, 24, 8)
-    for empty in (second.place[1], *third.place):
-        assert empty > 1000
-    assert third.count.tolist() == [0, 0]
-    assert not third.is_last.any()
+    assert pieces.remaining.tolist()[:3] == [10, 10, 8]
