@@ -159,19 +159,26 @@ def check_pages(scheduler) -> None:
     pages=st.integers(11, 30),
     most_chunks=st.integers(1, 4),
     beside=st.integers(0, 2),
+    between=st.integers(1, 8),
     steps=st.integers(1, 3),
     aborted=st.sets(st.integers(0, 24)),
     lost=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_whatever_arrives_ends_with_its_tokens(sizes, pages, most_chunks, beside, steps, aborted, lost, seed):
+def test_whatever_arrives_ends_with_its_tokens(
+    sizes, pages, most_chunks, beside, between, steps, aborted, lost, seed
+):
     """However few pages there are, none is leaked, and what anybody reads belongs to its own text.
 
     Prompts are one text that a token parts somewhere, or what an earlier request read and answered.
     """
     rng = random.Random(seed)
     scheduler = make_scheduler(
-        pages=PagePool(pages, 4), most_chunks=most_chunks, chunks_beside=beside, steps=steps
+        pages=PagePool(pages, 4),
+        most_chunks=most_chunks,
+        chunks_beside=beside,
+        chunks_between=between,
+        steps=steps,
     )
     device = Device(scheduler, rng)
     requests = []
@@ -234,6 +241,29 @@ def test_a_head_that_many_share_is_read_once():
         # The fifth page is not the others', for the token after it is the first one's own.
         assert [request.cached_tokens for request in requests] == [0] + [16] * 7
         assert device.num_read - before == 22 + 7 * 6
+
+
+def test_a_turn_finds_all_that_was_read_and_answered_before_it():
+    scheduler = make_scheduler()
+    device = Device(scheduler, random.Random(3))
+    text = [0, 1, 0]
+    for found in (0, 8, 20, 28):
+        request = make_request([*text, 1, 2], 7)
+        scheduler.add(request)
+        while scheduler or device.in_flight:
+            device.round()
+        assert request.cached_tokens == found
+        text = [*request.prompt, *request.token_ids]
+
+
+def test_a_request_whose_logits_are_not_finite_leaves_nothing_that_another_would_find():
+    scheduler = make_scheduler()
+    for _ in range(2):
+        request = make_request(13, 10)
+        scheduler.add(request)
+        _, last, _ = scheduler.plan()
+        scheduler.commit(last, [[FirstToken(7, True, True)]], [])
+        assert (request.finish_reason, request.cached_tokens) == ("failed", 0)
 
 
 def test_requests_start_in_the_order_of_the_queue_and_wait_for_pages():
@@ -313,7 +343,9 @@ def test_pieces_of_one_prompt_share_a_step():
 
 def test_a_prompt_is_read_before_those_that_came_later():
     """It lies in the last slot, the first one decodes, and the one between is refilled all the time."""
-    scheduler = make_scheduler(chunks_between=1, most_chunks=1, pages=PagePool(100, 4))
+    scheduler = make_scheduler(
+        chunks_between=1, most_chunks=1, pages=PagePool(100, 4), prefix_caching=False
+    )
     device = Device(scheduler, random.Random(0))
     decoding, short, long = make_request(1, 100), make_request(1, 1), make_request(20, 4)
     scheduler.add(decoding)
