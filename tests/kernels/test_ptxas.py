@@ -97,4 +97,3 @@ def test_triton_writes_what_jaxlibs_ptxas_takes(jaxlibs, written, tmp_path, monk
     monkeypatch.setattr(triton_call.jax, "devices", lambda: [hopper])
     monkeypatch.setattr(triton_call, "find_ptxas", lambda: jaxlibs and Ptxas(tmp_path, jaxlibs))
     assert triton_call.ptx_version() == written
-
