@@ -343,9 +343,7 @@ def test_pieces_of_one_prompt_share_a_step():
 
 def test_a_prompt_is_read_before_those_that_came_later():
     """It lies in the last slot, the first one decodes, and the one between is refilled all the time."""
-    scheduler = make_scheduler(
-        chunks_between=1, most_chunks=1, pages=PagePool(100, 4), prefix_caching=False
-    )
+    scheduler = make_scheduler(chunks_between=1, most_chunks=1, pages=PagePool(100, 4), prefix_caching=False)
     device = Device(scheduler, random.Random(0))
     decoding, short, long = make_request(1, 100), make_request(1, 1), make_request(20, 4)
     scheduler.add(decoding)
