@@ -1,10 +1,10 @@
 """One prompt on the command line: `jaxspec "Why is the sky blue?"`, or `python -m jaxspec`.
 
-The answer streams to stdout; progress, statistics and errors go to stderr.
+The answer streams to stdout; progress, statistics and errors go to stderr. Exit status: 0; 1 where the
+engine could not finish the answer; 2 for bad input, or where stdout cannot be written; 130 after Ctrl-C.
 """
 
 import argparse
-import os
 import sys
 import time
 
@@ -17,9 +17,10 @@ from jaxspec.command_line import (
     drafter_options,
     report,
     sampling_params,
+    write,
 )
 from jaxspec.config import ConfigError, list_configs
-from jaxspec.engine import Generation
+from jaxspec.engine import EngineError, Generation
 from jaxspec.engine.load import DEFAULT_MODEL, load, resolve_config
 from jaxspec.sampling import required_mode
 
@@ -33,26 +34,23 @@ def main(arguments: list[str] | None = None) -> int:
         help=f"a configuration ({', '.join(list_configs())}), a TOML file, a checkpoint folder, a .gguf file "
         "or a Hugging Face Hub id; default: %(default)s",
     )
-    add_sampling_options(parser, seed=None)
+    add_sampling_options(parser)
     add_speculation_options(parser)
     args = parser.parse_args(arguments)
     try:
-        _answer(args)
-    except (ConfigError, CheckpointError, CommandError) as error:
+        return _answer(args)
+    except (ConfigError, CheckpointError, CommandError, EngineError) as error:
         return report(error)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader of the pipe has gone; Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    return 0
 
 
-def _answer(args: argparse.Namespace) -> None:
+def _answer(args: argparse.Namespace) -> int:
     if not args.prompt:
         raise CommandError("the prompt is empty")
+    if any("\ud800" <= character <= "\udfff" for character in args.prompt):
+        raise CommandError("the prompt is not valid Unicode")
     params = sampling_params(args)
     engine = load(
         args.model,
@@ -66,17 +64,23 @@ def _answer(args: argparse.Namespace) -> None:
         raise CommandError(error) from None
     start = time.perf_counter()
     for delta in deltas:
-        print(delta.text, end="", flush=True)
-    print(flush=True)
+        write(delta.text)
+    write("\n")
     assert delta.generation is not None  # the last piece carries it
-    print(_summary(delta.generation, time.perf_counter() - start), file=sys.stderr)
+    generation = delta.generation
+    seed = f"; seed {generation.seed}" if params.temperature else ""
+    print(f"[{_summary(generation, time.perf_counter() - start)}{seed}]", file=sys.stderr)
+    if generation.error is None:
+        return 0
+    report(f"{generation.finish_reason}: {generation.error}")
+    return 1
 
 
 def _summary(generation: Generation, seconds: float) -> str:
     count, stats = len(generation.token_ids), generation.stats
     return (
-        f"[{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s; "
-        f"{stats.steps} target passes, acceptance length {stats.acceptance_length:.2f}]"
+        f"{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s; "
+        f"{stats.steps} target passes, acceptance length {stats.acceptance_length:.2f}"
     )
 
 

@@ -1,6 +1,7 @@
-"""Options that the command lines share; what is wrong with them fits one line."""
+"""What the command lines share: options, and output whose faults fit one line."""
 
 import argparse
+import os
 import runpy
 import sys
 from typing import Any, NoReturn
@@ -38,13 +39,41 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} (see --help)\n")
 
+    def print_help(self, file: Any = None) -> None:
+        """Writes the help to stdout, or exits with 2 where that cannot be."""
+        try:
+            write(self.format_help())
+        except CommandError as error:
+            self.exit(report(error))
 
-def add_sampling_options(parser: argparse.ArgumentParser, *, seed: int | None) -> None:
-    """Adds the fields of `SamplingParams`, and --raw.
 
-    Args:
-      seed: default of --seed; None draws one.
+def write(text: str) -> None:
+    """Writes to stdout, at once. What its encoding lacks is escaped, which is said once on stderr.
+
+    Raises:
+      CommandError: stdout is closed, full, or a pipe that nobody reads any more.
     """
+    if sys.stdout is None:
+        raise CommandError("cannot write to stdout: it is closed")
+    try:
+        try:
+            print(text, end="", flush=True)
+        except UnicodeEncodeError as error:
+            print(
+                f"note: what stdout's {error.encoding} lacks is escaped; PYTHONIOENCODING=utf-8 writes it",
+                file=sys.stderr,
+            )
+            sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+            print(text, end="", flush=True)
+    except OSError as error:
+        # Python would complain once more when it flushes at exit.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        raise CommandError(f"cannot write to stdout: {error.strerror}") from None
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the fields of `SamplingParams`, and --raw."""
     default = SamplingParams()
     group = parser.add_argument_group("sampling")
     group.add_argument(
@@ -60,13 +89,7 @@ def add_sampling_options(parser: argparse.ArgumentParser, *, seed: int | None) -
     group.add_argument("--top-p", type=float, default=default.top_p, metavar="P", help="default: 1, all")
     group.add_argument("--top-k", type=int, default=default.top_k, metavar="K", help="default: 0, all")
     group.add_argument("--min-p", type=float, default=default.min_p, metavar="P", help="default: 0, all")
-    group.add_argument(
-        "--seed",
-        type=int,
-        default=seed,
-        metavar="N",
-        help=f"default: {'a new one' if seed is None else seed}",
-    )
+    group.add_argument("--seed", type=int, metavar="N", help="default: a new one, which is reported")
     group.add_argument(
         "--stop",
         action="append",

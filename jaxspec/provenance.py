@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-_PACKAGES = ("jaxspec", "jax", "jaxlib", "flax", "numpy", "jax-triton")
+_PACKAGES = ("jaxspec", "jax", "jaxlib", "flax", "numpy", "jax-triton", "triton")
 
 
 def provenance(command: str, folder: Path) -> dict[str, Any]:

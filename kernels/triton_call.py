@@ -1,14 +1,18 @@
-"""Calling a Triton kernel from JAX, with jax-triton 0.3 or 0.4."""
+"""Calling a Triton kernel from JAX."""
 
-import inspect
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import jax
 import jax_triton
+from jax.interpreters import partial_eval
+from jax_triton.triton_lib import triton_kernel_call_p
+from jaxspec_kernels.ptxas import find_ptxas
+from triton.backends.nvidia.compiler import get_ptxas, ptx_get_version
 
-# 0.4 renamed `out_shape`, and takes buffers that a kernel writes in place as references.
-_TAKES_REFERENCES = "out_type" in inspect.signature(jax_triton.triton_call).parameters
+# That of jax-triton 0.4.1 cannot be called by jax 0.12; jax's own drops calls whose results nobody reads.
+partial_eval.dce_rules.pop(triton_kernel_call_p, None)
 
 
 def triton_call(
@@ -25,9 +29,8 @@ def triton_call(
     """Launches `kernel` once.
 
     Args:
-      kernel: a `triton.jit` function. Its parameters are a pointer per input, an unused one per buffer
-        updated in place (0.3 passes the output that aliases the buffer there), a pointer per output, and
-        the constants.
+      kernel: a `triton.jit` function. Its parameters are a pointer per input, a pointer per output, and the
+        constants.
       inputs: arrays.
       outputs: shapes and dtypes of new arrays; what the kernel leaves out of them is undefined.
       in_place: how many of the inputs, from the first on, the kernel updates.
@@ -38,17 +41,27 @@ def triton_call(
     Returns:
       The updated inputs, then the outputs.
     """
-    static = {"kernel": kernel, "grid": grid, "num_warps": num_warps, "num_stages": num_stages, **constants}
-    if not _TAKES_REFERENCES:
-        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs[:in_place]]
-        aliases = {i: i for i in range(in_place)}
-        results = jax_triton.triton_call(
-            *inputs, out_shape=[*shapes, *outputs], input_output_aliases=aliases, **static
-        )
-        return list(results)
     references = [jax.new_ref(x) for x in inputs[:in_place]]
-    unused = [0] * in_place
+    # Triton 3.10 will fuse products and sums only where asked to.
+    options = {"enable_fp_fusion": True, "ptx_version": ptx_version()}
     created = jax_triton.triton_call(
-        *references, *inputs[in_place:], *unused, out_type=list(outputs), **static
+        *references,
+        *inputs[in_place:],
+        kernel=kernel,
+        out_type=list(outputs),
+        grid=grid,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        backend_options=options,
+        **constants,
     )
     return [*(jax.freeze(reference) for reference in references), *created]
+
+
+@cache
+def ptx_version() -> int:
+    """The newest PTX that Triton writes and jaxlib's `ptxas` takes, 90 for 9.0."""
+    capability = jax.devices()[0].compute_capability
+    own = ptx_get_version(get_ptxas(int(capability.replace(".", ""))).version)
+    found = find_ptxas()
+    return own if found is None else min(own, found.ptx_version)

@@ -105,7 +105,7 @@ def read_prompts(path: Path) -> list:
     prompts: list = []
     for row in read_rows(path):
         if isinstance(row, RowError):
-            raise ValueError(f"{path} {row}")
+            raise ValueError(str(row))
         prompts.append(row.turns[0] if row.turns else row.prompt)
     return prompts
 

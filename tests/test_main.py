@@ -1,12 +1,18 @@
 """`python -m jaxspec` on the tiny model."""
 
+import io
+import os
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
+from tiny_engines import assert_idle
 
 from jaxspec import __main__ as command
+from jaxspec.command_line import Parser, write
 
 
 @pytest.fixture
@@ -45,6 +51,32 @@ def test_sampling_options_reach_the_request(run, tiny_engine, capsys):
     assert capsys.readouterr().out == expected.text + "\n"
 
 
+def test_a_seed_that_was_drawn_is_told_and_gives_the_same_answer(run, capsys):
+    sampled = ["w6 w7", "--max-new-tokens", "9", "--temperature", "1"]
+    printed = []
+    for _ in range(2):
+        assert run(*sampled) == 0
+        printed.append(capsys.readouterr())
+    first, second = (re.search(r"; seed (\d+)\]\n$", out.err)[1] for out in printed)
+    assert first != second
+    assert run(*sampled, "--seed", second) == 0
+    assert capsys.readouterr().out == printed[1].out
+
+
+def test_an_answer_that_failed_is_no_success(run, tiny_engine, monkeypatch, capsys):
+    def stream(*arguments, **options):
+        for delta in whole(*arguments, **options):
+            if delta.generation is not None:
+                failed = replace(delta.generation, finish_reason="failed", error="its logits are NaN")
+                delta = replace(delta, generation=failed)
+            yield delta
+
+    whole = tiny_engine.stream
+    monkeypatch.setattr(tiny_engine, "stream", stream)
+    assert run("w6") == 1
+    assert capsys.readouterr().err.endswith("error: failed: its logits are NaN\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -53,6 +85,7 @@ def test_sampling_options_reach_the_request(run, tiny_engine, capsys):
         (["w6", "--top-k", "many"], "argument --top-k: invalid int value: 'many' (see --help)"),
         (["w6", "--num-speculative-tokens", "2", "--no-speculation"], "not allowed with argument"),
         (["w6 " * 200], "leaves no room to answer"),
+        (["w6 \udcff"], "the prompt is not valid Unicode"),
         ([], "the following arguments are required: prompt"),
     ],
 )
@@ -73,7 +106,7 @@ def test_an_unknown_model_is_one_line(capsys):
     assert capsys.readouterr().err.startswith("error: 'nothing' is no configuration")
 
 
-def test_interrupting_is_no_traceback(run, monkeypatch, capsys):
+def test_interrupting_while_it_loads_is_no_traceback(run, monkeypatch, capsys):
     def interrupted(model, **options):
         raise KeyboardInterrupt
 
@@ -82,18 +115,83 @@ def test_interrupting_is_no_traceback(run, monkeypatch, capsys):
     assert capsys.readouterr().err == "\ninterrupted\n"
 
 
-def test_a_reader_that_goes_away_is_no_traceback(tiny_config):
-    """A process of its own: the end of a pipe cannot be had otherwise."""
-    script = (
-        "import sys; from jaxspec import __main__ as command; "
-        "command._answer = lambda args: [print(i, flush=True) for i in range(100_000)]; "
-        "sys.exit(command.main(['w6']))"
-    )
+def test_interrupting_an_answer_is_no_traceback_and_frees_its_slot(run, tiny_engine, monkeypatch, capsys):
+    written = []
+
+    def interrupted(text):
+        written.append(text)
+        if len(written) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "write", interrupted)
+    assert run("w6 w7", "--max-new-tokens", "60", "--ignore-eos") == 130
+    assert len(written) == 3
+    assert capsys.readouterr().err == "\ninterrupted\n"
+    assert_idle(tiny_engine)
+
+
+@pytest.fixture
+def stdout_to(monkeypatch):
+    """Puts a file, given as its path or descriptor, in the place of stdout."""
+    with ExitStack() as files:
+        yield lambda path: monkeypatch.setattr(sys, "stdout", files.enter_context(open(path, "w")))
+        monkeypatch.undo()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's full device")
+def test_a_full_stdout_is_one_line(run, tiny_engine, stdout_to, capsys):
+    stdout_to("/dev/full")
+    assert run("w6 w7", "--max-new-tokens", "60", "--ignore-eos") == 2
+    assert capsys.readouterr().err == "error: cannot write to stdout: No space left on device\n"
+    assert_idle(tiny_engine)
+
+
+def test_a_pipe_without_a_reader_is_one_line(run, stdout_to, capsys):
+    reading, writing = os.pipe()
+    os.close(reading)
+    stdout_to(writing)
+    assert run("w6 w7") == 2
+    assert capsys.readouterr().err == "error: cannot write to stdout: Broken pipe\n"
+
+
+def test_a_closed_stdout_is_one_line(run, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert run("w6 w7") == 2
+    assert capsys.readouterr().err == "error: cannot write to stdout: it is closed\n"
+
+
+def test_what_the_encoding_of_stdout_lacks_is_escaped_and_said_once(monkeypatch, capsys):
+    ascii_file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", ascii_file)
+    for text in ("caf", "é ", "→", "\n"):
+        write(text)
+    assert ascii_file.buffer.getvalue() == b"caf\\xe9 \\u2192\n"
+    error = capsys.readouterr().err
+    assert error == "note: what stdout's ascii lacks is escaped; PYTHONIOENCODING=utf-8 writes it\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's full device")
+def test_help_to_a_full_stdout_is_one_line(stdout_to, capsys):
+    stdout_to("/dev/full")
+    with pytest.raises(SystemExit) as exit_:
+        Parser().parse_args(["--help"])
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err == "error: cannot write to stdout: No space left on device\n"
+
+
+def test_a_reader_that_goes_away_is_one_line_of_the_process(tiny_config):
+    """Nothing more comes when Python flushes at exit, and the answer is the model's."""
+    options = ["--model", str(tiny_config), "--max-new-tokens", "120", "--ignore-eos"]
     process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "jaxspec", "w6 w7", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
     )
-    assert process.stdout.readline() == "0\n"
-    process.stdout.close()
-    assert process.stderr.read() == ""
-    process.stderr.close()
-    assert process.wait() == 1
+    with process:
+        assert process.stdout.read(2)
+        process.stdout.close()
+        *_, last = process.stderr.read().replace("\r", "\n").splitlines()
+    assert last == "error: cannot write to stdout: Broken pipe"
+    assert process.returncode == 2

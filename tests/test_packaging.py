@@ -3,26 +3,23 @@
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
 
 
-def folder_of(package):
-    """Where a package's files are: by the longest entry of package-dir that it falls under."""
-    parts = package.split(".")
-    for length in range(len(parts), 0, -1):
-        folder = SETUPTOOLS["package-dir"].get(".".join(parts[:length]))
-        if folder is not None:
-            return ROOT.joinpath(folder, *parts[length:])
-    raise AssertionError(f"no package-dir for {package}")
+def test_folders_lie_where_packages_are_looked_for():
+    assert SETUPTOOLS["packages"]["find"]["where"] == [".", "src"]
+    assert (ROOT / "src" / "jaxspec_kernels").samefile(ROOT / "kernels")
+    assert (ROOT / "jaxspec" / "configs").samefile(ROOT / "configs")
 
 
-def test_every_folder_of_code_is_a_package_and_every_package_a_folder():
-    packages = {folder_of(package) for package in SETUPTOOLS["packages"]}
-    code = {path.parent for folder in ("jaxspec", "kernels") for path in (ROOT / folder).rglob("*.py")}
-    assert {path.relative_to(ROOT) for path in packages - {ROOT / "configs"}} == {
-        path.relative_to(ROOT) for path in code
-    }
+@pytest.mark.parametrize("folder", ["jaxspec", "kernels", "configs"])
+def test_every_folder_of_code_is_a_package(folder):
+    code = {path.parent for path in (ROOT / folder).rglob("*.py")}
+    assert code
+    assert [path for path in code if not (path / "__init__.py").exists()] == []
 
 
 def test_every_configuration_is_installed():

@@ -1,21 +1,36 @@
-"""Rows of the input file."""
+"""Rows of the input."""
 
+import errno
 import json
-from collections.abc import Iterator
+import os
+from bisect import bisect
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from jaxspec.batch.ids import IdTable, RowId, hash_json
 from jaxspec.checkpoints.chat_template import check_messages
 
-RowId = str | int
+STDIN = "-"
+"""The input that stands for standard input."""
+
+MAX_LINE = 16 * 2**20
+"""Bytes of the longest line that is read."""
+
+
+class InputError(ValueError):
+    """An input that cannot be read; the message names it."""
 
 
 class RowError(ValueError):
-    """A row that cannot be answered; the message begins with its line."""
+    """A row that has no answer; the message is one line and begins with the row's place."""
 
-    def __init__(self, line: int, problem: object):
-        super().__init__(f"line {line}: {problem}")
+    def __init__(self, place: str, problem: object):
+        text = " ".join(str(problem).splitlines())
+        super().__init__(f"{place}: {text if len(text) <= 300 else text[:300] + '…'}")
 
 
 @dataclass(frozen=True)
@@ -23,50 +38,139 @@ class Row:
     """One conversation to answer.
 
     Attributes:
-      number: its line in the file, counted from 0.
-      id: the row's own, or `number`.
+      place: where it stands, for messages: "in.jsonl line 3".
+      id: the row's own, or the number of its line, counted from 0 through all files.
       prompt: what the first request reads: text, token ids or messages; None where there are turns.
       turns: the user's turns, each answered before the next is asked.
     """
 
-    number: int
+    place: str
     id: RowId
-    prompt: str | list[int] | list[dict[str, str]] | None
+    prompt: str | list[int] | list[dict[str, Any]] | None
     turns: tuple[str, ...] = ()
 
-    @property
-    def line(self) -> int:
-        """Its line, counted from 1 as editors do."""
-        return self.number + 1
+    @cached_property
+    def digest(self) -> str:
+        """A hash of what is asked, 16 hexadecimal digits; the id does not count."""
+        return hash_json([self.prompt, self.turns], 8).hex()
 
 
-def read_rows(path: Path) -> Iterator[Row | RowError]:
-    """Rows of a JSONL file as they are read; a bad one comes as its error, and the rest still follow.
+def read_rows(*sources: str | Path) -> Iterator[Row | RowError]:
+    """Rows of JSONL files as they are read; a bad one comes as its error, and the rest still follow.
 
     A row is an object with one of "prompt" (text or token ids), "messages" (a list of {"role",
     "content"}) and "turns" (a list of user turns), and perhaps "id" (text or a whole number, no two the
-    same). Other keys are let be, blank lines are passed over.
+    same). Other keys are let be, blank lines are passed over. Every source is read once, from its
+    beginning to its end, and nothing of it is kept but a hash of every id.
+
+    Args:
+      sources: paths, of pipes too, or "-" for standard input; read one after the other, as one input.
 
     Raises:
-      OSError: the file cannot be read.
+      InputError: a source cannot be read; at once if that can be seen without opening it.
     """
-    lines: dict[RowId, int] = {}
-    with path.open("rb") as file:
-        for number, line in enumerate(file):
-            if not line.strip():
-                continue
-            try:
-                row = _parse(number, line)
-                if row.id in lines:
-                    raise ValueError(f"id {row.id!r} is taken by line {lines[row.id]}")
-            except (ValueError, RecursionError) as error:
-                yield RowError(number + 1, error)
-            else:
-                lines[row.id] = row.line
-                yield row
+    for source in sources:
+        _check_readable(source)
+    return _read(sources)
 
 
-def _parse(number: int, line: bytes) -> Row:
+def _read(sources: Sequence[str | Path]) -> Iterator[Row | RowError]:
+    places = _Places()
+    taken = IdTable()
+    for source in sources:
+        places.begin(source)
+        with closing(_lines(source)) as lines:
+            for line in lines:
+                number = places.count()
+                if line is not None and not line.strip():
+                    continue
+                try:
+                    row = _parse(places.of(number), number, line)
+                    first = taken.add(row.id, number)
+                    if first is not None:
+                        raise ValueError(f"id {row.id!r} is taken by {places.of(first)}")
+                except (ValueError, RecursionError) as error:
+                    yield RowError(places.of(number), error)
+                else:
+                    yield row
+
+
+def count_rows(*sources: str | Path) -> int | None:
+    """Lines that are not blank; None where a source is no plain file, which can be read only once.
+
+    Raises:
+      InputError: a source cannot be read.
+    """
+    # Where /dev/fd/3 is a plain file, some systems read on from where it was left.
+    plain = (os.path.isfile(source) and not str(source).startswith("/dev/") for source in sources)
+    if STDIN in sources or not all(plain):
+        return None
+    return sum(1 for source in sources for line in _lines(source) if line is None or line.strip())
+
+
+class _Places:
+    """Which line of which file a line of the whole input is."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._first: list[int] = []
+        self._lines = 0
+
+    def begin(self, source: str | Path) -> None:
+        self._names.append(_name(source))
+        self._first.append(self._lines)
+
+    def count(self) -> int:
+        """The number of the next line, from 0."""
+        self._lines += 1
+        return self._lines - 1
+
+    def of(self, number: int) -> str:
+        file = bisect(self._first, number) - 1
+        return f"{self._names[file]} line {number - self._first[file] + 1}"
+
+
+def _lines(source: str | Path) -> Generator[bytes | None, None, None]:
+    """Lines of a file; None for one that is longer than `MAX_LINE`."""
+    try:
+        with _open(source) as file:
+            while line := file.readline(MAX_LINE + 1):
+                if len(line) <= MAX_LINE:
+                    yield line
+                    continue
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(MAX_LINE)
+                yield None
+    except OSError as error:
+        raise InputError(f"cannot read {_name(source)}: {error.strerror}") from None
+
+
+def _check_readable(source: str | Path) -> None:
+    """Opens nothing: a named pipe can be opened but once."""
+    if source == STDIN:
+        return
+    if not os.path.exists(source):
+        problem = errno.ENOENT
+    elif os.path.isdir(source):
+        problem = errno.EISDIR
+    elif not os.access(source, os.R_OK):
+        problem = errno.EACCES
+    else:
+        return
+    raise InputError(f"cannot read {source}: {os.strerror(problem)}")
+
+
+def _name(source: str | Path) -> str:
+    return "stdin" if source == STDIN else str(source)
+
+
+def _open(source: str | Path) -> BinaryIO:
+    return open(0, "rb", closefd=False) if source == STDIN else open(source, "rb")
+
+
+def _parse(place: str, number: int, line: bytes | None) -> Row:
+    if line is None:
+        raise ValueError(f"longer than {MAX_LINE} bytes")
     try:
         values = json.loads(line.decode("utf-8-sig").strip())
     except UnicodeDecodeError as error:
@@ -81,12 +185,19 @@ def _parse(number: int, line: bytes) -> Row:
         found = " and ".join(kinds) or "none"
         raise ValueError(f"must have one of prompt, messages and turns, got {found}")
     row_id = _check_id(values.get("id", number))
-    if kinds == ["turns"]:
-        return Row(number, row_id, None, _check_turns(values["turns"]))
-    if kinds == ["messages"]:
-        check_messages(values["messages"])
-        return Row(number, row_id, values["messages"])
-    return Row(number, row_id, _check_prompt(values["prompt"]))
+    (kind,) = kinds
+    value = values[kind]
+    if kind == "turns":
+        row = Row(place, row_id, None, _check_turns(value))
+    elif kind == "messages":
+        check_messages(value)
+        row = Row(place, row_id, value)
+    else:
+        row = Row(place, row_id, _check_prompt(value))
+    if b"\\u" in line and not _is_unicode(json.dumps(value, ensure_ascii=False)):
+        raise ValueError(f"{kind} is not valid Unicode")
+    _ = row.digest  # what is nested too deeply for it is found here
+    return row
 
 
 def _check_id(value: Any) -> RowId:

@@ -1,15 +1,30 @@
 """Rows through an engine."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+import secrets
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
 from typing import Any
 
+from jaxspec.batch.ids import RowId, hash_json
+from jaxspec.batch.read_ahead import ReadAhead
 from jaxspec.batch.rows import Row, RowError
-from jaxspec.engine import AcceptanceStats, Engine, Generation
-from jaxspec.engine.request import Request
+from jaxspec.engine import AcceptanceStats, Engine, Generation, Request
 from jaxspec.sampling import SamplingParams
+
+LOOK_AHEAD = 16
+"""In the order of the input, rows are asked up to so many times `Engine.max_pending` past the first
+unanswered one."""
+
+
+def row_seed(seed: int, row_id: RowId, turn: int) -> int:
+    """The seed of one request: a hash of the run's seed, the row's id and the turn, counted from 0.
+
+    No two requests share draws, not even those of a run with the next seed, and a row gets the same
+    answer whichever others there are.
+    """
+    return int.from_bytes(hash_json([seed, row_id, turn], 8), "little")
 
 
 @dataclass(frozen=True)
@@ -26,108 +41,160 @@ class Answer:
 
     def as_dict(self) -> dict[str, Any]:
         """The output row: the last turn's answer; for a row with turns every turn's too, under "turns"."""
-        record = {"id": self.row.id, **_record(self.generations[-1]), "stats": self.stats.as_dict()}
+        turns = [_record(generation) for generation in self.generations]
+        record = {"id": self.row.id, "input_digest": self.row.digest, **turns[-1]}
+        record["stats"] = self.stats.as_dict()
         if self.row.turns:
-            record["turns"] = [_record(generation) for generation in self.generations]
+            record["turns"] = turns
         return record
 
 
-class BatchRun:
-    """Rows on their way through an engine, read only as slots come free.
+@dataclass(frozen=True)
+class _Asked:
+    """A row on its way: its place among the rows of the run, and the answers to its turns so far."""
 
-    Row `number` is sampled with the seed `params.seed + number`: no two rows share draws, and a row gives
-    the same answer whichever others are left to do.
+    place: int
+    row: Row
+    generations: list[Generation]
+
+
+class BatchRun:
+    """Rows on their way through an engine, read a few ahead of the free slots.
 
     Attributes:
-      num_tokens: generated so far, unfinished answers included.
-      num_prompt_tokens: of the requests so far; a turn reads the turns before it again.
-      stats: what became of the drafts so far.
+      seed: of the run.
+      num_tokens: of the finished generations so far.
+      num_prompt_tokens: of their prompts; a turn reads the turns before it again.
+      stats: what became of their drafts.
     """
 
-    def __init__(self, engine: Engine, rows: Iterable[Row], params: SamplingParams, *, raw: bool = False):
-        """Prepares a run; iterating it does the work.
+    def __init__(
+        self,
+        engine: Engine,
+        rows: Iterable[Row | RowError],
+        params: SamplingParams,
+        *,
+        raw: bool = False,
+        keep_order: bool = False,
+    ):
+        """Prepares a run; iterating it, once, does the work.
 
         Args:
-          params: of every row, apart from the seed, which counts up from this one (None is 0).
+          rows: read in a thread of their own, so that running requests never wait for a slow input.
+          params: of every row, apart from the seed, which is the run's (None draws one): see `row_seed`.
           raw: pass prompts that are text without the chat template.
+          keep_order: yield in the order of the rows. An answer waits for those before it, and where one
+            row takes as long as `LOOK_AHEAD` times `Engine.max_pending` others, slots wait too.
         """
         self._engine = engine
-        self._rows = iter(rows)
+        self._rows = rows
+        self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self._params = params
         self._raw = raw
-        self._running: dict[Request, Answer] = {}
-        self._ended: SimpleQueue[Request] = SimpleQueue()
-        self._ended_tokens = 0
-        self._ended_stats = AcceptanceStats()
+        self._keep_order = keep_order
+        self._next_turns: deque[_Asked] = deque()
+        self._asked: dict[int, _Asked] = {}
+        self._num_asked = 0
+        self._done: dict[int, Answer | RowError] = {}
+        self._num_read = 0
+        self._num_yielded = 0
+        self.num_tokens = 0
         self.num_prompt_tokens = 0
+        self.stats = AcceptanceStats()
 
-    def __iter__(self) -> Iterator[list[Answer | RowError]]:
-        """Yields rows as they end, and nothing now and then, so that progress can be shown.
+    def __iter__(self) -> Generator[Answer | RowError, None, None]:
+        """Runs the engine; yields rows as they end, or in their order.
 
-        A row that cannot be asked (its prompt is too long, say) comes as its error. Closing the iterator
-        drops the unfinished rows.
+        A row without an answer comes as its error: one that was malformed, that cannot be asked (its
+        prompt is too long, say), or that the engine could not finish. Closing the iterator drops the
+        unfinished rows.
+
+        Raises:
+          whatever reading the rows raises.
         """
-        try:
-            while True:
-                done: list[Answer | RowError] = []
-                while len(self._running) < self._engine.max_pending:
-                    row = next(self._rows, None)
-                    if row is None:
-                        break
-                    done += self._ask(Answer(row, []))
-                if self._running:
-                    with suppress(Empty):
-                        done += self._take(self._ended.get(timeout=0.2))
-                elif not done:
-                    return
-                yield done
-        finally:
-            self._engine.abort(*self._running)
+        with closing(ReadAhead(self._rows, self._engine.max_pending)) as self._source:
+            while self._next_turns or not self._source.is_done:
+                self._asked, self._num_asked = {}, 0
+                with closing(self._generations()) as generations:
+                    for index, generation in generations:
+                        self._take(self._asked.pop(index), generation)
+                        yield from self._ended()
+                yield from self._ended()
 
-    @property
-    def num_tokens(self) -> int:
-        return self._ended_tokens + sum(len(request.token_ids) for request in self._running)
+    def _generations(self) -> Generator[tuple[int, Generation], None, None]:
+        """One `Engine.run`, which closing ends at once."""
+        yield from self._engine.run(_Requests(self))
 
-    @property
-    def stats(self) -> AcceptanceStats:
-        return _total([self._ended_stats, *(request.stats for request in self._running)])
+    def _ended(self) -> Iterator[Answer | RowError]:
+        """What may be yielded by now."""
+        while self._done:
+            place = self._num_yielded if self._keep_order else next(iter(self._done))
+            if place not in self._done:
+                return
+            self._num_yielded += 1
+            yield self._done.pop(place)
 
-    def _take(self, request: Request) -> list[Answer | RowError]:
-        """Moves a finished request into its row's answer; goes on with the row's next turn, if any."""
-        answer = self._running.pop(request)
-        generation = request.generation()
-        self._ended_tokens += len(generation.token_ids)
-        self._ended_stats.add(generation.stats)
-        answer = Answer(answer.row, [*answer.generations, generation])
-        if len(answer.generations) >= len(answer.row.turns):
-            return [answer]
-        return self._ask(answer)
+    def _take(self, asked: _Asked, generation: Generation) -> None:
+        """Moves a finished generation into its row; the row ends, or has its next turn to ask."""
+        self.num_tokens += len(generation.token_ids)
+        self.num_prompt_tokens += len(generation.prompt_token_ids)
+        self.stats.add(generation.stats)
+        asked = replace(asked, generations=[*asked.generations, generation])
+        if generation.finish_reason not in ("stop", "length"):
+            self._fail(asked, len(asked.generations), f"{generation.finish_reason}: {generation.error}")
+        elif len(asked.generations) < len(asked.row.turns):
+            self._next_turns.append(asked)
+        else:
+            self._done[asked.place] = Answer(asked.row, asked.generations)
 
-    def _ask(self, answer: Answer) -> list[Answer | RowError]:
-        """Queues the next request of a row; returns the error that stands in the way, if any."""
-        row = answer.row
-        seed = ((self._params.seed or 0) + row.number) % 2**64
-        try:
-            request = self._engine.make_request(
-                _next_prompt(answer), replace(self._params, seed=seed), raw=self._raw
-            )
-        except ValueError as error:
-            turn = f"turn {len(answer.generations) + 1}: " if row.turns else ""
-            return [RowError(row.line, f"{turn}{error}")]
-        self._running[request] = answer
-        self._engine.submit([request], lambda request: lambda delta: self._ended.put(request))
-        self.num_prompt_tokens += len(request.prompt)
-        return []
+    def _next_request(self) -> Request | None:
+        """The next request, or None where there is none now."""
+        while True:
+            asked = self._next_turns.popleft() if self._next_turns else self._read()
+            if asked is None:
+                return None
+            try:
+                request = self._request(asked)
+            except (ValueError, RecursionError) as error:
+                self._fail(asked, len(asked.generations) + 1, error)
+                continue
+            self._asked[self._num_asked] = asked
+            self._num_asked += 1
+            return request
+
+    def _read(self) -> _Asked | None:
+        """The next row, or None where there is none now; it waits only where nothing else is to be done."""
+        while self._num_read - self._num_yielded < LOOK_AHEAD * self._engine.max_pending:
+            row = self._source.take(wait=not self._asked and not self._done)
+            if row is None:
+                return None
+            self._num_read += 1
+            if isinstance(row, Row):
+                return _Asked(self._num_read - 1, row, [])
+            self._done[self._num_read - 1] = row
+        return None
+
+    def _request(self, asked: _Asked) -> Request:
+        seed = row_seed(self.seed, asked.row.id, len(asked.generations))
+        return self._engine.make_request(_prompt(asked), replace(self._params, seed=seed), raw=self._raw)
+
+    def _fail(self, asked: _Asked, turn: int, problem: object) -> None:
+        said = f"turn {turn}: {problem}" if asked.row.turns else problem
+        self._done[asked.place] = RowError(asked.row.place, said)
 
 
-def _next_prompt(answer: Answer) -> Any:
-    row = answer.row
-    if row.prompt is not None:
-        return row.prompt
-    messages = []
-    for turn, generation in zip(row.turns, answer.generations, strict=False):
-        messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": generation.text}]
-    return [*messages, {"role": "user", "content": row.turns[len(answer.generations)]}]
+class _Requests(Iterator[Request]):
+    """What an engine runs. `Engine.run` asks again after the end, whenever a slot is free: an answer may
+    have brought a next turn by then, or the input a row."""
+
+    def __init__(self, run: BatchRun):
+        self._run = run
+
+    def __next__(self) -> Request:
+        request = self._run._next_request()
+        if request is None:
+            raise StopIteration
+        return request
 
 
 def _record(generation: Generation) -> dict[str, Any]:
@@ -136,12 +203,24 @@ def _record(generation: Generation) -> dict[str, Any]:
         "token_ids": generation.token_ids,
         "prompt_tokens": len(generation.prompt_token_ids),
         "finish_reason": generation.finish_reason,
+        "seed": generation.seed,
         "stats": generation.stats.as_dict(),
     }
 
 
 def _total(parts: Iterable[AcceptanceStats]) -> AcceptanceStats:
+    """The sum of several statistics."""
     total = AcceptanceStats()
     for part in parts:
         total.add(part)
     return total
+
+
+def _prompt(asked: _Asked) -> Any:
+    row = asked.row
+    if row.prompt is not None:
+        return row.prompt
+    messages = []
+    for turn, generation in zip(row.turns, asked.generations, strict=False):
+        messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": generation.text}]
+    return [*messages, {"role": "user", "content": row.turns[len(asked.generations)]}]

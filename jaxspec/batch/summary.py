@@ -1,9 +1,12 @@
 """What a batch run came to."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxspec.engine import AcceptanceStats
+
+MAX_FAILURES = 100
+"""Failures that a summary names; all are counted."""
 
 
 @dataclass(frozen=True)
@@ -11,9 +14,11 @@ class Summary:
     """Counts and speed of one run.
 
     Attributes:
-      rows: answered in this run.
-      rows_failed: reported and left out.
-      rows_skipped: answered by an earlier run.
+      rows: that the input had; each was answered, skipped or failed.
+      answered: rows with an answer of this run in the output.
+      skipped: rows with an answer of an earlier run there.
+      failures: what was wrong with failed rows, of the first `MAX_FAILURES`.
+      seed: of the run, drawn or given.
       prompt_tokens: read by the model; a turn reads the turns before it again.
       tokens: generated.
       load_seconds: loading and compiling.
@@ -22,13 +27,20 @@ class Summary:
     """
 
     rows: int
-    rows_failed: int
-    rows_skipped: int
-    prompt_tokens: int
-    tokens: int
-    load_seconds: float
-    seconds: float
-    stats: AcceptanceStats
+    answered: int
+    skipped: int
+    failures: tuple[str, ...]
+    seed: int
+    prompt_tokens: int = 0
+    tokens: int = 0
+    load_seconds: float = 0.0
+    seconds: float = 0.0
+    stats: AcceptanceStats = field(default_factory=AcceptanceStats)
+
+    @property
+    def failed(self) -> int:
+        """Rows without an answer, for whatever reason."""
+        return self.rows - self.answered - self.skipped
 
     @property
     def tokens_per_second(self) -> float:
@@ -39,8 +51,11 @@ class Summary:
         """Everything, ready for JSON."""
         return {
             "rows": self.rows,
-            "rows_failed": self.rows_failed,
-            "rows_skipped": self.rows_skipped,
+            "answered": self.answered,
+            "failed": self.failed,
+            "skipped": self.skipped,
+            "failures": list(self.failures),
+            "seed": self.seed,
             "prompt_tokens": self.prompt_tokens,
             "tokens": self.tokens,
             "load_seconds": self.load_seconds,
@@ -51,8 +66,10 @@ class Summary:
 
     def table(self) -> str:
         """The same for people."""
+        counts = f"{self.answered} answered, {self.failed} failed, {self.skipped} answered before"
         lines = [
-            ("rows", f"{self.rows} ({self.rows_failed} failed, {self.rows_skipped} done before)"),
+            ("rows", f"{self.rows}: {counts}"),
+            ("seed", f"{self.seed}"),
             ("tokens", f"{self.tokens} in {self.seconds:.1f} s, after {self.load_seconds:.1f} s of loading"),
             ("tokens/s", f"{self.tokens_per_second:.1f}"),
             ("target passes", f"{self.stats.steps} ({self.stats.draft_steps} of them with drafts to verify)"),

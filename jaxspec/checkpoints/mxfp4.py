@@ -13,8 +13,7 @@ import numpy as np
 from jaxspec.checkpoints.checkpoint import TensorSource
 from jaxspec.checkpoints.errors import CheckpointError
 
-_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_VALUES = np.asarray([*_MAGNITUDES, *(-m for m in _MAGNITUDES)], np.float32)
+_VALUES = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
 # Both values of a byte: the low four bits come first.
 _PAIRS = np.stack([_VALUES[np.arange(256) & 15], _VALUES[np.arange(256) >> 4]], axis=-1)
 

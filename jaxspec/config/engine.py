@@ -22,7 +22,8 @@ class EngineConfig:
         several; there are programs for fewer, too. None takes 1 on the CPU, where rows cost what they cost in
         any company, and 2048 rows elsewhere.
       rows_beside: prompt rows that a decoding step reads at most beside its drafts, so that nobody waits
-        while a prompt is read; 0 reads prompts between dispatches. None takes 0 on the CPU and 512 elsewhere.
+        while a prompt is read; 0 reads prompts between dispatches. None takes 0 on the CPU and 1024
+        elsewhere.
       slot_sizes: numbers of slots that there are decode programs for, beside batch_size: with fewer requests
         running than that, fewer rows are computed. None takes the powers of two.
       steps_per_dispatch: S, engine steps run on the device per host round trip; None takes 1 on the CPU
@@ -95,7 +96,7 @@ class EngineConfig:
             prefix_caching=self.prefix_caching,
             prefill_chunk=chunk,
             prefill_rows=self.prefill_rows or (1 if on_cpu else max(2048 // chunk, 1)),
-            rows_beside=(0 if on_cpu else 512) if self.rows_beside is None else self.rows_beside,
+            rows_beside=(0 if on_cpu else 1024) if self.rows_beside is None else self.rows_beside,
             slot_sizes=powers if self.slot_sizes is None else tuple(self.slot_sizes),
             steps_per_dispatch=self.steps_per_dispatch or (1 if on_cpu else 4),
             # XLA's bfloat16 products run at a twentieth of float32's speed on the CPU.

@@ -55,7 +55,6 @@ class AutoregressiveDrafter(Drafter):
       lead: where the first draft step writes, relative to the last committed position: 0 for EAGLE,
         whose row i pairs the target's feature at i with the token at i + 1; 1 for a draft model, whose
         row i reads the token at i.
-      probabilistic: draw drafts from the network's distribution, or take its most likely token.
       draft_vocab_size: W.
       target_ids: i32[W], the target's id of every draft id; None where the two are one.
       draft_ids: i32[V], its inverse, -1 for ids that are never drafted.
@@ -64,7 +63,6 @@ class AutoregressiveDrafter(Drafter):
     kinds: tuple[AttentionKind, ...]
     draft_vocab_size: int
     lead: int = 0
-    probabilistic: bool = True
     target_ids: Buffer | None
     draft_ids: Buffer | None
 

@@ -191,6 +191,7 @@ class Drafter(nnx.Module):
       title: what a checkpoint of it is called, with its article.
       weights_from: see `jaxspec.config.drafter.DrafterKind`.
       num_speculative_tokens: K.
+      probabilistic: draw drafts from its distribution, or take its most likely tokens.
       capture: the target's hidden states that `refresh` reads: i is the stream before layer i.
       hidden_size: M', the width of what `refresh` returns.
       trained_length: positions that its weights were made for; None where it has none.
@@ -199,9 +200,13 @@ class Drafter(nnx.Module):
     title: ClassVar[str] = "a drafter"
     weights_from: ClassVar[Literal["own", "target", "none"]] = "none"
     num_speculative_tokens: int
+    probabilistic: bool
     capture: tuple[int, ...] = ()
     hidden_size: int = 0
     trained_length: int | None = None
+
+    def __init__(self, *, num_speculative_tokens: int, probabilistic: bool = True):
+        self.num_speculative_tokens, self.probabilistic = num_speculative_tokens, probabilistic
 
     @classmethod
     def recognise(cls, checkpoint: Checkpoint) -> str | None:

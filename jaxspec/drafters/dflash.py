@@ -30,7 +30,7 @@ from jaxspec.drafters.layer_config import architecture, captured_streams, is_spe
 from jaxspec.drafters.one_pass import OnePassDrafter
 from jaxspec.drafters.peagle import checked_mask_token
 from jaxspec.drafters.vocabulary import to_target_ids, vocabulary_buffers
-from jaxspec.models.decoder import attention_kinds
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import DecoderLayer, Embedding, Linear, RMSNorm
 from jaxspec.models.rope import rope_tables
 from jaxspec.sampling import DraftVocabulary
@@ -188,27 +188,18 @@ class DFlash(Head, OnePassDrafter):
     title = "a DFlash head"
     config_type = DFlashConfig
 
-    def __init__(
-        self,
-        config: DFlashConfig,
-        *,
-        num_speculative_tokens: int,
-        probabilistic: bool = True,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: DFlashConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
         """Raises ConfigError: more drafts than the head's block has masks."""
-        if num_speculative_tokens >= config.block_size:
+        super().__init__(**settings)
+        if self.num_speculative_tokens >= config.block_size:
             raise ConfigError(
-                f"drafter.num_speculative_tokens is {num_speculative_tokens}, and the head drafts at most "
-                f"{config.block_size - 1} (block_size {config.block_size})"
+                f"drafter.num_speculative_tokens is {self.num_speculative_tokens}, and the head drafts "
+                f"at most {config.block_size - 1} (block_size {config.block_size})"
             )
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         layers = config.layers
         width, eps = layers.hidden_size, layers.rms_norm_eps
         self.config = config
-        self.num_speculative_tokens = num_speculative_tokens
-        self.probabilistic = probabilistic
         self.capture = config.capture
         self.trained_length = layers.max_position_embeddings
         self.kinds = _block_kinds(config)
@@ -290,7 +281,7 @@ def _block_kinds(config: DFlashConfig) -> tuple[AttentionKind, ...]:
     beside = 1 if config.window_before_block else 0
     return tuple(
         SlidingWindow(kind.size + beside) if isinstance(kind, SlidingWindow) else kind
-        for kind in attention_kinds(config.layers)
+        for kind in Decoder.attention_kinds(config.layers)
     )
 
 

@@ -3,6 +3,8 @@
 Source: Y. Leviathan et al., arXiv 2211.17192.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -12,7 +14,6 @@ from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.drafters.base import Build, Description, DrafterReader, Rows, Target
 from jaxspec.drafters.formats import open_drafter
-from jaxspec.drafters.head import network_arguments
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.loading import IGNORED, matching, plan_target, target_config
 
@@ -25,10 +26,9 @@ class DraftModel(AutoregressiveDrafter):
     target_ids = draft_ids = None
     lead = 1
 
-    def __init__(self, model: Decoder, *, num_speculative_tokens: int, probabilistic: bool = True):
+    def __init__(self, model: Decoder, **settings: Any):
+        super().__init__(**settings)
         self.model = model
-        self.num_speculative_tokens = num_speculative_tokens
-        self.probabilistic = probabilistic
         self.hidden_size = model.config.hidden_size
         self.trained_length = model.config.max_position_embeddings
         self.kinds = model.kinds
@@ -55,7 +55,7 @@ class DraftModel(AutoregressiveDrafter):
                 f"drafter.source: the draft model has a vocabulary of {vocab_size}, "
                 f"the target of {target.vocab_size}"
             )
-        return lambda _: cls(plan.read(build.mesh, packed=build.packed), **network_arguments(config, build))
+        return lambda _: cls(plan.read(build.mesh, packed=build.packed), **config.settings)
 
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:

@@ -19,7 +19,7 @@ from jaxspec.drafters.base import Rows, Target
 from jaxspec.drafters.flags import Flag, key_flag, layer_flags, tensor_flag
 from jaxspec.drafters.head import Head
 from jaxspec.drafters.layer_config import LAST_LAYER
-from jaxspec.models.decoder import attention_kinds
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm
 from jaxspec.models.rope import rope_tables
 
@@ -95,23 +95,14 @@ class Eagle1(Head, AutoregressiveDrafter):
     config_type = Eagle1Config
     target_ids = draft_ids = None
 
-    def __init__(
-        self,
-        config: Eagle1Config,
-        *,
-        num_speculative_tokens: int,
-        probabilistic: bool = True,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: Eagle1Config, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         layers = config.layers
+        super().__init__(**settings)
         self.config = config
-        self.num_speculative_tokens = num_speculative_tokens
-        self.probabilistic = probabilistic
         self.hidden_size = layers.hidden_size
         self.trained_length = layers.max_position_embeddings
-        self.kinds = attention_kinds(layers)
+        self.kinds = Decoder.attention_kinds(layers)
         self.draft_vocab_size = layers.vocab_size
         self.embedding = (
             Embedding(layers.vocab_size, layers.hidden_size, "embed_tokens", **args)

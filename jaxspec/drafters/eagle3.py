@@ -27,7 +27,7 @@ from jaxspec.drafters.layer_config import (
     layer_config,
 )
 from jaxspec.drafters.vocabulary import vocabulary_buffers
-from jaxspec.models.decoder import attention_kinds
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm
 from jaxspec.models.rope import rope_tables
 
@@ -190,24 +190,15 @@ class Eagle3(Head, AutoregressiveDrafter):
     title = "an EAGLE-3 head"
     config_type = Eagle3Config
 
-    def __init__(
-        self,
-        config: Eagle3Config,
-        *,
-        num_speculative_tokens: int,
-        probabilistic: bool = True,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: Eagle3Config, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         layers = config.layers
         width, eps = layers.hidden_size, layers.rms_norm_eps
+        super().__init__(**settings)
         self.config = config
-        self.num_speculative_tokens = num_speculative_tokens
-        self.probabilistic = probabilistic
         self.capture, self.hidden_size = config.capture, width
         self.trained_length = layers.max_position_embeddings
-        self.kinds = attention_kinds(layers)
+        self.kinds = Decoder.attention_kinds(layers)
         self.draft_vocab_size = config.draft_vocab_size
         self.target_ids, self.draft_ids = vocabulary_buffers(config.draft_vocab_size, layers.vocab_size)
         self.embedding = (

@@ -64,7 +64,7 @@ class Head(Drafter):
             checkpoint = replace(checkpoint, tensors={**checkpoint.tensors, "lm_head.weight": output_rows})
         make: Callable[..., Drafter] = cls
         plan = plan_module(
-            lambda rngs: make(head, **network_arguments(config, build), dtype=build.dtype, rngs=rngs),
+            lambda rngs: make(head, **config.settings, dtype=build.dtype, rngs=rngs),
             checkpoint,
             ignore=_IGNORED,
         )
@@ -89,14 +89,6 @@ class Head(Drafter):
             layers = head.reads(checkpoint.config, any_target=fitting is own)
             return replace(known, layers=layers, flags=tuple(head.flags(checkpoint)))
         return known
-
-
-def network_arguments(config: DrafterConfig, build: Build) -> dict[str, Any]:
-    """What every drafter with a network takes."""
-    return {
-        "num_speculative_tokens": config.num_speculative_tokens,
-        "probabilistic": config.sampling == "probabilistic",
-    }
 
 
 def _stand_in(checkpoint: Checkpoint) -> ModelConfig:

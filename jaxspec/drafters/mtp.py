@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from jaxspec.attention import AnyMemory, FullAttention, LayerCache, LayerCacheShape
 from jaxspec.checkpoints import Checkpoint, open_checkpoint
@@ -21,7 +22,6 @@ from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter, refresh_shifted
 from jaxspec.drafters.base import Build, Description, DrafterReader, Rows, Target
 from jaxspec.drafters.flags import RECYCLED, Flag
-from jaxspec.drafters.head import network_arguments
 from jaxspec.drafters.layer_config import LAST_LAYER
 from jaxspec.models.layers import Linear, RMSNorm
 from jaxspec.models.loading import IGNORED, matching, plan_module, target_config
@@ -67,20 +67,11 @@ class Mtp(AutoregressiveDrafter):
     weights_from = "target"
     target_ids = draft_ids = None
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        num_speculative_tokens: int,
-        probabilistic: bool = True,
-        dtype: jnp.dtype,
-        rngs: Any,
-    ):
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         width, eps, name = config.hidden_size, config.rms_norm_eps, layer_name(config)
+        super().__init__(**settings)
         self.config = config
-        self.num_speculative_tokens = num_speculative_tokens
-        self.probabilistic = probabilistic
         self.hidden_size = width
         self.trained_length = config.max_position_embeddings
         self.kinds = (FullAttention(),)
@@ -119,7 +110,7 @@ class Mtp(AutoregressiveDrafter):
         prefix = f"{layer_name(layer)}."
         own = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)}
         plan = plan_module(
-            lambda rngs: cls(layer, **network_arguments(config, build), dtype=build.dtype, rngs=rngs),
+            lambda rngs: cls(layer, **config.settings, dtype=build.dtype, rngs=rngs),
             replace(checkpoint, tensors=own),
             ignore=(*IGNORED, *COPIES),
         )

@@ -18,7 +18,7 @@ class NGramDrafter(Drafter):
     """One-hot proposals out of each slot's own token history; no weights, no cache."""
 
     def __init__(self, num_speculative_tokens: int, *, max_ngram: int = 3, min_ngram: int = 1):
-        self.num_speculative_tokens = num_speculative_tokens
+        super().__init__(num_speculative_tokens=num_speculative_tokens)
         self.max_ngram, self.min_ngram = max_ngram, min_ngram
 
     @classmethod

@@ -12,7 +12,8 @@ from jaxspec.sampling import SamplingMode
 class NoDrafter(Drafter):
     """Proposes nothing."""
 
-    num_speculative_tokens = 0
+    def __init__(self) -> None:
+        super().__init__(num_speculative_tokens=0)
 
     @classmethod
     def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:

@@ -13,13 +13,7 @@ from jaxspec.sampling import SamplingMode
 
 
 class OnePassDrafter(Drafter):
-    """A network of its own that is run once per proposal.
-
-    Attributes:
-      probabilistic: draw drafts from the network's distribution, or take its most likely tokens.
-    """
-
-    probabilistic: bool = True
+    """A network of its own that is run once per proposal."""
 
     @abstractmethod
     def block_logits(

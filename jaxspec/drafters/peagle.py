@@ -86,25 +86,10 @@ class PEagle(Head, OnePassDrafter):
     title = "a P-EAGLE head"
     config_type = PEagleConfig
 
-    def __init__(
-        self,
-        config: PEagleConfig,
-        *,
-        num_speculative_tokens: int,
-        probabilistic: bool = True,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: PEagleConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
+        super().__init__(**settings)
         self.config = config
-        self.num_speculative_tokens = num_speculative_tokens
-        self.probabilistic = probabilistic
-        self.network = Eagle3(
-            config.head,
-            num_speculative_tokens=num_speculative_tokens,
-            probabilistic=probabilistic,
-            dtype=dtype,
-            rngs=rngs,
-        )
+        self.network = Eagle3(config.head, dtype=dtype, rngs=rngs, **settings)
         self.capture, self.hidden_size = self.network.capture, self.network.hidden_size
         self.trained_length = self.network.trained_length
         shape = (1, 1, len(self.capture) * config.head.target_hidden_size)

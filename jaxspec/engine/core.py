@@ -164,7 +164,7 @@ class EngineCore:
     def _dispatch(self, dispatch: Dispatch) -> StepOutput:
         need = Size(
             len(dispatch.served),
-            max(map(len, dispatch.chunks), default=0),
+            len(dispatch.chunks),
             self._mode_for(dispatch) if dispatch.decodes else None,
         )
         size = self.programs.best(need)
@@ -172,8 +172,7 @@ class EngineCore:
         self._put_found(dispatch)
         pieces = None
         if size.pieces:
-            steps = self.config.steps_per_dispatch if dispatch.decodes else 1
-            packed = pack_pieces(dispatch, steps=steps, pieces=size.pieces, width=self.config.prefill_chunk)
+            packed = pack_pieces(dispatch, pieces=size.pieces, width=self.config.prefill_chunk)
             pieces = jax.device_put(packed, self._whole)
         self.state, output = self.programs.dispatch(
             self.state, self._put_served(dispatch, size.slots), pieces, size=size
@@ -185,7 +184,7 @@ class EngineCore:
 
     def _put_found(self, dispatch: Dispatch) -> None:
         """Gives the slots' histories what was found of prompts in the cache: no program reads it."""
-        begin = [chunk for step in dispatch.chunks for chunk in step if chunk.is_first and chunk.start]
+        begin = [chunk for chunk in dispatch.chunks if chunk.is_first and chunk.start]
         if begin:
             tokens = np.full(self.state.history.shape, -1, np.int32)
             for chunk in begin:
@@ -209,12 +208,11 @@ class EngineCore:
 
     def _count(self, dispatch: Dispatch, size: Size) -> None:
         counters = self.counters
-        steps = self.config.steps_per_dispatch if dispatch.decodes else 1
+        steps = 1 if dispatch.chunks else self.config.steps_per_dispatch
         counters.dispatches += 1
-        counters.prompt_rows += steps * size.pieces * self.config.prefill_chunk
-        for step in dispatch.chunks:
-            counters.prompt_rows_used += sum(chunk.count for chunk in step)
-            counters.cached_rows += sum(chunk.start for chunk in step if chunk.is_first)
+        counters.prompt_rows += size.pieces * self.config.prefill_chunk
+        counters.prompt_rows_used += sum(chunk.count for chunk in dispatch.chunks)
+        counters.cached_rows += sum(chunk.start for chunk in dispatch.chunks if chunk.is_first)
         if dispatch.decodes:
             counters.steps += steps
             counters.slot_steps += steps * size.slots
@@ -240,13 +238,15 @@ def program_sizes(
     prompts = [Size(min(pieces, whole), pieces, None) for pieces in _up_to(config.prefill_rows)]
     slots = [count for count in config.slot_sizes if count < whole]
     smaller = [Size(count, 0, mode) for mode in modes for count in slots]
+    # A pass over rows of prompts costs what these cost, hardly what the slots beside them do.
+    some = [count for count in slots if count * 8 <= whole][-1:]
     beside = [
         Size(count, pieces, max(modes))
-        for count in (whole, *slots)
-        for pieces in _up_to(config.rows_beside // config.prefill_chunk)
+        for count in (whole, *some)
+        for pieces in reversed(_up_to(config.rows_beside // config.prefill_chunk)[-4:])
     ]
     first = [prompts[-1], *(Size(whole, 0, mode) for mode in modes)]
-    return first, [*smaller[:1], *prompts[:-1], *beside[-1:], *smaller[1:], *beside[:-1]]
+    return first, [*beside[:1], *smaller[:1], *reversed(prompts[:-1]), *smaller[1:], *beside[1:]]
 
 
 def _up_to(most: int) -> list[int]:
@@ -259,11 +259,15 @@ def _one_line(error: BaseException) -> str:
     return (str(error) or repr(error)).splitlines()[0]
 
 
-def _rows(output: Any, row: Callable) -> list[list[Any]]:
-    """For each step and place a `row` of Python's numbers: arrays cost more to index."""
+def _rows(output: Any, row: Callable) -> list[Any]:
+    """Of arrays with a leading axis a `row` of Python's numbers for each: arrays cost more to index."""
     leaves = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(output)]
-    return [[row(*values) for values in zip(*step, strict=True)] for step in zip(*leaves, strict=True)]
+    return [row(*values) for values in zip(*leaves, strict=True)]
 
 
 def _steps(emitted: Emitted) -> list[list[SlotStep]]:
-    return _rows(emitted, lambda tokens, count, *rest: SlotStep(tokens[:count], *rest))
+    def of_step(tokens: list[list[int]], counts: list[int], *rest: list) -> list[SlotStep]:
+        rows = zip(tokens, counts, *rest, strict=True)
+        return [SlotStep(row[:count], *values) for row, count, *values in rows]
+
+    return _rows(emitted, of_step)

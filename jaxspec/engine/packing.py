@@ -62,36 +62,35 @@ def read_served(words: jax.Array, page_size: int) -> Served:
     )
 
 
-def empty_pieces(steps: int, pieces: int, width: int) -> np.ndarray:
-    """i32[steps, pieces, …]: nothing is read."""
-    words = np.zeros((steps, pieces, _PIECE + width + 1), np.int32)
-    words[..., 0] = np.iinfo(np.int32).max
+def empty_pieces(pieces: int, width: int) -> np.ndarray:
+    """i32[pieces, …]: nothing is read."""
+    words = np.zeros((pieces, _PIECE + width + 1), np.int32)
+    words[:, 0] = np.iinfo(np.int32).max
     return words
 
 
-def pack_pieces(dispatch: Dispatch, *, steps: int, pieces: int, width: int) -> np.ndarray:
-    """i32[steps, pieces, …] for `read_pieces`; chunks have at most `width` tokens."""
+def pack_pieces(dispatch: Dispatch, *, pieces: int, width: int) -> np.ndarray:
+    """i32[pieces, …] for `read_pieces`; chunks have at most `width` tokens."""
     place_of = {running: place for place, running in enumerate(dispatch.served)}
-    words = empty_pieces(steps, pieces, width)
-    for step, chunks in enumerate(dispatch.chunks):
-        for row, chunk in zip(words[step], chunks, strict=False):
-            running = chunk.running
-            row[:_PIECE] = (
-                place_of[running],
-                chunk.start,
-                chunk.count,
-                chunk.is_last,
-                -1 if running.known is None else running.known,
-                running.remaining,
-            )
-            # One token more than the chunk: the drafter pairs every row with the token after it.
-            tokens = running.tokens[chunk.start : chunk.start + chunk.count + 1]
-            row[_PIECE : _PIECE + len(tokens)] = tokens
+    words = empty_pieces(pieces, width)
+    for row, chunk in zip(words, dispatch.chunks, strict=False):
+        running = chunk.running
+        row[:_PIECE] = (
+            place_of[running],
+            chunk.start,
+            chunk.count,
+            chunk.is_last,
+            -1 if running.known is None else running.known,
+            running.remaining,
+        )
+        # One token more than the chunk: the drafter pairs every row with the token after it.
+        tokens = running.tokens[chunk.start : chunk.start + chunk.count + 1]
+        row[_PIECE : _PIECE + len(tokens)] = tokens
     return words
 
 
 def read_pieces(words: jax.Array) -> Pieces:
-    """Inside a program, what `pack_pieces` packed for one step: of words i32[G, …]."""
+    """Inside a program, what `pack_pieces` packed."""
     tokens = words[:, _PIECE:]
     return Pieces(
         place=words[:, 0],

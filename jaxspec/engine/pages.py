@@ -20,8 +20,8 @@ class PagePool:
     """Hands out pages 1..num_pages; page 0 is nobody's.
 
     A page that nobody will write any more may be kept under a key that says what it holds. Whoever needs the
-    same then shares it. A kept page without a user counts as free: it is given away when no other is left, the
-    one that was used last the latest.
+    same then shares it. A kept page without a user counts as free: it is given away when no other is left,
+    the least recently used first.
     """
 
     def __init__(self, num_pages: int, page_size: int):

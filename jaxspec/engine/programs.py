@@ -1,10 +1,14 @@
 """The compiled programs: a few when an engine is loaded, more sizes behind its back, none while one waits."""
 
+import atexit
+import logging
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,11 +20,14 @@ from flax import nnx
 from jax.sharding import Mesh
 from tqdm import tqdm
 
+from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.packing import empty_pieces, empty_served, read_served
 from jaxspec.engine.state import EngineState, StepOutput
 from jaxspec.engine.step import Models, StepSettings, dispatch, draft, verify_and_commit
 from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import replicated
+
+_log = logging.getLogger(__name__)
 
 
 def compiler_options(weights: Sequence[jax.Array], *, rows: int) -> dict[str, str | bool]:
@@ -49,7 +56,7 @@ class Size:
 
     Attributes:
       slots: b, the slots that it serves.
-      pieces: G, the pieces of prompts that every step reads.
+      pieces: G, the pieces of prompts that it reads, in one step; without any it has S steps.
       mode: how the slots sample; None where none decodes.
     """
 
@@ -114,7 +121,7 @@ class Programs:
             .lower(history, jax.ShapeDtypeStruct(history.shape, history.dtype, sharding=self._whole))
             .compile()
         )
-        self._behind: threading.Thread | None = None
+        self._behind: list[threading.Thread] = []
 
     def compile(self, sizes: Sequence[Size], *, progress: bool) -> None:
         """Compiles these side by side, and returns when all are there."""
@@ -136,17 +143,26 @@ class Programs:
                 bar.update()
 
     def compile_behind(self, sizes: Sequence[Size]) -> None:
-        """Compiles these one after another in a thread of its own, until nobody holds the programs."""
-        if sizes and self.draft_loop == "compiled":
-            self._behind = threading.Thread(
-                target=_compile_behind, args=(weakref.ref(self), sizes), name="jaxspec-compile", daemon=True
+        """Compiles these in their order, in threads of its own, until nobody holds the programs."""
+        if self.draft_loop == "host":
+            return
+        left, threads = deque(sizes), []
+        # Each takes a core, of which serving needs some.
+        for _ in range(min(len(left), max((os.cpu_count() or 1) // 4, 1))):
+            thread = threading.Thread(
+                target=_compile_behind, args=(weakref.ref(self), left), name="jaxspec-compile", daemon=True
             )
-            self._behind.start()
+            thread.start()
+            threads.append(thread)
+        self._behind = threads
+        # A process that ends while XLA compiles may crash; JAX asked for its own end before this.
+        stop = weakref.finalize(self, _stop_compiling, left, threads)
+        atexit.register(stop)
 
     def wait_compiled(self) -> None:
         """Waits until the background has compiled everything."""
-        if self._behind is not None:
-            self._behind.join()
+        for thread in self._behind:
+            thread.join()
 
     def best(self, need: Size) -> Size | None:
         """The size with the fewest rows that serves a need; None if none that is compiled does."""
@@ -189,9 +205,8 @@ class Programs:
                 self._models(leaves), state, served, pieces, settings=self.settings, mode=size.mode
             )
 
-        steps = 1 if size.mode is None else self.settings.steps_per_dispatch
         served = empty_served(size.slots, self.table_width)
-        pieces = empty_pieces(steps, size.pieces, self.chunk) if size.pieces else None
+        pieces = empty_pieces(size.pieces, self.chunk) if size.pieces else None
         program.__name__ = "prompts" if size.mode is None else "decode"
         # The state comes back as it went in, so that it can be donated and passed on.
         kept = jax.tree.map(lambda array: array.sharding, self._state)
@@ -235,11 +250,21 @@ class Programs:
         return run
 
 
-def _compile_behind(programs: "weakref.ref[Programs]", sizes: Sequence[Size]) -> None:
-    for size in sizes:
-        alive = programs()
-        if alive is None:
-            return
-        if size not in alive.compiled:
-            alive.compile_one(size)
-        del alive
+def _compile_behind(programs: "weakref.ref[Programs]", left: deque[Size]) -> None:
+    with suppress(IndexError):
+        while (alive := programs()) is not None:
+            size = left.popleft()
+            try:
+                with compilation_cache():
+                    alive.compile_one(size)
+            except Exception as error:
+                # Larger programs serve what this one would have.
+                _log.warning("the program for %s does not compile: %s", size, error)
+            del alive
+
+
+def _stop_compiling(left: deque[Size], threads: Sequence[threading.Thread]) -> None:
+    left.clear()
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join()

@@ -109,15 +109,15 @@ class Dispatch:
     Attributes:
       served: what runs in its places.
       goes_on: of each, whether it decodes what an earlier dispatch left.
-      decodes: whether slots decode, for S steps; otherwise there is one step, for prompts alone.
-      chunks: for each step what it reads of prompts; empty where the dispatch reads none.
+      decodes: whether slots decode: S steps long, or for the one step that reads prompts beside.
+      chunks: what it reads of prompts; empty for none.
       sure, most: of each, tokens that it emits at least and at most.
     """
 
     served: list[Running]
     goes_on: list[bool]
     decodes: bool
-    chunks: list[list[Chunk]]
+    chunks: list[Chunk]
     sure: list[int]
     most: list[int]
 
@@ -130,10 +130,10 @@ class Scheduler:
     those before it run, and prompts are read in the order in which they were admitted. Where the pages run
     out, the last of the order gives its own back, and is read again later, prompt and answer so far.
 
-    A full page is kept for requests that begin with the same tokens (`_keep`). That is sound because a program
-    takes the state that the one before it returned: they run in the order in which they are planned.
-      - A page is kept once what fills it is planned, so whoever finds it is planned later, or in the same step,
-        where a layer writes the rows of all before any attends.
+    A full page is kept for requests that begin with the same tokens (`_keep`). That is sound because each
+    program takes the state that the one before it returned: they run in the order in which they are planned.
+      - A page is kept once what fills it is planned, so whoever finds it is planned later, or in the same
+        step, where a layer writes the rows of all before any attends.
       - Nobody writes a kept page. Its user's later chunks start behind it, and its steps, those in flight
         included, write at the committed length and further on, which lies behind it as well: also where the
         host has ended or put back the request and the device does not know it yet.
@@ -141,11 +141,11 @@ class Scheduler:
         whatever else may still write or read it.
 
     Attributes:
-      steps: S, of a dispatch that decodes.
+      steps: S, of a dispatch that decodes and reads no prompts.
       tokens_per_step: K + 1, the most that a slot emits in a step.
       chunk: C, the most tokens of a chunk.
       most_chunks: of a dispatch for prompts alone.
-      chunks_beside: that a step reads beside the slots that decode; 0 where prompts are read between
+      chunks_beside: that one step reads beside the slots that decode; 0 where prompts are read between
         dispatches that decode, `chunks_between` at a time.
       prefix_caching: keep full pages.
       waiting: the queue.
@@ -188,42 +188,41 @@ class Scheduler:
         self._reserve()
         decoding = [running for running in self.running if running.decodes]
         unread = [running for running in self.running if not running.is_read]
-        if decoding and unread and self.chunks_beside:
-            return [self._decode(decoding, unread)]
         dispatches = []
+        if decoding and unread and self.chunks_beside:
+            dispatches.append(self._dispatch(decoding, self._next_chunks(unread, self.chunks_beside)))
+            if not all(running.is_read for running in unread):
+                return dispatches  # and the next ones in the next round, without the S steps between
         budget = self.chunks_between if decoding else self.most_chunks if self.chunks_beside else None
-        while unread and (budget is None or budget > 0):
+        while (unread := [running for running in unread if not running.is_read]) and budget != 0:
             chunks = self._next_chunks(unread, min(self.most_chunks, budget or self.most_chunks))
             budget = None if budget is None else budget - len(chunks)
-            dispatches.append(self._dispatch([], chunks=[chunks]))
-            unread = [running for running in unread if not running.is_read]
+            dispatches.append(self._dispatch([], chunks))
         decoding = [running for running in self.running if running.decodes]
         if decoding:
-            dispatches.append(self._decode(decoding, []))
+            dispatches.append(self._dispatch(decoding, []))
         return dispatches
 
     def commit(
-        self, dispatch: Dispatch, first: Sequence[Sequence[FirstToken]], emitted: Sequence[Sequence[SlotStep]]
+        self, dispatch: Dispatch, first: Sequence[FirstToken], emitted: Sequence[Sequence[SlotStep]]
     ) -> None:
         """Takes what a dispatch did.
 
         Args:
-          first: for each step, of each of its chunks.
+          first: of each of its chunks.
           emitted: for each step, of each place; empty where the dispatch decodes nothing.
         """
         for running, sure, most in zip(dispatch.served, dispatch.sure, dispatch.most, strict=True):
             running.sure -= sure
             running.most -= most
-        for step in range(max(len(first), len(emitted))):
-            # What stands behind the last chunk and the last slot is of pieces and places without work.
-            if first:
-                for chunk, token in zip(dispatch.chunks[step], first[step], strict=False):
-                    if chunk.is_last and self._is_current(chunk.running):
-                        self._commit_first(chunk, token)
-            if emitted:
-                for running, did in zip(dispatch.served, emitted[step], strict=False):
-                    if self._is_current(running):
-                        self._commit_step(running, did)
+        # What stands behind the last chunk and the last slot is of pieces and places without work.
+        for chunk, token in zip(dispatch.chunks, first, strict=False):
+            if chunk.is_last and self._is_current(chunk.running):
+                self._commit_first(chunk, token)
+        for step in emitted:
+            for running, did in zip(dispatch.served, step, strict=False):
+                if self._is_current(running):
+                    self._commit_step(running, did)
 
     def abort(self, request: Request, why: str) -> None:
         """Ends a request wherever it is; one that has ended stays as it is."""
@@ -326,15 +325,6 @@ class Scheduler:
             keys.append(page_key(keys[-1] if keys else b"", request.tokens(start, start + size + 1)))
         return keys[page]
 
-    def _decode(self, decoding: list[Running], unread: list[Running]) -> Dispatch:
-        if not unread:
-            return self._dispatch(decoding, chunks=[])
-        chunks = []
-        for _ in range(self.steps):
-            unread = [running for running in unread if not running.is_read]
-            chunks.append(self._next_chunks(unread, self.chunks_beside))
-        return self._dispatch(decoding, chunks=chunks)
-
     def _next_chunks(self, unread: Sequence[Running], most: int) -> list[Chunk]:
         """At most so many chunks, the first in the order first; several may be of one prompt."""
         chunks: list[Chunk] = []
@@ -349,19 +339,17 @@ class Scheduler:
                 self._keep(running)
         return chunks
 
-    def _dispatch(self, decoding: list[Running], chunks: list[list[Chunk]]) -> Dispatch:
-        # By the number of tokens that each emits at least: decoding slots one a step, and a prompt's slot its
-        # first token, and one in every step after that.
-        sure = dict.fromkeys(decoding, self.steps)
-        for step, of_step in enumerate(chunks):
-            for chunk in of_step:
-                after = self.steps - 1 - step if decoding else 0
-                sure[chunk.running] = chunk.samples + after if chunk.is_last else 0
-        goes_on = [running in decoding for running in sure] if chunks else [True] * len(decoding)
+    def _dispatch(self, decoding: list[Running], chunks: list[Chunk]) -> Dispatch:
+        # Decoding slots emit a token a step at least, a slot whose prompt ends its first token.
+        steps = 1 if chunks else self.steps
+        sure = dict.fromkeys(decoding, steps)
+        for chunk in chunks:
+            sure[chunk.running] = int(chunk.samples)
         most = [count * self.tokens_per_step for count in sure.values()]
         for running, at_least, at_most in zip(sure, sure.values(), most, strict=True):
             running.sure += at_least
             running.most += at_most
+        goes_on = [place < len(decoding) for place in range(len(sure))]
         return Dispatch(list(sure), goes_on, bool(decoding), chunks, list(sure.values()), most)
 
     def _is_current(self, running: Running) -> bool:

@@ -179,10 +179,10 @@ class Emitted:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StepOutput:
-    """What came out of one step, or of S of them with a leading axis.
+    """What came out of a step, or of a dispatch.
 
     Attributes:
-      emitted: by the slots that decode; None where none does.
+      emitted: by the slots that decode, of a dispatch with a leading axis of steps; None where none does.
       first: of the prompts; None where none is read.
     """
 

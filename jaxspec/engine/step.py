@@ -53,30 +53,31 @@ def dispatch(
     settings: StepSettings,
     mode: SamplingMode | None,
 ) -> tuple[EngineState, StepOutput]:
-    """The engine steps of one program.
+    """The engine steps of one program: S of them, or one that reads prompts.
 
     Args:
       served: of `pack_served`: b slots.
-      pieces: of `pack_pieces`: what each step reads of prompts; None for nothing.
-      mode: how the slots sample; None where nobody decodes, and the program is one step of prompts alone.
+      pieces: of `pack_pieces`: what is read of prompts; None for nothing.
+      mode: how the slots sample; None where nobody decodes.
 
     Returns:
-      The state, and the steps' outputs stacked on a leading axis S.
+      The state, and what came out: `emitted` of every step, with a leading axis.
     """
     slots = read_served(served, settings.page_size)
     step = partial(engine_step, models, served=slots, settings=settings, mode=mode)
     whole, state = state, state.take(slots)
-    num_steps = 1 if mode is None else settings.steps_per_dispatch
+    if pieces is not None:
+        state, output = step(state, pieces=read_pieces(pieces))
+        emitted = jax.tree.map(lambda of_step: of_step[None], output.emitted)
+        return whole.put(slots, state), replace(output, emitted=emitted)
 
-    def piece(i: int | jax.Array) -> Pieces | None:
-        return None if pieces is None else read_pieces(lax.dynamic_index_in_dim(pieces, i, keepdims=False))
-
-    _, shapes = jax.eval_shape(lambda: step(state, pieces=piece(0)))
+    num_steps = settings.steps_per_dispatch
+    _, shapes = jax.eval_shape(lambda: step(state, pieces=None))
     outputs = jax.tree.map(lambda s: jnp.zeros((num_steps, *s.shape), s.dtype), shapes)
 
     def body(i: jax.Array, carry: tuple) -> tuple:
         state, outputs = carry
-        state, output = step(state, pieces=piece(i))
+        state, output = step(state, pieces=None)
         put = partial(lax.dynamic_update_index_in_dim, index=i, axis=0)
         return state, jax.tree.map(put, outputs, output)
 

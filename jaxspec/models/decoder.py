@@ -16,17 +16,18 @@ from jaxspec.attention import (
     SlidingWindow,
 )
 from jaxspec.config import ConfigError, ModelConfig, RopeConfig
-from jaxspec.models.layers import DecoderLayer, Embedding, Linear, RMSNorm, TiedEmbedding
+from jaxspec.models.layers import (
+    MLP,
+    Attention,
+    DecoderLayer,
+    Embedding,
+    Linear,
+    RMSNorm,
+    TiedEmbedding,
+)
+from jaxspec.models.moe import MoE
 from jaxspec.models.parameters import product
 from jaxspec.models.rope import rope_tables
-
-
-def attention_kinds(config: ModelConfig) -> tuple[AttentionKind, ...]:
-    """The kind of attention of every layer, full or behind a window."""
-    return tuple(
-        SlidingWindow(config.sliding_window or 0) if kind == "sliding_attention" else FullAttention()
-        for kind in config.layer_types
-    )
 
 
 class Decoder(nnx.Module):
@@ -39,12 +40,15 @@ class Decoder(nnx.Module):
       activation: the key of the feed-forward networks' function, and the one that is built.
       recycles_normed: whether the layer past the last one, drafting for itself, reads its output after its
         last norm or before it; None for a family without such a layer.
+      attention_type, moe_type: the networks of a layer, the latter where a config has experts.
       norm_type: of the last norm.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {}
     activation: ClassVar[tuple[str, str]] = ("hidden_act", "silu")
     recycles_normed: ClassVar[bool | None] = None
+    attention_type: ClassVar[Callable[..., Any]] = Attention
+    moe_type: ClassVar[Callable[..., Any]] = MoE
     norm_type: ClassVar[Callable[..., Any]] = RMSNorm
 
     @classmethod
@@ -119,8 +123,11 @@ class Decoder(nnx.Module):
 
     @classmethod
     def attention_kinds(cls, config: ModelConfig) -> tuple[AttentionKind, ...]:
-        """The kind of attention of every layer."""
-        return attention_kinds(config)
+        """The kind of attention of every layer, full or behind a window."""
+        return tuple(
+            SlidingWindow(config.sliding_window or 0) if kind == "sliding_attention" else FullAttention()
+            for kind in config.layer_types
+        )
 
     @classmethod
     def layer_ropes(cls, config: ModelConfig) -> tuple[RopeConfig, ...]:
@@ -130,7 +137,9 @@ class Decoder(nnx.Module):
     @classmethod
     def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
         """One block of the network, `model.layers.{index}` of a checkpoint."""
-        return DecoderLayer(config, f"model.layers.{index}", **args)
+        sparse = config.moe is not None and index not in config.moe.dense_layers
+        mlp = cls.moe_type if sparse else MLP
+        return DecoderLayer(config, f"model.layers.{index}", attention=cls.attention_type, mlp=mlp, **args)
 
     @classmethod
     def layer_cache(cls, config: ModelConfig, kind: AttentionKind) -> LayerCacheShape:

@@ -15,9 +15,8 @@ from jaxspec.attention import AttentionKind, LayerCacheShape
 from jaxspec.config import ConfigError, ModelConfig, MoeConfig, RopeConfig
 from jaxspec.config.latent import LatentConfig
 from jaxspec.models.decoder import Decoder
-from jaxspec.models.expert_sources import tensor_per_expert
 from jaxspec.models.latent_attention import LatentAttention, latent_cache_shape
-from jaxspec.models.layers import MLP, PreNormLayer, RMSNorm
+from jaxspec.models.layers import MLP
 from jaxspec.models.moe import MoE
 from jaxspec.models.parameters import Whole, parameter
 
@@ -29,10 +28,7 @@ class DeepseekMoE(MoE):
         assert config.moe is not None
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         moe = config.moe
-        sources = tensor_per_expert(
-            f"{name}.experts", moe.num_experts, config.hidden_size, moe.intermediate_size
-        )
-        super().__init__(config, f"{name}.gate", sources, router_bias=False, **args)
+        super().__init__(config, name, **args)
         # In float32 whatever the weights' dtype: it is trained in steps that bfloat16 would swallow.
         self.selection_bias = parameter(
             rngs,
@@ -72,18 +68,6 @@ class DeepseekMoE(MoE):
         return routed if self.shared is None else routed + self.shared(x)
 
 
-class DeepseekLayer(PreNormLayer):
-    """Pre-norm block over latent attention; its feed-forward network is dense or of experts."""
-
-    def __init__(self, config: ModelConfig, name: str, *, dense: bool, dtype: jnp.dtype, rngs: nnx.Rngs):
-        args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
-        width, eps = config.hidden_size, config.rms_norm_eps
-        self.input_norm = RMSNorm(width, eps, f"{name}.input_layernorm", **args)
-        self.attention = LatentAttention(config, f"{name}.self_attn", **args)
-        self.mlp_norm = RMSNorm(width, eps, f"{name}.post_attention_layernorm", **args)
-        self.mlp = (MLP if dense else DeepseekMoE)(config, f"{name}.mlp", **args)
-
-
 class Deepseek(Decoder):
     """A target network."""
 
@@ -112,6 +96,8 @@ class Deepseek(Decoder):
         "num_nextn_predict_layers": 1,
     }
     recycles_normed = True
+    attention_type = LatentAttention
+    moe_type = DeepseekMoE
 
     @classmethod
     def own_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,12 +126,6 @@ class Deepseek(Decoder):
             "moe": moe,
             "latent": latent,
         }
-
-    @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
-        assert config.moe is not None
-        dense = index in config.moe.dense_layers
-        return DeepseekLayer(config, f"model.layers.{index}", dense=dense, **args)
 
     @classmethod
     def layer_cache(cls, config: ModelConfig, kind: AttentionKind) -> LayerCacheShape:

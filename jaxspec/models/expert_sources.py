@@ -6,8 +6,22 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxspec.models.moe import ExpertSources
 from jaxspec.models.parameters import Projection, Source, fused_gate_up
+
+
+@dataclass(frozen=True)
+class ExpertSources:
+    """Where a checkpoint keeps the experts of a layer.
+
+    Attributes:
+      gate_up: [E, M, 2, F]; with `gate_up_bias` [E, 2, F] or None.
+      down: [E, F, M]; with `down_bias` [E, M] or None.
+    """
+
+    gate_up: Source
+    down: Source
+    gate_up_bias: Source | None = None
+    down_bias: Source | None = None
 
 
 @dataclass(frozen=True)

@@ -8,30 +8,28 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from jaxspec.config import ModelConfig, MoeConfig
+from jaxspec.config import MoeConfig
 from jaxspec.models.decoder import Decoder
-from jaxspec.models.expert_sources import InterleavedGateUp
-from jaxspec.models.layers import DecoderLayer
-from jaxspec.models.moe import ExpertSources, MoE
+from jaxspec.models.expert_sources import ExpertSources, InterleavedGateUp
+from jaxspec.models.moe import MoE
 from jaxspec.models.parameters import Whole
 
 
 class GptOssMoE(MoE):
     """Experts with biases, all of a layer in one tensor, and a clamped activation."""
 
-    def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        assert config.moe is not None
-        count, width, inner = config.moe.num_experts, config.hidden_size, config.moe.intermediate_size
-        experts = f"{name}.experts"
-        sources = ExpertSources(
-            gate_up=InterleavedGateUp(f"{experts}.gate_up_proj", (count, width, 2 * inner)),
-            down=Whole(f"{experts}.down_proj", (count, inner, width)),
-            gate_up_bias=InterleavedGateUp(f"{experts}.gate_up_proj_bias", (count, 2 * inner)),
-            down_bias=Whole(f"{experts}.down_proj_bias", (count, width)),
+    router_name = "router"
+    router_bias = True
+
+    @classmethod
+    def sources(cls, name: str, count: int, width: int, inner: int) -> ExpertSources:
+        return ExpertSources(
+            gate_up=InterleavedGateUp(f"{name}.gate_up_proj", (count, width, 2 * inner)),
+            down=Whole(f"{name}.down_proj", (count, inner, width)),
+            gate_up_bias=InterleavedGateUp(f"{name}.gate_up_proj_bias", (count, 2 * inner)),
+            down_bias=Whole(f"{name}.down_proj_bias", (count, width)),
         )
-        super().__init__(config, f"{name}.router", sources, router_bias=True, dtype=dtype, rngs=rngs)
 
     def activate(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         limit = self.config.swiglu_limit
@@ -63,6 +61,7 @@ class GptOss(Decoder):
             "original_max_position_embeddings": 4096,
         },
     }
+    moe_type = GptOssMoE
 
     @classmethod
     def is_windowed(cls, config: Mapping[str, Any], layer: int) -> bool:
@@ -78,7 +77,3 @@ class GptOss(Decoder):
             swiglu_alpha=config["swiglu_alpha"],
         )
         return {"attention_sinks": True, "moe": moe}
-
-    @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
-        return DecoderLayer(config, f"model.layers.{index}", mlp=GptOssMoE, **args)

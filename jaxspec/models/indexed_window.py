@@ -6,31 +6,16 @@ between draft steps.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.attention import AttentionKind, IndexedWindow, LayerCacheShape
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.indexed_window_attention import IndexedWindowAttention, cache_shape
-from jaxspec.models.layers import MLP, PreNormLayer, RMSNorm
-
-
-class IndexedWindowLayer(PreNormLayer):
-    """Pre-norm block over an indexed window."""
-
-    def __init__(
-        self, config: ModelConfig, kind: AttentionKind, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs
-    ):
-        assert isinstance(kind, IndexedWindow)
-        args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
-        width, eps = config.hidden_size, config.rms_norm_eps
-        self.input_norm = RMSNorm(width, eps, f"{name}.input_layernorm", **args)
-        self.attention = IndexedWindowAttention(config, kind, f"{name}.self_attn", **args)
-        self.mlp_norm = RMSNorm(width, eps, f"{name}.post_attention_layernorm", **args)
-        self.mlp = MLP(config, f"{name}.mlp", **args)
+from jaxspec.models.layers import DecoderLayer
 
 
 class IndexedWindowModel(Decoder):
@@ -57,7 +42,8 @@ class IndexedWindowModel(Decoder):
 
     @classmethod
     def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
-        return IndexedWindowLayer(config, cls.attention_kinds(config)[index], f"model.layers.{index}", **args)
+        attention = partial(IndexedWindowAttention, ratio=config.compress_ratios[index])
+        return DecoderLayer(config, f"model.layers.{index}", attention=attention, **args)
 
     @classmethod
     def layer_cache(cls, config: ModelConfig, kind: AttentionKind) -> LayerCacheShape:

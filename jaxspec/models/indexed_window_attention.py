@@ -79,14 +79,10 @@ class Compressor(nnx.Module):
 class IndexedWindowAttention(nnx.Module):
     """Grouped-query attention whose rows list the slots that they see, plus entries of a compressor."""
 
-    def __init__(
-        self, config: ModelConfig, kind: IndexedWindow, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs
-    ):
+    def __init__(self, config: ModelConfig, name: str, *, ratio: int, dtype: jnp.dtype, rngs: nnx.Rngs):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         self.heads = Attention(config, name, **args)
-        self.compressor = (
-            Compressor(config, kind.ratio, f"{name}.compressor", **args) if kind.ratio > 1 else None
-        )
+        self.compressor = Compressor(config, ratio, f"{name}.compressor", **args) if ratio > 1 else None
 
     def __call__(
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables

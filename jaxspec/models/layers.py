@@ -253,13 +253,28 @@ class MLP(nnx.Module):
         return self.down(self.activation(fused[..., 0, :]) * fused[..., 1, :])
 
 
-class PreNormLayer(nnx.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); a subclass makes the four parts."""
+class DecoderLayer(nnx.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)).
 
-    input_norm: Any
-    attention: Any
-    mlp_norm: Any
-    mlp: Any
+    `attention` and `mlp` make the two networks, from a config and a name.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        name: str,
+        *,
+        attention: Callable[..., Any] = Attention,
+        mlp: Callable[..., Any] = MLP,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
+        eps = config.rms_norm_eps
+        self.input_norm = RMSNorm(config.hidden_size, eps, f"{name}.input_layernorm", **args)
+        self.attention = attention(config, f"{name}.self_attn", **args)
+        self.mlp_norm = RMSNorm(config.hidden_size, eps, f"{name}.post_attention_layernorm", **args)
+        self.mlp = mlp(config, f"{name}.mlp", **args)
 
     def __call__(
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
@@ -268,23 +283,3 @@ class PreNormLayer(nnx.Module):
         attended, memory = self.attention(self.input_norm(x), memory, layer, rope)
         x = x + attended
         return x + self.mlp(self.mlp_norm(x)), memory
-
-
-class DecoderLayer(PreNormLayer):
-    """Pre-norm block of grouped-query attention; `mlp` makes a family's own feed-forward network."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        name: str,
-        *,
-        mlp: Callable[..., Any] = MLP,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ):
-        args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
-        eps = config.rms_norm_eps
-        self.input_norm = RMSNorm(config.hidden_size, eps, f"{name}.input_layernorm", **args)
-        self.attention = Attention(config, f"{name}.self_attn", **args)
-        self.mlp_norm = RMSNorm(config.hidden_size, eps, f"{name}.post_attention_layernorm", **args)
-        self.mlp = mlp(config, f"{name}.mlp", **args)

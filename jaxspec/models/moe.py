@@ -1,6 +1,6 @@
 """Feed-forward networks of routed experts."""
 
-from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -8,46 +8,37 @@ from flax import nnx
 from jaxspec_kernels.expert_matmul import Mxfp4Weight, expert_matmul, reads_each_expert_once
 
 from jaxspec.config import ModelConfig
+from jaxspec.models.expert_sources import ExpertSources, tensor_per_expert
 from jaxspec.models.layers import Linear
 from jaxspec.models.parameters import Source, parameter
-
-
-@dataclass(frozen=True)
-class ExpertSources:
-    """Where a checkpoint keeps the experts of a layer.
-
-    Attributes:
-      gate_up: [E, M, 2, F]; with `gate_up_bias` [E, 2, F] or None.
-      down: [E, F, M]; with `down_bias` [E, M] or None.
-    """
-
-    gate_up: Source
-    down: Source
-    gate_up_bias: Source | None = None
-    down_bias: Source | None = None
 
 
 class MoE(nnx.Module):
     """The weighted sum of the few experts that a linear router chooses for each row.
 
     A tie between experts goes to the one of the lower index.
+
+    Attributes:
+      router_name: what a checkpoint calls the router.
+      router_bias: it has one.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        router: str,
-        experts: ExpertSources,
-        *,
-        router_bias: bool,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ):
+    router_name: ClassVar[str] = "gate"
+    router_bias: ClassVar[bool] = False
+
+    def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         assert config.moe is not None
         self.config = config.moe
         count, width, inner = config.moe.num_experts, config.hidden_size, config.moe.intermediate_size
+        experts = self.sources(f"{name}.experts", count, width, inner)
         self.router = Linear(
-            width, count, router, axes=("embed", "experts"), bias=router_bias, dtype=dtype, rngs=rngs
+            width,
+            count,
+            f"{name}.{self.router_name}",
+            axes=("embed", "experts"),
+            bias=self.router_bias,
+            dtype=dtype,
+            rngs=rngs,
         )
         self.gate_up = parameter(
             rngs,
@@ -75,6 +66,11 @@ class MoE(nnx.Module):
         inner_axes = (("experts", count), (None, 2), ("feed_forward", inner))
         self.gate_up_bias = bias(experts.gate_up_bias, *inner_axes)
         self.down_bias = bias(experts.down_bias, ("experts", count), ("embed", width))
+
+    @classmethod
+    def sources(cls, name: str, count: int, width: int, inner: int) -> ExpertSources:
+        """Where a checkpoint keeps so many experts [M, F] that it calls `name`."""
+        return tensor_per_expert(name, count, width, inner)
 
     def activate(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         """What the down projection reads, of the two others' outputs."""

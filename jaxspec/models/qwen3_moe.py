@@ -6,26 +6,8 @@ Source: the `Qwen3MoeForCausalLM` of transformers.
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
-from flax import nnx
-
-from jaxspec.config import ModelConfig, MoeConfig
+from jaxspec.config import MoeConfig
 from jaxspec.models.decoder import Decoder
-from jaxspec.models.expert_sources import tensor_per_expert
-from jaxspec.models.layers import MLP, DecoderLayer
-from jaxspec.models.moe import MoE
-
-
-class Qwen3Experts(MoE):
-    """Experts with tensors of their own."""
-
-    def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        assert config.moe is not None
-        moe = config.moe
-        sources = tensor_per_expert(
-            f"{name}.experts", moe.num_experts, config.hidden_size, moe.intermediate_size
-        )
-        super().__init__(config, f"{name}.gate", sources, router_bias=False, dtype=dtype, rngs=rngs)
 
 
 class Qwen3Moe(Decoder):
@@ -62,9 +44,3 @@ class Qwen3Moe(Decoder):
             dense_layers=tuple(i for i in layers if i in dense or (i + 1) % step),
         )
         return {"qk_norm": True, "moe": moe}
-
-    @classmethod
-    def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
-        assert config.moe is not None
-        mlp = MLP if index in config.moe.dense_layers else Qwen3Experts
-        return DecoderLayer(config, f"model.layers.{index}", mlp=mlp, **args)

@@ -8,6 +8,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 BLOCK = 32
@@ -15,8 +16,7 @@ BLOCK = 32
 MAX_SCALE = 128
 """The largest exponent, which stands for a factor of 2: what one product reaches in `mxfp4_ptx.py`."""
 
-_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_VALUES = np.asarray([*_MAGNITUDES, *(-m for m in _MAGNITUDES)], np.float32)
+_VALUES = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("values", "scale"), meta_fields=())

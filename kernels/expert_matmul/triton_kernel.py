@@ -35,14 +35,14 @@ def expert_matmul(x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4We
         "block_rows": block_rows,
     }
     if isinstance(weights, Mxfp4Weight):
-        kernel, arrays = mxfp4_expert_matmul, (weights.values, weights.scale)
+        kernel, arrays = mxfp4_expert_matmul, [weights.values, weights.scale]
         x = x.reshape(rows, width // 4, 4).swapaxes(1, 2)
         # A thread copies four scales of a tile, one word: fewer would not be copied ahead, and a tile would
         # wait for them. With more rows and no more outputs a program would read as much of x as of weights.
         options |= {"block_outputs": 64 if is_low else 128, "num_warps": 4 if is_low else 8}
         options |= {"block_width": 256, "num_stages": 3 if block_rows < 64 else 2}
     else:
-        kernel, arrays = dense_expert_matmul, (weights,)
+        kernel, arrays = dense_expert_matmul, [weights]
         options |= {"block_outputs": 64 if is_low else 128, "num_warps": 4}
         options |= {"block_width": 64, "num_stages": 4}
     groups = group_rows(experts, count) if grouped else (experts, experts)

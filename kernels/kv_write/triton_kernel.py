@@ -32,7 +32,6 @@ def _kv_write_kernel(
     slots,
     keys,
     values,
-    _cache,
     heads: tl.constexpr,
     page_size: tl.constexpr,
     head_dim: tl.constexpr,

@@ -24,7 +24,7 @@ def latent_write(cache: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Arr
 
 
 @triton.jit
-def _latent_write_kernel(cache, slots, rows, _cache, size: tl.constexpr, block_size: tl.constexpr):
+def _latent_write_kernel(cache, slots, rows, size: tl.constexpr, block_size: tl.constexpr):
     row = tl.program_id(0)
     at = tl.arange(0, block_size)
     mask = at < size

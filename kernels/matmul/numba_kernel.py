@@ -6,6 +6,7 @@ for bit. XLA's products promise no such thing; they are about as fast where memo
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +49,7 @@ def matmul(
 def _target(rows: int) -> str:
     """Compiles and registers the kernel for so many rows; returns its name."""
     name = f"jaxspec_matmul_float32_{rows}"
-    scope = {"__name__": __name__, "np": np, "carray": carray, "call": call}
+    scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
     scope["address"] = call.address_of(name)
     call.define(_source(rows, name), __file__, scope)
     call.register(name, scope[f"{name}_part"], scope[f"{name}_handler"], fastmath={"contract"})

@@ -98,7 +98,7 @@ def {name}_handler(frame):
 def _target(form: str, group: int) -> str:
     """Compiles and registers the kernel for a form of weight and groups of so many rows; returns its name."""
     name, stored = f"jaxspec_matmul_{form}_{group}", _FORMS[form]
-    scope = {"__name__": __name__, "np": np, "carray": carray, "call": call}
+    scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
     scope |= {"address": call.address_of(name), "multiply": _multiply(stored, group)}
     blocks = [f"call.address(call.argument(frame, {i}))" for i in (2, 3)]
     scale, offset = (blocks[i] if i < stored.blocks else "0" for i in range(2))

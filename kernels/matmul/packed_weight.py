@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -124,12 +125,13 @@ def pack(
         values = values[0::2] | values[1::2] << 4
     if values.dtype == ml_dtypes.bfloat16:
         values = values.view(np.uint16)
-    arrays = (None if array is None else _tiled(array) for array in (values, scale, offset))
-    return PackedWeight(*arrays, shape)  # type: ignore[arg-type]
+    return PackedWeight(_tiled(values), _tiled(scale), _tiled(offset), shape)
 
 
-def _tiled(array: np.ndarray) -> np.ndarray:
+def _tiled(array: np.ndarray | None) -> Any:
     """[tiles, inputs, TILE] of [inputs, outputs]."""
+    if array is None:
+        return None
     tiles = -(-array.shape[1] // TILE)
     full = np.zeros((array.shape[0], tiles * TILE), array.dtype)
     full[:, : array.shape[1]] = array

@@ -39,7 +39,6 @@ def _rope_kv_write_kernel(
     projected,
     cos,
     sin,
-    _cache,
     queries,
     heads: tl.constexpr,
     group: tl.constexpr,

@@ -1,8 +1,17 @@
-"""Where in the paged cache each row's keys and values are written."""
+"""Where in the paged cache each row's keys and values are written, and which positions it sees."""
 
 from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.slot_mapping import reference
 
-slot_mapping = Op("slot_mapping", xla=reference.slot_mapping)
 
-__all__ = ["slot_mapping"]
+def _triton():
+    from jaxspec_kernels.slot_mapping.triton_kernel import place_rows
+
+    return place_rows
+
+
+slot_mapping = Op("slot_mapping", xla=reference.slot_mapping)
+# XLA takes 2.1 to 4.4 us, the Triton kernel 4.1 to 8.6 (an H200; results/gpu).
+place_rows = Op("place_rows", xla=reference.place_rows, triton=_triton, default="xla")
+
+__all__ = ["place_rows", "slot_mapping"]

@@ -1,4 +1,4 @@
-"""The slot mapping in pure JAX."""
+"""Slots and visible ranges in pure JAX."""
 
 import jax
 import jax.numpy as jnp
@@ -26,3 +26,26 @@ def slot_mapping(
     block = jnp.where(owned, positions // page_size, 0)
     page = jnp.take_along_axis(page_table, block, axis=1, mode="promise_in_bounds")
     return jnp.where(owned, page, 0) * page_size + positions % page_size
+
+
+def place_rows(
+    positions: jax.Array,
+    valid: jax.Array,
+    page_table: jax.Array,
+    *,
+    page_size: int,
+    window: int | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Where rows write, and what they see under full attention or within a window.
+
+    Args:
+      positions, valid, page_table, page_size: see `slot_mapping`.
+      window: how many positions a row sees, its own included; None for all up to its own.
+
+    Returns:
+      The slots, i32[B, Q], and the first and the last position that each row sees, i32[B, Q] both; the last
+      is -1 for a row whose slot lies in page 0, which sees nothing.
+    """
+    slots = slot_mapping(positions, valid, page_table, page_size=page_size)
+    first = jnp.zeros_like(positions) if window is None else jnp.maximum(positions - (window - 1), 0)
+    return slots, first, jnp.where(slots >= page_size, positions, -1)

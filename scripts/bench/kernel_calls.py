@@ -2,26 +2,25 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec_kernels import (
-    expert_matmul,
-    gumbel_sample,
-    kv_write,
-    latent_attention,
-    latent_write,
-    matmul,
-    paged_attention,
-    rope_kv_write,
-)
 from jaxspec_kernels.dispatch import Op
-from jaxspec_kernels.matmul import BLOCK, PackedWeight, pack
+from jaxspec_kernels.expert_matmul import BLOCK as SCALE_BLOCK
+from jaxspec_kernels.expert_matmul import expert_matmul
+from jaxspec_kernels.gumbel_sample import gumbel_sample
+from jaxspec_kernels.kv_write import kv_write
+from jaxspec_kernels.latent_attention import latent_attention
+from jaxspec_kernels.latent_write import latent_write
+from jaxspec_kernels.matmul import BLOCK, PackedWeight, matmul, pack
+from jaxspec_kernels.paged_attention import paged_attention
 from jaxspec_kernels.random import Purpose
+from jaxspec_kernels.rope_kv_write import rope_kv_write
+from jaxspec_kernels.slot_mapping import place_rows
 
+from bench import kernel_cases as cases
 from bench.random_mxfp4 import random_mxfp4
 
 # Sums that differ in their order only, by the norm of the difference over the norm of the result.
@@ -52,9 +51,15 @@ class Call:
 
 def all_calls() -> Iterator[Call]:
     """Every case of every operation that has a kernel."""
-    for module, make in _MAKERS.items():
-        for case in __import__(f"{module.__name__}.cases", fromlist=["CASES"]).CASES:
-            yield make(case)
+    yield from map(_kv_write, cases.kv_write.CASES)
+    yield from map(_rope_kv_write, cases.rope_kv_write.CASES)
+    yield from map(_gumbel_sample, cases.gumbel_sample.CASES)
+    yield from map(_paged_attention, cases.paged_attention.CASES)
+    yield from map(_latent_write, cases.latent_write.CASES)
+    yield from map(_latent_attention, cases.latent_attention.CASES)
+    yield from map(_matmul, cases.matmul.CASES)
+    yield from map(_expert_matmul, cases.expert_matmul.CASES)
+    yield from map(_place_rows, cases.slot_mapping.CASES)
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> jax.Array:
@@ -66,7 +71,7 @@ def _own_slots(rng: np.random.Generator, slots: int, rows: int, pages: int, page
     return jnp.asarray(owned[: slots * rows].reshape(slots, rows), jnp.int32)
 
 
-def _kv_write(case: Any) -> Call:
+def _kv_write(case: cases.kv_write.Case) -> Call:
     size = (case.slots, case.rows, case.kv_heads, case.head_dim)
 
     def arguments(seed: int) -> tuple:
@@ -78,10 +83,10 @@ def _kv_write(case: Any) -> Call:
         return cache, slots, _normal(rng, size, case.dtype), _normal(rng, size, case.dtype)
 
     moved = 4 * int(np.prod(size)) * jnp.dtype(case.dtype).itemsize
-    return Call(kv_write.kv_write, case.name, arguments, {}, 1, moved, 0.0)
+    return Call(kv_write, case.name, arguments, {}, 1, moved, 0.0)
 
 
-def _rope_kv_write(case: Any) -> Call:
+def _rope_kv_write(case: cases.rope_kv_write.Case) -> Call:
     size = (case.slots, case.rows, case.kv_heads, case.group + 2, case.head_dim)
 
     def arguments(seed: int) -> tuple:
@@ -94,10 +99,10 @@ def _rope_kv_write(case: Any) -> Call:
         return cache, slots, _normal(rng, size, case.dtype), jnp.cos(angles), jnp.sin(angles)
 
     moved = 2 * int(np.prod(size)) * jnp.dtype(case.dtype).itemsize
-    return Call(rope_kv_write.rope_kv_write, case.name, arguments, {}, 1, moved, _SUM_BOUND[case.dtype])
+    return Call(rope_kv_write, case.name, arguments, {}, 1, moved, _SUM_BOUND[case.dtype])
 
 
-def _gumbel_sample(case: Any) -> Call:
+def _gumbel_sample(case: cases.gumbel_sample.Case) -> Call:
     def arguments(seed: int) -> tuple:
         rng = np.random.default_rng(seed)
         return (
@@ -112,7 +117,7 @@ def _gumbel_sample(case: Any) -> Call:
 
     moved = 2 * 4 * case.slots * case.vocabulary
     # The tokens are the same; of the logits over the temperature XLA on a GPU rounds some an ulp off.
-    return Call(_Reordered(gumbel_sample.gumbel_sample), case.name, arguments, {}, 2, moved, 1e-7)
+    return Call(_Reordered(gumbel_sample), case.name, arguments, {}, 2, moved, 1e-7)
 
 
 class _Reordered(Op):
@@ -128,7 +133,9 @@ class _Reordered(Op):
         return self.op(*rest, tokens, processed, purpose=Purpose.DRAFT, implementation=implementation)
 
 
-def _sight(case: Any) -> tuple[np.ndarray, np.ndarray, int]:
+def _sight(
+    case: cases.paged_attention.Case | cases.latent_attention.Case,
+) -> tuple[np.ndarray, np.ndarray, int]:
     """First and last visible position of every row, and how many positions the slots' rows see."""
     end = case.context * (np.arange(case.slots) + 1) // case.slots
     if case.empty:
@@ -138,7 +145,7 @@ def _sight(case: Any) -> tuple[np.ndarray, np.ndarray, int]:
     return first, last, int(np.where(last >= first, last - first + 1, 0).max(axis=1).sum())
 
 
-def _paged_attention(case: Any) -> Call:
+def _paged_attention(case: cases.paged_attention.Case) -> Call:
     pages, heads = 1 + case.slots * case.table_width, case.kv_heads
     first, last, seen = _sight(case)
     size = (case.slots, case.rows, heads * case.group, case.head_dim)
@@ -156,12 +163,10 @@ def _paged_attention(case: Any) -> Call:
     static: dict[str, Any] = {"scale": case.head_dim**-0.5}
     if case.sinks:
         static["sinks"] = jnp.linspace(-2, 2, heads * case.group, dtype=dtype)
-    return Call(
-        paged_attention.paged_attention, case.name, arguments, static, 0, moved, _SUM_BOUND[case.dtype]
-    )
+    return Call(paged_attention, case.name, arguments, static, 0, moved, _SUM_BOUND[case.dtype])
 
 
-def _latent_write(case: Any) -> Call:
+def _latent_write(case: cases.latent_write.Case) -> Call:
     size = (case.slots, case.rows, case.size)
 
     def arguments(seed: int) -> tuple:
@@ -171,10 +176,10 @@ def _latent_write(case: Any) -> Call:
         return cache, slots, _normal(rng, size, case.dtype)
 
     moved = 2 * int(np.prod(size)) * jnp.dtype(case.dtype).itemsize
-    return Call(latent_write.latent_write, case.name, arguments, {}, 1, moved, 0.0)
+    return Call(latent_write, case.name, arguments, {}, 1, moved, 0.0)
 
 
-def _latent_attention(case: Any) -> Call:
+def _latent_attention(case: cases.latent_attention.Case) -> Call:
     pages, width = 1 + case.slots * case.table_width, case.value_dim + case.rope_dim
     first, last, seen = _sight(case)
     rows = case.slots * case.rows * case.heads
@@ -189,12 +194,10 @@ def _latent_attention(case: Any) -> Call:
 
     moved = (seen * width + rows * (width + case.value_dim)) * dtype.itemsize
     static = {"value_dim": case.value_dim, "scale": width**-0.5}
-    return Call(
-        latent_attention.latent_attention, case.name, arguments, static, 0, moved, _SUM_BOUND[case.dtype]
-    )
+    return Call(latent_attention, case.name, arguments, static, 0, moved, _SUM_BOUND[case.dtype])
 
 
-def _matmul(case: Any) -> Call:
+def _matmul(case: cases.matmul.Case) -> Call:
     itemsize = {"uint8": 0.5 + 8 / BLOCK, "int8": 1 + 4 / BLOCK, "bfloat16": 2}
 
     def weight(rng: np.random.Generator) -> jax.Array | PackedWeight:
@@ -215,10 +218,10 @@ def _matmul(case: Any) -> Call:
     each = itemsize[case.packed] if case.packed else jnp.dtype(case.dtype).itemsize
     moved = int(each * case.width * case.outputs)
     moved += case.rows * (case.width + case.outputs) * jnp.dtype(case.dtype).itemsize
-    return Call(matmul.matmul, case.name, arguments, {}, 0, moved, _SUM_BOUND[case.dtype])
+    return Call(matmul, case.name, arguments, {}, 0, moved, _SUM_BOUND[case.dtype])
 
 
-def _expert_matmul(case: Any) -> Call:
+def _expert_matmul(case: cases.expert_matmul.Case) -> Call:
     def chosen(seed: int) -> np.ndarray:
         first = case.experts - case.spread
         return (first + np.random.default_rng(seed).integers(0, case.spread, case.rows)).astype(np.int32)
@@ -230,20 +233,21 @@ def _expert_matmul(case: Any) -> Call:
         return x, jnp.asarray(chosen(seed)), make(key, size, x.dtype)
 
     itemsize = jnp.dtype(case.dtype).itemsize
-    each = 0.5 + 1 / expert_matmul.BLOCK if case.packed else itemsize
+    each = 0.5 + 1 / SCALE_BLOCK if case.packed else itemsize
     moved = int(np.unique(chosen(0)).size * case.width * case.outputs * each)
     moved += case.rows * (case.width * itemsize + case.outputs * 4)
     bound = _SUM_BOUND[case.dtype]
-    return Call(expert_matmul.expert_matmul, case.name, arguments, {}, 0, moved, bound)
+    return Call(expert_matmul, case.name, arguments, {}, 0, moved, bound)
 
 
-_MAKERS: Mapping[ModuleType, Callable[[Any], Call]] = {
-    kv_write: _kv_write,
-    rope_kv_write: _rope_kv_write,
-    gumbel_sample: _gumbel_sample,
-    paged_attention: _paged_attention,
-    latent_write: _latent_write,
-    latent_attention: _latent_attention,
-    matmul: _matmul,
-    expert_matmul: _expert_matmul,
-}
+def _place_rows(case: cases.slot_mapping.Case) -> Call:
+    size = (case.slots, case.rows)
+
+    def arguments(seed: int) -> tuple:
+        rng = np.random.default_rng(seed)
+        pages = 1 + rng.permutation(case.slots * case.table_width).reshape(case.slots, case.table_width)
+        positions = np.tile(case.start + np.arange(case.rows), (case.slots, 1))
+        return jnp.asarray(positions, jnp.int32), jnp.ones(size, bool), jnp.asarray(pages, jnp.int32)
+
+    static = {"page_size": case.page_size, "window": case.window}
+    return Call(place_rows, case.name, arguments, static, 0, 21 * int(np.prod(size)), 0.0)

@@ -1,38 +1,52 @@
 import json
+import os
+import threading
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from jaxspec.batch import Row, RowError, read_rows
+from jaxspec.batch import STDIN, InputError, Row, RowError, count_rows, read_rows, rows
 
 
-def read(tmp_path, *lines):
-    path = tmp_path / "in.jsonl"
+def write(path, *lines):
     path.write_bytes(b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines))
-    return list(read_rows(path))
+    return path
 
 
-def test_every_form_of_a_row(tmp_path):
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lambda *lines: list(read_rows(write(tmp_path / "in.jsonl", *lines).name))
+
+
+def row(line, row_id, prompt, *turns, file="in.jsonl"):
+    return Row(f"{file} line {line}", row_id, prompt, turns)
+
+
+def test_every_form_of_a_row(read):
     messages = [{"role": "user", "content": "hi"}]
-    rows = [
+    lines = [
         {"prompt": "hi"},
         {"prompt": [1, 2], "id": "ids"},
         {"messages": messages, "id": 9},
         {"turns": ["a", "b"], "category": "writing"},
     ]
-    assert read(tmp_path, *map(json.dumps, rows)) == [
-        Row(0, 0, "hi"),
-        Row(1, "ids", [1, 2]),
-        Row(2, 9, messages),
-        Row(3, 3, None, ("a", "b")),
+    assert read(*map(json.dumps, lines)) == [
+        row(1, 0, "hi"),
+        row(2, "ids", [1, 2]),
+        row(3, 9, messages),
+        row(4, 3, None, "a", "b"),
     ]
 
 
-def test_blank_lines_count_as_lines_but_not_as_rows(tmp_path):
-    assert read(tmp_path, "", '{"prompt": "hi"}\r', "  ", "") == [Row(1, 1, "hi")]
+def test_blank_lines_count_as_lines_but_not_as_rows(read):
+    assert read("", '{"prompt": "hi"}\r', "  ", "") == [row(2, 1, "hi")]
+    assert count_rows("in.jsonl") == 1
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
-    assert read(tmp_path, b'\xef\xbb\xbf{"prompt": "hi"}') == [Row(0, 0, "hi")]
+def test_a_byte_order_mark_is_no_part_of_the_first_row(read):
+    assert read(b'\xef\xbb\xbf{"prompt": "hi"}') == [row(1, 0, "hi")]
 
 
 @pytest.mark.parametrize(
@@ -48,26 +62,160 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
         ('{"prompt": []}', "prompt is empty"),
         ('{"prompt": 3}', "prompt must be text or a list of token ids"),
         ('{"prompt": [1, true]}', "prompt must be text or a list of token ids"),
+        ('{"prompt": "\\ud800"}', "prompt is not valid Unicode"),
         ('{"messages": []}', "messages is empty"),
         ('{"messages": [{"role": "user"}]}', r"messages\[0\]\['content'\] must be a string"),
+        ('{"messages": [{"role": "user", "content": "\\udfff"}]}', "messages is not valid Unicode"),
         ('{"turns": ["a", ""]}', "turns must be a list of texts, none of them empty"),
         ('{"turns": []}', "turns must be a list of texts"),
+        ('{"turns": ["a", "\\uD800b"]}', "turns is not valid Unicode"),
         ('{"prompt": "a", "id": 1.5}', "id must be text or a whole number, got 1.5"),
         ('{"prompt": "a", "id": null}', "id must be text or a whole number, got None"),
         ('{"prompt": "a", "id": "\\ud800"}', "id is not valid Unicode"),
+        ('{"prompt": "a", "id": ' + "7" * 5000 + "}", "4300 digits"),
+        ('{"prompt": {"a\\nb": 1}, "id": "' + "long " * 1000 + '"}', "prompt must be text"),
+        ('{"messages": [{"role": "user", "content": ["' + "long " * 1000 + '"]}]}', "must be a string, got"),
     ],
 )
-def test_a_bad_row_is_reported_with_its_line_and_the_next_still_read(tmp_path, line, problem):
-    first, bad, last = read(tmp_path, '{"prompt": "a"}', line, '{"prompt": "b"}')
+def test_a_bad_row_is_reported_with_its_line_and_the_next_still_read(read, line, problem):
+    first, bad, last = read('{"prompt": "a"}', line, '{"prompt": "b"}')
     assert isinstance(bad, RowError)
-    assert str(bad).startswith("line 2: ")
+    assert str(bad).startswith("in.jsonl line 2: ")
     assert "\n" not in str(bad)
+    assert len(str(bad)) < 400
     with pytest.raises(RowError, match=problem):
         raise bad
-    assert (first, last) == (Row(0, 0, "a"), Row(2, 2, "b"))
+    assert (first, last) == (row(1, 0, "a"), row(3, 2, "b"))
 
 
-def test_an_id_is_taken_once(tmp_path):
-    rows = read(tmp_path, '{"prompt": "a", "id": 1}', '{"prompt": "b"}', '{"prompt": "c", "id": "1"}')
-    assert str(rows[1]) == "line 2: id 1 is taken by line 1"
-    assert rows[2] == Row(2, "1", "c")
+def test_an_id_is_taken_once(read):
+    found = read('{"prompt": "a", "id": 1}', '{"prompt": "b"}', '{"prompt": "c", "id": "1"}')
+    assert str(found[1]) == "in.jsonl line 2: id 1 is taken by in.jsonl line 1"
+    assert found[2] == row(3, "1", "c")
+
+
+def test_several_files_are_one_input(tmp_path, monkeypatch):
+    """As if they came out of `cat`: lines without an id are counted through all of them."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a", '{"prompt": "a"}', '{"prompt": "b", "id": "x"}')
+    write(tmp_path / "b", "", '{"prompt": "c"}', '{"prompt": "d", "id": "x"}', '{"prompt": "e", "id": 0}')
+    *found, x, zero = read_rows("a", "b")
+    assert found == [
+        row(1, 0, "a", file="a"),
+        row(2, "x", "b", file="a"),
+        row(2, 3, "c", file="b"),
+    ]
+    assert str(x) == "b line 3: id 'x' is taken by a line 2"
+    assert str(zero) == "b line 4: id 0 is taken by a line 1"
+    assert count_rows("a", "b") == 5
+
+
+def test_a_line_that_is_too_long_is_passed_over_and_never_held(read, monkeypatch):
+    monkeypatch.setattr(rows, "MAX_LINE", 40)
+    short = '{"prompt": "' + "x" * (40 - 15) + '"}'
+    first, error, last = read(short, '{"prompt": "' + "y" * 300 + '"}', '{"prompt": "b"}')
+    assert (first.prompt, last) == ("x" * 25, row(3, 2, "b"))
+    assert str(error) == "in.jsonl line 2: longer than 40 bytes"
+    assert [str(error) for error in read("z" * 40)] == [
+        "in.jsonl line 1: not JSON: Expecting value at column 1"
+    ]
+    for length in range(41, 140):
+        error, last = read("z" * length, '{"prompt": "b"}')
+        assert (str(error), last.id) == ("in.jsonl line 1: longer than 40 bytes", 1)
+
+
+def test_a_pipe_is_read_once_row_by_row():
+    reading, writing = os.pipe()
+    found = read_rows(f"/dev/fd/{reading}")
+    with open(writing, "w") as pipe:
+        for i in range(3):
+            pipe.write(f'{{"prompt": "w{i}"}}\n')
+            pipe.flush()
+            if i == 0:
+                # Buffered reading takes what is there, and what is there is enough for a row.
+                assert next(found).prompt == "w0"
+    assert [row.prompt for row in found] == ["w1", "w2"]
+    assert count_rows(f"/dev/fd/{reading}") is None
+    os.close(reading)
+
+
+def test_a_named_pipe_is_opened_once(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=lambda: path.write_text('{"prompt": "a"}\n'))
+    writer.start()
+    assert count_rows(path) is None
+    assert [row.prompt for row in read_rows(path)] == ["a"]
+    writer.join()
+
+
+def test_standard_input(tmp_path, monkeypatch):
+    write(tmp_path / "in.jsonl", '{"prompt": "a"}', "{")
+    saved = os.dup(0)
+    with (tmp_path / "in.jsonl").open("rb") as file:
+        os.dup2(file.fileno(), 0)
+    try:
+        assert count_rows(STDIN) is None
+        found, error = read_rows(STDIN)
+    finally:
+        os.dup2(saved, 0)
+        os.close(saved)
+    assert found == row(1, 0, "a", file="stdin")
+    assert str(error).startswith("stdin line 2: not JSON")
+
+
+def test_what_cannot_be_read_is_named_before_anything_is_read(tmp_path):
+    good = write(tmp_path / "in.jsonl", '{"prompt": "a"}')
+    for path, problem in [(tmp_path / "missing", "No such file or directory"), (tmp_path, "Is a directory")]:
+        with pytest.raises(InputError, match=f"^cannot read {path}: {problem}$"):
+            read_rows(good, path)
+
+
+def test_a_file_that_vanishes_is_named_when_its_turn_comes(tmp_path):
+    path = write(tmp_path / "in.jsonl", '{"prompt": "a"}')
+    found = read_rows(path)
+    path.unlink()
+    with pytest.raises(InputError, match=f"^cannot read {path}: No such file or directory$"):
+        next(found)
+
+
+def test_a_digest_is_of_what_is_asked_and_of_nothing_else(read):
+    digests = [
+        found.digest
+        for found in read(
+            '{"prompt": "a"}',
+            '{"prompt":"a",  "id": "x", "category": 3}',
+            '{"prompt": "\\u0061"}',
+            '{"prompt": "b"}',
+            '{"prompt": [1, 2]}',
+            '{"turns": ["a"]}',
+            '{"turns": ["a", "b"]}',
+            '{"messages": [{"role": "user", "content": "a"}]}',
+            '{"messages": [{"content": "a", "role": "user"}]}',
+        )
+    ]
+    assert digests[0] == digests[1] == digests[2]
+    assert digests[7] == digests[8]
+    assert len(set(digests)) == 6
+    assert all(len(digest) == 16 for digest in digests)
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(st.characters(codec=None))),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=3), values, max_size=3),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(["prompt", "messages", "turns", "id", "role", "content"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.binary(max_size=60), st.dictionaries(KEYS, JSON, max_size=3).map(json.dumps)))
+def test_whatever_a_line_holds_it_is_one_row_or_one_error(tmp_path_factory, line):
+    line = line if isinstance(line, bytes) else line.encode()
+    path = tmp_path_factory.getbasetemp() / "fuzz.jsonl"
+    write(path, line.replace(b"\n", b" "), '{"prompt": "b", "id": "the last"}')
+    *found, last = read_rows(path)
+    assert last.prompt == "b"
+    assert len(found) == count_rows(path) - 1
+    for item in found:
+        assert isinstance(item, Row) or str(item).startswith(f"{path} line 1: ")

@@ -7,9 +7,11 @@ def summary(**changes):
     for drafted, accepted in [(2, 2), (2, 0), (2, 1), (2, 2), (0, 0)]:
         stats.add_step(drafted, accepted)
     values = {
-        "rows": 3,
-        "rows_failed": 1,
-        "rows_skipped": 2,
+        "rows": 7,
+        "answered": 3,
+        "skipped": 2,
+        "failures": ("in.jsonl line 2: bad",),
+        "seed": 5,
         "prompt_tokens": 12,
         "tokens": 30,
         "load_seconds": 7.0,
@@ -17,6 +19,12 @@ def summary(**changes):
         "stats": stats,
     }
     return Summary(**{**values, **changes})
+
+
+def test_a_row_without_an_answer_has_failed():
+    """Also one that nobody reported."""
+    assert summary().failed == 2
+    assert summary(answered=5).failed == 0
 
 
 def test_speed_leaves_loading_out():
@@ -27,7 +35,9 @@ def test_speed_leaves_loading_out():
 def test_the_dict_holds_counts_speed_and_acceptance():
     values = summary().as_dict()
     assert values["tokens_per_second"] == 20.0
-    assert (values["rows"], values["rows_failed"], values["rows_skipped"]) == (3, 1, 2)
+    assert [values[name] for name in ("rows", "answered", "failed", "skipped")] == [7, 3, 2, 2]
+    assert values["failures"] == ["in.jsonl line 2: bad"]
+    assert values["seed"] == 5
     assert values["acceptance_length"] == 2.25
     assert values["acceptance_per_position"] == [0.75, 0.5]
     assert values["conditional_acceptance"] == [0.75, 2 / 3]
@@ -35,7 +45,8 @@ def test_the_dict_holds_counts_speed_and_acceptance():
 
 def test_the_table():
     assert summary().table().splitlines() == [
-        "rows                    3 (1 failed, 2 done before)",
+        "rows                    7: 3 answered, 2 failed, 2 answered before",
+        "seed                    5",
         "tokens                  30 in 1.5 s, after 7.0 s of loading",
         "tokens/s                20.0",
         "target passes           5 (4 of them with drafts to verify)",

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxspec.attention import PageTable
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.drafters.base import Context
 from jaxspec.drafters.one_pass import OnePassDrafter
@@ -16,13 +17,14 @@ SLOTS, DRAFTS, VOCABULARY = 3, 4, 100_000
 class FlatLoop(AutoregressiveDrafter):
     """Drafts one token from the one before, all tokens being equally likely."""
 
-    num_speculative_tokens = DRAFTS
     draft_vocab_size = VOCABULARY
+    refresh = advance = None  # not called
 
     def __init__(self):
+        super().__init__(num_speculative_tokens=DRAFTS)
         self.target_ids, self.draft_ids = nnx.data(None), nnx.data(None)
 
-    def run(self, target, tokens, hidden, positions, valid, cache, page_table):
+    def run(self, target, tokens, hidden, blocks, cache):
         return hidden, cache
 
     def logits(self, target, hidden):
@@ -32,7 +34,10 @@ class FlatLoop(AutoregressiveDrafter):
 class FlatBlock(OnePassDrafter):
     """The same in one pass."""
 
-    num_speculative_tokens = DRAFTS
+    refresh = None  # not called
+
+    def __init__(self):
+        super().__init__(num_speculative_tokens=DRAFTS)
 
     def block_logits(self, target, context, cache):
         return jnp.zeros((SLOTS, DRAFTS, VOCABULARY)), cache
@@ -53,7 +58,7 @@ def drafts_of(drafter, length):
         history=jnp.zeros((SLOTS, 100), jnp.int32),
         length=jnp.full(SLOTS, length, jnp.int32),
         active=jnp.ones(SLOTS, bool),
-        page_table=jnp.zeros((SLOTS, 1), jnp.int32),
+        page_table=PageTable(jnp.zeros((SLOTS, 1), jnp.int32), 16),
         sampling=sampling,
     )
     proposal, _ = drafter.propose(None, context, (), mode=SamplingMode.TEMPERATURE)

@@ -12,7 +12,7 @@ def test_a_pages_users_are_those_that_took_it_and_page_zero_has_none():
     owned: list[list[int]] = []
     holds: dict[bytes, int] = {}
     found = 0
-    for step in range(2000):
+    for _ in range(2000):
         key = bytes([rng.randrange(12)])
         used = {page for pages in owned for page in pages}
         action = rng.random()

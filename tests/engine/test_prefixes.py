@@ -109,5 +109,5 @@ def test_without_prefix_caching_nothing_is_found(tiny_engines, prompts):
 
 
 def test_prefix_caching_is_true_or_false():
-    with pytest.raises(ConfigError, match="engine.prefix_caching must be true or false, not 'off'"):
+    with pytest.raises(ConfigError, match="must be true or false, not 'off'"):
         EngineConfig(prefix_caching="off")

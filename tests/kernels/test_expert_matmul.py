@@ -2,8 +2,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bench.kernel_cases.expert_matmul import CASES
 from jaxspec_kernels.expert_matmul import Mxfp4Weight, expert_matmul, pack_mxfp4, reads_each_expert_once
-from jaxspec_kernels.expert_matmul.cases import CASES
 
 OP = expert_matmul
 BOUND = {"float32": 1e-6, "bfloat16": 1e-5}

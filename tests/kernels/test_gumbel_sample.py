@@ -2,9 +2,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bench.kernel_cases.gumbel_sample import CASES
 from jaxspec_kernels import random
 from jaxspec_kernels.gumbel_sample import gumbel_sample
-from jaxspec_kernels.gumbel_sample.cases import CASES
 from jaxspec_kernels.random import Purpose
 
 OP = gumbel_sample

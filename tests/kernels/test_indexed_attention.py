@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bench.kernel_cases.indexed_attention import CASES
 from jaxspec_kernels.indexed_attention import indexed_attention
-from jaxspec_kernels.indexed_attention.cases import CASES
 
 OP = indexed_attention
 BOUND = {"float32": 2e-6, "bfloat16": 6e-3}

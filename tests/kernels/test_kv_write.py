@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bench.kernel_cases.kv_write import CASES
 from jaxspec_kernels.kv_write import kv_write
-from jaxspec_kernels.kv_write.cases import CASES
 
 OP = kv_write
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bench.kernel_cases.latent_write import CASES
 from jaxspec_kernels.latent_write import latent_write
-from jaxspec_kernels.latent_write.cases import CASES
 
 OP = latent_write
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bench.kernel_cases.matmul import CASES
 from jaxspec_kernels.matmul import matmul
-from jaxspec_kernels.matmul.cases import CASES
 
 OP = matmul
 BOUND = {"float32": 1e-6, "bfloat16": 8e-3}

@@ -1,8 +1,8 @@
 import jax
 import numpy as np
 import pytest
+from bench.kernel_cases.paged_attention import CASES
 from jaxspec_kernels.paged_attention import paged_attention
-from jaxspec_kernels.paged_attention.cases import CASES
 from paged_attention_arguments import arguments, attention_in_float64, sink_logits
 
 pytestmark = [

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bench.kernel_cases.paged_attention import CASES
 from jaxspec_kernels.paged_attention import paged_attention
-from jaxspec_kernels.paged_attention.cases import CASES
 from paged_attention_arguments import arguments, attention_in_float64
 
 SMALL = [case for case in CASES if case.context < 500 and case.slots < 8 and case.dtype == "float32"]

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bench.kernel_cases.rope_kv_write import CASES
 from jaxspec_kernels.rope_kv_write import rope_kv_write
-from jaxspec_kernels.rope_kv_write.cases import CASES
 
 OP = rope_kv_write
 

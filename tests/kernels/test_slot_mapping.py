@@ -1,31 +1,58 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec_kernels.slot_mapping import slot_mapping
-from jaxspec_kernels.slot_mapping.cases import CASES
+from bench.kernel_cases.slot_mapping import CASES
+from jaxspec_kernels.slot_mapping import place_rows, slot_mapping
 
-OP = slot_mapping
+OP = place_rows
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_row_gets_the_slot_of_its_page_or_one_of_page_0(case, implementation):
+def arguments(case):
     rng = np.random.default_rng(0)
     page_table = 1 + rng.permutation(case.slots * case.table_width).reshape(case.slots, case.table_width)
     page_table[-1, -1] = 0
     positions = np.tile(case.start + np.arange(case.rows), (case.slots, 1))
     valid = rng.random(positions.shape) < 0.8
-    slots = OP(
-        jnp.asarray(positions, jnp.int32),
-        jnp.asarray(valid),
-        jnp.asarray(page_table, jnp.int32),
+    return jnp.asarray(positions, jnp.int32), jnp.asarray(valid), jnp.asarray(page_table, jnp.int32)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_row_gets_the_slot_of_its_page_or_one_of_page_0_and_sees_as_much(case, implementation):
+    positions, valid, page_table = arguments(case)
+    placed = OP(
+        positions,
+        valid,
+        page_table,
         page_size=case.page_size,
+        window=case.window,
         implementation=implementation,
     )
-    assert slots.shape == positions.shape
-    assert slots.dtype == jnp.int32
-    for (b, q), slot in np.ndenumerate(slots):
-        page, offset = divmod(positions[b, q], case.page_size)
+    assert all((x.shape, x.dtype) == (positions.shape, jnp.int32) for x in placed)
+    slots, first, last = map(np.asarray, placed)
+    for (b, q), position in np.ndenumerate(positions):
+        page, offset = divmod(int(position), case.page_size)
         if valid[b, q] and 0 <= page < case.table_width and page_table[b, page]:
-            assert slot == page_table[b, page] * case.page_size + offset
+            assert slots[b, q] == page_table[b, page] * case.page_size + offset
+            assert last[b, q] == position
+            assert first[b, q] == max(0, position - case.window + 1 if case.window else 0)
         else:
-            assert 0 <= slot < case.page_size
+            assert 0 <= slots[b, q] < case.page_size
+            assert last[b, q] == -1
+            assert first[b, q] >= 0
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_implementations_agree_on_every_row(case, implementation):
+    options = {"page_size": case.page_size, "window": case.window}
+    for mine, reference in zip(
+        OP(*arguments(case), **options, implementation=implementation),
+        OP(*arguments(case), **options, implementation="xla"),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(mine, reference)
+
+
+def test_slots_alone_are_the_same():
+    case = CASES[4]
+    slots, _, _ = place_rows(*arguments(case), page_size=case.page_size)
+    np.testing.assert_array_equal(slot_mapping(*arguments(case), page_size=case.page_size), slots)

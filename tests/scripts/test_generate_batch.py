@@ -2,12 +2,19 @@
 
 import importlib.util
 import json
+import os
 import re
+import shutil
+import sys
+import threading
+from contextlib import closing
 from pathlib import Path
 
 import jax
 import pytest
+from fake_engine import FakeEngine
 
+from jaxspec.batch import OutputFile, row_seed
 from jaxspec.sampling import SamplingMode
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -48,6 +55,14 @@ def loaded(script, monkeypatch, tiny_engine):
 
 
 @pytest.fixture
+def faked(script, monkeypatch):
+    """Lets the script have an engine without a model."""
+    engine = FakeEngine()
+    monkeypatch.setattr(script, "load", lambda config, **options: engine)
+    return engine
+
+
+@pytest.fixture
 def never_loads(script, monkeypatch):
     def load(*args, **options):
         raise AssertionError("loaded a model")
@@ -81,12 +96,19 @@ def test_from_nothing_to_answers_and_a_summary(run, tmp_path, capsys):
     assert len(rows[0]["stats"]["acceptance_per_position"]) in (0, 2)
 
     summary = json.loads(summary_path.read_text("utf-8"))
-    assert (summary["rows"], summary["rows_failed"], summary["tokens"]) == (4, 0, 5 * 6)
+    assert [summary[name] for name in ("rows", "answered", "failed", "tokens")] == [4, 4, 0, 5 * 6]
     assert summary["tokens_per_second"] == pytest.approx(summary["tokens"] / summary["seconds"])
     assert summary["config"].endswith("tiny.toml")
     assert summary["command"].startswith("scripts/generate_batch.py ")
     assert summary["versions"]["jax"] == jax.__version__
     assert "CPU" in summary["device"]
+    recorded = json.loads((tmp_path / "out.jsonl.run.json").read_text("utf-8"))
+    assert recorded["settings"]["max_new_tokens"] == 6
+    assert recorded["settings"]["drafter.num_speculative_tokens"] == 2
+    assert recorded["settings"]["seed"] == summary["seed"]
+    assert {name: recorded[name] for name in ("command", "versions", "config")} == {
+        name: summary[name] for name in ("command", "versions", "config")
+    }
     printed = capsys.readouterr()
     assert f"tokens/s                {summary['tokens_per_second']:.1f}" in printed.out
     assert "mean acceptance length" in printed.out
@@ -129,33 +151,130 @@ def test_stop_strings_and_limit(run, loaded, tmp_path):
     assert row["text"] == whole[0][: whole[0].index(third)]
 
 
-def test_a_malformed_row_is_reported_and_the_rest_done(run, loaded, tmp_path, capsys):
-    lines = ['{"prompt": "w6"}', "{", '{"prompt": [500]}', '{"prompt": "w7"}', '{"id": 0, "prompt": "w8"}']
-    assert run("--max-new-tokens", "2", lines=lines) == 1
-    assert {row["id"] for row in output(tmp_path)} == {0, 3}
+def test_a_malformed_row_is_reported_and_the_rest_done(run, faked, tmp_path, capsys):
+    lines = ['{"prompt": "w6"}', "{", '{"prompt": "long"}', '{"prompt": "fail"}', '{"id": 0, "prompt": "w8"}']
+    summary = tmp_path / "summary.json"
+    assert run("--max-new-tokens", "2", "--summary", str(summary), lines=[*lines, '{"prompt": "w7"}']) == 1
+    assert {row["id"] for row in output(tmp_path)} == {0, 5}
     printed = capsys.readouterr()
     errors = [line for line in printed.err.replace("\r", "\n").splitlines() if line.startswith("error: ")]
-    assert [re.search(r"line \d", error)[0] for error in errors] == ["line 2", "line 5", "line 3"]
-    assert "2 (3 failed, 0 done before)" in printed.out
+    assert sorted(re.search(r"in.jsonl line \d: \w+", error)[0] for error in errors) == [
+        "in.jsonl line 2: not",
+        "in.jsonl line 3: prompt",
+        "in.jsonl line 4: failed",
+        "in.jsonl line 5: id",
+    ]
+    assert "6: 2 answered, 4 failed, 0 answered before" in printed.out
+    values = json.loads(summary.read_text("utf-8"))
+    assert [values[name] for name in ("rows", "answered", "failed", "skipped")] == [6, 2, 4, 0]
+    assert [f"error: {failure}" for failure in values["failures"]] == errors
+    assert "6/6" in printed.err
 
 
-def test_resuming_gives_what_an_uninterrupted_run_gives(run, loaded, tmp_path, script, monkeypatch, capsys):
-    lines = [f'{{"prompt": "w{i} w7"}}' for i in range(10, 22)]
-    options = ["--max-new-tokens", "6", "--temperature", "1", "--seed", "3"]
-    assert run(*options, lines=lines) == 0
-    whole = {row["id"]: row["token_ids"] for row in output(tmp_path)}
-    (tmp_path / "out.jsonl").unlink()
+def test_a_row_that_is_lost_on_the_way_is_a_failure(run, faked, script, monkeypatch, capsys):
+    """Whatever may lose it: the count is of answers."""
+    monkeypatch.setattr(script.BatchRun, "__iter__", lambda self: (x for x in ()))
+    assert run(lines=LINES) == 1
+    assert "4: 0 answered, 4 failed, 0 answered before" in capsys.readouterr().out
 
+
+def test_a_pipe_is_answered(run, faked, tmp_path, capsys):
+    reading, writing = os.pipe()
+    with open(writing, "w") as pipe:
+        pipe.write("\n".join(LINES))
+    assert run("--input", f"/dev/fd/{reading}") == 0
+    os.close(reading)
+    assert {row["id"] for row in output(tmp_path)} == {0, "chat", "turns", "ids"}
+    assert "4: 4 answered, 0 failed, 0 answered before" in capsys.readouterr().out
+
+
+def test_a_pipe_is_answered_while_it_is_written(run, faked, tmp_path):
+    """The second row is written when the first has its answer."""
+    path = tmp_path / "out.jsonl"
+    reading, writing = os.pipe()
+
+    def feed():
+        with open(writing, "w") as pipe:
+            for count in range(3):
+                while not path.exists() or path.read_bytes().count(b"\n") < count:
+                    threading.Event().wait(0.01)
+                pipe.write(f'{{"prompt": "w{count}"}}\n')
+                pipe.flush()
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    assert run("--input", f"/dev/fd/{reading}") == 0
+    feeder.join()
+    os.close(reading)
+    assert [row["id"] for row in output(tmp_path)] == [0, 1, 2]
+
+
+def test_several_inputs_are_one(run, faked, tmp_path, capsys):
+    for name, lines in [("a", LINES[:2]), ("b", LINES[2:]), ("c", ['{"id": "chat", "prompt": "w6"}'])]:
+        (tmp_path / name).write_text("\n".join(lines), "utf-8")
+    assert run("--input", *(str(tmp_path / name) for name in "abc"), "--keep-order") == 1
+    assert [row["id"] for row in output(tmp_path)] == [0, "chat", "turns", "ids"]
+    assert (
+        f"{tmp_path / 'c'} line 1: id 'chat' is taken by {tmp_path / 'a'} line 2" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("option", ["--keep-order", "--seed=1"])
+def test_the_order_of_the_answers(run, faked, tmp_path, option):
+    assert run(option, lines=[f'{{"prompt": "w{i}"}}' for i in range(30)]) == 0
+    ids = [row["id"] for row in output(tmp_path)]
+    assert sorted(ids) == list(range(30))
+    assert (ids == sorted(ids)) == (option == "--keep-order")
+
+
+def test_neighbouring_seeds_share_no_answer(run, loaded, tmp_path):
+    """At row i the seed was once that of the run plus i."""
+    found = []
+    for seed in "0", "1":
+        options = ["--max-new-tokens", "8", "--ignore-eos", "--temperature", "1", "--seed", seed]
+        assert run(*options, lines=['{"prompt": "w6"}'] * 4) == 0
+        found += [tuple(row["token_ids"]) for row in output(tmp_path)]
+        (tmp_path / "out.jsonl").unlink()
+    assert len(set(found)) == 8
+
+
+def test_a_seed_that_was_drawn_is_told_and_gives_the_same_answers(run, loaded, tmp_path, capsys):
+    summary = tmp_path / "summary.json"
+    options = ["--max-new-tokens", "8", "--temperature", "1", "--summary", str(summary)]
+    answers, seeds = [], []
+    for number in range(3):
+        again = ["--seed", str(seeds[1])] if number == 2 else []
+        assert run(*options, *again, lines=LINES) == 0
+        answers.append({row["id"]: (row["token_ids"], row["seed"]) for row in output(tmp_path)})
+        seeds.append(json.loads(summary.read_text("utf-8"))["seed"])
+        assert f"seed                    {seeds[-1]}\n" in capsys.readouterr().out
+        (tmp_path / "out.jsonl").unlink()
+    assert seeds[0] != seeds[1] == seeds[2]
+    assert answers[0] != answers[1] == answers[2]
+    assert answers[2]["ids"][1] == row_seed(seeds[2], "ids", 0)
+
+
+def interrupted_after(script, count, tmp_path):
+    """`OutputFile.append`, interrupted after so many rows."""
     append = script.OutputFile.append
+
+    def interrupted(self, record):
+        append(self, record)
+        if len(output(tmp_path)) == count:
+            raise KeyboardInterrupt
+
+    return interrupted
+
+
+@pytest.mark.parametrize("seed", [["--seed", "3"], []])
+def test_resuming_gives_what_an_uninterrupted_run_gives(
+    run, loaded, tmp_path, script, monkeypatch, capsys, seed
+):
+    lines = [f'{{"prompt": "w{i} w7"}}' for i in range(10, 22)]
+    options = ["--max-new-tokens", "6", "--temperature", "1"]
     with monkeypatch.context() as patch:
-
-        def interrupted(self, record):
-            append(self, record)
-            if len(output(tmp_path)) == 5:
-                raise KeyboardInterrupt
-
-        patch.setattr(script.OutputFile, "append", interrupted)
-        assert run(*options) == 130
+        patch.setattr(script.OutputFile, "append", interrupted_after(script, 5, tmp_path))
+        assert run(*options, *seed, lines=lines) == 130
     assert "--resume" in capsys.readouterr().err
     finished = output(tmp_path)
     assert len(finished) == 5
@@ -165,14 +284,112 @@ def test_resuming_gives_what_an_uninterrupted_run_gives(run, loaded, tmp_path, s
     assert run(*options, "--resume") == 0
     rows = output(tmp_path)
     assert rows[:5] == finished
-    assert {row["id"]: row["token_ids"] for row in rows} == whole
     assert len(rows) == 12
-    assert "7 (0 failed, 5 done before)" in capsys.readouterr().out
+    assert "12: 7 answered, 0 failed, 5 answered before" in capsys.readouterr().out
 
-    assert run(*options, "--resume") == 0
+    summary = tmp_path / "summary.json"
+    assert run(*options, "--resume", "--summary", str(summary)) == 0
     assert output(tmp_path) == rows
     assert "nothing to do" in capsys.readouterr().err
-    assert len(loaded) == 3
+    assert len(loaded) == 2
+    values = json.loads(summary.read_text("utf-8"))
+    assert [values[name] for name in ("rows", "answered", "failed", "skipped")] == [12, 0, 0, 12]
+
+    (tmp_path / "out.jsonl").unlink()
+    assert run(*options, "--seed", str(values["seed"]), lines=lines) == 0
+    assert {row["id"]: row for row in output(tmp_path)} == {row["id"]: row for row in rows}
+
+
+def test_resuming_in_order_keeps_the_order(run, faked, tmp_path, script, monkeypatch):
+    lines = [f'{{"prompt": "w{i}"}}' for i in range(30)]
+    with monkeypatch.context() as patch:
+        patch.setattr(script.OutputFile, "append", interrupted_after(script, 7, tmp_path))
+        assert run("--keep-order", lines=lines) == 130
+    assert run("--keep-order", "--resume") == 0
+    assert [row["id"] for row in output(tmp_path)] == list(range(30))
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--temperature", "1"], "temperature 0.0 and not 1.0"),
+        (["--max-new-tokens", "7"], "max_new_tokens 256 and not 7"),
+        (["--seed", "4"], "seed 3 and not 4"),
+        (["--raw", "--stop", "w9"], 'stop [] and not ["w9"], raw false and not true'),
+        (["--num-speculative-tokens", "2"], "drafter.num_speculative_tokens 3 and not 2"),
+        (["--no-speculation"], 'drafter.kind "ngram" and not "none"'),
+        (["--keep-order"], "keep_order false and not true"),
+    ],
+)
+def test_other_settings_are_not_mixed_into_an_output(run, faked, tmp_path, capsys, options, problem):
+    assert run("--limit", "2", "--seed", "3", lines=LINES) == 0
+    before = (tmp_path / "out.jsonl").read_bytes()
+    capsys.readouterr()
+    assert run("--resume", *options) == 2
+    error = capsys.readouterr().err
+    assert error == (
+        f"error: cannot resume {tmp_path / 'out.jsonl'}: it was begun with {problem}; "
+        "--resume=force goes on all the same\n"
+    )
+    assert (tmp_path / "out.jsonl").read_bytes() == before
+    assert run("--resume=force", *options) == 0
+    assert len(output(tmp_path)) == 4
+
+
+def test_another_model_is_not_mixed_into_an_output(run, faked, tiny_config, tmp_path, capsys):
+    assert run("--limit", "2", "--no-speculation", lines=LINES) == 0
+    capsys.readouterr()
+    shutil.copytree(tiny_config.parent / "model", tmp_path / "model")
+    other = tmp_path / "other.toml"
+    other.write_text('[target]\nsource = "model"\n')
+    assert run("--resume", "--no-speculation", "--limit", "3", config=other) == 0
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert run("--resume", "--no-speculation", config=other) == 2
+    assert "it was begun with another model; --resume=force" in capsys.readouterr().err
+
+
+def test_another_input_is_not_mixed_into_an_output(run, faked, tmp_path, capsys):
+    assert run("--limit", "2", lines=LINES) == 0
+    capsys.readouterr()
+    assert run("--resume", lines=[LINES[0], LINES[1].replace("w9", "w8")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "in.jsonl line 2 is not what was answered as 'chat'; --resume=force keeps that answer" in error
+    grown = [LINES[0] + " ", LINES[1], *LINES[2:], '{"prompt": "w7"}']
+    assert run("--resume", lines=grown) == 0
+    assert {row["id"] for row in output(tmp_path)} == {0, "chat", "turns", "ids", 4}
+
+
+def test_two_runs_never_write_one_output(run, faked, tmp_path, capsys):
+    with closing(OutputFile(tmp_path / "out.jsonl", resume=False)):
+        for options in ([], ["--resume"], ["--resume=force"]):
+            assert run(*options, lines=LINES) == 2
+            error = f"error: {tmp_path / 'out.jsonl'}: another run is writing it\n"
+            assert capsys.readouterr().err == error
+    assert run(lines=LINES) == 0
+    assert len(output(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("device", ["summary", "stdout", "output"])
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's full device")
+def test_a_full_device_is_one_line(run, faked, tmp_path, monkeypatch, capsys, device):
+    options = [] if device == "stdout" else [f"--{device}", "/dev/full"]
+    with open("/dev/full", "w") as full:
+        if device == "stdout":
+            monkeypatch.setattr(sys, "stdout", full)
+        assert run(*options, lines=LINES) == 2
+    *_, last = capsys.readouterr().err.replace("\r", "\n").splitlines()
+    name = "to stdout" if device == "stdout" else "/dev/full"
+    assert last == f"error: cannot write {name}: No space left on device"
+    assert device == "output" or len(output(tmp_path)) == 4
+
+
+def test_answers_to_stdout_are_all_that_is_there(run, faked, tmp_path, monkeypatch, capsys):
+    with (tmp_path / "out.jsonl").open("a") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        assert run(lines=LINES) == 0
+    assert len(output(tmp_path)) == 4
+    assert "4: 4 answered" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("never_loads")
@@ -195,7 +412,13 @@ def test_resuming_gives_what_an_uninterrupted_run_gives(run, loaded, tmp_path, s
         ),
         (["--output", "full.jsonl", "--resume"], "full.jsonl line 1 is no output row"),
         (["--summary", "full.jsonl", "--output", "full.jsonl"], "must be different files"),
-        (["--input", "empty.jsonl"], "empty.jsonl holds no rows"),
+        (["--input", "empty.jsonl"], "empty.jsonl: no rows"),
+        (["--input", "in.jsonl", "missing.jsonl"], "cannot read missing.jsonl: No such file or directory"),
+        (["--input", "in.jsonl", "in.jsonl"], "must be different files"),
+        (["--input", "full.jsonl", "--output", "full.jsonl"], "must be different files"),
+        (["--summary", "out.jsonl.run.json", "--output", "out.jsonl"], "must be different files"),
+        (["--output", "/dev/null", "--resume"], "/dev/null is no plain file: there is nothing to resume"),
+        (["--resume=yes"], "argument --resume: invalid choice: 'yes' (choose from"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_loaded(
@@ -238,4 +461,6 @@ def test_a_bad_configuration_is_one_line(run, tiny_config, capsys, config, optio
 
 def test_all_rows_malformed(run, never_loads, capsys):
     assert run(lines=["{", "]"]) == 1
-    assert capsys.readouterr().err.count("error: ") == 2
+    printed = capsys.readouterr()
+    assert printed.err.count("error: ") == 2
+    assert "2: 0 answered, 2 failed, 0 answered before" in printed.out

@@ -10,7 +10,8 @@ from tiny_engines import ATTENTION
 from tiny_models import write_target
 
 from jaxspec.checkpoints import open_checkpoint
-from jaxspec.models.loading import FAMILIES, load_target
+from jaxspec.models.loading import load_target
+from jaxspec.models.registry import FAMILIES
 from jaxspec.training.config import HeadConfig, TrainConfig
 from jaxspec.training.head import head_config, new_head
 from jaxspec.training.packed_rows import PackedRows, run_target
@@ -28,6 +29,7 @@ GOLDENS = {
 WRITTEN = {
     "mistral": {"model_type": "mistral", "sliding_window": 6},
     "jaxspec_indexed_window": ATTENTION["indexed window"],
+    "parallel": ATTENTION["own family"],
 }
 LENGTHS = (17, 11)
 """Of the texts in one row, behind which there is padding."""

