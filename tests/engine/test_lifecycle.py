@@ -157,6 +157,7 @@ def test_a_failed_dispatch_costs_the_state_and_no_token(
     engine = tiny_engines.load(name)
     ask = {"max_new_tokens": 30, "temperature": temperature, "seed": 4}
     expected = engine.generate(prompts, **ask)
+    engine.forget_prefixes()
     fail_after(engine, monkeypatch, decodes, 3, 9)
     again = engine.generate(prompts, **ask)
     assert tokens_of(again) == tokens_of(expected)
@@ -203,6 +204,7 @@ def test_logits_that_are_not_finite_end_their_request_and_no_other(
     asked = [prompts[2], prompts[1]]
     ask = {"max_new_tokens": 30, "temperature": temperature, "seed": 4}
     expected = tokens_of(engine.generate(asked, **ask))
+    engine.forget_prefixes()
     dispatch, calls = engine.programs.dispatch, []
 
     def poisoned(state, served, pieces, *, size):
