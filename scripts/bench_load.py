@@ -37,7 +37,7 @@ from jaxspec.command_line import CommandError, Parser, drafter_options, report
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.engine import Engine
-from jaxspec.engine.compilation_cache import enable_compilation_cache
+from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.load import load, resolve_config
 from jaxspec.engine.step import Models
 from jaxspec.provenance import provenance
@@ -101,7 +101,6 @@ def _load(args: argparse.Namespace) -> Engine:
         if args.shape is None:
             drafter = drafter_options(args, resolve_config(args.config))
             return load(args.config, drafter=drafter, sampling_modes=(mode,), progress=False, **sizes)
-        enable_compilation_cache()
         shape = SHAPES[args.shape]
         config = EngineConfig(**sizes)
         limit = shape.target["max_position_embeddings"]
@@ -111,15 +110,16 @@ def _load(args: argparse.Namespace) -> Engine:
             num_drafts=args.num_speculative_tokens,
             dtype=jnp.dtype(resolved.dtype),
         )
-        return Engine(
-            models.target,
-            models.drafter,
-            tokenizer=None,
-            eos_token_ids=(),
-            config=config,
-            sampling_modes=(mode,),
-            progress=False,
-        )
+        with compilation_cache():
+            return Engine(
+                models.target,
+                models.drafter,
+                tokenizer=None,
+                eos_token_ids=(),
+                config=config,
+                sampling_modes=(mode,),
+                progress=False,
+            )
 
 
 def _chosen(args: argparse.Namespace, engine: Engine) -> dict[str, list[Asked]]:

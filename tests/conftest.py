@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
+import hypothesis
 import jax
 import pytest
 import tokenizers
@@ -22,6 +23,13 @@ FAST_COMPILATION = [
 if jax.__version_info__ < (0, 11):
     FAST_COMPILATION.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FAST_COMPILATION])
+
+# The same examples in every run, and none that another left behind; HYPOTHESIS_PROFILE=long draws others.
+hypothesis.settings.register_profile(
+    "short", derandomize=True, database=None, deadline=None, max_examples=100, print_blob=False
+)
+hypothesis.settings.register_profile("long", database=None, deadline=None, max_examples=2_000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
 GOLDENS = Path(__file__).parent / "goldens"
 CHAT_TEMPLATE = (

@@ -130,6 +130,13 @@ def test_extends_keeps_the_base_and_changes_keys(write, tmp_path, monkeypatch):
         ('[target]\nsource = "x"\n[engine]\nbatch_size = "8"', "engine.batch_size must be int, got '8'"),
         ('[target]\nsource = "x"\n[engine]\nbatch_size = true', "engine.batch_size must be int, got True"),
         ('[target]\nsource = "x"\n[engine]\npage_size = 12', "engine.page_size must be a power of two"),
+        ("a = " + "[" * 5000, "not a TOML file"),
+        ("a" + ".a" * 100 + " = 1", "nested deeper than 8 levels"),
+        ("[target]\nsource = 0x" + "f" * 5000, "not a TOML file: an integer of more than 64 bits"),
+        ("[target]\nsource = " + "9" * 5000, "not a TOML file: Exceeds the limit"),
+        ("#" * 2**17, "larger than 65536 bytes"),
+        ('[target]\nsource = "' + "x" * 5000 + '"', "cannot be read: File name too long"),
+        ('[target]\nsource = "x"\n[engine]\nbatch_size = 2147483648', "at most 2147483647, got 2147483648"),
         ('extends = "nothing"', "no configuration named 'nothing'; shipped: "),
         ("extends = 3", "'extends' must be a name or a path, got 3"),
         ('extends = "mine.toml"', "'extends' goes round in a circle"),
@@ -140,7 +147,15 @@ def test_bad_files_are_refused_in_one_line(write, text, message):
     assert message in refused(load_config, write(text))
 
 
+def test_a_long_chain_of_files_is_refused(write):
+    for i in range(10):
+        write(f'extends = "{i - 1}.toml"' if i else '[target]\nsource = "x"', f"{i}.toml")
+    assert load_config(write('extends = "7.toml"')).target.source == "x"
+    assert "'extends' another file after 8 others" in refused(load_config, write('extends = "9.toml"'))
+
+
 def test_bad_names_are_refused(tmp_path):
+    assert "cannot be read: File name too long" in refused(load_config, "x" * 5000)
     assert "no configuration named 'smollm3'; shipped: " in refused(load_config, "smollm3")
     assert "configuration file not found" in refused(load_config, tmp_path / "none.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
@@ -152,6 +167,7 @@ def test_bad_names_are_refused(tmp_path):
     [
         (DrafterConfig, "num_speculative_tokens", 0, "at least 1, got 0"),
         (DrafterConfig, "num_speculative_tokens", 1025, "at most 1024, got 1025"),
+        (DrafterConfig, "max_ngram", 1025, "at most 1024, got 1025"),
         (DrafterConfig, "sampling", "typical", "'probabilistic' or 'greedy'"),
         (DrafterConfig, "min_ngram", 0, "at least 1"),
         (DrafterConfig, "max_ngram", 0, "at least 1"),

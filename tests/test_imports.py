@@ -19,6 +19,7 @@ FLOORS = (
     ("kernels",),
     ("sharding",),
     ("config", "checkpoints", "provenance"),
+    ("errors", "documents"),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted(

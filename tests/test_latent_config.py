@@ -63,8 +63,8 @@ def test_queries_may_be_projected_directly():
     ("changes", "message"),
     [
         ({"attention_bias": True}, "attention_bias True is not supported in latent attention"),
-        ({"kv_lora_rank": 0}, "kv_lora_rank must be a whole number of at least 1, got 0"),
-        ({"q_lora_rank": "512"}, "q_lora_rank must be a whole number of at least 1, got '512'"),
+        ({"kv_lora_rank": 0}, "kv_lora_rank must be a positive integer, got 0"),
+        ({"q_lora_rank": "512"}, "q_lora_rank must be a positive integer, got '512'"),
         ({"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported; supported: sigmoid"),
         ({"topk_method": "greedy"}, "topk_method 'greedy' is not supported; supported: noaux_tc"),
         ({"moe_layer_freq": 2}, "moe_layer_freq 2 is not supported"),

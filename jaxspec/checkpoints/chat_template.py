@@ -1,18 +1,20 @@
-"""Chat templates: jinja2 in a sandbox, with the names that Hugging Face templates rely on."""
+"""Chat templates: rendered in a process of their own, whose time and memory are bounded."""
 
+import atexit
 import json
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
-
 from jaxspec.checkpoints.errors import CheckpointError
+
+_PROGRAM = Path(__file__).with_name("template_process.py")
+_KEPT = ("LD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "TZ")
+"""Of the environment, what Python or the time of day may need."""
 
 
 def render_chat(
@@ -24,26 +26,35 @@ def render_chat(
 ) -> str:
     """The text of a conversation.
 
+    The first call starts the process, which takes a tenth of a second; later ones take one or two tenths of
+    a millisecond and may come from any thread.
+
     Args:
-      template: jinja2 source, as in `tokenizer_config.json`; never run outside the sandbox.
+      template: jinja2 source, as in `tokenizer_config.json`, with the names that Hugging Face's rely on.
       messages: at least one {"role": ..., "content": ...}, both strings.
       special_tokens: "bos_token", "eos_token", … as the template sees them.
       add_generation_prompt: whether the text ends where the assistant's answer begins.
 
     Raises:
-      CheckpointError: messages of another form, or the template fails or refuses them.
+      CheckpointError: messages of another form; or the template fails, refuses them, or takes more than a
+        second of computing or 512 MB.
     """
     check_messages(messages)
+    variables = {
+        **special_tokens,
+        "messages": [dict(message) for message in messages],
+        "add_generation_prompt": add_generation_prompt,
+        "tools": None,
+        "documents": None,
+    }
     try:
-        return _compile(template).render(
-            **special_tokens,
-            messages=[dict(message) for message in messages],
-            add_generation_prompt=add_generation_prompt,
-            tools=None,
-            documents=None,
-        )
-    except Exception as error:  # whatever the model's own program raises
-        raise CheckpointError(f"the chat template failed: {error}") from None
+        request = json.dumps({"template": template, "variables": variables}, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"messages cannot be written as JSON: {error}") from None
+    reply = _process.ask(request)
+    if "error" in reply:
+        raise CheckpointError(f"the chat template failed: {reply['error']}")
+    return reply["text"]
 
 
 def check_messages(messages: Any) -> None:
@@ -66,39 +77,82 @@ def check_messages(messages: Any) -> None:
                 )
 
 
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's words for training masks; here it is only its content."""
+class _TemplateProcess:
+    """`template_process.py`: started when it is first asked, and again after a template was its end."""
 
-    tags = {"generation"}  # noqa: RUF012
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
 
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def ask(self, request: str) -> dict[str, str]:
+        """Its reply to a request.
+
+        Raises:
+          CheckpointError: it cannot be started, or did not live to reply.
+        """
+        with self._lock:
+            if self._process is None:
+                self._process = _start()
+            try:
+                reply = _exchange(self._process, request.encode("utf-8", "surrogatepass") + b"\n")
+            except BaseException:  # an interrupt: the reply to this would answer the next request
+                self._end()
+                raise
+            if not reply.endswith(b"\n"):
+                self._end()
+                raise CheckpointError(
+                    "the chat template failed: it took more computing or memory than any template needs"
+                )
+        return json.loads(reply.decode("utf-8", "surrogatepass"))
+
+    def close(self) -> None:
+        """Ends the process; a later request starts another."""
+        with self._lock:
+            self._end()
+
+    def forget(self) -> None:
+        """Leaves the process to the one that this one was forked from."""
+        if self._process is not None:
+            self._process.returncode = 0  # nobody here is to wait for it
+        self._lock, self._process = threading.Lock(), None
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
 
 
-@lru_cache(maxsize=4)
-def _compile(template: str) -> jinja2.Template:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment.from_string(template)
+def _start() -> subprocess.Popen[bytes]:
+    # Without site, which takes longer than all the rest; where packages lie, this process knows.
+    command = [sys.executable, "-S", "-P", str(_PROGRAM)]
+    environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    try:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is not meant for it
+        )
+    except OSError as error:
+        raise CheckpointError(f"chat templates need a Python of their own, and {error}") from None
 
 
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # jinja2's own filter escapes HTML, which templates do not expect.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+def _exchange(process: subprocess.Popen[bytes], line: bytes) -> bytes:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(line)
+        process.stdin.flush()
+    except BrokenPipeError:
+        return b""
+    return process.stdout.readline()
 
 
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
+_process = _TemplateProcess()
+atexit.register(_process.close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_process.forget)

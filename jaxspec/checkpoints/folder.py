@@ -23,6 +23,7 @@ def open_folder(folder: Path) -> Checkpoint:
       CheckpointError: a file is missing or damaged, or the weights are in another form.
     """
     config = read_json(folder / "config.json")
+    quantization = _quantization(config, folder)
     tensors: Mapping[str, TensorSource]
     if (folder / ORBAX).is_dir():
         from jaxspec.checkpoints.orbax_folder import open_orbax  # imports jax
@@ -30,7 +31,7 @@ def open_folder(folder: Path) -> Checkpoint:
         tensors = open_orbax(folder / ORBAX)
     else:
         tensors = open_safetensors(folder)
-        quantization = config.get("quantization_config") or {}
+        _check_not_packed(tensors, folder)
         if quantization.get("quant_method") == "mxfp4":
             tensors = expand_mxfp4(tensors, str(folder))
         if quantization.get("quant_method") == "fp8":
@@ -39,12 +40,54 @@ def open_folder(folder: Path) -> Checkpoint:
     return Checkpoint(str(folder), config, tensors, tokenizer, _eos_token_ids(folder, config, tokenizer))
 
 
+_EXPANDED = ("mxfp4", "fp8")
+_PACKED = {
+    ".qweight": "GPTQ or AWQ",
+    ".weight_packed": "compressed-tensors",
+    ".weight.absmax": "bitsandbytes",
+}
+"""How the tensors of formats are named that a `config.json` need not mention."""
+
+
+def _quantization(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """The `quantization_config`, of a format that is read here; empty where weights are not quantised.
+
+    Raises:
+      CheckpointError: they are in another format.
+    """
+    nested = config.get("text_config")
+    stated = config.get("quantization_config") or (
+        nested.get("quantization_config") if isinstance(nested, dict) else None
+    )
+    if not stated:
+        return {}
+    if not isinstance(stated, dict):
+        raise CheckpointError(f"{folder}: quantization_config must be an object, got {stated!r}")
+    method = stated.get("quant_method")
+    if method not in _EXPANDED:
+        raise CheckpointError(
+            f"{folder}: weights quantised by {method!r} (quant_method) are not supported; supported: "
+            f"{', '.join(_EXPANDED)}"
+        )
+    return stated
+
+
+def _check_not_packed(tensors: Mapping[str, TensorSource], folder: Path) -> None:
+    for name in tensors:
+        for suffix, method in _PACKED.items():
+            if name.endswith(suffix):
+                raise CheckpointError(
+                    f"{folder}: tensor {name!r} is of weights quantised by {method}, which is not supported; "
+                    f"supported: {', '.join(_EXPANDED)}"
+                )
+
+
 def _eos_token_ids(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[int, ...]:
     """End tokens of `generation_config.json` or else `config.json`, and the tokenizer's own."""
     stated = read_json(folder / "generation_config.json", default={}).get("eos_token_id")
     if stated is None:
         stated = config.get("eos_token_id")
     ids = [] if stated is None else stated if isinstance(stated, list) else [stated]
-    if not all(isinstance(i, int) for i in ids):
-        raise CheckpointError(f"{folder}: eos_token_id must be an integer or a list of them, got {stated!r}")
+    if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
+        raise CheckpointError(f"{folder}: eos_token_id must be a token id or a list of them, got {stated!r}")
     return tuple(dict.fromkeys([*ids, *(tokenizer.eos_token_ids if tokenizer else ())]))

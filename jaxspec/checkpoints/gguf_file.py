@@ -15,6 +15,7 @@ from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.errors import CheckpointError
 from jaxspec.checkpoints.gguf_blocks import unpack_ggml
 from jaxspec.checkpoints.gguf_header import GGUFHeader, TensorInfo, read_header
+from jaxspec.checkpoints.gguf_metadata import Metadata
 from jaxspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 
 _PLAIN = {
@@ -99,12 +100,14 @@ def open_gguf(path: Path) -> Checkpoint:
         not known, or metadata that is missing.
     """
     header = read_header(path)
-    architecture = header.metadata.get("general.architecture")
+    meta = Metadata(str(path), header.metadata)
+    architecture = meta.text("general.architecture", None)
     if architecture != "llama":
         raise CheckpointError(f"{path}: architecture {architecture!r} is not supported; supported: llama")
-    if (parts := header.metadata.get("split.count", 1)) > 1:
+    # A file that says it has 0 parts is whole too.
+    if (parts := meta.number("split.count", 1)) > 1:
         raise CheckpointError(f"{path}: one of {parts} parts; join them first, with llama-gguf-split")
-    config = _config(header)
+    config = _config(header, meta)
     tokenizer = tokenizer_from_gguf(header.metadata, str(path))
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     tensors = {}
@@ -148,21 +151,21 @@ def _check_tensor(path: Path, name: str, info: TensorInfo, heads: Mapping[str, i
         raise CheckpointError(f"{path}: tensor {name!r} has {info.shape[0]} rows for {permuted} heads")
 
 
-def _config(header: GGUFHeader) -> dict[str, Any]:
+def _config(header: GGUFHeader, meta: Metadata) -> dict[str, Any]:
     """The keys of a `config.json` from `llama.*` metadata."""
-    meta, path, tensors = header.metadata, header.path, header.tensors
+    path, tensors = header.path, header.tensors
 
     def required(key: str) -> int:
-        value = meta.get(f"llama.{key}")
-        if not isinstance(value, int) or value < 1:
-            raise CheckpointError(f"{path}: metadata llama.{key} must be a positive integer, got {value!r}")
+        value = meta.positive(f"llama.{key}", None)
+        if value is None:
+            raise CheckpointError(f"{path}: metadata llama.{key} must be a positive integer, got None")
         return value
 
     if "token_embd.weight" not in tensors:
         raise CheckpointError(f"{path}: tensor 'token_embd.weight' is missing")
     hidden, heads = required("embedding_length"), required("attention.head_count")
-    head_dim = meta.get("llama.attention.key_length", hidden // heads)
-    rotary = meta.get("llama.rope.dimension_count", head_dim)
+    head_dim = meta.positive("llama.attention.key_length", hidden // heads)
+    rotary = meta.positive("llama.rope.dimension_count", head_dim)
     if rotary != head_dim:
         raise CheckpointError(f"{path}: rope over {rotary} of {head_dim} dimensions is not supported")
     return {
@@ -173,23 +176,22 @@ def _config(header: GGUFHeader) -> dict[str, Any]:
         "intermediate_size": required("feed_forward_length"),
         "num_hidden_layers": required("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": meta.get("llama.attention.head_count_kv", heads),
+        "num_key_value_heads": meta.positive("llama.attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": required("context_length"),
-        "rms_norm_eps": _shortest(meta.get("llama.attention.layer_norm_rms_epsilon", 1e-5)),
-        "rope_theta": _shortest(meta.get("llama.rope.freq_base", 10000.0)),
-        "rope_scaling": _rope_scaling(header, head_dim),
+        "rms_norm_eps": _shortest(meta.number("llama.attention.layer_norm_rms_epsilon", 1e-5)),
+        "rope_theta": _shortest(meta.number("llama.rope.freq_base", 10000.0)),
+        "rope_scaling": _rope_scaling(header, meta, head_dim),
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
-        "bos_token_id": meta.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": meta.get("tokenizer.ggml.eos_token_id"),
+        "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
     }
 
 
-def _rope_scaling(header: GGUFHeader, head_dim: int) -> dict[str, Any] | None:
-    meta = header.metadata
+def _rope_scaling(header: GGUFHeader, meta: Metadata, head_dim: int) -> dict[str, Any] | None:
     if _ROPE_FACTORS in header.tensors:
         info = header.tensors[_ROPE_FACTORS]
         if info.shape != (head_dim // 2,) or info.quantization not in _PLAIN:
@@ -199,11 +201,11 @@ def _rope_scaling(header: GGUFHeader, head_dim: int) -> dict[str, Any] | None:
             )
         factors = GGUFTensor(header, info).read()
         return {"rope_type": "factors", "factors": factors.astype(np.float32).tolist()}
-    kind = meta.get("llama.rope.scaling.type", "none")
+    kind = meta.text("llama.rope.scaling.type", "none")
     if kind == "none":
         return None
-    scaling = {"rope_type": kind, "factor": meta.get("llama.rope.scaling.factor", 1.0)}
-    original = meta.get("llama.rope.scaling.original_context_length")
+    scaling = {"rope_type": kind, "factor": meta.number("llama.rope.scaling.factor", 1.0)}
+    original = meta.positive("llama.rope.scaling.original_context_length", None)
     if original:
         scaling["original_max_position_embeddings"] = original
     return scaling

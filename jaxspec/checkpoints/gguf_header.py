@@ -32,6 +32,11 @@ _SCALARS = {
 }
 _MAX_RANK = 4
 
+# The largest vocabularies make headers of 15 MB with 900,000 values; those of llama have 200 tensors.
+_MAX_BYTES = 32 * 2**20
+_MAX_VALUES = 1_500_000
+_MAX_TENSORS = 65_536
+
 
 @dataclass(frozen=True)
 class TensorInfo:
@@ -66,7 +71,8 @@ def read_header(path: Path) -> GGUFHeader:
     """Reads metadata and tensor places, and checks that the file holds every tensor.
 
     Raises:
-      CheckpointError: not a GGUF, another version or byte order, or truncated.
+      CheckpointError: not a GGUF, another version or byte order, truncated, or with a header larger than any
+        model needs.
     """
     try:
         with path.open("rb") as file:
@@ -82,6 +88,11 @@ def read_header(path: Path) -> GGUFHeader:
     if version not in gguf.gguf_reader.READER_SUPPORTED_VERSIONS:
         raise CheckpointError(f"{path}: GGUF version {version} is not supported, or the file is big-endian")
     num_tensors, num_keys = cursor.scalar("Q"), cursor.scalar("Q")
+    if num_tensors > _MAX_TENSORS:
+        raise CheckpointError(
+            f"{path}: states {num_tensors} tensors, or is truncated; at most {_MAX_TENSORS}"
+        )
+    cursor.count(num_keys)
     metadata = {}
     for _ in range(num_keys):
         key = cursor.string()
@@ -119,12 +130,25 @@ class _Cursor:
         self.path = path
         self.data = data
         self.offset = 4
+        self.num_values = 0
+
+    def count(self, values: int) -> None:
+        """Counts values before they are read."""
+        self.num_values += values
+        if self.num_values > _MAX_VALUES:
+            raise CheckpointError(
+                f"{self.path}: states {self.num_values} values, or is truncated; at most {_MAX_VALUES}"
+            )
 
     def take(self, nbytes: int) -> int:
         """Where the next `nbytes` begin."""
         start = self.offset
         if nbytes > len(self.data) - start:
             raise CheckpointError(f"{self.path}: truncated: the header runs past byte {len(self.data)}")
+        if start + nbytes > _MAX_BYTES:
+            raise CheckpointError(
+                f"{self.path}: the header runs past byte {_MAX_BYTES}, the most that is read"
+            )
         self.offset = start + nbytes
         return start
 
@@ -150,6 +174,7 @@ class _Cursor:
         if kind == gguf.GGUFValueType.STRING:
             return self.string()
         item, count = self.value_type(key), self.scalar("Q")
+        self.count(count)
         if item == gguf.GGUFValueType.ARRAY:
             raise CheckpointError(f"{self.path}: metadata {key!r} is an array of arrays")
         if item in _SCALARS:
@@ -161,9 +186,11 @@ class _Cursor:
     def tensor(self) -> tuple[str, tuple[int, ...], gguf.GGMLQuantizationType, int]:
         name = self.string()
         rank = self.scalar("I")
-        if rank > _MAX_RANK:
-            raise CheckpointError(f"{self.path}: tensor {name!r} has {rank} dimensions, at most {_MAX_RANK}")
+        if not 1 <= rank <= _MAX_RANK:
+            raise CheckpointError(f"{self.path}: tensor {name!r} has {rank} dimensions, not 1 to {_MAX_RANK}")
         dimensions = [self.scalar("Q") for _ in range(rank)]
+        if not all(dimensions):
+            raise CheckpointError(f"{self.path}: tensor {name!r} has shape {dimensions[::-1]}, of no values")
         code = self.scalar("I")
         try:
             quantization = gguf.GGMLQuantizationType(code)

@@ -14,11 +14,15 @@ from tokenizers import (
 )
 from tokenizers import Tokenizer as Backend
 
-from jaxspec.checkpoints.errors import CheckpointError
+from jaxspec.checkpoints.errors import CheckpointError, foreign
+from jaxspec.checkpoints.gguf_metadata import Metadata
 from jaxspec.checkpoints.tokenizer import Tokenizer
 
 # Token types, as in the `gguf` package's TokenType.
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+
+# SentencePiece makes words of at most 16 characters by default, and every cut of one is looked up.
+_LONGEST_WORD = 256
 
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|NUMBERS| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -53,52 +57,50 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer | N
     Raises:
       CheckpointError: a tokenizer model or pre-tokenizer that is not known, or damaged metadata.
     """
-    model = metadata.get("tokenizer.ggml.model", "none")
+    meta = Metadata(name, metadata)
+    model = meta.text("tokenizer.ggml.model", "none")
     if model in ("none", "no_vocab"):
         return None
     builders = {"gpt2": _byte_level, "llama": _sentence_piece}
     if model not in builders:
         raise CheckpointError(f"{name}: tokenizer model {model!r} is not supported; supported: gpt2, llama")
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not tokens:
+    tokens = meta.list("tokenizer.ggml.tokens", str, [])
+    if not tokens:
         raise CheckpointError(f"{name}: metadata tokenizer.ggml.tokens is missing")
-    backend = builders[model](metadata, tokens, name)
-    _add_special_tokens(backend, tokens, metadata)
-    _add_bos(backend, tokens, metadata, model)
     ids = {
-        key: metadata[f"tokenizer.ggml.{field}_token_id"]
-        for key, field in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items()
-        if f"tokenizer.ggml.{field}_token_id" in metadata
+        field: meta.token_id(f"tokenizer.ggml.{field}_token_id", len(tokens))
+        for field in ("bos", "eos", "eot", "unknown", "padding")
     }
-    for key, token_id in ids.items():
-        if not 0 <= token_id < len(tokens):
-            raise CheckpointError(f"{name}: {key} token id {token_id} is outside the {len(tokens)} tokens")
-    ends = [
-        metadata[k] for k in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id") if k in metadata
-    ]
+    with foreign(name, "not a tokenizer"):
+        backend = builders[model](meta, tokens)
+        _add_special_tokens(backend, meta, tokens)
+        _add_bos(backend, meta, tokens, ids["bos"])
+    spelled = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     return Tokenizer(
         backend,
-        chat_template=metadata.get("tokenizer.chat_template"),
-        special_tokens={f"{key}_token": tokens[token_id] for key, token_id in ids.items()},
-        eos_token_ids=ends,
+        chat_template=meta.text("tokenizer.chat_template", None),
+        special_tokens={
+            f"{key}_token": tokens[token_id]
+            for key, field in spelled.items()
+            if (token_id := ids[field]) is not None
+        },
+        eos_token_ids=[token_id for field in ("eos", "eot") if (token_id := ids[field]) is not None],
     )
 
 
-def _byte_level(metadata: Mapping[str, Any], tokens: list[str], name: str) -> Backend:
+def _byte_level(meta: Metadata, tokens: list[str]) -> Backend:
     """Byte-level BPE: merges over bytes written as printable characters."""
-    pre = metadata.get("tokenizer.ggml.pre", "default")
+    pre = meta.text("tokenizer.ggml.pre", "default")
     if pre not in PRE_TOKENIZERS:
         raise CheckpointError(
-            f"{name}: pre-tokenizer {pre!r} is not supported; supported: {', '.join(PRE_TOKENIZERS)}"
+            f"{meta.file}: pre-tokenizer {pre!r} is not supported; supported: {', '.join(PRE_TOKENIZERS)}"
         )
-    merges = [tuple(merge.split(" ")) for merge in metadata.get("tokenizer.ggml.merges", [])]
+    merges = [tuple(merge.split(" ")) for merge in meta.list("tokenizer.ggml.merges", str, [])]
     llama3 = PRE_TOKENIZERS[pre] is _LLAMA3
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    try:
+    with foreign(meta.file, "metadata tokenizer.ggml.merges"):
         # Llama 3's vocabulary has words that its merges do not reach.
         backend = Backend(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=llama3))
-    except Exception as error:  # the package raises plain Exception
-        raise CheckpointError(f"{name}: metadata tokenizer.ggml.merges: {error}") from None
     splits = [pre_tokenizers.Split(Regex(e), behavior="isolated") for e in PRE_TOKENIZERS[pre]]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
@@ -106,24 +108,25 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], name: str) -> Ba
     return backend
 
 
-def _sentence_piece(metadata: Mapping[str, Any], tokens: list[str], name: str) -> Backend:
+def _sentence_piece(meta: Metadata, tokens: list[str]) -> Backend:
     """SentencePiece BPE (Llama 1 and 2, Mistral): the merge of highest score first, then bytes."""
-    scores = metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
-        raise CheckpointError(f"{name}: metadata tokenizer.ggml.scores does not fit the tokens")
+    scores = meta.list("tokenizer.ggml.scores", float, [])
+    if len(scores) != len(tokens):
+        raise CheckpointError(f"{meta.file}: metadata tokenizer.ggml.scores does not fit the tokens")
     vocabulary = {token: i for i, token in enumerate(tokens)}
     by_score = sorted(range(len(tokens)), key=lambda i: -scores[i])
     merges = [
         (token[:cut], token[cut:])
         for token in (tokens[i] for i in by_score)
+        if len(token) <= _LONGEST_WORD
         for cut in range(1, len(token))
         if token[:cut] in vocabulary and token[cut:] in vocabulary
     ]
-    unknown = tokens[metadata.get("tokenizer.ggml.unknown_token_id", 0)]
+    unknown = tokens[meta.token_id("tokenizer.ggml.unknown_token_id", len(tokens)) or 0]
     backend = Backend(
         models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
-    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    prefix = meta.flag("tokenizer.ggml.add_space_prefix", True)
     marks = [normalizers.Prepend("▁")] if prefix else []
     backend.normalizer = normalizers.Sequence([*marks, normalizers.Replace(" ", "▁")])
     strip = [decoders.Strip(" ", 1, 0)] if prefix else []
@@ -133,8 +136,8 @@ def _sentence_piece(metadata: Mapping[str, Any], tokens: list[str], name: str) -
     return backend
 
 
-def _add_special_tokens(backend: Backend, tokens: list[str], metadata: Mapping[str, Any]) -> None:
-    types = metadata.get("tokenizer.ggml.token_type", [])
+def _add_special_tokens(backend: Backend, meta: Metadata, tokens: list[str]) -> None:
+    types = meta.list("tokenizer.ggml.token_type", int, [])
     typed = list(zip(tokens, types, strict=False))
     backend.add_special_tokens(
         [AddedToken(t, special=True, normalized=False) for t, kind in typed if kind in (_UNKNOWN, _CONTROL)]
@@ -142,11 +145,11 @@ def _add_special_tokens(backend: Backend, tokens: list[str], metadata: Mapping[s
     backend.add_tokens([AddedToken(t, normalized=False) for t, kind in typed if kind == _USER_DEFINED])
 
 
-def _add_bos(backend: Backend, tokens: list[str], metadata: Mapping[str, Any], model: str) -> None:
+def _add_bos(backend: Backend, meta: Metadata, tokens: list[str], bos: int | None) -> None:
     """Puts the beginning-of-text token in front, where the file or its kind of tokenizer wants it."""
-    by_kind = model == "llama" or PRE_TOKENIZERS.get(metadata.get("tokenizer.ggml.pre", "")) is _LLAMA3
-    bos = metadata.get("tokenizer.ggml.bos_token_id")
-    if metadata.get("tokenizer.ggml.add_bos_token", by_kind) and bos is not None:
+    sentence_piece = meta.text("tokenizer.ggml.model", "") == "llama"
+    by_kind = sentence_piece or PRE_TOKENIZERS.get(meta.text("tokenizer.ggml.pre", "")) is _LLAMA3
+    if meta.flag("tokenizer.ggml.add_bos_token", by_kind) and bos is not None:
         backend.post_processor = processors.TemplateProcessing(
             single=[tokens[bos], "$A"], special_tokens=[(tokens[bos], bos)]
         )

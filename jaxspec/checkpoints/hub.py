@@ -43,7 +43,7 @@ def hub_folder(repository: str, file: str | None = None, *, progress: bool = Tru
             tqdm_class=None if progress else _SilentBar,
         )
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = str(error).strip().partition("\n")[0]
         raise CheckpointError(
             f"{repository!r} is neither a local path nor a Hub repository within reach: {reason}"
         ) from None

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxspec.checkpoints.errors import CheckpointError
+from jaxspec.checkpoints.errors import CheckpointError, foreign
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,8 @@ def open_orbax(path: Path) -> dict[str, OrbaxTensor]:
     """
     path = path.absolute()
     checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-    try:
+    with foreign(path, "not a complete orbax checkpoint"):
         item = checkpointer.metadata(path).item_metadata
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path}: not a complete orbax checkpoint: {error}") from None
     if item is None:
         raise CheckpointError(f"{path}: not a complete orbax checkpoint")
     tensors = {}

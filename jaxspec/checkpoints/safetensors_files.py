@@ -1,6 +1,8 @@
 """Safetensors files: one, or shards with an index."""
 
 import json
+import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ import safetensors
 import safetensors.numpy
 
 from jaxspec.checkpoints.checkpoint import TensorSource
-from jaxspec.checkpoints.errors import CheckpointError
+from jaxspec.checkpoints.errors import CheckpointError, foreign
 from jaxspec.checkpoints.json_file import read_json
 
 INDEX = "model.safetensors.index.json"
@@ -71,7 +73,8 @@ def open_safetensors(folder: Path) -> dict[str, TensorSource]:
       CheckpointError: no safetensors, or a file that is missing, damaged or not what the index says.
     """
     tensors: dict[str, TensorSource] = {}
-    for path, keys in _files(folder).items():
+    for name, keys in _files(folder).items():
+        path = folder / name
         held = _open_file(path)
         if keys is not None and (missing := sorted(keys - set(held))):
             raise CheckpointError(f"{path}: tensor {missing[0]!r} is missing; {INDEX} places it there")
@@ -116,21 +119,25 @@ def write_safetensors(folder: Path, arrays: Iterable[tuple[str, np.ndarray]], sh
     (folder / INDEX).write_text(json.dumps(index, indent=2), "utf-8")
 
 
-def _files(folder: Path) -> dict[Path, set[str] | None]:
+def _files(folder: Path) -> Mapping[str, set[str] | None]:
     """The files to open, each with the tensors that the index places there, or None without an index."""
-    if (folder / INDEX).is_file():
+    if (folder / INDEX).exists():
         weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(f"{folder / INDEX}: has no weight_map")
-        placed: dict[Path, set[str] | None] = {}
-        for name in set(weight_map.values()):
+        placed: dict[str, set[str]] = {}
+        for key, name in weight_map.items():
+            if not isinstance(name, str):
+                raise CheckpointError(
+                    f"{folder / INDEX}: places tensor {key!r} in {name!r}, which is no file"
+                )
             # The index may name files beside it, and nothing else on this machine.
-            placed[folder / Path(name).name] = {key for key, held in weight_map.items() if held == name}
+            placed.setdefault(os.path.basename(name), set()).add(key)
         return placed
     single = folder / "model.safetensors"
     found = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if found:
-        return dict.fromkeys(found)
+        return dict.fromkeys(path.name for path in found)
     if pickled := sorted(p for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth")):
         raise CheckpointError(f"{pickled[0]}: pickled weights are not loaded; convert them to safetensors")
     raise CheckpointError(f"{folder}: holds no *.safetensors file (pickled weights are not loaded)")
@@ -139,10 +146,8 @@ def _files(folder: Path) -> dict[Path, set[str] | None]:
 def _open_file(path: Path) -> dict[str, TensorSource]:
     if not path.is_file():
         raise CheckpointError(f"{path}: file not found")
-    try:
+    with foreign(path, "not a complete safetensors file"):
         file = safetensors.safe_open(path, framework="np")
-    except (safetensors.SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: not a complete safetensors file: {error}") from None
     tensors: dict[str, TensorSource] = {}
     starts: dict[str, int] = {}
     for key in file.keys():  # noqa: SIM118 - not a dict
@@ -151,6 +156,8 @@ def _open_file(path: Path) -> dict[str, TensorSource]:
         if dtype not in _DTYPES:
             raise CheckpointError(f"{path}: tensor {key!r} has dtype {dtype}, which is not supported")
         shape = tuple(view.get_shape())
+        if math.prod(max(n, 1) for n in shape) >= 2**59:  # empty by one length, and no array for the others
+            raise CheckpointError(f"{path}: tensor {key!r} has shape {list(shape)}, which is too large")
         if dtype.startswith("F8"):
             starts = starts or _starts(path)
             tensors[key] = Float8Tensor(path, starts[key], shape, _DTYPES[dtype])

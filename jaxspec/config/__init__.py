@@ -4,6 +4,7 @@ from jaxspec.config.axes import AXIS_TO_MESH
 from jaxspec.config.drafter import DrafterConfig
 from jaxspec.config.engine import EngineConfig, ResolvedEngineConfig
 from jaxspec.config.errors import ConfigError
+from jaxspec.config.keys import check_keys
 from jaxspec.config.model import ModelConfig
 from jaxspec.config.moe import MoeConfig
 from jaxspec.config.rope import RopeConfig
@@ -22,6 +23,7 @@ __all__ = [
     "RopeConfig",
     "SourceConfig",
     "build_section",
+    "check_keys",
     "list_configs",
     "load_config",
 ]

@@ -5,6 +5,9 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from jaxspec.config.errors import ConfigError, at_least
 
+_MOST = 1024
+"""Of drafts in a step, and of tokens in an n-gram; each is a row or an operation of the compiled program."""
+
 
 class DrafterKind(Protocol):
     """What a configuration has to know of a kind of drafter.
@@ -49,17 +52,13 @@ class DrafterConfig:
         if self.kind not in DRAFTERS:
             raise ConfigError(f"drafter.kind {self.kind!r} is unknown; known: {', '.join(DRAFTERS)}")
         if self.kind != "none":
-            at_least("drafter.num_speculative_tokens", self.num_speculative_tokens, 1)
-            if self.num_speculative_tokens > 1024:
-                raise ConfigError(
-                    f"drafter.num_speculative_tokens must be at most 1024, got {self.num_speculative_tokens}"
-                )
+            at_least("drafter.num_speculative_tokens", self.num_speculative_tokens, 1, _MOST)
         if self.sampling not in ("probabilistic", "greedy"):
             raise ConfigError(f"drafter.sampling must be 'probabilistic' or 'greedy', not {self.sampling!r}")
         if self.weights_from == "own" and not self.source:
             raise ConfigError(f"drafter.source is missing: {self.kind!r} needs a checkpoint")
         at_least("drafter.min_ngram", self.min_ngram, 1)
-        at_least("drafter.max_ngram", self.max_ngram, self.min_ngram)
+        at_least("drafter.max_ngram", self.max_ngram, self.min_ngram, _MOST)
 
     @property
     def weights_from(self) -> str:

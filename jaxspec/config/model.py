@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jaxspec.config.errors import ConfigError
+from jaxspec.config.keys import check_keys, without_nulls
 from jaxspec.config.latent import LatentConfig
 from jaxspec.config.moe import MoeConfig
 from jaxspec.config.rope import RopeConfig
@@ -85,14 +86,19 @@ class ModelConfig:
         Of a model that also sees images, the keys of its language model count.
 
         Raises:
-          ConfigError: a key that must be there is missing, or asks for what is not built.
+          ConfigError: a key that must be there is missing, is of another type or size than it may be, or
+            asks for what is not built.
         """
-        config = config.get("text_config") or config
+        check_keys(config)
+        config = without_nulls(config.get("text_config") or config)
         family = config.get("model_type")
         if not isinstance(family, str) or family not in FAMILIES:
             known = ", ".join(FAMILIES)
             raise ConfigError(f"model_type {family!r} is not supported; supported: {known}")
-        return FAMILIES[family].read_config(config)
+        shape = FAMILIES[family].read_config(config)
+        for rope in filter(None, (shape.rope, shape.local_rope)):
+            rope.check(shape.head_dim)
+        return shape
 
 
 class Family(Protocol):

@@ -27,6 +27,13 @@ class RopeConfig:
     def get(self, name: str, default: Any = None) -> Any:
         return dict(self.parameters).get(name, default)
 
+    def check(self, head_dim: int) -> None:
+        """Raises ConfigError: the rotation is not one of heads of this size."""
+        if head_dim % 2:
+            raise ConfigError(f"head_dim {head_dim} is odd, and rope rotates pairs")
+        if self.kind == "factors" and len(self["factors"]) != head_dim // 2:
+            raise ConfigError(f"rope_scaling: {len(self['factors'])} factors for {head_dim // 2} frequencies")
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, default_theta: float = 10000.0) -> "RopeConfig":
         """Reads `rope_theta` and `rope_scaling`, or `rope_parameters` of transformers 5."""
@@ -41,12 +48,15 @@ class RopeConfig:
         partial = merged.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
         if partial != 1.0:
             raise ConfigError(f"partial_rotary_factor {partial!r} is not supported; supported: 1")
-        missing = [name for name in ROPE_PARAMETERS[kind] if name not in merged]
+        stated = {name: merged[name] for name in _NAMES if merged.get(name) is not None}
+        missing = [name for name in ROPE_PARAMETERS[kind] if name not in stated]
         if missing:
             raise ConfigError(f"rope_scaling: rope_type {kind!r} needs {', '.join(missing)}")
+        if kind == "llama3" and not stated["low_freq_factor"] < stated["high_freq_factor"]:
+            raise ConfigError("rope_scaling: low_freq_factor is not less than high_freq_factor")
         # Scaling kinds fall back to the model's own length where none is stated.
-        merged.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
-        freeze = {name: tuple(v) if isinstance(v, list) else v for name, v in merged.items()}
+        stated.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+        freeze = {name: tuple(v) if isinstance(v, list) else v for name, v in stated.items()}
         return cls(float(theta), kind, tuple(sorted(freeze.items())))
 
 
@@ -58,3 +68,5 @@ ROPE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "yarn": ("factor",),
     "factors": ("factors",),
 }
+_OPTIONAL = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim")
+_NAMES = sorted({*_OPTIONAL, *(name for names in ROPE_PARAMETERS.values() for name in names)})

@@ -12,6 +12,10 @@ from jaxspec.config.drafter import DrafterConfig
 from jaxspec.config.engine import EngineConfig
 from jaxspec.config.errors import ConfigError
 from jaxspec.config.sections import build_section, replace_section
+from jaxspec.documents import levels
+
+_MAX_BYTES = 2**16
+_MAX_DEPTH, _MAX_EXTENDS = 8, 8
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,10 @@ def load_config(name_or_path: str | Path) -> Config:
     Raises:
       ConfigError: no such configuration, not TOML, or an unknown or misfit key.
     """
-    return _load(name_or_path, ())
+    try:
+        return _load(name_or_path, ())
+    except OSError as error:
+        raise ConfigError(f"{error.filename or name_or_path}: cannot be read: {error.strerror}") from None
 
 
 def _load(name_or_path: str | Path, extended_by: tuple[Path, ...]) -> Config:
@@ -85,15 +92,14 @@ def _load(name_or_path: str | Path, extended_by: tuple[Path, ...]) -> Config:
     path = path.resolve()
     if path in extended_by:
         raise ConfigError(f"{path}: 'extends' goes round in a circle")
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a TOML file: {error}") from None
+    document = _read(path)
     extends = document.pop("extends", None)
     sections = _sections(path, document)
     if extends is not None:
         if not isinstance(extends, str):
             raise ConfigError(f"{path}: 'extends' must be a name or a path, got {extends!r}")
+        if len(extended_by) == _MAX_EXTENDS:
+            raise ConfigError(f"{path}: 'extends' another file after {_MAX_EXTENDS} others")
         if "target" in document:
             raise ConfigError(f"{path}: 'extends' and [target] exclude each other")
         base = _load(path.parent / extends if extends.endswith(".toml") else extends, (*extended_by, path))
@@ -102,6 +108,24 @@ def _load(name_or_path: str | Path, extended_by: tuple[Path, ...]) -> Config:
         raise ConfigError(f"{path}: the section [target] is missing")
     target = build_section(SourceConfig, "target", document["target"])
     return Config(path.stem, target).replace(**sections)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The document in a file: TOML, of TOML's 64-bit numbers, and not nested deeper than options can be."""
+    with path.open("rb") as file:
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"{path}: larger than {_MAX_BYTES} bytes")
+    try:
+        document = tomllib.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not a TOML file: {error}") from None
+    for depth, values in enumerate(levels(document)):
+        if depth >= _MAX_DEPTH:
+            raise ConfigError(f"{path}: nested deeper than {_MAX_DEPTH} levels")
+        if any(isinstance(value, int) and not -(2**63) <= value < 2**63 for value in values):
+            raise ConfigError(f"{path}: not a TOML file: an integer of more than 64 bits")
+    return document
 
 
 def list_configs() -> list[str]:

@@ -10,9 +10,11 @@ from jax.sharding import Mesh
 from jaxspec_kernels.paged_attention import paged_attention
 
 from jaxspec.checkpoints import open_checkpoint
+from jaxspec.checkpoints.cache import home_path
+from jaxspec.checkpoints.errors import reading
 from jaxspec.config import Config, ConfigError, SourceConfig, list_configs, load_config
 from jaxspec.drafters.loading import Build, plan_drafter
-from jaxspec.engine.compilation_cache import enable_compilation_cache
+from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.engine import Engine, parse_modes
 from jaxspec.engine.gpu_packages import check_gpu_packages
 from jaxspec.engine.prompts import Prompt, as_prompts
@@ -52,7 +54,6 @@ def load(
     config = resolve_config(model).replace(drafter=drafter, engine=engine)
     parse_modes(sampling_modes)
     check_gpu_packages()
-    enable_compilation_cache()
     target_source = config.target
     mesh = _mesh(config.engine.tensor_parallel)
     checkpoint = open_checkpoint(target_source.source, file=target_source.file, sha256=target_source.sha256)
@@ -64,16 +65,17 @@ def load(
     read_drafter = plan_drafter(config.drafter, plan.module.config, Build(dtype, mesh, packed))
     # Everything fits; only now are weights read.
     target = plan.read(mesh, packed=packed)
-    return Engine(
-        target,
-        read_drafter(target),
-        tokenizer=checkpoint.tokenizer,
-        eos_token_ids=checkpoint.eos_token_ids,
-        config=config.engine,
-        mesh=mesh,
-        sampling_modes=sampling_modes,
-        progress=progress,
-    )
+    with compilation_cache():
+        return Engine(
+            target,
+            read_drafter(target),
+            tokenizer=checkpoint.tokenizer,
+            eos_token_ids=checkpoint.eos_token_ids,
+            config=config.engine,
+            mesh=mesh,
+            sampling_modes=sampling_modes,
+            progress=progress,
+        )
 
 
 def generate(
@@ -101,7 +103,7 @@ def generate(
     Raises:
       ValueError: something about the prompts, the parameters, the configuration or a checkpoint.
     """
-    params = SamplingParams(**sampling)
+    params = SamplingParams.merge(None, sampling)
     sizes = {"batch_size": max(1, min(len(as_prompts(prompts)), 8)), **(engine or {})}
     mode = required_mode(params)
     loaded = load(model, drafter=drafter, sampling_modes=(mode,), progress=progress, **sizes)
@@ -127,12 +129,15 @@ def resolve_config(model: str | Path) -> Config:
 
     Raises:
       ConfigError: it is neither a configuration nor anything that could be a checkpoint.
+      CheckpointError: it cannot even be a path.
     """
     name = str(model)
     if name.endswith(".toml") or name in list_configs():
         return load_config(model)
     is_hub_id = name.count("/") == 1 and not name.startswith((".", "/", "~"))
-    if Path(name).expanduser().exists() or is_hub_id:
+    with reading(name):
+        exists = home_path(name).exists()
+    if exists or is_hub_id:
         return Config(name=Path(name).name, target=SourceConfig(name))
     raise ConfigError(
         f"{name!r} is no configuration ({', '.join(list_configs())}), file, folder or Hub id (org/name)"

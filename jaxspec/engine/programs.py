@@ -20,6 +20,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from tqdm import tqdm
 
+from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.packing import empty_pieces, empty_served, read_served
 from jaxspec.engine.state import EngineState, StepOutput
 from jaxspec.engine.step import Models, StepSettings, dispatch, draft, verify_and_commit
@@ -242,7 +243,8 @@ def _compile_behind(programs: "weakref.ref[Programs]", left: deque[Size]) -> Non
         while (alive := programs()) is not None:
             size = left.popleft()
             try:
-                alive.compile_one(size)
+                with compilation_cache():
+                    alive.compile_one(size)
             except Exception as error:
                 # Larger programs serve what this one would have.
                 _log.warning("the program for %s does not compile: %s", size, error)

@@ -1,6 +1,7 @@
 """From a checkpoint to a network on the device, and back."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Generic, TypeVar
@@ -11,11 +12,12 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jaxspec.checkpoints import Checkpoint, StrictTensors, TensorSource
+from jaxspec.checkpoints import Checkpoint, CheckpointError, StrictTensors, TensorSource
+from jaxspec.checkpoints.finite import is_finite
 from jaxspec.config import ModelConfig
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.language_model import language_model
-from jaxspec.models.packed_weights import stored_weight
+from jaxspec.models.packed_weights import floats_of, stored_weight
 from jaxspec.models.parameters import HeadRows, Source
 from jaxspec.models.registry import FAMILIES
 from jaxspec.sharding import make_mesh, replicated, sharding
@@ -25,11 +27,14 @@ Module = TypeVar("Module", bound=nnx.Module)
 # Buffers that older versions of transformers saved beside the weights.
 IGNORED = ("*rotary_emb.inv_freq",)
 
+_LAYER = re.compile(r"model\.layers\.([0-9]{1,9})\.")
+
 
 @dataclass(frozen=True)
 class ModulePlan(Generic[Module]):
-    """A module each of whose parameters has been found in a checkpoint; nothing has been read yet."""
+    """A module whose every parameter has been found in the checkpoint `name`; nothing has been read yet."""
 
+    name: str
     module: Module
     parameters: list[tuple[nnx.Variable, list[TensorSource]]]
 
@@ -40,18 +45,32 @@ class ModulePlan(Generic[Module]):
           mesh: what it is split over; one device by default.
           packed: keep weights as the checkpoint stores them where `packed_weights.py` can: for inference on
             one device, where `keeps_packed`. Otherwise every parameter is one array of the declared dtype.
+
+        Raises:
+          CheckpointError: a weight is NaN or infinite.
         """
         mesh = mesh or make_mesh()
         for variable, stored in self.parameters:
             source, array = variable.get_metadata("source"), variable.get_value()
             if packed and (weight := stored_weight(source, array.shape, array.dtype, stored)):
+                self._check_finite(floats_of(weight), source, stored)
                 variable.set_value(jax.device_put(weight, replicated(mesh)))
                 continue
-            joined = source.join([tensor.read() for tensor in stored])
-            array = np.ascontiguousarray(joined).astype(array.dtype)
+            tensors = [tensor.read() for tensor in stored]
+            self._check_finite(tensors if source.kind == "float" else [], source, stored)
+            array = np.ascontiguousarray(source.join(tensors)).astype(array.dtype)
             axes = variable.get_metadata("axes")
             variable.set_value(jax.device_put(array, sharding(mesh, axes, array.shape)))
         return self.module
+
+    def _check_finite(
+        self, arrays: Sequence[np.ndarray], source: Source, stored: Sequence[TensorSource]
+    ) -> None:
+        if all(map(is_finite, arrays)):
+            return
+        names = (name for name, _ in source.tensors)
+        name = next(name for name, tensor in zip(names, stored, strict=True) if not is_finite(tensor.read()))
+        raise CheckpointError(f"{self.name}: tensor {name!r} holds NaN or infinity")
 
 
 def load_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, mesh: Mesh | None = None) -> Decoder:
@@ -68,10 +87,33 @@ def plan_target(checkpoint: Checkpoint, *, dtype: jnp.dtype) -> ModulePlan[Decod
     """`load_target` up to the point where it would read weights; raises the same."""
     checkpoint = language_model(checkpoint)
     config = target_config(checkpoint)
+    _check_depth(config.num_hidden_layers, checkpoint)
     # Layers past the last one are the MTP drafter's.
     further = range(config.num_hidden_layers, config.num_hidden_layers + config.num_nextn_predict_layers)
     ignore = (*IGNORED, *(f"model.layers.{i}.*" for i in further))
     return plan_module(lambda rngs: make_target(config, dtype=dtype, rngs=rngs), checkpoint, ignore=ignore)
+
+
+def _check_depth(num_layers: int, checkpoint: Checkpoint) -> None:
+    """Refuses a checkpoint without a layer before all that its config states are built.
+
+    Raises:
+      CheckpointError: naming the layer.
+    """
+    matches = (_LAYER.match(name) for name in checkpoint.tensors)
+    there = {int(match[1]) for match in matches if match}
+    missing = next((layer for layer in range(num_layers) if layer not in there), None)
+    if missing is not None:
+        raise CheckpointError(
+            f"{checkpoint.name}: num_hidden_layers is {num_layers}, and no tensor is of layer {missing}"
+        )
+
+
+class _OneKey(nnx.Rngs):
+    """Random streams of a module whose shapes alone are wanted: counting draws takes time squared in them."""
+
+    def params(self) -> jax.Array:
+        return jax.random.key(0)
 
 
 def make_target(config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> Decoder:
@@ -100,7 +142,7 @@ def plan_module(
     Raises:
       CheckpointError: a tensor is missing, spare or misshaped.
     """
-    module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+    module = nnx.eval_shape(lambda: make(_OneKey(0)))
     tensors = StrictTensors(checkpoint)
     tensors.ignore(*ignore)
     shared: dict[str, TensorSource] = {}
@@ -115,7 +157,7 @@ def plan_module(
 
     parameters = [(variable, find(source)) for variable, source in declared(module)]
     tensors.finish()
-    return ModulePlan(module, parameters)
+    return ModulePlan(checkpoint.name, module, parameters)
 
 
 def matching(checkpoint: Checkpoint, patterns: tuple[str, ...]) -> tuple[str, ...]:

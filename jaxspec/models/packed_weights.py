@@ -38,6 +38,14 @@ def stored_weight(
     return packed_experts(source, stored) if dtype == jnp.bfloat16 else None
 
 
+def floats_of(weight: PackedWeight | Mxfp4Weight) -> list[np.ndarray]:
+    """The parts of a weight of `stored_weight` that could be no numbers."""
+    if isinstance(weight, Mxfp4Weight):
+        return []  # a scale that stands for NaN is past MAX_SCALE
+    values = [np.asarray(weight.values).view(ml_dtypes.bfloat16)] if weight.form == "bfloat16" else []
+    return [*values, *(np.asarray(a) for a in (weight.scale, weight.offset) if a is not None)]
+
+
 def packed_experts(source: Source, stored: Sequence[TensorSource]) -> Mxfp4Weight | None:
     """Experts as their tensor stores them in MXFP4, on the host; None where that is stored in another way."""
     if not isinstance(source, Whole | InterleavedGateUp) or not isinstance(stored[0], Mxfp4Tensor):

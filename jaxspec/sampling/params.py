@@ -1,9 +1,15 @@
 """What a user may ask of one generation."""
 
+import dataclasses
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
+
+from jaxspec.errors import OneLineError
+
+_COLDEST, _HOTTEST = 1e-30, 1e30
 
 
 @dataclass(frozen=True)
@@ -11,7 +17,7 @@ class SamplingParams:
     """How the tokens of one request are chosen, and when it ends.
 
     Attributes:
-      temperature: 0 is greedy; otherwise the logits are divided by it.
+      temperature: 0 is greedy; otherwise the logits are divided by it, 1e-30 to 1e30.
       top_k: keep the k most likely tokens (and their ties); 0 or -1 keeps all.
       top_p: keep the smallest set of most likely tokens with at least this probability, in (0, 1].
       min_p: keep tokens with at least this fraction of the best token's probability, in [0, 1].
@@ -22,7 +28,7 @@ class SamplingParams:
       ignore_eos: go on after an end-of-sequence token.
 
     Raises:
-      ValueError: a value is out of its range, or not a number where one is needed.
+      ValueError: a value is out of its range, or not a number where one is needed; one line.
     """
 
     temperature: float = 0.0
@@ -36,10 +42,13 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        top_k = _integer("top_k", self.top_k, "1 or more (0 or -1 is off)", lambda x: x >= -1)
+        top_p = _real("top_p", self.top_p, "above 0 and at most 1", lambda x: 0 < x <= 1)
         checked: dict[str, Any] = {
-            "temperature": _real("temperature", self.temperature, "0 or more", lambda x: x >= 0),
-            "top_k": max(_integer("top_k", self.top_k, "1 or more (0 or -1 is off)", lambda x: x >= -1), 0),
-            "top_p": _real("top_p", self.top_p, "above 0 and at most 1", lambda x: 0 < x <= 1),
+            "temperature": _temperature(self.temperature),
+            # The device holds both in 32 bits, and beyond these nothing changes.
+            "top_k": min(max(top_k, 0), 2**31 - 1),
+            "top_p": max(top_p, 1e-30),
             "min_p": _real("min_p", self.min_p, "0 to 1", lambda x: 0 <= x <= 1),
             "max_new_tokens": _integer("max_new_tokens", self.max_new_tokens, "1 or more", lambda x: x >= 1),
             "stop": _strings("stop", self.stop),
@@ -52,16 +61,52 @@ class SamplingParams:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
+    @classmethod
+    def merge(
+        cls, params: "SamplingParams | Mapping[str, Any] | None", fields: Mapping[str, Any]
+    ) -> "SamplingParams":
+        """The parameters of a call that takes them whole, as a mapping of fields, or field by field.
+
+        Args:
+          params: what the call was given whole, or None.
+          fields: what it was given as keywords; empty unless `params` is None.
+
+        Raises:
+          ValueError: both ways at once, something else, an unknown field, or a bad value.
+        """
+        if params is not None and fields:
+            raise ValueError(f"give {next(iter(fields))} in params or as a keyword, not both ways")
+        if isinstance(params, cls):
+            return params
+        if not isinstance(params, Mapping | None):
+            raise ValueError(f"params must be SamplingParams or a mapping of its fields, got {params!r}")
+        values = fields if params is None else params
+        known = [field.name for field in dataclasses.fields(cls)]
+        if unknown := [name for name in values if name not in known]:
+            raise ValueError(f"unknown sampling parameter {unknown[0]!r}; known: {', '.join(known)}")
+        return cls(**values)
+
 
 def _error(name: str, value: object, wanted: str) -> ValueError:
-    return ValueError(f"{name} must be {wanted}, got {value!r}")
+    return OneLineError(f"{name} must be {wanted}, got {value!r}")
 
 
-def _real(name: str, value: Any, wanted: str, allowed: Any) -> float:
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not (number and math.isfinite(value) and allowed(value)):
+def _real(name: str, value: Any, wanted: str, allowed: Callable[[float], bool]) -> float:
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not (math.isfinite(number) and allowed(number)):
         raise _error(name, value, f"a number, {wanted}")
-    return float(value)
+    return number
+
+
+def _temperature(value: Any) -> float:
+    """Logits divided by less, or by more, would not fit 32 bits: one answer would be as good as another."""
+    temperature = _real("temperature", value, "0 or more", lambda x: x >= 0)
+    if temperature and not _COLDEST <= temperature <= _HOTTEST:
+        raise _error("temperature", value, f"a number, 0 (greedy) or {_COLDEST:g} to {_HOTTEST:g}")
+    return temperature
 
 
 def _integer(name: str, value: Any, wanted: str, allowed: Any) -> int:
@@ -74,6 +119,8 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     strings = (value,) if isinstance(value, str) else value
     if not isinstance(strings, list | tuple) or not all(isinstance(s, str) and s for s in strings):
         raise _error(name, value, "a string or a list of strings, none of them empty")
+    if any("\ud800" <= character <= "\udfff" for string in strings for character in string):
+        raise _error(name, value, "valid Unicode, without lone surrogates")
     return tuple(strings)
 
 

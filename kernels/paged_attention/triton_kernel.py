@@ -34,7 +34,8 @@ def paged_attention(
     group = num_heads // heads
     rows = group * num_rows
     wide = queries.dtype == jnp.float32
-    block_rows = min(max(triton.next_power_of_2(rows), 16), 16 if wide else 64)
+    # Prompts in tiles of 128 rows by 4 warps took 0.33 ms where 64 by 8 took 0.79 (2048 rows on 2048 before).
+    block_rows = min(max(triton.next_power_of_2(rows), 16), 16 if wide else 128)
     block_keys = 32 if wide else 64
     tiles = triton.cdiv(rows, block_rows)
     splits = num_splits(batch * heads * tiles, width * page_size, block_keys)
@@ -61,7 +62,7 @@ def paged_attention(
         # One split writes the result itself; the kernel takes as many pointers either way.
         [whole, *(jax.ShapeDtypeStruct((1,), jnp.float32) for _ in range(2))] if splits == 1 else partial,
         grid=(batch * heads, tiles, splits),
-        num_warps=4 if block_rows <= 32 else 8,
+        num_warps=4,
         num_stages=2 if wide else 3,
         page_size=page_size,
         width=width,
@@ -141,6 +142,8 @@ def _split_kernel(
             mask=in_rows[:, None] & in_dim[None, :],
             other=0.0,
         )
+        all_see_from = tl.max(tl.where(in_rows, row_first, 0))
+        all_see_to = tl.min(tl.where(in_rows, row_last, 2147483647)) + 1
         for start in range(begin, end, block_keys):
             position = start + tl.arange(0, block_keys)
             used = position < end
@@ -152,8 +155,9 @@ def _split_kernel(
             key = tl.load(cache + at, mask=mask, other=0.0).to(query.dtype)
             value = tl.load(cache + at + page_size * head_dim, mask=mask, other=0.0).to(query.dtype)
             scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-            visible = (position[None, :] >= row_first[:, None]) & (position[None, :] <= row_last[:, None])
-            scores = tl.where(visible & used[None, :], scores, float("-inf"))
+            if (start < all_see_from) | (start + block_keys > all_see_to):
+                visible = (position[None, :] >= row_first[:, None]) & (position[None, :] <= row_last[:, None])
+                scores = tl.where(visible & used[None, :], scores, float("-inf"))
             weights, peak, total, shrink = absorb_scores(scores, peak, total)
             output = tl.dot(weights.to(query.dtype), value, output * shrink[:, None], input_precision="ieee")
 

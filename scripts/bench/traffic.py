@@ -5,10 +5,8 @@ import time
 import jax
 from flax import nnx
 
-from jaxspec.drafters.eagle3 import Eagle3
-from jaxspec.drafters.none import NoDrafter
+from jaxspec.drafters.base import Target
 from jaxspec.engine.step import Models
-from jaxspec.models.decoder import Decoder
 
 # Of a head, what runs once per step; its layers and its output run once per draft.
 _ONCE = ("fc", "input_norm", "feature_norms")
@@ -22,18 +20,16 @@ def weight_bytes(models: Models, *, batch_size: int) -> int:
     """
     drafts = models.drafter.num_speculative_tokens
     target = models.target
-    assert isinstance(target, Decoder)
-    total = _read(nnx.state(target, nnx.Param), target, batch_size * (drafts + 1))
-    if target.head is not None:
-        total -= target.embedding.table[...].nbytes
-    if isinstance(models.drafter, NoDrafter):
-        return total
+    weights = nnx.state(target, nnx.Param)
+    total = _read(weights, target, batch_size * (drafts + 1))
+    if "head" in weights:
+        total -= _read(weights["embedding"], target, batch_size)
     drafter = nnx.state(models.drafter, nnx.Param)
     for name in drafter:
         once = _read(drafter[name], target, batch_size)
         total += once if name in _ONCE else drafts * once
-    if not isinstance(models.drafter, Eagle3):
-        # The other heads draft with the target's output projection.
+    if "head" not in drafter:
+        # Such a head drafts with the target's output projection.
         total += drafts * target.output_kernel.nbytes
     return total
 
@@ -69,7 +65,7 @@ def copy_bandwidth(num_bytes: int = 1 << 31) -> float:
     return 2 * x.nbytes / sorted(times)[len(times) // 2]
 
 
-def _read(tree: object, target: Decoder, rows: int) -> int:
+def _read(tree: object, target: Target, rows: int) -> int:
     """Bytes of a tree's weights that so many rows read."""
     moe = target.config.moe
     total = 0

@@ -1,8 +1,9 @@
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 import pytest
 
-from jaxspec.checkpoints import CheckpointError
+from jaxspec.checkpoints import CheckpointError, chat_template
 from jaxspec.checkpoints.chat_template import render_chat
 
 USER = [{"role": "user", "content": "<b>&é"}]
@@ -63,3 +64,62 @@ def test_failing_or_escaping_template_is_an_error(template, message):
 def test_messages_of_another_form_are_named(messages, message):
     with pytest.raises(CheckpointError, match=message):
         render("x", messages)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+        "{% for a in range(9999) %}{% for b in range(9999) %}x{% endfor %}{% endfor %}",
+        "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s * 2 %}{% endfor %}{{ n.s }}",
+        "{% set a = ['x'] * 99 %}" + "{% set a = [a] * 99 %}" * 9 + "{{ a }}",
+        "{{ 'x' * 10**10 }}",
+        "{{ '%9999999999d' % 1 }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{{ lipsum(n=10**9) }}",
+    ],
+)
+def test_a_template_that_loops_or_grows_without_end_is_ended(template):
+    with pytest.raises(CheckpointError, match="the chat template failed: "):
+        render(template)
+    assert render("{{ messages[0].content }}") == USER[0]["content"]
+
+
+def test_what_json_cannot_say_is_an_error():
+    with pytest.raises(CheckpointError, match="messages cannot be written as JSON"):
+        render("x", [{**USER[0], "tools": {1, 2}}])
+
+
+def test_every_thread_gets_its_own_answer():
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(lambda i: render(f"{i} {{{{ messages[0].content }}}}"), range(64)))
+    assert texts == [f"{i} {USER[0]['content']}" for i in range(64)]
+
+
+def test_an_interrupted_request_is_not_the_answer_to_the_next(monkeypatch):
+    exchange = chat_template._exchange
+
+    def interrupted(process, line):
+        process.stdin.write(line)
+        process.stdin.flush()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chat_template, "_exchange", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        render("first")
+    monkeypatch.setattr(chat_template, "_exchange", exchange)
+    assert render("second") == "second"
+
+
+def test_a_forked_process_starts_one_of_its_own():
+    assert render("before") == "before"
+    own = chat_template._process
+    mine, forked = own._process, chat_template._TemplateProcess()
+    forked._process = mine
+    forked.forget()
+    mine.returncode = None  # only the forked copy is to forget it
+    assert forked.ask('{"template": "forked", "variables": {}}') == {"text": "forked"}
+    assert forked._process is not mine
+    forked.close()
+    assert render("after") == "after"
+    assert own._process is mine

@@ -1,4 +1,5 @@
 import pytest
+import tokenizers
 from tiny_folder import write_json, write_tokenizer
 from tiny_gguf import TEMPLATE
 from tiny_tokenizers import byte_level, sentence_piece
@@ -74,3 +75,35 @@ def test_damaged_tokenizer_is_named(folder):
 def test_lone_surrogate_is_named(folder):
     with pytest.raises(CheckpointError, match="lone surrogate at 3"):
         Tokenizer.from_folder(folder).encode("abc\ud800")
+
+
+def test_a_tokenizer_that_fails_over_a_text_is_an_error():
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="<unk>"))
+    with pytest.raises(CheckpointError, match="the tokenizer failed: WordLevel error: Missing"):
+        Tokenizer(backend).encode("b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bos_token": 3}, "bos_token must be a string, got 3"),
+        ({"bos_token": {"lstrip": True}}, "bos_token must be a string, got {'lstrip': True}"),
+        ({"eos_token": ["</s>"]}, "eos_token must be a string, got"),
+        ({"chat_template": 3}, "chat_template must be a string, got 3"),
+        ({"chat_template": [{"name": "default"}, 3]}, None),
+        ({"chat_template": [{"name": "default", "template": 3}]}, "chat_template must be a string, got 3"),
+    ],
+)
+def test_a_config_of_other_types_is_named(folder, changes, message):
+    write_json(folder / "tokenizer_config.json", changes)
+    if message is None:
+        assert not Tokenizer.from_folder(folder).has_chat_template
+        return
+    with pytest.raises(CheckpointError, match=message):
+        Tokenizer.from_folder(folder)
+
+
+def test_a_template_that_is_no_text_is_named(folder):
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja: not UTF-8"):
+        Tokenizer.from_folder(folder)

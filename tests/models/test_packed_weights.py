@@ -12,7 +12,7 @@ from tiny_gguf import gguf_tensors, hf_weights, write_gguf
 from tiny_models import write_target
 
 import jaxspec
-from jaxspec.checkpoints import open_checkpoint
+from jaxspec.checkpoints import CheckpointError, open_checkpoint
 from jaxspec.drafters.head import DerivedTensor, OutputRows
 from jaxspec.models import packed_weights
 from jaxspec.models.loading import declared, export_tensors, load_target, plan_target
@@ -125,6 +125,28 @@ def test_export_and_saving_are_dense(tmp_path):
         exported = export_tensors(model)
         for name, tensor in checkpoint.tensors.items():
             np.testing.assert_array_equal(exported[name], tensor.read(), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "byte"),
+    [("Q8_0", 1), ("Q4_0", 1), ("Q4_1", 1), ("Q4_1", 3), ("BF16", 1)],
+)
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_scale_or_value_that_is_no_number_is_named(tmp_path, kind, byte, packed):
+    name = "blk.0.attn_k.weight"
+    tensors = {}
+    for key, weight in weights().items():
+        quantised = (
+            gguf.quants.quantize(weight, gguf.GGMLQuantizationType[kind]) if weight.ndim == 2 else weight
+        )
+        tensors[key] = (quantised.view(np.uint8), kind) if weight.ndim == 2 else weight
+    tensors[name][0][3, byte] |= 0x7F
+    tensors[name][0][3, byte - 1] |= 0x80
+    plan = plan_target(open_checkpoint(write_gguf(tmp_path / "bad.gguf", tensors=tensors)), dtype=FLOAT32)
+    with pytest.raises(
+        CheckpointError, match=r"bad\.gguf: tensor 'model\.layers\.0\.self_attn\.k_proj\.weight' holds NaN"
+    ):
+        plan.read(packed=packed)
 
 
 @pytest.mark.skipif(matmul.why_not("numba") is not None, reason=f"{matmul.why_not('numba')}")

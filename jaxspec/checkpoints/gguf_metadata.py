@@ -1,0 +1,56 @@
+"""The metadata of a GGUF, of the types that its keys must have."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from jaxspec.checkpoints.errors import CheckpointError
+
+Default = TypeVar("Default")
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """Values by key.
+
+    Every method returns its default where the key is missing.
+
+    Attributes:
+      file: for messages.
+
+    Raises:
+      CheckpointError: the value is of another type, naming the key.
+    """
+
+    file: str
+    values: Mapping[str, Any]
+
+    def positive(self, key: str, default: Default) -> int | Default:
+        return self._get(key, default, "a positive integer", lambda v: type(v) is int and v > 0)
+
+    def number(self, key: str, default: Default) -> float | Default:
+        return self._get(key, default, "a number", lambda v: type(v) in (int, float))
+
+    def text(self, key: str, default: Default) -> str | Default:
+        return self._get(key, default, "a string", lambda v: isinstance(v, str))
+
+    def flag(self, key: str, default: Default) -> bool | Default:
+        return self._get(key, default, "true or false", lambda v: isinstance(v, bool))
+
+    def list(self, key: str, item: type, default: Default) -> list | Default:
+        words = f"an array of {item.__name__}"
+        return self._get(key, default, words, lambda v: isinstance(v, list) and set(map(type, v)) <= {item})
+
+    def token_id(self, key: str, num_tokens: int) -> int | None:
+        """An id of one of so many tokens."""
+        value = self.values.get(key)
+        if value is not None and (type(value) is not int or not 0 <= value < num_tokens):
+            name = key.rpartition(".")[2].replace("_token_id", " token id")
+            raise CheckpointError(f"{self.file}: {name} {value!r} is outside the {num_tokens} tokens")
+        return value
+
+    def _get(self, key: str, default: Any, words: str, fits: Callable[[Any], bool]) -> Any:
+        value = self.values.get(key, default)
+        if key in self.values and not fits(value):
+            raise CheckpointError(f"{self.file}: metadata {key} must be {words}, got {value!r}")
+        return value

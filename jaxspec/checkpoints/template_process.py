@@ -1,0 +1,104 @@
+"""The process that renders chat templates: requests on stdin, replies on stdout, a line of JSON each.
+
+A template is a program by whoever made the checkpoint. jinja2's sandbox keeps it from files and from Python's
+insides, but not from looping for ever or filling memory: no count of loops, calls or pieces of output sees
+`'x' * 10**10`, lists of lists of lists turned into text, or what jinja2 computes while it compiles. The
+operating system sees all of it. Run by `chat_template.py`, as a file: importing jaxspec takes seconds.
+"""
+
+import json
+import signal
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+CPU_SECONDS = 1.0
+"""For one conversation; real templates take milliseconds."""
+
+MEMORY = 512 * 2**20
+"""Bytes of address space, jinja2 and the conversation included."""
+
+
+def main() -> None:
+    _limit_memory()
+    for line in sys.stdin.buffer:
+        _limit_time(CPU_SECONDS)
+        try:
+            request = json.loads(line.decode("utf-8", "surrogatepass"))
+            reply = {"text": render(request["template"], request["variables"])}
+        except Exception as error:  # whatever the model's own program raises
+            reply = {"error": str(error) or type(error).__name__}
+        encoded = json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        _limit_time(0)
+        sys.stdout.buffer.write(encoded + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def render(template: str, variables: Mapping[str, Any]) -> str:
+    """The text that a template makes of its variables."""
+    return _compile(template).render(variables)
+
+
+def _limit_memory() -> None:
+    try:
+        import resource
+    except ImportError:  # not Unix
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _limit_time(seconds: float) -> None:
+    """Has this process end when it has computed for so many seconds more; 0 is for ever."""
+    if hasattr(signal, "setitimer"):  # Unix
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's words for training masks; here it is only its content."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@lru_cache(maxsize=4)
+def _compile(template: str) -> jinja2.Template:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return environment.from_string(template)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own filter escapes HTML, which templates do not expect.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+if __name__ == "__main__":
+    main()

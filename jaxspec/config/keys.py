@@ -1,0 +1,173 @@
+"""The keys of a `config.json` that are read, and what their values may be."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxspec.config.errors import INT32_MAX, ConfigError
+
+Check = Callable[[Any], str | None]
+"""What is wrong with a value that is not null, as "must be …"; None where nothing is."""
+
+
+def check_keys(config: Mapping[str, Any], name: str = "config.json") -> None:
+    """Refuses a value of another type or size than its key may have; keys that nothing reads are let be.
+
+    Null passes: most keys may be left open. Bounds are far beyond any published model; within them the
+    shapes that follow from a config can be compared with its checkpoint's in time.
+
+    Args:
+      config: with whatever objects it nests.
+      name: the file, for messages.
+
+    Raises:
+      ConfigError: naming the key.
+    """
+    for key, value in config.items():
+        check = KEYS.get(key)
+        if check is None or value is None:
+            continue
+        if problem := check(value):
+            raise ConfigError(f"{name}: {key} {problem}, got {value!r}")
+        if isinstance(value, Mapping):
+            check_keys(value, name)
+
+
+def without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a config without those whose null can mean nothing but that they are left open."""
+    return {key: value for key, value in config.items() if value is not None or key in _NULL_SAYS_NONE}
+
+
+def _number(words: str, types: tuple[type, ...], low: float, high: float) -> Check:
+    def check(value: Any) -> str | None:
+        # Not isinstance: true and false are integers to it. NaN is not at least anything.
+        if type(value) not in types or not value >= low:
+            return f"must be {words}"
+        return f"must be at most {high}" if value > high else None
+
+    return check
+
+
+def _count(high: int, *, low: int = 1) -> Check:
+    return _number("a positive integer" if low == 1 else "a whole number from 0 on", (int,), low, high)
+
+
+def _real(words: str, low: float, high: float = 1e30) -> Check:
+    return _number(words, (int, float), low, high)
+
+
+def _one_of(words: str, fits: Callable[[Any], bool]) -> Check:
+    return lambda value: None if fits(value) else f"must be {words}"
+
+
+def _list(words: str, item: type) -> Check:
+    return _one_of(
+        words, lambda value: isinstance(value, list | tuple) and all(type(each) is item for each in value)
+    )
+
+
+_OBJECT = _one_of("an object", lambda value: isinstance(value, Mapping))
+_TEXT = _one_of("a string", lambda value: isinstance(value, str))
+_FLAG = _one_of("true or false", lambda value: isinstance(value, bool))
+_TEXTS, _INTEGERS = _list("a list of strings", str), _list("a list of integers", int)
+_SIZE, _DEPTH, _EXPERTS, _POSITIONS = _count(2**24), _count(1024), _count(4096), _count(INT32_MAX)
+_FEW = _count(64, low=0)
+_REAL, _POSITIVE = _real("a number", -1e30), _real("a number above 0", 1e-30)
+_NOT_NEGATIVE = _real("a number, 0 or more", 0.0)
+_FACTORS = _one_of(
+    "a list of numbers above 0",
+    lambda value: isinstance(value, list | tuple) and not any(_POSITIVE(each) for each in value),
+)
+# Frequencies are powers of it, and their logarithm is divided by.
+_THETA = _real("a number above 1", 1.001)
+
+KEYS: Mapping[str, Check] = {
+    "text_config": _OBJECT,
+    "transformer_layer_config": _OBJECT,
+    "eagle_config": _OBJECT,
+    "dflash_config": _OBJECT,
+    "speculators_config": _OBJECT,
+    "verifier": _OBJECT,
+    "quantization_config": _OBJECT,
+    "rope_scaling": _OBJECT,
+    "rope_parameters": _OBJECT,
+    "full_attention": _OBJECT,
+    "sliding_attention": _OBJECT,
+    "model_type": _TEXT,
+    "hidden_act": _TEXT,
+    "hidden_activation": _TEXT,
+    "rope_type": _TEXT,
+    "type": _TEXT,
+    "quant_method": _TEXT,
+    "tie_word_embeddings": _FLAG,
+    "attention_bias": _FLAG,
+    "mlp_bias": _FLAG,
+    "bias": _FLAG,
+    "use_sliding_window": _FLAG,
+    "norm_topk_prob": _FLAG,
+    "rope_interleave": _FLAG,
+    "truncate": _FLAG,
+    "norm_before_residual": _FLAG,
+    "norm_output": _FLAG,
+    "use_aux_hidden_state": _FLAG,
+    "sliding_window_non_causal": _FLAG,
+    "causal": _FLAG,
+    "is_causal": _FLAG,
+    "architectures": _TEXTS,
+    "layer_types": _TEXTS,
+    "mlp_layer_types": _TEXTS,
+    "mlp_only_layers": _INTEGERS,
+    "compress_ratios": _INTEGERS,
+    "vocab_size": _SIZE,
+    "hidden_size": _SIZE,
+    "intermediate_size": _SIZE,
+    "head_dim": _SIZE,
+    "num_attention_heads": _SIZE,
+    "num_key_value_heads": _SIZE,
+    "moe_intermediate_size": _SIZE,
+    "q_lora_rank": _SIZE,
+    "kv_lora_rank": _SIZE,
+    "qk_nope_head_dim": _SIZE,
+    "qk_rope_head_dim": _SIZE,
+    "v_head_dim": _SIZE,
+    "target_hidden_size": _SIZE,
+    "draft_vocab_size": _SIZE,
+    "num_hidden_layers": _DEPTH,
+    "num_target_layers": _DEPTH,
+    "sliding_window_pattern": _DEPTH,
+    "decoder_sparse_step": _DEPTH,
+    "max_window_layers": _count(1024, low=0),
+    "first_k_dense_replace": _count(1024, low=0),
+    "num_nextn_predict_layers": _FEW,
+    "n_shared_experts": _FEW,
+    "num_experts": _EXPERTS,
+    "num_local_experts": _EXPERTS,
+    "n_routed_experts": _EXPERTS,
+    "num_experts_per_tok": _EXPERTS,
+    "n_group": _EXPERTS,
+    "topk_group": _EXPERTS,
+    "max_position_embeddings": _POSITIONS,
+    "original_max_position_embeddings": _POSITIONS,
+    "sliding_window": _POSITIONS,
+    "factor": _POSITIVE,
+    "low_freq_factor": _POSITIVE,
+    "high_freq_factor": _POSITIVE,
+    "beta_fast": _POSITIVE,
+    "beta_slow": _POSITIVE,
+    "query_pre_attn_scalar": _POSITIVE,
+    "swiglu_limit": _POSITIVE,
+    "rope_theta": _THETA,
+    "rope_local_base_freq": _THETA,
+    "rms_norm_eps": _real("a number from 0 to 1", 0.0, 1.0),
+    "mscale": _NOT_NEGATIVE,
+    "mscale_all_dim": _NOT_NEGATIVE,
+    "factors": _FACTORS,
+    "attention_factor": _REAL,
+    "swiglu_alpha": _REAL,
+    "routed_scaling_factor": _REAL,
+    "input_embedding_scale": _REAL,
+}
+"""Every key whose value is used as more than something to compare with, wherever in a config it lies."""
+
+_NULL_SAYS_NONE = frozenset(
+    {"head_dim", "num_key_value_heads", "q_lora_rank", "rope_scaling", "rope_parameters", "sliding_window"}
+)

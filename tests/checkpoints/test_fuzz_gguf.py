@@ -1,0 +1,156 @@
+"""GGUF files that somebody broke are read, or refused by our own exceptions in one line."""
+
+import struct
+
+import gguf
+import numpy as np
+import pytest
+from fuzzing import SCALARS, changed, damaged, refused_or
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_gguf import metadata, write_gguf
+from tiny_tokenizers import byte_level, sentence_piece
+
+from jaxspec.checkpoints import open_checkpoint
+from jaxspec.checkpoints.blocks import BlockSource
+
+NAMES = (
+    *("token_embd.weight", "output_norm.weight", "output.weight", "rope_freqs.weight"),
+    *(f"blk.0.{name}.weight" for name in ("attn_q", "attn_k", "attn_v", "ffn_up", "attn_norm")),
+    *("blk.0.attn_q.bias", "blk.00.attn_q.weight", "blk.99999999999.ffn_up.weight", "other"),
+)
+SIZES = {"general.architecture": "llama", **metadata()}
+KEYS = (
+    *metadata(),
+    *byte_level(),
+    *sentence_piece(),
+    *("general.architecture", "general.alignment", "split.count", "llama.attention.key_length"),
+    *("llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.rope.scaling.original_context_length"),
+    *("tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_space_prefix", "tokenizer.ggml.eot_token_id"),
+)
+
+
+def use(path):
+    checkpoint = open_checkpoint(path)
+    for tensor in checkpoint.tensors.values():
+        assert isinstance(tensor, BlockSource)
+        tensor.read_blocks()
+        array = tensor.read()
+        assert (array.shape, array.dtype) == (tensor.shape, tensor.dtype)
+    if checkpoint.tokenizer is not None:
+        checkpoint.tokenizer.decode(checkpoint.tokenizer.encode("hello w0rld é 🎉"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("fuzz")
+
+
+@pytest.fixture(scope="module")
+def small(folder):
+    """A file that is mostly header."""
+    tensors = {
+        "token_embd.weight": np.zeros((4, 32), np.float32),
+        "blk.0.attn_q.weight": (np.zeros((4, 34), np.uint8), "Q8_0"),
+        "rope_freqs.weight": np.ones(4, np.float32),
+    }
+    sizes = metadata(
+        llama__embedding_length=32, llama__attention__head_count=2, llama__rope__dimension_count=8
+    )
+    values = {**sizes, "llama.attention.key_length": 8, "x": [1.5], "y": ["a", "b"], "z": [True]}
+    return write_gguf(folder / "small.gguf", values, tensors).read_bytes()
+
+
+@given(data=st.data())
+def test_other_bytes(folder, small, data):
+    path = folder / "broken.gguf"
+    path.write_bytes(data.draw(damaged(small)))
+    refused_or(lambda: use(path))
+
+
+@given(data=st.data())
+def test_other_places_and_counts(folder, small, data):
+    """One number of 32 or 64 bits anywhere in the header."""
+    value = data.draw(st.sampled_from([0, 1, 2, 3, 8, 9, 2**16, 2**31, 2**32 - 1]))
+    size = data.draw(st.sampled_from([4, 8]))
+    at = data.draw(st.integers(0, len(small) // 2))
+    path = folder / "broken.gguf"
+    path.write_bytes(small[:at] + value.to_bytes(size, "little") + small[at + size :])
+    refused_or(lambda: use(path))
+
+
+def packed(value, kind):
+    """A value as the file format has it, `kind` being one of `TYPES` or "s" for text."""
+    if kind == "s":
+        content = str(value).encode("utf-8", "surrogatepass")
+        return struct.pack("<Q", len(content)) + content
+    if kind in "fd":
+        with np.errstate(over="ignore"):
+            return np.asarray(value, np.dtype(kind)).tobytes()
+    size = 8 * struct.calcsize(f"<{kind}")
+    return (value % 2**size).to_bytes(size // 8, "little")
+
+
+def kinds_for(value):
+    """The types that a value can be written in."""
+    if isinstance(value, bool):
+        return "?B"
+    if isinstance(value, int):
+        return "BbHhIiQq"
+    return "fd" if isinstance(value, float) else "s"
+
+
+def entry(key, value, data):
+    """One key with its value, of a type that is drawn from those that fit."""
+    if not isinstance(value, list):
+        kind = data.draw(st.sampled_from(kinds_for(value)))
+        return packed(key, "s") + packed(TYPES[kind], "I") + packed(value, kind)
+    kinds = {kinds_for(item) for item in value} or {"sI"}
+    kind = data.draw(st.sampled_from(kinds.pop() if len(kinds) == 1 else "s"))
+    items = b"".join(packed(item, kind) for item in value)
+    return packed(key, "s") + packed(9, "I") + packed(TYPES[kind], "I") + packed(len(value), "Q") + items
+
+
+TYPES = {"B": 0, "b": 1, "H": 2, "h": 3, "I": 4, "i": 5, "f": 6, "?": 7, "s": 8, "Q": 10, "q": 11, "d": 12}
+FLAT = st.lists(SCALARS, max_size=4) | SCALARS
+DIMENSIONS = st.lists(st.sampled_from([0, 1, 2, 3, 32, 256, 300, 2**32, 2**62, 2**64 - 1]), max_size=5)
+
+
+@pytest.mark.parametrize("tokens", [byte_level, sentence_piece])
+@given(data=st.data())
+def test_other_metadata(folder, tokens, data):
+    values = data.draw(changed({**metadata(), **tokens()}, KEYS))
+    for key in data.draw(st.sets(st.sampled_from(KEYS), max_size=2)):
+        values[key] = data.draw(FLAT)
+    values = {"general.architecture": "llama", **values}
+    flat = {k: v for k, v in values.items() if v is not None and fits(v)}
+    name = packed("token_embd.weight", "s") + packed(2, "I") + packed(256, "Q") + packed(3, "Q")
+    header = b"".join(entry(key, value, data) for key, value in flat.items())
+    content = b"GGUF" + packed(3, "I") + packed(1, "Q") + packed(len(flat), "Q") + header + name
+    content += packed(0, "I") + packed(0, "Q")
+    path = folder / "broken.gguf"
+    path.write_bytes(content + bytes(4 * 256 * 3 + 64))
+    refused_or(lambda: use(path))
+
+
+def fits(value):
+    """Whether a value is one that the format has: a scalar, or an array of them."""
+    return not isinstance(value, dict) and all(
+        not isinstance(item, list | dict | None) for item in (value if isinstance(value, list) else [value])
+    )
+
+
+@given(data=st.data())
+def test_other_tensors(folder, data):
+    header = b"".join(entry(key, value, data) for key, value in SIZES.items())
+    names = data.draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4))
+    tensors = b""
+    for name in names:
+        shape = data.draw(st.sampled_from([(256, 4), (32, 256), (4,), (32,)]) | DIMENSIONS)
+        tensors += packed(name, "s") + packed(len(shape), "I") + b"".join(packed(n, "Q") for n in shape)
+        kind = data.draw(st.sampled_from(list(gguf.GGMLQuantizationType)) | st.integers(0, 100))
+        tensors += packed(int(kind), "I") + packed(data.draw(st.sampled_from([0, 32, 1, 2**63])), "Q")
+    content = b"GGUF" + packed(3, "I") + packed(len(names), "Q") + packed(len(SIZES), "Q") + header + tensors
+    path = folder / "broken.gguf"
+    path.write_bytes(content + bytes(2**16))
+    refused_or(lambda: use(path))
