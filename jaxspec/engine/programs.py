@@ -113,6 +113,14 @@ class Programs:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
         )
         self.compiled: dict[Size, Callable] = {}
+        history = self._state.history
+        self._put_history = (
+            jax.jit(
+                lambda old, new: jnp.where(new < 0, old, new), donate_argnums=0, out_shardings=self._whole
+            )
+            .lower(history, jax.ShapeDtypeStruct(history.shape, history.dtype, sharding=self._whole))
+            .compile()
+        )
         self._behind: list[threading.Thread] = []
 
     def compile(self, sizes: Sequence[Size], *, progress: bool) -> None:
@@ -171,6 +179,10 @@ class Programs:
     ) -> tuple[EngineState, StepOutput]:
         """See `step.dispatch`; donates the state."""
         return self.compiled[size](self.leaves, state, served, pieces)
+
+    def put_history(self, state: EngineState, tokens: jax.Array) -> EngineState:
+        """Puts tokens i32[B, X] into the slots' histories, none where they are -1; donates the history."""
+        return replace(state, history=self._put_history(state.history, tokens))
 
     def compiled_decode(self, *, mode: SamplingMode) -> Any:
         """The executable that serves every slot, for its HLO and its memory analysis."""
