@@ -61,6 +61,9 @@ def run(engine: Engine, asked: Sequence[Asked], arrivals: Sequence[float], param
       ValueError: a request that the engine refuses, or that it would cut short.
     """
     engine.forget_prefixes()
+    # A repeated run must not find the prompts of the one before.
+    engine.forget_prefixes()
+    engine.wait_idle()
     before = engine.counters
     due = deque(zip(arrivals, enumerate(asked), strict=True))
     requests: list[Request] = []
