@@ -232,10 +232,6 @@ class Engine:
         """Waits until nothing is queued, running or in flight; False if that took more than `timeout` s."""
         return self._thread.wait_idle(timeout)
 
-    def forget_prefixes(self) -> None:
-        """Keeps no page any longer of what was read before: later prompts are read whole."""
-        self._thread.put(lambda core: core.scheduler.pages.clear())
-
     def close(self) -> None:
         """Aborts what is queued or running, and gives the device's memory back. Later calls are refused."""
         self._thread.close()

@@ -60,7 +60,6 @@ def run(engine: Engine, asked: Sequence[Asked], arrivals: Sequence[float], param
     Raises:
       ValueError: a request that the engine refuses, or that it would cut short.
     """
-    engine.forget_prefixes()
     # A repeated run must not find the prompts of the one before.
     engine.forget_prefixes()
     engine.wait_idle()

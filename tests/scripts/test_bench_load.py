@@ -123,9 +123,6 @@ class SlowEngine:
     def wait_idle(self):
         return True
 
-    def forget_prefixes(self):
-        pass
-
 
 def test_requests_are_handed_over_when_they_are_due(monkeypatch):
     clock = Clock()
