@@ -58,6 +58,13 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(os.cpu_count() or 1, 8)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives the long forms of tests an hour instead of pyproject's limit."""
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(3600))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def few_memory_maps():
     """Lets go of programs before Linux's limit of 65,530 memory maps is near, past which LLVM crashes."""

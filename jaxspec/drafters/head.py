@@ -185,7 +185,7 @@ def _drafted_ids(checkpoint: Checkpoint, vocab_size: int) -> np.ndarray:
 
 
 def _target_ids(d2t: np.ndarray) -> np.ndarray:
-    return d2t + np.arange(d2t.size)
+    return d2t.astype(np.int64) + np.arange(d2t.size)
 
 
 def _with_vocabulary(checkpoint: Checkpoint, vocab_size: int) -> Checkpoint:
@@ -193,6 +193,14 @@ def _with_vocabulary(checkpoint: Checkpoint, vocab_size: int) -> Checkpoint:
     tensors = dict(checkpoint.tensors)
     if "d2t" not in tensors:
         return checkpoint
+    for name, kinds in {"d2t": "iu", "t2d": "b"}.items():
+        tensor = tensors.get(name)
+        if tensor is not None and (len(tensor.shape) != 1 or tensor.dtype.kind not in kinds):
+            item = "an integer" if name == "d2t" else "true or false"
+            raise CheckpointError(
+                f"{checkpoint.name}: {name} is {tensor.dtype} of shape {list(tensor.shape)}, and holds "
+                f"{item} for each token"
+            )
     d2t = tensors["d2t"].read()
     if "t2d" not in tensors:
         member = np.zeros(vocab_size, bool)
