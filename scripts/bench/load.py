@@ -60,7 +60,9 @@ def run(engine: Engine, asked: Sequence[Asked], arrivals: Sequence[float], param
     Raises:
       ValueError: a request that the engine refuses, or that it would cut short.
     """
+    # A repeated run must not find the prompts of the one before.
     engine.forget_prefixes()
+    engine.wait_idle()
     before = engine.counters
     due = deque(zip(arrivals, enumerate(asked), strict=True))
     requests: list[Request] = []

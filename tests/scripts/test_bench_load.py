@@ -117,11 +117,11 @@ class SlowEngine:
             request.arrived_at, request.first_token_at = now, now + 1
             request.finished_at = now + request.max_new_tokens
 
-    def wait_idle(self):
-        return True
-
     def forget_prefixes(self):
         pass
+
+    def wait_idle(self):
+        return True
 
 
 def test_requests_are_handed_over_when_they_are_due(monkeypatch):
