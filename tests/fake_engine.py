@@ -86,4 +86,4 @@ class FakeEngine:
             stats.add_step(2, 1)
         text, seed = " ".join(f"w{i}" for i in tokens), request.params.seed
         ended = ("failed", "it is a fake") if request.prompt == [-1] else ("length", None)
-        return Generation(text, tokens, ended[0], request.prompt, stats, seed, ended[1])
+        return Generation(text, tokens, ended[0], request.prompt, stats, seed, error=ended[1])
