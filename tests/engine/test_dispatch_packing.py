@@ -46,7 +46,11 @@ def test_served_slots_and_places_without_work():
 def test_pieces_know_the_token_after_each_of_theirs():
     fresh = running(1, list(range(10, 16)), pages=[1])
     again = running(0, [20, 21], pages=[2], answered=[22, 23], known=24)
-    chunks = [Chunk(fresh, 0, 4, False), Chunk(fresh, 4, 2, True), Chunk(again, 0, 4, True)]
+    chunks = [
+        Chunk(fresh, 0, 4, True, False),
+        Chunk(fresh, 4, 2, False, True),
+        Chunk(again, 0, 4, True, True),
+    ]
     words = pack_pieces(dispatch([again, fresh], [False, False], chunks), pieces=5, width=4)
     pieces = read_pieces(jnp.asarray(words))
     assert pieces.place.tolist()[:3] == [1, 1, 0]
