@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
+from jaxspec_kernels.ffi_layout import UnknownLayoutError
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
@@ -21,6 +22,8 @@ class Op(Generic[_Args, _Result]):
       xla: the pure-JAX reference, which runs on every platform.
       triton, numba: load the kernel for GPUs and the one for CPUs, or are None where the operation has
         none. They are called only when the kernel is chosen, so importing this package needs neither.
+      default: what runs where no implementation is named; None for the kernel that can run there, else
+        "xla".
     """
 
     def __init__(
@@ -30,13 +33,15 @@ class Op(Generic[_Args, _Result]):
         xla: Callable[_Args, _Result],
         triton: Callable[[], Callable[_Args, _Result]] | None = None,
         numba: Callable[[], Callable[_Args, _Result]] | None = None,
+        default: str | None = None,
     ):
         self.name = name
         self._xla = xla
         self._loaders = {"triton": triton, "numba": numba}
+        self._default = default
 
     def __call__(self, *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
-        """Runs the kernel that can run here, else the reference, or what the keyword `implementation` names.
+        """Runs the default, or the implementation that the keyword `implementation` names.
 
         Raises: see `select`.
         """
@@ -44,12 +49,13 @@ class Op(Generic[_Args, _Result]):
         return self.select(implementation)(*args, **kwargs)
 
     def select(self, implementation: str | None) -> Callable[_Args, _Result]:
-        """The function that "xla", "triton", "numba" or None, as in `__call__`, stands for on this machine.
+        """The function that "xla", "triton", "numba", or None for the default, stands for on this machine.
 
         Raises:
           UnavailableImplementationError: the implementation named cannot run here.
           ValueError: there is no implementation of that name.
         """
+        implementation = implementation or self._default
         if implementation is None:
             implementation = next((name for name in self._loaders if not self.why_not(name)), "xla")
         if implementation == "xla":
@@ -89,9 +95,11 @@ def _why_not_numba() -> str | None:
     if jax.device_count() > 1:
         return f"runs on one device, and jax sees {jax.device_count()}"
     try:
-        import numba  # noqa: F401
+        from jaxspec_kernels import numba_call  # noqa: F401
     except ImportError as error:
         return f"needs the package numba: {error}"
+    except UnknownLayoutError as error:
+        return f"does not know the foreign function interface of jaxlib {jax.lib.__version__}: {error}"
     return None
 
 

@@ -1,22 +1,22 @@
 """Calling functions that Numba compiled from a compiled XLA program, on the CPU and on XLA's threads.
 
-XLA hands its foreign function interface one pointer, to a call frame: structures of fixed layout
-(`xla/ffi/api/c_api.h` in jaxlib's include folder), read here as 64-bit words. The frame of a first call
-asks for the interface's version instead of for work.
+XLA hands its foreign function interface one pointer, to a call frame: structures, read here as 64-bit words,
+whose layout is the one in jaxlib's own header (`ffi_layout.py`). The frame of a first call asks for the
+interface's version instead of for work.
 
 A kernel is two functions in a module of its own, where Numba can keep them compiled: `part(frame, i, parts)`
 does a share of the work and returns 0, and `handler` is what XLA calls.
 """
 
-import re
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from pathlib import Path
 from threading import RLock
 from typing import Any, ParamSpec
 
 import jax
 import llvmlite.binding
+from jaxspec_kernels.ffi_layout import api_version, word_of
 from llvmlite import ir
 from numba import carray, cfunc, njit, types
 from numba.core import extending
@@ -25,12 +25,19 @@ from numba.core.cgutils import get_or_insert_function
 # Its types know nothing of the typing context, which Numba passes itself.
 intrinsic: Any = extending.intrinsic
 
-# Words of an XLA_FFI_CallFrame, and of what it points to.
-_FRAME_EXTENSION, _FRAME_API, _FRAME_CONTEXT, _FRAME_ARGUMENTS, _FRAME_RESULTS = 1, 2, 3, 9, 14
-_EXTENSION_METADATA = 3
-_METADATA_VERSION = 3
-_BUFFER_DATA, _BUFFER_SHAPE = 3, 5
-_API_SCHEDULE, _API_NUM_THREADS = 17, 18
+_HEADER = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text("utf-8")
+VERSION = api_version(_HEADER)
+"""The interface's version as the word that a handler reports."""
+_word = partial(word_of, _HEADER)
+_FRAME_EXTENSION = _word("XLA_FFI_CallFrame", "extension_start")
+_FRAME_API, _FRAME_CONTEXT = _word("XLA_FFI_CallFrame", "api"), _word("XLA_FFI_CallFrame", "ctx")
+_FRAME_ARGUMENTS = _word("XLA_FFI_CallFrame", "args", "args")
+_FRAME_RESULTS = _word("XLA_FFI_CallFrame", "rets", "rets")
+_EXTENSION_METADATA = _word("XLA_FFI_Metadata_Extension", "metadata")
+_METADATA_VERSION = _word("XLA_FFI_Metadata", "api_version", "major_version")
+_BUFFER_DATA, _BUFFER_SHAPE = _word("XLA_FFI_Buffer", "data"), _word("XLA_FFI_Buffer", "dims")
+_API_SCHEDULE = _word("XLA_FFI_Api", "XLA_FFI_ThreadPool_Schedule")
+_API_NUM_THREADS = _word("XLA_FFI_Api", "XLA_FFI_ThreadPool_NumThreads")
 
 _WORD = ir.IntType(64)
 
@@ -154,20 +161,6 @@ def address(buffer):
     return buffer[_BUFFER_DATA]
 
 
-@cache
-def _version() -> int:
-    """The version of the interface that jaxlib was built with, as the word that a handler reports."""
-    header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text("utf-8")
-    major, minor = (
-        int(re.search(rf"#define XLA_FFI_API_{part} (\d+)", header)[1])  # type: ignore[index]
-        for part in ("MAJOR", "MINOR")
-    )
-    return major | minor << 32
-
-
-VERSION = _version()
-
-
 @njit
 def _asks_version(frame):
     """Whether a call only asks for the interface's version, which is then told."""
@@ -254,8 +247,8 @@ _KEPT: list[Any] = []
 
 
 def _compile(signature: Any, function: Callable[..., Any], fastmath: set[str]) -> Any:
-    # What Numba keeps is found again by this name; it holds the interface's version.
-    function.__qualname__ = f"{function.__name__}_{VERSION:x}"
+    # What Numba keeps is found again by this name, and not by a jaxlib of another layout.
+    function.__qualname__ = f"{function.__name__}_{jax.lib.__version__}"
     compiled = cfunc(signature, cache=True, fastmath=fastmath)(function)
     _KEPT.append(compiled)
     return compiled

@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-_SIZES: dict[str, Any] = {"batch_size": 1, "sampling_modes": ("greedy",)}
+_SIZES: dict[str, Any] = {"batch_size": 1, "sampling_modes": ("greedy",), "prefix_caching": False}
 
 
 def measure(engines: dict[str, jaxspec.Engine], prompts: list, max_new_tokens: int) -> dict:

@@ -29,7 +29,7 @@ from jaxspec.provenance import provenance
 
 # More than any GPU's second-level cache, and than most CPUs' third-level one.
 _ROTATED_BYTES = 1 << 27
-# The host hands over every argument of a dispatch, which takes longer than a small call.
+# The host hands over every argument and result of a dispatch, which takes longer than a small call.
 _SMALL_BYTES, _REPEATS = 1 << 20, 32
 _COLUMNS = "{:16} {:28} {:>9} {:>9} {:>9} {:>7}"
 
@@ -87,7 +87,8 @@ def _time(call: Call, implementation: str) -> float:
     """Seconds of one call, by the least of five passes over rotating arguments."""
     first = call.arguments(0)
     size = sum(array.nbytes for array in jax.tree.leaves(first))
-    repeats = _REPEATS if size < _SMALL_BYTES and not call.in_place else 1
+    small = size < _SMALL_BYTES and not call.in_place and jax.default_backend() == "gpu"
+    repeats = _REPEATS if small else 1
     count = 1 if repeats > 1 else max(4, min(32, _ROTATED_BYTES // size))
     sets = [first, *(call.arguments(seed) for seed in range(1, count))]
     op: Callable[..., Any] = partial(call.op, **call.static, implementation=implementation)
@@ -97,9 +98,12 @@ def _time(call: Call, implementation: str) -> float:
     def calls(buffers: list[tuple], rest: list[tuple]) -> tuple[list, list]:
         outputs: list[Any] = []
         for mine, others in list(zip(buffers, rest, strict=True)) * repeats:
-            # One call after another, as in a program: side by side XLA would fuse or join small ones.
-            others = jax.lax.optimization_barrier((others, outputs[-1:]))[0] if repeats > 1 else others
+            if repeats > 1:
+                # One call after another, as in a program: side by side XLA would fuse or join small ones.
+                others, outputs = jax.lax.optimization_barrier((others, outputs))
             outputs.append(op(*mine, *others))
+        if repeats > 1:
+            return buffers, [sum(jnp.ravel(x)[0] for x in jax.tree.leaves(outputs))]
         if not call.in_place:
             return buffers, outputs
         outputs = [output if isinstance(output, tuple) else (output,) for output in outputs]

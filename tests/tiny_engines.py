@@ -102,7 +102,9 @@ def tokens_of(generations: Iterable[Generation]) -> list[list[int]]:
 
 def start_afresh(engine: Engine) -> None:
     """Empties the cache and sorts the free pages, so that engines that do the same hold the same."""
-    engine.core.scheduler.pages._free.sort(reverse=True)
+    pages = engine.core.scheduler.pages
+    pages.clear()
+    pages._free.sort(reverse=True)
     state = engine.core.state
     engine.core.state = replace(
         state,
@@ -112,9 +114,12 @@ def start_afresh(engine: Engine) -> None:
 
 
 def assert_idle(engine: Engine) -> None:
-    """No slot is taken, no request waits, and every page is free once."""
+    """No slot is taken, no request waits, and every page is free or kept, once."""
     assert engine.wait_idle(timeout=60)
     scheduler = engine.core.scheduler
     assert not scheduler.waiting
     assert scheduler.slots == [None] * scheduler.batch_size
-    assert sorted(scheduler.pages._free) == list(range(1, scheduler.pages.num_pages + 1))
+    pages = scheduler.pages
+    assert sorted([*pages._free, *pages._unused]) == list(range(1, pages.num_pages + 1))
+    assert not pages._users
+    assert sorted(pages._kept.values()) == sorted(pages._unused)

@@ -8,11 +8,9 @@ position-dependent outlives the forward pass it was built for, so nothing can be
 from collections.abc import Iterable
 from typing import Any
 
-from jaxspec_kernels.slot_mapping import slot_mapping
-
 from jaxspec.attention.full import FullAttention
 from jaxspec.attention.indexed_window import IndexedWindow
-from jaxspec.attention.metadata import PlacedRows, build
+from jaxspec.attention.metadata import build
 from jaxspec.attention.rows import RowBlock
 from jaxspec.attention.sliding_window import SlidingWindow
 
@@ -32,8 +30,4 @@ def build_metadata(kinds: Iterable[AttentionKind], block: RowBlock) -> dict[Atte
     Raises:
       TypeError: a kind has no builder.
     """
-    table = block.page_table
-    slots = slot_mapping(block.positions, block.valid, table.pages, page_size=table.page_size)
-    # Page 0 is nobody's, so a row whose slot lies there is not kept.
-    rows = PlacedRows(block.positions, slots, slots >= table.page_size, table)
-    return {kind: build(kind, rows) for kind in dict.fromkeys(kinds)}
+    return {kind: build(kind, block) for kind in dict.fromkeys(kinds)}

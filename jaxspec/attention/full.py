@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxspec.attention.metadata import AttentionMetadata, PlacedRows, build, build_range, visible_range
+from jaxspec.attention.metadata import AttentionMetadata, build, build_range, visible_range
+from jaxspec.attention.rows import RowBlock
 
 
 @dataclass(frozen=True)
@@ -19,5 +20,5 @@ def _(kind: FullAttention, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 @build.register
-def _(kind: FullAttention, rows: PlacedRows) -> AttentionMetadata:
-    return build_range(kind, rows)
+def _(kind: FullAttention, block: RowBlock) -> AttentionMetadata:
+    return build_range(block, None)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jaxspec_kernels.slot_mapping import slot_mapping
+from jaxspec_kernels.slot_mapping import place_rows, slot_mapping
 
-from jaxspec.attention.metadata import PlacedRows, build, visible_range
+from jaxspec.attention.metadata import build, visible_range
+from jaxspec.attention.rows import RowBlock
 
 
 @dataclass(frozen=True)
@@ -62,27 +63,30 @@ def _(kind: IndexedWindow, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 @build.register
-def _(kind: IndexedWindow, rows: PlacedRows) -> IndexedWindowMetadata:
-    ratio, positions = kind.ratio, rows.positions
-    first, _ = visible_range(kind, positions)
-    lengths = jnp.where(rows.kept, positions + 1 - first, 0)
+def _(kind: IndexedWindow, block: RowBlock) -> IndexedWindowMetadata:
+    ratio, positions, table = kind.ratio, block.positions, block.page_table
+    slots, first, last = place_rows(
+        positions, block.valid, table.pages, page_size=table.page_size, window=kind.size
+    )
+    kept = last >= 0
+    lengths = jnp.where(kept, last + 1 - first, 0)
     index = jnp.arange(kind.size, dtype=jnp.int32)
     window_slots = slot_mapping(
         (first[..., None] + index).reshape(len(positions), -1),
         (index < lengths[..., None]).reshape(len(positions), -1),
-        rows.page_table.pages,
-        page_size=rows.page_table.page_size,
+        table.pages,
+        page_size=table.page_size,
     ).reshape(*positions.shape, -1)
-    ends = rows.kept & ((positions + 1) % ratio == 0) & (ratio > 1)
+    ends = kept & ((positions + 1) % ratio == 0) & (ratio > 1)
     # A page holds whole entries, so the positions of one lie side by side in one page.
-    sources = rows.slots[..., None] + jnp.arange(1 - ratio, 1, dtype=jnp.int32)
+    sources = slots[..., None] + jnp.arange(1 - ratio, 1, dtype=jnp.int32)
     return IndexedWindowMetadata(
-        slots=rows.slots,
+        slots=slots,
         window_slots=window_slots,
         window_lengths=lengths,
-        entry_slots=jnp.where(ends, rows.slots // ratio, 0),
+        entry_slots=jnp.where(ends, slots // ratio, 0),
         entry_sources=jnp.where(ends[..., None], sources, 0),
         entry_starts=jnp.where(ends, positions - (ratio - 1), 0),
-        num_entries=jnp.where(rows.kept & (ratio > 1), (positions + 1) // ratio, 0),
-        page_table=rows.page_table.pages,
+        num_entries=jnp.where(kept & (ratio > 1), (positions + 1) // ratio, 0),
+        page_table=table.pages,
     )

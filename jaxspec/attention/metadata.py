@@ -9,30 +9,13 @@ from functools import singledispatch
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+from jaxspec_kernels.slot_mapping import place_rows
 
-from jaxspec.attention.rows import PageTable
-
-
-@dataclass(frozen=True)
-class PlacedRows:
-    """The rows of one block, and where the page table puts them.
-
-    Attributes:
-      positions: i32[G, Q], the position of each row in its sequence.
-      slots: i32[G, Q], page * P + offset of the row's own position; in page 0 for a row that is not kept.
-      kept: bool[G, Q]; a row that is not kept writes to page 0 and sees nothing.
-      page_table: of [G, T].
-    """
-
-    positions: jax.Array
-    slots: jax.Array
-    kept: jax.Array
-    page_table: PageTable
+from jaxspec.attention.rows import RowBlock
 
 
 @singledispatch
-def build(kind: Any, rows: PlacedRows) -> Any:
+def build(kind: Any, block: RowBlock) -> Any:
     """The metadata of one kind of attention, for `build_metadata` alone.
 
     Raises:
@@ -69,12 +52,10 @@ def visible_range(kind: Any, positions: jax.Array) -> tuple[jax.Array, jax.Array
     raise TypeError(f"no range of visible positions for {kind!r}")
 
 
-def build_range(kind: Any, rows: PlacedRows) -> AttentionMetadata:
-    """The builder of the kinds whose rows see the range of `visible_range` and nothing else."""
-    first, last = visible_range(kind, rows.positions)
-    return AttentionMetadata(
-        slots=rows.slots,
-        first=first,
-        last=jnp.where(rows.kept, last, -1),
-        page_table=rows.page_table.pages,
+def build_range(block: RowBlock, window: int | None) -> AttentionMetadata:
+    """The builder of the kinds whose rows see the last `window` positions up to their own; with None, all."""
+    table = block.page_table
+    slots, first, last = place_rows(
+        block.positions, block.valid, table.pages, page_size=table.page_size, window=window
     )
+    return AttentionMetadata(slots, first, last, table.pages)

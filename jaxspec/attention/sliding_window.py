@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxspec.attention.metadata import AttentionMetadata, PlacedRows, build, build_range, visible_range
+from jaxspec.attention.metadata import AttentionMetadata, build, build_range, visible_range
+from jaxspec.attention.rows import RowBlock
 
 
 @dataclass(frozen=True)
@@ -21,5 +22,5 @@ def _(kind: SlidingWindow, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 @build.register
-def _(kind: SlidingWindow, rows: PlacedRows) -> AttentionMetadata:
-    return build_range(kind, rows)
+def _(kind: SlidingWindow, block: RowBlock) -> AttentionMetadata:
+    return build_range(block, kind.size)

@@ -15,6 +15,8 @@ class EngineConfig:
         limit, at most 2048 on the CPU and 8192 elsewhere.
       page_size: positions per cache page, a power of two.
       num_pages: pages of the cache without page 0; None takes enough for every slot at max_model_len.
+      prefix_caching: keep full pages of prompts and answers until their room is needed; a prompt that begins
+        with the same tokens is read from there on.
       prefill_chunk: C, the tokens that a prompt is cut into; None takes 64.
       prefill_rows: the most pieces of C tokens that one program for prompts reads, of one prompt or of
         several; there are programs for fewer, too. None takes 1 on the CPU, where rows cost what they cost in
@@ -38,6 +40,7 @@ class EngineConfig:
     max_model_len: int | None = None
     page_size: int = 16
     num_pages: int | None = None
+    prefix_caching: bool = True
     prefill_chunk: int | None = None
     prefill_rows: int | None = None
     rows_beside: int | None = None
@@ -56,6 +59,8 @@ class EngineConfig:
                 at_least(f"engine.{name}", getattr(self, name), 1)
         if self.rows_beside is not None:
             at_least("engine.rows_beside", self.rows_beside, 0)
+        if not isinstance(self.prefix_caching, bool):
+            raise ConfigError(f"engine.prefix_caching must be true or false, not {self.prefix_caching!r}")
         for size in self.slot_sizes or ():
             at_least("engine.slot_sizes", size, 1)
         if self.page_size & (self.page_size - 1):
@@ -88,6 +93,7 @@ class EngineConfig:
             max_model_len=max_model_len,
             page_size=self.page_size,
             num_pages=self.num_pages or pages_per_slot * self.batch_size,
+            prefix_caching=self.prefix_caching,
             prefill_chunk=chunk,
             prefill_rows=self.prefill_rows or (1 if on_cpu else max(2048 // chunk, 1)),
             rows_beside=(0 if on_cpu else 1024) if self.rows_beside is None else self.rows_beside,
@@ -108,6 +114,7 @@ class ResolvedEngineConfig:
     max_model_len: int
     page_size: int
     num_pages: int
+    prefix_caching: bool
     prefill_chunk: int
     prefill_rows: int
     rows_beside: int

@@ -59,9 +59,9 @@ class Head(Drafter):
     def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
         checkpoint = _with_vocabulary(open_drafter(config), target.vocab_size)
         head = cls.config_type.from_hf(checkpoint.config, checkpoint.tensors, target)
-        output_rows = OutputRows(checkpoint, target)
+        rows = OutputRows(_drafted_ids(checkpoint, target.vocab_size), target.hidden_size)
         if head.own_head and "lm_head.weight" not in checkpoint.tensors:
-            checkpoint = replace(checkpoint, tensors={**checkpoint.tensors, "lm_head.weight": output_rows})
+            checkpoint = replace(checkpoint, tensors={**checkpoint.tensors, "lm_head.weight": rows})
         make: Callable[..., Drafter] = cls
         plan = plan_module(
             lambda rngs: make(head, **config.settings, dtype=build.dtype, rngs=rngs),
@@ -70,8 +70,12 @@ class Head(Drafter):
         )
 
         def read(target: Target) -> Drafter:
-            output_rows.target = target
-            return plan.read(build.mesh, packed=build.packed)
+            filled = replace(rows, kernel=target.output_kernel)
+            parameters = [
+                (variable, [filled if tensor is rows else tensor for tensor in stored])
+                for variable, stored in plan.parameters
+            ]
+            return replace(plan, parameters=parameters).read(build.mesh, packed=build.packed)
 
         return read
 
@@ -143,37 +147,41 @@ class DerivedTensor:
         return self.array
 
 
+@dataclass(frozen=True, eq=False)
 class OutputRows:
     """`lm_head.weight` of a head that brings none: the target's output rows of the tokens it drafts.
 
     Attributes:
-      target: with its weights; to be set before the rows are read.
+      ids: of these tokens.
+      width: M of the target.
+      kernel: its output projection [M, V]; None until its weights are in place.
     """
 
-    target: Target
-
-    def __init__(self, checkpoint: Checkpoint, target: ModelConfig):
-        d2t = checkpoint.tensors.get("d2t")
-        self._ids = np.arange(target.vocab_size) if d2t is None else _target_ids(d2t.read())
-        self._width = target.hidden_size
+    ids: np.ndarray
+    width: int
+    kernel: Any = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self._ids.size, self._width)
+        return (self.ids.size, self.width)
 
     @property
     def dtype(self) -> np.dtype:
         return np.dtype(np.float32)
 
     def read(self) -> np.ndarray:
-        return np.asarray(self.target.output_kernel).T[self._ids]
+        return np.asarray(self.kernel).T[self.ids]
 
     def read_blocks(self) -> Blocks | None:
-        kernel = self.target.output_kernel
-        if not isinstance(kernel, PackedWeight):
+        if not isinstance(self.kernel, PackedWeight):
             return None
-        stored = kernel.stored(self._ids)
+        stored = self.kernel.stored(self.ids)
         return Blocks(*(None if array is None else np.asarray(array) for array in stored))  # type: ignore[arg-type]
+
+
+def _drafted_ids(checkpoint: Checkpoint, vocab_size: int) -> np.ndarray:
+    d2t = checkpoint.tensors.get("d2t")
+    return np.arange(vocab_size) if d2t is None else _target_ids(d2t.read())
 
 
 def _target_ids(d2t: np.ndarray) -> np.ndarray:

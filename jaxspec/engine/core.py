@@ -18,7 +18,7 @@ from jaxspec.drafters.base import Drafter, Target
 from jaxspec.engine.counters import Counters
 from jaxspec.engine.errors import EngineError
 from jaxspec.engine.packing import pack_pieces, pack_served
-from jaxspec.engine.pages import PageAllocator
+from jaxspec.engine.pages import PagePool
 from jaxspec.engine.programs import Programs, Size
 from jaxspec.engine.request import Request
 from jaxspec.engine.scheduler import Dispatch, FirstToken, Scheduler, SlotStep
@@ -58,11 +58,12 @@ class EngineCore:
         self.when_idle: list[Callable[[], object]] = []
         self.scheduler = Scheduler(
             batch_size=config.batch_size,
-            pages=PageAllocator(config.num_pages, config.page_size),
+            pages=PagePool(config.num_pages, config.page_size),
             steps=config.steps_per_dispatch,
             tokens_per_step=drafter.num_speculative_tokens + 1,
             chunk=config.prefill_chunk,
             most_chunks=config.prefill_rows,
+            prefix_caching=config.prefix_caching,
         )
         self._whole = replicated(mesh)
         self._in_flight: deque[tuple[Dispatch, StepOutput]] = deque()
@@ -168,6 +169,7 @@ class EngineCore:
         )
         size = self.programs.best(need)
         assert size is not None, need
+        self._put_found(dispatch)
         pieces = None
         if size.pieces:
             packed = pack_pieces(dispatch, pieces=size.pieces, width=self.config.prefill_chunk)
@@ -179,6 +181,15 @@ class EngineCore:
             array.copy_to_host_async()
         self._count(dispatch, size)
         return output
+
+    def _put_found(self, dispatch: Dispatch) -> None:
+        """Gives the slots' histories what was found of prompts in the cache: no program reads it."""
+        begin = [chunk for chunk in dispatch.chunks if chunk.is_first and chunk.start]
+        if begin:
+            tokens = np.full(self.state.history.shape, -1, np.int32)
+            for chunk in begin:
+                tokens[chunk.running.slot, : chunk.start] = chunk.running.tokens[: chunk.start]
+            self.state = self.programs.put_history(self.state, jax.device_put(tokens, self._whole))
 
     def _put_served(self, dispatch: Dispatch, places: int) -> jax.Array:
         """The served slots on the device; the last ones again where nothing has changed."""
@@ -201,6 +212,7 @@ class EngineCore:
         counters.dispatches += 1
         counters.prompt_rows += size.pieces * self.config.prefill_chunk
         counters.prompt_rows_used += sum(chunk.count for chunk in dispatch.chunks)
+        counters.cached_rows += sum(chunk.start for chunk in dispatch.chunks if chunk.is_first)
         if dispatch.decodes:
             counters.steps += steps
             counters.slot_steps += steps * size.slots

@@ -11,6 +11,7 @@ class Counters:
     Attributes:
       prompt_rows: prompt rows that programs computed, padding included.
       prompt_rows_used: those of them that were a prompt's tokens.
+      cached_rows: a prompt's tokens that were found in the cache instead.
       slot_steps: slots of every decoding step's program, summed over the steps.
       slot_steps_used: those of them that emitted; the others were empty, or ended earlier in the dispatch.
       steps: passes over the target's weights that decoded, with or without prompt rows beside them.
@@ -21,6 +22,7 @@ class Counters:
 
     prompt_rows: int = 0
     prompt_rows_used: int = 0
+    cached_rows: int = 0
     slot_steps: int = 0
     slot_steps_used: int = 0
     steps: int = 0

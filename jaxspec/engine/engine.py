@@ -224,6 +224,10 @@ class Engine:
             raise self.core.error
         return generation
 
+    def forget_prefixes(self) -> None:
+        """Keeps nothing of past prompts and answers: what is asked next is read whole."""
+        self._thread.put(lambda core: core.scheduler.pages.clear())
+
     def wait_idle(self, timeout: float | None = None) -> bool:
         """Waits until nothing is queued, running or in flight; False if that took more than `timeout` s."""
         return self._thread.wait_idle(timeout)

@@ -20,6 +20,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from tqdm import tqdm
 
+from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.packing import empty_pieces, empty_served, read_served
 from jaxspec.engine.state import EngineState, StepOutput
 from jaxspec.engine.step import Models, StepSettings, dispatch, draft, verify_and_commit
@@ -112,6 +113,14 @@ class Programs:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
         )
         self.compiled: dict[Size, Callable] = {}
+        history = self._state.history
+        self._put_history = (
+            jax.jit(
+                lambda old, new: jnp.where(new < 0, old, new), donate_argnums=0, out_shardings=self._whole
+            )
+            .lower(history, jax.ShapeDtypeStruct(history.shape, history.dtype, sharding=self._whole))
+            .compile()
+        )
         self._behind: list[threading.Thread] = []
 
     def compile(self, sizes: Sequence[Size], *, progress: bool) -> None:
@@ -170,6 +179,10 @@ class Programs:
     ) -> tuple[EngineState, StepOutput]:
         """See `step.dispatch`; donates the state."""
         return self.compiled[size](self.leaves, state, served, pieces)
+
+    def put_history(self, state: EngineState, tokens: jax.Array) -> EngineState:
+        """Puts tokens i32[B, X] into the slots' histories, none where they are -1; donates the history."""
+        return replace(state, history=self._put_history(state.history, tokens))
 
     def compiled_decode(self, *, mode: SamplingMode) -> Any:
         """The executable that serves every slot, for its HLO and its memory analysis."""
@@ -242,7 +255,8 @@ def _compile_behind(programs: "weakref.ref[Programs]", left: deque[Size]) -> Non
         while (alive := programs()) is not None:
             size = left.popleft()
             try:
-                alive.compile_one(size)
+                with compilation_cache():
+                    alive.compile_one(size)
             except Exception as error:
                 # Larger programs serve what this one would have.
                 _log.warning("the program for %s does not compile: %s", size, error)

@@ -98,6 +98,7 @@ class Generation:
       prompt_token_ids: what the model read.
       stats: what became of the drafts.
       seed: what its draws were keyed by; given again, it gives the same answer.
+      cached_tokens: tokens of the prompt that were not read, for the cache had them.
       error: why it was aborted or failed, in one line; None otherwise.
     """
 
@@ -107,6 +108,7 @@ class Generation:
     prompt_token_ids: list[int]
     stats: AcceptanceStats
     seed: int = 0
+    cached_tokens: int = 0
     error: str | None = None
 
 
@@ -150,6 +152,8 @@ class Request:
         request is aborted.
       place: its place in the queue, which it keeps to its end.
       token_ids, text: the answer so far.
+      page_keys: what its first full pages hold, as far as it was asked for; the scheduler's.
+      cached_tokens: of the prompt, found in the cache when its reading began; None until then.
       finish_reason: None until it ends.
       stats: what became of the drafts so far.
       arrived_at, first_token_at, finished_at: by `time.perf_counter()`; None until then.
@@ -169,6 +173,8 @@ class Request:
     place: tuple[int, int] = (0, 0)
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
+    page_keys: list[bytes] = field(default_factory=list)
+    cached_tokens: int | None = None
     stage: Literal["new", "queued", "running"] = "new"
     finish_reason: FinishReason | None = None
     error: str | None = None
@@ -192,6 +198,11 @@ class Request:
         if self.finish_reason == "aborted" or self.finish_reason == "failed":
             return self.finish_reason
         return "finished"
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Of the prompt and the answer as one text."""
+        size = len(self.prompt)
+        return self.prompt[start:stop] + self.token_ids[max(start - size, 0) : max(stop - size, 0)]
 
     def append(self, tokens: list[int], *, ended: bool) -> None:
         """Takes new tokens from the device; `ended` if the device ended the request with the last one."""
@@ -277,5 +288,6 @@ class Request:
             self.prompt,
             self.stats,
             self.seed,
+            self.cached_tokens or 0,
             self.error,
         )

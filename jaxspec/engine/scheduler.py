@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jaxspec.engine.pages import PageAllocator
+from jaxspec.engine.pages import PagePool, page_key
 from jaxspec.engine.request import Request
 
 
@@ -14,10 +14,12 @@ class Running:
     """A request in a slot.
 
     Attributes:
-      pages: the cache pages it owns; more are taken before each dispatch, as far as it may get by it.
+      pages: the cache pages it uses; more are taken before each dispatch, as far as it may get by it.
       tokens: what is read before it decodes: its prompt, and what it had answered if it starts again.
       known: the token after them, if it starts again; otherwise it is sampled.
-      num_read: of `tokens`, sent to the device already.
+      num_kept: of its first pages, those that are kept: found, or filled by itself.
+      num_read: of `tokens`, found in pages or sent to the device already.
+      is_begun: whether some have been sent.
       sure, most: tokens that the dispatches not yet read emit at least, and at most.
     """
 
@@ -26,7 +28,9 @@ class Running:
     pages: list[int]
     tokens: list[int]
     known: int | None
+    num_kept: int = 0
     num_read: int = 0
+    is_begun: bool = False
     sure: int = 0
     most: int = 0
 
@@ -51,12 +55,14 @@ class Chunk:
     """`count` tokens from `start` of what a request reads.
 
     Attributes:
+      is_first: what lies before it was found in pages.
       is_last: nothing is left to read.
     """
 
     running: Running
     start: int
     count: int
+    is_first: bool
     is_last: bool
 
     @property
@@ -124,6 +130,16 @@ class Scheduler:
     those before it run, and prompts are read in the order in which they were admitted. Where the pages run
     out, the last of the order gives its own back, and is read again later, prompt and answer so far.
 
+    A full page is kept for requests that begin with the same tokens (`_keep`). That is sound because each
+    program takes the state that the one before it returned: they run in the order in which they are planned.
+      - A page is kept once what fills it is planned, so whoever finds it is planned later, or in the same
+        step, where a layer writes the rows of all before any attends.
+      - Nobody writes a kept page. Its user's later chunks start behind it, and its steps, those in flight
+        included, write at the committed length and further on, which lies behind it as well: also where the
+        host has ended or put back the request and the device does not know it yet.
+      - Whoever gets a page that was in use writes every row of it before reading one, and is planned after
+        whatever else may still write or read it.
+
     Attributes:
       steps: S, of a dispatch that decodes and reads no prompts.
       tokens_per_step: K + 1, the most that a slot emits in a step.
@@ -131,19 +147,21 @@ class Scheduler:
       most_chunks: of a dispatch for prompts alone.
       chunks_beside: that one step reads beside the slots that decode; 0 where prompts are read between
         dispatches that decode, `chunks_between` at a time.
+      prefix_caching: keep full pages.
       waiting: the queue.
       slots: what runs in each slot.
       running: the same in the order of the queue.
     """
 
     batch_size: int
-    pages: PageAllocator
+    pages: PagePool
     steps: int
     tokens_per_step: int
     chunk: int
     most_chunks: int
     chunks_beside: int = 0
     chunks_between: int = 8
+    prefix_caching: bool = True
     waiting: list[Request] = field(default_factory=list)
     slots: list[Running | None] = field(init=False)
     running: list[Running] = field(default_factory=list)
@@ -229,6 +247,7 @@ class Scheduler:
         """
         for running in list(self.running):
             self._put_back(running)
+        self.pages.clear()
 
     def _admit(self) -> None:
         for slot, occupant in enumerate(self.slots):
@@ -236,14 +255,16 @@ class Scheduler:
                 request = self.waiting[0]
                 answered = request.token_ids
                 tokens, known = request.prompt + answered[:-1], answered[-1] if answered else None
-                positions = len(tokens) + 1
+                found = self._find(request, 0, len(tokens))
+                missing = self.pages.pages_for(len(tokens) + 1) - len(found)
                 # What runs may grow by a page each before this one has to give its own back.
-                spare = len(self.running) * self.pages.page_size
-                if not self.pages.can_allocate(positions + spare):
+                if missing + len(self.running) > self.pages.num_free:
+                    self.pages.release(found)
                     return
                 self.waiting.pop(0)
                 request.stage = "running"
-                running = Running(request, slot, self.pages.allocate(positions), tokens, known)
+                pages = found + self.pages.allocate(missing)
+                running = Running(request, slot, pages, tokens, known, num_kept=len(found))
                 self.slots[slot] = running
                 insort(self.running, running, key=lambda running: running.request.place)
 
@@ -261,16 +282,61 @@ class Scheduler:
                     self._put_back(self.running[-1])
                     self.num_preempted += 1
                 if missing > 0 and self._is_current(running):
-                    running.pages += self.pages.allocate(missing * self.pages.page_size)
+                    running.pages += self.pages.allocate(missing)
+
+    def _find(self, request: Request, first: int, num_tokens: int) -> list[int]:
+        """Takes kept pages of a text of so many tokens from page `first` on, the last token's never.
+
+        The row of the last one has to run, for it gives the logits and what the drafter goes on from.
+        """
+        found: list[int] = []
+        while self.prefix_caching and (first + len(found) + 1) * self.pages.page_size < num_tokens:
+            page = self.pages.share(self._key(request, first + len(found)))
+            if page is None:
+                break
+            found.append(page)
+        return found
+
+    def _begin(self, running: Running) -> None:
+        """Takes what others have filled since it was admitted, instead of its own pages."""
+        first = running.num_kept
+        found = self._find(running.request, first, len(running.tokens))
+        behind = first + len(found)
+        self.pages.release(running.pages[first:behind])
+        running.pages[first:behind] = found
+        running.num_kept, running.num_read = behind, behind * self.pages.page_size
+        running.is_begun = True
+        if running.request.cached_tokens is None:
+            running.request.cached_tokens = running.num_read
+
+    def _keep(self, running: Running) -> None:
+        """Keeps the pages of which every row is planned and the token after the last one known."""
+        request = running.request
+        text = len(request.prompt) + len(request.token_ids)
+        end = text - 1 if running.is_read else running.num_read
+        while self.prefix_caching and (running.num_kept + 1) * self.pages.page_size <= end:
+            self.pages.keep(running.pages[running.num_kept], self._key(request, running.num_kept))
+            running.num_kept += 1
+
+    def _key(self, request: Request, page: int) -> bytes:
+        keys, size = request.page_keys, self.pages.page_size
+        while len(keys) <= page:
+            start = len(keys) * size
+            keys.append(page_key(keys[-1] if keys else b"", request.tokens(start, start + size + 1)))
+        return keys[page]
 
     def _next_chunks(self, unread: Sequence[Running], most: int) -> list[Chunk]:
         """At most so many chunks, the first in the order first; several may be of one prompt."""
         chunks: list[Chunk] = []
         for running in unread:
             while len(chunks) < most and not running.is_read:
+                is_first = not running.is_begun
+                if is_first:
+                    self._begin(running)
                 start = running.num_read
                 running.num_read = min(start + self.chunk, len(running.tokens))
-                chunks.append(Chunk(running, start, running.num_read - start, running.is_read))
+                chunks.append(Chunk(running, start, running.num_read - start, is_first, running.is_read))
+                self._keep(running)
         return chunks
 
     def _dispatch(self, decoding: list[Running], chunks: list[Chunk]) -> Dispatch:
@@ -296,6 +362,7 @@ class Scheduler:
             self._fail(running)
         elif chunk.samples:
             running.request.append([first.token], ended=first.done)
+            self._keep(running)
         if running.request.finish_reason is not None:
             self._free(running)
 
@@ -304,6 +371,7 @@ class Scheduler:
         if step.tokens:
             request.stats.add_step(step.drafted, step.accepted)
             request.append(step.tokens, ended=step.done and not step.failed)
+            self._keep(running)
         if step.failed:
             self._fail(running)
         if request.finish_reason is not None:
@@ -312,11 +380,12 @@ class Scheduler:
     def _fail(self, running: Running) -> None:
         at = len(running.request.prompt) + len(running.request.token_ids) - 1
         running.request.end("failed", f"the target's logits are NaN or infinite at position {at}")
+        # Whatever it is lies in its pages.
+        self.pages.forget(running.pages)
 
     def _free(self, running: Running) -> None:
         self.slots[running.slot] = None
         self.running.remove(running)
-        # Dispatches run in order, so what is in flight writes these pages before their next owner does.
         self.pages.release(running.pages)
 
     def _put_back(self, running: Running) -> None:

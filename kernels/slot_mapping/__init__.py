@@ -11,6 +11,7 @@ def _triton():
 
 
 slot_mapping = Op("slot_mapping", xla=reference.slot_mapping)
-place_rows = Op("place_rows", xla=reference.place_rows, triton=_triton)
+# XLA takes 2.1 to 4.4 us, the Triton kernel 4.1 to 8.6 (an H200; results/gpu).
+place_rows = Op("place_rows", xla=reference.place_rows, triton=_triton, default="xla")
 
 __all__ = ["place_rows", "slot_mapping"]

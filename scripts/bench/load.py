@@ -51,7 +51,7 @@ class Run:
 
 
 def run(engine: Engine, asked: Sequence[Asked], arrivals: Sequence[float], params: SamplingParams) -> Run:
-    """Hands every request over when it is due and waits for all answers.
+    """Hands every request over when it is due and waits for all answers; no earlier run's prompts are kept.
 
     Args:
       arrivals: seconds from the start, ascending.
@@ -60,6 +60,9 @@ def run(engine: Engine, asked: Sequence[Asked], arrivals: Sequence[float], param
     Raises:
       ValueError: a request that the engine refuses, or that it would cut short.
     """
+    # A repeated run must not find the prompts of the one before.
+    engine.forget_prefixes()
+    engine.wait_idle()
     before = engine.counters
     due = deque(zip(arrivals, enumerate(asked), strict=True))
     requests: list[Request] = []

@@ -6,6 +6,7 @@ import pytest
 @pytest.mark.parametrize("name", ["none", "eagle3"])
 def test_counts_are_those_of_the_answers(tiny_engines, prompts, name):
     engine = tiny_engines.load(name, 3, steps_per_dispatch=2)
+    engine.forget_prefixes()
     before = engine.counters
     answers = engine.generate(prompts, max_new_tokens=11)
     work = engine.counters.since(before)

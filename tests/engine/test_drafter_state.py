@@ -39,6 +39,7 @@ def test_after_decoding_the_cache_holds_what_prefilling_the_text_would_have_put_
         accepted += generation.stats.accepted
         text = [*prompt, *generation.token_ids]
         decoded = cached(engine, len(text) - 1)
+        engine.forget_prefixes()
         (last,) = engine.generate(text[:-1], max_new_tokens=1).token_ids
         assert last == text[-1]
         for one, other in zip(decoded, cached(engine, len(text) - 1), strict=True):

@@ -23,7 +23,9 @@ def engine(tiny_engines, tmp_path_factory):
     backend.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({}), "utf-8")
     drafter = {"kind": "draft_model", "source": str(folder), "num_speculative_tokens": 5}
-    return jaxspec.load(folder, drafter=drafter, progress=False, **SIZES)
+    engine = jaxspec.load(folder, drafter=drafter, progress=False, **SIZES, rows_beside=8)
+    engine.programs.wait_compiled()
+    return engine
 
 
 PROMPT = [1, 2, 3]
@@ -75,6 +77,7 @@ def test_a_stop_string_is_cut_off_wherever_it_begins(engine, answer):
 
 
 def test_a_slot_is_free_for_others_after_a_stop_string(engine, answer):
+    """Prompts are read beside the slots that decode; the device has not heard that theirs was given up."""
     stop = engine.generate(PROMPT, max_new_tokens=30).text.split(" ")[3]
     requests = [engine.make_request(PROMPT, SamplingParams(max_new_tokens=30, stop=stop)) for _ in range(4)]
     requests += [engine.make_request(PROMPT, SamplingParams(max_new_tokens=30)) for _ in range(4)]
@@ -96,10 +99,12 @@ def test_an_answer_runs_to_the_models_limit_and_no_further(engine):
     assert generation.finish_reason == "length"
 
 
-def test_a_stream_shows_no_part_of_a_stop_string(engine):
+@pytest.mark.parametrize("place", [4, 6])
+def test_a_stream_shows_no_part_of_a_stop_string(engine, place):
+    """Inside a block of six tokens, and begun by one and ended by the next: the first comes by itself."""
     whole = engine.generate(PROMPT, max_new_tokens=30).text
     words = whole.split(" ")
-    stop = f"{words[4]} {words[5]}"
+    stop = f"{words[place]} {words[place + 1]}"
     pieces = list(engine.stream(PROMPT, max_new_tokens=30, stop=stop))
     assert "".join(piece.text for piece in pieces) == whole[: whole.find(stop)]
     assert [piece.generation is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]

@@ -6,6 +6,7 @@ Pages hold eight positions and windows see six, so seven drafts cross the edges 
 import jax
 import numpy as np
 import pytest
+from jax.stages import Compiled
 from tiny_engines import DRAFTERS, PAIRS, start_afresh
 
 from jaxspec import SamplingParams
@@ -91,4 +92,9 @@ def test_the_loop_is_an_option_of_loading(tiny_engines, prompts):
         tiny_engines.load("eagle3", 1, sampling_modes=("greedy",), draft_loop=draft_loop)
         for draft_loop in ("compiled", "host")
     ]
+    decode = [
+        {size.mode: isinstance(program, Compiled) for size, program in engine.programs.compiled.items()}
+        for engine in engines
+    ]
+    assert decode == [{None: True, SamplingMode.GREEDY: one} for one in (True, False)]
     assert_same(*(answers_and_caches(engine, prompts, temperatures=[0.0]) for engine in engines))

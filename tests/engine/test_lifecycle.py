@@ -1,5 +1,6 @@
 """A request's life, from queued to its end, and what the engine does when its device fails."""
 
+import asyncio
 import gc
 import threading
 import weakref
@@ -12,7 +13,8 @@ import pytest
 from tiny_engines import SIZES, tokens_of
 
 import jaxspec
-from jaxspec import EngineError, SamplingParams
+from jaxspec import AsyncEngine, EngineError, SamplingParams
+from jaxspec.engine import core
 from jaxspec.engine.core import MAX_FAILURES, EngineCore
 from jaxspec.engine.packing import read_served
 
@@ -22,20 +24,6 @@ LONG = SamplingParams(max_new_tokens=70, ignore_eos=True)
 @pytest.fixture
 def engine(tiny_engines):
     return tiny_engines.load("ngram")
-
-
-@pytest.fixture
-def count_decodes(engine, monkeypatch):
-    """The number of decode dispatches so far, as a list of that length."""
-    calls = []
-    dispatch = engine.programs.dispatch
-
-    def counted(*args, size):
-        calls.extend([1] * (size.mode is not None))
-        return dispatch(*args, size=size)
-
-    monkeypatch.setattr(engine.programs, "dispatch", counted)
-    return calls
 
 
 def fail_after(engine, monkeypatch, decodes, *numbers):
@@ -76,7 +64,7 @@ def test_a_request_says_where_it_is(engine, prompts):
 def test_a_request_runs_once(engine):
     request = engine.make_request([1, 2], SamplingParams(max_new_tokens=3))
     assert len(dict(engine.run([request]))) == 1
-    for again in (lambda: list(engine.run([request])), lambda: engine.submit([request], lambda r: print)):
+    for again in (lambda: engine.submit([request], lambda r: print), lambda: list(engine.run([request]))):
         with pytest.raises(ValueError, match=f"request {request.id} has been queued before"):
             again()
     twice = engine.make_request([1, 2], SamplingParams(max_new_tokens=3), id="mine")
@@ -101,20 +89,42 @@ def test_a_cancelled_request_ends_as_aborted_wherever_it_is(engine, prompts):
     assert all(rest[i].finish_reason == "length" for i in (1, 2, 3, 4))
 
 
-@pytest.mark.parametrize("how", ["stream", "run", "dropped stream"])
-def test_what_nobody_reads_any_more_is_given_back_at_once(tiny_engines, count_decodes, engine, prompts, how):
-    if how == "run":
-        requests = (engine.make_request(prompts[0], LONG) for _ in range(20))
-        reader = engine.run([engine.make_request([1], SamplingParams(max_new_tokens=1)), *requests])
+@pytest.mark.parametrize("how", ["stream", "run", "dropped stream", "async stream"])
+def test_what_nobody_reads_any_more_is_given_back_at_once(engine, prompts, monkeypatch, how):
+    """The device waits in the middle of the answer until the reader has gone."""
+    gone, decodes = threading.Event(), []
+    dispatch = engine.programs.dispatch
+
+    def waiting(*args, size):
+        decodes.extend([1] * (size.mode is not None))
+        assert len(decodes) < 10 or gone.wait(60)
+        return dispatch(*args, size=size)
+
+    async def read_one():
+        stream = AsyncEngine(engine).stream(prompts[0], LONG)
+        await anext(stream)
+        await stream.aclose()
+        gone.set()
+        # A loop that has ended would abort it, too.
+        assert await asyncio.to_thread(engine.wait_idle, 60)
+
+    monkeypatch.setattr(engine.programs, "dispatch", waiting)
+    if how == "async stream":
+        asyncio.run(read_one())
     else:
-        reader = engine.stream(prompts[0], LONG)
-    next(reader)
-    if how != "dropped stream":
-        reader.close()
-    del reader
+        if how == "run":
+            requests = (engine.make_request(prompts[0], LONG) for _ in range(20))
+            reader = engine.run([engine.make_request([1], SamplingParams(max_new_tokens=1)), *requests])
+        else:
+            reader = engine.stream(prompts[0], LONG)
+        next(reader)
+        if how != "dropped stream":
+            reader.close()
+        del reader
+        gone.set()
     assert engine.wait_idle(60)
-    # Read to its end it would be 70 steps and more.
-    assert len(count_decodes) < 35
+    # At least 18 to its end, of at most four tokens each.
+    assert len(decodes) <= 11
 
 
 def test_a_deadline_aborts_what_has_not_ended(engine, prompts):
@@ -147,11 +157,27 @@ def test_a_failed_dispatch_costs_the_state_and_no_token(
     engine = tiny_engines.load(name)
     ask = {"max_new_tokens": 30, "temperature": temperature, "seed": 4}
     expected = engine.generate(prompts, **ask)
+    engine.forget_prefixes()
     fail_after(engine, monkeypatch, decodes, 3, 9)
     again = engine.generate(prompts, **ask)
     assert tokens_of(again) == tokens_of(expected)
     assert [g.finish_reason for g in again] == [g.finish_reason for g in expected]
     assert "INTERNAL: the bus fell off" in caplog.text
+
+
+def test_results_that_cannot_be_read_are_computed_again(engine, prompts, monkeypatch, caplog):
+    expected = tokens_of(engine.generate(prompts, max_new_tokens=30))
+    rows, calls = core._rows, []
+
+    def failing(output, row):
+        calls.append(row)
+        if len(calls) in (4, 11):
+            raise jax.errors.JaxRuntimeError("INTERNAL: lost on the way")
+        return rows(output, row)
+
+    monkeypatch.setattr(core, "_rows", failing)
+    assert tokens_of(engine.generate(prompts, max_new_tokens=30)) == expected
+    assert caplog.text.count("lost on the way") == 2
 
 
 def test_an_engine_whose_device_keeps_failing_says_so_in_every_call(tiny_engines, monkeypatch):
@@ -178,6 +204,7 @@ def test_logits_that_are_not_finite_end_their_request_and_no_other(
     asked = [prompts[2], prompts[1]]
     ask = {"max_new_tokens": 30, "temperature": temperature, "seed": 4}
     expected = tokens_of(engine.generate(asked, **ask))
+    engine.forget_prefixes()
     dispatch, calls = engine.programs.dispatch, []
 
     def poisoned(state, served, pieces, *, size):
@@ -249,6 +276,9 @@ def test_a_closed_engine_ends_its_requests_and_refuses_more(tiny_engines, prompt
     with jaxspec.load(tiny_engines.folders["target"], progress=False, **SIZES) as engine:
         stream = engine.stream(prompts[0], LONG)
         next(stream)
+        requests = [engine.make_request(prompts[0], LONG) for _ in range(5)]
+        engine.submit(requests, lambda request: lambda piece: None)
+    assert [request.status for request in requests] == ["aborted"] * 5
     *_, last = stream
     assert last.generation.finish_reason == "aborted"
     assert last.generation.error == "the engine was closed"

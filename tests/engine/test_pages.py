@@ -1,31 +1,70 @@
 import random
+from collections import Counter
 
 import pytest
 
-from jaxspec.engine.pages import PageAllocator
+from jaxspec.engine.pages import PagePool, page_key
 
 
-def test_pages_have_one_owner_and_page_zero_has_none():
-    allocator = PageAllocator(num_pages=20, page_size=4)
+def test_a_pages_users_are_those_that_took_it_and_page_zero_has_none():
+    pool = PagePool(num_pages=20, page_size=4)
     rng = random.Random(0)
     owned: list[list[int]] = []
-    for _ in range(500):
-        size = rng.randint(1, 24)
-        if allocator.can_allocate(size) and rng.random() < 0.6:
-            pages = allocator.allocate(size)
-            assert len(pages) == -(-size // 4)
+    holds: dict[bytes, int] = {}
+    found = 0
+    for _ in range(2000):
+        key = bytes([rng.randrange(12)])
+        used = {page for pages in owned for page in pages}
+        action = rng.random()
+        if action < 0.4 and pool.num_free:
+            pages = pool.allocate(rng.randint(1, min(pool.num_free, 6)))
+            # What somebody uses is not given away, whether it is kept or not.
+            assert not used & set(pages)
+            holds = {key: page for key, page in holds.items() if page not in pages}
             owned.append(pages)
+        elif action < 0.5:
+            page = pool.share(key)
+            assert page == holds.get(key)
+            if page is not None:
+                found += page not in used
+                owned.append([page])
+        elif action < 0.6 and owned:
+            page = rng.choice(rng.choice(owned))
+            if page not in holds.values():
+                pool.keep(page, key)
+                holds.setdefault(key, page)
         elif owned:
-            allocator.release(owned.pop(rng.randrange(len(owned))))
-        taken = [page for pages in owned for page in pages]
-        assert len(set(taken)) == len(taken)
+            pool.release(owned.pop(rng.randrange(len(owned))))
+        taken = {page for pages in owned for page in pages}
+        assert Counter(page for pages in owned for page in pages) == pool._users
         assert all(1 <= page <= 20 for page in taken)
-        assert allocator.num_free == 20 - len(taken)
+        assert pool.num_free == 20 - len(taken)
+    assert found > 10
+    pool.clear()
+    assert not any(pool.share(key) for key in holds)
+
+
+def test_what_was_used_last_is_given_away_last():
+    pool = PagePool(num_pages=4, page_size=4)
+    first, second = pool.allocate(2), pool.allocate(2)
+    for page in (*first, *second):
+        pool.keep(page, bytes([page]))
+    pool.release(first)
+    pool.release(second)
+    # Of one text the last page goes first, since without the first one the last is found by nobody.
+    assert [pool.allocate(1) for _ in range(4)] == [[first[1]], [first[0]], [second[1]], [second[0]]]
+
+
+def test_a_key_tells_the_text_before_the_page_and_the_token_behind_it():
+    texts = [[1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 2, 3, 7, 5]]
+    keys = [page_key(page_key(b"", text[:3]), text[2:]) for text in texts]
+    others = [page_key(page_key(b"", [9, *text[1:3]]), text[2:]) for text in texts]
+    assert len({*keys, *others}) == 6
+    assert {len(key) for key in keys} == {16}
 
 
 def test_a_page_more_than_there_are_is_refused():
-    allocator = PageAllocator(num_pages=2, page_size=4)
-    assert allocator.can_allocate(8)
-    assert not allocator.can_allocate(9)
+    pool = PagePool(num_pages=2, page_size=4)
     with pytest.raises(ValueError, match="3 pages asked for, 2 free"):
-        allocator.allocate(9)
+        pool.allocate(pool.pages_for(9))
+    assert len(pool.allocate(pool.pages_for(8))) == 2

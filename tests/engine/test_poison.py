@@ -11,8 +11,12 @@ from jaxspec.engine.packing import read_served
 
 
 def poison(engine):
-    """Fills every page of every cache with NaN: free pages, page 0, and what old requests left."""
-    fill = lambda cache: jax.tree.map(lambda layer: jnp.full_like(layer, jnp.nan), cache)  # noqa: E731
+    """Fills every page with NaN that is not kept: free pages, page 0, and what old requests left."""
+    kept = jnp.asarray(sorted(engine.core.scheduler.pages._keys), jnp.int32)
+
+    def fill(cache):
+        return jax.tree.map(lambda layer: jnp.full_like(layer, jnp.nan).at[kept].set(layer[kept]), cache)
+
     state = engine.core.state
     engine.core.state = replace(
         state, target_cache=fill(state.target_cache), draft_cache=fill(state.draft_cache)
@@ -25,10 +29,17 @@ def test_nan_in_pages_that_nobody_wrote_changes_nothing(tiny_engines, prompts, n
     engine = tiny_engines.load(name)
     ask = {"max_new_tokens": 30, "temperature": temperature, "seed": 2}
     clean = engine.generate(prompts, **ask)
-    poison(engine)
-    poisoned = engine.generate(prompts, **ask)
-    assert tokens_of(poisoned) == tokens_of(clean)
-    assert [g.stats.accepted_at for g in poisoned] == [g.stats.accepted_at for g in clean]
+    for is_cached in (False, True):
+        if not is_cached:
+            engine.forget_prefixes()
+            engine.wait_idle()
+        poison(engine)
+        poisoned = engine.generate(prompts, **ask)
+        assert any(g.cached_tokens for g in poisoned) == is_cached
+        assert tokens_of(poisoned) == tokens_of(clean)
+        assert [g.stats.accepted_at for g in poisoned] == [g.stats.accepted_at for g in clean]
+    engine.forget_prefixes()
+    engine.wait_idle()
     poison(engine)  # leave no finite page behind that another test could lean on
 
 
@@ -43,6 +54,7 @@ def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, 
     """
     engine = tiny_engines.load(name, batch_size=1)
     clean = tokens_of(engine.generate(prompts, max_new_tokens=30))
+    engine.forget_prefixes()
     dispatch = engine.programs.dispatch
 
     def poisoned_dispatch(state, served, pieces, *, size):

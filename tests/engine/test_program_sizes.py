@@ -1,7 +1,12 @@
 """Programs of several sizes, prompts beside answers, and pages that run out: the tokens of a lone run."""
 
+from dataclasses import replace
+
 import pytest
 from tiny_engines import tokens_of
+
+from jaxspec.engine.programs import Size
+from jaxspec.sampling import SamplingMode
 
 WAYS = {"greedy": {}, "sampled": {"temperature": 1.0, "top_p": 0.95, "seed": 11}}
 NAMES = ("none", "ngram", "eagle3", "near", "dflash")
@@ -32,6 +37,15 @@ def ran(engine, monkeypatch):
         engine.programs, "dispatch", lambda *args, size: sizes.add(size) or dispatch(*args, size=size)
     )
     return sizes
+
+
+def test_a_program_serves_what_is_no_larger_than_itself():
+    size = Size(4, 2, SamplingMode.TEMPERATURE)
+    smaller = [size, Size(3, 1, SamplingMode.GREEDY)]
+    larger = [replace(size, slots=5), replace(size, pieces=3), replace(size, mode=SamplingMode.TRUNCATED)]
+    other = [replace(size, pieces=0), replace(size, mode=None)]
+    assert all(size.serves(need) for need in smaller)
+    assert not any(size.serves(need) for need in [*larger, *other])
 
 
 def test_every_size_gives_the_tokens_of_a_lone_run(tiny_engines, prompts, name, way, alone, monkeypatch):

@@ -1,19 +1,20 @@
 """The scheduler alone: a pretended device answers its plans."""
 
 import random
+from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec.engine.pages import PageAllocator
+from jaxspec.engine.pages import PagePool
 from jaxspec.engine.request import Request
 from jaxspec.engine.scheduler import FirstToken, Scheduler, SlotStep
 from jaxspec.sampling import SamplingParams
 
 
-def make_request(prompt_length: int, max_new_tokens: int) -> Request:
+def make_request(prompt: int | list[int], max_new_tokens: int) -> Request:
     return Request(
-        prompt=list(range(prompt_length)),
+        prompt=list(range(prompt)) if isinstance(prompt, int) else prompt,
         params=SamplingParams(max_new_tokens=max_new_tokens),
         max_new_tokens=max_new_tokens,
         stop_tokens=(),
@@ -25,7 +26,7 @@ def make_request(prompt_length: int, max_new_tokens: int) -> Request:
 def make_scheduler(**changes) -> Scheduler:
     sizes = {
         "batch_size": 3,
-        "pages": PageAllocator(num_pages=12, page_size=4),
+        "pages": PagePool(num_pages=12, page_size=4),
         "steps": 2,
         "tokens_per_step": 3,
         "chunk": 5,
@@ -37,14 +38,19 @@ def make_scheduler(**changes) -> Scheduler:
 class Device:
     """Runs plans one round late, as the engine does, and checks each against what a device needs.
 
-    It has slots of its own, and a page holds what its last writer put there: a slot that reads a page that
-    somebody else wrote since is found out.
+    It has slots of its own, and a row of a page holds what the last one to write it computed: the texts that
+    the target's row and the drafter's came from, the latter with the token after it. Every row checks that
+    all rows it may see were computed from the text it belongs to, whoever wrote them.
+
+    `answer` gives the text's next token, and so what a lone run answers.
     """
 
     def __init__(self, scheduler: Scheduler, rng: random.Random):
         self.scheduler, self.rng = scheduler, rng
         self.slots = {}
-        self.writer = {}
+        self.rows = {}
+        self.begun = {}
+        self.num_read = 0
         self.in_flight = []
 
     def round(self) -> None:
@@ -57,9 +63,7 @@ class Device:
 
     def _run(self, dispatch):
         scheduler = self.scheduler
-        owned = [page for running in scheduler.running for page in running.pages]
-        assert len(set(owned)) == len(owned)
-        assert len(owned) + scheduler.pages.num_free == scheduler.pages.num_pages
+        check_pages(scheduler)
         assert len({running.slot for running in dispatch.served}) == len(dispatch.served)
         assert dispatch.decodes == any(dispatch.goes_on)
         most = scheduler.chunks_beside if dispatch.decodes else scheduler.most_chunks
@@ -71,26 +75,36 @@ class Device:
         emitted = [[self._step(running) for running in dispatch.served] for _ in range(steps)]
         return [self._read(chunk) for chunk in dispatch.chunks], emitted
 
-    def _write(self, running, start, stop):
-        for position in range(start, stop):
+    def _write(self, running, start, text):
+        """Writes the rows of a text from `start` on whose next token is known, and a row ahead."""
+        for position in range(start, len(text)):
             if position // 4 < len(running.pages):
-                self.writer[running.pages[position // 4], position % 4] = running
+                row = tuple(text[: position + 1]), tuple(text[: position + 2])
+                self.rows[running.pages[position // 4], position % 4] = row
 
-    def _check_own(self, running, stop):
-        for position in range(stop):
-            assert self.writer[running.pages[position // 4], position % 4] is running
+    def _check(self, running, text):
+        """What is read: of the rows before the last token, all that they were computed from."""
+        for position in range(len(text) - 1):
+            row = self.rows[running.pages[position // 4], position % 4]
+            assert row == (tuple(text[: position + 1]), tuple(text[: position + 2]))
 
     def _read(self, chunk):
         running = chunk.running
         assert 1 <= chunk.count <= self.scheduler.chunk
-        self._write(running, chunk.start, chunk.start + chunk.count)
-        self._check_own(running, chunk.start + chunk.count)
+        assert chunk.is_first == (running not in self.begun)
+        assert chunk.start == (self.begun.get(running, chunk.start))
+        end = self.begun[running] = chunk.start + chunk.count
+        self.num_read += chunk.count
         length = len(running.tokens)
-        assert chunk.is_last == (chunk.start + chunk.count == length)
+        assert chunk.is_last == (end == length)
+        token = answer(running.tokens) if running.known is None else running.known
+        text = [*running.tokens, token]
+        self._write(running, chunk.start, text[: end + 1])
+        self._check(running, text[: end + 1])
         if chunk.is_last:
             left = running.remaining - 1
-            self.slots[running.slot] = [running, length, left] if left else None
-        return FirstToken(7, done=chunk.is_last and running.remaining == 1, failed=False)
+            self.slots[running.slot] = [running, text, left] if left else None
+        return FirstToken(token, done=chunk.is_last and running.remaining == 1, failed=False)
 
     def _step(self, running):
         """Writes its drafts, of which some stand."""
@@ -98,49 +112,94 @@ class Device:
         if slot is None:
             return SlotStep([], 0, 0, False, False)
         assert slot[0] is running
-        _, length, left = slot
+        _, text, left = slot
         most = self.scheduler.tokens_per_step
-        self._write(running, length, length + most)
-        count = min(left, self.rng.randint(1, most))
-        # Rows of tokens that stand have pages.
-        self._check_own(running, length + count)
-        slot[1:] = [length + count, left - count]
-        if left == count:
+        start = len(text) - 1
+        self._write(running, start, [*text, *[-1] * most])
+        tokens = []
+        for _ in range(min(left, self.rng.randint(1, most))):
+            tokens.append(answer([*text, *tokens]))
+        text += tokens
+        # Rows of tokens that stand have pages, and the drafter's are made again.
+        self._write(running, start, text)
+        self._check(running, text)
+        slot[2] = left - len(tokens)
+        if not slot[2]:
             self.slots[running.slot] = None
-        return SlotStep([7] * count, most - 1, count - 1, left == count, False)
+        return SlotStep(tokens, most - 1, len(tokens) - 1, not slot[2], False)
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+def answer(text) -> int:
+    """The token after a text: texts that part soon meet again, so that many pages differ in one token."""
+    return sum(text) % 3
+
+
+def check_pages(scheduler) -> None:
+    """Every page has the users that it should, and is free or kept otherwise, once."""
+    pool = scheduler.pages
+    users = Counter(page for running in scheduler.running for page in running.pages)
+    assert users == pool._users
+    assert sorted([*users, *pool._free, *pool._unused]) == list(range(1, pool.num_pages + 1))
+    assert {page: key for key, page in pool._kept.items()} == pool._keys
+    assert {page for page in pool._keys if page not in users} == set(pool._unused)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     sizes=st.lists(
-        st.tuples(st.integers(1, 24), st.integers(1, 20), st.integers(0, 1)), min_size=1, max_size=25
+        st.tuples(st.integers(1, 24), st.integers(1, 20), st.integers(0, 1), st.integers(0, 30)),
+        min_size=1,
+        max_size=25,
     ),
     pages=st.integers(11, 30),
     most_chunks=st.integers(1, 4),
     beside=st.integers(0, 2),
+    between=st.integers(1, 8),
     steps=st.integers(1, 3),
     aborted=st.sets(st.integers(0, 24)),
+    lost=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_whatever_arrives_ends_with_its_tokens(sizes, pages, most_chunks, beside, steps, aborted, seed):
-    """No page is leaked or written by a stranger, and each gets its tokens, however few pages there are."""
+def test_whatever_arrives_ends_with_its_tokens(
+    sizes, pages, most_chunks, beside, between, steps, aborted, lost, seed
+):
+    """However few pages there are, none is leaked, and what anybody reads belongs to its own text.
+
+    Prompts are one text that a token parts somewhere, or what an earlier request read and answered.
+    """
     rng = random.Random(seed)
     scheduler = make_scheduler(
-        pages=PageAllocator(pages, 4), most_chunks=most_chunks, chunks_beside=beside, steps=steps
+        pages=PagePool(pages, 4),
+        most_chunks=most_chunks,
+        chunks_beside=beside,
+        chunks_between=between,
+        steps=steps,
     )
     device = Device(scheduler, rng)
-    requests = [make_request(prompt, new) for prompt, new, _ in sizes]
+    requests = []
+    for length, new, priority, parting in sizes:
+        prompt = [0] * length
+        prompt[parting:] = [1] * len(prompt[parting:])
+        requests.append(make_request(prompt, new))
+        requests[-1].priority = priority
     arriving = list(requests)
-    for request, (_, _, priority) in zip(requests, sizes, strict=True):
-        request.priority = priority
     for _ in range(3000):
         if arriving and rng.random() < 0.6:
-            scheduler.add(arriving.pop(0))
+            request = arriving.pop(0)
+            before = rng.choice(requests)
+            if before.finish_reason and rng.random() < 0.5:
+                request.prompt = [*before.prompt, *before.token_ids, 0][: rng.randint(1, 24)]
+            scheduler.add(request)
         device.round()
+        if lost and rng.random() < 0.02:
+            scheduler.restart()
+            device.in_flight.clear()
+            device.rows.clear()
         for index in list(aborted):
             if index < len(requests) and rng.random() < 0.1 and requests[index].stage != "new":
                 scheduler.abort(requests[index], "why")
                 aborted.discard(index)
+        check_pages(scheduler)
         places = [running.request.place for running in scheduler.running]
         assert places == sorted(places)
         assert [r.place for r in scheduler.waiting] == sorted(r.place for r in scheduler.waiting)
@@ -148,10 +207,58 @@ def test_whatever_arrives_ends_with_its_tokens(sizes, pages, most_chunks, beside
             break
     for request in requests:
         assert request.finish_reason in ("length", "aborted")
+        text = list(request.prompt)
+        for token in request.token_ids:
+            assert token == answer(text)
+            text.append(token)
         if request.finish_reason == "length":
             assert len(request.token_ids) == request.max_new_tokens
     assert scheduler.pages.num_free == pages
     assert scheduler.slots == [None] * 3
+
+
+def test_a_head_that_many_share_is_read_once():
+    """All are admitted at once, when none of it has been read."""
+    for beside in (0, 2):
+        scheduler = make_scheduler(
+            batch_size=9, pages=PagePool(100, 4), chunk=4, most_chunks=3, chunks_beside=beside
+        )
+        device = Device(scheduler, random.Random(0))
+        if beside:
+            scheduler.add(make_request([2], 60))
+            device.round()
+        requests = [make_request([*range(20), 30 + i, i], 3) for i in range(8)]
+        for request in requests:
+            scheduler.add(request)
+        before = device.num_read
+        while scheduler or device.in_flight:
+            device.round()
+        # The fifth page is not the others', for the token after it is the first one's own.
+        assert [request.cached_tokens for request in requests] == [0] + [16] * 7
+        assert device.num_read - before == 22 + 7 * 6
+
+
+def test_a_turn_finds_all_that_was_read_and_answered_before_it():
+    scheduler = make_scheduler()
+    device = Device(scheduler, random.Random(3))
+    text = [0, 1, 0]
+    for found in (0, 8, 20, 28):
+        request = make_request([*text, 1, 2], 7)
+        scheduler.add(request)
+        while scheduler or device.in_flight:
+            device.round()
+        assert request.cached_tokens == found
+        text = [*request.prompt, *request.token_ids]
+
+
+def test_a_request_whose_logits_are_not_finite_leaves_nothing_that_another_would_find():
+    scheduler = make_scheduler()
+    for _ in range(2):
+        request = make_request(13, 10)
+        scheduler.add(request)
+        _, last, _ = scheduler.plan()
+        scheduler.commit(last, [FirstToken(7, True, True)], [])
+        assert (request.finish_reason, request.cached_tokens) == ("failed", 0)
 
 
 def test_requests_start_in_the_order_of_the_queue_and_wait_for_pages():
@@ -179,9 +286,12 @@ def test_without_pages_the_last_of_the_order_gives_its_own_back_and_goes_on_late
     requests = [make_request(4, 40) for _ in range(3)]
     for request in requests:
         scheduler.add(request)
-    while scheduler or device.in_flight:
+    for _ in range(100):
+        if not scheduler.num_preempted:
+            device.round()
+    assert scheduler.waiting == [requests[2]]
+    for _ in range(500):
         device.round()
-    assert scheduler.num_preempted > 0
     assert [len(request.token_ids) for request in requests] == [40] * 3
 
 
@@ -207,7 +317,7 @@ def test_nothing_is_dispatched_once_what_is_in_flight_must_finish_everything():
 
 
 def test_a_prompt_that_ends_beside_others_decodes_with_them_at_once():
-    scheduler = make_scheduler(chunks_beside=2, steps=4, pages=PageAllocator(40, 4))
+    scheduler = make_scheduler(chunks_beside=2, steps=4, pages=PagePool(40, 4))
     scheduler.add(make_request(3, 30))
     scheduler.plan()
     scheduler.add(make_request(6, 30))
@@ -218,7 +328,7 @@ def test_a_prompt_that_ends_beside_others_decodes_with_them_at_once():
 
 
 def test_with_more_to_read_the_next_step_reads_on():
-    scheduler = make_scheduler(chunks_beside=2, steps=4, pages=PageAllocator(40, 4))
+    scheduler = make_scheduler(chunks_beside=2, steps=4, pages=PagePool(40, 4))
     scheduler.add(make_request(3, 30))
     scheduler.plan()
     scheduler.add(make_request(12, 30))
@@ -230,7 +340,7 @@ def test_with_more_to_read_the_next_step_reads_on():
 def test_pieces_of_one_prompt_share_a_step():
     scheduler = make_scheduler(most_chunks=4)
     scheduler.add(make_request(13, 3))
-    scheduler.add(make_request(9, 3))
+    scheduler.add(make_request([5] * 9, 3))
     plan = scheduler.plan()
     chunks = [[(c.running.slot, c.start, c.count, c.is_last) for c in d.chunks] for d in plan if d.chunks]
     assert chunks == [
@@ -241,7 +351,7 @@ def test_pieces_of_one_prompt_share_a_step():
 
 def test_a_prompt_is_read_before_those_that_came_later():
     """It lies in the last slot, the first one decodes, and the one between is refilled all the time."""
-    scheduler = make_scheduler(chunks_between=1, most_chunks=1, pages=PageAllocator(100, 4))
+    scheduler = make_scheduler(chunks_between=1, most_chunks=1, pages=PagePool(100, 4), prefix_caching=False)
     device = Device(scheduler, random.Random(0))
     decoding, short, long = make_request(1, 100), make_request(1, 1), make_request(20, 4)
     scheduler.add(decoding)
@@ -273,6 +383,28 @@ def test_a_request_that_starts_again_reads_its_answer_too_and_keeps_its_place():
     assert (again.request, again.tokens, again.known) == (requests[0], [0, 1, 2, 7, 8], 9)
     assert again.remaining == 8  # of ten, the known one included
     assert not chunk.samples
+
+
+def test_larger_priorities_are_served_first():
+    scheduler = make_scheduler(batch_size=1)
+    requests = [make_request(3, 10) for _ in range(4)]
+    for request, priority in zip(requests, (0, 0, 5, 1), strict=True):
+        request.priority = priority
+        scheduler.add(request)
+    assert [requests.index(request) for request in scheduler.waiting] == [2, 3, 0, 1]
+
+
+def test_what_should_have_ended_is_aborted_wherever_it_is():
+    scheduler = make_scheduler(batch_size=2)
+    requests = [make_request(3, 10) for _ in range(4)]
+    for request, deadline in zip(requests, (10.0, 11.0, 10.0, None), strict=True):
+        request.deadline = deadline
+        scheduler.add(request)
+    scheduler.plan()
+    scheduler.expire(10.5)
+    assert [request.status for request in requests] == ["aborted", "running", "aborted", "queued"]
+    assert [running.request for running in scheduler.running] == [requests[1]]
+    assert scheduler.waiting == [requests[3]]
 
 
 def test_a_waiting_request_can_be_cancelled():

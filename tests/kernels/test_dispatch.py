@@ -12,8 +12,8 @@ def reference(x):
     return "xla", x
 
 
-def make_op(triton=None, numba=None):
-    return Op("double", xla=reference, triton=triton, numba=numba)
+def make_op(triton=None, numba=None, default=None):
+    return Op("double", xla=reference, triton=triton, numba=numba, default=default)
 
 
 def test_a_name_chooses_and_none_takes_what_there_is():
@@ -52,6 +52,13 @@ def test_an_unknown_name_lists_the_known_ones():
 @pytest.mark.skipif(on_a_gpu, reason="the kernel is for CPUs")
 def test_on_one_cpu_none_takes_the_kernel_for_cpus():
     assert make_op(numba=lambda: lambda x: ("numba", x))(1) == ("numba", 1)
+
+
+@pytest.mark.skipif(on_a_gpu, reason="the kernel is for CPUs")
+def test_a_reference_that_is_the_default_leaves_the_kernel_to_its_name():
+    op = make_op(numba=lambda: lambda x: ("numba", x), default="xla")
+    assert op(1) == ("xla", 1)
+    assert op(1, implementation="numba") == ("numba", 1)
 
 
 @pytest.mark.skipif(on_a_gpu, reason="the kernel is for CPUs")

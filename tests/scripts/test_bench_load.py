@@ -117,6 +117,9 @@ class SlowEngine:
             request.arrived_at, request.first_token_at = now, now + 1
             request.finished_at = now + request.max_new_tokens
 
+    def forget_prefixes(self):
+        pass
+
     def wait_idle(self):
         return True
 

@@ -38,16 +38,16 @@ def test_times_a_tiny_model_and_writes_where_it_comes_from(tmp_path):
     ],
 )
 def test_times_the_program_that_these_parameters_need(monkeypatch, options, mode):
-    class Decoded(Exception):
+    class Compiled(Exception):
         pass
 
-    def decode(models, state, live, *, settings, mode):
-        raise Decoded(mode)
+    def compile_sizes(programs, sizes, **_):
+        raise Compiled(*(size.mode for size in sizes))
 
-    monkeypatch.setattr(bench.program, "decode", decode)
-    with pytest.raises(Decoded) as decoded:
+    monkeypatch.setattr(bench.program.Programs, "compile", compile_sizes)
+    with pytest.raises(Compiled) as compiled:
         bench_step.main([*OPTIONS, *options])
-    assert decoded.value.args == (mode,)
+    assert compiled.value.args == (mode,)
 
 
 def test_a_bad_parameter_is_one_line(capsys):

@@ -1,0 +1,63 @@
+"""What the host packs for a dispatch is what the program reads."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.engine.packing import pack_pieces, pack_served, read_pieces, read_served
+from jaxspec.engine.request import Request
+from jaxspec.engine.scheduler import Chunk, Dispatch, Running
+from jaxspec.sampling import SamplingParams
+
+PARAMS = SamplingParams(temperature=0.7, top_k=9, top_p=0.9, min_p=0.1)
+
+
+def running(slot, prompt, *, pages, seed=0, answered=(), known=None):
+    request = Request(
+        prompt=prompt, params=PARAMS, max_new_tokens=10, stop_tokens=(7, 5), seed=seed, tokenizer=None
+    )
+    return Running(request, slot, pages, [*prompt, *answered], known)
+
+
+def dispatch(served, goes_on, chunks=()):
+    counts = [1] * len(served)
+    return Dispatch(served, goes_on, any(goes_on), list(chunks), counts, counts)
+
+
+def test_served_slots_and_places_without_work():
+    seed = 0x0123456789ABCDEF
+    served = [running(2, [1], pages=[4, 9], seed=seed), running(0, [1], pages=[3])]
+    words = pack_served(dispatch(served, [True, False]), places=4, table_width=5)
+    read = read_served(jnp.asarray(words), 8)
+    assert read.slot.tolist()[:2] == [2, 0]
+    # Past every slot, so that whatever is put there is dropped.
+    assert (np.asarray(read.slot)[2:] > 1000).all()
+    assert read.goes_on.tolist() == [True, False, False, False]
+    assert read.page_table.pages.tolist() == [[4, 9, 0, 0, 0], [3, 0, 0, 0, 0], [0] * 5, [0] * 5]
+    assert read.page_table.page_size == 8
+    assert read.stop_tokens[:2, :3].tolist() == [[7, 5, -1]] * 2
+    assert (read.stop_tokens[2:] == -1).all()
+    sampling = jax.tree.map(lambda x: x[0].tolist(), read.sampling)
+    assert (sampling.top_k, sampling.seed) == (9, [0x89ABCDEF, 0x01234567])
+    expected = np.float32([0.7, 0.9, 0.1]).tolist()
+    assert [sampling.temperature, sampling.top_p, sampling.min_p] == expected
+
+
+def test_pieces_know_the_token_after_each_of_theirs():
+    fresh = running(1, list(range(10, 16)), pages=[1])
+    again = running(0, [20, 21], pages=[2], answered=[22, 23], known=24)
+    chunks = [Chunk(fresh, 0, 4, False), Chunk(fresh, 4, 2, True), Chunk(again, 0, 4, True)]
+    words = pack_pieces(dispatch([again, fresh], [False, False], chunks), pieces=5, width=4)
+    pieces = read_pieces(jnp.asarray(words))
+    assert pieces.place.tolist()[:3] == [1, 1, 0]
+    # Past every place, so that whatever is put there is dropped.
+    assert (np.asarray(pieces.place)[3:] > 1000).all()
+    assert pieces.tokens[:3].tolist() == [[10, 11, 12, 13], [14, 15, 0, 0], [20, 21, 22, 23]]
+    assert pieces.next_tokens[:, :3].tolist()[0] == [11, 12, 13]
+    assert [int(pieces.next_tokens[0, 3]), int(pieces.next_tokens[1, 0])] == [14, 15]
+    assert pieces.start.tolist() == [0, 4, 0, 0, 0]
+    assert pieces.count.tolist() == [4, 2, 4, 0, 0]
+    assert pieces.is_last.tolist() == [False, True, True, False, False]
+    assert pieces.known.tolist()[:3] == [-1, -1, 24]
+    # Of ten, two stand before the known one.
+    assert pieces.remaining.tolist()[:3] == [10, 10, 8]
