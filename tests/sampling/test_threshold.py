@@ -39,6 +39,14 @@ def test_mass_threshold_is_exact(share, digit_bits):
         assert threshold == max(t for t in row if w[row >= t].sum() >= m)
 
 
+def test_a_mass_that_is_reached_exactly_is_enough():
+    weight = np.random.default_rng(4).integers(1, 100, ROWS.shape).astype(np.float32)
+    at_least = np.sort(ROWS, axis=-1)[:, -5]
+    mass = np.where(at_least[:, None] <= ROWS, weight, 0).sum(-1)
+    found = mass_threshold(jnp.asarray(ROWS), jnp.asarray(weight), jnp.asarray(mass), digit_bits=4)
+    np.testing.assert_array_equal(found, at_least)
+
+
 def test_mass_out_of_reach_is_minus_infinity():
     found = mass_threshold(jnp.asarray(ROWS), jnp.ones(ROWS.shape), jnp.full(len(ROWS), 38.0), digit_bits=4)
     assert (found == -jnp.inf).all()
