@@ -60,7 +60,7 @@ def read_rows(*sources: str | Path) -> Iterator[Row | RowError]:
 
     A row is an object with one of "prompt" (text or token ids), "messages" (a list of {"role",
     "content"}) and "turns" (a list of user turns), and perhaps "id" (text or a whole number, no two the
-    same). Other keys are let be, blank lines are passed over. Every source is read once, from its
+    same). Other keys and blank lines are ignored. Every source is read once, from its
     beginning to its end, and nothing of it is kept but a hash of every id.
 
     Args:

@@ -10,7 +10,7 @@ Check = Callable[[Any], str | None]
 
 
 def check_keys(config: Mapping[str, Any], name: str = "config.json") -> None:
-    """Refuses a value of another type or size than its key may have; keys that nothing reads are let be.
+    """Refuses a value of another type or size than its key may have; keys that nothing reads are ignored.
 
     Null passes: most keys may be left open. Bounds are far beyond any published model; within them the
     shapes that follow from a config can be compared with its checkpoint's in time.

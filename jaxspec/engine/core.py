@@ -117,8 +117,7 @@ class EngineCore:
             request.end(reason, why)
         self.scheduler.waiting.clear()
         self._in_flight.clear()
-        if hasattr(self, "state"):
-            del self.state
+        self._drop_state()
 
     def step(self) -> None:
         """Plans and enqueues the next round, then reads the one before it.
@@ -150,7 +149,7 @@ class EngineCore:
         traceback.clear_frames(error.__traceback__)
         self._num_failures += 1
         self._in_flight.clear()
-        del self.state
+        self._drop_state()
         self.scheduler.restart()
         if self._num_failures <= MAX_FAILURES:
             _log.warning("a dispatch failed; its requests are read again: %s", _one_line(error))
@@ -160,6 +159,10 @@ class EngineCore:
             except BaseException as last:
                 error = last
         self.close(f"the device failed: {_one_line(error)}", reason="failed")
+
+    def _drop_state(self) -> None:
+        # An engine that is closed, or that could not make a new one, has none.
+        self.__dict__.pop("state", None)
 
     def _dispatch(self, dispatch: Dispatch) -> StepOutput:
         need = Size(

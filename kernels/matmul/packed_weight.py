@@ -24,7 +24,7 @@ TILE = 32
 )
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight whose every value is exactly a float32 that fewer bits tell.
+    """A weight in fewer bits than float32, each of which stands for an exact float32 value.
 
     Outputs lie in tiles, of which the last is filled up.
 
