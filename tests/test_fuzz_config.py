@@ -5,6 +5,7 @@ import math
 import shutil
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +21,7 @@ from jaxspec.drafters.inspect import inspect
 from jaxspec.drafters.loading import Build, plan_drafter
 from jaxspec.models.loading import plan_target
 from jaxspec.models.rope import rope_frequencies
+from jaxspec.training.config import load_training_run
 
 TARGETS = (
     *("llama-untied-llama3-rope", "llama-yarn-rope", "qwen3-windowed", "qwen3-moe-windowed", "gpt-oss-mxfp4"),
@@ -89,11 +91,17 @@ dtype = "float32"
 synthetic_acceptance_length = 1.5
 """
 WITH_TARGET = TOML.replace(b'extends = "smollm2-135m"', b'[target]\nsource = "x"')
-SECTIONS = ("target", "drafter", "engine", "extends", "other", "target.x")
+SHIPPED = Path(__file__).parents[1] / "configs" / "training" / "smollm2-135m-eagle3.toml"
+TRAINING = SHIPPED.read_bytes()
+SECTIONS = (
+    *("target", "drafter", "engine", "extends", "other", "target.x", "drafter.options"),
+    *("prompts", "responses", "vocabulary", "head", "train", "evaluate"),
+)
 OPTIONS = (
     *("source", "file", "sha256", "kind", "num_speculative_tokens", "max_ngram", "min_ngram", "sampling"),
     *("batch_size", "max_model_len", "page_size", "num_pages", "dtype", "draft_loop", "tensor_parallel"),
     *("synthetic_acceptance_length", "a.b.c.d.e.f.g.h.i", "other"),
+    *("files", "held_out", "seed", "size", "capture", "num_layers", "steps", "learning_rate", "max_tokens"),
 )
 LITERALS = (
     *("inf", "nan", "-1", "0", "1e400", "2147483648", "9223372036854775807", "9" * 5000, "0x" + "f" * 5000),
@@ -111,10 +119,16 @@ LITERALS = (
 )
 
 
-@given(content=damaged(TOML) | damaged(WITH_TARGET) | st.binary(max_size=40))
+def read_both(path, content):
+    """Reads a file as a configuration, and as one of a training run."""
+    path.write_bytes(content)
+    refused_or(lambda: load_config(path))
+    refused_or(lambda: load_training_run(path))
+
+
+@given(content=damaged(TOML) | damaged(WITH_TARGET) | damaged(TRAINING) | st.binary(max_size=40))
 def test_toml_of_other_bytes(folder, content):
-    (folder / "mine.toml").write_bytes(content)
-    refused_or(lambda: load_config(folder / "mine.toml"))
+    read_both(folder / "mine.toml", content)
 
 
 @given(
@@ -124,5 +138,4 @@ def test_toml_of_other_bytes(folder, content):
 def test_toml_of_other_values(folder, section, lines):
     text = "" if section == "target" else "[target]\nsource = 'x'\n"
     text += f"[{section}]\n" + "".join(f"{key} = {value}\n" for key, value in lines)
-    (folder / "mine.toml").write_text(text, "utf-8")
-    refused_or(lambda: load_config(folder / "mine.toml"))
+    read_both(folder / "mine.toml", text.encode())

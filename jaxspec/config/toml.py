@@ -92,7 +92,7 @@ def _load(name_or_path: str | Path, extended_by: tuple[Path, ...]) -> Config:
     path = path.resolve()
     if path in extended_by:
         raise ConfigError(f"{path}: 'extends' goes round in a circle")
-    document = _read(path)
+    document = read_toml(path)
     extends = document.pop("extends", None)
     sections = _sections(path, document)
     if extends is not None:
@@ -110,10 +110,17 @@ def _load(name_or_path: str | Path, extended_by: tuple[Path, ...]) -> Config:
     return Config(path.stem, target).replace(**sections)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The document in a file: TOML, of TOML's 64-bit numbers, and not nested deeper than options can be."""
-    with path.open("rb") as file:
-        content = file.read(_MAX_BYTES + 1)
+def read_toml(path: Path) -> dict[str, Any]:
+    """The document in a file, of TOML's 64-bit numbers and not nested deeper than options can be.
+
+    Raises:
+      ConfigError: it cannot be read, is not TOML, or is larger or deeper than any configuration.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     if len(content) > _MAX_BYTES:
         raise ConfigError(f"{path}: larger than {_MAX_BYTES} bytes")
     try:

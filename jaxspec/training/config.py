@@ -1,13 +1,13 @@
 """What one training run is: a TOML file in, frozen sections out."""
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jaxspec.config import ConfigError, EngineConfig, SourceConfig, build_section
+from jaxspec.config.toml import read_toml
 
 
 @dataclass(frozen=True)
@@ -193,10 +193,7 @@ def load_training_run(path: str | Path) -> TrainingRun:
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"training configuration not found: {path}")
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a TOML file: {error}") from None
+    document = read_toml(path)
     known = {f.name: f.type for f in dataclasses.fields(TrainingRun)}
     unknown = sorted(set(document) - set(known))
     if unknown:

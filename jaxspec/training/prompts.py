@@ -41,7 +41,7 @@ def _rows(path: Path) -> Iterator[list[str]]:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as a file of prompts: {error}") from None
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield _turns(line, f"{path}:{number}")
 
@@ -49,7 +49,7 @@ def _rows(path: Path) -> Iterator[list[str]]:
 def _turns(line: str, where: str) -> list[str]:
     try:
         row: Any = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigError(f"{where}: not a JSON object") from None
     turns = row.get("turns", [row.get("prompt")]) if isinstance(row, dict) else None
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):

@@ -5,6 +5,7 @@ import json
 import pytest
 from tiny_run import write_run, write_target
 
+from jaxspec.training.prompts import read_turns
 from scripts.train_eagle3 import main
 
 
@@ -25,6 +26,7 @@ def fails(capsys, config, output, *stages: str) -> str:
         ('{"prompt": 7}', 'needs a text "prompt"'),
         ('{"turns": []}', 'needs a text "prompt"'),
         ("[1]", 'needs a text "prompt"'),
+        ("[" * 200_000, "not a JSON object"),
     ],
 )
 def test_malformed_prompt(tmp_path, capsys, row, message):
@@ -34,6 +36,12 @@ def test_malformed_prompt(tmp_path, capsys, row, message):
     error = fails(capsys, config, tmp_path / "out", "prompts")
     assert "prompts.jsonl:49: " in error
     assert message in error
+
+
+def test_a_prompt_may_hold_any_separator_of_lines_but_their_own(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a\\u2028b\u2028c\x85d"}\r\n\n{"prompt": "e"}\n', "utf-8")
+    assert read_turns(path) == ["a\u2028b\u2028c\x85d", "e"]
 
 
 def test_missing_prompt_file(tmp_path, capsys):
