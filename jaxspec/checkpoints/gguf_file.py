@@ -213,4 +213,4 @@ def _rope_scaling(header: GGUFHeader, meta: Metadata, head_dim: int) -> dict[str
 
 def _shortest(value: float) -> float:
     """The decimal that the file's float32 was written from: 1e-05, not 9.99999974e-06."""
-    return float(str(np.float32(value)))
+    return float(str(np.float32(value))) if abs(value) <= float(np.finfo(np.float32).max) else value

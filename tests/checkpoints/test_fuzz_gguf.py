@@ -124,13 +124,29 @@ def test_other_metadata(folder, tokens, data):
         values[key] = data.draw(FLAT)
     values = {"general.architecture": "llama", **values}
     flat = {k: v for k, v in values.items() if v is not None and fits(v)}
+    refused_or(lambda: use(one_tensor(folder, (entry(key, value, data) for key, value in flat.items()))))
+
+
+def test_a_double_that_no_float32_holds_is_read(folder):
+    """An epsilon just above the largest float32 once overflowed in a cast."""
+    values = {"general.architecture": "llama", **metadata()}
+    kinds = {str: "s", int: "I", float: "d"}
+    values["llama.attention.layer_norm_rms_epsilon"] = 3.4028235677973366e38
+    entries = [
+        packed(key, "s") + packed(TYPES[kinds[type(value)]], "I") + packed(value, kinds[type(value)])
+        for key, value in values.items()
+    ]
+    assert open_checkpoint(one_tensor(folder, entries)).config["rms_norm_eps"] == 3.4028235677973366e38
+
+
+def one_tensor(folder, entries):
+    """A file of these entries and of an embedding of 3 rows of 256."""
+    entries = list(entries)
     name = packed("token_embd.weight", "s") + packed(2, "I") + packed(256, "Q") + packed(3, "Q")
-    header = b"".join(entry(key, value, data) for key, value in flat.items())
-    content = b"GGUF" + packed(3, "I") + packed(1, "Q") + packed(len(flat), "Q") + header + name
-    content += packed(0, "I") + packed(0, "Q")
+    content = b"GGUF" + packed(3, "I") + packed(1, "Q") + packed(len(entries), "Q") + b"".join(entries) + name
     path = folder / "broken.gguf"
-    path.write_bytes(content + bytes(4 * 256 * 3 + 64))
-    refused_or(lambda: use(path))
+    path.write_bytes(content + packed(0, "I") + packed(0, "Q") + bytes(4 * 256 * 3 + 64))
+    return path
 
 
 def fits(value):
