@@ -35,6 +35,7 @@ from goldens import (
     llama_targets,
     mtp_layers,
     peagle_heads,
+    qwen2_targets,
     qwen3_moe_targets,
     qwen3_targets,
     real_model,
@@ -42,6 +43,7 @@ from goldens import (
 
 FAMILIES = {
     "llama": llama_targets.write,
+    "qwen2": qwen2_targets.write,
     "qwen3": qwen3_targets.write,
     "qwen3-moe": qwen3_moe_targets.write,
     "gpt-oss": gpt_oss_targets.write,
