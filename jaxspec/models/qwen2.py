@@ -6,6 +6,7 @@ Source: the `Qwen2ForCausalLM` of transformers.
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.models.decoder import Decoder
 
 
@@ -19,6 +20,7 @@ class Qwen2(Decoder):
         "use_sliding_window": False,
         "max_window_layers": 28,
     }
+    gguf = GGUFArchitecture("qwen2")
 
     @classmethod
     def is_windowed(cls, config: Mapping[str, Any], layer: int) -> bool:

@@ -94,7 +94,7 @@ def test_half_precision_is_read_as_stored(tmp_path, kind, dtype):
     ("changes", "message"),
     [
         ({"llama.block_count": None}, r"llama\.block_count must be a positive integer, got None"),
-        ({"split.count": 3}, "one of 3 parts; join them first"),
+        ({"split.count": 3}, "one of 3 parts, and not named NAME-00001-of-00003"),
         ({"llama.rope.dimension_count": 32}, "rope over 32 of 64 dimensions"),
     ],
 )
@@ -112,7 +112,7 @@ def test_unknown_architecture_is_named(tmp_path):
     ("name", "tensor", "message"),
     [
         ("blk.0.ffn_gate_exps.weight", np.zeros((4, 256), np.float32), "not part of the llama architecture"),
-        ("blk.0.attn_v.weight", (np.zeros((4, 84), np.uint8), "Q2_K"), "is Q2_K, which is not supported"),
+        ("blk.0.attn_v.weight", (np.zeros((4, 256), np.uint8), "I8"), "is I8, which is not supported"),
         ("blk.0.attn_q.weight", np.zeros((4, 256), np.float32), "has 4 rows for 4 heads"),
         ("rope_freqs.weight", np.zeros(7, np.float32), r"F32 of shape \[7\], expected F32 of shape \[32\]"),
     ],
