@@ -49,7 +49,7 @@ def config_from_gguf(
         raise CheckpointError(f"{meta.file}: tensor 'token_embd.weight' is missing")
     hidden, heads = own.size("embedding_length"), own.size("attention.head_count")
     head_dim = own.positive("attention.key_length", hidden // heads)
-    config = {
+    config: dict[str, Any] = {
         "model_type": model_type,
         "hidden_size": hidden,
         "intermediate_size": own.size("feed_forward_length"),

@@ -37,8 +37,8 @@ class GGUFTensor:
     """One tensor of a GGUF.
 
     Attributes:
-      interleaved_heads: heads whose rows the converter interleaved for its rope; 0 for a tensor that is stored
-        as Hugging Face has it.
+      interleaved_heads: heads whose rows the converter interleaved for its rope; 0 for a tensor whose rows
+        stand as Hugging Face has them.
       offset: what the converter added to the values.
     """
 

@@ -86,7 +86,7 @@ def _gguf_config(meta: Metadata, tensors: Collection[str]) -> dict[str, Any]:
     value_size = meta.positive("attention.value_length_mla", meta.positive("attention.value_length", 0))
     extra = meta.count("nextn_predict_layers", 0)
     gating = meta.count("expert_gating_func", 0)
-    config = {
+    config: dict[str, Any] = {
         "num_hidden_layers": meta.size("block_count") - extra,
         "num_nextn_predict_layers": extra,
         "num_key_value_heads": heads,
