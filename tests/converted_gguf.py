@@ -26,7 +26,9 @@ ARCHITECTURES = {
 def write_converted(path: Path, checkpoint: Checkpoint, **changes: Any) -> Path:
     """Writes the file; `changes` are metadata under the architecture's name, dots written as `__`."""
     architecture = ARCHITECTURES[checkpoint.config["model_type"]]
-    values = {key.replace("__", "."): value for key, value in {**metadata(checkpoint.config), **changes}.items()}
+    values = {
+        key.replace("__", "."): value for key, value in {**metadata(checkpoint.config), **changes}.items()
+    }
     prefixed = {f"{architecture}.{key}": value for key, value in values.items() if value is not None}
     return write_gguf(path, prefixed, dict(tensors(checkpoint, architecture)), architecture)
 

@@ -12,7 +12,6 @@ from jaxspec.models.expert_sources import ExpertSources, tensor_per_expert
 from jaxspec.models.layers import Linear
 from jaxspec.models.parameters import Source, parameter
 
-
 STACKED_EXPERTS = tuple(f"mlp.experts.{projection}_proj" for projection in ("gate", "up", "down"))
 """What GGUFs hold of a layer's experts, in Hugging Face's names."""
 

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.models.decoder import Decoder
 
-
 QK_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 
 
