@@ -33,8 +33,8 @@ class GGUFArchitecture:
 
     Attributes:
       name: their `general.architecture`, one of those that the `gguf` package knows.
-      layer_tensors: what Hugging Face calls the tensors of a layer, beside those of a Llama; how each is called
-        in a file, the `gguf` package says. "mlp.experts.gate_proj" is a stack of experts.
+      layer_tensors: what Hugging Face calls the tensors of a layer, beside those of a Llama; how a file calls
+        each, the `gguf` package says. "mlp.experts.gate_proj" is a stack of experts.
       interleaved: rows of queries and keys lie in pairs, for the rope of a Llama.
       norm_offset: what was added to the weights of norms.
       config: keys of `config.json` beside those of a Llama, from metadata under "{name}." and the names of
