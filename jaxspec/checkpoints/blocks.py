@@ -13,8 +13,8 @@ class Blocks:
 
     Attributes:
       values: i8[out, in] with a scale, u8[out, in] in 0 … 15 with a scale and an offset, or bf16[out, in].
-      scale: f32[out, in / 32] of 11 bits, one for 32 inputs; or None.
-      offset: f32[out, in / 32], or None.
+      scale: f32[out, in / 32], one for 32 inputs, or f32[out, in / 16]; or None. scale * values is exact.
+      offset: as `scale`, or None.
     """
 
     values: np.ndarray

@@ -70,7 +70,7 @@ class GGUFTensor:
         ]
 
     def read_blocks(self) -> Blocks | None:
-        """The integers and scales of a matrix in Q8_0, Q4_0 or Q4_1; None for other formats."""
+        """The integers and scales of a matrix; None where it is stored without, or otherwise."""
         if len(self.shape) != 2:
             return None
         blocks = unpack_ggml(self.packed, self.info.quantization)
@@ -83,7 +83,10 @@ class GGUFTensor:
         if self.info.quantization in PLAIN:
             values = self.packed.view(self.dtype).reshape(self.shape).copy()
         else:
-            values = gguf.quants.dequantize(self.packed, self.info.quantization)
+            with np.errstate(
+                over="ignore", invalid="ignore"
+            ):  # whoever uses the values looks whether they are
+                values = gguf.quants.dequantize(self.packed, self.info.quantization)
         if self.interleaved_heads:
             values = _undo_interleaving(values, self.interleaved_heads)
         if self.offset:

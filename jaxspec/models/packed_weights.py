@@ -75,7 +75,7 @@ def packed_weight(
         return None
     width, tensors = math.prod(source.in_shape), [blocks for tensor in stored if (blocks := _blocks(tensor))]
     kinds = {(blocks.values.dtype, blocks.offset is None) for blocks in tensors}
-    if len(tensors) < len(stored) or len(kinds) > 1:
+    if len(tensors) < len(stored) or len(kinds) > 1 or not all(map(_fits_kernel, tensors)):
         return None
     per_block = source.per_block(BLOCK)
 
@@ -89,6 +89,14 @@ def packed_weight(
         scales([blocks.offset for blocks in tensors]),
         shape,
     )
+
+
+def _fits_kernel(blocks: Blocks) -> bool:
+    """Whether integers of 8 bits have no offset, and a scale is one of BLOCK inputs."""
+    if blocks.scale is None:
+        return True
+    in_block = blocks.scale.shape[1] * BLOCK == blocks.values.shape[1]
+    return in_block and (blocks.offset is None or blocks.values.dtype == np.uint8)
 
 
 def _blocks(tensor: TensorSource) -> Blocks | None:
