@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jaxspec.checkpoints.checkpoint import TensorSource
+from jaxspec.checkpoints.errors import CheckpointError
 from jaxspec.checkpoints.gguf_metadata import Metadata
 
 if TYPE_CHECKING:  # imports slowly
@@ -15,14 +16,35 @@ def _nothing(meta: Metadata, tensors: Collection[str]) -> dict[str, Any]:
     return {}
 
 
+_MAX_EXPERTS = 4096
+
+
+def check_experts(name: str, stack: "GGUFTensor") -> None:
+    """Refuses what is not one matrix, or one bias, for each of not too many experts.
+
+    Raises:
+      CheckpointError: another shape.
+    """
+    rank = 2 if name.endswith(".bias") else 3
+    if len(stack.shape) != rank or stack.shape[0] > _MAX_EXPERTS:
+        raise CheckpointError(
+            f"{stack.header.path}: {name!r} of shape {list(stack.shape)} is not what experts have"
+        )
+
+
 def split_experts(tensors: Mapping[str, "GGUFTensor"]) -> dict[str, TensorSource]:
-    """Every stack of experts [E, …] as the tensors of one expert each, "….experts.{j}.…"."""
+    """Every stack of experts [E, …] as the tensors of one expert each, "….experts.{j}.…".
+
+    Raises:
+      CheckpointError: a stack has another shape than experts have.
+    """
     split: dict[str, TensorSource] = {}
     for name, tensor in tensors.items():
         stem, found, leaf = name.partition(".experts.")
         if not found:
             split[name] = tensor
             continue
+        check_experts(name, tensor)
         split |= {f"{stem}.experts.{j}.{leaf}": part for j, part in enumerate(tensor.parts())}
     return split
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxspec.checkpoints.checkpoint import TensorSource
 from jaxspec.checkpoints.errors import CheckpointError
+from jaxspec.checkpoints.gguf_architecture import check_experts
 from jaxspec.checkpoints.gguf_tensor import GGUFTensor, JoinedTensor
 from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
 
@@ -20,7 +21,7 @@ def fuse_experts(tensors: Mapping[str, GGUFTensor]) -> dict[str, TensorSource]:
     What is in MXFP4 stays in it. Other tensors are as they were.
 
     Raises:
-      CheckpointError: a projection has no other that fits it.
+      CheckpointError: a stack has another shape than experts have, or no other that fits it.
     """
     fused: dict[str, TensorSource] = {}
     for name, tensor in tensors.items():
@@ -29,7 +30,9 @@ def fuse_experts(tensors: Mapping[str, GGUFTensor]) -> dict[str, TensorSource]:
         target = f"{stem}.experts.{{}}_proj{'_bias' if kind == 'bias' else ''}"
         if not found:
             fused[name] = tensor
-        elif projection == "down":
+            continue
+        check_experts(name, tensor)
+        if projection == "down":
             fused[target.format("down")] = tensor if kind == "bias" else _transposed([tensor])
         else:
             other = name.replace("gate_proj" if projection == "gate" else "up_proj", "{}_proj")

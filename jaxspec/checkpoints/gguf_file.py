@@ -1,6 +1,5 @@
 """A GGUF file as a checkpoint: Hugging Face names, layout and config."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +12,10 @@ from jaxspec.checkpoints.gguf_config import ROPE_FACTORS, config_from_gguf
 from jaxspec.checkpoints.gguf_header import GGUFHeader, read_header
 from jaxspec.checkpoints.gguf_metadata import Metadata
 from jaxspec.checkpoints.gguf_names import hf_names
+from jaxspec.checkpoints.gguf_parts import parts_of
 from jaxspec.checkpoints.gguf_tensor import GGUFTensor, is_readable
 from jaxspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 
-PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
-"""How llama.cpp names the files that it splits a model into."""
-
-_MAX_PARTS = 1024
 _HEADS = {"self_attn.q_proj": "num_attention_heads", "self_attn.k_proj": "num_key_value_heads"}
 
 
@@ -64,10 +60,10 @@ def _parts(path: Path, header: GGUFHeader) -> list[GGUFHeader]:
     count = meta.number("split.count", 1)
     if count <= 1:
         return [header]
-    match = PART.fullmatch(path.name)
-    if match is None or int(match[3]) != count or count > _MAX_PARTS:
+    names = parts_of(path.name)
+    if len(names) != count or path.name not in names:
         raise CheckpointError(f"{path}: one of {count} parts, and not named NAME-00001-of-{count:05.0f}.gguf")
-    paths = [path.with_name(f"{match[1]}-{i:05}-of-{match[3]}.gguf") for i in range(1, int(count) + 1)]
+    paths = [path.with_name(name) for name in names]
     headers = [header if part == path else read_header(part) for part in paths]
     for i, (part, each) in enumerate(zip(paths, headers, strict=True)):
         number = Metadata(str(part), each.metadata).number("split.no", None)

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from jaxspec.attention import AttentionKind, LayerCacheShape
-from jaxspec.checkpoints import TensorSource
+from jaxspec.checkpoints import CheckpointError, TensorSource
 from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture, split_experts
 from jaxspec.checkpoints.gguf_metadata import Metadata
 from jaxspec.config import ConfigError, ModelConfig, MoeConfig, RopeConfig
@@ -122,6 +122,11 @@ def _gguf_tensors(tensors: Mapping[str, "GGUFTensor"]) -> dict[str, TensorSource
         values = tensors.get(f"{stem}.v_b_proj.weight")
         if not is_half or values is None:
             continue
+        if len(keys.shape) != 3 or (*values.shape[:1], *values.shape[2:]) != keys.shape[:2]:
+            raise CheckpointError(
+                f"{keys.header.path}: {name!r} of shape {list(keys.shape)} and the values of "
+                f"{list(values.shape)} are not the halves of one projection"
+            )
         heads, rank, nope = keys.shape
         shape = (heads * (nope + values.shape[1]), rank)
         found[f"{stem}.kv_b_proj.weight"] = JoinedTensor((keys, values), shape, _join_halves)
