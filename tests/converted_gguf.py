@@ -23,14 +23,23 @@ ARCHITECTURES = {
 }
 
 
-def write_converted(path: Path, checkpoint: Checkpoint, **changes: Any) -> Path:
-    """Writes the file; `changes` are metadata under the architecture's name, dots written as `__`."""
+def write_converted(
+    path: Path, checkpoint: Checkpoint, others: Mapping[str, np.ndarray] | None = None, **changes: Any
+) -> Path:
+    """Writes the file.
+
+    Args:
+      path: of the file.
+      checkpoint: what is converted.
+      others: tensors in place of those of these names in the file.
+      **changes: metadata under the architecture's name, dots written as `__`; None drops a key.
+    """
     architecture = ARCHITECTURES[checkpoint.config["model_type"]]
-    values = {
-        key.replace("__", "."): value for key, value in {**metadata(checkpoint.config), **changes}.items()
-    }
+    values = metadata(checkpoint.config)
+    values |= {key.replace("__", "."): value for key, value in changes.items()}
     prefixed = {f"{architecture}.{key}": value for key, value in values.items() if value is not None}
-    return write_gguf(path, prefixed, dict(tensors(checkpoint, architecture)), architecture)
+    stored = dict(tensors(checkpoint, architecture)) | dict(others or {})
+    return write_gguf(path, prefixed, stored, architecture)
 
 
 def metadata(config: Mapping[str, Any]) -> dict[str, Any]:

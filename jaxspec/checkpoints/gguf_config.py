@@ -43,7 +43,7 @@ def config_from_gguf(
     """
     own = meta.under(architecture.name)
     for key in _NOT_BUILT:
-        if value := own.number(key, 0.0):
+        if value := own.decimal(key, 0.0):
             raise CheckpointError(f"{meta.file}: metadata {own.prefix}{key} {value!r} is not supported")
     if "token_embd.weight" not in tensors:
         raise CheckpointError(f"{meta.file}: tensor 'token_embd.weight' is missing")

@@ -2,16 +2,19 @@
 
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from converted_gguf import ARCHITECTURES, write_converted
 from golden_files import golden_checkpoint
+from tiny_gguf import metadata, write_gguf
+from tiny_tokenizers import byte_level
 
-from jaxspec.checkpoints import open_checkpoint
+from jaxspec.checkpoints import CheckpointError, open_checkpoint
 from jaxspec.checkpoints.gguf_architecture import ARCHITECTURES as READ
 from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
-from jaxspec.config import RopeConfig
-from jaxspec.models.loading import target_config
+from jaxspec.config import ConfigError, RopeConfig
+from jaxspec.models.loading import plan_target, target_config
 from jaxspec.models.rope import rope_frequencies
 
 
@@ -32,6 +35,8 @@ def with_rope(**changes):
         rope_parameters={**checkpoint.config["rope_parameters"], **changes}, num_nextn_predict_layers=0
     )(checkpoint)
 
+
+TABLE = np.zeros((266, 256), np.float32)
 
 CASES = {
     "llama-tied": None,
@@ -88,6 +93,88 @@ def test_the_network_is_the_same(pair):
     assert scales[0] == pytest.approx(scales[1], rel=1e-6)
     same = {"rope": RopeConfig(), "local_rope": None, "attention_scale": None}
     assert replace(found, **same) == replace(expected, **same)
+
+
+def refused(tmp_path, case, tensors=None, **changes):
+    """What is said of a golden's GGUF with other metadata or tensors before weights would be read."""
+    checkpoint = (CASES[case] or (lambda checkpoint: checkpoint))(golden_checkpoint(case))
+    path = write_converted(tmp_path / "bad.gguf", checkpoint, tensors or {}, **changes)
+    with pytest.raises((CheckpointError, ConfigError)) as caught:
+        plan_target(open_checkpoint(path), dtype=jnp.float32)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "message"),
+    [
+        (
+            "qwen2-tied",
+            {"attention__head_count": None},
+            "qwen2.attention.head_count must be",
+        ),
+        (
+            "qwen3-tied",
+            {"final_logit_softcapping": 30.0},
+            "final_logit_softcapping 30.0 is not supported",
+        ),
+        ("llama-tied", {"attention__temperature_scale": 0.1}, "temperature_scale 0.1 is not supported"),
+        (
+            "llama-yarn-rope",
+            {"rope__scaling__attn_factor": 2.0},
+            "scaling.attn_factor 2.0 is not supported",
+        ),
+        ("llama-linear-rope", {"rope__scaling__type": "longrope"}, "unknown rope_type 'longrope'"),
+        ("qwen3-moe", {"expert_count": None}, "qwen3moe.expert_count must be a positive integer"),
+        ("gemma3", {"attention__sliding_window": None}, "gemma3.attention.sliding_window must be"),
+        ("gpt-oss", {"expert_used_count": 9}, "num_experts_per_tok 9 is not between 1 and"),
+        ("deepseek-v3", {"expert_gating_func": 1}, "scoring_func 'softmax' is not supported"),
+        ("deepseek-v3", {"attention__key_length_mla": 3}, "qk_nope_head_dim must be a positive integer"),
+    ],
+)
+def test_metadata_that_is_missing_or_not_supported_is_named(tmp_path, case, changes, message):
+    assert message in refused(tmp_path, case, **changes)
+
+
+@pytest.mark.parametrize(
+    ("case", "tensor", "shape", "message"),
+    [
+        ("qwen2-tied", "blk.1.attn_q.bias", (31,), "self_attn.q_proj.bias' has shape [31], expected [32]"),
+        ("gemma3", "blk.1.post_ffw_norm.weight", (9,), "post_feedforward_layernorm.weight' has shape [9]"),
+        (
+            "qwen3-moe",
+            "blk.1.ffn_up_exps.weight",
+            (8, 9),
+            "experts.up_proj.weight' of shape [8, 9] is not",
+        ),
+        ("qwen3-moe", "blk.1.ffn_up_exps.weight", (7, 16, 32), "experts.7.up_proj.weight' is missing"),
+        ("gpt-oss", "blk.1.ffn_up_exps.weight", (4, 9, 32), "has no other projection"),
+        ("gpt-oss", "blk.1.ffn_down_exps.weight", (4, 9), "down_proj.weight' of shape [4, 9] is not"),
+        ("deepseek-v3", "blk.1.attn_k_b.weight", (4, 9), "are not the halves of one projection"),
+        ("deepseek-v3", "blk.1.attn_v_b.weight", (4, 10, 9), "are not the halves of one projection"),
+        (
+            "deepseek-v3",
+            "blk.1.attn_v_b.weight",
+            (4, 9, 16),
+            "kv_b_proj.weight' has shape [84, 16]",
+        ),
+        (
+            "llama-tied",
+            "blk.0.ssm_a.weight",
+            (4,),
+            "'blk.0.ssm_a.weight' is not part of the llama",
+        ),
+    ],
+)
+def test_a_tensor_of_the_wrong_size_is_named(tmp_path, case, tensor, shape, message):
+    assert message in refused(tmp_path, case, {tensor: np.zeros(shape, np.float32)})
+
+
+def test_a_vocabulary_that_does_not_fit_is_named(tmp_path):
+    path = write_gguf(tmp_path / "bad.gguf", {**metadata(), **byte_level()}, {"token_embd.weight": TABLE})
+    with pytest.raises(CheckpointError, match="a vocabulary of 267 tokens does not fit an embedding of 266"):
+        open_checkpoint(path)
 
 
 def test_every_architecture_is_tested():
