@@ -24,14 +24,14 @@ ARCHITECTURES = {
 
 
 def write_converted(
-    path: Path, checkpoint: Checkpoint, others: Mapping[str, np.ndarray] | None = None, **changes: Any
+    path: Path, checkpoint: Checkpoint, others: Mapping[str, np.ndarray | None] | None = None, **changes: Any
 ) -> Path:
     """Writes the file.
 
     Args:
       path: of the file.
       checkpoint: what is converted.
-      others: tensors in place of those of these names in the file.
+      others: tensors in place of those of these names in the file; None drops one.
       **changes: metadata under the architecture's name, dots written as `__`; None drops a key.
     """
     architecture = ARCHITECTURES[checkpoint.config["model_type"]]
@@ -39,7 +39,8 @@ def write_converted(
     values |= {key.replace("__", "."): value for key, value in changes.items()}
     prefixed = {f"{architecture}.{key}": value for key, value in values.items() if value is not None}
     stored = dict(tensors(checkpoint, architecture)) | dict(others or {})
-    return write_gguf(path, prefixed, stored, architecture)
+    kept = {name: tensor for name, tensor in stored.items() if tensor is not None}
+    return write_gguf(path, prefixed, kept, architecture)
 
 
 def metadata(config: Mapping[str, Any]) -> dict[str, Any]:

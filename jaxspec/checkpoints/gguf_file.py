@@ -11,7 +11,7 @@ from jaxspec.checkpoints.gguf_architecture import ARCHITECTURES, GGUFArchitectur
 from jaxspec.checkpoints.gguf_config import ROPE_FACTORS, config_from_gguf
 from jaxspec.checkpoints.gguf_header import GGUFHeader, read_header
 from jaxspec.checkpoints.gguf_metadata import Metadata
-from jaxspec.checkpoints.gguf_names import hf_names
+from jaxspec.checkpoints.gguf_names import hf_names, layer_of
 from jaxspec.checkpoints.gguf_parts import parts_of
 from jaxspec.checkpoints.gguf_tensor import GGUFTensor, is_readable
 from jaxspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
@@ -44,6 +44,8 @@ def open_gguf(path: Path) -> Checkpoint:
             f"{path}: a vocabulary of {num_tokens} tokens does not fit an embedding of {config['vocab_size']}"
         )
     stored.pop(ROPE_FACTORS, None)
+    further = range(config["num_hidden_layers"], meta.under(architecture.name).size("block_count"))
+    stored = {name: tensor for name, tensor in stored.items() if layer_of(name) not in further}
     names = hf_names(stored, architecture.name, architecture.layer_tensors, file)
     tensors = {
         names[name]: _as_converted(name, names[name], tensor, architecture, config)

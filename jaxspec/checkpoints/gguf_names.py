@@ -23,6 +23,12 @@ _LAYER = (
 _NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 
 
+def layer_of(name: str) -> int | None:
+    """The layer that a tensor is of, by its name in a file; None for one of the whole network."""
+    match = re.match(r"blk\.([0-9]{1,9})\.", name)
+    return int(match[1]) if match else None
+
+
 def hf_names(
     names: Iterable[str], architecture: str, layer_tensors: tuple[str, ...], file: str
 ) -> dict[str, str]:

@@ -84,11 +84,11 @@ def _gguf_config(meta: Metadata, tensors: Collection[str]) -> dict[str, Any]:
     # Files that hold the halves of the projection up say the sizes of the latent as those of a head.
     key_size = meta.positive("attention.key_length_mla", meta.positive("attention.key_length", 0))
     value_size = meta.positive("attention.value_length_mla", meta.positive("attention.value_length", 0))
-    extra = meta.count("nextn_predict_layers", 0)
     gating = meta.count("expert_gating_func", 0)
     config: dict[str, Any] = {
-        "num_hidden_layers": meta.size("block_count") - extra,
-        "num_nextn_predict_layers": extra,
+        # Layers that predict further tokens are counted with the others; no drafter reads them out of a GGUF.
+        "num_hidden_layers": meta.size("block_count") - meta.count("nextn_predict_layers", 0),
+        "num_nextn_predict_layers": 0,
         "num_key_value_heads": heads,
         "q_lora_rank": meta.positive("attention.q_lora_rank", None),
         "kv_lora_rank": meta.size("attention.kv_lora_rank"),

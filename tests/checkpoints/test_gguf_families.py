@@ -13,7 +13,7 @@ from tiny_tokenizers import byte_level
 from jaxspec.checkpoints import CheckpointError, open_checkpoint
 from jaxspec.checkpoints.gguf_architecture import ARCHITECTURES as READ
 from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
-from jaxspec.config import ConfigError, RopeConfig
+from jaxspec.config import ConfigError, ModelConfig, RopeConfig
 from jaxspec.models.loading import plan_target, target_config
 from jaxspec.models.rope import rope_frequencies
 
@@ -93,6 +93,38 @@ def test_the_network_is_the_same(pair):
     assert scales[0] == pytest.approx(scales[1], rel=1e-6)
     same = {"rope": RopeConfig(), "local_rope": None, "attention_scale": None}
     assert replace(found, **same) == replace(expected, **same)
+
+
+def assert_same(found, expected):
+    assert ModelConfig.from_hf(found.config) == ModelConfig.from_hf(expected.config)
+    assert set(found.tensors) == set(expected.tensors)
+    for name, tensor in expected.tensors.items():
+        np.testing.assert_array_equal(found.tensors[name].read(), tensor.read(), err_msg=name)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
+    checkpoint = CASES["deepseek-v3"](golden_checkpoint("deepseek-v3"))
+    expected = open_checkpoint(write_converted(tmp_path / "one.gguf", checkpoint))
+    further = {
+        "blk.3.nextn.eh_proj.weight": np.zeros((4, 4), np.float32),
+        "blk.3.attn_norm.weight": np.ones(4),
+    }
+    path = write_converted(tmp_path / "two.gguf", checkpoint, further, block_count=4, nextn_predict_layers=1)
+    assert_same(open_checkpoint(path), expected)
+
+
+def test_latents_of_older_files(tmp_path):
+    """They hold the projection up whole, and the sizes of a head under other keys."""
+    checkpoint = CASES["deepseek-v3"](golden_checkpoint("deepseek-v3"))
+    expected = open_checkpoint(write_converted(tmp_path / "one.gguf", checkpoint))
+    others = {f"blk.{i}.attn_{half}_b.weight": None for i in range(3) for half in ("k", "v")}
+    for i in range(3):
+        name = f"model.layers.{i}.self_attn.kv_b_proj.weight"
+        others[f"blk.{i}.attn_kv_b.weight"] = checkpoint.tensors[name].read()
+    sizes = {"attention__key_length": 20, "attention__value_length": 10, "attention__head_count_kv": 4}
+    nothing = dict.fromkeys(("attention__key_length_mla", "attention__value_length_mla"))
+    path = write_converted(tmp_path / "two.gguf", checkpoint, others, **sizes, **nothing)
+    assert_same(open_checkpoint(path), expected)
 
 
 def refused(tmp_path, case, tensors=None, **changes):
