@@ -105,10 +105,8 @@ def assert_same(found, expected):
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
     checkpoint = CASES["deepseek-v3"](golden_checkpoint("deepseek-v3"))
     expected = open_checkpoint(write_converted(tmp_path / "one.gguf", checkpoint))
-    further = {
-        "blk.3.nextn.eh_proj.weight": np.zeros((4, 4), np.float32),
-        "blk.3.attn_norm.weight": np.ones(4),
-    }
+    names = ("blk.3.nextn.eh_proj.weight", "blk.3.attn_norm.weight")
+    further = {name: np.zeros((4, 4), np.float32) for name in names}
     path = write_converted(tmp_path / "two.gguf", checkpoint, further, block_count=4, nextn_predict_layers=1)
     assert_same(open_checkpoint(path), expected)
 
