@@ -1,9 +1,11 @@
 """Integers, scales and offsets are the values that they stand for, to the last bit."""
 
 import gguf
+import ml_dtypes
 import numpy as np
 import pytest
 
+from jaxspec.checkpoints.blocks import Blocks, alike
 from jaxspec.checkpoints.gguf_blocks import unpack_ggml
 
 HALVES = {
@@ -58,3 +60,38 @@ def test_exponents_of_infinite_values_are_no_blocks():
     assert np.isfinite(unpack_ggml(packed, gguf.GGMLQuantizationType.MXFP4).scale).all()
     packed[1, 0] = 253
     assert unpack_ggml(packed, gguf.GGMLQuantizationType.MXFP4) is None
+
+
+def dense(blocks):
+    values = blocks.values.reshape(*blocks.scale.shape, -1) * blocks.scale[..., None]
+    return (values if blocks.offset is None else values + blocks.offset[..., None]).reshape(
+        blocks.values.shape
+    )
+
+
+def unpacked(kind):
+    quantization = gguf.GGMLQuantizationType[kind]
+    return unpack_ggml(random_rows(kind, gguf.GGML_QUANT_SIZES[quantization][1]), quantization)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "dtype", "inputs", "has_offset"),
+    [
+        (("Q4_K", "Q4_K", "Q6_K"), np.int8, 16, True),
+        (("Q4_0", "Q4_1"), np.uint8, 32, True),
+        (("Q5_0", "Q8_0"), np.int8, 32, False),
+        (("Q6_K",), np.int8, 16, False),
+    ],
+)
+def test_blocks_of_several_formats_take_one_form(kinds, dtype, inputs, has_offset):
+    before = [unpacked(kind) for kind in kinds]
+    after = alike(before)
+    for one, other in zip(after, before, strict=True):
+        assert (one.values.dtype, one.inputs, one.offset is not None) == (dtype, inputs, has_offset)
+        np.testing.assert_array_equal(dense(one), dense(other))
+
+
+def test_bfloat16_takes_no_form_of_integers():
+    plain = Blocks(np.zeros((2, 32), ml_dtypes.bfloat16))
+    assert alike([plain, unpacked("Q8_0")]) is None
+    assert alike([plain, plain]) == [plain, plain]

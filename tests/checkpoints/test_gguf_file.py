@@ -1,3 +1,4 @@
+import gguf
 import ml_dtypes
 import numpy as np
 import pytest
@@ -68,6 +69,29 @@ def test_quantised_values_follow_the_formulas(tmp_path, kind):
     tensor = checkpoint.tensors["model.layers.0.self_attn.v_proj.weight"]
     assert (tensor.shape, tensor.dtype) == ((5, 256), np.float32)
     np.testing.assert_array_equal(tensor.read(), expected_values(kind, packed), strict=True)
+
+
+def readable():
+    """Names of all block formats whose values the `gguf` package can compute."""
+    for kind, (_, size) in gguf.GGML_QUANT_SIZES.items():
+        try:
+            gguf.quants.dequantize(np.zeros((1, size), np.uint8), kind)
+        except NotImplementedError:
+            continue
+        yield kind.name
+
+
+@pytest.mark.parametrize("kind", list(readable()))
+def test_every_format_that_the_package_reads_is_read(tmp_path, kind):
+    quantization = gguf.GGMLQuantizationType[kind]
+    block, size = gguf.GGML_QUANT_SIZES[quantization]
+    # Bytes below 64 make no float16 infinite and no exponent large.
+    packed = np.random.default_rng(0).integers(0, 64, (5, 256 // block * size), dtype=np.uint8)
+    tensors = {"token_embd.weight": np.zeros((300, 256), np.float32), "blk.0.attn_v.weight": (packed, kind)}
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf", tensors=tensors))
+    tensor = checkpoint.tensors["model.layers.0.self_attn.v_proj.weight"]
+    assert tensor.shape == (5, 256)
+    np.testing.assert_array_equal(tensor.read(), gguf.quants.dequantize(packed, quantization))
 
 
 def test_quantised_query_rows_are_put_back(tmp_path):
