@@ -1,6 +1,6 @@
 """Matrices in fewer bits than their values have as float32."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -12,14 +12,19 @@ class Blocks:
     """scale * values + offset in float32, rounded once: what `TensorSource.read` returns.
 
     Attributes:
-      values: i8[out, in] with a scale, u8[out, in] in 0 … 15 with a scale and an offset, or bf16[out, in].
-      scale: f32[out, in / 32] of 11 bits, one for 32 inputs; or None.
-      offset: f32[out, in / 32], or None.
+      values: i8[out, in] or, in 0 … 15, u8[out, in], either with a scale; or bf16[out, in].
+      scale: f32[out, in / 32], one for 32 inputs, or f32[out, in / 16]; or None. scale * values is exact.
+      offset: as `scale`, or None.
     """
 
     values: np.ndarray
     scale: np.ndarray | None = None
     offset: np.ndarray | None = None
+
+    @property
+    def inputs(self) -> int:
+        """That share a scale; 1 where there is none."""
+        return 1 if self.scale is None else self.values.shape[1] // self.scale.shape[1]
 
     def map(self, change: Callable[[np.ndarray], np.ndarray]) -> "Blocks":
         """With a change of rows applied to every array."""
@@ -34,3 +39,30 @@ class BlockSource(Protocol):
     def read_blocks(self) -> Blocks | None:
         """The tensor as it is stored; None where that is not in blocks."""
         ...
+
+
+def alike(tensors: Sequence[Blocks]) -> list[Blocks] | None:
+    """The same tensors in one form: of the fewest inputs to a scale, in 8 bits or with offsets where one is.
+
+    None for bfloat16 beside integers.
+    """
+    scaled = [blocks.scale is not None for blocks in tensors]
+    if not any(scaled):
+        return list(tensors)
+    if not all(scaled):
+        return None
+    inputs = min(blocks.inputs for blocks in tensors)
+    has_offset = any(blocks.offset is not None for blocks in tensors)
+    dtype = np.uint8 if all(blocks.values.dtype == np.uint8 for blocks in tensors) else np.int8
+
+    def each(blocks: Blocks) -> Blocks:
+        assert blocks.scale is not None
+        offset = np.zeros_like(blocks.scale) if has_offset and blocks.offset is None else blocks.offset
+        times = blocks.inputs // inputs
+        return Blocks(
+            blocks.values.astype(dtype, copy=False),
+            np.repeat(blocks.scale, times, axis=1),
+            None if offset is None else np.repeat(offset, times, axis=1),
+        )
+
+    return [each(blocks) for blocks in tensors]

@@ -10,7 +10,7 @@ from jaxspec_kernels.expert_matmul import MAX_SCALE, Mxfp4Weight, expert_matmul,
 from jaxspec_kernels.matmul import BLOCK, MIN_WEIGHT_BYTES, PackedWeight, matmul, pack
 
 from jaxspec.checkpoints import TensorSource
-from jaxspec.checkpoints.blocks import Blocks, BlockSource
+from jaxspec.checkpoints.blocks import Blocks, BlockSource, alike
 from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
 from jaxspec.models.expert_sources import InterleavedGateUp
 from jaxspec.models.parameters import Fused, Projection, Source, Whole
@@ -73,9 +73,9 @@ def packed_weight(
         return None
     if math.prod(shape) * 4 < MIN_WEIGHT_BYTES:
         return None
-    width, tensors = math.prod(source.in_shape), [blocks for tensor in stored if (blocks := _blocks(tensor))]
-    kinds = {(blocks.values.dtype, blocks.offset is None) for blocks in tensors}
-    if len(tensors) < len(stored) or len(kinds) > 1:
+    width, found = math.prod(source.in_shape), [blocks for tensor in stored if (blocks := _blocks(tensor))]
+    tensors = alike(found) if len(found) == len(stored) else None
+    if tensors is None or not all(map(_fits_kernel, tensors)):
         return None
     per_block = source.per_block(BLOCK)
 
@@ -89,6 +89,13 @@ def packed_weight(
         scales([blocks.offset for blocks in tensors]),
         shape,
     )
+
+
+def _fits_kernel(blocks: Blocks) -> bool:
+    """Whether integers of 8 bits have no offset, and a scale is one of BLOCK inputs."""
+    if blocks.scale is None:
+        return True
+    return blocks.inputs == BLOCK and (blocks.offset is None or blocks.values.dtype == np.uint8)
 
 
 def _blocks(tensor: TensorSource) -> Blocks | None:
