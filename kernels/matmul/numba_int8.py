@@ -1,0 +1,350 @@
+"""Products with packed weights on a CPU, rows rounded to 8 bits in blocks of 32 inputs, as llama.cpp does.
+
+A block of a row is d * q, d being its largest magnitude / 127 and q integers. Integers are multiplied and
+summed exactly, by the best instruction that the processor has; what is left in float32 is one product with
+both scales a block. All ways give the same sums bit for bit, and a row's do not depend on those beside it.
+
+Source of the format: ggml-quants.c, `quantize_row_q8_1_ref`; d and its sums stay float32 here.
+"""
+
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+from jaxspec_kernels import numba_call as call
+from jaxspec_kernels.matmul.packed_weight import BLOCK, QUAD, TILE, PackedWeight
+from jaxspec_kernels.matmul.vector_code import BYTE, FLOAT, HALF_WORD, INTEGER, VectorCode, word
+from jaxspec_kernels.matmul.weight_code import Form, WeightCode, by_groups
+from llvmlite import ir
+from numba import carray, types
+from numba.core.cgutils import for_range
+from numba.core.extending import intrinsic
+from numba.core.registry import cpu_target
+
+PATHS = ("vnni512", "vnni256", "avx2", "generic")
+"""Ways to multiply bytes, the best first."""
+_NEEDS = {
+    "vnni512": [{"avx512f", "avx512bw", "avx512vnni"}],
+    "vnni256": [{"avxvnni"}, {"avx512vnni", "avx512vl"}],
+    "avx2": [{"avx2"}],
+    "generic": [set[str]()],
+}
+_LANES = {"vnni512": 16, "vnni256": 8, "avx2": 8, "generic": 4}
+
+
+@cache
+def available_paths() -> tuple[str, ...]:
+    """The ways that the processor for which Numba compiles can go."""
+    features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+    known = {feature[1:] for feature in features if feature.startswith("+")}
+    return tuple(path for path in PATHS if any(needed <= known for needed in _NEEDS[path]))
+
+
+def int8_matmul(x: jax.Array, weight: PackedWeight, *, path: str | None = None) -> jax.Array:
+    """f32[rows, outputs] of x f32[rows, width], rounded as the module's text says.
+
+    A row that holds NaN has NaN for its products.
+
+    Args:
+      x: f32[rows, width].
+      weight: with values of "int8" or "uint8".
+      path: one of `available_paths`; None for the best.
+    """
+    return by_groups(x, weight, partial(_target, Form.of(weight), path or available_paths()[0]))
+
+
+# A row's largest magnitude is found once per thread; that is less than a hundredth of the products.
+_PART = """
+def {name}_part(frame, part, parts):
+    x_, w_, y_ = call.argument(frame, 0), call.argument(frame, 1), call.result(frame, 0)
+    rows, width = call.shape(x_, 2)
+    tiles, outputs = call.shape(w_, 1)[0], call.shape(y_, 2)[1]
+    y = carray(call.floats(y_), (rows, outputs))
+    blocks, pieces = width // {BLOCK}, width // {block}
+    codes = call.allocate(rows * width * {code_bytes})
+    scales = call.allocate(4 * rows * blocks)
+    starts, moments = call.allocate(4 * rows * pieces), call.allocate(4 * rows * pieces)
+    quantise(call.address(x_), rows * blocks, codes, scales, starts, moments)
+    sums = np.empty(({group}, {TILE}), np.float32)
+    for tile in range(tiles * part // parts, tiles * (part + 1) // parts):
+        left = tile * {TILE}
+        size = min({TILE}, outputs - left)
+        # A tile of the weight stays in the caches from one group of rows to the next.
+        for top in range(0, rows, {group}):
+            multiply(
+                codes + top * width * {code_bytes},
+                scales + 4 * top * blocks,
+                starts + 4 * top * pieces,
+                moments + 4 * top * pieces,
+                width,
+                {values},
+                {scale},
+                {offset},
+                sums.ctypes.data,
+            )
+            for row in range({group}):
+                for j in range(size):
+                    y[top + row, left + j] = sums[row, j]
+    for scratch in (codes, scales, starts, moments):
+        call.release(scratch)
+    return 0
+
+
+def {name}_handler(frame):
+    return call.handle(frame, address())
+"""
+
+
+@call.once
+def _target(form: Form, path: str, group: int) -> str:
+    """Compiles and registers the kernel for a form of weight and groups of so many rows; returns its name."""
+    name = f"jaxspec_int8_matmul_{form.name}_{path}_{group}"
+    scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
+    scope |= {"address": call.address_of(name)}
+    scope |= {"quantise": _quantise(form, path), "multiply": _multiply(form, path, group)}
+    source = _PART.format(
+        name=name,
+        group=group,
+        TILE=TILE,
+        BLOCK=BLOCK,
+        block=form.block,
+        code_bytes=_code_bytes(path),
+        **form.byte_offsets(),
+    )
+    call.define(source, __file__, scope)
+    call.register(name, scope[f"{name}_part"], scope[f"{name}_handler"], fastmath=set())
+    return name
+
+
+def _code_bytes(path: str) -> int:
+    """Bytes of a row's integer: where pairs of 16 bits are multiplied it is kept in as many."""
+    return 1 if path.startswith("vnni") else 2
+
+
+def _zero(form: Form) -> int:
+    """What is added to a weight's integers, so that they are unsigned bytes."""
+    return 128 if form.values == "int8" else 0
+
+
+def _quantise(form: Form, path: str) -> Any:
+    """A function of Numba's that rounds rows.
+
+    Its arguments: the address of x f32, the number of its blocks, and the addresses of what it writes:
+    integers q; scales d f32 by block; by piece, the inputs of a row that share a scale of the weight, what
+    sums of products start from i32, and d times the sum of q f32. Integers lie as they are, or as pairs of
+    16 bits, of every four the first and third before the second and fourth.
+    """
+
+    @intrinsic
+    def quantise(typing_context, x, blocks, codes, scales, starts, moments):
+        def generate(context, builder, signature, arguments):
+            x, blocks, *written = arguments
+            code = VectorCode(builder, 16)
+            with for_range(builder, blocks) as loop:
+                _quantise_block(code, form, path, x, loop.index, *written)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 6), generate
+
+    return quantise
+
+
+# Added to a float32 of fewer than 22 bits before its point, it leaves the integer in the lowest bits.
+_ROUND = 12582912.0
+_ROUND_BITS = 0x4B400000
+_SMALLEST = 2.0**-100
+
+
+def _quantise_block(
+    code: VectorCode, form: Form, path: str, x: Any, block: Any, codes: Any, scales: Any, starts: Any, moments: Any
+) -> None:
+    build, vectors = code.builder, BLOCK // code.lanes
+    start = code.at(x, block, 4 * BLOCK)
+    rows = [code.load(code.at(start, code.lanes * i, 4), code.floats, align=4) for i in range(vectors)]
+    # Magnitudes are ordered as their bits are, NaN above all.
+    sizes = [build.and_(build.bitcast(row, code.integers), code.constant(0x7FFFFFFF)) for row in rows]
+    tops = [code.call(f"llvm.vector.reduce.umax.v{code.lanes}i32", INTEGER, size) for size in sizes]
+    top = build.select(build.icmp_unsigned(">", tops[0], tops[1]), tops[0], tops[1])
+    largest = build.bitcast(top, FLOAT)
+    scale = build.fdiv(largest, ir.Constant(FLOAT, 127.0))
+    counts = build.fcmp_ordered(">", largest, ir.Constant(FLOAT, _SMALLEST))
+    inverse = build.select(counts, build.fdiv(ir.Constant(FLOAT, 127.0), largest), ir.Constant(FLOAT, 0.0))
+    code.store(scale, code.at(scales, block, 4), align=4)
+    spread, magic = code.spread(inverse), ir.Constant(code.floats, [_ROUND] * code.lanes)
+    integers = [
+        build.sub(
+            build.bitcast(build.fadd(build.fmul(row, spread), magic), code.integers), code.constant(_ROUND_BITS)
+        )
+        for row in rows
+    ]
+    for i, vector in enumerate(integers):
+        at = code.at(codes, build.add(build.mul(block, word(vectors)), word(i)), code.lanes * _code_bytes(path))
+        if _code_bytes(path) == 1:
+            code.store(build.trunc(vector, ir.VectorType(BYTE, code.lanes)), at)
+        else:
+            short = build.trunc(vector, ir.VectorType(HALF_WORD, code.lanes))
+            order = [QUAD * quad + j for quad in range(code.lanes // QUAD) for j in (0, 2, 1, 3)]
+            kind = ir.VectorType(INTEGER, code.lanes)
+            code.store(build.shuffle_vector(short, short, ir.Constant(kind, order)), at)
+    totals = [code.call(f"llvm.vector.reduce.add.v{code.lanes}i32", INTEGER, v) for v in integers]
+    pieces = totals if form.block == code.lanes else [build.add(*totals)]
+    for i, total in enumerate(pieces):
+        piece = build.add(build.mul(block, word(len(pieces))), word(i))
+        code.store(build.mul(total, ir.Constant(INTEGER, -_zero(form))), code.at(starts, piece, 4), align=4)
+        moment = build.fmul(build.sitofp(total, FLOAT), scale)
+        code.store(moment, code.at(moments, piece, 4), align=4)
+
+
+def _multiply(form: Form, path: str, rows: int) -> Any:
+    """A function of Numba's: the products of so many rows with one tile.
+
+    Its arguments: the addresses of what `_quantise` wrote for the rows, their width, the addresses of the
+    tile's values, scales and offsets, and that of the result f32[rows, TILE].
+    """
+
+    @intrinsic
+    def multiply(
+        typing_context, codes, scales, starts, moments, width, values, scale, offset, result
+    ):
+        def generate(context, builder, signature, arguments):
+            columns = range(TILE // _LANES[path])
+            # As many sums as there are registers for.
+            side_by_side = 2 if path == "vnni512" else 1
+            for first in columns[::side_by_side]:
+                chosen = columns[first : first + side_by_side]
+                _Columns(builder, form, path, rows, chosen, *arguments).generate()
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 9), generate
+
+    return multiply
+
+
+class _Columns(WeightCode):
+    """Writes the code of `_multiply` for some columns of the tile. The loops within a block are written out."""
+
+    def __init__(
+        self,
+        builder: Any,
+        form: Form,
+        path: str,
+        rows: int,
+        columns: Sequence[int],
+        codes: Any,
+        scales: Any,
+        starts: Any,
+        moments: Any,
+        width: Any,
+        values: Any,
+        scale: Any,
+        offset: Any,
+        y: Any,
+    ):
+        super().__init__(builder, form, _LANES[path], columns, values, scale, offset)
+        self.path, self.rows = path, range(rows)
+        self.codes, self.scales, self.starts, self.moments = codes, scales, starts, moments
+        self.width, self.y = width, y
+        self.pieces = builder.udiv(width, word(form.block))
+
+    def generate(self) -> None:
+        build = self.builder
+        for address in self._results():
+            self.store(ir.Constant(self.floats, None), address, align=4)
+        with for_range(build, self.pieces) as loop:
+            self._piece(loop.index)
+
+    def _results(self) -> list[Any]:
+        places = [(row, column) for row in self.rows for column in self.columns]
+        return [self.at(self.y, row * TILE + column * self.lanes, 4) for row, column in places]
+
+    def _piece(self, piece: Any) -> None:
+        """Adds the products of the inputs that share a scale of the weight."""
+        build, held = self.builder, self.form.quads
+        loads = self.form.block // (QUAD * held)
+        zero = ir.Constant(self.integers, None)
+        sums = [
+            [self.spread(self._of_row(self.starts, row, piece, INTEGER)) if _zero(self.form) else zero]
+            * len(self.columns)
+            for row in self.rows
+        ]
+        for i in range(loads):
+            words = self.words(build.add(build.mul(piece, word(loads)), word(i)))
+            for half in range(held):
+                weights = [self._unsigned(vector, half) for vector in words]
+                operands = [self._operands(weight) for weight in weights]
+                for row in self.rows:
+                    codes = self._codes(row, piece, held * i + half)
+                    sums[row] = [
+                        self._dot(total, *both, codes) for total, both in zip(sums[row], operands, strict=True)
+                    ]
+        scales, offsets = self.factors(piece)
+        block = build.udiv(piece, word(BLOCK // self.form.block))
+        results = iter(self._results())
+        for row in self.rows:
+            factor = self.spread(self._of_row(self.scales, row, block, FLOAT, pieces_in_block=BLOCK))
+            moment = self.spread(self._of_row(self.moments, row, piece, FLOAT)) if offsets else None
+            for column, total in enumerate(sums[row]):
+                address = next(results)
+                y = self.load(address, self.floats, align=4)
+                y = self.fma(build.sitofp(total, self.floats), build.fmul(scales[column], factor), y)
+                if moment is not None:
+                    y = self.fma(offsets[column], moment, y)
+                self.store(y, address, align=4)
+
+    def _of_row(
+        self, base: Any, row: int, index: Any, kind: ir.Type, *, pieces_in_block: int | None = None
+    ) -> Any:
+        """A row's number of a piece, or of a block."""
+        build = self.builder
+        count = build.udiv(self.width, word(pieces_in_block or self.form.block))
+        return self.load(self.at(base, build.add(build.mul(count, word(row)), index), 4), kind, align=4)
+
+    def _unsigned(self, words: Any, half: int) -> Any:
+        """Four unsigned bytes a lane."""
+        build = self.builder
+        if self.form.values == "int8":
+            return build.xor(words, self.constant(0x80808080))
+        return build.and_(build.lshr(words, self.constant(4 * half)), self.constant(0x0F0F0F0F))
+
+    def _operands(self, weight: Any) -> tuple[Any, ...]:
+        """What `_dot` takes of a weight: all of it, or its pairs of 16 bits."""
+        if self.path.startswith("vnni"):
+            return (weight,)
+        build, pairs = self.builder, self.constant(0x00FF00FF)
+        return build.and_(weight, pairs), build.and_(build.lshr(weight, self.constant(8)), pairs)
+
+    def _codes(self, row: int, piece: Any, quad: int) -> list[Any]:
+        """A row's four integers in every lane, as `_dot` takes them."""
+        build, size = self.builder, _code_bytes(self.path)
+        k = build.add(build.mul(piece, word(self.form.block)), word(QUAD * quad))
+        start = self.at(self.codes, build.add(build.mul(self.width, word(row)), k), size)
+        if self.path == "generic":
+            shorts = [self.load(self.at(start, i, size), HALF_WORD, align=2) for i in range(QUAD)]
+            return [self.spread(build.sext(short, INTEGER)) for short in shorts]
+        return [self.spread(self.load(self.at(start, i, 4), INTEGER)) for i in range(size)]
+
+    def _dot(self, total: Any, *operands: Any) -> Any:
+        """`total` and the sum of four products in every lane."""
+        build = self.builder
+        *weights, codes = operands
+        if self.path.startswith("vnni"):
+            name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
+            return self._vpdpbusd(name, total, weights[0], codes[0])
+        if self.path == "avx2":
+            shorts = ir.VectorType(HALF_WORD, 2 * self.lanes)
+            for weight, code in zip(weights, codes, strict=True):
+                both = (build.bitcast(weight, shorts), build.bitcast(code, shorts))
+                total = build.add(total, self.call("llvm.x86.avx2.pmadd.wd", self.integers, *both))
+            return total
+        low = self.constant(0xFF)
+        even, odd = weights
+        bytes_ = [build.and_(even, low), build.lshr(even, self.constant(16))]
+        bytes_ += [build.and_(odd, low), build.lshr(odd, self.constant(16))]
+        for weight, code in zip(bytes_, codes, strict=True):
+            total = build.add(total, build.mul(weight, code))
+        return total
+
+    def _vpdpbusd(self, name: str, total: Any, weight: Any, codes: Any) -> Any:
+        return self.call(name, self.integers, total, weight, codes)
