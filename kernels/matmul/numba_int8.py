@@ -16,7 +16,7 @@ import numpy as np
 from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.matmul.packed_weight import BLOCK, QUAD, TILE, PackedWeight
 from jaxspec_kernels.matmul.vector_code import BYTE, FLOAT, HALF_WORD, INTEGER, VectorCode, word
-from jaxspec_kernels.matmul.weight_code import Form, WeightCode, by_groups
+from jaxspec_kernels.matmul.weight_code import Form, WeightCode, by_groups, bytes_of
 from llvmlite import ir
 from numba import carray, types
 from numba.core.cgutils import for_range
@@ -37,8 +37,12 @@ _LANES = {"vnni512": 16, "vnni256": 8, "avx2": 8, "generic": 4}
 @cache
 def available_paths() -> tuple[str, ...]:
     """The ways that the processor for which Numba compiles can go."""
-    features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
-    known = {feature[1:] for feature in features if feature.startswith("+")}
+    return paths_with(cpu_target.target_context.codegen().magic_tuple()[2])
+
+
+def paths_with(features: str) -> tuple[str, ...]:
+    """The ways that a processor can go, whose features LLVM lists as "+avx2,-avx512f"."""
+    known = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
     return tuple(path for path in PATHS if any(needed <= known for needed in _NEEDS[path]))
 
 
@@ -209,12 +213,18 @@ def _multiply(form: Form, path: str, rows: int) -> Any:
         typing_context, codes, scales, starts, moments, width, values, scale, offset, result
     ):
         def generate(context, builder, signature, arguments):
-            columns = range(TILE // _LANES[path])
             # As many sums as there are registers for.
-            side_by_side = 2 if path == "vnni512" else 1
-            for first in columns[::side_by_side]:
-                chosen = columns[first : first + side_by_side]
-                _Columns(builder, form, path, rows, chosen, *arguments).generate()
+            columns = range(2 if path == "vnni512" else 1)
+            outputs = len(columns) * _LANES[path]
+            *of_rows, values, scale, offset, result = arguments
+            with for_range(builder, word(TILE // outputs)) as loop:
+                first = builder.mul(loop.index, word(outputs))
+
+                def start(base: Any, size: int) -> Any:
+                    return builder.add(base, builder.mul(first, word(size)))
+
+                places = start(values, QUAD), start(scale, bytes_of(form.scale)), start(offset, bytes_of(form.offset))
+                _Columns(builder, form, path, rows, columns, *of_rows, *places, start(result, 4)).generate()
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 9), generate

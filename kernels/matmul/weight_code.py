@@ -50,10 +50,15 @@ class Form:
         places = {"values": f"call.address(call.argument(frame, 1)) + tile * {TILE} * ({width})"}
         for i, name in enumerate(("scale", "offset")):
             kind = getattr(self, name)
-            size = {"float16": 2, "float32": 4}.get(kind, 0)
+            size = bytes_of(kind)
             at = f"call.address(call.argument(frame, {i + 2})) + tile * {TILE * size} * (width // {self.block})"
             places[name] = at if kind else "0"
         return places
+
+
+def bytes_of(kind: str | None) -> int:
+    """Of a number of a scale or an offset; 0 where there is none."""
+    return {None: 0, "float16": 2, "float32": 4}[kind]
 
 
 def by_groups(x: jax.Array, weight: PackedWeight, target: Any) -> jax.Array:
@@ -101,8 +106,7 @@ class WeightCode(VectorCode):
     def _floats(self, base: Any, kind: str | None, block: Any) -> list[Any]:
         if kind is None:
             return []
-        size = 2 if kind == "float16" else 4
-        return [self.floats_at(address, _KINDS[kind]) for address in self._row(base, block, size)]
+        return [self.floats_at(address, _KINDS[kind]) for address in self._row(base, block, bytes_of(kind))]
 
     def _row(self, base: Any, index: Any, size: int) -> list[Any]:
         """Addresses of the columns in a row of TILE elements of so many bytes."""
