@@ -12,14 +12,19 @@ class Blocks:
     """scale * values + offset in float32, rounded once: what `TensorSource.read` returns.
 
     Attributes:
-      values: i8[out, in] with a scale, u8[out, in] in 0 … 15 with a scale and an offset, or bf16[out, in].
-      scale: f32[out, in / 32] of 11 bits, one for 32 inputs; or None.
-      offset: f32[out, in / 32], or None.
+      values: i8[out, in] or, in 0 … 15, u8[out, in], either with a scale; or bf16[out, in].
+      scale: f32[out, in / 32], one for 32 inputs, or f32[out, in / 16]; or None. scale * values is exact.
+      offset: as `scale`, or None.
     """
 
     values: np.ndarray
     scale: np.ndarray | None = None
     offset: np.ndarray | None = None
+
+    @property
+    def inputs(self) -> int:
+        """That share a scale; 1 where there is none."""
+        return 1 if self.scale is None else self.values.shape[1] // self.scale.shape[1]
 
     def map(self, change: Callable[[np.ndarray], np.ndarray]) -> "Blocks":
         """With a change of rows applied to every array."""

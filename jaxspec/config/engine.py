@@ -30,9 +30,9 @@ class EngineConfig:
         and 4 elsewhere. Finished slots idle until the round trip ends.
       dtype: "float32" or "bfloat16" for weights, activations and cache; None takes float32 on the CPU
         and bfloat16 elsewhere.
-      cpu_activations: what the rows of products with packed weights are rounded to on a CPU: "int8", which
-        Q8_0, Q4_0, Q4_1 and the other formats of integers are several times faster with, or "float32", not
-        at all. A drafter's bfloat16 weights are rounded to Q8_0 with "int8". None takes "int8" where it works.
+      cpu_activations: what rows are rounded to on a CPU for products with packed weights: "int8", which
+        formats of integers (Q8_0, Q4_0, Q4_1, …) are several times faster with, or "float32", not at all.
+        With "int8" the bfloat16 weights of a head are rounded to Q8_0. None takes "int8" where it works.
       draft_loop: "compiled", or "host" to drive the same functions step by step from Python.
       synthetic_acceptance_length: a benchmark mode that ignores the drafts' quality and accepts so
         many tokens per step on average, the emitted text being worthless; None is off.

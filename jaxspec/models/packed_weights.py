@@ -17,7 +17,6 @@ from jaxspec.config import ConfigError
 from jaxspec.models.expert_sources import InterleavedGateUp
 from jaxspec.models.parameters import Fused, Projection, Source, Whole
 
-
 Activations = Literal["int8", "float32"]
 
 
@@ -113,15 +112,19 @@ def packed_weight(
         return None
     if math.prod(shape) * 4 < MIN_WEIGHT_BYTES:
         return None
-    width, tensors = math.prod(source.in_shape), [blocks for tensor in stored if (blocks := _blocks(tensor, rounded))]
-    kinds = {(blocks.values.dtype, blocks.offset is None) for blocks in tensors}
+    width, tensors = (
+        math.prod(source.in_shape),
+        [blocks for tensor in stored if (blocks := _blocks(tensor, rounded))],
+    )
+    kinds = {(blocks.values.dtype, blocks.offset is None, blocks.inputs) for blocks in tensors}
     if len(tensors) < len(stored) or len(kinds) > 1:
         return None
-    per_block = source.per_block(BLOCK)
+    inputs = tensors[0].inputs
+    per_block = source.per_block(inputs)
 
     def scales(arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:
         known = [array for array in arrays if array is not None]
-        return per_block.join(known).reshape(width // BLOCK, -1) if known else None
+        return per_block.join(known).reshape(width // inputs, -1) if known else None
 
     return pack(
         source.join([blocks.values for blocks in tensors]).reshape(width, -1),

@@ -162,7 +162,15 @@ _SMALLEST = 2.0**-100
 
 
 def _quantise_block(
-    code: VectorCode, form: Form, path: str, x: Any, block: Any, codes: Any, scales: Any, starts: Any, moments: Any
+    code: VectorCode,
+    form: Form,
+    path: str,
+    x: Any,
+    block: Any,
+    codes: Any,
+    scales: Any,
+    starts: Any,
+    moments: Any,
 ) -> None:
     build, vectors = code.builder, BLOCK // code.lanes
     start = code.at(x, block, 4 * BLOCK)
@@ -179,12 +187,15 @@ def _quantise_block(
     spread, magic = code.spread(inverse), ir.Constant(code.floats, [_ROUND] * code.lanes)
     integers = [
         build.sub(
-            build.bitcast(build.fadd(build.fmul(row, spread), magic), code.integers), code.constant(_ROUND_BITS)
+            build.bitcast(build.fadd(build.fmul(row, spread), magic), code.integers),
+            code.constant(_ROUND_BITS),
         )
         for row in rows
     ]
     for i, vector in enumerate(integers):
-        at = code.at(codes, build.add(build.mul(block, word(vectors)), word(i)), code.lanes * _code_bytes(path))
+        at = code.at(
+            codes, build.add(build.mul(block, word(vectors)), word(i)), code.lanes * _code_bytes(path)
+        )
         if _code_bytes(path) == 1:
             code.store(build.trunc(vector, ir.VectorType(BYTE, code.lanes)), at)
         else:
@@ -209,9 +220,7 @@ def _multiply(form: Form, path: str, rows: int) -> Any:
     """
 
     @intrinsic
-    def multiply(
-        typing_context, codes, scales, starts, moments, width, values, scale, offset, result
-    ):
+    def multiply(typing_context, codes, scales, starts, moments, width, values, scale, offset, result):
         def generate(context, builder, signature, arguments):
             # As many sums as there are registers for.
             columns = range(2 if path == "vnni512" else 1)
@@ -223,8 +232,10 @@ def _multiply(form: Form, path: str, rows: int) -> Any:
                 def start(base: Any, size: int) -> Any:
                     return builder.add(base, builder.mul(first, word(size)))
 
-                places = start(values, QUAD), start(scale, bytes_of(form.scale)), start(offset, bytes_of(form.offset))
-                _Columns(builder, form, path, rows, columns, *of_rows, *places, start(result, 4)).generate()
+                sizes = (QUAD, bytes_of(form.scale), bytes_of(form.offset))
+                of_weight = [start(*place) for place in zip((values, scale, offset), sizes, strict=True)]
+                tile = _Columns(builder, form, path, rows, columns, of_rows, of_weight, start(result, 4))
+                tile.generate()
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 9), generate
@@ -233,7 +244,7 @@ def _multiply(form: Form, path: str, rows: int) -> Any:
 
 
 class _Columns(WeightCode):
-    """Writes the code of `_multiply` for some columns of the tile. The loops within a block are written out."""
+    """Writes the code of `_multiply` for some columns of a tile. Loops within a block are written out."""
 
     def __init__(
         self,
@@ -242,21 +253,15 @@ class _Columns(WeightCode):
         path: str,
         rows: int,
         columns: Sequence[int],
-        codes: Any,
-        scales: Any,
-        starts: Any,
-        moments: Any,
-        width: Any,
-        values: Any,
-        scale: Any,
-        offset: Any,
-        y: Any,
+        of_rows: Sequence[Any],
+        of_weight: Sequence[Any],
+        result: Any,
     ):
-        super().__init__(builder, form, _LANES[path], columns, values, scale, offset)
+        super().__init__(builder, form, _LANES[path], columns, *of_weight)
         self.path, self.rows = path, range(rows)
-        self.codes, self.scales, self.starts, self.moments = codes, scales, starts, moments
-        self.width, self.y = width, y
-        self.pieces = builder.udiv(width, word(form.block))
+        self.codes, self.scales, self.starts, self.moments, self.width = of_rows
+        self.y = result
+        self.pieces = builder.udiv(self.width, word(form.block))
 
     def generate(self) -> None:
         build = self.builder
@@ -287,7 +292,8 @@ class _Columns(WeightCode):
                 for row in self.rows:
                     codes = self._codes(row, piece, held * i + half)
                     sums[row] = [
-                        self._dot(total, *both, codes) for total, both in zip(sums[row], operands, strict=True)
+                        self._dot(total, *both, codes)
+                        for total, both in zip(sums[row], operands, strict=True)
                     ]
         scales, offsets = self.factors(piece)
         block = build.udiv(piece, word(BLOCK // self.form.block))

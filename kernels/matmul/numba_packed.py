@@ -85,7 +85,16 @@ class _Tile(WeightCode):
     """Writes the code of `_multiply`. The loops over rows and columns are written out."""
 
     def __init__(
-        self, builder: Any, form: Form, rows: int, x: Any, width: Any, values: Any, scale: Any, offset: Any, y: Any
+        self,
+        builder: Any,
+        form: Form,
+        rows: int,
+        x: Any,
+        width: Any,
+        values: Any,
+        scale: Any,
+        offset: Any,
+        y: Any,
     ):
         super().__init__(builder, form, LANES, range(TILE // LANES), values, scale, offset)
         self.x, self.width, self.y, self.rows = x, width, y, range(rows)

@@ -106,7 +106,8 @@ class PackedWeight:
         if self.form == "uint8":
             values = jnp.stack([values & 15, values >> 4], axis=-2)
         values = values.reshape(*lane.shape, self.width)
-        return values, *(None if array is None else array.astype(jnp.float32) for array in (scale, offset))
+        scale, offset = (None if a is None else a.astype(jnp.float32) for a in (scale, offset))
+        return values, scale, offset
 
     def columns(self, outputs: jax.Array | np.ndarray) -> jax.Array:
         """f32[..., width] of some outputs i32[...]; ids outside the weight are clamped into it."""
@@ -146,8 +147,8 @@ def pack(
         values = (halves[:, 0] | halves[:, 1] << 4).reshape(-1, values.shape[1])
     tiles = _tiled(values)
     quads = tiles.reshape(tiles.shape[0], -1, QUAD, TILE).swapaxes(2, 3)
-    arrays = (np.ascontiguousarray(quads), _tiled(_short(scale)), _tiled(_short(offset)))
-    return PackedWeight(*arrays, shape, activations)
+    stored: Any = np.ascontiguousarray(quads)
+    return PackedWeight(stored, _tiled(_short(scale)), _tiled(_short(offset)), shape, activations)
 
 
 def _short(array: np.ndarray | None) -> np.ndarray | None:

@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import jax.numpy as jnp
 from jax import lax
 from jaxspec_kernels.matmul.packed_weight import BLOCK, PackedWeight
 

@@ -31,8 +31,8 @@ class Form:
 
     @classmethod
     def of(cls, weight: PackedWeight) -> "Form":
-        kinds = (None if a is None else str(a.dtype) for a in (weight.scale, weight.offset))
-        return cls(weight.form, *kinds, weight.block)
+        scale, offset = (None if a is None else str(a.dtype) for a in (weight.scale, weight.offset))
+        return cls(weight.form, scale, offset, weight.block)
 
     @property
     def name(self) -> str:
@@ -50,9 +50,8 @@ class Form:
         places = {"values": f"call.address(call.argument(frame, 1)) + tile * {TILE} * ({width})"}
         for i, name in enumerate(("scale", "offset")):
             kind = getattr(self, name)
-            size = bytes_of(kind)
-            at = f"call.address(call.argument(frame, {i + 2})) + tile * {TILE * size} * (width // {self.block})"
-            places[name] = at if kind else "0"
+            at = f"tile * {TILE * bytes_of(kind)} * (width // {self.block})"
+            places[name] = f"call.address(call.argument(frame, {i + 2})) + {at}" if kind else "0"
         return places
 
 
@@ -87,7 +86,14 @@ class WeightCode(VectorCode):
     """
 
     def __init__(
-        self, builder: Any, form: Form, lanes: int, columns: Sequence[int], values: Any, scale: Any, offset: Any
+        self,
+        builder: Any,
+        form: Form,
+        lanes: int,
+        columns: Sequence[int],
+        values: Any,
+        scale: Any,
+        offset: Any,
     ):
         super().__init__(builder, lanes)
         self.form, self.columns = form, columns
