@@ -1,10 +1,12 @@
-"""Products with packed weights on a CPU, rows rounded to 8 bits in blocks of 32 inputs, as llama.cpp does.
+"""Products with packed weights on a CPU, rows rounded to 8 bits in blocks of 16 inputs.
 
 A block of a row is d * q, d being its largest magnitude / 127 and q integers. Integers are multiplied and
-summed exactly, by the best instruction that the processor has; what is left in float32 is one product with
-both scales a block. All ways give the same sums bit for bit, and a row's do not depend on those beside it.
+summed exactly, by the best instruction that the processor has; what is left in float32 is a product with d a
+block and one with the weight's scale. All ways give the same sums bit for bit, and a row's do not depend on
+those beside it.
 
-Source of the format: ggml-quants.c, `quantize_row_q8_1_ref`; d and its sums stay float32 here.
+llama.cpp's blocks are of 32 (ggml-quants.c, `quantize_row_q8_1_ref`), which changes likelihoods three times as
+much (docs/measurements.md).
 """
 
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from jaxspec_kernels import numba_call as call
-from jaxspec_kernels.matmul.packed_weight import BLOCK, QUAD, TILE, PackedWeight
+from jaxspec_kernels.matmul.packed_weight import QUAD, ROW_BLOCK, TILE, PackedWeight
 from jaxspec_kernels.matmul.vector_code import BYTE, FLOAT, HALF_WORD, INTEGER, VectorCode, word
 from jaxspec_kernels.matmul.weight_code import Form, WeightCode, by_groups, bytes_of
 from llvmlite import ir
@@ -66,11 +68,11 @@ def {name}_part(frame, part, parts):
     rows, width = call.shape(x_, 2)
     tiles, outputs = call.shape(w_, 1)[0], call.shape(y_, 2)[1]
     y = carray(call.floats(y_), (rows, outputs))
-    blocks, pieces = width // {BLOCK}, width // {block}
+    blocks, pieces = width // {ROW_BLOCK}, width // {block}
     codes = call.allocate(rows * width * {code_bytes})
     scales = call.allocate(4 * rows * blocks)
-    starts, moments = call.allocate(4 * rows * pieces), call.allocate(4 * rows * pieces)
-    quantise(call.address(x_), rows * blocks, codes, scales, starts, moments)
+    starts, moments = call.allocate(4 * rows * blocks), call.allocate(4 * rows * pieces)
+    quantise(call.address(x_), rows * pieces, codes, scales, starts, moments)
     sums = np.empty(({group}, {TILE}), np.float32)
     for tile in range(tiles * part // parts, tiles * (part + 1) // parts):
         left = tile * {TILE}
@@ -80,7 +82,7 @@ def {name}_part(frame, part, parts):
             multiply(
                 codes + top * width * {code_bytes},
                 scales + 4 * top * blocks,
-                starts + 4 * top * pieces,
+                starts + 4 * top * blocks,
                 moments + 4 * top * pieces,
                 width,
                 {values},
@@ -112,7 +114,7 @@ def _target(form: Form, path: str, group: int) -> str:
         name=name,
         group=group,
         TILE=TILE,
-        BLOCK=BLOCK,
+        ROW_BLOCK=ROW_BLOCK,
         block=form.block,
         code_bytes=_code_bytes(path),
         **form.byte_offsets(),
@@ -135,19 +137,19 @@ def _zero(form: Form) -> int:
 def _quantise(form: Form, path: str) -> Any:
     """A function of Numba's that rounds rows.
 
-    Its arguments: the address of x f32, the number of its blocks, and the addresses of what it writes:
-    integers q; scales d f32 by block; by piece, the inputs of a row that share a scale of the weight, what
-    sums of products start from i32, and d times the sum of q f32. Integers lie as they are, or as pairs of
+    Its arguments: the address of x f32, the number of its pieces, a piece being the inputs that share a scale
+    of the weight, and the addresses of what it writes: integers q; by block of a row its scale d f32 and what
+    sums of products start from i32; by piece the sum of d * q f32. Integers lie as they are, or as pairs of
     16 bits, of every four the first and third before the second and fourth.
     """
 
     @intrinsic
-    def quantise(typing_context, x, blocks, codes, scales, starts, moments):
+    def quantise(typing_context, x, pieces, codes, scales, starts, moments):
         def generate(context, builder, signature, arguments):
-            x, blocks, *written = arguments
-            code = VectorCode(builder, 16)
-            with for_range(builder, blocks) as loop:
-                _quantise_block(code, form, path, x, loop.index, *written)
+            x, pieces, *written = arguments
+            code = VectorCode(builder, ROW_BLOCK)
+            with for_range(builder, pieces) as loop:
+                _quantise_piece(code, form, path, x, loop.index, *written)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 6), generate
@@ -161,55 +163,51 @@ _ROUND_BITS = 0x4B400000
 _SMALLEST = 2.0**-100
 
 
-def _quantise_block(
+def _quantise_piece(
     code: VectorCode,
     form: Form,
     path: str,
     x: Any,
-    block: Any,
+    piece: Any,
     codes: Any,
     scales: Any,
     starts: Any,
     moments: Any,
 ) -> None:
-    build, vectors = code.builder, BLOCK // code.lanes
-    start = code.at(x, block, 4 * BLOCK)
-    rows = [code.load(code.at(start, code.lanes * i, 4), code.floats, align=4) for i in range(vectors)]
-    # Magnitudes are ordered as their bits are, NaN above all.
-    sizes = [build.and_(build.bitcast(row, code.integers), code.constant(0x7FFFFFFF)) for row in rows]
-    tops = [code.call(f"llvm.vector.reduce.umax.v{code.lanes}i32", INTEGER, size) for size in sizes]
-    top = build.select(build.icmp_unsigned(">", tops[0], tops[1]), tops[0], tops[1])
-    largest = build.bitcast(top, FLOAT)
-    scale = build.fdiv(largest, ir.Constant(FLOAT, 127.0))
-    counts = build.fcmp_ordered(">", largest, ir.Constant(FLOAT, _SMALLEST))
-    inverse = build.select(counts, build.fdiv(ir.Constant(FLOAT, 127.0), largest), ir.Constant(FLOAT, 0.0))
-    code.store(scale, code.at(scales, block, 4), align=4)
-    spread, magic = code.spread(inverse), ir.Constant(code.floats, [_ROUND] * code.lanes)
-    integers = [
-        build.sub(
-            build.bitcast(build.fadd(build.fmul(row, spread), magic), code.integers),
-            code.constant(_ROUND_BITS),
+    """The blocks of a row that share a scale of the weight."""
+    build, blocks = code.builder, form.block // ROW_BLOCK
+    total_moment = ir.Constant(FLOAT, 0.0)
+    for i in range(blocks):
+        block = build.add(build.mul(piece, word(blocks)), word(i))
+        row = code.load(code.at(x, block, 4 * ROW_BLOCK), code.floats, align=4)
+        # Magnitudes are ordered as their bits are, NaN above all.
+        sizes = build.and_(build.bitcast(row, code.integers), code.constant(0x7FFFFFFF))
+        largest = build.bitcast(code.call(f"llvm.vector.reduce.umax.v{code.lanes}i32", INTEGER, sizes), FLOAT)
+        scale = build.fdiv(largest, ir.Constant(FLOAT, 127.0))
+        counts = build.fcmp_ordered(">", largest, ir.Constant(FLOAT, _SMALLEST))
+        inverse = build.select(
+            counts, build.fdiv(ir.Constant(FLOAT, 127.0), largest), ir.Constant(FLOAT, 0.0)
         )
-        for row in rows
-    ]
-    for i, vector in enumerate(integers):
-        at = code.at(
-            codes, build.add(build.mul(block, word(vectors)), word(i)), code.lanes * _code_bytes(path)
-        )
-        if _code_bytes(path) == 1:
-            code.store(build.trunc(vector, ir.VectorType(BYTE, code.lanes)), at)
-        else:
-            short = build.trunc(vector, ir.VectorType(HALF_WORD, code.lanes))
-            order = [QUAD * quad + j for quad in range(code.lanes // QUAD) for j in (0, 2, 1, 3)]
-            kind = ir.VectorType(INTEGER, code.lanes)
-            code.store(build.shuffle_vector(short, short, ir.Constant(kind, order)), at)
-    totals = [code.call(f"llvm.vector.reduce.add.v{code.lanes}i32", INTEGER, v) for v in integers]
-    pieces = totals if form.block == code.lanes else [build.add(*totals)]
-    for i, total in enumerate(pieces):
-        piece = build.add(build.mul(block, word(len(pieces))), word(i))
-        code.store(build.mul(total, ir.Constant(INTEGER, -_zero(form))), code.at(starts, piece, 4), align=4)
-        moment = build.fmul(build.sitofp(total, FLOAT), scale)
-        code.store(moment, code.at(moments, piece, 4), align=4)
+        code.store(scale, code.at(scales, block, 4), align=4)
+        magic = ir.Constant(code.floats, [_ROUND] * code.lanes)
+        shifted = build.fadd(build.fmul(row, code.spread(inverse)), magic)
+        integers = build.sub(build.bitcast(shifted, code.integers), code.constant(_ROUND_BITS))
+        _store_codes(code, integers, code.at(codes, block, ROW_BLOCK * _code_bytes(path)), path)
+        total = code.call(f"llvm.vector.reduce.add.v{code.lanes}i32", INTEGER, integers)
+        start = build.mul(total, ir.Constant(INTEGER, -_zero(form)))
+        code.store(start, code.at(starts, block, 4), align=4)
+        total_moment = build.fadd(total_moment, build.fmul(build.sitofp(total, FLOAT), scale))
+    code.store(total_moment, code.at(moments, piece, 4), align=4)
+
+
+def _store_codes(code: VectorCode, integers: Any, address: Any, path: str) -> None:
+    build = code.builder
+    if _code_bytes(path) == 1:
+        code.store(build.trunc(integers, ir.VectorType(BYTE, code.lanes)), address)
+        return
+    short = build.trunc(integers, ir.VectorType(HALF_WORD, code.lanes))
+    order = [QUAD * quad + j for quad in range(code.lanes // QUAD) for j in (0, 2, 1, 3)]
+    code.store(build.shuffle_vector(short, short, ir.Constant(code.integers, order)), address)
 
 
 def _multiply(form: Form, path: str, rows: int) -> Any:
@@ -276,45 +274,57 @@ class _Columns(WeightCode):
 
     def _piece(self, piece: Any) -> None:
         """Adds the products of the inputs that share a scale of the weight."""
-        build, held = self.builder, self.form.quads
-        loads = self.form.block // (QUAD * held)
-        zero = ir.Constant(self.integers, None)
-        sums = [
-            [self.spread(self._of_row(self.starts, row, piece, INTEGER)) if _zero(self.form) else zero]
-            * len(self.columns)
-            for row in self.rows
-        ]
-        for i in range(loads):
-            words = self.words(build.add(build.mul(piece, word(loads)), word(i)))
-            for half in range(held):
-                weights = [self._unsigned(vector, half) for vector in words]
-                operands = [self._operands(weight) for weight in weights]
-                for row in self.rows:
-                    codes = self._codes(row, piece, held * i + half)
-                    sums[row] = [
-                        self._dot(total, *both, codes)
-                        for total, both in zip(sums[row], operands, strict=True)
-                    ]
+        build, blocks = self.builder, self.form.block // ROW_BLOCK
+        quads, held = ROW_BLOCK // QUAD, self.form.quads
+        none: list[list[Any]] = [[None] * len(self.columns) for _ in self.rows]
+        products = none
+        for i in range(blocks):
+            block = build.add(build.mul(piece, word(blocks)), word(i))
+            sums = [self._starts(row, block) for row in self.rows]
+            for j in range(quads // held):
+                at = build.add(build.mul(block, word(quads // held)), word(j))
+                words = self.words(at)
+                self.prefetch(at)
+                for half in range(held):
+                    operands = [self._operands(self._unsigned(vector, half)) for vector in words]
+                    for row in self.rows:
+                        codes = self._codes(row, block, held * j + half)
+                        pairs = zip(sums[row], operands, strict=True)
+                        sums[row] = [self._dot(total, *operand, codes) for total, operand in pairs]
+            products = [self._scaled(row, block, sums[row], products[row]) for row in self.rows]
         scales, offsets = self.factors(piece)
-        block = build.udiv(piece, word(BLOCK // self.form.block))
         results = iter(self._results())
         for row in self.rows:
-            factor = self.spread(self._of_row(self.scales, row, block, FLOAT, pieces_in_block=BLOCK))
-            moment = self.spread(self._of_row(self.moments, row, piece, FLOAT)) if offsets else None
-            for column, total in enumerate(sums[row]):
+            moment = (
+                self.spread(self._of_row(self.moments, row, piece, FLOAT, self.form.block))
+                if offsets
+                else None
+            )
+            for column, product in enumerate(products[row]):
                 address = next(results)
-                y = self.load(address, self.floats, align=4)
-                y = self.fma(build.sitofp(total, self.floats), build.fmul(scales[column], factor), y)
+                y = self.fma(product, scales[column], self.load(address, self.floats, align=4))
                 if moment is not None:
                     y = self.fma(offsets[column], moment, y)
                 self.store(y, address, align=4)
 
-    def _of_row(
-        self, base: Any, row: int, index: Any, kind: ir.Type, *, pieces_in_block: int | None = None
-    ) -> Any:
-        """A row's number of a piece, or of a block."""
+    def _starts(self, row: int, block: Any) -> list[Any]:
+        zero = ir.Constant(self.integers, None)
+        start = self.spread(self._of_row(self.starts, row, block, INTEGER)) if _zero(self.form) else zero
+        return [start] * len(self.columns)
+
+    def _scaled(self, row: int, block: Any, sums: list[Any], before: list[Any]) -> list[Any]:
+        """Sums of a block in float32, added to those of the blocks before."""
+        factor = self.spread(self._of_row(self.scales, row, block, FLOAT))
+        floats = [self.builder.sitofp(total, self.floats) for total in sums]
+        return [
+            self.builder.fmul(value, factor) if other is None else self.fma(value, factor, other)
+            for value, other in zip(floats, before, strict=True)
+        ]
+
+    def _of_row(self, base: Any, row: int, index: Any, kind: ir.Type, inputs: int = ROW_BLOCK) -> Any:
+        """A row's number of a block, or of as many inputs."""
         build = self.builder
-        count = build.udiv(self.width, word(pieces_in_block or self.form.block))
+        count = build.udiv(self.width, word(inputs))
         return self.load(self.at(base, build.add(build.mul(count, word(row)), index), 4), kind, align=4)
 
     def _unsigned(self, words: Any, half: int) -> Any:
@@ -331,10 +341,10 @@ class _Columns(WeightCode):
         build, pairs = self.builder, self.constant(0x00FF00FF)
         return build.and_(weight, pairs), build.and_(build.lshr(weight, self.constant(8)), pairs)
 
-    def _codes(self, row: int, piece: Any, quad: int) -> list[Any]:
+    def _codes(self, row: int, block: Any, quad: int) -> list[Any]:
         """A row's four integers in every lane, as `_dot` takes them."""
         build, size = self.builder, _code_bytes(self.path)
-        k = build.add(build.mul(piece, word(self.form.block)), word(QUAD * quad))
+        k = build.add(build.mul(block, word(ROW_BLOCK)), word(QUAD * quad))
         start = self.at(self.codes, build.add(build.mul(self.width, word(row)), k), size)
         if self.path == "generic":
             shorts = [self.load(self.at(start, i, size), HALF_WORD, align=2) for i in range(QUAD)]

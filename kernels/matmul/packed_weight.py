@@ -13,6 +13,8 @@ from jax import lax
 
 BLOCK = 32
 """Inputs that share a scale, but for Q6_K's, of which 16 do."""
+ROW_BLOCK = 16
+"""Inputs of a row that share a scale where rows are rounded to 8 bits."""
 QUAD = 4
 """Inputs of an output that lie side by side: what one instruction multiplies in a lane of 32 bits."""
 TILE = 32

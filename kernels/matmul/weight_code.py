@@ -7,10 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxspec_kernels.matmul.packed_weight import QUAD, TILE, PackedWeight
-from jaxspec_kernels.matmul.vector_code import FLOAT, HALF, VectorCode
+from jaxspec_kernels.matmul.vector_code import BYTE, FLOAT, HALF, INTEGER, VectorCode, word
+from llvmlite import ir
+from numba.core.cgutils import get_or_insert_function
 
 GROUP = 8
 """Rows whose sums are taken side by side."""
+AHEAD = 4096
+"""Bytes from what is read to what is asked for: a page, at whose end the processor stops looking ahead."""
 _KINDS = {"float16": HALF, "float32": FLOAT}
 
 
@@ -102,6 +106,17 @@ class WeightCode(VectorCode):
     def words(self, index: Any) -> list[Any]:
         """The words that hold `QUAD * quads` inputs of the columns: the index-th of them."""
         return [self.load(address, self.integers) for address in self._row(self.values, index, QUAD)]
+
+    def prefetch(self, index: Any) -> None:
+        """Asks for the values AHEAD bytes past the words of `index`, where the weight may have ended."""
+        start = self.at(self.values, index, TILE * QUAD)
+        for line in range(0, TILE * QUAD, 64):
+            address = self.builder.add(start, word(AHEAD + line))
+            pointer = self.builder.inttoptr(address, BYTE.as_pointer())
+            kind = ir.FunctionType(ir.VoidType(), [pointer.type] + [INTEGER] * 3)
+            function = get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
+            # To be read, into the first cache, data.
+            self.builder.call(function, [pointer, *(ir.Constant(INTEGER, i) for i in (0, 3, 1))])
 
     def factors(self, block: Any) -> tuple[list[Any], list[Any]]:
         """The scales and the offsets of a block; no offsets where the form has none."""

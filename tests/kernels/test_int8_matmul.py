@@ -22,7 +22,7 @@ def rows(count):
 
 def rounded(x):
     """Rows as they are multiplied, by the formula: float64."""
-    blocks = x.reshape(len(x), -1, 32)
+    blocks = x.reshape(len(x), -1, 16)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
     inverse = np.float32(127) / largest
     return (np.rint(blocks * inverse) * (largest / np.float32(127)).astype(np.float64)).reshape(x.shape)
