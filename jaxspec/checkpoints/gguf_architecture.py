@@ -1,6 +1,6 @@
 """How GGUFs hold the models of a family, as each family says it."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # imports slowly
     from jaxspec.checkpoints.gguf_tensor import GGUFTensor
 
 
-def _nothing(meta: Metadata, tensors: Collection[str]) -> dict[str, Any]:
+def _nothing(meta: Metadata) -> dict[str, Any]:
     return {}
 
 
@@ -59,8 +59,7 @@ class GGUFArchitecture:
         each, the `gguf` package says. "mlp.experts.gate_proj" is a stack of experts.
       interleaved: rows of queries and keys lie in pairs, for the rope of a Llama.
       norm_offset: what was added to the weights of norms.
-      config: keys of `config.json` beside those of a Llama, from metadata under "{name}." and the names of
-        the file's tensors.
+      config: keys of `config.json` beside those of a Llama, from metadata under "{name}.".
       tensors: what a checkpoint on the Hub would hold, of tensors with its names whose experts are stacked.
     """
 
@@ -68,7 +67,7 @@ class GGUFArchitecture:
     layer_tensors: tuple[str, ...] = ()
     interleaved: bool = False
     norm_offset: float = 0.0
-    config: Callable[[Metadata, Collection[str]], dict[str, Any]] = _nothing
+    config: Callable[[Metadata], dict[str, Any]] = _nothing
     tensors: Callable[[Mapping[str, "GGUFTensor"]], dict[str, TensorSource]] = split_experts
 
 

@@ -69,7 +69,7 @@ def config_from_gguf(
         "eos_token_id": meta.values.get("tokenizer.ggml.eos_token_id"),
         "rope_scaling": None,
     }
-    config |= architecture.config(own, tensors)
+    config |= architecture.config(own)
     # Latent attention rotates a part of a head that is a key of its own.
     rotated = config.get("qk_rope_head_dim", head_dim)
     stated = own.positive("rope.dimension_count", rotated)

@@ -3,7 +3,7 @@
 Source: the `DeepseekV3ForCausalLM` of transformers.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -79,7 +79,7 @@ _GATING = {0: "softmax", 1: "softmax", 2: "sigmoid", 3: "softmax_weight"}
 """`expert_gating_func` of a GGUF; DeepSeek-V2's say nothing."""
 
 
-def _gguf_config(meta: Metadata, tensors: Collection[str]) -> dict[str, Any]:
+def _gguf_config(meta: Metadata) -> dict[str, Any]:
     heads, rotated = meta.size("attention.head_count"), meta.size("rope.dimension_count")
     # Files that hold the halves of the projection up say the sizes of the latent as those of a head.
     key_size = meta.positive("attention.key_length_mla", meta.positive("attention.key_length", 0))

@@ -3,7 +3,7 @@
 Source: the `Gemma3ForCausalLM` of transformers.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -79,7 +79,7 @@ class Gemma3Layer(nnx.Module):
 _LAYERS_OF_27B = 62
 
 
-def _gguf_config(meta: Metadata, tensors: Collection[str]) -> dict[str, Any]:
+def _gguf_config(meta: Metadata) -> dict[str, Any]:
     """Files leave the scale of dot products to the reader, who has to know the one that is no head size."""
     head_dim = meta.size("attention.key_length")
     per_head = meta.size("embedding_length") // meta.size("attention.head_count")

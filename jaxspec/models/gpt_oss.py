@@ -3,7 +3,7 @@
 Source: the `GptOssForCausalLM` of transformers; openai/gpt-oss, `gpt_oss/torch/model.py`.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -43,7 +43,7 @@ class GptOssMoE(MoE):
         return gate * jax.nn.sigmoid(self.config.swiglu_alpha * gate) * (up + 1)
 
 
-def _gguf_config(meta: Metadata, tensors: Collection[str]) -> dict[str, Any]:
+def _gguf_config(meta: Metadata) -> dict[str, Any]:
     return {
         "num_local_experts": meta.size("expert_count"),
         "num_experts_per_tok": meta.size("expert_used_count"),

@@ -3,7 +3,7 @@
 Source: the `Qwen3MoeForCausalLM` of transformers.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
@@ -14,7 +14,7 @@ from jaxspec.models.moe import STACKED_EXPERTS
 from jaxspec.models.qwen3 import QK_NORMS
 
 
-def _gguf_config(meta: Metadata, tensors: Collection[str]) -> dict[str, Any]:
+def _gguf_config(meta: Metadata) -> dict[str, Any]:
     return {
         "num_experts": meta.size("expert_count"),
         "num_experts_per_tok": meta.size("expert_used_count"),
