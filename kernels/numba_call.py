@@ -10,6 +10,7 @@ does a share of the work and returns 0, and `handler` is what XLA calls.
 
 from collections.abc import Callable
 from functools import cache, partial, wraps
+from hashlib import sha256
 from pathlib import Path
 from threading import RLock
 from typing import Any, ParamSpec
@@ -84,8 +85,11 @@ def _call(typing_context, function, arguments):
 
 
 @intrinsic
-def _malloc(typing_context, size):
-    """The address of so many fresh bytes."""
+def allocate(typing_context, size):
+    """The address of so many fresh bytes.
+
+    Numba gives an array back once nobody reads it any more, though its address may still be in use.
+    """
 
     def generate(context, builder, signature, arguments):
         function = get_or_insert_function(builder.module, ir.FunctionType(_WORD, [_WORD]), "malloc")
@@ -95,8 +99,8 @@ def _malloc(typing_context, size):
 
 
 @intrinsic
-def _free(typing_context, address):
-    """Gives back what `_malloc` gave."""
+def release(typing_context, address):
+    """Gives back what `allocate` gave."""
 
     def generate(context, builder, signature, arguments):
         kind = ir.FunctionType(ir.VoidType(), [_WORD])
@@ -192,7 +196,7 @@ def _work_off(job):
 def _let_go(job):
     """The last holder frees a job."""
     if _add(job + 8 * _HOLDERS, -1) == 1:
-        _free(job)
+        release(job)
 
 
 _WORD_TO_WORD = types.int64(types.int64)
@@ -222,7 +226,7 @@ def handle(frame, part):
         return 0
     words = carray(_words_at(frame), _FRAME_CONTEXT + 1)
     api = carray(_words_at(words[_FRAME_API]), _API_NUM_THREADS + 1)
-    job = _malloc(8 * _JOB_WORDS)
+    job = allocate(8 * _JOB_WORDS)
     shared = carray(_words_at(job), _JOB_WORDS)
     # XLA_FFI_ThreadPool_NumThreads_Args, then XLA_FFI_ThreadPool_Schedule_Args.
     shared[_ORDER], shared[_ORDER + 1], shared[_ORDER + 2] = 32, 0, words[_FRAME_CONTEXT]
@@ -248,10 +252,19 @@ _KEPT: list[Any] = []
 
 def _compile(signature: Any, function: Callable[..., Any], fastmath: set[str]) -> Any:
     # What Numba keeps is found again by this name, and not by a jaxlib of another layout.
-    function.__qualname__ = f"{function.__name__}_{jax.lib.__version__}"
+    function.__qualname__ = f"{function.__name__}_{jax.lib.__version__}_{_sources()}"
     compiled = cfunc(signature, cache=True, fastmath=fastmath)(function)
     _KEPT.append(compiled)
     return compiled
+
+
+@cache
+def _sources() -> str:
+    """A digest of all kernels: Numba asks only whether the file of the function itself has changed."""
+    digest = sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 @cache

@@ -4,6 +4,9 @@ Each prompt is answered by both engines in turn, so that a machine whose speed d
 ratio is the median over prompts. Loading and compiling are not counted.
 
     python scripts/bench_generate.py smollm2-135m --max-new-tokens 128 --output result.json
+
+`--peer llamacpp` lets llama.cpp answer too, in turn with both (extra `bench`); `--first-token 512` times the
+first token of a prompt of so many tokens, `--batch-size 8` so many prompts at once.
 """
 
 import argparse
@@ -12,11 +15,17 @@ import shlex
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.llamacpp import LlamaCpp, gguf_of
+
 import jaxspec
 from jaxspec.batch import RowError, read_rows
+from jaxspec.checkpoints import open_checkpoint
+from jaxspec.engine.load import resolve_config
+from jaxspec.engine.prompts import Prompt
 from jaxspec.provenance import provenance
 
 PROMPTS = (
@@ -41,6 +50,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=8, help="prompts to run")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--num-speculative-tokens", type=int, help="drafts per step")
+    parser.add_argument("--peer", choices=("llamacpp",), help="what to compare with")
+    parser.add_argument("--first-token", type=int, metavar="TOKENS", help="time prompts of so many tokens")
+    parser.add_argument("--batch-size", type=int, help="answer so many prompts at once, too")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     args = parser.parse_args(argv)
     try:
@@ -54,10 +66,20 @@ def main(argv: list[str] | None = None) -> int:
             "plain": jaxspec.load(args.config, drafter={"kind": "none"}, **_SIZES),
             "speculative": jaxspec.load(args.config, drafter=drafter, **_SIZES),
         }
+        source = resolve_config(args.config).target
+        checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
+        peer = LlamaCpp(gguf_of(checkpoint)) if args.peer else None
+        sizes = _SIZES | {"batch_size": args.batch_size}
+        batch = jaxspec.load(args.config, drafter=drafter, **sizes) if args.batch_size else None
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    result = measure(engines, prompts, args.max_new_tokens)
+    result = measure(engines, prompts, args.max_new_tokens, peer)
+    if args.first_token:
+        result["first_token_ms"] = time_first_token(engines, args.first_token, peer)
+    if batch:
+        result["batch_size"] = args.batch_size
+        result["batch_tokens_per_second"] = measure_batch(batch, prompts, args.max_new_tokens)
     result |= provenance(shlex.join([Path(sys.argv[0]).name, *(argv or sys.argv[1:])]), Path(__file__).parent)
     print(_table(result))
     if args.output:
@@ -68,13 +90,18 @@ def main(argv: list[str] | None = None) -> int:
 _SIZES: dict[str, Any] = {"batch_size": 1, "sampling_modes": ("greedy",), "prefix_caching": False}
 
 
-def measure(engines: dict[str, jaxspec.Engine], prompts: list, max_new_tokens: int) -> dict:
-    """Times both engines on every prompt, greedy, ignoring end-of-sequence tokens."""
-    seconds: dict[str, list[float]] = {name: [] for name in engines}
+def measure(
+    engines: dict[str, jaxspec.Engine], prompts: list, max_new_tokens: int, peer: LlamaCpp | None = None
+) -> dict:
+    """Times both engines on every prompt, greedy, ignoring end-of-sequence tokens; and the peer."""
+    seconds: dict[str, list[float]] = {name: [] for name in (*engines, *(["llamacpp"] if peer else []))}
     stats = jaxspec.AcceptanceStats()
     tokens, same = 0, 0
     for engine in engines.values():
-        engine.generate(prompts[0], max_new_tokens=8)
+        warm = engine.generate(prompts[0], max_new_tokens=8)
+    if peer:
+        assert isinstance(warm, jaxspec.Generation)
+        peer.generate(warm.prompt_token_ids, 8)
     for prompt in prompts:
         answers = {}
         for name, engine in engines.items():
@@ -83,21 +110,67 @@ def measure(engines: dict[str, jaxspec.Engine], prompts: list, max_new_tokens: i
             seconds[name].append(time.perf_counter() - started)
             assert isinstance(answer, jaxspec.Generation)
             answers[name] = answer
+        if peer:
+            started = time.perf_counter()
+            peer.generate(answers["plain"].prompt_token_ids, max_new_tokens)
+            seconds["llamacpp"].append(time.perf_counter() - started)
         stats.add(answers["speculative"].stats)
         tokens += len(answers["plain"].token_ids)
         same += answers["plain"].token_ids == answers["speculative"].token_ids
-    ratios = [plain / fast for plain, fast in zip(seconds["plain"], seconds["speculative"], strict=True)]
-    return {
+    ratios = {
+        name: [slow / fast for slow, fast in zip(times, seconds["speculative"], strict=True)]
+        for name, times in seconds.items()
+    }
+    plain = {"plain_over_peer": _median_ratio(seconds["llamacpp"], seconds["plain"])} if peer else {}
+    return plain | {
         "prompts": len(prompts),
         "max_new_tokens": max_new_tokens,
         "num_speculative_tokens": engines["speculative"].num_speculative_tokens,
         "tokens_per_second": {name: tokens / sum(times) for name, times in seconds.items()},
-        "speedup_median": statistics.median(ratios),
-        "speedup_per_prompt": ratios,
+        "speedup_median": statistics.median(ratios["plain"]),
+        "speedup_per_prompt": ratios["plain"],
+        "speedup_over_peer": statistics.median(ratios["llamacpp"]) if peer else None,
+        "seconds": seconds,
         "identical_answers": same,
         "acceptance_length": stats.acceptance_length,
         "acceptance_per_position": stats.acceptance_per_position,
     }
+
+
+def _median_ratio(slow: list[float], fast: list[float]) -> float:
+    return statistics.median(one / other for one, other in zip(slow, fast, strict=True))
+
+
+def time_first_token(
+    engines: dict[str, jaxspec.Engine], length: int, peer: LlamaCpp | None, *, repeats: int = 9
+) -> dict[str, float]:
+    """Milliseconds to the first token of a prompt of so many tokens; medians, all in turn."""
+    prompt = [1000 + i for i in range(length)]
+    runs: dict[str, Callable[[], Any]] = {
+        name: lambda engine=engine: engine.generate(prompt, max_new_tokens=1)  # type: ignore[misc]
+        for name, engine in engines.items()
+    }
+    if peer:
+        runs["llamacpp"] = lambda: peer.generate(prompt, 1)
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            started = time.perf_counter()
+            run()
+            times[name].append(1e3 * (time.perf_counter() - started))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def measure_batch(engine: jaxspec.Engine, prompts: list[Prompt], max_new_tokens: int) -> float:
+    """Tokens per second of all prompts at once; the better of two runs, the first of which may compile."""
+    speeds = []
+    for _ in range(2):
+        started = time.perf_counter()
+        answers = engine.generate(prompts, max_new_tokens=max_new_tokens, ignore_eos=True)
+        assert isinstance(answers, list)
+        tokens = sum(len(answer.token_ids) for answer in answers)
+        speeds.append(tokens / (time.perf_counter() - started))
+    return max(speeds)
 
 
 def read_prompts(path: Path) -> list:
@@ -112,6 +185,14 @@ def read_prompts(path: Path) -> list:
 
 def _table(result: dict) -> str:
     speeds = result["tokens_per_second"]
+    peer = []
+    if "llamacpp" in speeds:
+        peer = [
+            f"  llama.cpp        {speeds['llamacpp']:7.1f} tokens/s; plain decoding "
+            f"{result['plain_over_peer']:.2f} x, speculative {result['speedup_over_peer']:.2f} x (medians)"
+        ]
+    first = ", ".join(f"{name} {ms:.0f} ms" for name, ms in result.get("first_token_ms", {}).items())
+    batch = result.get("batch_tokens_per_second")
     rates = " ".join(f"{rate:.2f}" for rate in result["acceptance_per_position"])
     return "\n".join(
         [
@@ -121,6 +202,9 @@ def _table(result: dict) -> str:
             f"  speculative      {speeds['speculative']:7.1f} tokens/s, "
             f"K = {result['num_speculative_tokens']}",
             f"  speed-up         {result['speedup_median']:7.2f} x (median over prompts)",
+            *peer,
+            *([f"  first token      {first}"] if first else []),
+            *([f"  batch {result['batch_size']:<2}         {batch:7.1f} tokens/s"] if batch else []),
             f"  acceptance       {result['acceptance_length']:7.2f} tokens a step; per position {rates}",
             f"  same answers     {result['identical_answers']:4d} of {result['prompts']}",
         ]

@@ -32,6 +32,20 @@ class Blocks:
         return Blocks(*(None if array is None else change(array) for array in arrays))  # type: ignore[arg-type]
 
 
+def round_to_blocks(matrix: np.ndarray) -> Blocks | None:
+    """A matrix f32[out, in] rounded to ggml's Q8_0: 32 inputs share a scale of 11 bits.
+
+    None for numbers that are too large for that, or no numbers.
+    """
+    blocks = matrix.reshape(matrix.shape[0], -1, 32)
+    with np.errstate(over="ignore"):
+        scale = (np.abs(blocks).max(axis=-1) / 127).astype(np.float16).astype(np.float32)
+    if not np.isfinite(scale).all():
+        return None
+    integers = np.rint(blocks / np.where(scale, scale, 1)[..., None])
+    return Blocks(np.clip(integers, -127, 127).astype(np.int8).reshape(matrix.shape), scale)
+
+
 @runtime_checkable
 class BlockSource(Protocol):
     """A `TensorSource` that may hold blocks."""

@@ -30,6 +30,9 @@ class EngineConfig:
         and 4 elsewhere. Finished slots idle until the round trip ends.
       dtype: "float32" or "bfloat16" for weights, activations and cache; None takes float32 on the CPU
         and bfloat16 elsewhere.
+      cpu_activations: what rows are rounded to on a CPU for products with packed weights: "int8", which
+        formats of integers (Q8_0, Q4_0, Q4_1, …) are several times faster with, or "float32", not at all.
+        With "int8" the bfloat16 weights of a head are rounded to Q8_0. None takes "int8" where it works.
       draft_loop: "compiled", or "host" to drive the same functions step by step from Python.
       synthetic_acceptance_length: a benchmark mode that ignores the drafts' quality and accepts so
         many tokens per step on average, the emitted text being worthless; None is off.
@@ -47,6 +50,7 @@ class EngineConfig:
     slot_sizes: tuple | list | None = None
     steps_per_dispatch: int | None = None
     dtype: str | None = None
+    cpu_activations: str | None = None
     draft_loop: str = "compiled"
     synthetic_acceptance_length: float | None = None
     tensor_parallel: int = 1
@@ -67,6 +71,10 @@ class EngineConfig:
             raise ConfigError(f"engine.page_size must be a power of two, not {self.page_size}")
         if self.dtype not in (None, "float32", "bfloat16"):
             raise ConfigError(f"engine.dtype must be 'float32' or 'bfloat16', not {self.dtype!r}")
+        if self.cpu_activations not in (None, "int8", "float32"):
+            raise ConfigError(
+                f"engine.cpu_activations must be 'int8' or 'float32', not {self.cpu_activations!r}"
+            )
         if self.draft_loop not in ("compiled", "host"):
             raise ConfigError(f"engine.draft_loop must be 'compiled' or 'host', not {self.draft_loop!r}")
         length = self.synthetic_acceptance_length

@@ -28,6 +28,7 @@ from jaxspec.attention import (
 from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import DrafterConfig, ModelConfig
 from jaxspec.drafters.flags import Flag
+from jaxspec.models.packed_weights import Activations
 from jaxspec.sampling import DraftVocabulary, SamplingMode, SamplingState
 
 
@@ -157,12 +158,13 @@ class Build:
     Attributes:
       dtype: of weights and cache.
       mesh: the devices that weights are split over; one by default.
-      packed: see `ModulePlan.read`.
+      packed, activations: see `ModulePlan.read`.
     """
 
     dtype: jnp.dtype
     mesh: Mesh | None = None
     packed: bool = False
+    activations: Activations = "float32"
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,9 @@ class DraftModel(AutoregressiveDrafter):
                 f"drafter.source: the draft model has a vocabulary of {vocab_size}, "
                 f"the target of {target.vocab_size}"
             )
-        return lambda _: cls(plan.read(build.mesh, packed=build.packed), **config.settings)
+        return lambda _: cls(
+            plan.read(build.mesh, packed=build.packed, activations=build.activations), **config.settings
+        )
 
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:

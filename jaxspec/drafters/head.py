@@ -75,7 +75,12 @@ class Head(Drafter):
                 (variable, [filled if tensor is rows else tensor for tensor in stored])
                 for variable, stored in plan.parameters
             ]
-            return replace(plan, parameters=parameters).read(build.mesh, packed=build.packed)
+            return replace(plan, parameters=parameters).read(
+                build.mesh,
+                packed=build.packed,
+                activations=build.activations,
+                rounded=build.activations == "int8",
+            )
 
         return read
 

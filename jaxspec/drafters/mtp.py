@@ -114,7 +114,7 @@ class Mtp(AutoregressiveDrafter):
             replace(checkpoint, tensors=own),
             ignore=(*IGNORED, *COPIES),
         )
-        return lambda _: plan.read(build.mesh, packed=build.packed)
+        return lambda _: plan.read(build.mesh, packed=build.packed, activations=build.activations)
 
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:

@@ -20,7 +20,7 @@ from jaxspec.engine.gpu_packages import check_gpu_packages
 from jaxspec.engine.prompts import Prompt, as_prompts
 from jaxspec.engine.request import Generation
 from jaxspec.models.loading import plan_target, target_config
-from jaxspec.models.packed_weights import keeps_packed
+from jaxspec.models.packed_weights import keeps_packed, resolve_activations
 from jaxspec.sampling import SamplingMode, SamplingParams, required_mode
 from jaxspec.sharding import make_mesh
 
@@ -59,12 +59,13 @@ def load(
     checkpoint = open_checkpoint(target_source.source, file=target_source.file, sha256=target_source.sha256)
     limit = target_config(checkpoint).max_position_embeddings
     dtype = jnp.dtype(config.engine.resolve(backend=jax.default_backend(), model_limit=limit).dtype)
+    activations = resolve_activations(config.engine.cpu_activations, dtype)
     plan = plan_target(checkpoint, dtype=dtype)
     # Steps are bound by reading weights.
     packed = keeps_packed(dtype)
-    read_drafter = plan_drafter(config.drafter, plan.module.config, Build(dtype, mesh, packed))
+    read_drafter = plan_drafter(config.drafter, plan.module.config, Build(dtype, mesh, packed, activations))
     # Everything fits; only now are weights read.
-    target = plan.read(mesh, packed=packed)
+    target = plan.read(mesh, packed=packed, activations=activations)
     with compilation_cache():
         return Engine(
             target,

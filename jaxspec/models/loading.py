@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Generic, TypeVar
 
 import jax
@@ -17,7 +18,7 @@ from jaxspec.checkpoints.finite import is_finite
 from jaxspec.config import ModelConfig
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.language_model import language_model
-from jaxspec.models.packed_weights import floats_of, stored_weight
+from jaxspec.models.packed_weights import Activations, floats_of, stored_weight
 from jaxspec.models.parameters import HeadRows, Source
 from jaxspec.models.registry import FAMILIES
 from jaxspec.sharding import make_mesh, replicated, sharding
@@ -38,13 +39,22 @@ class ModulePlan(Generic[Module]):
     module: Module
     parameters: list[tuple[nnx.Variable, list[TensorSource]]]
 
-    def read(self, mesh: Mesh | None = None, *, packed: bool = False) -> Module:
+    def read(
+        self,
+        mesh: Mesh | None = None,
+        *,
+        packed: bool = False,
+        activations: Activations = "float32",
+        rounded: bool = False,
+    ) -> Module:
         """Fills the module.
 
         Args:
           mesh: what it is split over; one device by default.
           packed: keep weights as the checkpoint stores them where `packed_weights.py` can: for inference on
             one device, where `keeps_packed`. Otherwise every parameter is one array of the declared dtype.
+          activations: what packed weights are multiplied with; see `resolve_activations`.
+          rounded: make packed weights of matrices in bfloat16 and float32 too, rounded to ggml's Q8_0.
 
         Raises:
           CheckpointError: a weight is NaN or infinite.
@@ -52,7 +62,8 @@ class ModulePlan(Generic[Module]):
         mesh = mesh or make_mesh()
         for variable, stored in self.parameters:
             source, array = variable.get_metadata("source"), variable.get_value()
-            if packed and (weight := stored_weight(source, array.shape, array.dtype, stored)):
+            read = partial(stored_weight, activations=activations, rounded=rounded)
+            if packed and (weight := read(source, array.shape, array.dtype, stored)):
                 self._check_finite(floats_of(weight), source, stored)
                 variable.set_value(jax.device_put(weight, replicated(mesh)))
                 continue

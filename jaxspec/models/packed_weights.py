@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -10,10 +11,13 @@ from jaxspec_kernels.expert_matmul import MAX_SCALE, Mxfp4Weight, expert_matmul,
 from jaxspec_kernels.matmul import BLOCK, MIN_WEIGHT_BYTES, PackedWeight, matmul, pack
 
 from jaxspec.checkpoints import TensorSource
-from jaxspec.checkpoints.blocks import Blocks, BlockSource, alike
+from jaxspec.checkpoints.blocks import Blocks, BlockSource, alike, round_to_blocks
 from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
+from jaxspec.config import ConfigError
 from jaxspec.models.expert_sources import InterleavedGateUp
 from jaxspec.models.parameters import Fused, Projection, Source, Whole
+
+Activations = Literal["int8", "float32"]
 
 
 def keeps_packed(dtype: jnp.dtype) -> bool:
@@ -23,8 +27,36 @@ def keeps_packed(dtype: jnp.dtype) -> bool:
     return dtype == jnp.bfloat16 and expert_matmul.why_not("triton") is None
 
 
+def resolve_activations(asked: str | None, dtype: jnp.dtype) -> Activations:
+    """What packed weights are multiplied with: rows rounded to "int8" or left as "float32".
+
+    Args:
+      asked: `EngineConfig.cpu_activations`; None for "int8" where that works.
+      dtype: of the network.
+
+    Raises:
+      ConfigError: "int8" was asked for and does not work here.
+    """
+    if asked == "float32":
+        return "float32"
+    reason = matmul.why_not("numba")
+    if reason is not None:
+        reason = f"its kernel {reason}"
+    elif dtype != jnp.float32:
+        reason = f"it needs engine.dtype 'float32', not '{dtype}'"
+    if asked is not None and reason:
+        raise ConfigError(f"engine.cpu_activations is 'int8': {reason}")
+    return "float32" if reason else "int8"
+
+
 def stored_weight(
-    source: Source, shape: tuple[int, ...], dtype: jnp.dtype, stored: Sequence[TensorSource]
+    source: Source,
+    shape: tuple[int, ...],
+    dtype: jnp.dtype,
+    stored: Sequence[TensorSource],
+    *,
+    activations: Activations = "float32",
+    rounded: bool = False,
 ) -> PackedWeight | Mxfp4Weight | None:
     """A parameter as its tensors are stored, on the host; None where it has to be dense.
 
@@ -32,9 +64,10 @@ def stored_weight(
       source: of the parameter.
       shape, dtype: of the parameter. Matrices stay packed in float32, experts in bfloat16.
       stored: its tensors.
+      activations, rounded: see `ModulePlan.read`.
     """
     if dtype == jnp.float32:
-        return packed_weight(source, shape, stored)
+        return packed_weight(source, shape, stored, activations=activations, rounded=rounded)
     return packed_experts(source, stored) if dtype == jnp.bfloat16 else None
 
 
@@ -58,7 +91,12 @@ def packed_experts(source: Source, stored: Sequence[TensorSource]) -> Mxfp4Weigh
 
 
 def packed_weight(
-    source: Source, shape: tuple[int, ...], stored: Sequence[TensorSource]
+    source: Source,
+    shape: tuple[int, ...],
+    stored: Sequence[TensorSource],
+    *,
+    activations: Activations = "float32",
+    rounded: bool = False,
 ) -> PackedWeight | None:
     """A parameter as its tensors are stored, on the host; None where it has to be dense.
 
@@ -68,38 +106,36 @@ def packed_weight(
       source: of the parameter.
       shape: of the parameter, which is float32.
       stored: its tensors.
+      activations, rounded: see `ModulePlan.read`.
     """
     if not isinstance(source, Projection | Fused) or not source.in_shape:
         return None
     if math.prod(shape) * 4 < MIN_WEIGHT_BYTES:
         return None
-    width, found = math.prod(source.in_shape), [blocks for tensor in stored if (blocks := _blocks(tensor))]
+    found = [blocks for tensor in stored if (blocks := _blocks(tensor, rounded))]
     tensors = alike(found) if len(found) == len(stored) else None
-    if tensors is None or not all(map(_fits_kernel, tensors)):
+    if tensors is None:
         return None
-    per_block = source.per_block(BLOCK)
+    width, inputs = math.prod(source.in_shape), tensors[0].inputs
+    per_block = source.per_block(inputs)
 
     def scales(arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:
         known = [array for array in arrays if array is not None]
-        return per_block.join(known).reshape(width // BLOCK, -1) if known else None
+        return per_block.join(known).reshape(width // inputs, -1) if known else None
 
     return pack(
         source.join([blocks.values for blocks in tensors]).reshape(width, -1),
         scales([blocks.scale for blocks in tensors]),
         scales([blocks.offset for blocks in tensors]),
         shape,
+        activations=activations,
     )
 
 
-def _fits_kernel(blocks: Blocks) -> bool:
-    """Whether integers of 8 bits have no offset, and a scale is one of BLOCK inputs."""
-    if blocks.scale is None:
-        return True
-    return blocks.inputs == BLOCK and (blocks.offset is None or blocks.values.dtype == np.uint8)
-
-
-def _blocks(tensor: TensorSource) -> Blocks | None:
+def _blocks(tensor: TensorSource, rounded: bool) -> Blocks | None:
     blocks = tensor.read_blocks() if isinstance(tensor, BlockSource) else None
+    if blocks is None and rounded and tensor.shape[-1] % BLOCK == 0:
+        blocks = round_to_blocks(tensor.read().astype(np.float32))
     if blocks is None and tensor.dtype == ml_dtypes.bfloat16:
         return Blocks(tensor.read())
     return blocks

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.matmul import MIN_WEIGHT_BYTES, reference
+from jaxspec_kernels.matmul.numba_int8 import int8_matmul
 from jaxspec_kernels.matmul.numba_packed import packed_matmul
 from jaxspec_kernels.matmul.packed_weight import PackedWeight
 from numba import carray
@@ -37,7 +38,8 @@ def matmul(
     ):
         return reference(x, kernel, out_dtype=out_dtype)
     if isinstance(kernel, PackedWeight):
-        return packed_matmul(x.reshape(rows, width), kernel).reshape(*x.shape[:-1], *kernel.shape[1:])
+        packed = int8_matmul if kernel.activations == "int8" else packed_matmul
+        return packed(x.reshape(rows, width), kernel).reshape(*x.shape[:-1], *kernel.shape[1:])
     outputs = kernel.size // width
     y = jax.ffi.ffi_call(_target(rows), jax.ShapeDtypeStruct((rows, outputs), jnp.float32))(
         x.reshape(rows, width), kernel.reshape(width, outputs)

@@ -12,7 +12,11 @@ import numpy as np
 from jax import lax
 
 BLOCK = 32
-"""Inputs that share a scale."""
+"""Inputs that share a scale, but for Q6_K's, of which 16 do."""
+ROW_BLOCK = 16
+"""Inputs of a row that share a scale where rows are rounded to 8 bits."""
+QUAD = 4
+"""Inputs of an output that lie side by side: what one instruction multiplies in a lane of 32 bits."""
 TILE = 32
 """Outputs that lie side by side; a tile's inputs follow one another, so that it is read as one stream."""
 
@@ -20,7 +24,7 @@ TILE = 32
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("values", "scale", "offset"),
-    meta_fields=("shape",),
+    meta_fields=("shape", "activations"),
 )
 @dataclass(frozen=True)
 class PackedWeight:
@@ -32,18 +36,22 @@ class PackedWeight:
       values: one of
         u16[tiles, width, TILE], the weight as bfloat16, its bits: XLA on a CPU would gather bfloat16 out of
         a float32 copy of all of it, made in every step;
-        i8[tiles, width, TILE], the weight being scale * q;
-        u8[tiles, width / 2, TILE], the weight being scale * q + offset rounded once; input 2i is the lower
-        four bits of row i, input 2i + 1 the upper.
-      scale: f32[tiles, width / BLOCK, TILE], or None; scale * q is exact in float32.
-      offset: f32[tiles, width / BLOCK, TILE], or None.
+        i8[tiles, width / 4, TILE, 4], the weight being scale * q;
+        u8[tiles, width / 8, TILE, 4], the same of q in 0 … 15: of row i, the lower four bits of byte j are
+        input 8i + j and the upper ones input 8i + 4 + j.
+      scale: [tiles, width / block, TILE], a block being 32 or 16 inputs; float16 where that holds it
+        exactly, else float32. None for bfloat16. scale * q is exact in float32.
+      offset: as `scale`, or None: what is added to scale * q, rounded once.
       shape: of the weight: axes of `width` inputs, then axes of outputs.
+      activations: "float32", or "int8" for products with rows rounded to 8 bits (`numba_int8.py`); of
+        bfloat16 always "float32".
     """
 
     values: jax.Array
     scale: jax.Array | None
     offset: jax.Array | None
     shape: tuple[int, ...]
+    activations: str = "float32"
 
     @property
     def dtype(self) -> np.dtype:
@@ -61,7 +69,12 @@ class PackedWeight:
     @property
     def width(self) -> int:
         """Inputs."""
-        return self.values.shape[1] * (2 if self.form == "uint8" else 1)
+        return self.values.shape[1] * {"bfloat16": 1, "int8": QUAD, "uint8": 2 * QUAD}[self.form]
+
+    @property
+    def block(self) -> int:
+        """Inputs that share a scale; without scales BLOCK."""
+        return BLOCK if self.scale is None else self.width // self.scale.shape[1]
 
     @property
     def outputs(self) -> int:
@@ -80,7 +93,7 @@ class PackedWeight:
         return replace(self, shape=tuple(self.size // rest if size < 0 else size for size in shape))
 
     def stored(self, outputs: jax.Array | np.ndarray) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-        """Values [..., width] of some outputs i32[...], and their scales and offsets [..., width / BLOCK].
+        """Values [..., width] of some outputs i32[...]; f32 scales and offsets [..., width / block].
 
         Ids outside the weight are clamped into it.
         """
@@ -91,9 +104,11 @@ class PackedWeight:
         )
         assert values is not None
         if self.form == "bfloat16":
-            values = lax.bitcast_convert_type(values, jnp.bfloat16)
+            return lax.bitcast_convert_type(values, jnp.bfloat16), None, None
         if self.form == "uint8":
-            values = jnp.stack([values & 15, values >> 4], axis=-1).reshape(*values.shape[:-1], -1)
+            values = jnp.stack([values & 15, values >> 4], axis=-2)
+        values = values.reshape(*lane.shape, self.width)
+        scale, offset = (None if a is None else a.astype(jnp.float32) for a in (scale, offset))
         return values, scale, offset
 
     def columns(self, outputs: jax.Array | np.ndarray) -> jax.Array:
@@ -101,7 +116,7 @@ class PackedWeight:
         values, scale, offset = self.stored(outputs)
         columns = values.astype(jnp.float32)
         if scale is not None:
-            columns = columns.reshape(*scale.shape, BLOCK) * scale[..., None]
+            columns = columns.reshape(*scale.shape, self.block) * scale[..., None]
         if offset is not None:
             columns = columns + offset[..., None]
         return columns.reshape(values.shape)
@@ -112,20 +127,39 @@ class PackedWeight:
 
 
 def pack(
-    values: np.ndarray, scale: np.ndarray | None, offset: np.ndarray | None, shape: tuple[int, ...]
+    values: np.ndarray,
+    scale: np.ndarray | None,
+    offset: np.ndarray | None,
+    shape: tuple[int, ...],
+    *,
+    activations: str = "float32",
 ) -> PackedWeight:
     """A packed weight, on the host.
 
     Args:
-      values: bf16[width, outputs], or q: i8, or u8 in 0 … 15 where there is an offset.
-      scale, offset: f32[width / BLOCK, outputs], or None.
+      values: bf16[width, outputs], or q: i8, or u8 in 0 … 15.
+      scale, offset: f32[width / block, outputs], or None.
       shape: of the weight.
+      activations: see `PackedWeight`.
     """
-    if offset is not None:
-        values = values[0::2] | values[1::2] << 4
     if values.dtype == ml_dtypes.bfloat16:
-        values = values.view(np.uint16)
-    return PackedWeight(_tiled(values), _tiled(scale), _tiled(offset), shape)
+        return PackedWeight(_tiled(values.view(np.uint16)), None, None, shape)
+    if values.dtype == np.uint8:
+        halves = values.reshape(-1, 2, QUAD, values.shape[1])
+        values = (halves[:, 0] | halves[:, 1] << 4).reshape(-1, values.shape[1])
+    tiles = _tiled(values)
+    quads = tiles.reshape(tiles.shape[0], -1, QUAD, TILE).swapaxes(2, 3)
+    stored: Any = np.ascontiguousarray(quads)
+    return PackedWeight(stored, _tiled(_short(scale)), _tiled(_short(offset)), shape, activations)
+
+
+def _short(array: np.ndarray | None) -> np.ndarray | None:
+    """As float16 where that is exact."""
+    if array is None:
+        return None
+    with np.errstate(over="ignore"):
+        short = array.astype(np.float16)
+    return short if np.array_equal(short.astype(np.float32), array) else array
 
 
 def _tiled(array: np.ndarray | None) -> Any:

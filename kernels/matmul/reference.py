@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxspec_kernels.matmul.packed_weight import PackedWeight
+from jaxspec_kernels.matmul.packed_weight import ROW_BLOCK, PackedWeight
 
 
 def matmul(
@@ -13,13 +13,16 @@ def matmul(
 
     Args:
       x: [..., M].
-      kernel: [M, out axes]; a packed one is multiplied as the float32 weight that it stands for.
+      kernel: [M, out axes]; a packed one is multiplied as the float32 weight that it stands for, with x
+        rounded where the weight's `activations` say so.
       out_dtype: of the result; the dtype of x by default.
 
     Returns:
       [..., out axes]; sums are float32 on every backend.
     """
     if isinstance(kernel, PackedWeight):
+        if kernel.activations == "int8":
+            x = round_rows(x)
         kernel = kernel.dense()
     return lax.dot_general(
         x,
@@ -29,3 +32,12 @@ def matmul(
         precision="highest" if kernel.dtype == jnp.float32 else None,
         preferred_element_type=out_dtype or x.dtype,
     )
+
+
+def round_rows(x: jax.Array) -> jax.Array:
+    """x [..., M] as 8 bits give it back: blocks of 16 are d * q, d their largest magnitude / 127."""
+    blocks = x.reshape(*x.shape[:-1], -1, ROW_BLOCK)
+    largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
+    # Zero, and what has no inverse; that is nothing beside any other block.
+    integers = jnp.round(blocks * jnp.where(largest > 2.0**-100, 127 / largest, 0))
+    return (integers * (largest / 127)).reshape(x.shape)

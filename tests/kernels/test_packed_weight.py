@@ -2,34 +2,17 @@
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
+import packed_weights
 import pytest
 from hlo_text import instructions
-from jaxspec_kernels.matmul import matmul, pack
+from jaxspec_kernels.matmul import matmul
 
 OP = matmul
-WIDTH, OUTPUTS = 576, 530
-FORMS = ("uint8", "int8", "bfloat16")
+WIDTH, OUTPUTS = packed_weights.WIDTH, packed_weights.OUTPUTS
+FORMS = packed_weights.FORMS
+weight = packed_weights.weight
 on_a_cpu = pytest.mark.skipif(OP.why_not("numba") is not None, reason=f"{OP.why_not('numba')}")
-
-
-def weight(form):
-    """A packed weight, and its values by the formula, float32."""
-    rng = np.random.default_rng(0)
-    size, blocks = (WIDTH, OUTPUTS), (WIDTH // 32, OUTPUTS)
-    if form == "bfloat16":
-        values = rng.standard_normal(size, np.float32).astype(ml_dtypes.bfloat16)
-        return jax.tree.map(jnp.asarray, pack(values, None, None, size)), values.astype(np.float32)
-    scale, offset = (rng.standard_normal(blocks).astype(np.float16).astype(np.float32) for _ in range(2))
-    if form == "int8":
-        integers, offset = rng.integers(-128, 128, size, np.int8), None
-    else:
-        integers = rng.integers(0, 16, size, np.uint8)
-    values = np.repeat(scale, 32, axis=0) * integers.astype(np.float32)
-    if offset is not None:
-        values = values + np.repeat(offset, 32, axis=0)
-    return jax.tree.map(jnp.asarray, pack(integers, scale, offset, size)), values
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -11,7 +11,15 @@ from jaxspec.checkpoints import open_checkpoint
 from jaxspec.models import packed_weights
 from jaxspec.models.loading import declared, load_target, plan_target
 
-HALVES = {"Q5_0": (0,), "IQ4_NL": (0,), "MXFP4": (), "Q4_K": (0, 2)}
+HALVES = {
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "IQ4_NL": (0,),
+    "MXFP4": (),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
 """Where the float16 of a block lie."""
 
 
@@ -27,11 +35,14 @@ def random_matrix(kind, shape):
     return packed.reshape(shape[0], -1), kind
 
 
-@pytest.mark.parametrize("kind", HALVES)
+@pytest.mark.parametrize("kind", [*HALVES, "Q4_K_M"])
 def test_packed_is_dense(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(packed_weights, "MIN_WEIGHT_BYTES", 0)
     tensors = gguf_tensors({name: w for name, w in hf_weights().items() if not name.endswith(".bias")})
-    tensors = {name: random_matrix(kind, w.shape) if w.ndim == 2 else w for name, w in tensors.items()}
+    for name, weight in tensors.items():
+        # The mix of llama.cpp's files: values and what the layers end with have more bits.
+        own = {"Q4_K_M": "Q6_K" if "attn_v" in name or "ffn_down" in name else "Q4_K"}.get(kind, kind)
+        tensors[name] = random_matrix(own, weight.shape) if weight.ndim == 2 else weight
     checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf", tensors=tensors))
     packed = plan_target(checkpoint, dtype=jnp.dtype(jnp.float32)).read(packed=True)
     dense = load_target(checkpoint, dtype=jnp.float32)

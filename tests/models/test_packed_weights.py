@@ -11,10 +11,12 @@ from tiny_models import write_target
 
 import jaxspec
 from jaxspec.checkpoints import CheckpointError, open_checkpoint
+from jaxspec.checkpoints.blocks import round_to_blocks
+from jaxspec.config import ConfigError
 from jaxspec.drafters.head import OutputRows
 from jaxspec.models import packed_weights
 from jaxspec.models.loading import declared, export_tensors, load_target, plan_target
-from jaxspec.models.packed_weights import packed_weight
+from jaxspec.models.packed_weights import packed_weight, resolve_activations
 from jaxspec.models.parameters import Projection
 
 FLOAT32 = jnp.dtype(jnp.float32)
@@ -152,7 +154,9 @@ def test_an_engine_gives_the_same_tokens_packed_and_dense(tmp_path, monkeypatch)
     sizes = {"batch_size": 1, "page_size": 8, "prefill_chunk": 16, "sampling_modes": ("greedy",)}
 
     def answer():
-        engine = jaxspec.load(path, drafter={"kind": "ngram"}, progress=False, **sizes)
+        engine = jaxspec.load(
+            path, drafter={"kind": "ngram"}, cpu_activations="float32", progress=False, **sizes
+        )
         is_packed = any(leaf.dtype == jnp.uint8 for leaf in engine.programs.leaves)
         return is_packed, engine.generate([3, 1, 4, 1, 5], max_new_tokens=12, ignore_eos=True).token_ids
 
@@ -160,3 +164,77 @@ def test_an_engine_gives_the_same_tokens_packed_and_dense(tmp_path, monkeypatch)
     assert is_packed
     monkeypatch.setattr(packed_weights, "MIN_WEIGHT_BYTES", 1 << 60)
     assert answer() == (False, tokens)
+
+
+@pytest.mark.skipif(matmul.why_not("numba") is not None, reason=f"{matmul.why_not('numba')}")
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+def test_drafts_change_no_token_with_rows_of_8_bits(tmp_path, kind):
+    path = quantised(tmp_path / "tiny.gguf", kind)
+    sizes = {"batch_size": 2, "page_size": 8, "prefill_chunk": 16, "sampling_modes": ("greedy",)}
+    prompts = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8]]
+
+    def answers(**drafter):
+        engine = jaxspec.load(path, drafter=drafter, cpu_activations="int8", progress=False, **sizes)
+        answers = engine.generate(prompts, max_new_tokens=80, ignore_eos=True)
+        return [answer.token_ids for answer in answers], [answer.stats for answer in answers]
+
+    plain, _ = answers(kind="none")
+    drafted, stats = answers(kind="ngram", num_speculative_tokens=4)
+    assert drafted == plain
+    rates = [rate for one in stats for rate in one.acceptance_per_position]
+    assert max(rates) > 0
+    assert min(rates) < 1
+
+
+def activations_of(model):
+    return {
+        value.activations
+        for variable, _ in declared(model)
+        if isinstance(value := variable.get_value(), PackedWeight)
+    }
+
+
+def test_a_weight_says_what_it_is_multiplied_with(tmp_path):
+    plan = plan_target(open_checkpoint(quantised(tmp_path / "tiny.gguf", "Q8_0")), dtype=FLOAT32)
+    for activations in ("int8", "float32"):
+        assert activations_of(plan.read(packed=True, activations=activations)) == {activations}
+
+
+def test_rounded_matrices_are_blocks_too(tmp_path):
+    path = write_gguf(tmp_path / "tiny.gguf", tensors=weights())
+    plan = plan_target(open_checkpoint(path), dtype=FLOAT32)
+    dense = load_target(open_checkpoint(path), dtype=FLOAT32)
+    rounded = plan.read(packed=True, activations="int8", rounded=True)
+    assert forms(rounded).count("int8") == 5
+    for (one, _), (other, _) in zip(declared(rounded), declared(dense), strict=True):
+        given = np.asarray(other.get_value())
+        assert np.abs(np.asarray(one.get_value()) - given).max() <= np.abs(given).max() / 250
+
+
+def test_rounding_to_blocks_keeps_half_a_step():
+    matrix = np.random.default_rng(0).standard_normal((5, 96)).astype(np.float32)
+    matrix[2, 32:64] = 0
+    blocks = round_to_blocks(matrix)
+    error = np.abs(np.repeat(blocks.scale, 32, axis=1) * blocks.values - matrix)
+    assert (error <= np.repeat(blocks.scale, 32, axis=1) * 0.51).all()
+    assert (blocks.scale == blocks.scale.astype(np.float16)).all()
+    for value in (1e10, np.nan):
+        matrix[1, 1] = value
+        assert round_to_blocks(matrix) is None
+
+
+def test_int8_activations_are_refused_by_name(tmp_path, monkeypatch):
+    bfloat16 = jnp.dtype(jnp.bfloat16)
+    monkeypatch.setattr(matmul, "why_not", lambda name: None)
+    assert resolve_activations(None, FLOAT32) == resolve_activations("int8", FLOAT32) == "int8"
+    assert resolve_activations("float32", FLOAT32) == "float32"
+    assert resolve_activations(None, bfloat16) == "float32"
+    with pytest.raises(
+        ConfigError, match=r"engine\.cpu_activations is 'int8': it needs engine\.dtype 'float32'"
+    ):
+        resolve_activations("int8", bfloat16)
+    monkeypatch.setattr(matmul, "why_not", lambda name: "is for CPUs")
+    assert resolve_activations(None, FLOAT32) == "float32"
+    path = quantised(tmp_path / "tiny.gguf", "Q8_0")
+    with pytest.raises(ConfigError, match=r"engine\.cpu_activations is 'int8': its kernel is for CPUs"):
+        jaxspec.load(path, cpu_activations="int8", progress=False)

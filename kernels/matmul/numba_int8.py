@@ -1,0 +1,376 @@
+"""Products with packed weights on a CPU, rows rounded to 8 bits in blocks of 16 inputs.
+
+A block of a row is d * q, d being its largest magnitude / 127 and q integers. Integers are multiplied and
+summed exactly, by the best instruction that the processor has; what is left in float32 is a product with d a
+block and one with the weight's scale. All ways give the same sums bit for bit, and a row's do not depend on
+those beside it.
+
+llama.cpp's blocks are of 32 (ggml-quants.c, `quantize_row_q8_1_ref`), which changes likelihoods three times as
+much (docs/measurements.md).
+"""
+
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+from jaxspec_kernels import numba_call as call
+from jaxspec_kernels.matmul.packed_weight import QUAD, ROW_BLOCK, TILE, PackedWeight
+from jaxspec_kernels.matmul.vector_code import BYTE, FLOAT, HALF_WORD, INTEGER, VectorCode, word
+from jaxspec_kernels.matmul.weight_code import Form, WeightCode, by_groups, bytes_of
+from llvmlite import ir
+from numba import carray, types
+from numba.core.cgutils import for_range
+from numba.core.extending import intrinsic
+from numba.core.registry import cpu_target
+
+PATHS = ("vnni512", "vnni256", "avx2", "generic")
+"""Ways to multiply bytes, the best first."""
+_NEEDS = {
+    "vnni512": [{"avx512f", "avx512bw", "avx512vnni"}],
+    "vnni256": [{"avxvnni"}, {"avx512vnni", "avx512vl"}],
+    "avx2": [{"avx2"}],
+    "generic": [set[str]()],
+}
+_LANES = {"vnni512": 16, "vnni256": 8, "avx2": 8, "generic": 4}
+
+
+@cache
+def available_paths() -> tuple[str, ...]:
+    """The ways that the processor for which Numba compiles can go."""
+    return paths_with(cpu_target.target_context.codegen().magic_tuple()[2])
+
+
+def paths_with(features: str) -> tuple[str, ...]:
+    """The ways that a processor can go, whose features LLVM lists as "+avx2,-avx512f"."""
+    known = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
+    return tuple(path for path in PATHS if any(needed <= known for needed in _NEEDS[path]))
+
+
+def int8_matmul(x: jax.Array, weight: PackedWeight, *, path: str | None = None) -> jax.Array:
+    """f32[rows, outputs] of x f32[rows, width], rounded as the module's text says.
+
+    A row that holds NaN has NaN for its products.
+
+    Args:
+      x: f32[rows, width].
+      weight: with values of "int8" or "uint8".
+      path: one of `available_paths`; None for the best.
+    """
+    return by_groups(x, weight, partial(_target, Form.of(weight), path or available_paths()[0]))
+
+
+# A row's largest magnitude is found once per thread; that is less than a hundredth of the products.
+_PART = """
+def {name}_part(frame, part, parts):
+    x_, w_, y_ = call.argument(frame, 0), call.argument(frame, 1), call.result(frame, 0)
+    rows, width = call.shape(x_, 2)
+    tiles, outputs = call.shape(w_, 1)[0], call.shape(y_, 2)[1]
+    y = carray(call.floats(y_), (rows, outputs))
+    blocks, pieces = width // {ROW_BLOCK}, width // {block}
+    codes = call.allocate(rows * width * {code_bytes})
+    scales = call.allocate(4 * rows * blocks)
+    starts, moments = call.allocate(4 * rows * blocks), call.allocate(4 * rows * pieces)
+    quantise(call.address(x_), rows * pieces, codes, scales, starts, moments)
+    sums = np.empty(({group}, {TILE}), np.float32)
+    for tile in range(tiles * part // parts, tiles * (part + 1) // parts):
+        left = tile * {TILE}
+        size = min({TILE}, outputs - left)
+        # A tile of the weight stays in the caches from one group of rows to the next.
+        for top in range(0, rows, {group}):
+            multiply(
+                codes + top * width * {code_bytes},
+                scales + 4 * top * blocks,
+                starts + 4 * top * blocks,
+                moments + 4 * top * pieces,
+                width,
+                {values},
+                {scale},
+                {offset},
+                sums.ctypes.data,
+            )
+            for row in range({group}):
+                for j in range(size):
+                    y[top + row, left + j] = sums[row, j]
+    for scratch in (codes, scales, starts, moments):
+        call.release(scratch)
+    return 0
+
+
+def {name}_handler(frame):
+    return call.handle(frame, address())
+"""
+
+
+@call.once
+def _target(form: Form, path: str, group: int) -> str:
+    """Compiles and registers the kernel for a form of weight and groups of so many rows; returns its name."""
+    name = f"jaxspec_int8_matmul_{form.name}_{path}_{group}"
+    scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
+    scope |= {"address": call.address_of(name)}
+    scope |= {"quantise": _quantise(form, path), "multiply": _multiply(form, path, group)}
+    source = _PART.format(
+        name=name,
+        group=group,
+        TILE=TILE,
+        ROW_BLOCK=ROW_BLOCK,
+        block=form.block,
+        code_bytes=_code_bytes(path),
+        **form.byte_offsets(),
+    )
+    call.define(source, __file__, scope)
+    call.register(name, scope[f"{name}_part"], scope[f"{name}_handler"], fastmath=set())
+    return name
+
+
+def _code_bytes(path: str) -> int:
+    """Bytes of a row's integer: where pairs of 16 bits are multiplied it is kept in as many."""
+    return 1 if path.startswith("vnni") else 2
+
+
+def _zero(form: Form) -> int:
+    """What is added to a weight's integers, so that they are unsigned bytes."""
+    return 128 if form.values == "int8" else 0
+
+
+def _quantise(form: Form, path: str) -> Any:
+    """A function of Numba's that rounds rows.
+
+    Its arguments: the address of x f32, the number of its pieces, a piece being the inputs that share a scale
+    of the weight, and the addresses of what it writes: integers q; by block of a row its scale d f32 and what
+    sums of products start from i32; by piece the sum of d * q f32. Integers lie as they are, or as pairs of
+    16 bits, of every four the first and third before the second and fourth.
+    """
+
+    @intrinsic
+    def quantise(typing_context, x, pieces, codes, scales, starts, moments):
+        def generate(context, builder, signature, arguments):
+            x, pieces, *written = arguments
+            code = VectorCode(builder, ROW_BLOCK)
+            with for_range(builder, pieces) as loop:
+                _quantise_piece(code, form, path, x, loop.index, *written)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 6), generate
+
+    return quantise
+
+
+# Added to a float32 of fewer than 22 bits before its point, it leaves the integer in the lowest bits.
+_ROUND = 12582912.0
+_ROUND_BITS = 0x4B400000
+_SMALLEST = 2.0**-100
+
+
+def _quantise_piece(
+    code: VectorCode,
+    form: Form,
+    path: str,
+    x: Any,
+    piece: Any,
+    codes: Any,
+    scales: Any,
+    starts: Any,
+    moments: Any,
+) -> None:
+    """The blocks of a row that share a scale of the weight."""
+    build, blocks = code.builder, form.block // ROW_BLOCK
+    total_moment = ir.Constant(FLOAT, 0.0)
+    for i in range(blocks):
+        block = build.add(build.mul(piece, word(blocks)), word(i))
+        row = code.load(code.at(x, block, 4 * ROW_BLOCK), code.floats, align=4)
+        # Magnitudes are ordered as their bits are, NaN above all.
+        sizes = build.and_(build.bitcast(row, code.integers), code.constant(0x7FFFFFFF))
+        largest = build.bitcast(code.call(f"llvm.vector.reduce.umax.v{code.lanes}i32", INTEGER, sizes), FLOAT)
+        scale = build.fdiv(largest, ir.Constant(FLOAT, 127.0))
+        counts = build.fcmp_ordered(">", largest, ir.Constant(FLOAT, _SMALLEST))
+        inverse = build.select(
+            counts, build.fdiv(ir.Constant(FLOAT, 127.0), largest), ir.Constant(FLOAT, 0.0)
+        )
+        code.store(scale, code.at(scales, block, 4), align=4)
+        magic = ir.Constant(code.floats, [_ROUND] * code.lanes)
+        shifted = build.fadd(build.fmul(row, code.spread(inverse)), magic)
+        integers = build.sub(build.bitcast(shifted, code.integers), code.constant(_ROUND_BITS))
+        _store_codes(code, integers, code.at(codes, block, ROW_BLOCK * _code_bytes(path)), path)
+        total = code.call(f"llvm.vector.reduce.add.v{code.lanes}i32", INTEGER, integers)
+        start = build.mul(total, ir.Constant(INTEGER, -_zero(form)))
+        code.store(start, code.at(starts, block, 4), align=4)
+        total_moment = build.fadd(total_moment, build.fmul(build.sitofp(total, FLOAT), scale))
+    code.store(total_moment, code.at(moments, piece, 4), align=4)
+
+
+def _store_codes(code: VectorCode, integers: Any, address: Any, path: str) -> None:
+    build = code.builder
+    if _code_bytes(path) == 1:
+        code.store(build.trunc(integers, ir.VectorType(BYTE, code.lanes)), address)
+        return
+    short = build.trunc(integers, ir.VectorType(HALF_WORD, code.lanes))
+    order = [QUAD * quad + j for quad in range(code.lanes // QUAD) for j in (0, 2, 1, 3)]
+    code.store(build.shuffle_vector(short, short, ir.Constant(code.integers, order)), address)
+
+
+def _multiply(form: Form, path: str, rows: int) -> Any:
+    """A function of Numba's: the products of so many rows with one tile.
+
+    Its arguments: the addresses of what `_quantise` wrote for the rows, their width, the addresses of the
+    tile's values, scales and offsets, and that of the result f32[rows, TILE].
+    """
+
+    @intrinsic
+    def multiply(typing_context, codes, scales, starts, moments, width, values, scale, offset, result):
+        def generate(context, builder, signature, arguments):
+            # As many sums as there are registers for.
+            columns = range(2 if path == "vnni512" else 1)
+            outputs = len(columns) * _LANES[path]
+            *of_rows, values, scale, offset, result = arguments
+            with for_range(builder, word(TILE // outputs)) as loop:
+                first = builder.mul(loop.index, word(outputs))
+
+                def start(base: Any, size: int) -> Any:
+                    return builder.add(base, builder.mul(first, word(size)))
+
+                sizes = (QUAD, bytes_of(form.scale), bytes_of(form.offset))
+                of_weight = [start(*place) for place in zip((values, scale, offset), sizes, strict=True)]
+                tile = _Columns(builder, form, path, rows, columns, of_rows, of_weight, start(result, 4))
+                tile.generate()
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 9), generate
+
+    return multiply
+
+
+class _Columns(WeightCode):
+    """Writes the code of `_multiply` for some columns of a tile. Loops within a block are written out."""
+
+    def __init__(
+        self,
+        builder: Any,
+        form: Form,
+        path: str,
+        rows: int,
+        columns: Sequence[int],
+        of_rows: Sequence[Any],
+        of_weight: Sequence[Any],
+        result: Any,
+    ):
+        super().__init__(builder, form, _LANES[path], columns, *of_weight)
+        self.path, self.rows = path, range(rows)
+        self.codes, self.scales, self.starts, self.moments, self.width = of_rows
+        self.y = result
+        self.pieces = builder.udiv(self.width, word(form.block))
+
+    def generate(self) -> None:
+        build = self.builder
+        for address in self._results():
+            self.store(ir.Constant(self.floats, None), address, align=4)
+        with for_range(build, self.pieces) as loop:
+            self._piece(loop.index)
+
+    def _results(self) -> list[Any]:
+        places = [(row, column) for row in self.rows for column in self.columns]
+        return [self.at(self.y, row * TILE + column * self.lanes, 4) for row, column in places]
+
+    def _piece(self, piece: Any) -> None:
+        """Adds the products of the inputs that share a scale of the weight."""
+        build, blocks = self.builder, self.form.block // ROW_BLOCK
+        quads, held = ROW_BLOCK // QUAD, self.form.quads
+        none: list[list[Any]] = [[None] * len(self.columns) for _ in self.rows]
+        products = none
+        for i in range(blocks):
+            block = build.add(build.mul(piece, word(blocks)), word(i))
+            sums = [self._starts(row, block) for row in self.rows]
+            for j in range(quads // held):
+                at = build.add(build.mul(block, word(quads // held)), word(j))
+                words = self.words(at)
+                self.prefetch(at)
+                for half in range(held):
+                    operands = [self._operands(self._unsigned(vector, half)) for vector in words]
+                    for row in self.rows:
+                        codes = self._codes(row, block, held * j + half)
+                        pairs = zip(sums[row], operands, strict=True)
+                        sums[row] = [self._dot(total, *operand, codes) for total, operand in pairs]
+            products = [self._scaled(row, block, sums[row], products[row]) for row in self.rows]
+        scales, offsets = self.factors(piece)
+        results = iter(self._results())
+        for row in self.rows:
+            moment = (
+                self.spread(self._of_row(self.moments, row, piece, FLOAT, self.form.block))
+                if offsets
+                else None
+            )
+            for column, product in enumerate(products[row]):
+                address = next(results)
+                y = self.fma(product, scales[column], self.load(address, self.floats, align=4))
+                if moment is not None:
+                    y = self.fma(offsets[column], moment, y)
+                self.store(y, address, align=4)
+
+    def _starts(self, row: int, block: Any) -> list[Any]:
+        zero = ir.Constant(self.integers, None)
+        start = self.spread(self._of_row(self.starts, row, block, INTEGER)) if _zero(self.form) else zero
+        return [start] * len(self.columns)
+
+    def _scaled(self, row: int, block: Any, sums: list[Any], before: list[Any]) -> list[Any]:
+        """Sums of a block in float32, added to those of the blocks before."""
+        factor = self.spread(self._of_row(self.scales, row, block, FLOAT))
+        floats = [self.builder.sitofp(total, self.floats) for total in sums]
+        return [
+            self.builder.fmul(value, factor) if other is None else self.fma(value, factor, other)
+            for value, other in zip(floats, before, strict=True)
+        ]
+
+    def _of_row(self, base: Any, row: int, index: Any, kind: ir.Type, inputs: int = ROW_BLOCK) -> Any:
+        """A row's number of a block, or of as many inputs."""
+        build = self.builder
+        count = build.udiv(self.width, word(inputs))
+        return self.load(self.at(base, build.add(build.mul(count, word(row)), index), 4), kind, align=4)
+
+    def _unsigned(self, words: Any, half: int) -> Any:
+        """Four unsigned bytes a lane."""
+        build = self.builder
+        if self.form.values == "int8":
+            return build.xor(words, self.constant(0x80808080))
+        return build.and_(build.lshr(words, self.constant(4 * half)), self.constant(0x0F0F0F0F))
+
+    def _operands(self, weight: Any) -> tuple[Any, ...]:
+        """What `_dot` takes of a weight: all of it, or its pairs of 16 bits."""
+        if self.path.startswith("vnni"):
+            return (weight,)
+        build, pairs = self.builder, self.constant(0x00FF00FF)
+        return build.and_(weight, pairs), build.and_(build.lshr(weight, self.constant(8)), pairs)
+
+    def _codes(self, row: int, block: Any, quad: int) -> list[Any]:
+        """A row's four integers in every lane, as `_dot` takes them."""
+        build, size = self.builder, _code_bytes(self.path)
+        k = build.add(build.mul(block, word(ROW_BLOCK)), word(QUAD * quad))
+        start = self.at(self.codes, build.add(build.mul(self.width, word(row)), k), size)
+        if self.path == "generic":
+            shorts = [self.load(self.at(start, i, size), HALF_WORD, align=2) for i in range(QUAD)]
+            return [self.spread(build.sext(short, INTEGER)) for short in shorts]
+        return [self.spread(self.load(self.at(start, i, 4), INTEGER)) for i in range(size)]
+
+    def _dot(self, total: Any, *operands: Any) -> Any:
+        """`total` and the sum of four products in every lane."""
+        build = self.builder
+        *weights, codes = operands
+        if self.path.startswith("vnni"):
+            name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
+            return self._vpdpbusd(name, total, weights[0], codes[0])
+        if self.path == "avx2":
+            shorts = ir.VectorType(HALF_WORD, 2 * self.lanes)
+            for weight, code in zip(weights, codes, strict=True):
+                both = (build.bitcast(weight, shorts), build.bitcast(code, shorts))
+                total = build.add(total, self.call("llvm.x86.avx2.pmadd.wd", self.integers, *both))
+            return total
+        low = self.constant(0xFF)
+        even, odd = weights
+        bytes_ = [build.and_(even, low), build.lshr(even, self.constant(16))]
+        bytes_ += [build.and_(odd, low), build.lshr(odd, self.constant(16))]
+        for weight, code in zip(bytes_, codes, strict=True):
+            total = build.add(total, build.mul(weight, code))
+        return total
+
+    def _vpdpbusd(self, name: str, total: Any, weight: Any, codes: Any) -> Any:
+        return self.call(name, self.integers, total, weight, codes)

@@ -1,0 +1,130 @@
+"""The log-likelihood of texts with rows rounded to 8 bits, beside that with float32.
+
+    python scripts/compare_activations.py smollm2-135m [--input ANSWERS.jsonl] [--json FILE]
+
+Scores a fixed text, and the answers of a JSONL of prompts and answers, each behind its prompt as the model's
+template renders it. The exit status is 1 where either changes by more than --bound.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxspec.attention import PackedMemory
+from jaxspec.checkpoints import Checkpoint, Tokenizer, open_checkpoint
+from jaxspec.command_line import Parser
+from jaxspec.config import load_config
+from jaxspec.models.decoder import Decoder
+from jaxspec.models.loading import plan_target
+from jaxspec.models.packed_weights import Activations, resolve_activations
+from jaxspec.provenance import provenance
+
+_TEXT = Path(__file__).parents[1] / "tests" / "goldens" / "smollm2-135m.json"
+_Text = tuple[list[int], list[int]]
+"""Token ids of a prompt and of its answer."""
+_FLOAT32 = jnp.dtype(jnp.float32)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the comparison; see the module's text."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    args = _parse(arguments)
+    kinds: tuple[Activations, ...] = ("float32", "int8")
+    try:
+        resolve_activations("int8", _FLOAT32)
+        source = load_config(args.config).target
+        checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
+        if checkpoint.tokenizer is None:
+            raise ValueError(f"{checkpoint.name} has no tokenizer")
+        text = json.loads(_TEXT.read_text("utf-8"))["text"]
+        sets: dict[str, list[_Text]] = {"fixed text": [([], checkpoint.tokenizer.encode(text))]}
+        if args.input:
+            sets[args.input.name] = list(read_answers(checkpoint.tokenizer, args.input, args.limit))
+        losses = {kind: measure(checkpoint, sets, kind) for kind in kinds}
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    rows, changes = [], []
+    for name, texts in sets.items():
+        before, after = (losses[kind][name] for kind in kinds)
+        change = after / before - 1
+        changes.append(abs(change))
+        rows.append({"texts": name, "count": len(texts), "float32": before, "int8": after, "change": change})
+        print(
+            f"{name}: {len(texts)} texts, -log p a token {before:.5f} with float32, {after:.5f} with int8, "
+            f"{change:+.3%}"
+        )
+    if args.json:
+        command = shlex.join(["scripts/compare_activations.py", *arguments])
+        result = provenance(command, Path(__file__).parent) | {"rows": rows}
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return int(max(changes) > args.bound)
+
+
+def read_answers(tokenizer: Tokenizer, path: Path, limit: int) -> Iterator[_Text]:
+    """Token ids of prompts and of their answers.
+
+    Raises:
+      ValueError: a row has no prompt or no answer.
+    """
+    for line in path.read_text("utf-8").splitlines()[:limit]:
+        row = json.loads(line)
+        if not isinstance(row, dict) or not {"prompt", "answer"} <= set(row):
+            raise ValueError(f"{path}: a row has no 'prompt' or no 'answer'")
+        prompt = tokenizer.apply_chat_template([{"role": "user", "content": row["prompt"]}])
+        ids = tokenizer.encode(prompt, add_special_tokens=False)
+        yield ids, tokenizer.encode(row["answer"], add_special_tokens=False)
+
+
+def measure(
+    checkpoint: Checkpoint, sets: dict[str, list[_Text]], activations: Activations
+) -> dict[str, float]:
+    """Nats a token of each set."""
+    target = plan_target(checkpoint, dtype=_FLOAT32).read(packed=True, activations=activations)
+    return {name: _mean(target, texts) for name, texts in sets.items()}
+
+
+def _mean(target: Decoder, texts: list[_Text]) -> float:
+    losses = np.concatenate([_losses(target, prompt, answer) for prompt, answer in texts])
+    return float(losses.astype(np.float64).mean())
+
+
+def _losses(target: Decoder, prompt: list[int], answer: list[int]) -> np.ndarray:
+    """Nats of an answer's tokens; of the first one too where there is a prompt."""
+    tokens = prompt + answer
+    length = -(-len(tokens) // 128) * 128  # few lengths, so few programs
+    padded = jnp.asarray(tokens + [0] * (length - len(tokens)), jnp.int32)
+    losses = np.asarray(_next_token_losses(target, padded))
+    return losses[max(len(prompt) - 1, 0) : len(tokens) - 1]
+
+
+@nnx.jit
+def _next_token_losses(target: Decoder, tokens: jax.Array) -> jax.Array:
+    positions = jnp.arange(tokens.size, dtype=jnp.int32)
+    memory = PackedMemory(target.kinds, positions[None], jnp.ones((1, tokens.size), jnp.int32))
+    hidden, _, _ = target(tokens, positions, memory)
+    logs = jax.nn.log_softmax(target.logits(hidden))
+    return -jnp.take_along_axis(logs, jnp.roll(tokens, -1)[:, None], axis=1)[:, 0]
+
+
+def _parse(arguments: list[str]) -> Any:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", help="configuration")
+    parser.add_argument("--input", type=Path, help="JSONL of `prompt` and `answer`")
+    parser.add_argument("--limit", type=int, default=200, help="answers to score")
+    parser.add_argument("--bound", type=float, default=0.003, help="the change that counts as none")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here too")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Products with rows of 8 bits: the definition, whatever instruction multiplies and whatever runs beside."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxspec_kernels.matmul import matmul
+from packed_weights import FORMS, OUTPUTS, WIDTH, weight
+
+pytestmark = pytest.mark.skipif(matmul.why_not("numba") is not None, reason=f"{matmul.why_not('numba')}")
+numba_int8 = pytest.importorskip("jaxspec_kernels.matmul.numba_int8")
+
+INTEGER_FORMS = [form for form in FORMS if form != "bfloat16"]
+PATHS = numba_int8.available_paths()
+
+
+def rows(count):
+    x = np.random.default_rng(1).standard_normal((count, WIDTH), np.float32)
+    x[:, :32] *= 100
+    return x
+
+
+def rounded(x):
+    """Rows as they are multiplied, by the formula: float64."""
+    blocks = x.reshape(len(x), -1, 16)
+    largest = np.abs(blocks).max(axis=-1, keepdims=True)
+    inverse = np.float32(127) / largest
+    return (np.rint(blocks * inverse) * (largest / np.float32(127)).astype(np.float64)).reshape(x.shape)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("form", INTEGER_FORMS)
+def test_equals_the_definition(form, path):
+    packed, values = weight(form)
+    x = rows(2)
+    y = numba_int8.int8_matmul(jnp.asarray(x), packed, path=path)
+    expected = rounded(x) @ values.astype(np.float64)
+    assert y.shape == (2, OUTPUTS)
+    assert np.linalg.norm(y - expected) / np.linalg.norm(expected) < 1e-6
+
+
+@pytest.mark.parametrize("path", PATHS[1:])
+@pytest.mark.parametrize("form", INTEGER_FORMS)
+def test_every_path_gives_the_same_numbers(form, path):
+    packed, _ = weight(form)
+    x = jnp.asarray(rows(2))
+    best = numba_int8.int8_matmul(x, packed, path=PATHS[0])
+    np.testing.assert_array_equal(numba_int8.int8_matmul(x, packed, path=path), best)
+
+
+@pytest.mark.parametrize("form", ["Q4_1", "Q8_0"])
+def test_a_row_does_not_depend_on_those_beside_it(form):
+    packed, _ = weight(form)
+    x = jnp.asarray(rows(11))
+    product = jax.jit(numba_int8.int8_matmul)
+    alone = np.concatenate([product(row[None], packed) for row in x])
+    for count in (3, 11):
+        np.testing.assert_array_equal(product(x[:count], packed), alone[:count])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_largest_integers_are_summed_exactly(path):
+    packed, _ = weight("Q8_0")
+    values = jnp.where(jnp.arange(WIDTH // 4)[:, None, None] % 2, jnp.int8(127), jnp.int8(-128))
+    full = jax.tree.map(jnp.ones_like, packed)
+    values = jnp.broadcast_to(values, full.values.shape).astype(jnp.int8)
+    ends = type(packed)(values, full.scale, None, packed.shape)
+    x = np.full((2, WIDTH), 127, np.float32)
+    y = numba_int8.int8_matmul(jnp.asarray(x), ends, path=path)
+    assert (np.asarray(y) == 127 * (WIDTH // 2) * (127 - 128)).all()
+
+
+@pytest.mark.parametrize("form", ["Q4_1", "Q8_0"])
+def test_what_is_no_number_stays_in_its_row(form):
+    packed, _ = weight(form)
+    x = rows(3)
+    good = np.asarray(numba_int8.int8_matmul(jnp.asarray(x), packed))
+    for bad in (np.nan, np.inf):
+        x[1, 40] = bad
+        y = np.asarray(numba_int8.int8_matmul(jnp.asarray(x), packed))
+        assert not np.isfinite(y[1]).any()
+        np.testing.assert_array_equal(y[[0, 2]], good[[0, 2]])
+
+
+@pytest.mark.parametrize("size", [0, 1e-42, 1e-36, 1e30])
+def test_rows_of_any_size(size):
+    packed, values = weight("Q8_0")
+    x = rows(1) * np.float32(size)
+    y = np.asarray(numba_int8.int8_matmul(jnp.asarray(x), packed))
+    expected = x.astype(np.float64) @ values
+    assert np.linalg.norm(y - expected) <= np.linalg.norm(expected) * 0.01 + 1e-28
+
+
+def test_the_product_of_a_weight_with_int8_activations():
+    packed, values = weight("Q4_1", activations="int8")
+    x = rows(2)
+    y = matmul(jnp.asarray(x), packed)
+    np.testing.assert_array_equal(y, numba_int8.int8_matmul(jnp.asarray(x), packed))
+    reference = matmul(jnp.asarray(x), packed, implementation="xla")
+    expected = rounded(x) @ values.astype(np.float64)
+    assert np.linalg.norm(reference - expected) / np.linalg.norm(expected) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("features", "paths"),
+    [
+        ("+avx512f,+avx512bw,+avx512vl,+avx512vnni,+avx2", ("vnni512", "vnni256", "avx2", "generic")),
+        ("+avx2,+avxvnni,-avx512f", ("vnni256", "avx2", "generic")),
+        ("+avx2,+avx512f,+avx512bw,-avx512vnni", ("avx2", "generic")),
+        ("-avx2,+sse2", ("generic",)),
+        ("", ("generic",)),
+    ],
+)
+def test_a_processor_goes_the_ways_that_it_has(features, paths):
+    assert numba_int8.paths_with(features) == paths
