@@ -5,8 +5,8 @@ summed exactly, by the best instruction that the processor has; what is left in 
 block and one with the weight's scale. All ways give the same sums bit for bit, and a row's do not depend on
 those beside it.
 
-llama.cpp's blocks are of 32 (ggml-quants.c, `quantize_row_q8_1_ref`), which changes likelihoods three times as
-much (docs/measurements.md).
+llama.cpp's blocks are of 32 (ggml-quants.c, `quantize_row_q8_1_ref`), which changes likelihoods three times
+as much (docs/measurements.md).
 """
 
 from collections.abc import Sequence
@@ -149,7 +149,7 @@ def _quantise(form: Form, path: str) -> Any:
             x, pieces, *written = arguments
             code = VectorCode(builder, ROW_BLOCK)
             with for_range(builder, pieces) as loop:
-                _quantise_piece(code, form, path, x, loop.index, *written)
+                _quantise_piece(code, form, path, x, loop.index, written)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 6), generate
@@ -164,17 +164,10 @@ _SMALLEST = 2.0**-100
 
 
 def _quantise_piece(
-    code: VectorCode,
-    form: Form,
-    path: str,
-    x: Any,
-    piece: Any,
-    codes: Any,
-    scales: Any,
-    starts: Any,
-    moments: Any,
+    code: VectorCode, form: Form, path: str, x: Any, piece: Any, written: Sequence[Any]
 ) -> None:
     """The blocks of a row that share a scale of the weight."""
+    codes, scales, starts, moments = written
     build, blocks = code.builder, form.block // ROW_BLOCK
     total_moment = ir.Constant(FLOAT, 0.0)
     for i in range(blocks):
@@ -185,9 +178,8 @@ def _quantise_piece(
         largest = build.bitcast(code.call(f"llvm.vector.reduce.umax.v{code.lanes}i32", INTEGER, sizes), FLOAT)
         scale = build.fdiv(largest, ir.Constant(FLOAT, 127.0))
         counts = build.fcmp_ordered(">", largest, ir.Constant(FLOAT, _SMALLEST))
-        inverse = build.select(
-            counts, build.fdiv(ir.Constant(FLOAT, 127.0), largest), ir.Constant(FLOAT, 0.0)
-        )
+        inverse = build.fdiv(ir.Constant(FLOAT, 127.0), largest)
+        inverse = build.select(counts, inverse, ir.Constant(FLOAT, 0.0))
         code.store(scale, code.at(scales, block, 4), align=4)
         magic = ir.Constant(code.floats, [_ROUND] * code.lanes)
         shifted = build.fadd(build.fmul(row, code.spread(inverse)), magic)
@@ -295,16 +287,12 @@ class _Columns(WeightCode):
         scales, offsets = self.factors(piece)
         results = iter(self._results())
         for row in self.rows:
-            moment = (
-                self.spread(self._of_row(self.moments, row, piece, FLOAT, self.form.block))
-                if offsets
-                else None
-            )
+            moment = self._of_row(self.moments, row, piece, FLOAT, self.form.block) if offsets else None
             for column, product in enumerate(products[row]):
                 address = next(results)
                 y = self.fma(product, scales[column], self.load(address, self.floats, align=4))
                 if moment is not None:
-                    y = self.fma(offsets[column], moment, y)
+                    y = self.fma(offsets[column], self.spread(moment), y)
                 self.store(y, address, align=4)
 
     def _starts(self, row: int, block: Any) -> list[Any]:

@@ -31,10 +31,9 @@ def matmul(
     if not (
         rows > 0
         # XLA would expand a packed weight every time: for 64 rows that takes three times as long.
-        and (rows <= MAX_ROWS or isinstance(kernel, PackedWeight))
+        and (isinstance(kernel, PackedWeight) or (rows <= MAX_ROWS and kernel.size * 4 >= MIN_WEIGHT_BYTES))
         and x.dtype == kernel.dtype == jnp.float32
         and out_dtype in (None, jnp.float32)
-        and kernel.size * 4 >= MIN_WEIGHT_BYTES
     ):
         return reference(x, kernel, out_dtype=out_dtype)
     if isinstance(kernel, PackedWeight):

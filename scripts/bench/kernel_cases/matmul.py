@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Case:
     """[rows, width] times [width, outputs].
 
-    `packed` is the form of a `PackedWeight`, or empty for a dense weight of `dtype`.
+    `packed` is the form of a `PackedWeight`, of these `activations`; empty for a dense weight of `dtype`.
     """
 
     name: str
@@ -16,6 +16,7 @@ class Case:
     outputs: int
     dtype: str = "float32"
     packed: str = ""
+    activations: str = "float32"
 
 
 CASES = (
@@ -32,4 +33,11 @@ CASES = (
     Case("135M feed-forward, Q4_1", rows=5, width=576, outputs=3072, packed="uint8"),
     Case("135M feed-forward, Q8_0", rows=5, width=576, outputs=3072, packed="int8"),
     Case("135M feed-forward, bfloat16 weight", rows=5, width=576, outputs=3072, packed="bfloat16"),
+    *(
+        Case(
+            f"135M feed-forward, {name}, int8, {rows} rows", rows, 576, 3072, packed=form, activations="int8"
+        )
+        for name, form in (("Q4_1", "uint8"), ("Q8_0", "int8"))
+        for rows in (1, 5, 64)
+    ),
 )
