@@ -50,6 +50,7 @@ class EngineCore:
         *,
         mesh: Mesh,
         modes: tuple[SamplingMode, ...],
+        is_auto: bool,
         progress: bool,
     ):
         self.config, self.modes = config, modes
@@ -64,7 +65,9 @@ class EngineCore:
             chunk=config.prefill_chunk,
             most_chunks=config.prefill_rows,
             prefix_caching=config.prefix_caching,
+            drafter_has_rows=bool(drafter.cache_shapes or drafter.hidden_size),
         )
+        self._most_drafts = drafter.num_speculative_tokens
         self._whole = replicated(mesh)
         self._in_flight: deque[tuple[Dispatch, StepOutput]] = deque()
         self._num_failures = 0
@@ -86,7 +89,8 @@ class EngineCore:
             mesh=mesh,
         )
         self._served = np.zeros(0), jnp.zeros(0)
-        first, later = program_sizes(config, modes)
+        drafts = [*_up_to(self._most_drafts)[-2::-1], 0] if is_auto else []
+        first, later = program_sizes(config, modes, self._most_drafts, drafts)
         self.programs.compile(first, progress=progress)
         self.programs.compile_behind(later)
 
@@ -169,6 +173,7 @@ class EngineCore:
             len(dispatch.served),
             len(dispatch.chunks),
             self._mode_for(dispatch) if dispatch.decodes else None,
+            dispatch.drafts if dispatch.decodes else 0,
         )
         size = self.programs.best(need)
         assert size is not None, need
@@ -224,7 +229,7 @@ class EngineCore:
 
     def _chunks_beside(self) -> int:
         """The pieces that a decoding step can read of prompts, with what is compiled so far."""
-        everyone = Size(self.config.batch_size, 1, max(self.modes))
+        everyone = Size(self.config.batch_size, 1, max(self.modes), self._most_drafts)
         return max((size.pieces for size in list(self.programs.compiled) if size.serves(everyone)), default=0)
 
     def _mode_for(self, dispatch: Dispatch) -> SamplingMode:
@@ -234,22 +239,28 @@ class EngineCore:
 
 
 def program_sizes(
-    config: ResolvedEngineConfig, modes: Sequence[SamplingMode]
+    config: ResolvedEngineConfig, modes: Sequence[SamplingMode], drafts: int, fewer: Sequence[int]
 ) -> tuple[list[Size], list[Size]]:
-    """The programs to compile before the first request, which serve any, and those to compile later."""
+    """The programs to compile before the first request, which serve any, and those to compile later.
+
+    Args:
+      drafts, fewer: the largest K, and others that dispatches may choose.
+    """
     whole = config.batch_size
     prompts = [Size(min(pieces, whole), pieces, None) for pieces in _up_to(config.prefill_rows)]
     slots = [count for count in config.slot_sizes if count < whole]
-    smaller = [Size(count, 0, mode) for mode in modes for count in slots]
+    smaller = [Size(count, 0, mode, drafts) for mode in modes for count in slots]
+    choices = [Size(count, 0, mode, k) for mode in modes for count in (*slots, whole) for k in fewer]
     # A pass over rows of prompts costs what these cost, hardly what the slots beside them do.
     some = [count for count in slots if count * 8 <= whole][-1:]
     beside = [
-        Size(count, pieces, max(modes))
+        Size(count, pieces, max(modes), k)
+        for k in (drafts, *fewer[-1:])
         for count in (whole, *some)
         for pieces in reversed(_up_to(config.rows_beside // config.prefill_chunk)[-4:])
     ]
-    first = [prompts[-1], *(Size(whole, 0, mode) for mode in modes)]
-    return first, [*beside[:1], *smaller[:1], *reversed(prompts[:-1]), *smaller[1:], *beside[1:]]
+    first = [prompts[-1], *(Size(whole, 0, mode, drafts) for mode in modes)]
+    return first, [*beside[:1], *smaller[:1], *reversed(prompts[:-1]), *smaller[1:], *choices, *beside[1:]]
 
 
 def _up_to(most: int) -> list[int]:

@@ -58,11 +58,13 @@ class Size:
       slots: b, the slots that it serves.
       pieces: G, the pieces of prompts that it reads, in one step; without any it has S steps.
       mode: how the slots sample; None where none decodes.
+      drafts: K; 0 decodes plainly, without the drafter.
     """
 
     slots: int
     pieces: int
     mode: SamplingMode | None
+    drafts: int = 0
 
     def serves(self, need: "Size") -> bool:
         """Whether a dispatch of this need can run in it."""
@@ -71,6 +73,7 @@ class Size:
         return (
             self.slots >= need.slots
             and self.pieces >= need.pieces
+            and self.drafts >= need.drafts
             and (self.mode is None or need.mode is None or self.mode >= need.mode)
         )
 
@@ -107,7 +110,6 @@ class Programs:
         self.settings = settings
         self.table_width, self.chunk = table_width, chunk
         self.draft_loop = draft_loop
-        self.num_drafts = models.drafter.num_speculative_tokens
         self._whole = replicated(mesh)
         self._state = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
@@ -126,7 +128,7 @@ class Programs:
     def compile(self, sizes: Sequence[Size], *, progress: bool) -> None:
         """Compiles these side by side, and returns when all are there."""
         on_host = [size for size in sizes if self.draft_loop == "host" and size.mode is not None]
-        self.compiled |= {size: self._host_decode(size.mode) for size in on_host if size.mode is not None}
+        self.compiled |= {size: self._host_decode(size) for size in on_host}
         lowered = {size: self._lower(size) for size in sizes if size not in on_host}
         with (
             ThreadPoolExecutor(max(len(lowered), 1)) as pool,
@@ -171,7 +173,7 @@ class Programs:
 
     def rows(self, size: Size) -> int:
         """Rows of the target's pass."""
-        decoding = 0 if size.mode is None else size.slots * (self.num_drafts + 1)
+        decoding = 0 if size.mode is None else size.slots * (size.drafts + 1)
         return decoding + size.pieces * self.chunk
 
     def dispatch(
@@ -193,17 +195,18 @@ class Programs:
         """Compiles one program."""
         self.compiled[size] = self._lower(size).compile(self._compiler_options(size))
 
-    def _models(self, leaves: Sequence[jax.Array]) -> Models:
-        return nnx.merge(self.graph, jax.tree.unflatten(self.treedef, leaves))
+    def _models(self, leaves: Sequence[jax.Array], size: Size) -> Models:
+        models = nnx.merge(self.graph, jax.tree.unflatten(self.treedef, leaves))
+        models.drafter.num_speculative_tokens = size.drafts
+        return models
 
     def _compiler_options(self, size: Size) -> dict[str, str | bool]:
         return compiler_options(self.leaves, rows=self.rows(size))
 
     def _lower(self, size: Size) -> Any:
         def program(leaves, state, served, pieces):
-            return dispatch(
-                self._models(leaves), state, served, pieces, settings=self.settings, mode=size.mode
-            )
+            models = self._models(leaves, size)
+            return dispatch(models, state, served, pieces, settings=self.settings, mode=size.mode)
 
         served = empty_served(size.slots, self.table_width)
         pieces = empty_pieces(size.pieces, self.chunk) if size.pieces else None
@@ -217,21 +220,24 @@ class Programs:
             self.leaves, self._state, *arguments
         )
 
-    def _host_decode(self, mode: SamplingMode) -> Callable:
+    def _host_decode(self, size: Size) -> Callable:
         """A dispatch without prompts driven from Python, one call per draft: the compiled loop's oracle."""
+
+        mode = size.mode
+        assert mode is not None
 
         def compiled(function: Callable) -> Callable:
             def program(leaves, context, state, *rest):
-                models = self._models(leaves)
+                models = self._models(leaves, size)
                 return function(models.drafter, models.target, context, state, *rest)
 
             return partial(jax.jit(program, donate_argnums=2), self.leaves)
 
-        propose = self._models(self.leaves).drafter.host_propose(compiled, mode=mode)
+        propose = self._models(self.leaves, size).drafter.host_propose(compiled, mode=mode)
 
         @partial(jax.jit, donate_argnums=1)
         def commit(leaves, state, slots, proposal):
-            models = self._models(leaves)
+            models = self._models(leaves, size)
             return verify_and_commit(models, state, slots, proposal, None, settings=self.settings, mode=mode)
 
         def run(leaves, whole, served, pieces):
@@ -239,10 +245,10 @@ class Programs:
             slots = read_served(served, self.settings.page_size)
             state, outputs = whole.take(slots), []
             for _ in range(self.settings.steps_per_dispatch):
-                if self.num_drafts:
+                if size.drafts:
                     proposal, draft_cache = propose(state.context(slots), state.draft_cache)
                 else:
-                    proposal, draft_cache = draft(self._models(leaves), state, slots, mode=mode)
+                    proposal, draft_cache = draft(self._models(leaves, size), state, slots, mode=mode)
                 state, output = commit(leaves, replace(state, draft_cache=draft_cache), slots, proposal)
                 outputs.append(output)
             return whole.put(slots, state), jax.tree.map(lambda *steps: jnp.stack(steps), *outputs)

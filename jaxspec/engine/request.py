@@ -143,6 +143,7 @@ class Request:
       max_new_tokens: `params.max_new_tokens`, cut to what the model's length leaves.
       stop_tokens: ids that end the answer.
       seed: what the draws are keyed by, below 2**64.
+      num_drafts: K of its own, whatever the dispatch's; None goes with the dispatch.
       tokenizer: turns ids into text; None where the checkpoint has none.
       is_streamed: whether `listener` takes a piece for every block of tokens, or the last piece alone.
       id: a name for it.
@@ -165,6 +166,7 @@ class Request:
     stop_tokens: tuple[int, ...]
     seed: int
     tokenizer: Tokenizer | None
+    num_drafts: int | None = None
     is_streamed: bool = False
     id: int | str = 0
     priority: int = 0
