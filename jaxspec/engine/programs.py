@@ -86,6 +86,8 @@ class Programs:
 
     Attributes:
       compiled: by size; grows while the background compiles.
+      num_behind: programs that the background has still to compile.
+      when_compiled: called by the background when there are none left.
     """
 
     def __init__(
@@ -124,6 +126,9 @@ class Programs:
             .compile()
         )
         self._behind: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self.num_behind = 0
+        self.when_compiled: Callable[[], object] = lambda: None
 
     def compile(self, sizes: Sequence[Size], *, progress: bool) -> None:
         """Compiles these side by side, and returns when all are there."""
@@ -149,6 +154,7 @@ class Programs:
         if self.draft_loop == "host":
             return
         left, threads = deque(sizes), []
+        self.num_behind = len(left)
         # Each takes a core, of which serving needs some.
         for _ in range(min(len(left), max((os.cpu_count() or 1) // 4, 1))):
             thread = threading.Thread(
@@ -171,6 +177,17 @@ class Programs:
         serving = [size for size in list(self.compiled) if size.serves(need)]
         return min(serving, key=lambda size: (self.rows(size), size.mode or 0), default=None)
 
+    def by_drafts(self, need: Size) -> dict[int, Size]:
+        """Of each K that there is, the size with the fewest rows that serves a need but for its drafts."""
+        sizes: dict[int, Size] = {}
+        need = replace(need, drafts=0)
+        for size in list(self.compiled):
+            if size.serves(need):
+                known = sizes.setdefault(size.drafts, size)
+                if (size.slots, size.mode) < (known.slots, known.mode):
+                    sizes[size.drafts] = size
+        return sizes
+
     def rows(self, size: Size) -> int:
         """Rows of the target's pass."""
         decoding = 0 if size.mode is None else size.slots * (size.drafts + 1)
@@ -190,6 +207,13 @@ class Programs:
         """The executable that serves every slot, for its HLO and its memory analysis."""
         of_mode = [size for size in self.compiled if size.mode == mode and not size.pieces]
         return self.compiled[max(of_mode, key=self.rows)]
+
+    def one_less(self) -> None:
+        """Has the background one program less to compile."""
+        with self._lock:
+            self.num_behind -= 1
+        if not self.num_behind:
+            self.when_compiled()
 
     def compile_one(self, size: Size) -> None:
         """Compiles one program."""
@@ -266,6 +290,7 @@ def _compile_behind(programs: "weakref.ref[Programs]", left: deque[Size]) -> Non
             except Exception as error:
                 # Larger programs serve what this one would have.
                 _log.warning("the program for %s does not compile: %s", size, error)
+            alive.one_less()
             del alive
 
 

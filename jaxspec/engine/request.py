@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxspec.checkpoints import TextStream, Tokenizer
+from jaxspec.engine.choice import Acceptance
 from jaxspec.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "aborted", "failed"]
@@ -157,6 +158,7 @@ class Request:
       cached_tokens: of the prompt, found in the cache when its reading began; None until then.
       finish_reason: None until it ends.
       stats: what became of the drafts so far.
+      acceptance: the same as the choice of K sees it; None where nothing is chosen.
       arrived_at, first_token_at, finished_at: by `time.perf_counter()`; None until then.
     """
 
@@ -181,6 +183,7 @@ class Request:
     finish_reason: FinishReason | None = None
     error: str | None = None
     stats: AcceptanceStats = field(default_factory=AcceptanceStats)
+    acceptance: Acceptance | None = None
     arrived_at: float | None = None
     first_token_at: float | None = None
     finished_at: float | None = None
