@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Target
-from jaxspec.engine.choice import ALONE, PATIENCE, DraftChoice, Key, Slot, StepTimes
+from jaxspec.engine.choice import ALONE, DraftChoice, Key, Slot, StepTimes
 from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.counters import Counters
 from jaxspec.engine.errors import EngineError
@@ -80,6 +80,7 @@ class EngineCore:
         self._read_at: float | None = None
         self._round_number = 0
         self._asked: dict[int, Size] = {}
+        self._alone: dict[Key, list[float]] = {}
         self._whole = replicated(mesh)
         self._in_flight: deque[tuple[Dispatch, StepOutput, Size | None]] = deque()
         self._num_failures = 0
@@ -291,7 +292,7 @@ class EngineCore:
                     choice.add_step(running.request.acceptance, limit, did.accepted)
 
     def time_programs(self) -> bool:
-        """Times one program that has not been timed, by runs that serve nobody; False if there is none."""
+        """Times some programs that have not been, by runs that serve nobody; False if there are none."""
         if self.choice is None or self.error is not None or self.programs.num_behind:
             return False
         # The smallest program for prompts says what a row costs.
@@ -306,14 +307,23 @@ class EngineCore:
             self.choice.times.save(self._times_file)
         return False
 
-    def _time_first(self, sizes: Iterable[Size]) -> bool:
+    def _time_first(self, sizes: Sequence[Size]) -> bool:
+        """Runs the programs that differ in K alone once in turn, of the first that are not timed yet.
+
+        One after another's runs would compare the machine's moods.
+        """
         assert self.choice is not None
-        for size in sizes:
-            if not self.choice.times.is_known(_key(size)):
-                seconds = [self._run_alone(size) for _ in range(ALONE + 1)]
-                self.choice.times.add_alone(_key(size), statistics.median(seconds[1:]))
-                return True
-        return False
+        times = self.choice.times
+        new = next((_key(size) for size in sizes if not times.is_known(_key(size))), None)
+        if new is None:
+            return False
+        group = [size for size in sizes if _key(size)[:2] == new[:2]]
+        for size in group:
+            self._alone.setdefault(_key(size), []).append(self._run_alone(size))
+        if len(self._alone[new]) > ALONE:
+            for size in group:
+                times.add_alone(_key(size), statistics.median(self._alone.pop(_key(size))[1:]))
+        return True
 
     def _time_beside(self) -> None:
         """Times programs while requests run: what the choice asks for, and now and then one not timed yet."""
@@ -326,15 +336,10 @@ class EngineCore:
             self.choice.to_compare = []
             seconds = [self._run_alone(by_key[key]) for key in (first, other)]
             self.choice.times.compare(first, seconds[0], other, seconds[1])
-        elif (
-            self._round_number % PATIENCE == 0
-            and not self.programs.num_behind
-            and self._time_first(self._asked.values())
-        ):
-            pass
-        else:
-            return
-        self._read_at = None
+            self._read_at = None
+        elif self._round_number % 8 == 0 and not self.programs.num_behind:
+            if self._time_first(list(self._asked.values())):
+                self._read_at = None
 
     def _run_alone(self, size: Size) -> float:
         """Seconds of a run that serves nobody."""

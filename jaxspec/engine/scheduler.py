@@ -405,7 +405,8 @@ class Scheduler:
         """The drafts of a K that may be accepted: its own number, none where the drafter lacks rows."""
         if running.missing_from is not None:
             return 0
-        return drafts if running.request.num_drafts is None else running.request.num_drafts
+        own = running.request.num_drafts
+        return drafts if own is None else min(own, drafts)
 
     def _is_current(self, running: Running) -> bool:
         """Whether it still has its slot; what a dispatch did for one that gave it up is of no use."""
