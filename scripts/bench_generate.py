@@ -17,6 +17,7 @@ from typing import Any
 
 import jaxspec
 from jaxspec.batch import RowError, read_rows
+from jaxspec.command_line import drafts_option
 from jaxspec.provenance import provenance
 
 PROMPTS = (
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--input", type=Path, help="JSONL prompts; eight of its own by default")
     parser.add_argument("--limit", type=int, default=8, help="prompts to run")
     parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--num-speculative-tokens", type=int, help="drafts per step")
+    parser.add_argument("--num-speculative-tokens", type=drafts_option, help="drafts per step, or auto")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     args = parser.parse_args(argv)
     try:

@@ -338,8 +338,8 @@ class EngineCore:
             self.choice.times.compare(first, seconds[0], other, seconds[1])
             self._read_at = None
         elif self._round_number % 8 == 0 and not self.programs.num_behind:
-            if self._time_first(list(self._asked.values())):
-                self._read_at = None
+            self._time_first(list(self._asked.values()))
+            self._read_at = None
 
     def _run_alone(self, size: Size) -> float:
         """Seconds of a run that serves nobody."""

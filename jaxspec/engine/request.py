@@ -98,7 +98,7 @@ class Generation:
         a limit, "aborted" where it was cancelled or its deadline passed, "failed" where it could not go on.
       prompt_token_ids: what the model read.
       stats: what became of the drafts.
-      seed: what its draws were keyed by; given again, it gives the same answer.
+      seed: what its draws were keyed by; given again, it gives the same answer, except where K was chosen.
       cached_tokens: tokens of the prompt that were not read, for the cache had them.
       error: why it was aborted or failed, in one line; None otherwise.
     """

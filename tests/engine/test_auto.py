@@ -15,7 +15,7 @@ KINDS = [(ONLY_OVER.get(name, ("full",))[0], name) for name in DRAFTERS]
 @pytest.fixture(params=KINDS, ids=[name for _, name in KINDS])
 def engine(engines_of, request):
     kind, name = request.param
-    engine = engines_of[kind].load(name, "auto", batch_size=3, slot_sizes=(1,))
+    engine = engines_of[kind].load(name, "auto", sampling_modes=("sampled",))
     engine.programs.wait_compiled()
     return engine
 
@@ -76,9 +76,9 @@ def test_a_request_of_fewer_drafts_gets_in_a_program_of_more_what_its_own_gives(
     assert own.stats.drafted <= drafts * own.stats.steps
 
 
-def test_pages_that_run_out_and_dispatches_that_fail_cost_no_token(tiny_engines, prompts, monkeypatch):
+def test_pages_that_run_out_cost_no_token(tiny_engines, prompts, monkeypatch):
     expected = tokens_of(tiny_engines.load("none").generate(prompts, max_new_tokens=40))
-    engine = tiny_engines.load("near", "auto", num_pages=12)
+    engine = tiny_engines.load("near", "auto", num_pages=12, sampling_modes=("sampled",))
     engine.programs.wait_compiled()
     for seed in range(5):
         force(engine, monkeypatch, [0, 4, 0, 1], seed)
@@ -88,7 +88,7 @@ def test_pages_that_run_out_and_dispatches_that_fail_cost_no_token(tiny_engines,
 
 
 def test_plain_decoding_leaves_the_drafter_as_it_was(tiny_engines, prompts, monkeypatch):
-    engine = tiny_engines.load("eagle3", "auto")
+    engine = tiny_engines.load("eagle3", "auto", sampling_modes=("sampled",))
     engine.programs.wait_compiled()
     force(engine, monkeypatch, [0])
     caches = []
@@ -126,7 +126,9 @@ def test_a_request_may_decode_plainly_or_with_fewer_drafts(tiny_engines, prompts
 
 
 def test_what_speculation_left_behind_is_read_again_from_there_alone(tiny_engines, prompts, monkeypatch):
-    engine = tiny_engines.load("self", "auto")  # every draft is accepted where the drafter has its rows
+    engine = tiny_engines.load(
+        "self", "auto", sampling_modes=("sampled",)
+    )  # every draft is accepted where the drafter has its rows
     engine.programs.wait_compiled()
 
     def choose(decoding):
