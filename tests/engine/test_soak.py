@@ -47,7 +47,8 @@ def test_nothing_grows(tiny_engines, caplog, requests):
     said = [record.message for record in caplog.records]
     assert [message for message in said if "ompiling" in message or "failed" in message] == []
     after = held()
-    assert after[0] <= device
+    # The last dispatch's arguments are held.
+    assert after[0] < device + 10_000
     # Fewer than one for a request.
     assert after[1] - objects < left
     assert after[2] - memory < 16 * 2**20
