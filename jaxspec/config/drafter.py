@@ -42,7 +42,6 @@ class DrafterConfig:
 
     kind: str = "none"
     num_speculative_tokens: int | str = 4
-    max_speculative_tokens: int = 4
     source: str | None = None
     file: str | None = None
     sha256: str | None = None
@@ -50,6 +49,7 @@ class DrafterConfig:
     max_ngram: int = 3
     min_ngram: int = 1
     options: dict = field(default_factory=dict)
+    max_speculative_tokens: int = 4
 
     def __post_init__(self) -> None:
         if self.kind not in DRAFTERS:

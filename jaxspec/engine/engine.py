@@ -279,7 +279,7 @@ class Engine:
                 ("top_k, top_p", "sampling without them") if most else ("temperature", "greedy decoding only")
             )
             raise ValueError(f"{given}: this engine was loaded for {loaded}")
-        num_drafts = params.num_speculative_tokens
+        num_drafts = params.num_speculative_tokens if params.speculate else 0
         if num_drafts is not None and num_drafts > self.num_speculative_tokens:
             raise ValueError(
                 f"num_speculative_tokens: this engine drafts at most {self.num_speculative_tokens}, "

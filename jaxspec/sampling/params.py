@@ -64,8 +64,6 @@ class SamplingParams:
             if not isinstance(getattr(self, name), bool):
                 raise _error(name, getattr(self, name), "True or False")
         drafts = self.num_speculative_tokens
-        if not self.speculate:
-            checked["num_speculative_tokens"] = 0
         if drafts is not None:
             wanted = "0 or more" if self.speculate else "0 where speculate is False"
             _integer("num_speculative_tokens", drafts, wanted, lambda x: x >= 0 and (self.speculate or not x))
