@@ -45,6 +45,7 @@ class EngineCore:
 
     Attributes:
       modes: the sampling modes that have a decode program.
+      later_sizes: the programs that are compiled behind its back.
       error: why it takes no requests any more; None while it does.
       when_idle: called once, as soon as there is nothing to do.
     """
@@ -112,9 +113,9 @@ class EngineCore:
             )
             self.scheduler.choose = self._choose
         drafts = [*_up_to(self._most_drafts)[-2::-1], 0] if is_auto else []
-        first, later = program_sizes(config, modes, self._most_drafts, drafts)
+        first, self.later_sizes = program_sizes(config, modes, self._most_drafts, drafts)
         self.programs.compile(first, progress=progress)
-        self.programs.compile_behind(later)
+        self.programs.compile_behind(self.later_sizes)
 
     @property
     def has_work(self) -> bool:

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from tiny_engines import DRAFTERS, ONLY_OVER, assert_idle, tokens_of
+from tiny_engines import DRAFTERS, ONLY_OVER, assert_idle, compile_all, tokens_of
 
 from jaxspec import SamplingParams
 from jaxspec.engine.scheduler import Choice
@@ -16,7 +16,7 @@ KINDS = [(ONLY_OVER.get(name, ("full",))[0], name) for name in DRAFTERS]
 def engine(engines_of, request):
     kind, name = request.param
     engine = engines_of[kind].load(name, "auto", sampling_modes=("sampled",))
-    engine.programs.wait_compiled()
+    compile_all(engine)
     return engine
 
 
@@ -79,7 +79,7 @@ def test_a_request_of_fewer_drafts_gets_in_a_program_of_more_what_its_own_gives(
 def test_pages_that_run_out_cost_no_token(tiny_engines, prompts, monkeypatch):
     expected = tokens_of(tiny_engines.load("none").generate(prompts, max_new_tokens=40))
     engine = tiny_engines.load("near", "auto", num_pages=12, sampling_modes=("sampled",))
-    engine.programs.wait_compiled()
+    compile_all(engine)
     for seed in range(5):
         force(engine, monkeypatch, [0, 4, 0, 1], seed)
         before = engine.core.scheduler.num_preempted
@@ -89,7 +89,7 @@ def test_pages_that_run_out_cost_no_token(tiny_engines, prompts, monkeypatch):
 
 def test_plain_decoding_leaves_the_drafter_as_it_was(tiny_engines, prompts, monkeypatch):
     engine = tiny_engines.load("eagle3", "auto", sampling_modes=("sampled",))
-    engine.programs.wait_compiled()
+    compile_all(engine)
     force(engine, monkeypatch, [0])
     caches = []
     dispatch = engine.programs.dispatch
@@ -129,7 +129,7 @@ def test_what_speculation_left_behind_is_read_again_from_there_alone(tiny_engine
     engine = tiny_engines.load(
         "self", "auto", sampling_modes=("sampled",)
     )  # every draft is accepted where the drafter has its rows
-    engine.programs.wait_compiled()
+    compile_all(engine)
 
     def choose(decoding):
         (running,) = decoding

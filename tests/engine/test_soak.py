@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from tiny_engines import assert_idle
+from tiny_engines import assert_idle, compile_all
 
 from jaxspec import SamplingParams
 
@@ -21,7 +21,7 @@ def resident() -> int:
 @pytest.mark.parametrize("requests", [120, pytest.param(2000, marks=pytest.mark.slow)])
 def test_nothing_grows(tiny_engines, caplog, requests):
     engine = tiny_engines.load("eagle3", "auto", sampling_modes=("sampled",))
-    engine.programs.wait_compiled()
+    compile_all(engine)
     rng = random.Random(0)
 
     def some(count):
