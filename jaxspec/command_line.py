@@ -104,8 +104,25 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 def add_speculation_options(parser: argparse.ArgumentParser) -> None:
     """Adds what changes the configuration's drafter."""
     group = parser.add_argument_group("speculation").add_mutually_exclusive_group()
-    group.add_argument("--num-speculative-tokens", type=int, metavar="K", help="drafts per step")
+    group.add_argument(
+        "--num-speculative-tokens",
+        type=drafts_option,
+        metavar="K",
+        help='drafts per step, or "auto": what gives the most tokens per second at every moment',
+    )
     group.add_argument("--no-speculation", action="store_true", help="decode plainly")
+
+
+def drafts_option(text: str) -> int | str:
+    """A number of drafts on a command line, or "auto".
+
+    Raises:
+      ArgumentTypeError: neither.
+    """
+    try:
+        return text if text == "auto" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number or auto, got {text!r}") from None
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:

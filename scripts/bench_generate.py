@@ -24,6 +24,7 @@ from bench.llamacpp import LlamaCpp, gguf_of
 import jaxspec
 from jaxspec.batch import RowError, read_rows
 from jaxspec.checkpoints import open_checkpoint
+from jaxspec.command_line import drafts_option
 from jaxspec.engine.load import resolve_config
 from jaxspec.engine.prompts import Prompt
 from jaxspec.provenance import provenance
@@ -49,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--input", type=Path, help="JSONL prompts; eight of its own by default")
     parser.add_argument("--limit", type=int, default=8, help="prompts to run")
     parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--num-speculative-tokens", type=int, help="drafts per step")
+    parser.add_argument("--num-speculative-tokens", type=drafts_option, help="drafts per step, or auto")
     parser.add_argument("--peer", choices=("llamacpp",), help="what to compare with")
     parser.add_argument("--first-token", type=int, metavar="TOKENS", help="time prompts of so many tokens")
     parser.add_argument("--batch-size", type=int, help="answer so many prompts at once, too")

@@ -167,6 +167,8 @@ def test_bad_names_are_refused(tmp_path):
     [
         (DrafterConfig, "num_speculative_tokens", 0, "at least 1, got 0"),
         (DrafterConfig, "num_speculative_tokens", 1025, "at most 1024, got 1025"),
+        (DrafterConfig, "num_speculative_tokens", "many", "must be a whole number or 'auto', not 'many'"),
+        (DrafterConfig, "max_speculative_tokens", 0, "at least 1, got 0"),
         (DrafterConfig, "max_ngram", 1025, "at most 1024, got 1025"),
         (DrafterConfig, "sampling", "typical", "'probabilistic' or 'greedy'"),
         (DrafterConfig, "min_ngram", 0, "at least 1"),

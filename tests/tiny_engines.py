@@ -13,7 +13,6 @@ from tiny_mtp import LATENT, write_with_mtp
 
 import jaxspec
 from jaxspec import Engine, Generation
-from jaxspec.engine.core import program_sizes
 
 SIZES = {
     "batch_size": 3,
@@ -110,8 +109,8 @@ def tokens_of(generations: Iterable[Generation]) -> list[list[int]]:
 
 def compile_all(engine: Engine) -> None:
     """Compiles what an engine compiles behind its back, which in tests it does not (conftest.py)."""
-    _, later = program_sizes(engine.config, engine.core.modes)
-    engine.programs.compile(later, progress=False)
+    left = [size for size in engine.core.later_sizes if size not in engine.programs.compiled]
+    engine.programs.compile(left, progress=False)
 
 
 def start_afresh(engine: Engine) -> None:

@@ -30,7 +30,9 @@ class DrafterConfig:
 
     Attributes:
       kind: "none", for plain decoding, or another name in `DRAFTERS`.
-      num_speculative_tokens: K, drafts per step, at most 1024.
+      num_speculative_tokens: K, drafts per step, at most 1024; "auto" chooses it for every dispatch, by what
+        gives the most tokens per second.
+      max_speculative_tokens: the largest K under "auto".
       source, file, sha256: its checkpoint; see `DrafterKind.weights_from` for who needs none.
       sampling: "probabilistic" draws drafts from the head's distribution at the request's temperature
         and verifies against it; "greedy" takes the most likely token and verifies it as one-hot.
@@ -39,7 +41,7 @@ class DrafterConfig:
     """
 
     kind: str = "none"
-    num_speculative_tokens: int = 4
+    num_speculative_tokens: int | str = 4
     source: str | None = None
     file: str | None = None
     sha256: str | None = None
@@ -47,18 +49,38 @@ class DrafterConfig:
     max_ngram: int = 3
     min_ngram: int = 1
     options: dict = field(default_factory=dict)
+    max_speculative_tokens: int = 4
 
     def __post_init__(self) -> None:
         if self.kind not in DRAFTERS:
             raise ConfigError(f"drafter.kind {self.kind!r} is unknown; known: {', '.join(DRAFTERS)}")
         if self.kind != "none":
-            at_least("drafter.num_speculative_tokens", self.num_speculative_tokens, 1, _MOST)
+            if isinstance(self.num_speculative_tokens, str) and self.num_speculative_tokens != "auto":
+                raise ConfigError(
+                    "drafter.num_speculative_tokens must be a whole number or 'auto', "
+                    f"not {self.num_speculative_tokens!r}"
+                )
+            if not self.is_auto:
+                at_least("drafter.num_speculative_tokens", self.num_speculative_tokens, 1, _MOST)
+            at_least("drafter.max_speculative_tokens", self.max_speculative_tokens, 1, _MOST)
         if self.sampling not in ("probabilistic", "greedy"):
             raise ConfigError(f"drafter.sampling must be 'probabilistic' or 'greedy', not {self.sampling!r}")
         if self.weights_from == "own" and not self.source:
             raise ConfigError(f"drafter.source is missing: {self.kind!r} needs a checkpoint")
         at_least("drafter.min_ngram", self.min_ngram, 1)
         at_least("drafter.max_ngram", self.max_ngram, self.min_ngram, _MOST)
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether K is chosen for every dispatch."""
+        return self.num_speculative_tokens == "auto"
+
+    @property
+    def num_drafts(self) -> int:
+        """K, the largest one under "auto"; 0 without a drafter."""
+        if self.kind == "none":
+            return 0
+        return self.max_speculative_tokens if self.is_auto else int(self.num_speculative_tokens)
 
     @property
     def weights_from(self) -> str:
@@ -69,6 +91,6 @@ class DrafterConfig:
     def settings(self) -> dict[str, Any]:
         """What every drafter's constructor takes."""
         return {
-            "num_speculative_tokens": self.num_speculative_tokens,
+            "num_speculative_tokens": self.num_drafts,
             "probabilistic": self.sampling == "probabilistic",
         }

@@ -47,7 +47,7 @@ class Config:
             own = dataclasses.replace(self.drafter, **dataclasses.asdict(self.target))
             object.__setattr__(self, "drafter", own)
         length = self.engine.synthetic_acceptance_length
-        drafts = 0 if self.drafter.kind == "none" else self.drafter.num_speculative_tokens
+        drafts = self.drafter.num_drafts
         if length is not None and length > drafts + 1:
             raise ConfigError(
                 f"engine.synthetic_acceptance_length {length} is past {drafts + 1}, "

@@ -192,7 +192,8 @@ class Drafter(nnx.Module):
     Attributes:
       title: what a checkpoint of it is called, with its article.
       weights_from: see `jaxspec.config.drafter.DrafterKind`.
-      num_speculative_tokens: K.
+      num_speculative_tokens: K. It is made with the largest one; a program of fewer drafts sets its own, 1 at
+        least, before it calls `propose`. Draft i is the same in all of them.
       probabilistic: draw drafts from its distribution, or take its most likely tokens.
       capture: the target's hidden states that `refresh` reads: i is the stream before layer i.
       hidden_size: M', the width of what `refresh` returns.

@@ -200,6 +200,8 @@ class DFlash(Head, OnePassDrafter):
         layers = config.layers
         width, eps = layers.hidden_size, layers.rms_norm_eps
         self.config = config
+        # Rows of a block see one another, so that a draft depends on the number of masks.
+        self.num_masks = self.num_speculative_tokens
         self.capture = config.capture
         self.trained_length = layers.max_position_embeddings
         self.kinds = _block_kinds(config)
@@ -251,7 +253,7 @@ class DFlash(Head, OnePassDrafter):
     def block_logits(
         self, target: Target, context: Context, cache: tuple[LayerCache, ...]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        index = jnp.arange(self.num_speculative_tokens + 1, dtype=jnp.int32)[None, :]
+        index = jnp.arange(self.num_masks + 1, dtype=jnp.int32)[None, :]
         positions = context.length[:, None] + index
         tokens = jnp.where(index == 0, context.last_token[:, None], self.config.mask_token)
         valid = jnp.broadcast_to(context.active[:, None], positions.shape)
@@ -261,7 +263,7 @@ class DFlash(Head, OnePassDrafter):
         x = x * jnp.asarray(self.config.embedding_scale, x.dtype)
         for i, layer in enumerate(self.layers):
             x, memory = layer(x, memory, i, rope)
-        hidden = self.norm(x.reshape(*positions.shape, -1)[:, 1:])
+        hidden = self.norm(x.reshape(*positions.shape, -1)[:, 1 : self.num_speculative_tokens + 1])
         if self.head is None:
             return target.logits(hidden), memory.caches
         return self.head(hidden, out_dtype=jnp.float32), memory.caches

@@ -61,7 +61,7 @@ def inspect(drafter: SourceConfig, target: SourceConfig | None = None) -> Report
     description = KINDS[kind].describe(checkpoint, given)
     fitting = given or description.stand_in
     if fitting is not None:
-        config = DrafterConfig(kind, 1, drafter.source, drafter.file, drafter.sha256)
+        config = DrafterConfig(kind, 1, source=drafter.source, file=drafter.file, sha256=drafter.sha256)
         try:
             plan_drafter(config, fitting, Build(jnp.dtype(jnp.float32)))
         except (ConfigError, CheckpointError) as error:

@@ -23,7 +23,7 @@ class NGramDrafter(Drafter):
 
     @classmethod
     def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
-        drafter = cls(config.num_speculative_tokens, max_ngram=config.max_ngram, min_ngram=config.min_ngram)
+        drafter = cls(config.num_drafts, max_ngram=config.max_ngram, min_ngram=config.min_ngram)
         return lambda _: drafter
 
     def refresh(

@@ -48,6 +48,7 @@ class Engine:
         config: EngineConfig,
         mesh: Mesh | None = None,
         sampling_modes: Sequence[str | SamplingMode] = ("greedy", "sampled"),
+        is_auto: bool = False,
         progress: bool = True,
     ):
         """Allocates the cache and compiles the programs.
@@ -57,6 +58,7 @@ class Engine:
           sampling_modes: which decode programs to compile: "greedy" serves batches in which every
             temperature is 0, "sampled" serves any batch (by two programs where searching for top-k and
             top-p costs the same whether a request uses them or not: on a GPU), a `SamplingMode` one program.
+          is_auto: choose K for every dispatch, the drafter's at most.
         """
         modes = parse_modes(sampling_modes)
         self.config = config.resolve(
@@ -67,6 +69,7 @@ class Engine:
         self.vocab_size = target.config.vocab_size
         self.max_model_len = self.config.max_model_len
         self.num_speculative_tokens = drafter.num_speculative_tokens
+        self.is_auto = is_auto and self.num_speculative_tokens > 0
         if drafter.trained_length is not None and self.max_model_len > drafter.trained_length:
             warnings.warn(
                 f"the drafter was made for {drafter.trained_length} positions, and max_model_len is "
@@ -82,7 +85,13 @@ class Engine:
         self._ids = count()
         self._submitting = Lock()
         self.core = EngineCore(
-            target, drafter, self.config, mesh=mesh or make_mesh(), modes=modes, progress=progress
+            target,
+            drafter,
+            self.config,
+            mesh=mesh or make_mesh(),
+            modes=modes,
+            is_auto=self.is_auto,
+            progress=progress,
         )
         self._thread = EngineThread(self.core)
 
@@ -270,6 +279,15 @@ class Engine:
                 ("top_k, top_p", "sampling without them") if most else ("temperature", "greedy decoding only")
             )
             raise ValueError(f"{given}: this engine was loaded for {loaded}")
+        num_drafts = params.num_speculative_tokens if params.speculate else 0
+        if num_drafts is not None and num_drafts > self.num_speculative_tokens:
+            raise ValueError(
+                f"num_speculative_tokens: this engine drafts at most {self.num_speculative_tokens}, "
+                f"got {num_drafts}"
+            )
+        # What a seed gives may depend neither on the company nor on how fast the machine is.
+        if num_drafts is None and (not self.is_auto or (params.temperature > 0 and params.seed is not None)):
+            num_drafts = self.num_speculative_tokens
         max_new_tokens = min(params.max_new_tokens, room)
         if len(ids) + max_new_tokens > self.config.num_pages * self.config.page_size:
             raise ValueError(
@@ -296,6 +314,7 @@ class Engine:
             stop_tokens=stop_tokens,
             seed=secrets.randbits(64) if params.seed is None else params.seed,
             tokenizer=self.tokenizer,
+            num_drafts=num_drafts,
             is_streamed=is_streamed,
             id=next(self._ids) if id is None else id,
             priority=priority,

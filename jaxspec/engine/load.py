@@ -75,6 +75,7 @@ def load(
             config=config.engine,
             mesh=mesh,
             sampling_modes=sampling_modes,
+            is_auto=config.drafter.is_auto,
             progress=progress,
         )
 

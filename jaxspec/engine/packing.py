@@ -10,8 +10,8 @@ from jaxspec.engine.scheduler import Dispatch
 from jaxspec.engine.state import MAX_STOP_TOKENS, Pieces, Served
 from jaxspec.sampling import SamplingState, seed_words
 
-_SERVED = 8
-"""Columns before the stop tokens: slot, goes on, temperature, top-k, top-p, min-p, the seed's two words."""
+_SERVED = 9
+"""Columns before the stop tokens: slot, goes on, temperature, top-k, top-p, min-p, the seed's two, limit."""
 _PIECE = 6
 """Columns before the tokens: place, start, count, is last, known, remaining."""
 
@@ -28,13 +28,15 @@ def pack_served(dispatch: Dispatch, *, places: int, table_width: int) -> np.ndar
     """i32[places, …] for `read_served`."""
     words = empty_served(places, table_width)
     floats, unsigned = words.view(np.float32), words.view(np.uint32)
-    for place, (running, goes_on) in enumerate(zip(dispatch.served, dispatch.goes_on, strict=True)):
+    served = zip(dispatch.served, dispatch.goes_on, dispatch.limits, strict=True)
+    for place, (running, goes_on, limit) in enumerate(served):
         request, params = running.request, running.request.params
         row = words[place]
         row[0], row[1] = running.slot, goes_on
         floats[place, 2], floats[place, 4], floats[place, 5] = params.temperature, params.top_p, params.min_p
         row[3] = min(params.top_k, np.iinfo(np.int32).max)
         unsigned[place, 6:8] = seed_words(request.seed)
+        row[8] = limit
         row[_SERVED : _SERVED + len(request.stop_tokens)] = request.stop_tokens
         start = _SERVED + MAX_STOP_TOKENS
         row[start : start + len(running.pages)] = running.pages
@@ -50,6 +52,7 @@ def read_served(words: jax.Array, page_size: int) -> Served:
     return Served(
         slot=words[:, 0],
         goes_on=words[:, 1] > 0,
+        limit=words[:, 8],
         page_table=PageTable(words[:, _SERVED + MAX_STOP_TOKENS :], page_size),
         stop_tokens=words[:, _SERVED : _SERVED + MAX_STOP_TOKENS],
         sampling=SamplingState(

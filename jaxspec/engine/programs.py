@@ -58,11 +58,13 @@ class Size:
       slots: b, the slots that it serves.
       pieces: G, the pieces of prompts that it reads, in one step; without any it has S steps.
       mode: how the slots sample; None where none decodes.
+      drafts: K; 0 decodes plainly, without the drafter.
     """
 
     slots: int
     pieces: int
     mode: SamplingMode | None
+    drafts: int = 0
 
     def serves(self, need: "Size") -> bool:
         """Whether a dispatch of this need can run in it."""
@@ -71,6 +73,7 @@ class Size:
         return (
             self.slots >= need.slots
             and self.pieces >= need.pieces
+            and self.drafts >= need.drafts
             and (self.mode is None or need.mode is None or self.mode >= need.mode)
         )
 
@@ -83,6 +86,8 @@ class Programs:
 
     Attributes:
       compiled: by size; grows while the background compiles.
+      num_behind: programs that the background has still to compile.
+      when_compiled: called by the background when there are none left.
     """
 
     def __init__(
@@ -107,7 +112,6 @@ class Programs:
         self.settings = settings
         self.table_width, self.chunk = table_width, chunk
         self.draft_loop = draft_loop
-        self.num_drafts = models.drafter.num_speculative_tokens
         self._whole = replicated(mesh)
         self._state = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
@@ -122,11 +126,14 @@ class Programs:
             .compile()
         )
         self._behind: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self.num_behind = 0
+        self.when_compiled: Callable[[], object] = lambda: None
 
     def compile(self, sizes: Sequence[Size], *, progress: bool) -> None:
         """Compiles these side by side, and returns when all are there."""
         on_host = [size for size in sizes if self.draft_loop == "host" and size.mode is not None]
-        self.compiled |= {size: self._host_decode(size.mode) for size in on_host if size.mode is not None}
+        self.compiled |= {size: self._host_decode(size) for size in on_host}
         lowered = {size: self._lower(size) for size in sizes if size not in on_host}
         with (
             ThreadPoolExecutor(max(len(lowered), 1)) as pool,
@@ -147,6 +154,7 @@ class Programs:
         if self.draft_loop == "host":
             return
         left, threads = deque(sizes), []
+        self.num_behind = len(left)
         # Each takes a core, of which serving needs some.
         for _ in range(min(len(left), max((os.cpu_count() or 1) // 4, 1))):
             thread = threading.Thread(
@@ -169,9 +177,20 @@ class Programs:
         serving = [size for size in list(self.compiled) if size.serves(need)]
         return min(serving, key=lambda size: (self.rows(size), size.mode or 0), default=None)
 
+    def by_drafts(self, need: Size) -> dict[int, Size]:
+        """Of each K that there is, the size with the fewest rows that serves a need but for its drafts."""
+        sizes: dict[int, Size] = {}
+        need = replace(need, drafts=0)
+        for size in list(self.compiled):
+            if size.serves(need):
+                known = sizes.setdefault(size.drafts, size)
+                if (size.slots, size.mode) < (known.slots, known.mode):
+                    sizes[size.drafts] = size
+        return sizes
+
     def rows(self, size: Size) -> int:
         """Rows of the target's pass."""
-        decoding = 0 if size.mode is None else size.slots * (self.num_drafts + 1)
+        decoding = 0 if size.mode is None else size.slots * (size.drafts + 1)
         return decoding + size.pieces * self.chunk
 
     def dispatch(
@@ -189,21 +208,29 @@ class Programs:
         of_mode = [size for size in self.compiled if size.mode == mode and not size.pieces]
         return self.compiled[max(of_mode, key=self.rows)]
 
+    def one_less(self) -> None:
+        """Has the background one program less to compile."""
+        with self._lock:
+            self.num_behind -= 1
+        if not self.num_behind:
+            self.when_compiled()
+
     def compile_one(self, size: Size) -> None:
         """Compiles one program."""
         self.compiled[size] = self._lower(size).compile(self._compiler_options(size))
 
-    def _models(self, leaves: Sequence[jax.Array]) -> Models:
-        return nnx.merge(self.graph, jax.tree.unflatten(self.treedef, leaves))
+    def _models(self, leaves: Sequence[jax.Array], size: Size) -> Models:
+        models = nnx.merge(self.graph, jax.tree.unflatten(self.treedef, leaves))
+        models.drafter.num_speculative_tokens = size.drafts
+        return models
 
     def _compiler_options(self, size: Size) -> dict[str, str | bool]:
         return compiler_options(self.leaves, rows=self.rows(size))
 
     def _lower(self, size: Size) -> Any:
         def program(leaves, state, served, pieces):
-            return dispatch(
-                self._models(leaves), state, served, pieces, settings=self.settings, mode=size.mode
-            )
+            models = self._models(leaves, size)
+            return dispatch(models, state, served, pieces, settings=self.settings, mode=size.mode)
 
         served = empty_served(size.slots, self.table_width)
         pieces = empty_pieces(size.pieces, self.chunk) if size.pieces else None
@@ -217,21 +244,24 @@ class Programs:
             self.leaves, self._state, *arguments
         )
 
-    def _host_decode(self, mode: SamplingMode) -> Callable:
+    def _host_decode(self, size: Size) -> Callable:
         """A dispatch without prompts driven from Python, one call per draft: the compiled loop's oracle."""
+
+        mode = size.mode
+        assert mode is not None
 
         def compiled(function: Callable) -> Callable:
             def program(leaves, context, state, *rest):
-                models = self._models(leaves)
+                models = self._models(leaves, size)
                 return function(models.drafter, models.target, context, state, *rest)
 
             return partial(jax.jit(program, donate_argnums=2), self.leaves)
 
-        propose = self._models(self.leaves).drafter.host_propose(compiled, mode=mode)
+        propose = self._models(self.leaves, size).drafter.host_propose(compiled, mode=mode)
 
         @partial(jax.jit, donate_argnums=1)
         def commit(leaves, state, slots, proposal):
-            models = self._models(leaves)
+            models = self._models(leaves, size)
             return verify_and_commit(models, state, slots, proposal, None, settings=self.settings, mode=mode)
 
         def run(leaves, whole, served, pieces):
@@ -239,10 +269,10 @@ class Programs:
             slots = read_served(served, self.settings.page_size)
             state, outputs = whole.take(slots), []
             for _ in range(self.settings.steps_per_dispatch):
-                if self.num_drafts:
+                if size.drafts:
                     proposal, draft_cache = propose(state.context(slots), state.draft_cache)
                 else:
-                    proposal, draft_cache = draft(self._models(leaves), state, slots, mode=mode)
+                    proposal, draft_cache = draft(self._models(leaves, size), state, slots, mode=mode)
                 state, output = commit(leaves, replace(state, draft_cache=draft_cache), slots, proposal)
                 outputs.append(output)
             return whole.put(slots, state), jax.tree.map(lambda *steps: jnp.stack(steps), *outputs)
@@ -260,6 +290,7 @@ def _compile_behind(programs: "weakref.ref[Programs]", left: deque[Size]) -> Non
             except Exception as error:
                 # Larger programs serve what this one would have.
                 _log.warning("the program for %s does not compile: %s", size, error)
+            alive.one_less()
             del alive
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxspec.checkpoints import TextStream, Tokenizer
+from jaxspec.engine.choice import Acceptance
 from jaxspec.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "aborted", "failed"]
@@ -97,7 +98,7 @@ class Generation:
         a limit, "aborted" where it was cancelled or its deadline passed, "failed" where it could not go on.
       prompt_token_ids: what the model read.
       stats: what became of the drafts.
-      seed: what its draws were keyed by; given again, it gives the same answer.
+      seed: what its draws were keyed by; given again, it gives the same answer, except where K was chosen.
       cached_tokens: tokens of the prompt that were not read, for the cache had them.
       error: why it was aborted or failed, in one line; None otherwise.
     """
@@ -143,6 +144,7 @@ class Request:
       max_new_tokens: `params.max_new_tokens`, cut to what the model's length leaves.
       stop_tokens: ids that end the answer.
       seed: what the draws are keyed by, below 2**64.
+      num_drafts: K of its own, whatever the dispatch's; None goes with the dispatch.
       tokenizer: turns ids into text; None where the checkpoint has none.
       is_streamed: whether `listener` takes a piece for every block of tokens, or the last piece alone.
       id: a name for it.
@@ -156,6 +158,7 @@ class Request:
       cached_tokens: of the prompt, found in the cache when its reading began; None until then.
       finish_reason: None until it ends.
       stats: what became of the drafts so far.
+      acceptance: the same as the choice of K sees it; None where nothing is chosen.
       arrived_at, first_token_at, finished_at: by `time.perf_counter()`; None until then.
     """
 
@@ -165,6 +168,7 @@ class Request:
     stop_tokens: tuple[int, ...]
     seed: int
     tokenizer: Tokenizer | None
+    num_drafts: int | None = None
     is_streamed: bool = False
     id: int | str = 0
     priority: int = 0
@@ -179,6 +183,7 @@ class Request:
     finish_reason: FinishReason | None = None
     error: str | None = None
     stats: AcceptanceStats = field(default_factory=AcceptanceStats)
+    acceptance: Acceptance | None = None
     arrived_at: float | None = None
     first_token_at: float | None = None
     finished_at: float | None = None

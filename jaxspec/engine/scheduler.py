@@ -1,7 +1,7 @@
 """Which request runs in which slot, and what the next dispatch does. Plain Python, no arrays."""
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,6 +21,9 @@ class Running:
       num_read: of `tokens`, found in pages or sent to the device already.
       is_begun: whether some have been sent.
       sure, most: tokens that the dispatches not yet read emit at least, and at most.
+      missing_from: the position from which rows of the drafter's are missing, for it was decoded plainly;
+        None where none are.
+      is_leaving: it is put back once nothing of it is in flight, so that those rows are read.
     """
 
     request: Request
@@ -33,6 +36,8 @@ class Running:
     is_begun: bool = False
     sure: int = 0
     most: int = 0
+    missing_from: int | None = None
+    is_leaving: bool = False
 
     @property
     def is_read(self) -> bool:
@@ -47,7 +52,8 @@ class Running:
     @property
     def decodes(self) -> bool:
         """Whether tokens may be missing once everything in flight has been read."""
-        return self.is_read and len(self.request.token_ids) + self.sure < self.request.max_new_tokens
+        wanted = self.request.max_new_tokens - len(self.request.token_ids) > self.sure
+        return self.is_read and wanted and not self.is_leaving
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,8 @@ class Dispatch:
       decodes: whether slots decode: S steps long, or for the one step that reads prompts beside.
       chunks: what it reads of prompts; empty for none.
       sure, most: of each, tokens that it emits at least and at most.
+      drafts: K of those that decode.
+      limits: of each, the drafts that may be accepted.
     """
 
     served: list[Running]
@@ -120,6 +128,20 @@ class Dispatch:
     chunks: list[Chunk]
     sure: list[int]
     most: list[int]
+    drafts: int
+    limits: list[int]
+
+
+class Choice(NamedTuple):
+    """K of a dispatch.
+
+    Attributes:
+      drafts: K, at least what any of its requests is to have.
+      again: what is to be read again, so that it can be drafted for.
+    """
+
+    drafts: int
+    again: Sequence[Running] = ()
 
 
 @dataclass
@@ -143,6 +165,8 @@ class Scheduler:
     Attributes:
       steps: S, of a dispatch that decodes and reads no prompts.
       tokens_per_step: K + 1, the most that a slot emits in a step.
+      choose: K for slots that decode; None always takes the largest.
+      drafter_has_rows: the drafter caches rows or keeps a state, which plain decoding leaves behind.
       chunk: C, the most tokens of a chunk.
       most_chunks: of a dispatch for prompts alone.
       chunks_beside: that one step reads beside the slots that decode; 0 where prompts are read between
@@ -162,6 +186,8 @@ class Scheduler:
     chunks_beside: int = 0
     chunks_between: int = 8
     prefix_caching: bool = True
+    choose: Callable[[Sequence[Running]], Choice] | None = None
+    drafter_has_rows: bool = True
     waiting: list[Request] = field(default_factory=list)
     slots: list[Running | None] = field(init=False)
     running: list[Running] = field(default_factory=list)
@@ -184,6 +210,8 @@ class Scheduler:
 
     def plan(self) -> list[Dispatch]:
         """Admits what fits, and says what to dispatch next; nothing if all that may be done is in flight."""
+        for running in [running for running in self.running if running.is_leaving and not running.most]:
+            self._put_back(running)
         self._admit()
         self._reserve()
         decoding = [running for running in self.running if running.decodes]
@@ -314,6 +342,8 @@ class Scheduler:
         request = running.request
         text = len(request.prompt) + len(request.token_ids)
         end = text - 1 if running.is_read else running.num_read
+        if running.missing_from is not None:
+            end = min(end, running.missing_from)
         while self.prefix_caching and (running.num_kept + 1) * self.pages.page_size <= end:
             self.pages.keep(running.pages[running.num_kept], self._key(request, running.num_kept))
             running.num_kept += 1
@@ -342,15 +372,41 @@ class Scheduler:
     def _dispatch(self, decoding: list[Running], chunks: list[Chunk]) -> Dispatch:
         # Decoding slots emit a token a step at least, a slot whose prompt ends its first token.
         steps = 1 if chunks else self.steps
+        drafts = self._choose(decoding)
         sure = dict.fromkeys(decoding, steps)
         for chunk in chunks:
             sure[chunk.running] = int(chunk.samples)
-        most = [count * self.tokens_per_step for count in sure.values()]
+        limits = [self._limit(running, drafts) for running in sure]
+        most = [count * (limit + 1) for count, limit in zip(sure.values(), limits, strict=True)]
         for running, at_least, at_most in zip(sure, sure.values(), most, strict=True):
             running.sure += at_least
             running.most += at_most
         goes_on = [place < len(decoding) for place in range(len(sure))]
-        return Dispatch(list(sure), goes_on, bool(decoding), chunks, list(sure.values()), most)
+        return Dispatch(
+            list(sure), goes_on, bool(decoding), chunks, list(sure.values()), most, drafts, limits
+        )
+
+    def _choose(self, decoding: Sequence[Running]) -> int:
+        """K for these; without drafts, the drafter's rows are missing from here on."""
+        if self.choose is None or not decoding:
+            return self.tokens_per_step - 1
+        drafts, again = self.choose(decoding)
+        drafts = max(drafts, *(running.request.num_drafts or 0 for running in decoding))
+        for running in again:
+            running.is_leaving = True
+        if not drafts and self.drafter_has_rows:
+            for running in decoding:
+                if running.missing_from is None:
+                    request = running.request
+                    running.missing_from = len(request.prompt) + len(request.token_ids) + running.sure - 1
+        return drafts
+
+    def _limit(self, running: Running, drafts: int) -> int:
+        """The drafts of a K that may be accepted: its own number, none where the drafter lacks rows."""
+        if running.missing_from is not None:
+            return 0
+        own = running.request.num_drafts
+        return drafts if own is None else min(own, drafts)
 
     def _is_current(self, running: Running) -> bool:
         """Whether it still has its slot; what a dispatch did for one that gave it up is of no use."""

@@ -100,6 +100,7 @@ class Served:
       slot: i32[b]; past the end for a place without work.
       goes_on: bool[b], the slot decodes what an earlier dispatch left; False while its prompt is read, and
         for a place without work.
+      limit: i32[b], the drafts that may be accepted; those past it are as if they had not been drawn.
       page_table: of [b, T].
       stop_tokens: i32[b, MAX_STOP_TOKENS], padded with -1.
       sampling: of each.
@@ -107,6 +108,7 @@ class Served:
 
     slot: jax.Array
     goes_on: jax.Array
+    limit: jax.Array
     page_table: PageTable
     stop_tokens: jax.Array
     sampling: SamplingState

@@ -94,7 +94,7 @@ def engine_step(
     settings: StepSettings,
     mode: SamplingMode | None,
 ) -> tuple[EngineState, StepOutput]:
-    """Draft, verify and read, accept, commit, refresh."""
+    """Draft, verify and read, accept, commit, refresh. Without drafts, decoding rows do not refresh."""
     proposal = None
     if mode is not None:
         proposal, draft_cache = draft(models, state, served, mode=mode)
@@ -130,9 +130,12 @@ def verify_and_commit(
       pieces: of the prompts; None for none.
     """
     target, drafter = models.target, models.drafter
+    # Plain decoding leaves the drafter as it is; only what is read of prompts reaches it then.
+    is_plain = proposal is not None and not proposal.tokens.shape[1]
     # Blocks of rows, and of each the rows that give tokens: all that verify, and the last of every piece.
     tokens, blocks, giving = [], [], []
     if proposal is not None:
+        proposal = replace(proposal, count=jnp.minimum(proposal.count, served.limit))
         index = jnp.arange(proposal.tokens.shape[1] + 1, dtype=jnp.int32)[None, :]
         positions = state.length[:, None] + index
         valid = jnp.broadcast_to(state.active[:, None], positions.shape)
@@ -162,7 +165,7 @@ def verify_and_commit(
     if proposal is not None:
         judged = logits[: giving[0].size].reshape(*giving[0].shape, -1)
         emitted, accepted = accept(judged, state, served, proposal, drafter, settings=settings, mode=mode)
-        valid = state.active[:, None] & (jnp.arange(judged.shape[1]) <= accepted[:, None])
+        valid = state.active[:, None] & (jnp.arange(judged.shape[1]) <= accepted[:, None]) & (not is_plain)
         blocks[0] = replace(blocks[0], valid=valid)
         next_tokens.append(emitted.tokens)
         ends.append(jnp.take_along_axis(giving[0], accepted[:, None], axis=1)[:, 0])
@@ -171,12 +174,13 @@ def verify_and_commit(
         is_end = pieces.is_last[:, None] & (index == last[:, None])
         next_tokens.append(jnp.where(is_end, first.token[:, None], pieces.next_tokens))
         ends.append(giving[-1])
-    rows = Rows(join_rows(tokens), join_rows(next_tokens), hidden, captured, tuple(blocks))
-    draft_hidden, draft_cache = drafter.refresh(target, rows, state.draft_cache)
-
-    state = replace(state, target_cache=memory.caches, draft_cache=draft_cache)
+    state = replace(state, target_cache=memory.caches)
+    if pieces is not None or not is_plain:
+        rows = Rows(join_rows(tokens), join_rows(next_tokens), hidden, captured, tuple(blocks))
+        draft_hidden, draft_cache = drafter.refresh(target, rows, state.draft_cache)
+        state = replace(state, draft_cache=draft_cache)
     if emitted is not None:
-        state = commit_emitted(state, emitted, _take(draft_hidden, ends[0]))
+        state = commit_emitted(state, emitted, state.hidden if is_plain else _take(draft_hidden, ends[0]))
     if pieces is not None and first is not None:
         state = commit_pieces(state, pieces, first, _take(draft_hidden, ends[-1]))
     return state, StepOutput(emitted, first)
@@ -198,7 +202,8 @@ def accept(
     index = jnp.arange(drafts.shape[1] + 1, dtype=jnp.int32)[None, :]
     judge = verify
     if settings.synthetic_acceptance_length is not None and drafts.shape[1]:
-        judge = partial(verify_synthetic, mean_acceptance_length=settings.synthetic_acceptance_length)
+        length = min(settings.synthetic_acceptance_length, drafts.shape[1] + 1)
+        judge = partial(verify_synthetic, mean_acceptance_length=length)
     verdict = judge(
         logits,
         drafts,

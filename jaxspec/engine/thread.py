@@ -27,6 +27,7 @@ class EngineThread:
             target=_serve, args=(self._inbox, weakref.ref(core)), name="jaxspec-engine", daemon=True
         )
         self._thread.start()
+        core.programs.when_compiled = partial(self._inbox.put, _wake)
         self._is_closed = False
         # Also before JAX gives its devices up at exit, which it asked for before this.
         self._stop = weakref.finalize(core, _stop, self._inbox, self._thread)
@@ -77,8 +78,14 @@ def _serve(inbox: SimpleQueue[Command | None], core_ref: weakref.ref[EngineCore]
         for announce in core.when_idle:
             announce()
         core.when_idle.clear()
+        while inbox.empty() and core.time_programs():
+            pass
         # Asleep, the thread keeps no engine alive.
         del core, command
+
+
+def _wake(core: EngineCore) -> None:
+    """Has the thread look whether there is something to do."""
 
 
 def _stop(inbox: SimpleQueue[Command | None], thread: threading.Thread) -> None:

@@ -26,6 +26,8 @@ class SamplingParams:
       stop: strings that end the output; they are cut off.
       stop_token_ids: token ids that end the output.
       ignore_eos: go on after an end-of-sequence token.
+      speculate: False decodes plainly, as `num_speculative_tokens` of 0 does.
+      num_speculative_tokens: drafts per step, at most the engine's; None takes the engine's choice.
 
     Raises:
       ValueError: a value is out of its range, or not a number where one is needed; one line.
@@ -40,6 +42,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    speculate: bool = True
+    num_speculative_tokens: int | None = None
 
     def __post_init__(self) -> None:
         top_k = _integer("top_k", self.top_k, "1 or more (0 or -1 is off)", lambda x: x >= -1)
@@ -56,8 +60,13 @@ class SamplingParams:
         }
         if self.seed is not None:
             checked["seed"] = _integer("seed", self.seed, "0 to 2**64 - 1", lambda x: 0 <= x < 2**64)
-        if not isinstance(self.ignore_eos, bool):
-            raise _error("ignore_eos", self.ignore_eos, "True or False")
+        for name in ("ignore_eos", "speculate"):
+            if not isinstance(getattr(self, name), bool):
+                raise _error(name, getattr(self, name), "True or False")
+        drafts = self.num_speculative_tokens
+        if drafts is not None:
+            wanted = "0 or more" if self.speculate else "0 where speculate is False"
+            _integer("num_speculative_tokens", drafts, wanted, lambda x: x >= 0 and (self.speculate or not x))
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 

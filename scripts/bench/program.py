@@ -104,7 +104,7 @@ def start(
         draft_loop="compiled",
         mesh=make_mesh(),
     )
-    size = Size(batch_size, 0, required_mode(params))
+    size = Size(batch_size, 0, required_mode(params), models.drafter.num_speculative_tokens)
     programs.compile([size], progress=False)
     pages = 1 + np.random.default_rng(0).permutation(batch_size * pages_per_slot)
     slots = [
@@ -117,7 +117,8 @@ def start(
         )
         for slot in range(batch_size)
     ]
-    everyone = Dispatch(slots, [True] * batch_size, True, [], [], [])
+    limits = [size.drafts] * batch_size
+    everyone = Dispatch(slots, [True] * batch_size, True, [], [], [], size.drafts, limits)
     served = jnp.asarray(pack_served(everyone, places=batch_size, table_width=programs.table_width))
     running = Running(programs, size, served, state, context, new_tokens)
     running.rewind()

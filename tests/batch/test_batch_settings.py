@@ -53,6 +53,8 @@ def test_every_field_of_the_sampling_parameters_counts(tiny_config):
         "stop": ("a",),
         "stop_token_ids": (3,),
         "ignore_eos": True,
+        "speculate": False,
+        "num_speculative_tokens": 1,
     }
     assert set(others) == {field.name for field in dataclasses.fields(SamplingParams)}
     for name, value in others.items():
@@ -84,6 +86,7 @@ def test_a_drafter_counts_with_its_checkpoint(tiny_config, model):
     assert changed(plain, drafted) == {
         "drafter.kind",
         "drafter.num_speculative_tokens",
+        "drafter.max_speculative_tokens",
         "drafter.sampling",
         "drafter.max_ngram",
         "drafter.min_ngram",

@@ -21,7 +21,8 @@ def running(slot, prompt, *, pages, seed=0, answered=(), known=None):
 
 def dispatch(served, goes_on, chunks=()):
     counts = [1] * len(served)
-    return Dispatch(served, goes_on, any(goes_on), list(chunks), counts, counts)
+    limits = list(range(len(served)))
+    return Dispatch(served, goes_on, any(goes_on), list(chunks), counts, counts, 3, limits)
 
 
 def test_served_slots_and_places_without_work():
@@ -33,6 +34,7 @@ def test_served_slots_and_places_without_work():
     # Past every slot, so that whatever is put there is dropped.
     assert (np.asarray(read.slot)[2:] > 1000).all()
     assert read.goes_on.tolist() == [True, False, False, False]
+    assert read.limit.tolist() == [0, 1, 0, 0]
     assert read.page_table.pages.tolist() == [[4, 9, 0, 0, 0], [3, 0, 0, 0, 0], [0] * 5, [0] * 5]
     assert read.page_table.page_size == 8
     assert read.stop_tokens[:2, :3].tolist() == [[7, 5, -1]] * 2

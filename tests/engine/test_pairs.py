@@ -66,14 +66,14 @@ def drive_from_python(engine, monkeypatch):
     """Has the host run every decode dispatch draft by draft; returns the list of the modes that it ran."""
     programs, ran = engine.programs, []
 
-    def counted(mode):
-        decode = programs._host_decode(mode)
-        return lambda *args: ran.append(mode) or decode(*args)
+    def counted(size):
+        decode = programs._host_decode(size)
+        return lambda *args: ran.append(size.mode) or decode(*args)
 
     # An engine loaded with draft_loop="host" does the same and compiles the prompts' programs again.
     for size in programs.compiled:
         if size.mode is not None:
-            monkeypatch.setitem(programs.compiled, size, counted(size.mode))
+            monkeypatch.setitem(programs.compiled, size, counted(size))
     return ran
 
 

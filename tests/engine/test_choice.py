@@ -1,0 +1,129 @@
+"""The choice of K alone: a pretended machine with a clock of its own."""
+
+import random
+import statistics
+
+import pytest
+
+from jaxspec.engine.choice import ALONE, DraftChoice, Slot
+
+DRAFTS, CHOICES = 4, (0, 1, 2, 4)
+COSTS = {
+    "flat": lambda slots, drafts: 1 + 0.03 * drafts + 0.0005 * slots * (drafts + 1),
+    "by rows": lambda slots, drafts: 0.5 + 0.1 * slots * (drafts + 1) + 0.1 * drafts,
+}
+"""Seconds of a dispatch: weights alone, as on a GPU with few slots, or rows, as on a CPU."""
+WARM_UP = 400
+"""Dispatches after which the bounds hold."""
+
+
+def tokens_a_step(chance: float, drafts: int) -> float:
+    return sum(chance**i for i in range(drafts + 1))
+
+
+def chance_for(length: float) -> float:
+    """The chance of each draft with which a step of all drafts gives so many tokens."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tokens_a_step(middle, DRAFTS) < length else (low, middle)
+    return high
+
+
+class Machine:
+    """Requests of 400 tokens one after another in every slot; what came out is known a dispatch late."""
+
+    def __init__(self, slots, length, cost, *, leaves_rows, seed=0, noise=0.03):
+        self.rng = random.Random(seed)
+        self.chance, self.cost, self.noise = chance_for(length), cost, noise
+        self.leaves_rows = leaves_rows
+        self.row_seconds = cost(slots, 0) / 16
+        self.keys = {k: (slots, 0, k) for k in CHOICES}
+        self.choice = DraftChoice(DRAFTS, 1, leaves_rows=leaves_rows)
+        for k, key in self.keys.items():
+            self.choice.times.add_alone(key, statistics.median(self.takes(k) for _ in range(ALONE)))
+        self.slots = [self.new() for _ in range(slots)]
+        for slot in self.slots:
+            slot["done"] = self.rng.randrange(400)
+        self.seen, self.time, self.tokens = [], 0.0, 0
+        self.counts = dict.fromkeys(CHOICES, 0)
+
+    def new(self):
+        return {"acceptance": self.choice.new_acceptance(), "done": 0, "missing": None, "away": False}
+
+    def takes(self, k):
+        return self.cost(self.keys[k][0], k) * self.rng.lognormvariate(0, self.noise)
+
+    def dispatch(self):
+        here = [slot for slot in self.slots if not slot["away"]]
+        for slot in self.slots:
+            if slot["away"]:
+                self.time += self.row_seconds * (slot["done"] - slot["missing"])
+                slot |= {"away": False, "missing": None}
+        if not here:
+            return
+        views = [
+            Slot(
+                slot["acceptance"],
+                None,
+                slot["missing"] is None,
+                0 if slot["missing"] is None else slot["done"] - slot["missing"],
+                min(slot["done"], 400 - slot["done"]),
+            )
+            for slot in here
+        ]
+        k, again = self.choice.choose(views, self.keys, self.row_seconds)
+        self.counts[k] += 1
+        taken = self.takes(k)
+        self.time += taken
+        seen, self.seen = self.seen, [(None, k, taken)]
+        for acceptance, *what in seen:
+            if acceptance is None:
+                self.choice.add_time(self.keys[what[0]], what[1])
+            else:
+                self.choice.add_step(acceptance, *what)
+        if keys := self.choice.to_compare:
+            seconds = [self.takes(key[2]) for key in keys]
+            self.time += sum(seconds)
+            self.choice.times.compare(keys[0], seconds[0], keys[1], seconds[1])
+            keys.clear()
+        for i in again:
+            here[i]["away"] = True
+        for slot in here:
+            limit = k if slot["missing"] is None else 0
+            accepted = 0
+            while accepted < limit and self.rng.random() < self.chance:
+                accepted += 1
+            if limit:
+                self.seen.append((slot["acceptance"], limit, accepted))
+            if not k and self.leaves_rows and slot["missing"] is None:
+                slot["missing"] = slot["done"]
+            slot["done"] += accepted + 1
+            self.tokens += accepted + 1
+            if slot["done"] >= 400:
+                slot |= self.new()
+
+    def speed(self, dispatches):
+        """Tokens per second of so many, after the warm-up."""
+        for _ in range(WARM_UP):
+            self.dispatch()
+        self.time, self.tokens = 0.0, 0
+        self.counts = dict.fromkeys(CHOICES, 0)
+        for _ in range(dispatches):
+            self.dispatch()
+        return self.tokens / self.time
+
+    def fixed(self, k):
+        slots = self.keys[k][0]
+        return slots * tokens_a_step(self.chance, k) / self.cost(slots, k)
+
+
+@pytest.mark.parametrize("leaves_rows", [True, False])
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize(("slots", "dispatches"), [(1, 1500), (8, 400), (128, 60)])
+def test_never_much_slower_than_plain_decoding_or_the_best_k(slots, dispatches, cost, leaves_rows):
+    for length in (1.0, 1.2, 2.0, 3.0, 5.0):
+        machine = Machine(slots, length, COSTS[cost], leaves_rows=leaves_rows)
+        speed = machine.speed(dispatches)
+        assert speed > 0.98 * machine.fixed(0), length
+        assert speed > 0.97 * max(map(machine.fixed, CHOICES)), length
