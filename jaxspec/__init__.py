@@ -14,6 +14,7 @@ from jaxspec.engine import (
     Request,
 )
 from jaxspec.engine.load import generate, load
+from jaxspec.lossless import check_lossless
 from jaxspec.models.registry import register_family
 from jaxspec.sampling import SamplingParams
 
@@ -31,6 +32,7 @@ __all__ = [
     "QueueFullError",
     "Request",
     "SamplingParams",
+    "check_lossless",
     "generate",
     "list_configs",
     "load",

@@ -7,8 +7,9 @@ engine could not finish the answer; 2 for bad input, or where stdout cannot be w
 import argparse
 import sys
 import time
+from typing import Any
 
-from jaxspec.checkpoints import CheckpointError
+from jaxspec.checkpoints import CheckpointError, open_checkpoint
 from jaxspec.command_line import (
     CommandError,
     Parser,
@@ -20,6 +21,8 @@ from jaxspec.command_line import (
     write,
 )
 from jaxspec.config import ConfigError, list_configs
+from jaxspec.drafters.formats import identify
+from jaxspec.drafters.registry import KINDS
 from jaxspec.engine import EngineError, Generation
 from jaxspec.engine.load import DEFAULT_MODEL, load, resolve_config
 from jaxspec.sampling import required_mode
@@ -33,6 +36,12 @@ def main(arguments: list[str] | None = None) -> int:
         default=DEFAULT_MODEL,
         help=f"a configuration ({', '.join(list_configs())}), a TOML file, a checkpoint folder, a .gguf file "
         "or a Hugging Face Hub id; default: %(default)s",
+    )
+    parser.add_argument(
+        "--drafter",
+        metavar="SOURCE",
+        help="the checkpoint of a head or of a smaller model that drafts; default: the configuration's, and "
+        "prompt lookup for a checkpoint alone",
     )
     add_sampling_options(parser)
     add_speculation_options(parser)
@@ -52,9 +61,11 @@ def _answer(args: argparse.Namespace) -> int:
     if any("\ud800" <= character <= "\udfff" for character in args.prompt):
         raise CommandError("the prompt is not valid Unicode")
     params = sampling_params(args)
+    config = resolve_config(args.model)
+    drafter = _drafter(args.drafter, is_configured=config.target.source != args.model)
     engine = load(
         args.model,
-        drafter=drafter_options(args, resolve_config(args.model)),
+        drafter={**drafter, **drafter_options(args, config.replace(drafter=drafter))},
         sampling_modes=(required_mode(params),),
         batch_size=1,
     )
@@ -74,6 +85,20 @@ def _answer(args: argparse.Namespace) -> int:
         return 0
     report(f"{generation.finish_reason}: {generation.error}")
     return 1
+
+
+def _drafter(source: str | None, *, is_configured: bool) -> dict[str, Any]:
+    """The keys of `[drafter]` that say what drafts; none for a configuration, which says it itself.
+
+    Raises:
+      CommandError: the source holds no drafter that is known.
+    """
+    if source is None:
+        return {} if is_configured else {"kind": "ngram"}
+    found = next(iter(identify(open_checkpoint(source))), None)
+    if found not in KINDS:
+        raise CommandError(f"--drafter: {source} is {found or 'no drafter'}; known: {', '.join(KINDS)}")
+    return {"kind": found, "source": source, "file": None, "sha256": None}
 
 
 def _summary(generation: Generation, seconds: float) -> str:

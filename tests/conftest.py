@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 
 import jaxspec
+from jaxspec.engine.programs import Programs
 
 # The tests spend their time on compiling, and these flags cut that to a third. They concern the making of
 # machine code, not what XLA makes of a program. XLA dies of a flag that it does not know.
@@ -72,6 +73,23 @@ def few_memory_maps():
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_text().count("\n") > 30_000:
         jax.clear_caches()
+
+
+COMPILE_BEHIND = Programs.compile_behind
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_compiled_behind():
+    """What an engine compiles before its first request serves any; the rest takes a third of all time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Programs, "compile_behind", lambda programs, sizes: None)
+        yield
+
+
+@pytest.fixture
+def compiled_behind(monkeypatch):
+    """Engines loaded in this test compile the smaller programs behind its back, as everywhere else."""
+    monkeypatch.setattr(Programs, "compile_behind", COMPILE_BEHIND)
 
 
 @pytest.fixture(scope="session")

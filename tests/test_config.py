@@ -220,6 +220,9 @@ def test_absent_keys_take_the_defaults_of_the_family():
     assert mistral.num_key_value_heads == 8
     assert mistral.layer_types == ("sliding_attention",) * 2
     assert mistral.sliding_window == 4096
+    qwen2 = ModelConfig.from_hf({**least, "model_type": "qwen2", "num_attention_heads": 32, "head_dim": 8})
+    assert (qwen2.num_key_value_heads, qwen2.qkv_bias, qwen2.attention_bias) == (32, True, False)
+    assert qwen2.layer_types == ("full_attention",) * 2
     qwen = ModelConfig.from_hf({**least, "model_type": "qwen3", "num_attention_heads": 64})
     assert (qwen.num_key_value_heads, qwen.head_dim, qwen.qk_norm) == (32, 128, True)
 
@@ -249,7 +252,7 @@ def test_windows_apply_where_the_family_says(config, layer_types):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; supported: llama, mistral, qwen3"),
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; supported: llama, mistral, qwen2"),
         ({"model_type": None}, "model_type None is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"hidden_size": None}, "hidden_size must be a positive integer, got None"),

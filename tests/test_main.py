@@ -8,8 +8,12 @@ import sys
 from contextlib import ExitStack
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from golden_files import golden_folder
 from tiny_engines import assert_idle
+from tiny_gguf import gguf_tensors, hf_weights, metadata, write_gguf
+from tiny_tokenizers import byte_level
 
 from jaxspec import __main__ as command
 from jaxspec.command_line import Parser, write
@@ -195,3 +199,61 @@ def test_a_reader_that_goes_away_is_one_line_of_the_process(tiny_config):
         *_, last = process.stderr.read().replace("\r", "\n").splitlines()
     assert last == "error: cannot write to stdout: Broken pipe"
     assert process.returncode == 2
+
+
+@pytest.fixture
+def loaded(monkeypatch, tiny_engine):
+    """What `load` is called with."""
+    calls = []
+
+    def load(model, **options):
+        calls.append((model, options["drafter"]))
+        return tiny_engine
+
+    monkeypatch.setattr(command, "load", load)
+    return calls
+
+
+def test_a_checkpoint_alone_is_drafted_for_by_prompt_lookup(loaded, tmp_path):
+    path = str(write_gguf(tmp_path / "tiny.gguf"))
+    assert command.main(["w6", "--model", path]) == 0
+    assert command.main(["w6", "--model", path, "--num-speculative-tokens", "7"]) == 0
+    assert command.main(["w6", "--model", path, "--no-speculation"]) == 0
+    assert loaded == [
+        (path, {"kind": "ngram"}),
+        (path, {"kind": "ngram", "num_speculative_tokens": 7}),
+        (path, {"kind": "none"}),
+    ]
+
+
+def test_a_head_is_told_by_its_checkpoint(loaded, tiny_config):
+    head = str(golden_folder("eagle3-residual-normed"))
+    assert command.main(["w6", "--model", str(tiny_config), "--drafter", head]) == 0
+    assert loaded == [
+        (str(tiny_config), {"kind": "eagle3", "source": head, "file": None, "sha256": None}),
+    ]
+
+
+def test_a_gguf_answers_a_chat(tmp_path, capsys):
+    weights = {name: weight for name, weight in hf_weights().items() if not name.endswith(".bias")}
+    path = write_gguf(tmp_path / "tiny.gguf", {**metadata(), **byte_level()}, gguf_tensors(weights))
+    assert command.main(["hello w", "--model", str(path), "--max-new-tokens", "5", "--ignore-eos"]) == 0
+    printed = capsys.readouterr()
+    assert "[5 tokens in " in printed.err
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: write_gguf(path, architecture="bloom"), "architecture 'bloom' is not supported"),
+        (
+            lambda path: write_gguf(path, tensors={"token_embd.weight": (np.zeros((9, 8), np.uint8), "I8")}),
+            "tensor 'token_embd.weight' is I8, which is not supported",
+        ),
+    ],
+)
+def test_a_gguf_that_is_not_supported_is_one_line(tmp_path, capsys, write, message):
+    assert command.main(["hello", "--model", str(write(tmp_path / "bad.gguf"))]) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1

@@ -13,6 +13,7 @@ from tiny_mtp import LATENT, write_with_mtp
 
 import jaxspec
 from jaxspec import Engine, Generation
+from jaxspec.engine.core import program_sizes
 
 SIZES = {
     "batch_size": 3,
@@ -40,12 +41,14 @@ DRAFTERS = {"ngram": 3, "eagle3": 7, "eagle1": 5, "near": 7, "peagle": 7, "dflas
 ONLY_OVER = {"mtp": ("latent",), "bigram": ("full", "own family")}
 PAIRS = [(kind, name) for kind in ATTENTION for name in DRAFTERS if kind in ONLY_OVER.get(name, ATTENTION)]
 """Every drafter over every kind of attention that it fits, and that it could tell from others."""
+MOST_LOADED = 6
+"""Engines of one kind of attention that are kept; more than any test holds."""
 KINDS = {"self": "draft_model", "near": "draft_model"}
 
 
 @dataclass
 class TinyEngines:
-    """A target of 48 tokens, drafters for it by name, and the engines loaded so far.
+    """A target of 48 tokens, drafters for it by name, and the engines loaded last.
 
     "eagle3", "eagle1", "peagle", "dflash" and "mtp" (over latent attention alone) repeat the last token, the
     same names after "random" are noise, "bigram" is a table, "self" is the target itself, "near" a noisy copy
@@ -84,7 +87,12 @@ class TinyEngines:
     ) -> Engine:
         """The engine of a drafter, of K drafts; the same arguments give the same engine again."""
         key = (name, k, sampling, *sorted(engine.items()))
-        if key not in self.loaded:
+        if key in self.loaded:
+            self.loaded[key] = self.loaded.pop(key)  # the newest again
+        else:
+            # Compiled programs take up to 100 MB an engine.
+            while len(self.loaded) >= MOST_LOADED:
+                self.loaded.pop(next(iter(self.loaded))).close()
             drafter: dict[str, Any] = {"kind": KINDS.get(name, name.split()[-1]), "sampling": sampling}
             if name != "none":
                 drafter["num_speculative_tokens"] = k
@@ -98,6 +106,12 @@ class TinyEngines:
 
 def tokens_of(generations: Iterable[Generation]) -> list[list[int]]:
     return [generation.token_ids for generation in generations]
+
+
+def compile_all(engine: Engine) -> None:
+    """Compiles what an engine compiles behind its back, which in tests it does not (conftest.py)."""
+    _, later = program_sizes(engine.config, engine.core.modes)
+    engine.programs.compile(later, progress=False)
 
 
 def start_afresh(engine: Engine) -> None:

@@ -1,6 +1,6 @@
 """Matrices in fewer bits than their values have as float32."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -53,3 +53,30 @@ class BlockSource(Protocol):
     def read_blocks(self) -> Blocks | None:
         """The tensor as it is stored; None where that is not in blocks."""
         ...
+
+
+def alike(tensors: Sequence[Blocks]) -> list[Blocks] | None:
+    """The same tensors in one form: of the fewest inputs to a scale, in 8 bits or with offsets where one is.
+
+    None for bfloat16 beside integers.
+    """
+    scaled = [blocks.scale is not None for blocks in tensors]
+    if not any(scaled):
+        return list(tensors)
+    if not all(scaled):
+        return None
+    inputs = min(blocks.inputs for blocks in tensors)
+    has_offset = any(blocks.offset is not None for blocks in tensors)
+    dtype = np.uint8 if all(blocks.values.dtype == np.uint8 for blocks in tensors) else np.int8
+
+    def each(blocks: Blocks) -> Blocks:
+        assert blocks.scale is not None
+        offset = np.zeros_like(blocks.scale) if has_offset and blocks.offset is None else blocks.offset
+        times = blocks.inputs // inputs
+        return Blocks(
+            blocks.values.astype(dtype, copy=False),
+            np.repeat(blocks.scale, times, axis=1),
+            None if offset is None else np.repeat(offset, times, axis=1),
+        )
+
+    return [each(blocks) for blocks in tensors]

@@ -1,5 +1,7 @@
 """Blocks of ggml's formats as integers and scales."""
 
+from collections.abc import Callable, Mapping
+
 import gguf
 import numpy as np
 
@@ -7,25 +9,126 @@ from jaxspec.checkpoints.blocks import Blocks
 
 
 def unpack_ggml(packed: np.ndarray, kind: gguf.GGMLQuantizationType) -> Blocks | None:
-    """The blocks of ggml's Q8_0, Q4_0 and Q4_1; None for its other kinds.
+    """The blocks of a matrix; None for formats of another form, as those with tables of vectors have.
 
-    Source: ggml-common.h, `block_q8_0`, `block_q4_0` and `block_q4_1`.
+    Source: ggml-common.h, `block_q8_0` and those after it.
 
     Args:
       packed: u8[out, bytes of a row].
       kind: how they are packed.
     """
-    if kind.name not in ("Q8_0", "Q4_0", "Q4_1"):
+    unpack = _FORMATS.get(kind)
+    if unpack is None:
         return None
-    blocks = packed.reshape(packed.shape[0], -1, gguf.GGML_QUANT_SIZES[kind][1])
+    rows = len(packed)
+    with np.errstate(invalid="ignore"):  # scales that are no numbers: whoever uses them looks
+        parts = unpack(packed.reshape(rows, -1, gguf.GGML_QUANT_SIZES[kind][1]))
+    if parts is None:
+        return None
+    return Blocks(*(None if part is None else part.reshape(rows, -1) for part in parts))  # type: ignore[arg-type]
 
-    def halves(start: int) -> np.ndarray:
-        return np.ascontiguousarray(blocks[..., start : start + 2]).view("<f2")[..., 0].astype(np.float32)
 
-    scale = halves(0)
-    if kind.name == "Q8_0":
-        return Blocks(blocks[..., 2:].view(np.int8).reshape(packed.shape[0], -1), scale, None)
-    # The lower four bits of 16 bytes come before the upper ones.
-    pairs = blocks[..., 4:] if kind.name == "Q4_1" else blocks[..., 2:]
-    integers = np.concatenate([pairs & 15, pairs >> 4], axis=-1).reshape(packed.shape[0], -1)
-    return Blocks(integers, scale, halves(2) if kind.name == "Q4_1" else -8 * scale)
+# Of MXFP4, past which its values would not be finite.
+_LARGEST_EXPONENT = 252
+
+_Parts = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+
+
+def _half(blocks: np.ndarray, start: int) -> np.ndarray:
+    """f32[out, blocks, 1] of the float16 that starts at a byte."""
+    return np.ascontiguousarray(blocks[..., start : start + 2]).view("<f2").astype(np.float32)
+
+
+def _nibbles(packed: np.ndarray) -> np.ndarray:
+    """The lower four bits of all bytes, then the upper ones."""
+    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+
+
+def _q8_0(blocks: np.ndarray) -> _Parts:
+    return blocks[..., 2:].view(np.int8), _half(blocks, 0), None
+
+
+def _q4_0(blocks: np.ndarray) -> _Parts:
+    scale = _half(blocks, 0)
+    return _nibbles(blocks[..., 2:]), scale, -8 * scale
+
+
+def _q4_1(blocks: np.ndarray) -> _Parts:
+    return _nibbles(blocks[..., 4:]), _half(blocks, 0), _half(blocks, 2)
+
+
+def _fifth_bits(packed: np.ndarray) -> np.ndarray:
+    """u8[out, blocks, 32], 16 or 0 for every value, of four bytes a block."""
+    return np.unpackbits(packed, axis=-1, bitorder="little") << 4
+
+
+def _q5_0(blocks: np.ndarray) -> _Parts:
+    values = _nibbles(blocks[..., 6:]) | _fifth_bits(blocks[..., 2:6])
+    return (values - np.uint8(16)).view(np.int8), _half(blocks, 0), None
+
+
+def _q5_1(blocks: np.ndarray) -> _Parts:
+    values = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8])
+    return values.view(np.int8), _half(blocks, 0), _half(blocks, 2)
+
+
+def _scales_of_k(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scale and offset of the eight sub-blocks, f32[out, blocks, 8] each: 6 bits times a float16."""
+    low, mins, high = (blocks[..., start : start + 4] for start in (4, 8, 12))
+    scales = np.concatenate([low & 63, high & 15 | low >> 6 << 4], axis=-1)
+    minima = np.concatenate([mins & 63, high >> 4 | mins >> 6 << 4], axis=-1)
+    return _half(blocks, 0) * scales, -_half(blocks, 2) * minima
+
+
+def _pairs_of_k(packed: np.ndarray) -> np.ndarray:
+    """u8[out, blocks, 8, 32]: 32 bytes hold two sub-blocks."""
+    return _nibbles(packed.reshape(*packed.shape[:2], 4, 32)).reshape(*packed.shape[:2], 8, 32)
+
+
+def _q4_k(blocks: np.ndarray) -> _Parts:
+    return _pairs_of_k(blocks[..., 16:]), *_scales_of_k(blocks)
+
+
+def _q5_k(blocks: np.ndarray) -> _Parts:
+    bits = blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    return (_pairs_of_k(blocks[..., 48:]) | bits << 4).view(np.int8), *_scales_of_k(blocks)
+
+
+def _q6_k(blocks: np.ndarray) -> _Parts:
+    shape = blocks.shape[:2]
+    # Of each 128 values: two times 32 bytes of lower bits, and 32 with the upper two of four values.
+    low = _nibbles(blocks[..., :128].reshape(*shape, 2, 64))
+    shifts = 2 * np.arange(4, dtype=np.uint8)[:, None]
+    high = blocks[..., 128:192].reshape(*shape, 2, 1, 32) >> shifts & 3
+    values = low | high.reshape(low.shape) << 4
+    scale = _half(blocks, 208) * blocks[..., 192:208].view(np.int8)
+    return (values - np.uint8(32)).view(np.int8), scale, None
+
+
+def _iq4_nl(blocks: np.ndarray) -> _Parts:
+    table = np.asarray(gguf.quants.IQ4_NL.kvalues, np.int8)
+    return table[_nibbles(blocks[..., 2:])], _half(blocks, 0), None
+
+
+def _mxfp4(blocks: np.ndarray) -> _Parts | None:
+    if blocks[..., 0].max(initial=0) > _LARGEST_EXPONENT:
+        return None
+    # The table holds the doubled values.
+    table = np.asarray(gguf.quants.MXFP4.kvalues, np.int8)
+    scale = np.ldexp(np.float32(1), blocks[..., :1].astype(np.int32) - 128)
+    return table[_nibbles(blocks[..., 1:])], scale, None
+
+
+_KINDS: Mapping[str, Callable[[np.ndarray], _Parts | None]] = {
+    "Q8_0": _q8_0,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "MXFP4": _mxfp4,
+}
+_FORMATS = {gguf.GGMLQuantizationType[name]: unpack for name, unpack in _KINDS.items()}

@@ -1,8 +1,10 @@
 """The metadata of a GGUF, of the types that its keys must have."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+
+import numpy as np
 
 from jaxspec.checkpoints.errors import CheckpointError
 
@@ -17,6 +19,7 @@ class Metadata:
 
     Attributes:
       file: for messages.
+      prefix: what stands in front of every key, "llama." for example.
 
     Raises:
       CheckpointError: the value is of another type, naming the key.
@@ -24,12 +27,34 @@ class Metadata:
 
     file: str
     values: Mapping[str, Any]
+    prefix: str = ""
+
+    def under(self, name: str) -> "Metadata":
+        """The values whose keys begin with "{name}."."""
+        return replace(self, prefix=f"{self.prefix}{name}.")
+
+    def size(self, key: str) -> int:
+        """A positive integer that must be there."""
+        value = self.positive(key, None)
+        if value is None:
+            raise CheckpointError(
+                f"{self.file}: metadata {self.prefix}{key} must be a positive integer, got None"
+            )
+        return value
 
     def positive(self, key: str, default: Default) -> int | Default:
         return self._get(key, default, "a positive integer", lambda v: type(v) is int and v > 0)
 
     def number(self, key: str, default: Default) -> float | Default:
         return self._get(key, default, "a number", lambda v: type(v) in (int, float))
+
+    def decimal(self, key: str, default: float) -> float:
+        """The decimal that a float32 was written from: 1e-05, not 9.99999974e-06."""
+        value = self.number(key, default)
+        return float(str(np.float32(value))) if abs(value) <= float(np.finfo(np.float32).max) else value
+
+    def count(self, key: str, default: int) -> int:
+        return self._get(key, default, "a whole number from 0 on", lambda v: type(v) is int and v >= 0)
 
     def text(self, key: str, default: Default) -> str | Default:
         return self._get(key, default, "a string", lambda v: isinstance(v, str))
@@ -43,13 +68,14 @@ class Metadata:
 
     def token_id(self, key: str, num_tokens: int) -> int | None:
         """An id of one of so many tokens."""
-        value = self.values.get(key)
+        value = self.values.get(self.prefix + key)
         if value is not None and (type(value) is not int or not 0 <= value < num_tokens):
             name = key.rpartition(".")[2].replace("_token_id", " token id")
             raise CheckpointError(f"{self.file}: {name} {value!r} is outside the {num_tokens} tokens")
         return value
 
     def _get(self, key: str, default: Any, words: str, fits: Callable[[Any], bool]) -> Any:
+        key = self.prefix + key
         value = self.values.get(key, default)
         if key in self.values and not fits(value):
             raise CheckpointError(f"{self.file}: metadata {key} must be {words}, got {value!r}")

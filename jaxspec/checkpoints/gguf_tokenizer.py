@@ -1,6 +1,6 @@
 """A tokenizer from the metadata of a GGUF."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import (
@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Backend
 
 from jaxspec.checkpoints.errors import CheckpointError, foreign
 from jaxspec.checkpoints.gguf_metadata import Metadata
+from jaxspec.checkpoints.gguf_pre_tokenizers import PRE_TOKENIZERS
 from jaxspec.checkpoints.tokenizer import Tokenizer
 
 # Token types, as in the `gguf` package's TokenType.
@@ -24,27 +25,8 @@ _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 # SentencePiece makes words of at most 16 characters by default, and every cut of one is looked up.
 _LONGEST_WORD = 256
 
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|NUMBERS| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3 = (_WORDS.replace("NUMBERS", r"\p{N}{1,3}"),)
-_QWEN2 = (_WORDS.replace("NUMBERS", r"\p{N}"),)
-_GPT2 = (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",)
-_SMOLLM = (r"\p{N}", *_GPT2)
-# What llama.cpp does for files that name no pre-tokenizer.
-_DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", *_GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
-
-PRE_TOKENIZERS: Mapping[str, tuple[str, ...]] = {
-    "default": _DEFAULT,
-    "gpt-2": _GPT2,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "qwen2": _QWEN2,
-    "smollm": _SMOLLM,
-}
-"""`tokenizer.ggml.pre` to the expressions that cut a text into words, applied one after the other."""
+# Chat models end a turn with these; a file need not say that they end an answer.
+_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer | None:
@@ -69,7 +51,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer | N
         raise CheckpointError(f"{name}: metadata tokenizer.ggml.tokens is missing")
     ids = {
         field: meta.token_id(f"tokenizer.ggml.{field}_token_id", len(tokens))
-        for field in ("bos", "eos", "eot", "unknown", "padding")
+        for field in ("bos", "eos", "eot", "eom", "unknown", "padding")
     }
     with foreign(name, "not a tokenizer"):
         backend = builders[model](meta, tokens)
@@ -84,8 +66,18 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer | N
             for key, field in spelled.items()
             if (token_id := ids[field]) is not None
         },
-        eos_token_ids=[token_id for field in ("eos", "eot") if (token_id := ids[field]) is not None],
+        eos_token_ids=_end_tokens(meta, tokens, ids),
     )
+
+
+def _end_tokens(meta: Metadata, tokens: Sequence[str], ids: Mapping[str, int | None]) -> list[int]:
+    """Ids that end an answer: those that the file names, and the end of a turn where it names none."""
+    found = [token_id for field in ("eos", "eot", "eom") if (token_id := ids[field]) is not None]
+    if ids["eot"] is None:
+        types = meta.list("tokenizer.ggml.token_type", int, [])
+        typed = zip(tokens, types, strict=False)
+        found += [i for i, (token, kind) in enumerate(typed) if kind == _CONTROL and token in _TURN_ENDS]
+    return list(dict.fromkeys(found))
 
 
 def _byte_level(meta: Metadata, tokens: list[str]) -> Backend:
@@ -96,12 +88,11 @@ def _byte_level(meta: Metadata, tokens: list[str]) -> Backend:
             f"{meta.file}: pre-tokenizer {pre!r} is not supported; supported: {', '.join(PRE_TOKENIZERS)}"
         )
     merges = [tuple(merge.split(" ")) for merge in meta.list("tokenizer.ggml.merges", str, [])]
-    llama3 = PRE_TOKENIZERS[pre] is _LLAMA3
+    cuts = PRE_TOKENIZERS[pre]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     with foreign(meta.file, "metadata tokenizer.ggml.merges"):
-        # Llama 3's vocabulary has words that its merges do not reach.
-        backend = Backend(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=llama3))
-    splits = [pre_tokenizers.Split(Regex(e), behavior="isolated") for e in PRE_TOKENIZERS[pre]]
+        backend = Backend(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=cuts.takes_whole_words))
+    splits = [pre_tokenizers.Split(Regex(e), behavior="isolated") for e in cuts.expressions]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
     backend.decoder = decoders.ByteLevel()
@@ -147,8 +138,10 @@ def _add_special_tokens(backend: Backend, meta: Metadata, tokens: list[str]) -> 
 
 def _add_bos(backend: Backend, meta: Metadata, tokens: list[str], bos: int | None) -> None:
     """Puts the beginning-of-text token in front, where the file or its kind of tokenizer wants it."""
-    sentence_piece = meta.text("tokenizer.ggml.model", "") == "llama"
-    by_kind = sentence_piece or PRE_TOKENIZERS.get(meta.text("tokenizer.ggml.pre", "")) is _LLAMA3
+    if meta.text("tokenizer.ggml.model", "") == "llama":
+        by_kind = True
+    else:
+        by_kind = PRE_TOKENIZERS[meta.text("tokenizer.ggml.pre", "default")].adds_bos
     if meta.flag("tokenizer.ggml.add_bos_token", by_kind) and bos is not None:
         backend.post_processor = processors.TemplateProcessing(
             single=[tokens[bos], "$A"], special_tokens=[(tokens[bos], bos)]

@@ -7,6 +7,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from jaxspec.checkpoints.errors import CheckpointError
+from jaxspec.checkpoints.gguf_parts import parts_of
 
 FILES = ("*.json", "*.safetensors", "*.jinja")
 """What is downloaded of a repository: no pickles, no code."""
@@ -24,7 +25,7 @@ def hub_folder(repository: str, file: str | None = None, *, progress: bool = Tru
 
     Args:
       repository: "organisation/name", perhaps with "@revision".
-      file: downloads only this file, a GGUF for instance.
+      file: downloads only this file, a GGUF for instance; of one in several files, all.
       progress: shows progress bars.
 
     Raises:
@@ -37,7 +38,7 @@ def hub_folder(repository: str, file: str | None = None, *, progress: bool = Tru
         folder = huggingface_hub.snapshot_download(
             name,
             revision=revision or None,
-            allow_patterns=[file] if file else list(FILES),
+            allow_patterns=parts_of(file) if file else list(FILES),
             # Subfolders hold other formats of the same weights.
             ignore_patterns=None if file else ["*/*"],
             tqdm_class=None if progress else _SilentBar,

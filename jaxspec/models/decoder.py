@@ -15,6 +15,7 @@ from jaxspec.attention import (
     LayerCacheShape,
     SlidingWindow,
 )
+from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.config import ConfigError, ModelConfig, RopeConfig
 from jaxspec.models.layers import (
     MLP,
@@ -40,6 +41,7 @@ class Decoder(nnx.Module):
       activation: the key of the feed-forward networks' function, and the one that is built.
       recycles_normed: whether the layer past the last one, drafting for itself, reads its output after its
         last norm or before it; None for a family without such a layer.
+      gguf: how GGUFs hold the family's models; None where they do not.
       attention_type, moe_type: the networks of a layer, the latter where a config has experts.
       norm_type: of the last norm.
     """
@@ -47,6 +49,7 @@ class Decoder(nnx.Module):
     defaults: ClassVar[Mapping[str, Any]] = {}
     activation: ClassVar[tuple[str, str]] = ("hidden_act", "silu")
     recycles_normed: ClassVar[bool | None] = None
+    gguf: ClassVar[GGUFArchitecture | None] = None
     attention_type: ClassVar[Callable[..., Any]] = Attention
     moe_type: ClassVar[Callable[..., Any]] = MoE
     norm_type: ClassVar[Callable[..., Any]] = RMSNorm

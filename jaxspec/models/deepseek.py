@@ -5,20 +5,27 @@ Source: the `DeepseekV3ForCausalLM` of transformers.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxspec.attention import AttentionKind, LayerCacheShape
+from jaxspec.checkpoints import CheckpointError, TensorSource
+from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture, split_experts
+from jaxspec.checkpoints.gguf_metadata import Metadata
 from jaxspec.config import ConfigError, ModelConfig, MoeConfig, RopeConfig
 from jaxspec.config.latent import LatentConfig
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.latent_attention import LatentAttention, latent_cache_shape
 from jaxspec.models.layers import MLP
-from jaxspec.models.moe import MoE
+from jaxspec.models.moe import STACKED_EXPERTS, MoE
 from jaxspec.models.parameters import Whole, parameter
+
+if TYPE_CHECKING:
+    from jaxspec.checkpoints.gguf_tensor import GGUFTensor
 
 
 class DeepseekMoE(MoE):
@@ -68,6 +75,73 @@ class DeepseekMoE(MoE):
         return routed if self.shared is None else routed + self.shared(x)
 
 
+_GATING = {0: "softmax", 1: "softmax", 2: "sigmoid", 3: "softmax_weight"}
+"""`expert_gating_func` of a GGUF; DeepSeek-V2's say nothing."""
+
+
+def _gguf_config(meta: Metadata) -> dict[str, Any]:
+    heads, rotated = meta.size("attention.head_count"), meta.size("rope.dimension_count")
+    # Files that hold the halves of the projection up say the sizes of the latent as those of a head.
+    key_size = meta.positive("attention.key_length_mla", meta.positive("attention.key_length", 0))
+    value_size = meta.positive("attention.value_length_mla", meta.positive("attention.value_length", 0))
+    gating = meta.count("expert_gating_func", 0)
+    config: dict[str, Any] = {
+        # Layers that predict further tokens are counted with the others; no drafter reads them out of a GGUF.
+        "num_hidden_layers": meta.size("block_count") - meta.count("nextn_predict_layers", 0),
+        "num_nextn_predict_layers": 0,
+        "num_key_value_heads": heads,
+        "q_lora_rank": meta.positive("attention.q_lora_rank", None),
+        "kv_lora_rank": meta.size("attention.kv_lora_rank"),
+        "qk_nope_head_dim": key_size - rotated,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": value_size,
+        "rope_interleave": True,
+        "moe_intermediate_size": meta.size("expert_feed_forward_length"),
+        "n_routed_experts": meta.size("expert_count"),
+        "n_shared_experts": meta.count("expert_shared_count", 0),
+        "num_experts_per_tok": meta.size("expert_used_count"),
+        "n_group": meta.positive("expert_group_count", 1),
+        "topk_group": meta.positive("expert_group_used_count", 1),
+        "norm_topk_prob": meta.flag("expert_weights_norm", False),
+        "routed_scaling_factor": meta.decimal("expert_weights_scale", 1.0),
+        "first_k_dense_replace": meta.count("leading_dense_block_count", 0),
+        "scoring_func": _GATING.get(gating, gating),
+    }
+    # The published models have the same factor for cosine and sine, so that it cancels there.
+    if weight := meta.decimal("rope.scaling.yarn_log_multiplier", 0.0):
+        config["rope_scaling"] = dict.fromkeys(("mscale", "mscale_all_dim"), weight / 0.1)
+    return config
+
+
+def _gguf_tensors(tensors: Mapping[str, "GGUFTensor"]) -> dict[str, TensorSource]:
+    from jaxspec.checkpoints.gguf_tensor import JoinedTensor  # imports slowly
+
+    found = split_experts(tensors)
+    for name, keys in tensors.items():
+        stem, is_half, _ = name.partition(".k_b_proj.")
+        values = tensors.get(f"{stem}.v_b_proj.weight")
+        if not is_half or values is None:
+            continue
+        if len(keys.shape) != 3 or (*values.shape[:1], *values.shape[2:]) != keys.shape[:2]:
+            raise CheckpointError(
+                f"{keys.header.path}: {name!r} of shape {list(keys.shape)} and the values of "
+                f"{list(values.shape)} are not the halves of one projection"
+            )
+        heads, rank, nope = keys.shape
+        shape = (heads * (nope + values.shape[1]), rank)
+        found[f"{stem}.kv_b_proj.weight"] = JoinedTensor((keys, values), shape, _join_halves)
+        del found[name], found[f"{stem}.v_b_proj.weight"]
+    return {
+        name.replace(".e_score_correction.bias", ".e_score_correction_bias"): tensor
+        for name, tensor in found.items()
+    }
+
+
+def _join_halves(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """[H * (nope + v), rank] of keys [H, rank, nope] and values [H, v, rank]."""
+    return np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(-1, keys.shape[1])
+
+
 class Deepseek(Decoder):
     """A target network."""
 
@@ -98,6 +172,21 @@ class Deepseek(Decoder):
     recycles_normed = True
     attention_type = LatentAttention
     moe_type = DeepseekMoE
+    gguf = GGUFArchitecture(
+        "deepseek2",
+        (
+            *(f"self_attn.{name}_proj" for name in ("q_a", "q_b", "kv_b", "k_b", "v_b")),
+            "self_attn.kv_a_proj_with_mqa",
+            "self_attn.q_a_layernorm",
+            "self_attn.kv_a_layernorm",
+            "mlp.gate",
+            "mlp.gate.e_score_correction",
+            *(f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")),
+            *STACKED_EXPERTS,
+        ),
+        config=_gguf_config,
+        tensors=_gguf_tensors,
+    )
 
     @classmethod
     def own_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:

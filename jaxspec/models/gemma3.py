@@ -11,10 +11,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.attention import AnyMemory, RopeTables
+from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
+from jaxspec.checkpoints.gguf_metadata import Metadata
 from jaxspec.config import ModelConfig, RopeConfig
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import MLP, Attention
 from jaxspec.models.parameters import Whole, parameter
+from jaxspec.models.qwen3 import QK_NORMS
 
 
 class Gemma3Norm(nnx.Module):
@@ -73,6 +76,21 @@ class Gemma3Layer(nnx.Module):
         return x + self.mlp_output_norm(self.mlp(self.mlp_input_norm(x))), memory
 
 
+_LAYERS_OF_27B = 62
+
+
+def _gguf_config(meta: Metadata) -> dict[str, Any]:
+    """Files leave the scale of dot products to the reader, who has to know the one that is no head size."""
+    head_dim = meta.size("attention.key_length")
+    per_head = meta.size("embedding_length") // meta.size("attention.head_count")
+    return {
+        "sliding_window": meta.size("attention.sliding_window"),
+        "sliding_window_pattern": meta.positive("attention.sliding_window_pattern", 6),
+        "rope_local_base_freq": meta.decimal("rope.freq_base_swa", 10000.0),
+        "query_pre_attn_scalar": per_head if meta.size("block_count") == _LAYERS_OF_27B else head_dim,
+    }
+
+
 class Gemma3(Decoder):
     """A target network.
 
@@ -95,6 +113,12 @@ class Gemma3(Decoder):
         "sliding_window": 4096,
         "sliding_window_pattern": 6,
     }
+    gguf = GGUFArchitecture(
+        "gemma3",
+        (*QK_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+        norm_offset=1.0,
+        config=_gguf_config,
+    )
     activation = ("hidden_activation", "gelu_pytorch_tanh")
     norm_type = Gemma3Norm
 

@@ -4,16 +4,22 @@ Source: the `GptOssForCausalLM` of transformers; openai/gpt-oss, `gpt_oss/torch/
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from jaxspec.checkpoints import TensorSource
+from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
+from jaxspec.checkpoints.gguf_metadata import Metadata
 from jaxspec.config import MoeConfig
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.expert_sources import ExpertSources, InterleavedGateUp
-from jaxspec.models.moe import MoE
+from jaxspec.models.moe import STACKED_EXPERTS, MoE
 from jaxspec.models.parameters import Whole
+
+if TYPE_CHECKING:
+    from jaxspec.checkpoints.gguf_tensor import GGUFTensor
 
 
 class GptOssMoE(MoE):
@@ -35,6 +41,23 @@ class GptOssMoE(MoE):
         limit = self.config.swiglu_limit
         gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
         return gate * jax.nn.sigmoid(self.config.swiglu_alpha * gate) * (up + 1)
+
+
+def _gguf_config(meta: Metadata) -> dict[str, Any]:
+    return {
+        "num_local_experts": meta.size("expert_count"),
+        "num_experts_per_tok": meta.size("expert_used_count"),
+        "intermediate_size": meta.size("expert_feed_forward_length"),
+        "sliding_window": meta.size("attention.sliding_window"),
+        "rope_scaling": {"truncate": False},
+    }
+
+
+def _gguf_tensors(tensors: Mapping[str, "GGUFTensor"]) -> dict[str, TensorSource]:
+    from jaxspec.checkpoints.gguf_experts import fuse_experts  # imports slowly
+
+    fused = fuse_experts(tensors)
+    return {name.replace(".sinks.weight", ".sinks"): tensor for name, tensor in fused.items()}
 
 
 class GptOss(Decoder):
@@ -62,6 +85,12 @@ class GptOss(Decoder):
         },
     }
     moe_type = GptOssMoE
+    gguf = GGUFArchitecture(
+        "gpt-oss",
+        ("self_attn.sinks", "mlp.router", *STACKED_EXPERTS),
+        config=_gguf_config,
+        tensors=_gguf_tensors,
+    )
 
     @classmethod
     def is_windowed(cls, config: Mapping[str, Any], layer: int) -> bool:

@@ -159,9 +159,8 @@ class Attention(nnx.Module):
             dtype=dtype,
             fan_in=heads * size,
         )
-        biased = config.attention_bias
         self.qkv_bias = bias_parameter(
-            biased,
+            config.attention_bias or config.qkv_bias,
             rngs,
             (kv_heads, group + 2, size),
             ("kv_heads", "group", "head_dim"),
@@ -169,7 +168,12 @@ class Attention(nnx.Module):
             dtype=dtype,
         )
         self.output_bias = bias_parameter(
-            biased, rngs, (width,), ("embed",), Whole(f"{name}.o_proj.bias", (width,)), dtype=dtype
+            config.attention_bias,
+            rngs,
+            (width,),
+            ("embed",),
+            Whole(f"{name}.o_proj.bias", (width,)),
+            dtype=dtype,
         )
         self.scale = config.attention_scale or size**-0.5
         self.sinks = (

@@ -12,6 +12,9 @@ from jaxspec.models.expert_sources import ExpertSources, tensor_per_expert
 from jaxspec.models.layers import Linear
 from jaxspec.models.parameters import Source, parameter
 
+STACKED_EXPERTS = tuple(f"mlp.experts.{projection}_proj" for projection in ("gate", "up", "down"))
+"""What GGUFs hold of a layer's experts, in Hugging Face's names."""
+
 
 class MoE(nnx.Module):
     """The weighted sum of the few experts that a linear router chooses for each row.

@@ -11,7 +11,7 @@ from jaxspec_kernels.expert_matmul import MAX_SCALE, Mxfp4Weight, expert_matmul,
 from jaxspec_kernels.matmul import BLOCK, MIN_WEIGHT_BYTES, PackedWeight, matmul, pack
 
 from jaxspec.checkpoints import TensorSource
-from jaxspec.checkpoints.blocks import Blocks, BlockSource, round_to_blocks
+from jaxspec.checkpoints.blocks import Blocks, BlockSource, alike, round_to_blocks
 from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
 from jaxspec.config import ConfigError
 from jaxspec.models.expert_sources import InterleavedGateUp
@@ -112,14 +112,11 @@ def packed_weight(
         return None
     if math.prod(shape) * 4 < MIN_WEIGHT_BYTES:
         return None
-    width, tensors = (
-        math.prod(source.in_shape),
-        [blocks for tensor in stored if (blocks := _blocks(tensor, rounded))],
-    )
-    kinds = {(blocks.values.dtype, blocks.offset is None, blocks.inputs) for blocks in tensors}
-    if len(tensors) < len(stored) or len(kinds) > 1:
+    found = [blocks for tensor in stored if (blocks := _blocks(tensor, rounded))]
+    tensors = alike(found) if len(found) == len(stored) else None
+    if tensors is None:
         return None
-    inputs = tensors[0].inputs
+    width, inputs = math.prod(source.in_shape), tensors[0].inputs
     per_block = source.per_block(inputs)
 
     def scales(arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:

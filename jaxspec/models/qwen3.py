@@ -6,7 +6,10 @@ Source: the `Qwen3ForCausalLM` of transformers.
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.models.decoder import Decoder
+
+QK_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 
 
 class Qwen3(Decoder):
@@ -20,6 +23,7 @@ class Qwen3(Decoder):
         "use_sliding_window": False,
         "max_window_layers": 28,
     }
+    gguf = GGUFArchitecture("qwen3", QK_NORMS)
 
     @classmethod
     def is_windowed(cls, config: Mapping[str, Any], layer: int) -> bool:

@@ -6,8 +6,22 @@ Source: the `Qwen3MoeForCausalLM` of transformers.
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
+from jaxspec.checkpoints.gguf_metadata import Metadata
 from jaxspec.config import MoeConfig
 from jaxspec.models.decoder import Decoder
+from jaxspec.models.moe import STACKED_EXPERTS
+from jaxspec.models.qwen3 import QK_NORMS
+
+
+def _gguf_config(meta: Metadata) -> dict[str, Any]:
+    return {
+        "num_experts": meta.size("expert_count"),
+        "num_experts_per_tok": meta.size("expert_used_count"),
+        "moe_intermediate_size": meta.size("expert_feed_forward_length"),
+        # The published models say so, and the files nothing.
+        "norm_topk_prob": meta.flag("expert_weights_norm", True),
+    }
 
 
 class Qwen3Moe(Decoder):
@@ -25,6 +39,7 @@ class Qwen3Moe(Decoder):
         "decoder_sparse_step": 1,
         "mlp_only_layers": (),
     }
+    gguf = GGUFArchitecture("qwen3moe", (*QK_NORMS, "mlp.gate", *STACKED_EXPERTS), config=_gguf_config)
 
     @classmethod
     def is_windowed(cls, config: Mapping[str, Any], layer: int) -> bool:

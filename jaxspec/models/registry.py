@@ -2,6 +2,7 @@
 
 from typing import Any, cast
 
+from jaxspec.checkpoints.gguf_architecture import ARCHITECTURES
 from jaxspec.config import model
 from jaxspec.config.registry import register
 from jaxspec.models.decoder import Decoder
@@ -21,3 +22,6 @@ def register_family(model_type: str, family: type[Decoder]) -> None:
       TypeError: it is no class of decoders.
     """
     register(FAMILIES, model_type, family, Decoder)
+    # A subclass of a family that GGUFs hold is not what they hold.
+    if architecture := vars(family).get("gguf"):
+        ARCHITECTURES[architecture.name] = (model_type, architecture)

@@ -81,6 +81,22 @@ def check_dequantised(model: PreTrainedModel, path: Path) -> None:
     np.testing.assert_allclose(loaded, sorted(stored), rtol=1e-12)
 
 
+def likelihoods(model: PreTrainedModel, token_ids: list[int]) -> dict:
+    """What the model makes of a text: see tests/goldens/README.md."""
+    with torch.no_grad():
+        logits = model(torch.tensor([token_ids])).logits[0]
+    nll = -logits.log_softmax(-1)[:-1].gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0].double()
+    top = logits[-1].topk(5)
+    return {
+        "mean_nll": nll.mean().item(),
+        "nll": [round(value, 6) for value in nll.tolist()],
+        "last_top5": {
+            "token_ids": top.indices.tolist(),
+            "logits": [round(v, 5) for v in top.values.tolist()],
+        },
+    }
+
+
 def write(root: Path) -> None:
     """Write `root/smollm2-135m.json`."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -95,10 +111,6 @@ def write(root: Path) -> None:
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence([Digits(True), ByteLevel(add_prefix_space=False)])
 
     token_ids = tokenizer(TEXT).input_ids
-    with torch.no_grad():
-        logits = model(torch.tensor([token_ids])).logits[0]
-    nll = -logits.log_softmax(-1)[:-1].gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0].double()
-    top = logits[-1].topk(5)
     chats = [
         {
             "messages": messages,
@@ -115,12 +127,7 @@ def write(root: Path) -> None:
         "sha256": SHA256,
         "text": TEXT,
         "token_ids": token_ids,
-        "mean_nll": nll.mean().item(),
-        "nll": [round(value, 6) for value in nll.tolist()],
-        "last_top5": {
-            "token_ids": top.indices.tolist(),
-            "logits": [round(v, 5) for v in top.values.tolist()],
-        },
+        **likelihoods(model, token_ids),
         "chats": chats,
     }
     (root / "smollm2-135m.json").write_text(json.dumps(golden, ensure_ascii=False) + "\n")

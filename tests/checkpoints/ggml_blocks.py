@@ -48,6 +48,11 @@ def _q4_1(block: np.ndarray) -> list[np.float32]:
     return [_half(block, 0) * F32(q) + _half(block, 2) for q in _nibbles(block[4:])]
 
 
+def _q5_0(block: np.ndarray) -> list[np.float32]:
+    high = int.from_bytes(block[2:6].tobytes(), "little")
+    return [_half(block, 0) * F32((q | (high >> i & 1) << 4) - 16) for i, q in enumerate(_nibbles(block[6:]))]
+
+
 def _six_bit(scales: np.ndarray, j: int) -> tuple[int, int]:
     """Scale and minimum of sub-block j out of 12 bytes."""
     s = [int(b) for b in scales]
@@ -89,11 +94,20 @@ def _q6_k(block: np.ndarray) -> list[np.float32]:
     return values
 
 
-SCALES = {"Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+SCALES = {
+    "Q8_0": (0,),
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
 VALUES: dict[str, Callable[[np.ndarray], list[np.float32]]] = {
     "Q8_0": _q8_0,
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,

@@ -2,10 +2,12 @@
 
 import struct
 
+import converted_gguf
 import gguf
 import numpy as np
 import pytest
 from fuzzing import SCALARS, changed, damaged, refused_or
+from golden_files import golden_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_gguf import metadata, write_gguf
@@ -19,7 +21,28 @@ NAMES = (
     *(f"blk.0.{name}.weight" for name in ("attn_q", "attn_k", "attn_v", "ffn_up", "attn_norm")),
     *("blk.0.attn_q.bias", "blk.00.attn_q.weight", "blk.99999999999.ffn_up.weight", "other"),
 )
-SIZES = {"general.architecture": "llama", **metadata()}
+EXPERTS = tuple(
+    f"blk.0.ffn_{name}_exps.{leaf}" for name in ("gate", "up", "down") for leaf in ("weight", "bias")
+)
+HALVES = ("blk.0.attn_k_b.weight", "blk.0.attn_v_b.weight", "blk.0.attn_kv_b.weight")
+FAMILIES = {
+    "gemma3": ("gemma3", ("blk.0.post_ffw_norm.weight", "blk.0.attn_q_norm.weight")),
+    "qwen3moe": ("qwen3-moe", (*EXPERTS, "blk.0.ffn_gate_inp.weight")),
+    "gpt-oss": ("gpt-oss", (*EXPERTS, "blk.0.attn_sinks.weight")),
+    "deepseek2": ("deepseek-v3", (*EXPERTS, *HALVES, "blk.0.exp_probs_b.bias")),
+}
+"""By architecture: a golden, and names of tensors that llama lacks."""
+
+
+def sizes(architecture):
+    """Metadata of a file without a tokenizer."""
+    if architecture == "llama":
+        return {"general.architecture": "llama", **metadata()}
+    values = converted_gguf.metadata(golden_checkpoint(FAMILIES[architecture][0]).config)
+    prefixed = {f"{architecture}.{key}": value for key, value in values.items() if value is not None}
+    return {"general.architecture": architecture, **prefixed}
+
+
 KEYS = (
     *metadata(),
     *byte_level(),
@@ -33,8 +56,8 @@ KEYS = (
 def use(path):
     checkpoint = open_checkpoint(path)
     for tensor in checkpoint.tensors.values():
-        assert isinstance(tensor, BlockSource)
-        tensor.read_blocks()
+        if isinstance(tensor, BlockSource):
+            tensor.read_blocks()
         array = tensor.read()
         assert (array.shape, array.dtype) == (tensor.shape, tensor.dtype)
     if checkpoint.tokenizer is not None:
@@ -130,13 +153,15 @@ def test_other_metadata(folder, tokens, data):
 def test_a_double_that_no_float32_holds_is_read(folder):
     """An epsilon just above the largest float32 once overflowed in a cast."""
     values = {"general.architecture": "llama", **metadata()}
-    kinds = {str: "s", int: "I", float: "d"}
     values["llama.attention.layer_norm_rms_epsilon"] = 3.4028235677973366e38
-    entries = [
-        packed(key, "s") + packed(TYPES[kinds[type(value)]], "I") + packed(value, kinds[type(value)])
-        for key, value in values.items()
-    ]
+    entries = [as_written(key, value) for key, value in values.items()]
     assert open_checkpoint(one_tensor(folder, entries)).config["rms_norm_eps"] == 3.4028235677973366e38
+
+
+def as_written(key, value):
+    """One key with its value, of the type that holds it exactly."""
+    kind = {str: "s", int: "I", float: "d", bool: "?"}[type(value)]
+    return packed(key, "s") + packed(TYPES[kind], "I") + packed(value, kind)
 
 
 def one_tensor(folder, entries):
@@ -156,17 +181,32 @@ def fits(value):
     )
 
 
+SHAPES = ((256, 4), (32, 256), (4,), (32,), (32, 4, 8), (32, 8))
+KINDS = (
+    *(gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "Q8_0", "MXFP4")),
+    *gguf.GGMLQuantizationType,
+)
+
+
+@pytest.mark.parametrize("architecture", ["llama", *FAMILIES])
 @given(data=st.data())
-def test_other_tensors(folder, data):
-    header = b"".join(entry(key, value, data) for key, value in SIZES.items())
-    names = data.draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4))
-    tensors = b""
+def test_other_tensors(folder, architecture, data):
+    values = sizes(architecture)
+    header = b"".join(as_written(key, value) for key, value in values.items())
+    known = NAMES if architecture == "llama" else FAMILIES[architecture][1]
+    names = data.draw(st.lists(st.sampled_from(known), min_size=1, max_size=4))
+    tensors, count = b"", len(names)
+    if data.draw(st.booleans()):  # an embedding that is sound, or nothing else would be looked at
+        tensors = packed("token_embd.weight", "s") + packed(2, "I") + packed(8, "Q") + packed(4, "Q")
+        tensors += packed(0, "I") + packed(0, "Q")
+        names = [name for name in dict.fromkeys(names) if name != "token_embd.weight"]
+        count = len(names) + 1
     for name in names:
-        shape = data.draw(st.sampled_from([(256, 4), (32, 256), (4,), (32,)]) | DIMENSIONS)
+        shape = data.draw(st.sampled_from(SHAPES) | DIMENSIONS)
         tensors += packed(name, "s") + packed(len(shape), "I") + b"".join(packed(n, "Q") for n in shape)
-        kind = data.draw(st.sampled_from(list(gguf.GGMLQuantizationType)) | st.integers(0, 100))
+        kind = data.draw(st.sampled_from(KINDS) | st.integers(0, 100))
         tensors += packed(int(kind), "I") + packed(data.draw(st.sampled_from([0, 32, 1, 2**63])), "Q")
-    content = b"GGUF" + packed(3, "I") + packed(len(names), "Q") + packed(len(SIZES), "Q") + header + tensors
+    content = b"GGUF" + packed(3, "I") + packed(count, "Q") + packed(len(values), "Q") + header + tensors
     path = folder / "broken.gguf"
     path.write_bytes(content + bytes(2**16))
     refused_or(lambda: use(path))

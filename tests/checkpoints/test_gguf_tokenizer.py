@@ -3,7 +3,8 @@ from tiny_tokenizers import byte_level, sentence_piece
 from tokenizers import pre_tokenizers
 
 from jaxspec.checkpoints import CheckpointError
-from jaxspec.checkpoints.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
+from jaxspec.checkpoints.gguf_pre_tokenizers import PRE_TOKENIZERS
+from jaxspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 
 TEXT = "I'LL say: hello w0rld  2024½\r\n\n don't…  ÉTÉ été 東京 🎉🏽 x²+y  "
 
@@ -26,6 +27,11 @@ def test_round_trip(pre):
         ("smollm", ["A", "'ll", " ", " b", "'", "LL", " ", "1", "2", "3", "4", "5", ".!"]),
         ("llama-bpe", ["A", "'ll", " ", " b", "'LL", " ", "123", "45", ".!"]),
         ("qwen2", ["A", "'ll", " ", " b", "'LL", " ", "1", "2", "3", "4", "5", ".!"]),
+        ("glm4", ["A", "'ll", " ", " b", "'LL", " ", "123", "45", ".!"]),
+        ("tekken", ["A", "'ll", " ", " b", "'LL", " ", "1", "2", "3", "4", "5", ".!"]),
+        ("gpt-4o", ["A'll", " ", " b'LL", " ", "123", "45", ".!"]),
+        ("deepseek-v3", ["A", "'ll", " ", " b", "'LL", " ", "123", "45", ".!"]),
+        ("deepseek-coder", ["A", "'", "ll", " ", " b", "'", "LL", " ", "1", "2", "3", "4", "5", ".!"]),
         ("default", ["A", "'", "ll", " ", " b", "'", "LL", " ", "123", "45", ".!"]),
     ],
 )
@@ -47,6 +53,19 @@ def test_control_tokens_in_text_become_ids():
     assert (ids[0], ids[-2], ids[-1]) == (1, 2, 3)
     assert tokenizer.decode(ids) == "hello<a tool>"
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<s>hello</s><a tool>"
+
+
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        ("gpt-4o", ["camel", "Case", "HTTPServer's", " Été", "'東京", " ///\n", "x"]),
+        ("tekken", ["camel", "Case", "HTTPServer", "'s", " Été", "'東京", " ///\n", "x"]),
+        ("qwen2", ["camelCaseHTTPServer", "'s", " Été", "'東京", " ///\n", "x"]),
+        ("deepseek-v3", ["camelCaseHTTPServer", "'s", " Été", "'", "東京", " ///\n", "x"]),
+    ],
+)
+def test_pre_tokenizers_cut_other_scripts_and_capitals_as_their_models_do(pre, expected):
+    assert words(pre, "camelCaseHTTPServer's Été'東京 ///\nx") == expected
 
 
 @pytest.mark.parametrize(("pre", "expected"), [("llama-bpe", ["hey"]), ("gpt-2", ["he", "y"])])
@@ -76,6 +95,17 @@ def test_end_tokens_and_special_tokens():
     assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "hello"}])
     assert chat == "<s>user: hello</s><s>assistant: "
+
+
+def test_the_end_of_a_turn_ends_an_answer_where_the_file_names_none():
+    values = byte_level()
+    values["tokenizer.ggml.tokens"][0] = "<|im_end|>"
+    assert tokenizer_from_gguf(values, "file").eos_token_ids == (2, 0)
+    named = {**values, "tokenizer.ggml.eot_token_id": 3, "tokenizer.ggml.eom_token_id": 1}
+    assert tokenizer_from_gguf(named, "file").eos_token_ids == (2, 3, 1)
+    types = [1, *values["tokenizer.ggml.token_type"][1:]]
+    text = {**values, "tokenizer.ggml.token_type": types}
+    assert tokenizer_from_gguf(text, "file").eos_token_ids == (2,)
 
 
 def test_sentence_piece_merges_by_score():

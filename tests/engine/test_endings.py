@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import tokenizers
-from tiny_engines import SIZES, assert_idle
+from tiny_engines import SIZES, assert_idle, compile_all
 
 import jaxspec
 from jaxspec import SamplingParams
@@ -24,7 +24,7 @@ def engine(tiny_engines, tmp_path_factory):
     (folder / "tokenizer_config.json").write_text(json.dumps({}), "utf-8")
     drafter = {"kind": "draft_model", "source": str(folder), "num_speculative_tokens": 5}
     engine = jaxspec.load(folder, drafter=drafter, progress=False, **SIZES, rows_beside=8)
-    engine.programs.wait_compiled()
+    compile_all(engine)
     return engine
 
 

@@ -2,50 +2,10 @@
 
 import numpy as np
 import pytest
-from tiny_engines import DRAFTERS, PAIRS, start_afresh
+from conversations import assert_as_alone, conversation
+from tiny_engines import compile_all, start_afresh
 
 from jaxspec import ConfigError, EngineConfig, SamplingParams
-
-PLAIN = [("full", "none"), ("sliding", "none"), ("indexed window", "none"), ("latent", "none")]
-NEW_TOKENS = 9
-
-
-def params(i):
-    """Every other request is sampled."""
-    return SamplingParams(max_new_tokens=NEW_TOKENS, temperature=i % 2, seed=i, ignore_eos=True)
-
-
-def conversation(engine, prompts, turns=2):
-    """Turns of four requests that share a head of 20 tokens; each turn but the first reads the one before.
-
-    Returns (i, answer) of every request, `params(i)` being its parameters.
-    """
-    texts, answers = [prompts[2][:20] + prompt[:9] for prompt in prompts[:4]], []
-    for turn in range(turns):
-        requests = [engine.make_request(text, params(i)) for i, text in enumerate(texts)]
-        generations = dict(engine.run(requests))
-        answers += sorted(generations.items())
-        texts = [[*text, *generations[i].token_ids, turn, 7] for i, text in enumerate(texts)]
-    return answers
-
-
-def assert_as_alone(engine, answers):
-    for i, answer in answers:
-        engine.forget_prefixes()
-        alone = engine.generate(answer.prompt_token_ids, params(i))
-        assert alone.cached_tokens == 0
-        assert alone.token_ids == answer.token_ids
-        assert alone.stats.accepted_at == answer.stats.accepted_at
-
-
-@pytest.mark.parametrize(("kind", "name"), [*PLAIN, *PAIRS])
-def test_a_cached_prefix_changes_no_token(engines_of, prompts, kind, name):
-    """Nor what a drafter drafts: as much is accepted from cached pages as from its own."""
-    engine = engines_of[kind].load(name, DRAFTERS.get(name, 3))
-    start_afresh(engine)
-    answers = conversation(engine, prompts)
-    assert all(answer.cached_tokens >= 24 for _, answer in answers[4:])
-    assert_as_alone(engine, answers)
 
 
 @pytest.mark.parametrize("name", ["none", "ngram", "eagle3", "near", "dflash"])
@@ -53,7 +13,7 @@ def test_a_prefix_is_found_in_the_step_that_reads_it(tiny_engines, prompts, name
     """Pieces of several prompts side by side, of which later ones see pages that the same step writes."""
     sizes = {"prefill_rows": 8, "rows_beside": 16, "steps_per_dispatch": 2, "page_size": 4}
     engine = tiny_engines.load(name, batch_size=4, sampling_modes=("sampled",), **sizes)
-    engine.programs.wait_compiled()
+    compile_all(engine)
     start_afresh(engine)
     before = engine.counters
     answers = conversation(engine, prompts)

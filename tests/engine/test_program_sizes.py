@@ -8,6 +8,7 @@ from tiny_engines import tokens_of
 from jaxspec.engine.programs import Size
 from jaxspec.sampling import SamplingMode
 
+pytestmark = pytest.mark.usefixtures("compiled_behind")
 WAYS = {"greedy": {}, "sampled": {"temperature": 1.0, "top_p": 0.95, "seed": 11}}
 NAMES = ("none", "ngram", "eagle3", "near", "dflash")
 SIZES = {"batch_size": 4, "slot_sizes": (1,), "prefill_rows": 3, "rows_beside": 8, "steps_per_dispatch": 2}

@@ -11,6 +11,7 @@ import pytest
 from jaxspec_kernels import random
 from jaxspec_kernels.gumbel_sample import gumbel_sample
 from jaxspec_kernels.random import Purpose
+from optimised import optimised
 
 from jaxspec.sampling import DraftVocabulary, SamplingMode, process_logits, rejection, verify
 
@@ -59,7 +60,7 @@ def first_tokens(state, *, one_hot, draft_ids):
         )
         return jnp.where(verdict.accepted > 0, drafts[:, 0], verdict.token), verdict.accepted
 
-    tokens, accepted = jax.jit(step)(logits, state)
+    tokens, accepted = optimised(step)(logits, state)
     target = jax.nn.softmax(
         process_logits(row[None, None], jax.tree.map(lambda x: x[:1], state), mode=SamplingMode.TRUNCATED)
     )
@@ -137,7 +138,7 @@ def excess_of_sequences(state, chi_square_excess, *, one_hot, draft_ids):
 
     tokens = jnp.zeros((TRIALS, 1 + 2 * length + drafts), jnp.int32)
     count = jnp.ones(TRIALS, jnp.int32)
-    step = jax.jit(step)
+    step = optimised(step)
     for _ in range(length):
         tokens, count = step(tokens, count)
     generated = np.asarray(tokens[:, 1 : 1 + length])

@@ -19,6 +19,7 @@ from jaxspec.training.trainer import Trainer
 
 GOLDENS = {
     "llama": "llama-yarn-rope",
+    "qwen2": "qwen2-windowed",
     "qwen3": "qwen3-windowed",
     "qwen3_moe": "qwen3-moe",
     "gemma3_text": "gemma3",

@@ -1,17 +1,39 @@
-"""The draft loop driven from Python is the oracle of the compiled one: each kind of attention, each drafter.
+"""What holds for every drafter over every kind of attention, each pair's engine compiled once for all tests.
 
-Pages hold eight positions and windows see six, so seven drafts cross the edges of both.
+The draft loop driven from Python is the oracle of the compiled one. Pages hold eight positions and windows
+see six, so seven drafts cross the edges of both.
 """
+
+from functools import cache
 
 import jax
 import numpy as np
 import pytest
+from conversations import assert_as_alone, conversation
 from jax.stages import Compiled
-from tiny_engines import DRAFTERS, PAIRS, start_afresh
+from tiny_engines import ATTENTION, DRAFTERS, PAIRS, start_afresh, tokens_of
 
 from jaxspec import SamplingParams
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.sampling import SamplingMode
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
+def pair(request):
+    """Of a module, so that the tests of one pair run after one another."""
+    return request.param
+
+
+@pytest.fixture
+def engine(engines_of, pair):
+    kind, name = pair
+    return engines_of[kind].load(name, DRAFTERS[name])
+
+
+@pytest.fixture(scope="module")
+def plain_of(engines_of, prompts):
+    """Plain decoding's answers, by the target's kind of attention."""
+    return cache(lambda kind: tokens_of(engines_of[kind].load().generate(prompts, max_new_tokens=40)))
 
 
 def answers_and_caches(engine, prompts, *, temperatures):
@@ -55,18 +77,32 @@ def drive_from_python(engine, monkeypatch):
     return ran
 
 
-@pytest.mark.parametrize("temperatures", [[0.0], [0.0, 1.0]], ids=["greedy", "mixed"])
-@pytest.mark.parametrize(("kind", "name"), PAIRS)
-def test_the_compiled_loop_drafts_what_the_host_driven_one_does(
-    engines_of, prompts, kind, name, temperatures, monkeypatch
-):
-    """Greedy requests alone, and beside sampled ones."""
-    engine = engines_of[kind].load(name, DRAFTERS[name])
-    compiled = answers_and_caches(engine, prompts, temperatures=temperatures)
+def test_the_compiled_loop_drafts_what_the_host_driven_one_does(engine, pair, prompts, monkeypatch):
+    """For greedy requests beside sampled ones."""
+    compiled = answers_and_caches(engine, prompts, temperatures=[0.0, 1.0])
     ran = drive_from_python(engine, monkeypatch)
-    assert_same(compiled, answers_and_caches(engine, prompts, temperatures=temperatures))
-    assert set(ran) == ({SamplingMode.GREEDY} if temperatures == [0.0] else set(engine.core.modes))
-    assert len(ran) >= 24 / (DRAFTERS[name] + 1)
+    assert_same(compiled, answers_and_caches(engine, prompts, temperatures=[0.0, 1.0]))
+    assert set(ran) == set(engine.core.modes)  # in the end greedy ones are alone
+    assert len(ran) >= 24 / (DRAFTERS[pair[1]] + 1)
+
+
+def test_drafting_changes_no_token(engine, pair, prompts, plain_of):
+    assert tokens_of(engine.generate(prompts, max_new_tokens=40)) == plain_of(pair[0])
+
+
+def test_a_cached_prefix_changes_no_token(engine, prompts):
+    """Nor what a drafter drafts: as much is accepted from cached pages as from its own."""
+    start_afresh(engine)
+    answers = conversation(engine, prompts)
+    assert all(answer.cached_tokens >= 24 for _, answer in answers[4:])
+    assert_as_alone(engine, answers)
+
+
+@pytest.mark.parametrize("kind", ATTENTION)
+def test_a_cached_prefix_changes_no_token_of_plain_decoding(engines_of, prompts, kind):
+    engine = engines_of[kind].load()
+    start_afresh(engine)
+    assert_as_alone(engine, conversation(engine, prompts))
 
 
 def test_an_oracle_without_its_last_draft_step_is_found_out(tiny_engines, prompts, monkeypatch):

@@ -1,0 +1,108 @@
+"""The keys of a `config.json` from the metadata of a GGUF."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxspec.checkpoints.errors import CheckpointError
+from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
+from jaxspec.checkpoints.gguf_metadata import Metadata
+from jaxspec.checkpoints.gguf_tensor import PLAIN, GGUFTensor
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""[D/2], divisors of the inverse frequencies: part of the config, though stored as a tensor."""
+
+_NOT_BUILT = (
+    "logit_scale",
+    "residual_scale",
+    "embedding_scale",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "router_logit_softcapping",
+    "attention.clamp_kqv",
+    "attention.max_alibi_bias",
+    "attention.temperature_scale",
+)
+"""Keys whose value would change what a network computes."""
+
+
+def config_from_gguf(
+    architecture: GGUFArchitecture, model_type: str, meta: Metadata, tensors: Mapping[str, GGUFTensor]
+) -> dict[str, Any]:
+    """The `config.json` of a family's model.
+
+    Args:
+      architecture: of the file.
+      model_type: of the family.
+      meta: all of the file's metadata.
+      tensors: of the file, by its own names.
+
+    Raises:
+      CheckpointError: metadata that is missing or asks for what is not built.
+    """
+    own = meta.under(architecture.name)
+    for key in _NOT_BUILT:
+        if value := own.decimal(key, 0.0):
+            raise CheckpointError(f"{meta.file}: metadata {own.prefix}{key} {value!r} is not supported")
+    if "token_embd.weight" not in tensors:
+        raise CheckpointError(f"{meta.file}: tensor 'token_embd.weight' is missing")
+    hidden, heads = own.size("embedding_length"), own.size("attention.head_count")
+    head_dim = own.positive("attention.key_length", hidden // heads)
+    config: dict[str, Any] = {
+        "model_type": model_type,
+        "hidden_size": hidden,
+        "intermediate_size": own.size("feed_forward_length"),
+        "num_hidden_layers": own.size("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": own.positive("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": own.size("context_length"),
+        "rms_norm_eps": own.decimal("attention.layer_norm_rms_epsilon", 1e-5),
+        "rope_theta": own.decimal("rope.freq_base", 10000.0),
+        "sliding_window": own.positive("attention.sliding_window", None),
+        "vocab_size": tensors["token_embd.weight"].shape[0],
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+        "bos_token_id": meta.values.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": meta.values.get("tokenizer.ggml.eos_token_id"),
+        "rope_scaling": None,
+    }
+    config |= architecture.config(own)
+    # Latent attention rotates a part of a head that is a key of its own.
+    rotated = config.get("qk_rope_head_dim", head_dim)
+    stated = own.positive("rope.dimension_count", rotated)
+    if stated != rotated:
+        raise CheckpointError(f"{meta.file}: rope over {stated} of {rotated} dimensions is not supported")
+    if scaling := _rope_scaling(own, tensors.get(ROPE_FACTORS), rotated):
+        config["rope_scaling"] = {**(config["rope_scaling"] or {}), **scaling}
+    return config
+
+
+def _rope_scaling(meta: Metadata, factors: GGUFTensor | None, rotated: int) -> dict[str, Any] | None:
+    if factors is not None:
+        if factors.shape != (rotated // 2,) or factors.info.quantization not in PLAIN:
+            raise CheckpointError(
+                f"{meta.file}: tensor {ROPE_FACTORS!r} is {factors.info.quantization.name} of shape "
+                f"{list(factors.shape)}, expected F32 of shape {[rotated // 2]}"
+            )
+        return {"rope_type": "factors", "factors": factors.read().astype(np.float32).tolist()}
+    # The first GGUFs had a key of its own for linear scaling.
+    old = meta.decimal("rope.scale_linear", 1.0)
+    kind = meta.text("rope.scaling.type", "none" if old == 1 else "linear")
+    if kind == "none":
+        return None
+    scaling = {"rope_type": kind, "factor": meta.decimal("rope.scaling.factor", old)}
+    original = meta.positive("rope.scaling.original_context_length", None)
+    if original:
+        scaling["original_max_position_embeddings"] = original
+    if kind == "yarn":
+        for name, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+            if value := meta.decimal(f"rope.scaling.{key}", 0.0):
+                scaling[name] = value
+        if (factor := meta.decimal("rope.scaling.attn_factor", 1.0)) != 1:
+            raise CheckpointError(
+                f"{meta.file}: metadata {meta.prefix}rope.scaling.attn_factor {factor!r} is not supported"
+            )
+    return scaling

@@ -1,0 +1,68 @@
+"""What Hugging Face calls the tensors of a GGUF. The correspondence is the `gguf` package's."""
+
+import re
+from collections.abc import Iterable
+from functools import cache
+
+import gguf
+
+from jaxspec.checkpoints.errors import CheckpointError
+
+_TOP = ("model.embed_tokens", "model.norm", "lm_head")
+_LAYER = (
+    "input_layernorm",
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "post_attention_layernorm",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
+_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
+
+
+def layer_of(name: str) -> int | None:
+    """The layer that a tensor is of, by its name in a file; None for one of the whole network."""
+    match = re.match(r"blk\.([0-9]{1,9})\.", name)
+    return int(match[1]) if match else None
+
+
+def hf_names(
+    names: Iterable[str], architecture: str, layer_tensors: tuple[str, ...], file: str
+) -> dict[str, str]:
+    """Every tensor of a file by its name there, with the one that Hugging Face gives it.
+
+    Args:
+      names: of the file's tensors.
+      architecture: `general.architecture`.
+      layer_tensors: see `GGUFArchitecture`.
+      file: for messages.
+
+    Raises:
+      CheckpointError: a tensor that the architecture has no place for.
+    """
+    top, layer = _tables(architecture, layer_tensors)
+    found = {}
+    for name in names:
+        match = _NAME.fullmatch(name)
+        leaf = match and (layer if match[1] else top).get(match[2])
+        if match is None or leaf is None:
+            raise CheckpointError(f"{file}: tensor {name!r} is not part of the {architecture} architecture")
+        prefix = f"model.layers.{match[1]}." if match[1] else ""
+        found[name] = f"{prefix}{leaf}.{match[3]}"
+    return found
+
+
+@cache
+def _tables(architecture: str, layer_tensors: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str]]:
+    """Hugging Face's names by those of the file, for what stands alone and for what a layer holds."""
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    table = gguf.get_tensor_name_map(kinds[architecture], 1)
+
+    def found(prefix: str, names: tuple[str, ...]) -> dict[str, str]:
+        known = {name: table.get_name(f"{prefix}{name}") for name in names}
+        return {stored.removeprefix("blk.0."): name for name, stored in known.items() if stored}
+
+    return found("", _TOP), found("model.layers.0.", (*_LAYER, *layer_tensors))

@@ -1,0 +1,118 @@
+"""One tensor of a GGUF, and tensors made of several."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import gguf
+import ml_dtypes
+import numpy as np
+
+from jaxspec.checkpoints.blocks import Blocks
+from jaxspec.checkpoints.checkpoint import TensorSource
+from jaxspec.checkpoints.gguf_blocks import unpack_ggml
+from jaxspec.checkpoints.gguf_header import GGUFHeader, TensorInfo
+
+PLAIN = {
+    gguf.GGMLQuantizationType.F32: np.dtype(np.float32),
+    gguf.GGMLQuantizationType.F16: np.dtype(np.float16),
+    gguf.GGMLQuantizationType.BF16: np.dtype(ml_dtypes.bfloat16),
+}
+
+
+@cache
+def is_readable(kind: gguf.GGMLQuantizationType) -> bool:
+    """Whether values in this format can be read."""
+    if kind in PLAIN:
+        return True
+    try:
+        gguf.quants.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class GGUFTensor:
+    """One tensor of a GGUF.
+
+    Attributes:
+      interleaved_heads: heads whose rows the converter interleaved for its rope; 0 for a tensor whose rows
+        stand as Hugging Face has them.
+      offset: what the converter added to the values.
+    """
+
+    header: GGUFHeader
+    info: TensorInfo
+    interleaved_heads: int = 0
+    offset: float = 0.0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.info.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return PLAIN.get(self.info.quantization, np.dtype(np.float32))
+
+    @property
+    def packed(self) -> np.ndarray:
+        """u8[..., bytes of a row], as stored."""
+        return self.header.bytes_of(self.info).reshape(*self.shape[:-1], -1)
+
+    def parts(self) -> list["GGUFTensor"]:
+        """What lies along the first axis, each a tensor of its own."""
+        count, *rest = self.shape
+        info, size = self.info, self.info.nbytes // count
+        return [
+            replace(self, info=replace(info, shape=tuple(rest), offset=info.offset + i * size, nbytes=size))
+            for i in range(count)
+        ]
+
+    def read_blocks(self) -> Blocks | None:
+        """The integers and scales of a matrix; None where it is stored without, or otherwise."""
+        if len(self.shape) != 2:
+            return None
+        blocks = unpack_ggml(self.packed, self.info.quantization)
+        if blocks is None or not self.interleaved_heads:
+            return blocks
+        return blocks.map(lambda rows: _undo_interleaving(rows, self.interleaved_heads))
+
+    def read(self) -> np.ndarray:
+        """The values: plain formats as stored, quantised blocks as float32 by ggml's formulas."""
+        if self.info.quantization in PLAIN:
+            values = self.packed.view(self.dtype).reshape(self.shape).copy()
+        else:
+            with np.errstate(
+                over="ignore", invalid="ignore"
+            ):  # whoever uses the values looks whether they are
+                values = gguf.quants.dequantize(self.packed, self.info.quantization)
+        if self.interleaved_heads:
+            values = _undo_interleaving(values, self.interleaved_heads)
+        if self.offset:
+            values = (values - values.dtype.type(self.offset)).astype(self.dtype)
+        return values
+
+
+def _undo_interleaving(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Interleaved rope order (0, D/2, 1, D/2 + 1, …) back to halves (0 … D/2 - 1, D/2 … D - 1)."""
+    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])  # [H, D/2, 2, ...]
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+@dataclass(frozen=True)
+class JoinedTensor:
+    """A tensor of `shape` that `join` makes of others."""
+
+    sources: tuple[TensorSource, ...]
+    shape: tuple[int, ...]
+    join: Callable[..., np.ndarray]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """That of the sources, or float32 where they differ."""
+        dtypes = {source.dtype for source in self.sources}
+        return dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
+
+    def read(self) -> np.ndarray:
+        return self.join(*(source.read().astype(self.dtype, copy=False) for source in self.sources))

@@ -1,0 +1,97 @@
+"""Integers, scales and offsets are the values that they stand for, to the last bit."""
+
+import gguf
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxspec.checkpoints.blocks import Blocks, alike
+from jaxspec.checkpoints.gguf_blocks import unpack_ggml
+
+HALVES = {
+    "Q8_0": (0,),
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "MXFP4": (),
+}
+"""Where the float16 of a block lie, which must be numbers."""
+
+
+def random_rows(kind, size):
+    packed = np.random.default_rng(0).integers(0, 256, (5, 6, size), dtype=np.uint8)
+    for start in HALVES[kind]:
+        halves = np.random.default_rng(start).normal(size=(5, 6, 1)).astype("<f2")
+        packed[..., start : start + 2] = halves.view(np.uint8)
+    if kind == "MXFP4":
+        packed[..., 0] %= 253
+    return packed.reshape(5, -1)
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_blocks_mean_what_the_gguf_package_reads(kind):
+    quantization = gguf.GGMLQuantizationType[kind]
+    packed = random_rows(kind, gguf.GGML_QUANT_SIZES[quantization][1])
+    expected = gguf.quants.dequantize(packed, quantization)
+    blocks = unpack_ggml(packed, quantization)
+    assert blocks.values.shape == expected.shape
+    assert blocks.values.dtype == np.int8 or blocks.values.max() < 16
+    values = blocks.values.reshape(*blocks.scale.shape, -1).astype(np.float32)
+    scaled = values * blocks.scale[..., None]
+    wide = values.astype(np.float64) * blocks.scale.astype(np.float64)[..., None]
+    np.testing.assert_array_equal(scaled, wide)  # exact: nothing is rounded before the offset
+    if blocks.offset is not None:
+        scaled += blocks.offset[..., None]
+    np.testing.assert_array_equal(scaled.reshape(expected.shape), expected)
+
+
+def test_other_formats_are_no_blocks():
+    assert unpack_ggml(np.zeros((2, 84), np.uint8), gguf.GGMLQuantizationType.Q2_K) is None
+
+
+def test_exponents_of_infinite_values_are_no_blocks():
+    packed = np.zeros((2, 17), np.uint8)
+    packed[1, 0] = 252
+    assert np.isfinite(unpack_ggml(packed, gguf.GGMLQuantizationType.MXFP4).scale).all()
+    packed[1, 0] = 253
+    assert unpack_ggml(packed, gguf.GGMLQuantizationType.MXFP4) is None
+
+
+def dense(blocks):
+    values = blocks.values.reshape(*blocks.scale.shape, -1) * blocks.scale[..., None]
+    return (values if blocks.offset is None else values + blocks.offset[..., None]).reshape(
+        blocks.values.shape
+    )
+
+
+def unpacked(kind):
+    quantization = gguf.GGMLQuantizationType[kind]
+    return unpack_ggml(random_rows(kind, gguf.GGML_QUANT_SIZES[quantization][1]), quantization)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "dtype", "inputs", "has_offset"),
+    [
+        (("Q4_K", "Q4_K", "Q6_K"), np.int8, 16, True),
+        (("Q4_0", "Q4_1"), np.uint8, 32, True),
+        (("Q5_0", "Q8_0"), np.int8, 32, False),
+        (("Q6_K",), np.int8, 16, False),
+    ],
+)
+def test_blocks_of_several_formats_take_one_form(kinds, dtype, inputs, has_offset):
+    before = [unpacked(kind) for kind in kinds]
+    after = alike(before)
+    for one, other in zip(after, before, strict=True):
+        assert (one.values.dtype, one.inputs, one.offset is not None) == (dtype, inputs, has_offset)
+        np.testing.assert_array_equal(dense(one), dense(other))
+
+
+def test_bfloat16_takes_no_form_of_integers():
+    plain = Blocks(np.zeros((2, 32), ml_dtypes.bfloat16))
+    assert alike([plain, unpacked("Q8_0")]) is None
+    assert alike([plain, plain]) == [plain, plain]

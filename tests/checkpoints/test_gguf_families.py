@@ -1,0 +1,212 @@
+"""A GGUF of every family is the network that the checkpoint on the Hub is, weight by weight."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from converted_gguf import ARCHITECTURES, write_converted
+from golden_files import golden_checkpoint
+from tiny_gguf import metadata, write_gguf
+from tiny_tokenizers import byte_level
+
+from jaxspec.checkpoints import CheckpointError, open_checkpoint
+from jaxspec.checkpoints.gguf_architecture import ARCHITECTURES as READ
+from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
+from jaxspec.config import ConfigError, ModelConfig, RopeConfig
+from jaxspec.models.loading import plan_target, target_config
+from jaxspec.models.rope import rope_frequencies
+
+
+def without_dense_layers(checkpoint):
+    """Layers 0 and 2 of the golden: the architecture has no place for a dense one."""
+    kept = {name: t for name, t in checkpoint.tensors.items() if ".layers.1." not in name}
+    tensors = {name.replace(".layers.2.", ".layers.1."): tensor for name, tensor in kept.items()}
+    config = {**checkpoint.config, "num_hidden_layers": 2, "layer_types": None, "mlp_only_layers": []}
+    return replace(checkpoint, config=config, tensors=tensors)
+
+
+def with_config(**changes):
+    return lambda checkpoint: replace(checkpoint, config={**checkpoint.config, **changes})
+
+
+def with_rope(**changes):
+    return lambda checkpoint: with_config(
+        rope_parameters={**checkpoint.config["rope_parameters"], **changes}, num_nextn_predict_layers=0
+    )(checkpoint)
+
+
+TABLE = np.zeros((266, 256), np.float32)
+
+CASES = {
+    "llama-tied": None,
+    "llama-untied-llama3-rope": None,
+    "llama-linear-rope": None,
+    "llama-yarn-rope": None,
+    "qwen2-tied": None,
+    "qwen3-tied": None,
+    "qwen3-moe": without_dense_layers,
+    "gemma3": with_config(query_pre_attn_scalar=16),
+    "gpt-oss": None,
+    "gpt-oss-mxfp4": None,
+    "deepseek-v3": with_rope(mscale=0.6),
+    "deepseek-v3-direct": with_config(rope_interleave=True, num_nextn_predict_layers=0),
+    "glm4-moe-lite": with_config(model_type="deepseek_v3", num_nextn_predict_layers=0),
+}
+"""Goldens, with what a file cannot say of them replaced by what it says."""
+
+
+@pytest.fixture(params=CASES)
+def pair(request, tmp_path):
+    """A checkpoint on the Hub's layout, and the GGUF of it."""
+    change = CASES[request.param] or (lambda checkpoint: checkpoint)
+    checkpoint = change(golden_checkpoint(request.param))
+    return checkpoint, open_checkpoint(write_converted(tmp_path / "tiny.gguf", checkpoint))
+
+
+def test_every_tensor_is_the_same(pair):
+    expected, found = pair
+    assert set(found.tensors) == set(expected.tensors)
+    for name, tensor in expected.tensors.items():
+        read = found.tensors[name]
+        assert read.shape == tensor.shape
+        # Adding 1 to a norm's weights rounds them.
+        rounding = 2e-7 if expected.config["model_type"] == "gemma3_text" and "norm" in name else 0
+        np.testing.assert_allclose(read.read(), tensor.read(), rtol=0, atol=rounding, err_msg=name)
+        assert read.read().dtype == read.dtype
+        if isinstance(tensor, Mxfp4Tensor):
+            for one, other in zip(read.read_packed(), tensor.read_packed(), strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+def test_the_network_is_the_same(pair):
+    expected, found = (target_config(checkpoint) for checkpoint in pair)
+    for one, other in ((expected.rope, found.rope), (expected.local_rope, found.local_rope)):
+        if one is None:
+            assert other is None
+            continue
+        frequencies, factor = rope_frequencies(one, expected.head_dim)
+        read, read_factor = rope_frequencies(other, found.head_dim)
+        np.testing.assert_allclose(read, frequencies, rtol=1e-6)
+        assert read_factor == pytest.approx(factor, rel=1e-6)
+    scales = [config.attention_scale or config.head_dim**-0.5 for config in (found, expected)]
+    assert scales[0] == pytest.approx(scales[1], rel=1e-6)
+    same = {"rope": RopeConfig(), "local_rope": None, "attention_scale": None}
+    assert replace(found, **same) == replace(expected, **same)
+
+
+def assert_same(found, expected):
+    assert ModelConfig.from_hf(found.config) == ModelConfig.from_hf(expected.config)
+    assert set(found.tensors) == set(expected.tensors)
+    for name, tensor in expected.tensors.items():
+        np.testing.assert_array_equal(found.tensors[name].read(), tensor.read(), err_msg=name)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
+    checkpoint = CASES["deepseek-v3"](golden_checkpoint("deepseek-v3"))
+    expected = open_checkpoint(write_converted(tmp_path / "one.gguf", checkpoint))
+    names = ("blk.3.nextn.eh_proj.weight", "blk.3.attn_norm.weight")
+    further = {name: np.zeros((4, 4), np.float32) for name in names}
+    path = write_converted(tmp_path / "two.gguf", checkpoint, further, block_count=4, nextn_predict_layers=1)
+    assert_same(open_checkpoint(path), expected)
+
+
+def test_latents_of_older_files(tmp_path):
+    """They hold the projection up whole, and the sizes of a head under other keys."""
+    checkpoint = CASES["deepseek-v3"](golden_checkpoint("deepseek-v3"))
+    expected = open_checkpoint(write_converted(tmp_path / "one.gguf", checkpoint))
+    others = {f"blk.{i}.attn_{half}_b.weight": None for i in range(3) for half in ("k", "v")}
+    for i in range(3):
+        name = f"model.layers.{i}.self_attn.kv_b_proj.weight"
+        others[f"blk.{i}.attn_kv_b.weight"] = checkpoint.tensors[name].read()
+    sizes = {"attention__key_length": 20, "attention__value_length": 10, "attention__head_count_kv": 4}
+    nothing = dict.fromkeys(("attention__key_length_mla", "attention__value_length_mla"))
+    path = write_converted(tmp_path / "two.gguf", checkpoint, others, **sizes, **nothing)
+    assert_same(open_checkpoint(path), expected)
+
+
+def refused(tmp_path, case, tensors=None, **changes):
+    """What is said of a golden's GGUF with other metadata or tensors before weights would be read."""
+    checkpoint = (CASES[case] or (lambda checkpoint: checkpoint))(golden_checkpoint(case))
+    path = write_converted(tmp_path / "bad.gguf", checkpoint, tensors or {}, **changes)
+    with pytest.raises((CheckpointError, ConfigError)) as caught:
+        plan_target(open_checkpoint(path), dtype=jnp.float32)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "message"),
+    [
+        (
+            "qwen2-tied",
+            {"attention__head_count": None},
+            "qwen2.attention.head_count must be",
+        ),
+        (
+            "qwen3-tied",
+            {"final_logit_softcapping": 30.0},
+            "final_logit_softcapping 30.0 is not supported",
+        ),
+        ("llama-tied", {"attention__temperature_scale": 0.1}, "temperature_scale 0.1 is not supported"),
+        (
+            "llama-yarn-rope",
+            {"rope__scaling__attn_factor": 2.0},
+            "scaling.attn_factor 2.0 is not supported",
+        ),
+        ("llama-linear-rope", {"rope__scaling__type": "longrope"}, "unknown rope_type 'longrope'"),
+        ("qwen3-moe", {"expert_count": None}, "qwen3moe.expert_count must be a positive integer"),
+        ("gemma3", {"attention__sliding_window": None}, "gemma3.attention.sliding_window must be"),
+        ("gpt-oss", {"expert_used_count": 9}, "num_experts_per_tok 9 is not between 1 and"),
+        ("deepseek-v3", {"expert_gating_func": 1}, "scoring_func 'softmax' is not supported"),
+        ("deepseek-v3", {"attention__key_length_mla": 3}, "qk_nope_head_dim must be a positive integer"),
+    ],
+)
+def test_metadata_that_is_missing_or_not_supported_is_named(tmp_path, case, changes, message):
+    assert message in refused(tmp_path, case, **changes)
+
+
+@pytest.mark.parametrize(
+    ("case", "tensor", "shape", "message"),
+    [
+        ("qwen2-tied", "blk.1.attn_q.bias", (31,), "self_attn.q_proj.bias' has shape [31], expected [32]"),
+        ("gemma3", "blk.1.post_ffw_norm.weight", (9,), "post_feedforward_layernorm.weight' has shape [9]"),
+        (
+            "qwen3-moe",
+            "blk.1.ffn_up_exps.weight",
+            (8, 9),
+            "experts.up_proj.weight' of shape [8, 9] is not",
+        ),
+        ("qwen3-moe", "blk.1.ffn_up_exps.weight", (7, 16, 32), "experts.7.up_proj.weight' is missing"),
+        ("gpt-oss", "blk.1.ffn_up_exps.weight", (4, 9, 32), "has no other projection"),
+        ("gpt-oss", "blk.1.ffn_down_exps.weight", (4, 9), "down_proj.weight' of shape [4, 9] is not"),
+        ("deepseek-v3", "blk.1.attn_k_b.weight", (4, 9), "are not the halves of one projection"),
+        ("deepseek-v3", "blk.1.attn_v_b.weight", (4, 10, 9), "are not the halves of one projection"),
+        (
+            "deepseek-v3",
+            "blk.1.attn_v_b.weight",
+            (4, 9, 16),
+            "kv_b_proj.weight' has shape [84, 16]",
+        ),
+        (
+            "llama-tied",
+            "blk.0.ssm_a.weight",
+            (4,),
+            "'blk.0.ssm_a.weight' is not part of the llama",
+        ),
+    ],
+)
+def test_a_tensor_of_the_wrong_size_is_named(tmp_path, case, tensor, shape, message):
+    assert message in refused(tmp_path, case, {tensor: np.zeros(shape, np.float32)})
+
+
+def test_a_vocabulary_that_does_not_fit_is_named(tmp_path):
+    path = write_gguf(tmp_path / "bad.gguf", {**metadata(), **byte_level()}, {"token_embd.weight": TABLE})
+    with pytest.raises(CheckpointError, match="a vocabulary of 267 tokens does not fit an embedding of 266"):
+        open_checkpoint(path)
+
+
+def test_every_architecture_is_tested():
+    families = {golden_checkpoint(case).config["model_type"] for case in CASES}
+    assert {ARCHITECTURES[family] for family in families} == set(READ)

@@ -1,0 +1,198 @@
+"""A checkpoint as the GGUF that llama.cpp's converter makes of it, in float32 or MXFP4."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from tiny_gguf import interleave, write_gguf
+
+from jaxspec.checkpoints import Checkpoint
+from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
+
+ARCHITECTURES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
+    "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
+}
+
+
+def write_converted(
+    path: Path, checkpoint: Checkpoint, others: Mapping[str, np.ndarray | None] | None = None, **changes: Any
+) -> Path:
+    """Writes the file.
+
+    Args:
+      path: of the file.
+      checkpoint: what is converted.
+      others: tensors in place of those of these names in the file; None drops one.
+      **changes: metadata under the architecture's name, dots written as `__`; None drops a key.
+    """
+    architecture = ARCHITECTURES[checkpoint.config["model_type"]]
+    values = metadata(checkpoint.config)
+    values |= {key.replace("__", "."): value for key, value in changes.items()}
+    prefixed = {f"{architecture}.{key}": value for key, value in values.items() if value is not None}
+    stored = dict(tensors(checkpoint, architecture)) | dict(others or {})
+    kept = {name: tensor for name, tensor in stored.items() if tensor is not None}
+    return write_gguf(path, prefixed, kept, architecture)
+
+
+def metadata(config: Mapping[str, Any]) -> dict[str, Any]:
+    rope = config.get("rope_parameters") or {}
+    whole = rope.get("full_attention", rope)
+    common = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": config.get("head_dim"),
+        "attention.value_length": config.get("head_dim"),
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": float(whole["rope_theta"]),
+        "expert_count": config.get("num_experts")
+        or config.get("num_local_experts")
+        or config.get("n_routed_experts"),
+        "expert_used_count": config.get("num_experts_per_tok"),
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+    }
+    if whole["rope_type"] in ("linear", "yarn"):
+        common["rope.scaling.type"] = whole["rope_type"]
+        common["rope.scaling.factor"] = whole["factor"]
+        common["rope.scaling.original_context_length"] = whole.get("original_max_position_embeddings")
+    return common | OWN.get(config["model_type"], lambda config, rope: {})(config, rope)
+
+
+def _gemma3(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": config["layer_types"].index("full_attention") + 1,
+        "rope.freq_base_swa": float(rope["sliding_attention"]["rope_theta"]),
+    }
+
+
+def _gpt_oss(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "attention.sliding_window": config["sliding_window"],
+        "expert_feed_forward_length": config["intermediate_size"],
+    }
+
+
+def _deepseek(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    kinds = config.get("mlp_layer_types") or ["dense"] * config["first_k_dense_replace"]
+    values = {
+        "attention.head_count_kv": 1,
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": rank + rotated,
+        "attention.value_length": rank,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
+        "attention.value_length_mla": config["v_head_dim"],
+        "rope.dimension_count": rotated,
+        "leading_dense_block_count": kinds.count("dense"),
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_group_count": config["n_group"],
+        "expert_group_used_count": config["topk_group"],
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_weights_norm": config["norm_topk_prob"] or None,
+        "expert_gating_func": 2,
+    }
+    if weight := rope.get("mscale_all_dim"):
+        values["rope.scaling.yarn_log_multiplier"] = 0.1 * weight
+    return values
+
+
+OWN = {
+    "gemma3_text": _gemma3,
+    "gpt_oss": _gpt_oss,
+    "deepseek_v3": _deepseek,
+    "glm4_moe_lite": _deepseek,
+}
+
+
+def tensors(checkpoint: Checkpoint, architecture: str) -> Iterator[tuple[str, Any]]:
+    """Every tensor under the name that the `gguf` package gives it."""
+    config = checkpoint.config
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[architecture], config["num_hidden_layers"])
+
+    def stored(name: str) -> str:
+        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert found is not None, name
+        return found
+
+    for name, value in _own_tensors(checkpoint):
+        if architecture == "llama" and ".q_proj." in name:
+            value = interleave(value, config["num_attention_heads"])
+        if architecture == "llama" and ".k_proj." in name:
+            value = interleave(value, config["num_key_value_heads"])
+        if architecture == "gemma3" and "norm" in name:
+            value = value + 1
+        yield stored(name), value
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") == "llama3":
+        yield "rope_freqs.weight", _llama3_factors(rope, config["head_dim"])
+
+
+def _own_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Any]]:
+    """Tensors as the converter renames them: experts stacked, gate and up apart, latents in halves."""
+    config, stacks = checkpoint.config, {}
+    for name, tensor in checkpoint.tensors.items():
+        stem, found, leaf = name.partition(".experts.")
+        if isinstance(tensor, Mxfp4Tensor):
+            blocks = _ggml_blocks(tensor)
+            yield from _apart(f"{stem}.experts.", leaf, [blocks], lambda each: (each, "MXFP4"))
+        elif found and leaf[0].isdigit():
+            index, _, projection = leaf.partition(".")
+            stacks.setdefault(f"{stem}.experts.{projection}", []).append((int(index), tensor.read()))
+        elif found:
+            value = tensor.read()
+            rows = value if leaf.endswith("_bias") else value.swapaxes(1, 2)
+            yield from _apart(f"{stem}.experts.", leaf, [rows], lambda each: each)
+        elif name.endswith("kv_b_proj.weight"):
+            size, rank = config["qk_nope_head_dim"] + config["v_head_dim"], config["kv_lora_rank"]
+            halves = tensor.read().reshape(-1, size, rank)
+            keys, values = np.split(halves, [config["qk_nope_head_dim"]], axis=1)
+            yield name.replace("kv_b", "k_b"), np.ascontiguousarray(keys.swapaxes(1, 2))
+            yield name.replace("kv_b", "v_b"), np.ascontiguousarray(values)
+        else:
+            renamed = name.replace("e_score_correction_bias", "e_score_correction.bias")
+            yield renamed + ".weight" * name.endswith(".sinks"), tensor.read()
+    for name, parts in stacks.items():
+        yield name, np.stack([value for _, value in sorted(parts, key=lambda part: part[0])])
+
+
+def _apart(stem: str, leaf: str, rows: list[np.ndarray], finish: Any) -> Iterator[tuple[str, Any]]:
+    """gpt-oss's fused projections, whose outputs are in turns, each by itself."""
+    (values,) = rows
+    kind = "bias" if leaf.endswith("_bias") else "weight"
+    if not leaf.startswith("gate_up"):
+        yield f"{stem}down_proj.{kind}", finish(np.ascontiguousarray(values))
+        return
+    for start, projection in enumerate(("gate", "up")):
+        yield f"{stem}{projection}_proj.{kind}", finish(np.ascontiguousarray(values[:, start::2]))
+
+
+def _ggml_blocks(tensor: Mxfp4Tensor) -> np.ndarray:
+    """u8[E, out, in / 32 * 17]: the scale, then byte i with values i and i + 16."""
+    blocks, scales = tensor.blocks.read(), tensor.scales.read()
+    values = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*blocks.shape[:-1], 32)
+    packed = values[..., :16] | values[..., 16:] << 4
+    return np.concatenate([scales[..., None], packed], axis=-1).reshape(*blocks.shape[:2], -1)
+
+
+def _llama3_factors(rope: Mapping[str, Any], head_dim: int) -> np.ndarray:
+    """What inverse frequencies are divided by, f32[D/2]; source: Llama 3.1's model card."""
+    frequencies = rope["rope_theta"] ** -(np.arange(0, head_dim, 2) / head_dim)
+    turns = rope["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)

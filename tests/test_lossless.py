@@ -1,0 +1,72 @@
+"""`check_lossless` finds nothing wrong where nothing is, and where there is, says what and where."""
+
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import pytest
+from tiny_models import perturb, write_target
+
+import jaxspec
+from jaxspec import lossless
+from jaxspec.engine import step
+from jaxspec.lossless import homogeneity
+
+SIZES = {"batch_size": 50, "max_model_len": 48, "page_size": 8, "prefill_chunk": 16, "slot_sizes": ()}
+CHECK = {"max_new_tokens": 16, "samples": 600, **SIZES}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return write_target(tmp_path_factory.mktemp("lossless") / "target", vocab_size=24, gain=1.2)
+
+
+@pytest.fixture(scope="module")
+def drafter(target):
+    near = perturb(target, target.parent / "near", scale=0.3)
+    return {"kind": "draft_model", "source": str(near), "num_speculative_tokens": 2}
+
+
+def test_nothing_is_found_where_nothing_is(drafter, target):
+    report = jaxspec.check_lossless(drafter, target, **CHECK)
+    assert report
+    assert report.differences == ()
+    assert report.greedy.drafted > report.greedy.accepted > 0
+    assert report.sampled.accepted > 0
+    assert str(report).startswith("greedy: the same tokens, ")
+    assert "sampled: the same distribution (p = " in str(report)
+
+
+def test_drafts_that_are_never_rejected_are_found_out(drafter, target, monkeypatch):
+    """Greedy answers part at a token that is named, and sampled ones have the drafter's distribution."""
+    verify = step.verify
+
+    def credulous(logits, drafts, count, *args, **options):
+        verdict = verify(logits, drafts, count, *args, **options)
+        return replace(verdict, accepted=jnp.broadcast_to(count, verdict.accepted.shape))
+
+    monkeypatch.setattr(step, "verify", credulous)
+    report = jaxspec.check_lossless(drafter, target, **CHECK)
+    assert not report
+    first = report.differences[0]
+    assert 1 <= first.token < 16
+    assert first.plain != first.drafted
+    assert f"prompt {first.prompt} differs at token {first.token}: {first.plain} plainly" in str(report)
+    assert report.p_value < 1e-4
+    assert "another distribution" in str(report)
+
+
+def test_an_answer_that_ends_early_differs():
+    plain, drafted = SimpleNamespace(token_ids=[3, 4, 5]), SimpleNamespace(token_ids=[3, 4])
+    assert lossless.first_difference(0, plain, plain) is None
+    assert lossless.first_difference(7, plain, drafted) == lossless.Difference(7, 2, 5, None)
+    assert lossless.first_difference(7, drafted, plain) == lossless.Difference(7, 2, None, 5)
+
+
+def test_homogeneity():
+    assert homogeneity(Counter(a=500, b=500), Counter(a=510, b=490)) > 0.1
+    assert homogeneity(Counter(a=500, b=500), Counter(a=600, b=400)) < 1e-4
+    assert homogeneity(Counter(a=5), Counter(b=4)) == 1.0  # all of it is rare
+    rare = Counter(dict.fromkeys(range(300), 1))
+    assert homogeneity(Counter(a=700) + rare, Counter(a=1000)) < 1e-4
