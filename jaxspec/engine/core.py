@@ -1,16 +1,11 @@
 """Rounds of dispatches, with the device always one round ahead of the host."""
 
 import logging
-import os
-import platform
-import statistics
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from hashlib import blake2b
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -20,15 +15,14 @@ from jax.sharding import Mesh
 
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Target
-from jaxspec.engine.choice import ALONE, DraftChoice, Key, Slot, StepTimes
-from jaxspec.engine.compilation_cache import compilation_cache
+from jaxspec.engine.auto import AutoDrafts, times_file
 from jaxspec.engine.counters import Counters
 from jaxspec.engine.errors import EngineError
 from jaxspec.engine.packing import empty_pieces, empty_served, pack_pieces, pack_served
 from jaxspec.engine.pages import PagePool
 from jaxspec.engine.programs import Programs, Size
 from jaxspec.engine.request import Request
-from jaxspec.engine.scheduler import Choice, Dispatch, FirstToken, Running, Scheduler, SlotStep
+from jaxspec.engine.scheduler import Dispatch, FirstToken, Scheduler, SlotStep
 from jaxspec.engine.state import Emitted, EngineState, StepOutput, init_state
 from jaxspec.engine.step import Models, StepSettings
 from jaxspec.sampling import SamplingMode, required_mode
@@ -76,12 +70,7 @@ class EngineCore:
             drafter_has_rows=bool(drafter.cache_shapes or drafter.hidden_size),
         )
         self._most_drafts = drafter.num_speculative_tokens
-        self.choice: DraftChoice | None = None
-        self._times_file: Path | None = None
-        self._read_at: float | None = None
-        self._round_number = 0
-        self._asked: dict[int, Size] = {}
-        self._alone: dict[Key, list[float]] = {}
+        self.auto: AutoDrafts | None = None
         self._whole = replicated(mesh)
         self._in_flight: deque[tuple[Dispatch, StepOutput, Size | None]] = deque()
         self._num_failures = 0
@@ -104,14 +93,16 @@ class EngineCore:
         )
         self._served = np.zeros(0), jnp.zeros(0)
         if is_auto:
-            self._times_file = times_file(target, drafter, config, self.programs.leaves)
-            self.choice = DraftChoice(
-                self._most_drafts,
-                config.steps_per_dispatch,
-                leaves_rows=self.scheduler.drafter_has_rows,
-                times=StepTimes.load(self._times_file),
+            self.auto = AutoDrafts(
+                self.programs,
+                self.scheduler,
+                config,
+                drafts=self._most_drafts,
+                mode_for=self._mode_for,
+                run_alone=self._run_alone,
+                times_file=times_file(target, drafter, config, self.programs.leaves),
             )
-            self.scheduler.choose = self._choose
+            self.scheduler.choose = self.auto.choose
         drafts = [*_up_to(self._most_drafts)[-2::-1], 0] if is_auto else []
         first, self.later_sizes = program_sizes(config, modes, self._most_drafts, drafts)
         self.programs.compile(first, progress=progress)
@@ -173,7 +164,8 @@ class EngineCore:
             self._commit(*self._in_flight[0])
             self._in_flight.popleft()
             self._num_failures = 0
-        self._time_beside()
+        if self.auto is not None:
+            self.auto.time_beside()
 
     def _start_afresh(self, error: BaseException) -> None:
         # The frames hold the old state, whose memory the new one needs.
@@ -238,109 +230,20 @@ class EngineCore:
         # All is read before anything is committed.
         first = [] if output.first is None else _rows(output.first, FirstToken)
         emitted = [] if output.emitted is None else _steps(output.emitted)
-        if self.choice is not None:
-            self._learn(self.choice, dispatch, emitted, timed)
+        if self.auto is not None:
+            self.auto.learn(dispatch, emitted, timed)
         self.counters.slot_steps_used += sum(bool(slot.tokens) for step in emitted for slot in step)
         self.scheduler.commit(dispatch, first, emitted)
 
-    def _choose(self, decoding: Sequence[Running]) -> Choice:
-        """K for slots that decode."""
-        assert self.choice is not None
-        mode = self._mode_for([running.request for running in decoding])
-        sizes = self.programs.by_drafts(Size(len(decoding), 0, mode))
-        slots = []
-        for running in decoding:
-            request = running.request
-            if request.acceptance is None:
-                request.acceptance = self.choice.new_acceptance()
-            answered = len(request.token_ids)
-            text = len(request.prompt) + answered
-            missing = running.missing_from if self.config.prefix_caching else 0
-            slots.append(
-                Slot(
-                    request.acceptance,
-                    request.num_drafts,
-                    running.missing_from is None,
-                    text - (missing or 0),
-                    min(answered, request.max_new_tokens - answered),
-                )
-            )
-        prompts = self.programs.best(Size(1, 1, None))
-        assert prompts is not None
-        row = self.choice.times.seconds.get(_key(prompts))
-        rows = prompts.pieces * self.config.prefill_chunk
-        keys = {drafts: _key(size) for drafts, size in sizes.items()}
-        drafts, again = self.choice.choose(slots, keys, None if row is None else row / rows)
-        self._asked = sizes
-        # Those that come back have to be let in again at once.
-        has_room = self.scheduler.pages.num_free > 2 * len(self.scheduler.running)
-        return Choice(drafts, [decoding[i] for i in again] if has_room else [])
-
-    def _learn(
-        self,
-        choice: DraftChoice,
-        dispatch: Dispatch,
-        emitted: Sequence[Sequence[SlotStep]],
-        timed: Size | None,
-    ) -> None:
-        now = time.perf_counter()
-        if timed is not None and self._read_at is not None:
-            choice.add_time(_key(timed), now - self._read_at)
-        self._read_at = now
-        for step in emitted:
-            for running, limit, did in zip(dispatch.served, dispatch.limits, step, strict=False):
-                if limit and did.tokens and running.request.acceptance is not None:
-                    choice.add_step(running.request.acceptance, limit, did.accepted)
-
     def time_programs(self) -> bool:
         """Times some programs that have not been, by runs that serve nobody; False if there are none."""
-        if self.choice is None or self.error is not None or self.programs.num_behind:
+        if self.auto is None or self.error is not None:
             return False
-        # The smallest program for prompts says what a row costs.
-        prompts = self.programs.best(Size(1, 1, None))
-        sizes = [size for size in list(self.programs.compiled) if not size.pieces or size == prompts]
         try:
-            if self._time_first(sizes):
-                return True
+            return self.auto.time_programs()
         except BaseException as error:  # as in `step`
             self._start_afresh(error)
-        if self._times_file is not None:
-            self.choice.times.save(self._times_file)
-        return False
-
-    def _time_first(self, sizes: Sequence[Size]) -> bool:
-        """Runs the programs that differ in K alone once in turn, of the first that are not timed yet.
-
-        One after another's runs would compare the machine's moods.
-        """
-        assert self.choice is not None
-        times = self.choice.times
-        new = next((_key(size) for size in sizes if not times.is_known(_key(size))), None)
-        if new is None:
             return False
-        group = [size for size in sizes if _key(size)[:2] == new[:2]]
-        for size in group:
-            self._alone.setdefault(_key(size), []).append(self._run_alone(size))
-        if len(self._alone[new]) > ALONE:
-            for size in group:
-                times.add_alone(_key(size), statistics.median(self._alone.pop(_key(size))[1:]))
-        return True
-
-    def _time_beside(self) -> None:
-        """Times programs while requests run: what the choice asks for, and now and then one not timed yet."""
-        if self.choice is None:
-            return
-        self._round_number += 1
-        if self.choice.to_compare:
-            by_key = {_key(size): size for size in self._asked.values()}
-            first, other = self.choice.to_compare
-            self.choice.to_compare = []
-            seconds = [self._run_alone(by_key[key]) for key in (first, other)]
-            self.choice.times.compare(first, seconds[0], other, seconds[1])
-            self._read_at = None
-        elif self._round_number % 8 == 0 and not self.programs.num_behind:
-            self._time_first(list(self._asked.values()))
-            self._read_at = None
 
     def _run_alone(self, size: Size) -> float:
         """Seconds of a run that serves nobody."""
@@ -401,22 +304,6 @@ def program_sizes(
     ]
     first = [prompts[-1], *(Size(whole, 0, mode, drafts) for mode in modes)]
     return first, [*beside[:1], *smaller[:1], *reversed(prompts[:-1]), *smaller[1:], *choices, *beside[1:]]
-
-
-def times_file(
-    target: Target, drafter: Drafter, config: ResolvedEngineConfig, weights: Sequence[jax.Array]
-) -> Path | None:
-    """Where the times of these programs on this machine are kept, beside the programs; None for nowhere."""
-    shapes = [(weight.shape, str(weight.dtype)) for weight in weights]
-    what = (type(drafter).__qualname__, drafter.num_speculative_tokens, target.config, config, shapes)
-    where = (jax.__version__, platform.node(), os.cpu_count(), jax.devices()[0].device_kind)
-    digest = blake2b(repr((what, where)).encode(), digest_size=16).hexdigest()
-    with compilation_cache() as folder:
-        return None if folder is None else folder / f"jaxspec-times-{digest}.json"
-
-
-def _key(size: Size) -> Key:
-    return size.slots, -1 if size.mode is None else int(size.mode), size.drafts
 
 
 def _up_to(most: int) -> list[int]:

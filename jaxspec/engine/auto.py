@@ -1,0 +1,161 @@
+"""What the choice of K is told of an engine: its programs' times, and what became of drafts."""
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import jax
+
+from jaxspec.config import ResolvedEngineConfig
+from jaxspec.drafters.base import Drafter, Target
+from jaxspec.engine.choice import ALONE, DraftChoice, Key, Slot, StepTimes
+from jaxspec.engine.compilation_cache import compilation_cache
+from jaxspec.engine.programs import Programs, Size
+from jaxspec.engine.request import Request
+from jaxspec.engine.scheduler import Choice, Dispatch, Running, Scheduler, SlotStep
+from jaxspec.sampling import SamplingMode
+
+
+class AutoDrafts:
+    """Chooses K for a scheduler, by `DraftChoice`, and measures what that needs.
+
+    Attributes:
+      choice: what decides.
+    """
+
+    def __init__(
+        self,
+        programs: Programs,
+        scheduler: Scheduler,
+        config: ResolvedEngineConfig,
+        *,
+        drafts: int,
+        mode_for: Callable[[Iterable[Request]], SamplingMode],
+        run_alone: Callable[[Size], float],
+        times_file: Path | None,
+    ):
+        """Args:
+        drafts: the largest K.
+        mode_for: the mode of the program that serves some requests.
+        run_alone: seconds of a run of a program that serves nobody.
+        times_file: where times are kept; None for nowhere.
+        """
+        self._programs, self._scheduler, self._config = programs, scheduler, config
+        self._mode_for, self._run_alone, self._times_file = mode_for, run_alone, times_file
+        self.choice = DraftChoice(
+            drafts,
+            config.steps_per_dispatch,
+            leaves_rows=scheduler.drafter_has_rows,
+            times=StepTimes.load(times_file),
+        )
+        self._read_at: float | None = None
+        self._round_number = 0
+        self._asked: dict[int, Size] = {}
+        self._alone: dict[Key, list[float]] = {}
+
+    def choose(self, decoding: Sequence[Running]) -> Choice:
+        """K for slots that decode."""
+        mode = self._mode_for([running.request for running in decoding])
+        sizes = self._programs.by_drafts(Size(len(decoding), 0, mode))
+        slots = []
+        for running in decoding:
+            request = running.request
+            if request.acceptance is None:
+                request.acceptance = self.choice.new_acceptance()
+            answered = len(request.token_ids)
+            text = len(request.prompt) + answered
+            missing = running.missing_from if self._config.prefix_caching else 0
+            slots.append(
+                Slot(
+                    request.acceptance,
+                    request.num_drafts,
+                    running.missing_from is None,
+                    text - (missing or 0),
+                    min(answered, request.max_new_tokens - answered),
+                )
+            )
+        prompts = self._programs.best(Size(1, 1, None))
+        assert prompts is not None
+        row = self.choice.times.seconds.get(_key(prompts))
+        rows = prompts.pieces * self._config.prefill_chunk
+        keys = {drafts: _key(size) for drafts, size in sizes.items()}
+        drafts, again = self.choice.choose(slots, keys, None if row is None else row / rows)
+        self._asked = sizes
+        # Those that come back have to be let in again at once.
+        has_room = self._scheduler.pages.num_free > 2 * len(self._scheduler.running)
+        return Choice(drafts, [decoding[i] for i in again] if has_room else [])
+
+    def learn(self, dispatch: Dispatch, emitted: Sequence[Sequence[SlotStep]], timed: Size | None) -> None:
+        """Takes what a dispatch gave; `timed` is its program, where it ran behind another without a pause."""
+        now = time.perf_counter()
+        if timed is not None and self._read_at is not None:
+            self.choice.add_time(_key(timed), now - self._read_at)
+        self._read_at = now
+        for step in emitted:
+            for running, limit, did in zip(dispatch.served, dispatch.limits, step, strict=False):
+                if limit and did.tokens and running.request.acceptance is not None:
+                    self.choice.add_step(running.request.acceptance, limit, did.accepted)
+
+    def time_programs(self) -> bool:
+        """Times some programs that have not been, while nobody waits; False if there are none."""
+        if self._programs.num_behind:
+            return False
+        # The smallest program for prompts says what a row costs.
+        prompts = self._programs.best(Size(1, 1, None))
+        sizes = [size for size in list(self._programs.compiled) if not size.pieces or size == prompts]
+        if self._time_first(sizes):
+            return True
+        if self._times_file is not None:
+            self.choice.times.save(self._times_file)
+        return False
+
+    def time_beside(self) -> None:
+        """Times programs while requests run: what the choice asks for, and now and then one not timed yet."""
+        self._round_number += 1
+        if self.choice.to_compare:
+            by_key = {_key(size): size for size in self._asked.values()}
+            first, other = self.choice.to_compare
+            self.choice.to_compare = []
+            seconds = [self._run_alone(by_key[key]) for key in (first, other)]
+            self.choice.times.compare(first, seconds[0], other, seconds[1])
+            self._read_at = None
+        elif self._round_number % 8 == 0 and not self._programs.num_behind:
+            self._time_first(list(self._asked.values()))
+            self._read_at = None
+
+    def _time_first(self, sizes: Sequence[Size]) -> bool:
+        """Runs the programs that differ in K alone once in turn, of the first that are not timed yet.
+
+        One after another's runs would compare the machine's moods.
+        """
+        times = self.choice.times
+        new = next((_key(size) for size in sizes if not times.is_known(_key(size))), None)
+        if new is None:
+            return False
+        group = [size for size in sizes if _key(size)[:2] == new[:2]]
+        for size in group:
+            self._alone.setdefault(_key(size), []).append(self._run_alone(size))
+        if len(self._alone[new]) > ALONE:
+            for size in group:
+                times.add_alone(_key(size), statistics.median(self._alone.pop(_key(size))[1:]))
+        return True
+
+
+def times_file(
+    target: Target, drafter: Drafter, config: ResolvedEngineConfig, weights: Sequence[jax.Array]
+) -> Path | None:
+    """Where the times of these programs on this machine are kept, beside the programs; None for nowhere."""
+    shapes = [(weight.shape, str(weight.dtype)) for weight in weights]
+    what = (type(drafter).__qualname__, drafter.num_speculative_tokens, target.config, config, shapes)
+    where = (jax.__version__, platform.node(), os.cpu_count(), jax.devices()[0].device_kind)
+    digest = blake2b(repr((what, where)).encode(), digest_size=16).hexdigest()
+    with compilation_cache() as folder:
+        return None if folder is None else folder / f"jaxspec-times-{digest}.json"
+
+
+def _key(size: Size) -> Key:
+    return size.slots, -1 if size.mode is None else int(size.mode), size.drafts
