@@ -1,8 +1,11 @@
 """A tiny model that every test may load: random weights, a word-level tokenizer, a chat template."""
 
+import ctypes
+import gc
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import hypothesis
@@ -18,7 +21,7 @@ from jaxspec.engine.programs import Programs
 FAST_COMPILATION = [
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
-    # Fewer memory maps per program; see `few_memory_maps`.
+    # Fewer memory maps per program; see `little_memory`.
     "--xla_cpu_parallel_codegen_split_count=1",
 ]
 if jax.__version_info__ < (0, 11):
@@ -67,12 +70,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_memory_maps():
-    """Lets go of programs before Linux's limit of 65,530 memory maps is near, past which LLVM crashes."""
+def little_memory():
+    """Lets go of programs before Linux's limit of 65,530 memory maps is near, past which LLVM crashes.
+
+    What compiling used goes back to the system after every module: it would take more than the programs.
+    """
     yield
     maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_text().count("\n") > 30_000:
-        jax.clear_caches()
+    if maps.exists():
+        if maps.read_text().count("\n") > 20_000:
+            jax.clear_caches()
+        gc.collect()
+        with suppress(OSError, AttributeError):  # a C library without it
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 COMPILE_BEHIND = Programs.compile_behind

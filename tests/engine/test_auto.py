@@ -12,7 +12,7 @@ SEEDED = {"temperature": 1.0, "seed": 11, "max_new_tokens": 40}
 KINDS = [(ONLY_OVER.get(name, ("full",))[0], name) for name in DRAFTERS]
 
 
-@pytest.fixture(params=KINDS, ids=[name for _, name in KINDS])
+@pytest.fixture(params=KINDS, ids=[name for _, name in KINDS], scope="module")
 def engine(engines_of, request):
     kind, name = request.param
     engine = engines_of[kind].load(name, "auto", sampling_modes=("sampled",))

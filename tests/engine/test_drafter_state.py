@@ -61,7 +61,7 @@ def test_a_target_that_drafts_for_itself_has_everything_accepted(tiny_engines, p
         assert stats.steps == -(-32 // (k + 1))
 
 
-@pytest.mark.parametrize("name", ["ngram", "bigram", *WITH_CACHE])
+@pytest.mark.parametrize("name", ["ngram", "bigram", *WITH_CACHE], scope="module")
 def test_drafts_past_the_end_of_a_request_write_into_no_page_but_its_own(tiny_engines, name):
     engine = tiny_engines.load(name, batch_size=1)
     start_afresh(engine)
@@ -79,7 +79,7 @@ def test_drafts_past_the_end_of_a_request_write_into_no_page_but_its_own(tiny_en
     start_afresh(engine)
 
 
-@pytest.mark.parametrize("name", ["ngram", "bigram", *WITH_CACHE])
+@pytest.mark.parametrize("name", ["ngram", "bigram", *WITH_CACHE], scope="module")
 def test_the_models_limit_ends_an_answer_as_in_plain_decoding(tiny_engines, name):
     plain, engine = tiny_engines.load(), tiny_engines.load(name, batch_size=1)
     for length in (88, 93, 95):

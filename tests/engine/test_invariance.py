@@ -9,7 +9,7 @@ SAMPLED = {"temperature": 1.0, "top_p": 0.95, "seed": 11}
 NAMES = ("ngram", "eagle3", "near")
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=NAMES, scope="module")
 def name(request):
     return request.param
 

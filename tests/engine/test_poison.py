@@ -23,7 +23,9 @@ def poison(engine):
     )
 
 
-@pytest.mark.parametrize("name", ["ngram", "bigram", "eagle3", "eagle1", "near", "peagle", "dflash"])
+@pytest.mark.parametrize(
+    "name", ["ngram", "bigram", "eagle3", "eagle1", "near", "peagle", "dflash"], scope="module"
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nan_in_pages_that_nobody_wrote_changes_nothing(tiny_engines, prompts, name, temperature):
     engine = tiny_engines.load(name)

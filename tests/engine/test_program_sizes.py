@@ -14,7 +14,7 @@ NAMES = ("none", "ngram", "eagle3", "near", "dflash")
 SIZES = {"batch_size": 4, "slot_sizes": (1,), "prefill_rows": 3, "rows_beside": 8, "steps_per_dispatch": 2}
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=NAMES, scope="module")
 def name(request):
     return request.param
 
