@@ -43,7 +43,9 @@ def _target() -> str:
     return _NAME
 
 
-@njit(fastmath=_FASTMATH)
+# Inlined, so that there is one of it: a process that compiled the kernel would call this function as compiled
+# alone, and one that found the kernel in Numba's cache the copy in there, which sums in another order.
+@njit(fastmath=_FASTMATH, forceinline=True)
 def _exponentials(scores, powers):
     """Replaces scores by exp(score - the largest one) and returns their sum.
 

@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -39,3 +43,23 @@ def test_a_row_does_not_depend_on_how_many_run_beside_it():
     together = np.asarray(run(slice(None)))
     for row in range(case.rows):
         np.testing.assert_array_equal(run(slice(row, row + 1)), together[:, row : row + 1])
+
+
+FIRST_AND_LATER = """
+import hashlib, jax, jax.numpy as jnp, numpy as np
+from jaxspec_kernels.paged_attention.numba_kernel import paged_attention
+draw = np.random.default_rng(0).normal
+queries, cache = jnp.float32(draw(size=(1, 1, 4, 64))), jnp.float32(draw(size=(6, 1, 2, 16, 64)))
+attend = jax.jit(lambda *rows: paged_attention(queries, cache, jnp.arange(1, 6)[None], *rows, scale=0.125))
+row = jnp.zeros((1, 1), jnp.int32)
+outputs = [np.asarray(attend(row, row + last)).tobytes() for last in (5, 38, 70)]
+print(hashlib.sha256(b"".join(outputs)).hexdigest())
+"""
+
+
+def test_a_kernel_out_of_the_cache_sums_as_one_that_was_just_compiled(tmp_path):
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", FIRST_AND_LATER]
+    first = subprocess.check_output(command, env=environment, text=True)
+    assert any(tmp_path.rglob("*.nbc"))
+    assert subprocess.check_output(command, env=environment, text=True) == first
