@@ -75,7 +75,11 @@ def export_head(
         raise ConfigError(f"{folder}: is there already; nothing was written")
     if form == "safeailab" and (reason := why_not_safeailab(head.config, target.num_hidden_layers)):
         raise ConfigError(f"the format of SafeAILab {reason}")
-    tensors = {name: _rounded(array, dtype) for name, array in export_tensors(head).items()}
+    # Read from another format, it keeps that one's names.
+    tensors = {
+        name.replace("midlayer.", "layers.0.", 1): _rounded(array, dtype)
+        for name, array in export_tensors(head).items()
+    }
     if form == "safeailab":
         tensors = {name.replace("layers.0.", "midlayer.", 1): array for name, array in tensors.items()}
         config = _safeailab_config(head.config, dtype)

@@ -18,6 +18,7 @@ from jaxspec.models.loading import load_target
 from jaxspec.training.config import HeadConfig
 from jaxspec.training.export import FORMATS, embedding_rows, export_head
 from jaxspec.training.head import head_config, is_trained, new_head, start_from
+from scripts.export_head import main
 
 IDS = np.arange(5, 245, 3, dtype=np.int32)
 
@@ -107,6 +108,20 @@ def test_what_speculators_loaded_is_what_is_exported(tmp_path):
     for name, array in theirs.items():
         assert ours[name].dtype == array.dtype
         np.testing.assert_array_equal(ours[name], array)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_head_goes_from_one_format_into_another(target, tmp_path, form, capsys):
+    folder = write_target(tmp_path / "target")
+    read = export(trained(target), target, tmp_path / "first", "safeailab")
+    arguments = [tmp_path / "first", tmp_path / form, "--target", folder, "--format", form]
+    assert main([*map(str, arguments), "--dtype", "float32"]) == 0
+    config = DrafterConfig(kind="eagle3", num_speculative_tokens=3, source=str(tmp_path / form))
+    again = load_drafter(config, target, Build(jnp.dtype(jnp.float32)))
+    np.testing.assert_array_equal(logits(again, target), logits(read, target))
+    assert (tmp_path / form / "README.md").read_text().startswith("# A head")
+    assert main([*map(str, arguments)]) == 2
+    assert "is there already; nothing was written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
