@@ -38,7 +38,7 @@ from jaxspec.training.stage_folder import STAGES, holds_a_run
 _OPTIONS: dict[str, tuple[str, type, str]] = {
     "--held-out-share": ("prompts.held_out_share", float, "of the prompts, to measure on; default: 0.05"),
     "--max-prompt-tokens": ("prompts.max_tokens", int, "longer prompts are left out; default: 2048"),
-    "--max-new-tokens": ("responses.max_new_tokens", int, "of the target's answers; default: 256"),
+    "--max-new-tokens": ("responses.max_new_tokens", int, "of an answer; default: 256"),
     "--vocabulary": ("vocabulary.size", int, "tokens that the head can draft"),
     "--steps": ("train.steps", int, "updates"),
     "--epochs": ("train.epochs", float, "how often every row is seen, without --steps; default: 4"),
@@ -174,6 +174,8 @@ def with_options(run: TrainingRun, args: argparse.Namespace) -> TrainingRun:
     for key, paths in (("prompts.files", args.prompts), ("prompts.held_out", args.held_out)):
         if paths:
             change(key, tuple(str(path.absolute()) for path in paths))
+    if args.max_new_tokens is not None:
+        change("evaluate.max_new_tokens", args.max_new_tokens)
     if args.steps:
         change("train.warmup_steps", min(run.train.warmup_steps, args.steps // 5))
     if args.data_license:

@@ -78,6 +78,8 @@ def results(folder, stage):
 
 def test_a_head_without_a_toml_is_accepted_more_than_prompt_lookup(runs):
     lengths = results(runs / "first", "evaluate")["acceptance_length"]
+    measured = json.loads((runs / "first" / "evaluate" / "acceptance.json").read_text())
+    assert all(result["tokens"] <= 8 * 24 for result in measured.values())
     assert lengths["held-out temperature 1"] > 1.5 > lengths["before, held-out temperature 1"]
     picture = runs / "first" / "train" / "progress.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
