@@ -115,7 +115,7 @@ def _training(run: TrainingRun, stages: dict[str, dict[str, Any]], sizes: TrainC
     start = f"the head `{Path(run.head.initial).name}`" if run.head.initial else "random weights"
     text = (
         f"From {start}: {train['updates']} updates of {sizes.batch_size} rows of {sizes.row_length} tokens, "
-        f"{train['tokens'] / 1e6:.1f} M tokens; {sizes.optimizer}, learning rate {sizes.learning_rate:g}, "
+        f"{train['tokens']:,} tokens; {sizes.optimizer}, learning rate {sizes.learning_rate:g}, "
         f"objective {sizes.objective.replace('_', ' ')}, {sizes.num_unroll_steps} draft steps, on "
         f"{train['devices']} x {train['device']} at {train['tokens_per_second']:,.0f} tokens/s."
     )

@@ -69,10 +69,10 @@ def plot_progress(rows: list[dict[str, Any]], path: Path) -> None:
                 left.plot(*zip(*points, strict=True), color=colour, linewidth=width, alpha=alpha, label=label)
     left.set_ylabel("accuracy (teacher-forced)")
     left.set_ylim(0, 1)
+    # Of few conversations none is left for validation.
+    shown = "validation" if any(row["kind"] == "validation" for row in rows) else "train"
     for rates, label in (("accuracy", "temperature 0"), ("overlap", "temperature 1")):
-        lengths = [
-            (row["tokens"], expected_length(row[rates])) for row in rows if row["kind"] == "validation"
-        ]
+        lengths = [(row["tokens"], expected_length(row[rates])) for row in rows if row["kind"] == shown]
         if lengths:
             right.plot(*zip(*lengths, strict=True), marker="o", label=label)
     right.set_ylabel(f"expected acceptance length, K = {num_steps}")
@@ -80,6 +80,6 @@ def plot_progress(rows: list[dict[str, Any]], path: Path) -> None:
         axes.set_xlabel("tokens seen (packed rows, prompts included)")
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(title="validation", fontsize="small", ncols=2)
+            axes.legend(title=shown, fontsize="small", ncols=2)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
