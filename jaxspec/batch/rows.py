@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from jaxspec.batch.ids import IdTable, RowId, hash_json
 from jaxspec.checkpoints.chat_template import check_messages
+from jaxspec.engine import Generation
 
 STDIN = "-"
 """The input that stands for standard input."""
@@ -26,11 +27,23 @@ class InputError(ValueError):
 
 
 class RowError(ValueError):
-    """A row that has no answer; the message is one line and begins with the row's place."""
+    """A row that has no answer; the message is one line and begins with the row's place.
 
-    def __init__(self, place: str, problem: object):
+    Attributes:
+      place: where the row stands.
+      generations: what was generated for it all the same: answers to earlier turns, one that failed.
+    """
+
+    def __init__(self, place: str, problem: object, generations: Sequence[Generation] = ()):
         text = " ".join(str(problem).splitlines())
-        super().__init__(f"{place}: {text if len(text) <= 300 else text[:300] + '…'}")
+        text = text if len(text) <= 300 else text[:300] + "…"
+        super().__init__(place, text, generations)  # what it is made of, so that it can be pickled
+        self.place = place
+        self.generations = generations
+        self._text = text
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self._text}"
 
 
 @dataclass(frozen=True)
