@@ -17,7 +17,8 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,12 @@ from jaxspec.batch import (
     STDIN,
     Answer,
     BatchRun,
+    HostDevices,
     InputError,
     OutputError,
     OutputFile,
+    ReplicaError,
+    ReplicaRun,
     Row,
     RowError,
     Summary,
@@ -64,7 +68,15 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parse(arguments)
     try:
         return _generate(args, shlex.join(["scripts/generate_batch.py", *arguments]))
-    except (ConfigError, CheckpointError, CommandError, EngineError, InputError, OutputError) as error:
+    except (
+        ConfigError,
+        CheckpointError,
+        CommandError,
+        EngineError,
+        InputError,
+        OutputError,
+        ReplicaError,
+    ) as error:
         return report(error)
     except KeyboardInterrupt:
         print(f"interrupted: {args.output} holds what was finished; --resume goes on", file=sys.stderr)
@@ -99,7 +111,20 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--limit", type=int, metavar="N", help="the first N rows only")
     parser.add_argument(
-        "--batch-size", type=int, metavar="B", help="rows at once; default: the configuration's"
+        "--batch-size", type=int, metavar="B", help="rows at once in an engine; default: the configuration's"
+    )
+    parser.add_argument(
+        "--replicas",
+        type=int,
+        default=1,
+        metavar="N",
+        help="engines, each in a process of its own with GPUs or CPU cores of its own; default: %(default)s",
+    )
+    parser.add_argument(
+        "--tensor-parallel",
+        type=int,
+        metavar="M",
+        help="devices that an engine is split over; default: the configuration's",
     )
     parser.add_argument("--summary", type=Path, metavar="FILE.json", help="speed and acceptance, as JSON")
     add_sampling_options(parser)
@@ -110,17 +135,29 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 def _generate(args: argparse.Namespace, command: str) -> int:
     params = sampling_params(args)
     config = resolve_config(args.config)
-    config = config.replace(drafter=drafter_options(args, config))
+    config = config.replace(drafter=drafter_options(args, config), engine=_engine_options(args))
     _check_files(args)
+    devices, environments = _share_devices(args, config)
     rows = read_rows(*args.input)
     force = args.resume == "force"
     with closing(OutputFile(args.output, resume=args.resume is not None)) as output:
         if params.seed is None:
             params = dataclasses.replace(params, seed=output.recorded.get("seed", secrets.randbits(64)))
-        settings = run_settings(config, params, raw=args.raw, keep_order=args.keep_order)
-        about = {"config": args.config, **provenance(command, Path(__file__).parent)}
+        settings = run_settings(
+            config,
+            params,
+            raw=args.raw,
+            keep_order=args.keep_order,
+            backend=None if devices is None else devices.backend,
+        )
+        computed_on = None if devices is None else devices.description
+        about = {
+            "config": args.config,
+            **provenance(command, Path(__file__).parent, devices=computed_on),
+        }
         output.begin(settings, about, force=force)
-        job = Job(args, config, params, Unanswered(islice(rows, args.limit), output, force=force))
+        unanswered = Unanswered(islice(rows, args.limit), output, force=force)
+        job = Job(args, config, params, unanswered, environments)
         summary = job.run(output)
     if args.summary is not None:
         _write_json(args.summary, {**summary.as_dict(), **about})
@@ -129,6 +166,23 @@ def _generate(args: argparse.Namespace, command: str) -> int:
     else:
         write(summary.table() + "\n")
     return 1 if summary.failed else 0
+
+
+def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The keys of the configuration's `[engine]` that options set, but for the batch size."""
+    return {} if args.tensor_parallel is None else {"tensor_parallel": args.tensor_parallel}
+
+
+def _share_devices(
+    args: argparse.Namespace, config: Config
+) -> tuple[HostDevices | None, list[dict[str, str]]]:
+    """This machine's devices and the environment of each replica; nothing where this process computes."""
+    if args.replicas < 1:
+        raise CommandError(f"--replicas must be at least 1, got {args.replicas}")
+    if args.replicas == 1:
+        return None, []
+    devices = HostDevices.find()
+    return devices, devices.share(args.replicas, config.engine.tensor_parallel)
 
 
 def _check_files(args: argparse.Namespace) -> None:
@@ -164,8 +218,16 @@ def _write_json(path: Path, values: dict[str, Any] | None) -> None:
 class Job:
     """The rows of one command, from the input to the output."""
 
-    def __init__(self, args: argparse.Namespace, config: Config, params: SamplingParams, rows: Unanswered):
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        config: Config,
+        params: SamplingParams,
+        rows: Unanswered,
+        environments: list[dict[str, str]],
+    ):
         self._args = args
+        self._environments = environments
         self._config = config
         self._params = params
         self._rows = rows
@@ -181,27 +243,56 @@ class Job:
         # No more slots than rows, where that can be known without waiting for a pipe.
         fits = args.batch_size is None and total is not None
         rows = iter(self._rows)
-        first = self._first_rows(rows, batch_size if fits else 1)
+        first = self._first_rows(rows, args.replicas * batch_size if fits else 1)
         if not first:
             return self._nothing_to_answer()
+        if fits:
+            batch_size = -(-len(first) // args.replicas)
+            del self._environments[len(first) :]
         start = time.perf_counter()
-        engine = load(
-            args.config,
-            drafter=drafter_options(args, self._config),
-            sampling_modes=(required_mode(self._params),),
-            batch_size=len(first) if fits else batch_size,
-        )
-        loaded = time.perf_counter()
-        run = BatchRun(engine, chain(first, rows), self._params, raw=args.raw, keep_order=args.keep_order)
-        self._answer(run, output, total)
+        with ExitStack() as stack:
+            run = self._load(chain(first, rows), batch_size, stack)
+            loaded = time.perf_counter()
+            self._answer(run, output, total)
+            ended = time.perf_counter()
         return dataclasses.replace(
             self._summary(),
             prompt_tokens=run.num_prompt_tokens,
             tokens=run.num_tokens,
             load_seconds=loaded - start,
-            seconds=time.perf_counter() - loaded,
+            seconds=ended - loaded,
             stats=run.stats,
         )
+
+    def _load(
+        self, rows: Iterator[Row | RowError], batch_size: int, stack: ExitStack
+    ) -> BatchRun | ReplicaRun:
+        """Loads one engine, or several, which end with the stack."""
+        args = self._args
+        load_engine = partial(
+            load,
+            args.config,
+            drafter=drafter_options(args, self._config),
+            sampling_modes=(required_mode(self._params),),
+            batch_size=batch_size,
+            **_engine_options(args),
+        )
+        if not self._environments:
+            return BatchRun(load_engine(), rows, self._params, raw=args.raw, keep_order=args.keep_order)
+        run = ReplicaRun(
+            partial(load_engine, progress=False),
+            self._environments,
+            rows,
+            self._params,
+            imports=args.imports,
+            raw=args.raw,
+            keep_order=args.keep_order,
+            note=lambda text: tqdm.write(f"note: {text}", file=sys.stderr),
+        )
+        stack.enter_context(closing(run))
+        with tqdm(total=len(self._environments), desc="loading", unit="replica", leave=False) as bar:
+            run.start(bar.update)
+        return run
 
     def _first_rows(self, rows: Iterator[Row | RowError], count: int) -> list[Row]:
         """The first rows to answer, at most so many; reports what fails before them."""
@@ -220,7 +311,7 @@ class Job:
             print(f"nothing to do: {self._args.output} holds what can be answered", file=sys.stderr)
         return self._summary()
 
-    def _answer(self, run: BatchRun, output: OutputFile, total: int | None) -> None:
+    def _answer(self, run: BatchRun | ReplicaRun, output: OutputFile, total: int | None) -> None:
         start, skipped = time.perf_counter(), self._rows.num_skipped
         with (
             tqdm(

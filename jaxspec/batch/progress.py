@@ -30,7 +30,7 @@ class Progress:
         self.stats.add(generation.stats)
 
     def _ended(self) -> Iterator[Answer | RowError]:
-        """What may be yielded by now, of `_done`, which holds rows by their place among the rows of the run."""
+        """What may be yielded by now, of `_done`, which holds rows by their place among all of the run."""
         while self._done:
             place = self._num_yielded if self._keep_order else next(iter(self._done))
             if place not in self._done:
