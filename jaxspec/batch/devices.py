@@ -45,7 +45,7 @@ class HostDevices:
             env=child_environment(),
         )
         if done.returncode:
-            raise ConfigError(f"JAX finds no devices: {done.stderr.strip().splitlines()[-1:]}")
+            raise ConfigError(f"JAX finds no devices: {done.stderr.strip().rpartition(chr(10))[2]}")
         return cls(*json.loads(done.stdout.splitlines()[-1]))
 
     def share(self, replicas: int, tensor_parallel: int) -> list[dict[str, str]]:
