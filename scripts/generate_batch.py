@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from functools import partial
+from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ from jaxspec.command_line import (
     sampling_params,
     write,
 )
-from jaxspec.config import Config, ConfigError
+from jaxspec.config import Config, ConfigError, list_configs
 from jaxspec.engine import EngineError
 from jaxspec.engine.load import load, resolve_config
 from jaxspec.provenance import provenance
@@ -69,9 +70,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _generate(args, shlex.join(["scripts/generate_batch.py", *arguments]))
     except (
-        ConfigError,
         CheckpointError,
         CommandError,
+        ConfigError,
         EngineError,
         InputError,
         OutputError,
@@ -116,15 +117,23 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--replicas",
         type=int,
-        default=1,
         metavar="N",
-        help="engines, each in a process of its own with GPUs or CPU cores of its own; default: %(default)s",
+        help="engines, each in a process of its own with GPUs or CPU cores of its own; default: 1, and with "
+        "--ray as many as there are GPUs for",
     )
     parser.add_argument(
         "--tensor-parallel",
         type=int,
         metavar="M",
         help="devices that an engine is split over; default: the configuration's",
+    )
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="answer on a Ray cluster (extra ray): that of the address or of RAY_ADDRESS, or one that is "
+        "started on this machine; reads JSON lines or Parquet and writes a folder of the same",
     )
     parser.add_argument("--summary", type=Path, metavar="FILE.json", help="speed and acceptance, as JSON")
     add_sampling_options(parser)
@@ -134,8 +143,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 def _generate(args: argparse.Namespace, command: str) -> int:
     params = sampling_params(args)
+    for option, number in [("--limit", args.limit), ("--replicas", args.replicas)]:
+        if number is not None and number < 1:
+            raise CommandError(f"{option} must be at least 1, got {number}")
     config = resolve_config(args.config)
     config = config.replace(drafter=drafter_options(args, config), engine=_engine_options(args))
+    if args.ray is not None:
+        return _generate_with_ray(args, params, config, command)
     _check_files(args)
     devices, environments = _share_devices(args, config)
     rows = read_rows(*args.input)
@@ -159,6 +173,80 @@ def _generate(args: argparse.Namespace, command: str) -> int:
         unanswered = Unanswered(islice(rows, args.limit), output, force=force)
         job = Job(args, config, params, unanswered, environments)
         summary = job.run(output)
+    return _conclude(args, summary, about)
+
+
+def _generate_with_ray(args: argparse.Namespace, params: SamplingParams, config: Config, command: str) -> int:
+    """Has Ray Data read the input, answer and write; only what comes out is looked at here."""
+    if find_spec("ray") is None:
+        raise CommandError('--ray needs Ray: pip install "jaxspec[ray]"')
+    from jaxspec.batch import ray
+
+    _check_ray_options(args)
+    if params.seed is None:
+        params = dataclasses.replace(params, seed=secrets.randbits(64))
+    assert params.seed is not None
+    ray.connect(args.ray or None)
+    actors, resources = ray.share_cluster(args.replicas, config.engine.tensor_parallel)
+    start = time.perf_counter()
+    counts = ray.answer_files(
+        list(map(_absolute, args.input)),
+        _absolute(str(args.output)),
+        actors=actors,
+        resources=resources,
+        slots=config.engine.batch_size,
+        keep_order=args.keep_order,
+        limit=args.limit,
+        model=_absolute(args.config) if _is_path(args.config) else args.config,
+        params=params,
+        raw=args.raw,
+        imports=args.imports,
+        drafter=drafter_options(args, config),
+        sampling_modes=(required_mode(params),),
+        **_engine_options(args),
+    )
+    seconds = time.perf_counter() - start
+    for failure in counts.failures:
+        print(f"error: {failure}", file=sys.stderr)
+    summary = Summary(
+        rows=counts.rows,
+        answered=counts.answered,
+        skipped=0,
+        failures=tuple(counts.failures),
+        seed=params.seed,
+        prompt_tokens=counts.prompt_tokens,
+        tokens=counts.tokens,
+        seconds=seconds,
+        stats=counts.stats,
+    )
+    origin = provenance(command, Path(__file__).parent, devices=f"{actors} engines in a Ray cluster")
+    return _conclude(args, summary, {"config": args.config, **origin})
+
+
+def _check_ray_options(args: argparse.Namespace) -> None:
+    if args.resume is not None:
+        raise CommandError("--resume: not with --ray, which writes files whole")
+    if STDIN in args.input:
+        raise CommandError("--input: with --ray files or folders that every machine of the cluster can read")
+    _check_files(args)
+    for path in map(Path, args.input):
+        if "://" not in str(path) and not path.exists():
+            raise InputError(f"cannot read {path}: No such file or directory")
+    if args.output.exists():
+        raise OutputError(f"{args.output} exists: with --ray a new folder is written")
+
+
+def _is_path(config: str) -> bool:
+    return config not in list_configs() and Path(config).expanduser().exists()
+
+
+def _absolute(path: str) -> str:
+    """A path, but no URL, as processes in other folders find it."""
+    return path if "://" in path else str(Path(path).expanduser().resolve())
+
+
+def _conclude(args: argparse.Namespace, summary: Summary, about: dict[str, Any]) -> int:
+    """Writes the summary; returns the exit status."""
     if args.summary is not None:
         _write_json(args.summary, {**summary.as_dict(), **about})
     if _is_stdout(args.output):
@@ -169,17 +257,16 @@ def _generate(args: argparse.Namespace, command: str) -> int:
 
 
 def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The keys of the configuration's `[engine]` that options set, but for the batch size."""
-    return {} if args.tensor_parallel is None else {"tensor_parallel": args.tensor_parallel}
+    """The keys of the configuration's `[engine]` that options set."""
+    options = {"batch_size": args.batch_size, "tensor_parallel": args.tensor_parallel}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _share_devices(
     args: argparse.Namespace, config: Config
 ) -> tuple[HostDevices | None, list[dict[str, str]]]:
     """This machine's devices and the environment of each replica; nothing where this process computes."""
-    if args.replicas < 1:
-        raise CommandError(f"--replicas must be at least 1, got {args.replicas}")
-    if args.replicas == 1:
+    if args.replicas in (None, 1):
         return None, []
     devices = HostDevices.find()
     return devices, devices.share(args.replicas, config.engine.tensor_parallel)
@@ -187,8 +274,6 @@ def _share_devices(
 
 def _check_files(args: argparse.Namespace) -> None:
     """Refuses files that cannot be used, before anything is written to one of them."""
-    if args.limit is not None and args.limit < 1:
-        raise CommandError(f"--limit must be at least 1, got {args.limit}")
     sources = ["/dev/stdin" if source == STDIN else source for source in args.input]
     written = [args.output, record_path(args.output), *([args.summary] if args.summary else [])]
     files = [Path(path).resolve() for path in (*sources, *written)]
@@ -239,15 +324,15 @@ class Job:
         args, total = self._args, count_rows(*self._args.input)
         if total is not None and args.limit is not None:
             total = min(total, args.limit)
-        batch_size = self._config.engine.batch_size if args.batch_size is None else args.batch_size
+        batch_size, replicas = self._config.engine.batch_size, max(len(self._environments), 1)
         # No more slots than rows, where that can be known without waiting for a pipe.
         fits = args.batch_size is None and total is not None
         rows = iter(self._rows)
-        first = self._first_rows(rows, args.replicas * batch_size if fits else 1)
+        first = self._first_rows(rows, replicas * batch_size if fits else 1)
         if not first:
             return self._nothing_to_answer()
         if fits:
-            batch_size = -(-len(first) // args.replicas)
+            batch_size = -(-len(first) // replicas)
             del self._environments[len(first) :]
         start = time.perf_counter()
         with ExitStack() as stack:
@@ -274,8 +359,7 @@ class Job:
             args.config,
             drafter=drafter_options(args, self._config),
             sampling_modes=(required_mode(self._params),),
-            batch_size=batch_size,
-            **_engine_options(args),
+            **{**_engine_options(args), "batch_size": batch_size},
         )
         if not self._environments:
             return BatchRun(load_engine(), rows, self._params, raw=args.raw, keep_order=args.keep_order)
