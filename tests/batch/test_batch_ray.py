@@ -14,8 +14,11 @@ from jaxspec import SamplingParams
 from jaxspec.batch import BatchRun, Row
 
 pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
 ray = pytest.importorskip("ray")
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning", "ignore:os.fork"
+)
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "generate_batch.py"
 SAMPLED = SamplingParams(max_new_tokens=8, ignore_eos=True, temperature=1.0, seed=5)
@@ -108,8 +111,6 @@ def test_an_actor_is_killed_and_the_answers_are_those_of_one_process(
 @pytest.mark.usefixtures("cluster")
 def test_parquet_in_and_out(tmp_path, monkeypatch):
     """With rows that cannot be answered, which are not lost."""
-    import pyarrow.parquet
-
     from jaxspec.batch import ray as on_ray
 
     class Fake(on_ray.Answerer):
@@ -125,7 +126,7 @@ def test_parquet_in_and_out(tmp_path, monkeypatch):
         {"prompt": "w9"},
     ]
     source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
-    pa.parquet.write_table(
+    parquet.write_table(
         pa.Table.from_pylist(
             rows,
             pa.schema(
@@ -149,10 +150,12 @@ def test_parquet_in_and_out(tmp_path, monkeypatch):
         keep_order=True,
         params=SAMPLED,
     )
-    found = pa.parquet.read_table(output).to_pylist()
+    found = parquet.read_table(output).to_pylist()
     alone = [Row("", 7, "2024-01-01"), Row("", 2**40, None, ("w7", "w8")), Row("", 9, rows[2]["messages"])]
     expected = [answer.as_dict() for answer in BatchRun(FakeEngine(), alone, SAMPLED, keep_order=True)]
-    assert [{name: row[name] for name in answer} for row, answer in zip(found, expected)] == expected
+    assert [
+        {name: row[name] for name in answer} for row, answer in zip(found, expected, strict=False)
+    ] == expected
     assert [row["error"] for row in found] == [
         None,
         None,
