@@ -187,13 +187,12 @@ def _generate_with_ray(args: argparse.Namespace, params: SamplingParams, config:
         params = dataclasses.replace(params, seed=secrets.randbits(64))
     assert params.seed is not None
     ray.connect(args.ray or None)
-    actors, resources = ray.share_cluster(args.replicas, config.engine.tensor_parallel)
+    share = ray.share_cluster(args.replicas, config.engine.tensor_parallel)
     start = time.perf_counter()
     counts = ray.answer_files(
         list(map(_absolute, args.input)),
         _absolute(str(args.output)),
-        actors=actors,
-        resources=resources,
+        share=share,
         slots=config.engine.batch_size,
         keep_order=args.keep_order,
         limit=args.limit,
@@ -219,7 +218,7 @@ def _generate_with_ray(args: argparse.Namespace, params: SamplingParams, config:
         seconds=seconds,
         stats=counts.stats,
     )
-    origin = provenance(command, Path(__file__).parent, devices=f"{actors} engines in a Ray cluster")
+    origin = provenance(command, Path(__file__).parent, devices=f"{share.actors} engines in a Ray cluster")
     return _conclude(args, summary, {"config": args.config, **origin})
 
 

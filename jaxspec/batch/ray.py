@@ -82,6 +82,7 @@ class Answerer:
         *,
         raw: bool = False,
         imports: Sequence[str] = (),
+        cores: int | None = None,
         **options: Any,
     ):
         """Loads the engine.
@@ -90,6 +91,7 @@ class Answerer:
           params: of every row, with the run's seed.
           raw: pass prompts that are text without the chat template.
           imports: Python files to run first.
+          cores: of a CPU, to compute on; None for all of the machine's.
           **options: of `jaxspec.load`.
 
         Raises:
@@ -97,6 +99,8 @@ class Answerer:
         """
         if params.seed is None:
             raise ValueError("params: a seed has to be given, the same to every actor")
+        if cores is not None:
+            os.environ.update(thread_limits(cores))
         self._params = params
         self._raw = raw
         for path in imports:
@@ -118,7 +122,9 @@ class Answerer:
         ]
         rows = [_row(f"row {values.get('id')!r}", values) for values in given]
         id_type = table.schema.field("id").type if "id" in table.column_names else pa.null()
-        return pa.Table.from_pylist(self._records(rows), pa.schema({"id": id_type, **ANSWER_COLUMNS}))
+        answers = zip(given, self._records(rows), strict=True)
+        records = [{**record, "id": values.get("id")} for values, record in answers]
+        return pa.Table.from_pylist(records, pa.schema({"id": id_type, **ANSWER_COLUMNS}))
 
     def _records(self, rows: Sequence[Row | RowError]) -> list[dict[str, Any]]:
         """An output row for each row, in their order, or its id and what was wrong, under "error"."""
@@ -233,8 +239,23 @@ def connect(address: str | None) -> None:
         raise ConfigError(f"--ray: {error}") from None
 
 
-def share_cluster(actors: int | None, tensor_parallel: int) -> tuple[int, dict[str, Any]]:
-    """How many actors there are, and what each asks of Ray.
+@dataclass(frozen=True)
+class Share:
+    """What the engines get of a cluster.
+
+    Attributes:
+      actors: how many there are.
+      resources: what each asks of Ray.
+      cores: of a CPU, that each computes on; None where it computes on GPUs.
+    """
+
+    actors: int
+    resources: dict[str, Any]
+    cores: int | None = None
+
+
+def share_cluster(actors: int | None, tensor_parallel: int) -> Share:
+    """Divides the cluster among engines.
 
     Args:
       actors: None for as many as there are GPUs for, or one on each machine where there are none.
@@ -248,30 +269,25 @@ def share_cluster(actors: int | None, tensor_parallel: int) -> tuple[int, dict[s
     if gpus:
         actors = actors or max(gpus // tensor_parallel, 1)
         if actors * tensor_parallel > gpus:
-            raise ConfigError(
-                f"{actors} engines of {tensor_parallel} devices each: the cluster has {gpus} GPUs"
-            )
-        return actors, {"num_gpus": tensor_parallel}
+            each = "a GPU" if tensor_parallel == 1 else f"{tensor_parallel} GPUs"
+            raise ConfigError(f"{actors} engines of {each} each: the cluster has {gpus}")
+        return Share(actors, {"num_gpus": tensor_parallel})
     if tensor_parallel > 1:
         raise ConfigError(f"engine.tensor_parallel is {tensor_parallel}: the cluster has no GPUs")
     machines = sum(node["Alive"] for node in ray.nodes())
     actors = actors or machines
     if actors > cores:
         raise ConfigError(f"{actors} engines need a CPU core each, and the cluster has {cores}")
-    threads = thread_limits(max(cores // max(actors, machines), 1))
-    # A core is for reading and writing, or nothing would ever be read.
-    return actors, {
-        "num_cpus": (cores - 1) / actors if actors > cores - 1 else 1,
-        "runtime_env": {"env_vars": threads},
-    }
+    # A core is left for reading and writing, or nothing would ever be read.
+    num_cpus = min((cores - 1) / actors, 1) if cores > 1 else 0
+    return Share(actors, {"num_cpus": num_cpus}, max(cores // max(actors, machines), 1))
 
 
 def answer_files(
     inputs: Sequence[str],
     output: str,
     *,
-    actors: int,
-    resources: Mapping[str, Any],
+    share: Share,
     slots: int,
     keep_order: bool = False,
     limit: int | None = None,
@@ -282,7 +298,7 @@ def answer_files(
     Args:
       inputs: files or folders, all of Parquet (".parquet") or all of JSON lines.
       output: a folder, which must be new.
-      actors, resources: of `share_cluster`.
+      share: of `share_cluster`.
       slots: rows at once in an engine.
       keep_order: files in the order of the rows.
       limit: the first rows only.
@@ -303,15 +319,17 @@ def answer_files(
         batch_size = 2 * slots
         answers = rows.repartition(target_num_rows_per_block=batch_size).map_batches(
             Answerer if is_parquet else LineAnswerer,
-            fn_constructor_kwargs=answerer,
+            fn_constructor_kwargs={**answerer, "cores": share.cores},
             batch_format="pyarrow",
             batch_size=batch_size,
             # While one batch comes to its end, the next fills the slots.
             compute=ray.data.ActorPoolStrategy(
-                size=actors, max_concurrent_calls_per_actor=_BATCHES_AT_ONCE, enable_true_multi_threading=True
+                size=share.actors,
+                max_concurrent_calls_per_actor=_BATCHES_AT_ONCE,
+                enable_true_multi_threading=True,
             ),
             udf_modifying_row_count=False,
-            **resources,
+            **share.resources,
         )
         if is_parquet:
             answers.write_parquet(output)

@@ -29,14 +29,16 @@ def cluster():
     """Ray with three CPUs, whatever this machine has."""
     import ray.data
 
-    ray.init(
-        "local",
-        num_cpus=3,
-        object_store_memory=100 * 2**20,
-        include_dashboard=False,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+        ray.init(
+            "local",
+            num_cpus=3,
+            object_store_memory=100 * 2**20,
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
@@ -144,8 +146,7 @@ def test_parquet_in_and_out(tmp_path, monkeypatch):
     counts = on_ray.answer_files(
         [str(source)],
         str(output),
-        actors=1,
-        resources={"num_cpus": 1},
+        share=on_ray.Share(1, {"num_cpus": 1}),
         slots=2,
         keep_order=True,
         params=SAMPLED,
