@@ -80,7 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
     ) as error:
         return report(error)
     except KeyboardInterrupt:
-        print(f"interrupted: {args.output} holds what was finished; --resume goes on", file=sys.stderr)
+        goes_on = "" if args.ray is not None else "; --resume goes on"
+        print(f"interrupted: {args.output} holds what was finished{goes_on}", file=sys.stderr)
         return 130
 
 
@@ -94,9 +95,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         metavar="IN.jsonl",
         help="rows to answer: files or pipes, read one after the other, or - for stdin",
     )
-    parser.add_argument(
-        "--output", type=Path, required=True, metavar="OUT.jsonl", help="answers, in the order they end"
-    )
+    parser.add_argument("--output", required=True, metavar="OUT.jsonl", help="answers, in the order they end")
     parser.add_argument(
         "--keep-order",
         action="store_true",
@@ -150,6 +149,7 @@ def _generate(args: argparse.Namespace, command: str) -> int:
     config = config.replace(drafter=drafter_options(args, config), engine=_engine_options(args))
     if args.ray is not None:
         return _generate_with_ray(args, params, config, command)
+    args.output = Path(args.output)
     _check_files(args)
     devices, environments = _share_devices(args, config)
     rows = read_rows(*args.input)
@@ -191,7 +191,7 @@ def _generate_with_ray(args: argparse.Namespace, params: SamplingParams, config:
     start = time.perf_counter()
     counts = ray.answer_files(
         list(map(_absolute, args.input)),
-        _absolute(str(args.output)),
+        _absolute(args.output),
         share=share,
         slots=config.engine.batch_size,
         keep_order=args.keep_order,
@@ -227,12 +227,16 @@ def _check_ray_options(args: argparse.Namespace) -> None:
         raise CommandError("--resume: not with --ray, which writes files whole")
     if STDIN in args.input:
         raise CommandError("--input: with --ray files or folders that every machine of the cluster can read")
-    _check_files(args)
-    for path in map(Path, args.input):
-        if "://" not in str(path) and not path.exists():
+    files = [*args.input, args.output, *([str(args.summary)] if args.summary else [])]
+    if len(set(map(_absolute, files))) < len(files):
+        raise CommandError("--input, --output and --summary must be different files")
+    for path in args.input:
+        if "://" not in path and not Path(path).exists():
             raise InputError(f"cannot read {path}: No such file or directory")
-    if args.output.exists():
+    if "://" not in args.output and Path(args.output).exists():
         raise OutputError(f"{args.output} exists: with --ray a new folder is written")
+    if args.summary is not None:
+        _write_json(args.summary, None)
 
 
 def _is_path(config: str) -> bool:
@@ -248,7 +252,7 @@ def _conclude(args: argparse.Namespace, summary: Summary, about: dict[str, Any])
     """Writes the summary; returns the exit status."""
     if args.summary is not None:
         _write_json(args.summary, {**summary.as_dict(), **about})
-    if _is_stdout(args.output):
+    if args.ray is None and _is_stdout(args.output):
         print(summary.table(), file=sys.stderr)
     else:
         write(summary.table() + "\n")
