@@ -8,6 +8,7 @@ import io
 import json
 import os
 import runpy
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -32,6 +33,7 @@ from jaxspec.sampling import SamplingParams
 
 _BATCHES_AT_ONCE = 2
 _LINES_AT_ONCE = 1024
+_SECONDS_TO_CONNECT = 10.0
 
 _STATS = pa.struct(
     {
@@ -233,6 +235,13 @@ def connect(address: str | None) -> None:
     """
     if ray.is_initialized():
         return
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        # Ray itself tries for minutes, and then ends the process.
+        try:
+            socket.create_connection((host, int(port)), timeout=_SECONDS_TO_CONNECT).close()
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"--ray: no cluster at {address}: {error}") from None
     try:
         ray.init(address, include_dashboard=False if address is None else None)
     except (ConnectionError, ValueError, RuntimeError) as error:

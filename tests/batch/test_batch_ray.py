@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine
 
-from jaxspec import SamplingParams
+from jaxspec import ConfigError, SamplingParams
 from jaxspec.batch import BatchRun, Row
 
 pa = pytest.importorskip("pyarrow")
@@ -197,6 +197,15 @@ def test_what_ray_cannot_do_is_one_line(script, tiny_config, tmp_path, monkeypat
     assert error.startswith(f"error: {problem}")
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "nowhere.invalid:6379"])
+def test_no_cluster_is_one_line(monkeypatch, address):
+    from jaxspec.batch import ray as on_ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(ConfigError, match=f"^--ray: no cluster at {address}: [^\n]+$"):
+        on_ray.connect(address)
 
 
 def test_no_ray_is_one_line_that_says_how_to_get_it(script, tiny_config, tmp_path, monkeypatch, capsys):
