@@ -5,6 +5,7 @@ It ends when its rows do, or at once with the process that feeds it, `replicas.p
 
 import os
 import runpy
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,8 +63,9 @@ def main(descriptor: int) -> None:
         engine = work.load()
     except Exception as error:
         name = "" if isinstance(error, OneLineError) else f"{type(error).__name__}: "
-        connection.send(Refused(one_line(f"{name}{error}")))
-        return
+        problem = one_line(f"{name}{error}")
+        connection.send(Refused(problem))
+        sys.exit(problem)
     connection.send(Ready(max(engine.max_pending // 2, 1)))
     for ended in BatchRun(engine, iter(messages.get, None), work.params, raw=work.raw):
         connection.send(ended)

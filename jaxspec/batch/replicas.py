@@ -1,5 +1,6 @@
 """Rows through several engines, each in a process of its own."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ MAX_DEATHS = 3
 
 _PROGRAM = "import sys; from jaxspec.batch.replica import main; main(int(sys.argv[1]))"
 _SECONDS_TO_END = 10.0
+_MAX_SAID = 2**16
 
 
 class ReplicaError(RuntimeError):
@@ -73,7 +75,7 @@ class ReplicaRun(Progress):
           params: of every row, with the run's seed.
           imports: Python files that each process runs first.
           raw, keep_order: as of `BatchRun`.
-          note: told in one line of every replica that dies.
+          note: told of every replica that dies, and what the first said while it was loaded.
         """
         super().__init__(keep_order=keep_order)
         self._work = Work(tuple(imports), load, params, raw)
@@ -85,6 +87,7 @@ class ReplicaRun(Progress):
         self._deaths = [0] * len(environments)
         self._again: deque[_Given] = deque()
         self._num_read = 0
+        self._has_started = False
 
     def start(self, on_ready: Callable[[], object] = lambda: None) -> None:
         """Loads all engines at the same time.
@@ -103,6 +106,7 @@ class ReplicaRun(Progress):
             before, num_ready = num_ready, sum(replica.slots > 0 for replica in self._replicas.values())
             if num_ready > before:
                 on_ready()
+        self._has_started = True
 
     def close(self) -> None:
         """Ends all processes: at once, where they have not done all their rows."""
@@ -172,8 +176,12 @@ class ReplicaRun(Progress):
     def _take(self, number: int, replica: "_Replica", message: Any) -> None:
         if isinstance(message, Ready):
             replica.slots = message.slots
+            if number == 0 and (said := replica.said()):
+                self._note(f"replica 1 says: {said}")  # the others say the same
         elif isinstance(message, Refused):
-            raise ReplicaError(message.problem)
+            # One that stands in for a dead one may come before the device's memory is free: it is dead, too.
+            if not self._has_started:
+                raise ReplicaError(message.problem)
         else:
             row_place = message.row.place if isinstance(message, Answer) else message.place
             given = replica.given.pop(row_place)
@@ -233,6 +241,13 @@ class _Replica:
         self.given[given.row.place] = given
         self._send(given.row)
 
+    def said(self) -> str:
+        """The end of what it has written to stdout and stderr."""
+        size = os.fstat(self._said.fileno()).st_size
+        # A read that moves nothing: the process writes on where this file stands.
+        text = os.pread(self._said.fileno(), min(size, _MAX_SAID), max(size - _MAX_SAID, 0))
+        return text.decode("utf-8", "replace").strip()
+
     def dismiss(self) -> None:
         """Tells it that there are no more rows."""
         self._send(None)
@@ -246,8 +261,7 @@ class _Replica:
         """Waits for the end of one that has closed its connection; returns in one line what it died of."""
         self.wait()
         status = self._process.poll()
-        self._said.seek(0)
-        words = self._said.read().decode("utf-8", "replace").strip().splitlines()
+        words = self.said().splitlines()
         self.kill()
         if status is None:
             how = "it hangs"

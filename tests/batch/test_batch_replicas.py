@@ -2,8 +2,10 @@
 
 import os
 import queue
+import re
 import signal
 import sys
+import warnings
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -68,6 +70,15 @@ class SaysWhere(FakeEngine):
         return replace(super()._answer(request), text=os.environ["JAXSPEC_TEST"])
 
 
+def load_once(marker):
+    """Loads an engine, and after that no more."""
+    if marker.exists():
+        raise MemoryError("none left")
+    marker.touch()
+    warnings.warn("it is old", stacklevel=1)
+    return Deadly()
+
+
 def refuse():
     raise ConfigError("no such model")
 
@@ -112,15 +123,25 @@ def test_rows_go_to_whoever_has_room_as_they_come():
     assert not any(map(is_alive, started))
 
 
-def test_a_row_that_kills_whoever_has_it_ends_the_run_with_their_last_words(monkeypatch):
+def test_a_replica_that_dies_again_and_again_ends_the_run_with_its_last_words(monkeypatch, tmp_path):
+    """First of a row, then of being loaded."""
     monkeypatch.setattr(replicas, "MAX_DEATHS", 2)
-    run = ReplicaRun(Deadly, [{}], [Row("line 1", 0, "deadly")], SAMPLED)
+    notes = []
+    load = partial(load_once, tmp_path / "loaded")
+    run = ReplicaRun(load, [{}], [Row("line 1", 0, "deadly")], SAMPLED, note=notes.append)
     with closing(run):
         run.start()
         with pytest.raises(ReplicaError) as error:
             list(run)
-    assert str(error.value) == (
+    assert re.fullmatch(
+        r"(?s)replica 1 says: .*test_batch_replicas.py:\d+: UserWarning: it is old\n.*", notes[0]
+    )
+    assert notes[1:] == [
         "replica 1 of 1 died: signal 11, Segmentation fault; its last words: out of memory; "
+        "its rows are done again"
+    ]
+    assert str(error.value) == (
+        "replica 1 of 1 died: exit status 1; its last words: MemoryError: none left; "
         "that was 2 times in a row"
     )
 
