@@ -327,15 +327,16 @@ class Job:
         args, total = self._args, count_rows(*self._args.input)
         if total is not None and args.limit is not None:
             total = min(total, args.limit)
-        batch_size, replicas = self._config.engine.batch_size, max(len(self._environments), 1)
-        # No more slots than rows, where that can be known without waiting for a pipe.
+        batch_size = self._config.engine.batch_size
+        # No more slots than rows, where that can be known without waiting for a pipe, nor more replicas. Slots
+        # are as many with several engines as with one: on a CPU, bits of the logits depend on it.
         fits = args.batch_size is None and total is not None
         rows = iter(self._rows)
-        first = self._first_rows(rows, replicas * batch_size if fits else 1)
+        first = self._first_rows(rows, max(batch_size, len(self._environments)) if fits else 1)
         if not first:
             return self._nothing_to_answer()
         if fits:
-            batch_size = -(-len(first) // replicas)
+            batch_size = min(batch_size, len(first))
             del self._environments[len(first) :]
         start = time.perf_counter()
         with ExitStack() as stack:
