@@ -328,8 +328,8 @@ class Job:
         if total is not None and args.limit is not None:
             total = min(total, args.limit)
         batch_size = self._config.engine.batch_size
-        # No more slots than rows, where that can be known without waiting for a pipe, nor more replicas. Slots
-        # are as many with several engines as with one: on a CPU, bits of the logits depend on it.
+        # No more slots or engines than rows, where that can be known without waiting for a pipe. Each engine
+        # has as many slots as one alone would have: rounded to 8 bits, answers depend on that.
         fits = args.batch_size is None and total is not None
         rows = iter(self._rows)
         first = self._first_rows(rows, max(batch_size, len(self._environments)) if fits else 1)
