@@ -26,14 +26,14 @@ SAMPLED = SamplingParams(max_new_tokens=8, ignore_eos=True, temperature=1.0, see
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Ray with three CPUs, whatever this machine has."""
+    """Ray with two CPUs, whatever this machine has."""
     import ray.data
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
         ray.init(
             "local",
-            num_cpus=3,
+            num_cpus=2,
             object_store_memory=100 * 2**20,
             include_dashboard=False,
             logging_level=logging.ERROR,
@@ -174,7 +174,7 @@ def test_parquet_in_and_out(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--replicas", "9"], "9 engines need a CPU core each, and the cluster has 3"),
+        (["--replicas", "9"], "9 engines need a CPU core each, and the cluster has 2"),
         (["--tensor-parallel", "2"], "engine.tensor_parallel is 2: the cluster has no GPUs"),
         (["--resume"], "--resume: not with --ray, which writes files whole"),
         (["--input", "-"], "--input: with --ray files or folders that every machine of the cluster can read"),
