@@ -123,7 +123,7 @@ def _generate(args: argparse.Namespace, command: str) -> int:
         job = Job(args, config, params, Unanswered(islice(rows, args.limit), output, force=force))
         summary = job.run(output)
     if args.summary is not None:
-        _write_json(args.summary, {**summary.as_dict(), **about})
+        _write_json(args.summary, {**summary.to_dict(), **about})
     if _is_stdout(args.output):
         print(summary.table(), file=sys.stderr)
     else:
@@ -235,7 +235,7 @@ class Job:
         ):
             for answer in ended:
                 if isinstance(answer, Answer):
-                    output.append(answer.as_dict())
+                    output.append(answer.to_dict())
                     self._answered += 1
                 else:
                     self._fail(answer, bar)
