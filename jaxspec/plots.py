@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 from jaxspec.engine import AcceptanceStats, Generation
 from jaxspec.engine.show import COLOURS
 from jaxspec.errors import optional
+from jaxspec.inspection import COLOURS as FATES
+from jaxspec.inspection import Step
 
 if TYPE_CHECKING:  # imports slowly, and need not be installed
     from matplotlib.axes import Axes
@@ -253,6 +255,51 @@ def token_strip(answer: Generation, ax: "Axes | None" = None, *, width: int = 84
     return ax
 
 
+def step_probabilities(step: Step, *, most: int = 5) -> "list[Axes]":
+    """What the drafter and the target find likely at each place of a step, side by side.
+
+    The target's bars are full and the drafter's thin; the colour says what became of the draft, and the draft
+    and the target's own token are set in bold.
+
+    Args:
+      step: of `jaxspec.inspect_steps`.
+      most: tokens of either side.
+
+    Returns:
+      The axes of the places, a figure of their own: the K' drafts, and what follows them.
+
+    Raises:
+      ModuleNotFoundError: matplotlib is not installed.
+    """
+    pyplot = optional("matplotlib.pyplot", extra="plots")
+    places = len(step.draft_tokens) + 1
+    longest = max(len(step.candidates(place, most)) for place in range(places))
+    size = (2.5 * places, 0.9 + 0.34 * longest)
+    figure, grid = pyplot.subplots(1, places, figsize=size, layout="constrained", squeeze=False)
+    figure.set_facecolor(pyplot.rcParams["axes.facecolor"])
+    for place, (ax, fate) in enumerate(zip(grid[0], step.fates, strict=True)):
+        rows = step.candidates(place, most)
+        colour = FATES[fate]
+        for row, found in enumerate(rows):
+            ax.barh(row - 0.16, found["target"], height=0.42, color=colour)
+            if found["draft"] is not None:
+                ax.barh(row + 0.22, found["draft"], height=0.22, color=colour, alpha=0.45)
+        labels = [_printable(found["text"]) for found in rows]
+        ax.set_yticks(range(len(rows)), labels, family="monospace", parse_math=False)
+        for label, found in zip(ax.get_yticklabels(), rows, strict=True):
+            label.set_fontweight("bold" if found["is_draft"] or found["is_own"] else "normal")
+        title = f"draft {place}" if place < places - 1 else "after the drafts"
+        ax.set_title(f"{title}, {fate}", loc="left", fontsize="medium")
+        ax.set_xlim(0, 1)
+        ax.set_xticks([0, 0.5, 1], ["0", "½", "1"])
+        ax.set_ylim(longest - 0.4, -0.6)
+        ax.tick_params(axis="y", length=0)
+        ax.grid(axis="x", alpha=0.25)
+        ax.set_axisbelow(True)
+        ax.spines[["top", "right"]].set_visible(False)
+    return list(grid[0])
+
+
 def acceptance(result: Result) -> dict[str, Any]:
     """`acceptance_length`, `acceptance_per_position` and `conditional_acceptance` of any result.
 
@@ -307,8 +354,7 @@ def _lay_out(answer: Generation, width: int, most: int) -> list[tuple[int, int, 
     row = column = last = 0
     parts = zip(answer.token_texts[:most], answer.token_sources, answer.token_steps, strict=False)
     for text, source, step in parts:
-        shown = "".join(c if c.isprintable() else "⏎" if c == "\n" else "·" for c in text) or "·"
-        shown = shown[: width - 1]
+        shown = _printable(text)[: width - 1]
         column += step != last and column > 0
         if column + len(shown) > width:
             row, column = row + 1, 0
@@ -317,6 +363,10 @@ def _lay_out(answer: Generation, width: int, most: int) -> list[tuple[int, int, 
         if text.endswith("\n"):
             row, column = row + 1, 0
     return cells
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "⏎" if c == "\n" else "·" for c in text) or "·"
 
 
 def _named(results: Result | Mapping[str, Result]) -> Mapping[str, Result]:

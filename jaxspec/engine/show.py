@@ -30,8 +30,7 @@ def stats(stats: "AcceptanceStats") -> str:
     rows = zip(stats.acceptance_per_position, stats.conditional_acceptance, strict=True)
     bars = "".join(
         f"<tr><td>{position}</td><td>{rate:.2f}</td>"
-        f'<td style="text-align:left"><div style="width:{120 * rate:.0f}px;height:0.8em;'
-        f'background:{COLOURS["accepted"]}"></div></td><td>{conditional:.2f}</td></tr>'
+        f"<td>{bar(rate, COLOURS['accepted'], width=120)}</td><td>{conditional:.2f}</td></tr>"
         for position, (rate, conditional) in enumerate(rows)
     )
     head = "<tr><th>position</th><th>accepted</th><th></th><th>of those reached</th></tr>"
@@ -72,3 +71,8 @@ def token(text: str, source: str, title: str) -> str:
         f'<span title="{escape(title)}" style="background:{colour}40;border-bottom:2px solid {colour};'
         f'margin-right:1px">{escape(text.translate(_BREAKS)) or "·"}</span>'
     )
+
+
+def bar(share: float, colour: str, *, width: int = 80) -> str:
+    """A bar as long as a share of `width` pixels."""
+    return f'<div style="width:{width * share:.0f}px;height:0.8em;background:{colour}"></div>'
