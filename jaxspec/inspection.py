@@ -95,7 +95,9 @@ class Step:
         return self.tokenizer.decode([token], skip_special_tokens=False)
 
     def candidates(self, place: int, most: int = 5) -> list[dict[str, Any]]:
-        """The tokens that either side finds likeliest at a place, the target's likeliest first.
+        """The tokens that either side finds likeliest at a place, the draft and the target's own among them.
+
+        The target's likeliest comes first.
 
         Args:
           place: 0 to K' - 1 for the drafts; K' for what follows the last, which has no draft.
@@ -107,6 +109,8 @@ class Step:
         likely = [*_largest(target, most), *(_largest(drafted, most) if is_draft else ())]
         if is_draft:
             likely.append(self.draft_tokens[place])
+        if place == self.num_accepted:
+            likely.append(self.token)
         return [
             {
                 "place": place,

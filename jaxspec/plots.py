@@ -258,8 +258,8 @@ def token_strip(answer: Generation, ax: "Axes | None" = None, *, width: int = 84
 def step_probabilities(step: Step, *, most: int = 5) -> "list[Axes]":
     """What the drafter and the target find likely at each place of a step, side by side.
 
-    The target's bars are full and the drafter's thin; the colour says what became of the draft, and the draft
-    and the target's own token are set in bold.
+    The colour says what became of the draft. An accepted draft has a tick, a rejected one a cross, and the
+    target's own token an arrow.
 
     Args:
       step: of `jaxspec.inspect_steps`.
@@ -281,22 +281,24 @@ def step_probabilities(step: Step, *, most: int = 5) -> "list[Axes]":
         rows = step.candidates(place, most)
         colour = FATES[fate]
         for row, found in enumerate(rows):
-            ax.barh(row - 0.16, found["target"], height=0.42, color=colour)
+            ax.barh(row - 0.16, found["target"], height=0.42, color=colour, label="target")
             if found["draft"] is not None:
-                ax.barh(row + 0.22, found["draft"], height=0.22, color=colour, alpha=0.45)
-        labels = [_printable(found["text"]) for found in rows]
+                ax.barh(row + 0.22, found["draft"], height=0.22, color=colour, alpha=0.45, label="drafter")
+        labels = [_printable(found["text"]) + _mark(found) for found in rows]
         ax.set_yticks(range(len(rows)), labels, family="monospace", parse_math=False)
         for label, found in zip(ax.get_yticklabels(), rows, strict=True):
             label.set_fontweight("bold" if found["is_draft"] or found["is_own"] else "normal")
         title = f"draft {place}" if place < places - 1 else "after the drafts"
         ax.set_title(f"{title}, {fate}", loc="left", fontsize="medium")
         ax.set_xlim(0, 1)
-        ax.set_xticks([0, 0.5, 1], ["0", "½", "1"])
+        ax.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
         ax.set_ylim(longest - 0.4, -0.6)
         ax.tick_params(axis="y", length=0)
         ax.grid(axis="x", alpha=0.25)
         ax.set_axisbelow(True)
         ax.spines[["top", "right"]].set_visible(False)
+    handles = dict(zip(*reversed(grid[0][0].get_legend_handles_labels()), strict=True))
+    grid[0][0].legend(handles.values(), handles.keys(), loc="lower right", frameon=False, fontsize="small")
     return list(grid[0])
 
 
@@ -367,6 +369,12 @@ def _lay_out(answer: Generation, width: int, most: int) -> list[tuple[int, int, 
 
 def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "⏎" if c == "\n" else "·" for c in text) or "·"
+
+
+def _mark(candidate: Mapping[str, Any]) -> str:
+    if candidate["is_accepted"]:
+        return " ✓"
+    return (" ✗" if candidate["is_draft"] else "") + (" ←" if candidate["is_own"] else "")
 
 
 def _named(results: Result | Mapping[str, Result]) -> Mapping[str, Result]:

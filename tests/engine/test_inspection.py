@@ -1,12 +1,19 @@
 """Steps driven from Python are those of the compiled loop, and show what these keep to themselves."""
 
+from functools import partial
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from test_generation import Text
 
 import jaxspec
 from jaxspec import plots
-from jaxspec.inspection import PHASES, inspect_steps
+from jaxspec.engine.step import draft, engine_step
+from jaxspec.inspection import PHASES, _Run, inspect_steps
+from jaxspec.sampling import SamplingMode
 
 SAMPLINGS = {
     "greedy": {},
@@ -35,6 +42,27 @@ def test_tokens_and_acceptance_are_those_of_the_compiled_loop(tiny_engines, prom
         tokens = [token for step in inspected.steps for token in step.tokens]
         assert tokens == expected.token_ids[1:]
         assert [(len(s.draft_tokens), s.num_accepted) for s in inspected.steps] == expected.verified
+
+
+def test_every_step_leaves_what_the_compiled_one_leaves(tiny_engines, prompts):
+    """Drafts, the slot and both caches; of a head whose drafts are noise, so that all it is given shows."""
+    engine = tiny_engines.load("random eagle3", 3)
+    params = jaxspec.SamplingParams(max_new_tokens=12, temperature=1.5, seed=2)
+    request = engine.make_request(prompts[1], params)
+    run = _Run(engine, request)
+    run.read_prompt()
+    models, settings, mode = run.phases.models, engine.programs.settings, SamplingMode.TEMPERATURE
+    proposing = nnx.jit(partial(draft, mode=mode))
+    whole = nnx.jit(partial(engine_step, pieces=None, settings=settings, mode=mode))
+    while request.finish_reason is None:
+        state = jax.tree.map(jnp.copy, run.state)
+        proposal, _ = proposing(models, state, run.served)
+        state, output = whole(models, state, run.served)
+        did = run.step()
+        assert did.draft_tokens == proposal.tokens[0].tolist()
+        assert did.tokens == output.emitted.tokens[0, : len(did.tokens)].tolist()
+        assert did.num_accepted == int(output.emitted.accepted[0])
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), run.state, state)
 
 
 @pytest.mark.parametrize("name", ["eagle3", "near", "ngram"])
@@ -93,7 +121,7 @@ def test_candidates(tiny_engines, prompts):
     assert [row["target"] for row in rows] == sorted((row["target"] for row in rows), reverse=True)
     assert sum(row["is_draft"] for row in rows) == 1
     assert step.candidates(3)[0]["draft"] is None
-    own = [row for place in range(4) for row in step.candidates(place) if row["is_own"]]
+    own = [row for place in range(4) for row in step.candidates(place, most=0) if row["is_own"]]
     assert [row["token_id"] for row in own] == [step.token]
     frame = step.to_pandas(most=2)
     assert list(frame["place"].unique()) == [0, 1, 2, 3]
