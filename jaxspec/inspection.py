@@ -75,8 +75,8 @@ class Step:
     position: int
     last_token: int
     draft_tokens: list[int]
-    draft_probabilities: np.ndarray
-    target_probabilities: np.ndarray
+    draft_probabilities: np.ndarray = field(repr=False)
+    target_probabilities: np.ndarray = field(repr=False)
     num_accepted: int
     token: int
     tokens: list[int]

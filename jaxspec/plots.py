@@ -181,7 +181,7 @@ def time_by_phase(
             if phase not in labelled:
                 bar.set_label(phase)
                 labelled.add(phase)
-            if time > 0.06 * widest:
+            if time > 0.08 * widest:
                 ax.annotate(
                     f"{time:.3g}",
                     (left + time / 2, row),
@@ -198,7 +198,15 @@ def time_by_phase(
     ax.grid(axis="x", alpha=0.25)
     ax.set_axisbelow(True)
     ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(len(kinds), 5), frameon=False)
+    ax.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        ncols=min(len(kinds), 4),
+        frameon=False,
+        fontsize="small",
+        handlelength=1.0,
+        columnspacing=1.2,
+    )
     return ax
 
 
@@ -258,8 +266,8 @@ def token_strip(answer: Generation, ax: "Axes | None" = None, *, width: int = 84
 def step_probabilities(step: Step, *, most: int = 5) -> "list[Axes]":
     """What the drafter and the target find likely at each place of a step, side by side.
 
-    The colour says what became of the draft. An accepted draft has a tick, a rejected one a cross, and the
-    target's own token an arrow.
+    The colour says what became of the draft. An accepted draft has a tick, a rejected one a cross, one that
+    was not reached dots, and the target's own token an arrow.
 
     Args:
       step: of `jaxspec.inspect_steps`.
@@ -284,7 +292,7 @@ def step_probabilities(step: Step, *, most: int = 5) -> "list[Axes]":
             ax.barh(row - 0.16, found["target"], height=0.42, color=colour, label="target")
             if found["draft"] is not None:
                 ax.barh(row + 0.22, found["draft"], height=0.22, color=colour, alpha=0.45, label="drafter")
-        labels = [_printable(found["text"]) + _mark(found) for found in rows]
+        labels = [_printable(found["text"]) + _mark(found, fate) for found in rows]
         ax.set_yticks(range(len(rows)), labels, family="monospace", parse_math=False)
         for label, found in zip(ax.get_yticklabels(), rows, strict=True):
             label.set_fontweight("bold" if found["is_draft"] or found["is_own"] else "normal")
@@ -371,10 +379,9 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "⏎" if c == "\n" else "·" for c in text) or "·"
 
 
-def _mark(candidate: Mapping[str, Any]) -> str:
-    if candidate["is_accepted"]:
-        return " ✓"
-    return (" ✗" if candidate["is_draft"] else "") + (" ←" if candidate["is_own"] else "")
+def _mark(candidate: Mapping[str, Any], fate: str) -> str:
+    draft = {"accepted": " ✓", "rejected": " ✗"}.get(fate, " …") if candidate["is_draft"] else ""
+    return draft + (" ←" if candidate["is_own"] else "")
 
 
 def _named(results: Result | Mapping[str, Result]) -> Mapping[str, Result]:

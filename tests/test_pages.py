@@ -1,14 +1,22 @@
 """What README and docs/ say that a computer can check: links, code, and tables of what there is."""
 
+import importlib
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import matplotlib
 import pytest
+from matplotlib import pyplot
 
 import jaxspec
+from jaxspec import lossless
 from jaxspec.drafters.registry import KINDS
 from jaxspec.models.registry import FAMILIES
+
+matplotlib.use("agg")
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -63,6 +71,47 @@ def test_links_are_found():
 def test_every_page_is_reached_from_the_first():
     reached = links(ROOT / "docs" / "index.md")
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} <= set(reached)
+
+
+@pytest.mark.parametrize("page", ["serving.md", "experiments.md"])
+def test_code_runs(page, tiny_config, monkeypatch, tmp_path, capsys):
+    """On the tiny model."""
+    load = jaxspec.load
+    options = {"progress": False, "max_model_len": 64}
+
+    def tiny(model, **given):
+        return load(tiny_config, **options | given)
+
+    monkeypatch.setattr(jaxspec, "load", tiny)
+    monkeypatch.setattr(lossless, "load", tiny)
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    assert blocks
+    module = {"__name__": "page"}
+    for block in blocks:
+        exec(compile(block, page, "exec"), module)
+    pyplot.close("all")
+    assert capsys.readouterr().out
+
+
+def test_the_reference_has_every_public_name():
+    named = set()
+    for page in (ROOT / "docs" / "api").glob("*.md"):
+        for path in re.findall(r"^::: ([\w.]+)$", page.read_text("utf-8"), flags=re.MULTILINE):
+            try:
+                named.update(vars(importlib.import_module(path)))
+            except ModuleNotFoundError:
+                named.add(path.rpartition(".")[2])
+    assert set(jaxspec.__all__) <= named
+
+
+def test_the_site_builds(tmp_path):
+    """Strictly: a warning, a link or an anchor that leads nowhere and a name that is not there fail it."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "api" / "jaxspec" / "index.html").exists()
 
 
 def test_every_shipped_configuration_is_listed():

@@ -38,14 +38,14 @@ class MetricsFile:
 
 def plot_accuracy(rows: list[dict[str, Any]], path: Path) -> None:
     """Draws accuracy per draft position against tokens seen, as PNG: training thin, validation thick."""
-    import matplotlib
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    # Not pyplot's: which backend that has is the caller's business.
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
     num_steps = len(rows[0]["accuracy"]) if rows else 0
-    colours = pyplot.get_cmap("viridis")
+    colours = colormaps["viridis"]
     for k in range(num_steps):
         colour = colours(k / max(num_steps, 1))
         for kind, width, alpha in (("train", 0.8, 0.35), ("validation", 2.0, 1.0)):
@@ -60,4 +60,3 @@ def plot_accuracy(rows: list[dict[str, Any]], path: Path) -> None:
     if axes.get_legend_handles_labels()[0]:
         axes.legend(title="validation", fontsize="small", ncols=2)
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
