@@ -44,11 +44,16 @@ class Running:
             active=jnp.ones_like(self.state.active),
         )
 
-    def dispatch(self) -> Emitted:
-        """Enqueues one dispatch."""
+    def dispatch(self) -> jax.Array:
+        """Enqueues one dispatch; returns what comes out of it, for `read`."""
         self.state, output = self.programs.dispatch(self.state, self.served, None, size=self.size)
-        assert output.emitted is not None
-        return output.emitted
+        return output
+
+    def read(self, output: jax.Array) -> Emitted:
+        """What a dispatch emitted."""
+        emitted = self.programs.read(output, size=self.size).emitted
+        assert emitted is not None
+        return emitted
 
 
 def start(
