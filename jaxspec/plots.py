@@ -201,7 +201,7 @@ def time_by_phase(
     ax.legend(
         loc="lower left",
         bbox_to_anchor=(0, 1.0),
-        ncols=min(len(kinds), 4),
+        ncols=min(len(kinds), 5),
         frameon=False,
         fontsize="small",
         handlelength=1.0,
