@@ -1,7 +1,7 @@
 """A request on its way through the engine, and the generation it ends as."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,6 +39,13 @@ class AcceptanceStats:
     drafted: int = 0
     accepted: int = 0
     accepted_at: list[int] = field(default_factory=list)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "AcceptanceStats":
+        """The counts that `to_dict` was made of."""
+        draft_steps = values["draft_steps"]
+        accepted_at = [round(rate * draft_steps) for rate in values["acceptance_per_position"]]
+        return cls(values["steps"], draft_steps, values["drafted"], values["accepted"], accepted_at)
 
     def add_step(self, drafted: int, accepted: int) -> None:
         """Counts one target pass."""
@@ -142,6 +149,10 @@ class Generation:
     error: str | None = None
     verified: list[tuple[int, int]] = field(default_factory=list)
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process gets: all but the tokenizer, which is larger than any answer."""
+        return {**vars(self), "tokenizer": None}
 
     @property
     def token_sources(self) -> list[TokenSource]:

@@ -1,6 +1,7 @@
 """What an answer says of its tokens: where each is from, and how it looks in a notebook and in a table."""
 
 import json
+import pickle
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -145,6 +146,15 @@ def test_a_notebook_shows_statistics(shown):
     assert "01.001.00" in page.text
     assert "10.500.50" in page.text
     assert Text(AcceptanceStats()._repr_html_()).tags == {"div", "b"}
+
+
+def test_another_process_gets_it_without_the_tokenizer(shown):
+    """Replicas send their answers through a socket."""
+    assert shown.tokenizer is not None
+    sent = pickle.loads(pickle.dumps(shown))
+    assert sent == shown
+    assert sent.tokenizer is None
+    assert sent.token_texts == [str(token) for token in shown.token_ids]
 
 
 def test_equal_answers_are_equal_whatever_reads_them(shown):
