@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 from bench_generate import PROMPTS, read_prompts
 
@@ -28,7 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
         for name in args.names:
             results[Path(name).stem if name.endswith(".json") else name] = _result(name, prompts, args)
         ax = plots.acceptance_per_position(results if len(results) > 1 else next(iter(results.values())))
-        ax.figure.savefig(args.output, dpi=150)
+        # An axes of a figure of its own.
+        cast(Any, ax.figure).savefig(args.output, dpi=150)
     except (ValueError, OSError, ImportError) as error:
         return report(error)
     for name, result in results.items():
