@@ -436,7 +436,7 @@ class Scheduler:
     def _commit_step(self, running: Running, step: SlotStep) -> None:
         request = running.request
         if step.tokens:
-            request.stats.add_step(step.drafted, step.accepted)
+            request.add_step(step.drafted, step.accepted)
             request.append(step.tokens, ended=step.done and not step.failed)
             self._keep(running)
         if step.failed:
