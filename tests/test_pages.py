@@ -108,7 +108,7 @@ def test_the_reference_has_every_public_name():
 
 def test_the_site_builds(tmp_path):
     """Strictly: a warning, a link or an anchor that leads nowhere and a name that is not there fail it."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "api" / "jaxspec" / "index.html").exists()
