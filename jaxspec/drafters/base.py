@@ -77,7 +77,8 @@ class Target(Protocol):
         ...
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """f32[..., V] of hidden states after the final norm [..., M]."""
+        """f32[..., V] of hidden states after the final norm [..., M]; where the rows of V are split over
+        devices, this one's part."""
         ...
 
 
@@ -143,7 +144,7 @@ class Proposal:
       tokens: i32[B, K], ids of the target's vocabulary.
       count: i32[B], how many of them are real.
       logits: f32[B, K, W], already divided by the temperature, such that softmax is exactly what each
-        draft was drawn from; None where the drafts are one-hot.
+        draft was drawn from, or this device's part of W; None where the drafts are one-hot.
     """
 
     tokens: jax.Array

@@ -6,8 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
-from jaxspec_kernels.paged_attention import paged_attention
 
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.checkpoints.cache import home_path
@@ -55,7 +53,7 @@ def load(
     parse_modes(sampling_modes)
     check_gpu_packages()
     target_source = config.target
-    mesh = _mesh(config.engine.tensor_parallel)
+    mesh = make_mesh(config.engine.tensor_parallel)
     checkpoint = open_checkpoint(target_source.source, file=target_source.file, sha256=target_source.sha256)
     limit = target_config(checkpoint).max_position_embeddings
     dtype = jnp.dtype(config.engine.resolve(backend=jax.default_backend(), model_limit=limit).dtype)
@@ -110,20 +108,6 @@ def generate(
     mode = required_mode(params)
     loaded = load(model, drafter=drafter, sampling_modes=(mode,), progress=progress, **sizes)
     return loaded.generate(prompts, params, raw=raw)
-
-
-def _mesh(num_devices: int) -> Mesh:
-    """The mesh of the engine's devices.
-
-    Raises:
-      ConfigError: several devices, and kernels that XLA cannot split over them.
-    """
-    if num_devices > 1 and paged_attention.why_not("triton") is None:
-        raise ConfigError(
-            f"engine.tensor_parallel is {num_devices}: the Triton kernels run on one device; "
-            "uninstall jax-triton to split the model over several with XLA alone"
-        )
-    return make_mesh(num_devices)
 
 
 def resolve_config(model: str | Path) -> Config:
