@@ -31,14 +31,15 @@ def make_mesh(num_devices: int = 1) -> Mesh:
     return Mesh(np.asarray(devices[:num_devices]), (MESH_AXIS,))
 
 
-def sharding(mesh: Mesh, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> NamedSharding:
-    """The sharding of an array with these logical axes.
+def sharding(mesh: Mesh, axes: tuple[str | None, ...] | None, shape: tuple[int, ...]) -> NamedSharding:
+    """The sharding of an array with these logical axes; whole on every device for None.
 
     Of the axes that may be split, the first in the table's order that divides evenly is: a mesh axis splits
     one axis of an array. One that does not divide stays whole: a model with three key/value heads on two
     devices keeps its attention on both.
     """
-    spec: list[str | None] = [None] * len(axes)
+    axes = axes or (None,) * len(shape)
+    spec: list[str | None] = [None] * len(shape)
     for axis, over in AXIS_TO_MESH.items():
         for i in (i for i, name in enumerate(axes) if name == axis):
             if over in mesh.shape and over not in spec and _divides(mesh.shape[over], axis, shape[i]):
@@ -65,7 +66,9 @@ def bytes_by_device(array: jax.Array) -> int:
     return math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
 
 
-def on_shards(program: Callable[..., Any], mesh: Mesh, places: tuple[Any, ...], out: Any) -> Callable[..., Any]:
+def on_shards(
+    program: Callable[..., Any], mesh: Mesh, places: tuple[Any, ...], out: Any
+) -> Callable[..., Any]:
     """`program` as one that takes and returns whole arrays, and itself sees what a device has of each.
 
     This is the only way to a program over several devices. Kernels cannot be split by XLA, so none runs

@@ -199,6 +199,8 @@ class Drafter(nnx.Module):
       capture: the target's hidden states that `refresh` reads: i is the stream before layer i.
       hidden_size: M', the width of what `refresh` returns.
       trained_length: positions that its weights were made for; None where it has none.
+      is_split: its weights and caches are split over several devices as the target's are; otherwise they are
+        whole on each, and drafting needs nothing from the others.
     """
 
     title: ClassVar[str] = "a drafter"
@@ -208,6 +210,7 @@ class Drafter(nnx.Module):
     capture: tuple[int, ...] = ()
     hidden_size: int = 0
     trained_length: int | None = None
+    is_split: bool = True
 
     def __init__(self, *, num_speculative_tokens: int, probabilistic: bool = True):
         self.num_speculative_tokens, self.probabilistic = num_speculative_tokens, probabilistic

@@ -165,7 +165,18 @@ def verify_and_commit(
     next_tokens, ends, emitted, first = [], [], None, None
     if proposal is not None:
         judged = logits[: giving[0].size].reshape(*giving[0].shape, -1)
-        emitted, accepted = accept(judged, state, served, proposal, models, settings=settings, mode=mode)
+        if mode is not SamplingMode.GREEDY:
+            judged, proposal = _whole_rows(judged, proposal, models)
+        emitted, accepted = accept(
+            judged,
+            state,
+            served,
+            proposal,
+            drafter,
+            settings=settings,
+            mode=mode,
+            vocab_size=target.config.vocab_size,
+        )
         valid = state.active[:, None] & (jnp.arange(judged.shape[1]) <= accepted[:, None]) & (not is_plain)
         blocks[0] = replace(blocks[0], valid=valid)
         next_tokens.append(emitted.tokens)
@@ -194,24 +205,18 @@ def accept(
     state: EngineState,
     served: Served,
     proposal: Proposal,
-    models: Models,
+    drafter: Drafter,
     *,
     settings: StepSettings,
     mode: SamplingMode | None,
+    vocab_size: int,
 ) -> tuple[Emitted, jax.Array]:
     """Judges the drafts by the target's logits [b, K+1, V]: what is emitted, and drafts accepted i32[b].
 
-    Logits may be this device's part of V. Greedy decoding asks for no more than their maxima; for sampling
-    they are put together, and so are the drafts': then sums over the vocabulary round as on one device.
+    In `GREEDY` the logits may be this device's part of V, `vocab_size`.
     """
     assert mode is not None
-    drafts, draft_logits, draft_vocab = proposal.tokens, proposal.logits, models.drafter.draft_vocab
-    vocab_size = models.target.config.vocab_size
-    if mode > SamplingMode.GREEDY:
-        logits = all_parts(logits, split_over(logits.shape[-1], vocab_size))
-        if draft_logits is not None:
-            width = vocab_size if draft_vocab is None else draft_vocab.target_ids.size
-            draft_logits = all_parts(draft_logits, split_over(draft_logits.shape[-1], width))
+    drafts = proposal.tokens
     index = jnp.arange(drafts.shape[1] + 1, dtype=jnp.int32)[None, :]
     judge = verify
     if settings.synthetic_acceptance_length is not None and drafts.shape[1]:
@@ -221,8 +226,8 @@ def accept(
         logits,
         drafts,
         proposal.count,
-        draft_logits,
-        draft_vocab,
+        proposal.logits,
+        drafter.draft_vocab,
         served.sampling,
         state.length[:, None] + index,
         mode=mode,
@@ -252,6 +257,21 @@ def accept(
         failed=failed,
     )
     return emitted, accepted
+
+
+def _whole_rows(logits: jax.Array, proposal: Proposal, models: Models) -> tuple[jax.Array, Proposal]:
+    """The target's logits [b, K+1, V] and the drafts' with the parts of all devices.
+
+    Greedy decoding asks for no more than maxima. Sampling sums over the vocabulary several times, and sums of
+    whole rows round as on one device: every device gets the few rows and computes the same.
+    """
+    vocab_size, draft_vocab = models.target.config.vocab_size, models.drafter.draft_vocab
+    logits = all_parts(logits, split_over(logits.shape[-1], vocab_size))
+    if proposal.logits is None:
+        return logits, proposal
+    width = vocab_size if draft_vocab is None else draft_vocab.target_ids.size
+    drawn_from = all_parts(proposal.logits, split_over(proposal.logits.shape[-1], width))
+    return logits, replace(proposal, logits=drawn_from)
 
 
 def sample_first(logits: jax.Array, served: Served, pieces: Pieces) -> FirstTokens:

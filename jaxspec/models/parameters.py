@@ -4,7 +4,7 @@ Initialisation, loading, sharding and export all follow from the declaration.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
@@ -161,6 +161,23 @@ class HeadRows:
         return whole.reshape(self.heads, self.rows, self.in_width)
 
 
+@dataclass(frozen=True)
+class Initial:
+    """The initial value of a parameter; its fields are arguments of `parameter`."""
+
+    init: str
+    fan_in: int
+    shape: tuple[int, ...]
+    dtype: jnp.dtype
+
+    def __call__(self, key: Callable[[], jax.Array]) -> jax.Array:
+        if self.init == "normal":
+            value = jax.random.normal(key(), self.shape, jnp.float32) * self.fan_in**-0.5
+        else:
+            value = {"ones": jnp.ones, "zeros": jnp.zeros}[self.init](self.shape, jnp.float32)
+        return value.astype(self.dtype)
+
+
 class Buffer(nnx.Variable):
     """An array that comes with the weights but is not trained: an index table."""
 
@@ -187,11 +204,8 @@ def parameter(
       fan_in: inputs that one output sums over.
     """
     assert len(axes) == len(shape), (axes, shape)
-    if init == "normal":
-        value = jax.random.normal(rngs.params(), shape, jnp.float32) * fan_in**-0.5
-    else:
-        value = {"ones": jnp.ones, "zeros": jnp.zeros}[init](shape, jnp.float32)
-    return nnx.Param(value.astype(dtype), axes=axes, source=source)
+    initial = Initial(init, fan_in, shape, dtype)
+    return nnx.Param(initial(rngs.params), axes=axes, source=source, initial=initial)
 
 
 def bias_parameter(
