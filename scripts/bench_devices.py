@@ -4,8 +4,8 @@
 
 Parts, each in a process of its own, so that one that fails costs no other:
 
-    check          small random networks of several families, drafters and kinds of attention in float32: greedy
-                   and sampled tokens over the devices and on one
+    check          small random networks of several families, drafters and kinds of attention in float32:
+                   greedy and sampled tokens over the devices and on one
     llama3-8b      the step of bench_step.py on one device and over all, at batch 1, 8 and 32
     gpt-oss-20b    the same at batch 1 and 32
     llama3-70b     over the devices alone, at batch 1 and 8

@@ -5,8 +5,8 @@
         [--json FILE]
 
 The weights are random and the acceptance is synthetic, so the text is worthless and the work is real. Times
-are of dispatches enqueued back to back; the median of several runs over the whole answer. Over several devices
-bytes are those of one, so that "share" is the floor's part of the time; memory is each device's.
+are of dispatches enqueued back to back; the median of several runs over the whole answer. Over several
+devices bytes are those of one, so that "share" is the floor's part of the time; memory is each device's.
 """
 
 import argparse

@@ -38,5 +38,5 @@ reads as much of every one, or, where that does not divide, a part of the expert
 """
 
 AXIS_UNIT: Mapping[str, int] = {"expert_inner": 32, "vocab": 2}
-"""What a device has of an axis is a multiple of this, 1 where nothing is said: experts in MXFP4 have blocks of
-32 inputs, and a word of random bits belongs to two tokens."""
+"""What a device has of an axis is a multiple of this, 1 where nothing is said: experts in MXFP4 have blocks
+of 32 inputs, and a word of random bits belongs to two tokens."""

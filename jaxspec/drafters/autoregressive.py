@@ -38,7 +38,8 @@ class DraftState:
     Attributes:
       hidden: [B, M'], what the next step reads.
       tokens: i32[B, K], ids of the draft vocabulary, filled up to the current column.
-      logits: f32[B, K, W], what each was drawn from, or this device's part of W; None where drafts are the most likely tokens.
+      logits: f32[B, K, W], what each was drawn from, or this device's part of W; None where drafts are the
+        most likely tokens.
       cache: the drafter's layers.
     """
 

@@ -34,8 +34,8 @@ def gumbel_sample(
       tokens: i32[B, K].
       processed: f32[B, K, V], or None: every row is greedy (`temperature` is not read, no noise drawn).
       purpose: the random stream.
-      axis: the mesh axis that the vocabulary is split over, `logits` and `processed` being this device's part,
-        of an even size; the tokens are those of the whole. None for all of it.
+      axis: the mesh axis that the vocabulary is split over, `logits` and `processed` being this device's
+        part, of an even size; the tokens are those of the whole. None for all of it.
 
     Returns:
       (tokens, processed) with column `step` replaced.

@@ -15,8 +15,8 @@ from jaxspec.drafters.eagle1 import Eagle1, Eagle1Config
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config, default_capture
 from jaxspec.drafters.mtp import Mtp
 from jaxspec.drafters.none import NoDrafter
-from jaxspec.engine.step import Models
 from jaxspec.drafters.vocabulary import vocabulary_buffers
+from jaxspec.engine.step import Models
 from jaxspec.models.loading import make_target
 from jaxspec.models.packed_weights import keeps_packed
 from jaxspec.sharding import make_mesh

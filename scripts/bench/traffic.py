@@ -14,7 +14,8 @@ _ONCE = ("fc", "input_norm", "feature_norms")
 
 
 def weight_bytes(models: Models, *, batch_size: int) -> int:
-    """Bytes of weights that one step reads on each device; of a token embedding it reads a few rows, which do not count.
+    """Bytes of weights that one step reads on each device; a token embedding, of which it reads a few rows,
+    does not count.
 
     Of a layer's routed experts it reads those that some row chose; as many as are expected of a router that
     favours none.
