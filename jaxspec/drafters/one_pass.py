@@ -26,7 +26,7 @@ class OnePassDrafter(Drafter):
     def block_logits(
         self, target: Target, context: Context, cache: tuple[LayerCache, ...]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        """Logits f32[B, K, W] of all drafts, or this device's part of W, the draft vocabulary; and the cache."""
+        """Logits f32[B, K, W] of all drafts, or this device's part of W, and the cache."""
 
     def to_target(self, tokens: jax.Array) -> jax.Array:
         """Target ids of draft ids."""
