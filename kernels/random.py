@@ -91,7 +91,7 @@ def bits(keys: jax.Array, n: int, first: jax.Array | None = None) -> jax.Array:
 
 
 def uniform(keys: jax.Array, n: int, first: jax.Array | None = None) -> jax.Array:
-    """Draws f32[..., n] from the open interval (0, 1): (bits + 0.5) / 2^32, kept below 1; `first`: see `bits`."""
+    """Draws f32[..., n] from the open interval (0, 1): (bits + 0.5) / 2^32, below 1; `first`: see `bits`."""
     draw = (bits(keys, n, first).astype(jnp.float32) + 0.5) * 2.0**-32
     return jnp.minimum(draw, 1.0 - 2.0**-24)
 
