@@ -10,7 +10,7 @@ Parts, each in a process of its own, so that one that fails costs no other:
     gpt-oss-20b    the same at batch 1 and 32
     llama3-70b     over the devices alone, at batch 1 and 8
     whole-drafter  llama3-8b and llama3-70b with all of the drafter on every device
-    flags          llama3-8b over the devices at batch 1 and 32, by each way of adding up that XLA and NCCL have
+    flags          llama3-8b over the devices, by each way of adding up that XLA and NCCL have
 
 XLA_FLAGS are passed on. "flags" is not among the parts that run where none are named.
 """
