@@ -11,13 +11,14 @@ random at a rate. No answer ends before its length.
 "ms" is from the first request handed over to the last answer complete, the median of the runs after one that
 warms up. "padding" is the share of computed prompt rows that were no token, "idle" the share of decoding
 slots that emitted nothing, "floor" the share of the time that it takes to read the weights once per step, and
-once per program for prompts, at the bandwidth of a copy.
+once per program for prompts, at the bandwidth of a copy. "wait" is between two pieces of one answer.
 """
 
 import argparse
 import json
 import shlex
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -27,6 +28,7 @@ import jax
 import jax.numpy as jnp
 from bench.load import run, summary
 from bench.shapes import SHAPES, build_models
+from bench.timeline import read_kernels, time_by_name
 from bench.traffic import copy_bandwidth, weight_bytes
 from bench.workloads import Asked, poisson, workloads
 from flax import nnx
@@ -43,7 +45,7 @@ from jaxspec.engine.step import Models
 from jaxspec.provenance import provenance
 from jaxspec.sampling import SamplingParams, required_mode
 
-_COLUMNS = "{:<16} {:>5} {:>8} {:>8} {:>10} {:>9} {:>8} {:>8} {:>7} {:>7} {:>8} {:>8} {:>6} {:>6}"
+_COLUMNS = "{:<16} {:>5} {:>8} {:>8} {:>10} {:>9} {:>8} {:>8} {:>7} {:>7} {:>7} {:>7} {:>8} {:>8} {:>6} {:>6}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,13 +67,26 @@ def _bench(args: argparse.Namespace, command: str) -> int:
         f"loaded in {load_seconds:.1f} s, copy {bandwidth / 1e12:.2f} TB/s"
     )
     names = ("requests", "prompt", "new", "ms", "tokens/s")
-    ranks = ("first 50", "99 ms", "token 50", "99 ms", "tok/step", "padding", "idle", "floor")
+    ranks = (
+        "first 50",
+        "99 ms",
+        "token 50",
+        "99 ms",
+        "wait",
+        "most ms",
+        "tok/step",
+        "padding",
+        "idle",
+        "floor",
+    )
     print(_COLUMNS.format("", *names, *ranks))
     rows = []
     for name, asked in _chosen(args, engine).items():
         row = {"name": name, **_measure(engine, asked, args, bandwidth)}
         rows.append(row)
         print(_line(row), flush=True)
+        if args.profile:
+            print(_profile(engine, asked, args), flush=True)
     if args.json:
         result = {
             **provenance(command, Path(__file__).parent),
@@ -135,7 +150,15 @@ def _chosen(args: argparse.Namespace, engine: Engine) -> dict[str, list[Asked]]:
     unknown = [name for name in args.only if name not in every]
     if unknown:
         raise CommandError(f"--only: {unknown[0]!r} is none of {', '.join(map(repr, every))}")
-    return {name: asked for name, asked in every.items() if name in args.only or not args.only}
+    return {
+        name: asked
+        for name, asked in every.items()
+        if name in args.only or (not args.only and (args.input or _fits(asked, engine)))
+    }
+
+
+def _fits(asked: list[Asked], engine: Engine) -> bool:
+    return all(len(request.prompt) + request.new_tokens <= engine.max_model_len for request in asked)
 
 
 def _prompts(args: argparse.Namespace) -> list[Any]:
@@ -159,7 +182,10 @@ def _measure(
     arrivals = poisson(len(asked), rate=args.rate, seed=args.seed)
     engine.programs.wait_compiled()
     try:
-        runs = [run(engine, asked, arrivals, args.params) for _ in range(args.repeats + 1)]
+        runs = [
+            run(engine, asked, arrivals, args.params, is_streamed=args.stream)
+            for _ in range(args.repeats + 1)
+        ]
     except ValueError as error:
         raise CommandError(error) from None
     programs = engine.programs
@@ -171,6 +197,24 @@ def _measure(
         prompt_bytes=weight_bytes(Models(models.target, NoDrafter()), batch_size=prompt_rows),
         bandwidth=bandwidth,
     )
+
+
+def _profile(engine: Engine, asked: list[Asked], args: argparse.Namespace) -> str:
+    """The kernels of one run, the longest first, and how much of it the device stood idle."""
+    arrivals = poisson(len(asked), rate=args.rate, seed=args.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            run(engine, asked, arrivals, args.params)
+        try:
+            kernels = read_kernels(Path(folder))
+        except ValueError as error:
+            raise CommandError(error) from None
+    busy = sum(kernel.end - kernel.begin for kernel in kernels)
+    whole = max(kernel.end for kernel in kernels) - kernels[0].begin
+    lines = [f"  {busy / 1e6:.1f} of {whole / 1e6:.1f} ms busy, {len(kernels)} kernels"]
+    for name, count, total in time_by_name(kernels)[: args.profile]:
+        lines.append(f"  {total / 1e6:9.2f} ms {count:7} x {total / count / 1e3:8.2f} us  {name[:90]}")
+    return "\n".join(lines)
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -189,6 +233,7 @@ def _line(row: dict[str, Any]) -> str:
         f"{row['tokens_per_second']:.0f}",
         *ranks(row["first_token_ms"]),
         *ranks(row["per_token_ms"]),
+        *(f"{row['wait_ms'][which]:.1f}" if row["wait_ms"] else "-" for which in ("p50", "most")),
         f"{row['tokens_per_step']:.2f}",
         share(row["padding_share"]),
         share(row["idle_share"]),
@@ -235,8 +280,14 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         metavar="NAME=VALUE",
         help="another field of the engine's configuration, as JSON",
     )
+    parser.add_argument(
+        "--stream", action="store_true", help="take answers piece by piece, and time the waits"
+    )
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="timed runs")
     parser.add_argument("--copy-bytes", type=int, default=1 << 31, help="size of the copy that is timed")
+    parser.add_argument(
+        "--profile", type=int, metavar="N", help="trace one more run on a GPU: its N longest kinds of kernel"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here too")
     args = parser.parse_args(arguments)
     if (args.config is None) == (args.shape is None):

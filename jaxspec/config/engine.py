@@ -17,7 +17,7 @@ class EngineConfig:
       num_pages: pages of the cache without page 0; None takes enough for every slot at max_model_len.
       prefix_caching: keep full pages of prompts and answers until their room is needed; a prompt that begins
         with the same tokens is read from there on.
-      prefill_chunk: C, the tokens that a prompt is cut into; None takes 64.
+      prefill_chunk: C, the tokens that a prompt is cut into; None takes 64 on the CPU and 32 elsewhere.
       prefill_rows: the most pieces of C tokens that one program for prompts reads, of one prompt or of
         several; there are programs for fewer, too. None takes 1 on the CPU, where rows cost what they cost in
         any company, and 2048 rows elsewhere.
@@ -26,8 +26,9 @@ class EngineConfig:
         elsewhere.
       slot_sizes: numbers of slots that there are decode programs for, beside batch_size: with fewer requests
         running than that, fewer rows are computed. None takes the powers of two.
-      steps_per_dispatch: S, engine steps run on the device per host round trip; None takes 1 on the CPU
-        and 4 elsewhere. Finished slots idle until the round trip ends.
+      steps_per_dispatch: S, engine steps run on the device per host round trip; None takes 1 on the CPU and
+        for weights of 4 GiB or more, whose steps take longer than what the host does between them, and 4
+        elsewhere. Finished slots idle until the round trip ends.
       dtype: "float32" or "bfloat16" for weights, activations and cache; None takes float32 on the CPU
         and bfloat16 elsewhere.
       cpu_activations: what rows are rounded to on a CPU for products with packed weights: "int8", which
@@ -81,8 +82,8 @@ class EngineConfig:
         if length is not None and not length >= 1.0:
             raise ConfigError(f"engine.synthetic_acceptance_length must be at least 1, not {length}")
 
-    def resolve(self, *, backend: str, model_limit: int) -> "ResolvedEngineConfig":
-        """Fills what was left open, for a backend ("cpu", "gpu") and a model of so many positions.
+    def resolve(self, *, backend: str, model_limit: int, weight_bytes: int = 0) -> "ResolvedEngineConfig":
+        """Fills what was left open, for a backend ("cpu", "gpu") and a model of so many positions and bytes.
 
         Raises:
           ConfigError: max_model_len is past the model's limit.
@@ -94,7 +95,8 @@ class EngineConfig:
                 f"engine.max_model_len {max_model_len} is past the model's limit of {model_limit}"
             )
         pages_per_slot = -(-max_model_len // self.page_size)
-        chunk = self.prefill_chunk or 64
+        chunk = self.prefill_chunk or (64 if on_cpu else 32)
+        steps = 1 if on_cpu or weight_bytes >= 1 << 32 else 4
         powers = tuple(1 << i for i in range(self.batch_size.bit_length()))
         return ResolvedEngineConfig(
             batch_size=self.batch_size,
@@ -106,7 +108,7 @@ class EngineConfig:
             prefill_rows=self.prefill_rows or (1 if on_cpu else max(2048 // chunk, 1)),
             rows_beside=(0 if on_cpu else 1024) if self.rows_beside is None else self.rows_beside,
             slot_sizes=powers if self.slot_sizes is None else tuple(self.slot_sizes),
-            steps_per_dispatch=self.steps_per_dispatch or (1 if on_cpu else 4),
+            steps_per_dispatch=self.steps_per_dispatch or steps,
             # XLA's bfloat16 products run at a twentieth of float32's speed on the CPU.
             dtype=self.dtype or ("float32" if on_cpu else "bfloat16"),
             draft_loop=self.draft_loop,

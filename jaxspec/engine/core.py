@@ -270,10 +270,10 @@ class EngineCore:
         else:
             counters.prompt_passes += 1
 
-    def _chunks_beside(self) -> int:
-        """The pieces that a decoding step can read of prompts, with what is compiled so far."""
+    def _chunks_beside(self) -> list[int]:
+        """The numbers of pieces that a decoding step can read of prompts, with what is compiled so far."""
         everyone = Size(self.config.batch_size, 1, max(self.modes), self._most_drafts)
-        return max((size.pieces for size in list(self.programs.compiled) if size.serves(everyone)), default=0)
+        return sorted(size.pieces for size in list(self.programs.compiled) if size.serves(everyone))
 
     def _mode_for(self, requests: Iterable[Request]) -> SamplingMode:
         """The least mode that was compiled and serves all of these."""
@@ -300,7 +300,7 @@ def program_sizes(
         Size(count, pieces, max(modes), k)
         for k in (drafts, *fewer[-1:])
         for count in (whole, *some)
-        for pieces in reversed(_up_to(config.rows_beside // config.prefill_chunk)[-4:])
+        for pieces in reversed(_up_to(config.rows_beside // config.prefill_chunk)[-5:])
     ]
     first = [prompts[-1], *(Size(whole, 0, mode, drafts) for mode in modes)]
     return first, [*beside[:1], *smaller[:1], *reversed(prompts[:-1]), *smaller[1:], *choices, *beside[1:]]

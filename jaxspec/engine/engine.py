@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 import jax
+from flax import nnx
 from jax.sharding import Mesh
 
 from jaxspec.checkpoints import Tokenizer
@@ -62,7 +63,9 @@ class Engine:
         """
         modes = parse_modes(sampling_modes)
         self.config = config.resolve(
-            backend=jax.default_backend(), model_limit=target.config.max_position_embeddings
+            backend=jax.default_backend(),
+            model_limit=target.config.max_position_embeddings,
+            weight_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(target))),
         )
         self.tokenizer = tokenizer
         self.eos_token_ids = tuple(eos_token_ids)

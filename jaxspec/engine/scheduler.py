@@ -169,8 +169,9 @@ class Scheduler:
       drafter_has_rows: the drafter caches rows or keeps a state, which plain decoding leaves behind.
       chunk: C, the most tokens of a chunk.
       most_chunks: of a dispatch for prompts alone.
-      chunks_beside: that one step reads beside the slots that decode; 0 where prompts are read between
-        dispatches that decode, `chunks_between` at a time.
+      chunks_beside: the numbers of chunks, ascending, that a step can read beside the slots that decode:
+        there are programs for them. Empty where prompts are read between dispatches that decode,
+        `chunks_between` at a time.
       prefix_caching: keep full pages.
       waiting: the queue.
       slots: what runs in each slot.
@@ -183,7 +184,7 @@ class Scheduler:
     tokens_per_step: int
     chunk: int
     most_chunks: int
-    chunks_beside: int = 0
+    chunks_beside: Sequence[int] = ()
     chunks_between: int = 8
     prefix_caching: bool = True
     choose: Callable[[Sequence[Running]], Choice] | None = None
@@ -218,7 +219,7 @@ class Scheduler:
         unread = [running for running in self.running if not running.is_read]
         dispatches = []
         if decoding and unread and self.chunks_beside:
-            dispatches.append(self._dispatch(decoding, self._next_chunks(unread, self.chunks_beside)))
+            dispatches.append(self._dispatch(decoding, self._next_chunks(unread, self._num_beside(unread))))
             if not all(running.is_read for running in unread):
                 return dispatches  # and the next ones in the next round, without the S steps between
         budget = self.chunks_between if decoding else self.most_chunks if self.chunks_beside else None
@@ -354,6 +355,11 @@ class Scheduler:
             start = len(keys) * size
             keys.append(page_key(keys[-1] if keys else b"", request.tokens(start, start + size + 1)))
         return keys[page]
+
+    def _num_beside(self, unread: Sequence[Running]) -> int:
+        """Chunks to read in a step: those that fill a program, for the next step comes soon; one at least."""
+        left = sum(-(-(len(running.tokens) - running.num_read) // self.chunk) for running in unread)
+        return max((count for count in self.chunks_beside if count <= left), default=self.chunks_beside[0])
 
     def _next_chunks(self, unread: Sequence[Running], most: int) -> list[Chunk]:
         """At most so many chunks, the first in the order first; several may be of one prompt."""

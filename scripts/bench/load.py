@@ -1,7 +1,7 @@
 """Driving an engine with requests that arrive over time, and when each was answered."""
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -22,6 +22,7 @@ class Answered:
     Attributes:
       first_token_at: when the host had its first token.
       finished_at: when it had the last one.
+      waits: between one piece of the answer and the next.
     """
 
     arrived: float
@@ -30,6 +31,7 @@ class Answered:
     prompt_tokens: int
     tokens: int
     stats: AcceptanceStats
+    waits: Sequence[float] = ()
 
     @property
     def per_token(self) -> float:
@@ -50,12 +52,20 @@ class Run:
         return max(a.finished_at for a in self.answers) - min(a.arrived for a in self.answers)
 
 
-def run(engine: Engine, asked: Sequence[Asked], arrivals: Sequence[float], params: SamplingParams) -> Run:
+def run(
+    engine: Engine,
+    asked: Sequence[Asked],
+    arrivals: Sequence[float],
+    params: SamplingParams,
+    *,
+    is_streamed: bool = False,
+) -> Run:
     """Hands every request over when it is due and waits for all answers; no earlier run's prompts are kept.
 
     Args:
       arrivals: seconds from the start, ascending.
       params: of every request, apart from its seed, the request's index, and its length.
+      is_streamed: answers come piece by piece, and the waits between pieces are kept.
 
     Raises:
       ValueError: a request that the engine refuses, or that it would cut short.
@@ -66,6 +76,7 @@ def run(engine: Engine, asked: Sequence[Asked], arrivals: Sequence[float], param
     before = engine.counters
     due = deque(zip(arrivals, enumerate(asked), strict=True))
     requests: list[Request] = []
+    pieces_at: dict[Request, list[float]] = defaultdict(list)
     begin = time.perf_counter()
     while due:
         time.sleep(max(0.0, due[0][0] - (time.perf_counter() - begin)))
@@ -73,20 +84,21 @@ def run(engine: Engine, asked: Sequence[Asked], arrivals: Sequence[float], param
         while due and due[0][0] <= time.perf_counter() - begin:
             _, (index, request) = due.popleft()
             own = replace(params, seed=index, max_new_tokens=request.new_tokens)
-            made = engine.make_request(request.prompt, own)
+            made = engine.make_request(request.prompt, own, is_streamed=is_streamed)
             if made.max_new_tokens < request.new_tokens:
                 raise ValueError(
                     f"prompt of {len(made.prompt)} tokens and {request.new_tokens} new ones need more than "
                     f"max_model_len {engine.max_model_len}"
                 )
             ready.append(made)
-        engine.submit(ready, lambda request: lambda piece: None)
+        engine.submit(ready, lambda request: lambda piece: pieces_at[request].append(time.perf_counter()))
         requests += ready
     engine.wait_idle()
-    return Run([_answered(request) for request in requests], engine.counters.since(before))
+    answers = [_answered(request, np.diff(pieces_at[request]).tolist()) for request in requests]
+    return Run(answers, engine.counters.since(before))
 
 
-def _answered(request: Request) -> Answered:
+def _answered(request: Request, waits: Sequence[float]) -> Answered:
     if request.arrived_at is None or request.first_token_at is None or request.finished_at is None:
         raise ValueError(f"request {request.id} has no answer: {request.error}")
     return Answered(
@@ -96,6 +108,7 @@ def _answered(request: Request) -> Answered:
         len(request.prompt),
         len(request.token_ids),
         request.stats,
+        waits,
     )
 
 
@@ -119,6 +132,7 @@ def summary(runs: Sequence[Run], *, step_bytes: int, prompt_bytes: int, bandwidt
     floor = (work.steps * step_bytes + work.prompt_passes * prompt_bytes) / bandwidth
     first = [answer.first_token_at - answer.arrived for answer in answers]
     later = [answer.per_token for answer in answers if answer.tokens > 1]
+    waits = [wait for answer in answers for wait in answer.waits]
     return {
         "requests": len(runs[0].answers),
         "prompt_tokens": sum(answer.prompt_tokens for answer in runs[0].answers),
@@ -128,6 +142,7 @@ def summary(runs: Sequence[Run], *, step_bytes: int, prompt_bytes: int, bandwidt
         "tokens_per_second": tokens / seconds,
         "first_token_ms": _percentiles(first),
         "per_token_ms": _percentiles(later),
+        "wait_ms": {**(_percentiles(waits) or {}), "most": max(waits) * 1e3} if waits else None,
         "tokens_per_step": stats.acceptance_length,
         "padding_share": _wasted(work.prompt_rows, work.prompt_rows_used),
         "idle_share": _wasted(work.slot_steps, work.slot_steps_used),

@@ -43,6 +43,11 @@ def workloads(*, vocab_size: int, seed: int = 7, scale: float = 1.0) -> dict[str
     }
     head = ids(size(1024))
     requests["shared 64x1024"] = [Asked(head + ids(32), size(64)) for _ in range(size(64))]
+    # How long does a very long prompt keep the tokens of others waiting?
+    requests["beside 32k"] = [
+        *(Asked(ids(size(512)), size(1024)) for _ in range(8)),
+        Asked(ids(size(32000)), 1),
+    ]
     return requests
 
 

@@ -66,7 +66,7 @@ class Device:
         check_pages(scheduler)
         assert len({running.slot for running in dispatch.served}) == len(dispatch.served)
         assert dispatch.decodes == any(dispatch.goes_on)
-        most = scheduler.chunks_beside if dispatch.decodes else scheduler.most_chunks
+        most = scheduler.chunks_beside[-1] if dispatch.decodes and dispatch.chunks else scheduler.most_chunks
         assert len(dispatch.chunks) <= most
         for running, goes_on in zip(dispatch.served, dispatch.goes_on, strict=True):
             if not goes_on:
@@ -157,7 +157,7 @@ def check_pages(scheduler) -> None:
     ),
     pages=st.integers(11, 30),
     most_chunks=st.integers(1, 4),
-    beside=st.integers(0, 2),
+    beside=st.sampled_from([(), (1,), (1, 2), (2,)]),
     between=st.integers(1, 8),
     steps=st.integers(1, 3),
     aborted=st.sets(st.integers(0, 24)),
@@ -232,7 +232,7 @@ def test_whatever_arrives_ends_with_its_tokens(
 
 def test_a_head_that_many_share_is_read_once():
     """All are admitted at once, when none of it has been read."""
-    for beside in (0, 2):
+    for beside in ((), (1, 2)):
         scheduler = make_scheduler(
             batch_size=9, pages=PagePool(100, 4), chunk=4, most_chunks=3, chunks_beside=beside
         )
@@ -309,7 +309,7 @@ def test_without_pages_the_last_of_the_order_gives_its_own_back_and_goes_on_late
 
 
 def test_a_long_prompt_does_not_hold_up_slots_that_decode():
-    for beside in (0, 1):
+    for beside in ((), (1,)):
         scheduler = make_scheduler(chunks_between=1, chunks_beside=beside)
         first = make_request(3, 10)
         scheduler.add(first)
@@ -330,7 +330,7 @@ def test_nothing_is_dispatched_once_what_is_in_flight_must_finish_everything():
 
 
 def test_a_prompt_that_ends_beside_others_decodes_with_them_at_once():
-    scheduler = make_scheduler(chunks_beside=2, steps=4, pages=PagePool(40, 4))
+    scheduler = make_scheduler(chunks_beside=(1, 2), steps=4, pages=PagePool(40, 4))
     scheduler.add(make_request(3, 30))
     scheduler.plan()
     scheduler.add(make_request(6, 30))
@@ -341,13 +341,23 @@ def test_a_prompt_that_ends_beside_others_decodes_with_them_at_once():
 
 
 def test_with_more_to_read_the_next_step_reads_on():
-    scheduler = make_scheduler(chunks_beside=2, steps=4, pages=PagePool(40, 4))
+    scheduler = make_scheduler(chunks_beside=(1, 2), steps=4, pages=PagePool(40, 4))
     scheduler.add(make_request(3, 30))
     scheduler.plan()
     scheduler.add(make_request(12, 30))
     (beside,) = scheduler.plan()
     assert len(beside.chunks) == 2
     assert beside.decodes
+
+
+def test_a_step_reads_what_fills_a_program_and_the_next_one_the_rest():
+    scheduler = make_scheduler(chunks_beside=(1, 2, 4), steps=4, pages=PagePool(40, 4))
+    scheduler.add(make_request(3, 30))
+    scheduler.plan()
+    scheduler.add(make_request([5] * 25, 30))
+    scheduler.add(make_request([6] * 6, 30))
+    read = [[(c.running.slot, c.count) for c in scheduler.plan()[0].chunks] for _ in range(4)]
+    assert read == [[(1, 5)] * 4, [(1, 5), (2, 5)], [(2, 1)], []]
 
 
 def test_pieces_of_one_prompt_share_a_step():
