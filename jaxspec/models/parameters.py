@@ -14,6 +14,9 @@ import numpy as np
 from flax import nnx
 from jaxspec_kernels.matmul import PackedWeight, matmul
 
+Index = tuple[slice, ...]
+"""A part of an array, a slice for each axis; () for all of it."""
+
 
 class Source(Protocol):
     """How a parameter is stored in a checkpoint of Hugging Face names and [out, in] matrices.
@@ -29,8 +32,11 @@ class Source(Protocol):
         """Name and shape of every tensor that makes up the parameter."""
         ...
 
-    def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
-        """The parameter made of its tensors."""
+    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
+        """The parameter made of its tensors, or the part that a device has of it.
+
+        Tensors may be views of files, and of what is not in the part next to nothing is read or copied.
+        """
         ...
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
@@ -50,8 +56,8 @@ class Whole:
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return ((self.name, self.shape),)
 
-    def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
-        return tensors[0]
+    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
+        return tensors[0][index]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
         return [value]
@@ -79,8 +85,8 @@ class Projection:
         """Where one number for every `size` inputs would be stored."""
         return replace(self, in_shape=(math.prod(self.in_shape) // size,))
 
-    def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
-        return tensors[0].T.reshape(*self.in_shape, *self.out_shape)
+    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
+        return tensors[0].T.reshape(*self.in_shape, *self.out_shape)[index]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
         (_, shape) = self.tensors[0]
@@ -107,9 +113,13 @@ class Fused:
         """See `Projection.per_block`."""
         return replace(self, parts=tuple(part.per_block(size) for part in self.parts))
 
-    def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
-        parts = [part.join([tensor]) for part, tensor in zip(self.parts, tensors, strict=True)]
-        return np.concatenate(parts, axis=self.axis)
+    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
+        # What lies side by side is cut along the other axes first.
+        whole = slice(None)
+        before = tuple(whole if i - len(index) == self.axis else each for i, each in enumerate(index))
+        after = tuple(each if i - len(index) == self.axis else whole for i, each in enumerate(index))
+        parts = [part.join([tensor], before) for part, tensor in zip(self.parts, tensors, strict=True)]
+        return np.concatenate(parts, axis=self.axis)[after]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
         ends = np.cumsum([part.out_shape[self.axis] for part in self.parts])
@@ -143,8 +153,8 @@ class HeadRows:
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return ((self.name, (self.heads * self.rows, self.in_width)),)
 
-    def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
-        return self._by_head(tensors[0])[:, self.start : self.stop]
+    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
+        return self._by_head(tensors[0])[:, self.start : self.stop][index]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
         """The matrix with zeros in the rows of others."""
