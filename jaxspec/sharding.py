@@ -42,12 +42,13 @@ def sharding(mesh: Mesh, axes: tuple[str | None, ...] | None, shape: tuple[int, 
     spec: list[str | None] = [None] * len(shape)
     for axis, over in AXIS_TO_MESH.items():
         for i in (i for i, name in enumerate(axes) if name == axis):
-            if over in mesh.shape and over not in spec and _divides(mesh.shape[over], axis, shape[i]):
+            if over in mesh.shape and over not in spec and divides(mesh.shape[over], axis, shape[i]):
                 spec[i] = over
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
-def _divides(devices: int, axis: str, size: int) -> bool:
+def divides(devices: int, axis: str, size: int) -> bool:
+    """Whether a logical axis of this size divides over so many devices."""
     return size % (devices * AXIS_UNIT.get(axis, 1)) == 0
 
 

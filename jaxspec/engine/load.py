@@ -13,6 +13,7 @@ from jaxspec.checkpoints.errors import reading
 from jaxspec.config import Config, ConfigError, SourceConfig, list_configs, load_config
 from jaxspec.drafters.loading import Build, plan_drafter
 from jaxspec.engine.compilation_cache import compilation_cache
+from jaxspec.engine.devices import check_devices
 from jaxspec.engine.engine import Engine, parse_modes
 from jaxspec.engine.gpu_packages import check_gpu_packages
 from jaxspec.engine.prompts import Prompt, as_prompts
@@ -55,7 +56,9 @@ def load(
     target_source = config.target
     mesh = make_mesh(config.engine.tensor_parallel)
     checkpoint = open_checkpoint(target_source.source, file=target_source.file, sha256=target_source.sha256)
-    limit = target_config(checkpoint).max_position_embeddings
+    shape = target_config(checkpoint)
+    check_devices(config.engine, shape)
+    limit = shape.max_position_embeddings
     dtype = jnp.dtype(config.engine.resolve(backend=jax.default_backend(), model_limit=limit).dtype)
     activations = resolve_activations(config.engine.cpu_activations, dtype)
     plan = plan_target(checkpoint, dtype=dtype)
