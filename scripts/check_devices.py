@@ -136,18 +136,18 @@ def _compare(shape: Shape, num_drafts: int, args: argparse.Namespace) -> list[st
     for devices in (1, args.devices):
         engine = _engine(shape, num_drafts, devices, dtype)
         answers.append(
-            {
-                way: [
-                    answer.token_ids
-                    for answer in engine.generate(prompts, **params, max_new_tokens=args.new_tokens)
-                ]
-                for way, params in WAYS.items()
-            }
+            {way: _tokens(engine, prompts, args.new_tokens, **params) for way, params in WAYS.items()}
         )
         engine.close()
     one, several = answers
     verdict = _share if shape.packed_experts else _verdict
     return [f"{way} {verdict(one[way], several[way])}" for way in WAYS]
+
+
+def _tokens(engine: Engine, prompts: list[list[int]], count: int, **params: Any) -> list[list[int]]:
+    answers = engine.generate(prompts, **params, max_new_tokens=count)
+    assert isinstance(answers, list)
+    return [answer.token_ids for answer in answers]
 
 
 def _share(one: list[list[int]], several: list[list[int]]) -> str:

@@ -8,14 +8,9 @@ The number of devices is fixed when JAX starts, and Numba's kernels are for one:
 reference kernels. Prints one line of JSON, which the tests read.
 """
 
-import os
-import sys
-
-DEVICES = int(sys.argv[1])
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
-
 import json
 import re
+import sys
 import tempfile
 import tracemalloc
 from pathlib import Path
@@ -24,11 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from conftest import GOLDENS  # and its flags, which compile fast
+from jaxspec_kernels.dispatch import Op
 from tiny_engines import DRAFTERS, SIZES, TinyEngines
 from tiny_models import write_target
 
 import jaxspec
 from jaxspec.checkpoints import open_checkpoint
+from jaxspec.config import MESH_AXIS
 from jaxspec.drafters import draft_model
 from jaxspec.drafters.draft_model import SPLIT_FROM
 from jaxspec.engine.programs import Programs
@@ -36,6 +33,7 @@ from jaxspec.models.loading import export_tensors, load_target
 from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import bytes_by_device, make_mesh
 
+DEVICES = int(sys.argv[1])
 PROMPTS = [np.random.default_rng(0).integers(48, size=length).tolist() for length in (3, 17, 30, 9, 1)]
 WAYS: dict[str, list[dict]] = {
     "greedy": [{}],
@@ -64,13 +62,23 @@ def answers(engine, way):
 
 def compared(load, way):
     """Answers over the devices beside those on one, and what the program moves; `load` takes a number."""
-    one, several = load(1), load(DEVICES)
+    one = load(1)
+    kernels, call = {}, Op.__call__
+
+    def watched(op, *args, **kwargs):
+        kernels[op.name] = jax.lax.axis_size(MESH_AXIS)  # fails outside of a program on shards
+        return call(op, *args, **kwargs)
+
+    Op.__call__ = watched
+    several = load(DEVICES)
+    Op.__call__ = call
     expected, got = answers(one, way), answers(several, way)
     weights = several.programs.leaves
     result = {
         "same": expected == got,
         "answers": got,
         "moves": moves(several),
+        "kernels": kernels,
         "split": sum(w.nbytes for w in weights if bytes_by_device(w) < w.nbytes)
         / sum(w.nbytes for w in weights),
     }
@@ -150,6 +158,7 @@ def loading():
         tracemalloc.start()
         load_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16), mesh=make_mesh(DEVICES))
         tracemalloc.stop()
+        jax.make_array_from_callback = make
         target = load_target(checkpoint, dtype=jnp.dtype(jnp.float32), mesh=make_mesh(DEVICES))
         exported = export_tensors(target)
         same = all(np.array_equal(exported[name], t.read()) for name, t in checkpoint.tensors.items())
@@ -157,6 +166,7 @@ def loading():
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", DEVICES)
     Programs.compile_behind = lambda programs, sizes: None  # type: ignore[method-assign]
     what, *names = sys.argv[2:]
     print(json.dumps({"pairs": pairs, "families": families, "loading": loading}[what](*names)))

@@ -15,8 +15,8 @@ def check_devices(config: EngineConfig, target: ModelConfig) -> None:
     """Warns where attention stays whole on every device, for its heads do not divide.
 
     Raises:
-      ConfigError: the feed-forward networks, most of the weights, do not divide; the draft loop is the host's;
-        or GPUs have no NCCL to talk through.
+      ConfigError: the feed-forward networks, most of the weights, do not divide; the draft loop is the
+        host's; or GPUs have no NCCL to talk through.
     """
     count = config.tensor_parallel
     if count == 1:

@@ -94,7 +94,7 @@ class MoE(nnx.Module):
         weights, chosen = self.route(rows)
         # Few rows read only the experts that they chose. Where each of them is copied, many rows would read
         # most experts more than once.
-        reads_once = reads_each_expert_once(chosen.size, rows.dtype, self.gate_up[...])
+        reads_once = reads_each_expert_once(rows.dtype, self.gate_up[...])
         run = self._chosen if reads_once or chosen.size <= self.config.num_experts else self._every
         y = run(rows, weights, chosen).astype(x.dtype)
         return all_sum(y, self._inner_axis or self._expert_axis).reshape(x.shape)

@@ -30,8 +30,10 @@ ON_TWO = [(2, kind, tuple(name for of, name in PAIRS if of == kind)) for kind in
 # latent kind's.
 ON_FOUR = [(4, "full", ("eagle3", "eagle1", "peagle", "dflash")), (4, "latent", ("ngram", "mtp"))]
 FAMILIES = {
-    2: ("llama-tied", "qwen2-tied", "qwen3-windowed", "gemma3", "gpt-oss", "inner width", "qwen3-moe")
-    + ("deepseek-v3", "deepseek-v3-direct", "glm4-moe-lite"),
+    2: (
+        *("llama-tied", "qwen2-tied", "qwen3-windowed", "gemma3", "gpt-oss", "inner width", "qwen3-moe"),
+        *("deepseek-v3", "deepseek-v3-direct", "glm4-moe-lite"),
+    ),
     4: ("gpt-oss", "deepseek-v3"),
 }
 
@@ -60,6 +62,7 @@ def assert_only_meant(moves, count, largest_gather):
 def test_every_drafter_over_every_attention_answers_as_on_one_device(count, kind, names):
     for name, result in run(count, "pairs", kind, "greedy", *names).items():
         assert result["same"], name
+        assert result["kernels"]["matmul"] == count
         # An index and a value of every row, from each device.
         assert_only_meant(result["moves"], count, 2 * count * BATCH * (DRAFTERS[name] + 1))
 
@@ -70,6 +73,19 @@ def test_sampled_answers_too():
         assert result["same"], name
         assert_only_meant(result["moves"], 2, BATCH * (DRAFTERS["near"] + 1) * VOCABULARY)
     assert len({str(result["answers"]) for result in results.values()}) > 1
+
+
+def test_every_kernel_runs_on_shards():
+    """XLA cannot split a kernel: one outside of `on_shards` would be given whole caches, if it ran at all."""
+    kernels = {
+        name
+        for _, kind, names in ON_TWO
+        for name in run(2, "pairs", kind, "greedy", *names)[names[0]]["kernels"]
+    }
+    assert kernels == {
+        *("matmul", "place_rows", "slot_mapping", "gumbel_sample", "rope_kv_write", "paged_attention"),
+        *("latent_write", "latent_attention", "expert_matmul", "kv_write", "indexed_attention"),
+    }
 
 
 def test_a_layer_is_two_sums_and_a_draw_one_exchange():
@@ -100,7 +116,7 @@ def test_weights_come_to_the_host_part_by_part():
     assert loaded["same"]
     assert max(size for size, _, _ in loaded["peaks"]) >= 8 << 20
     for size, part, peak in loaded["peaks"]:
-        # The devices' own memory is the host's here; beside it a part, and its tensors side by side in float32.
+        # The devices' own memory is the host's here; beside it a part's tensors side by side, in float32.
         assert peak <= size + 2 * part + (1 << 16)
     assert all(part <= size // 2 for size, part, _ in loaded["peaks"] if size == 8 << 20)
 
