@@ -3,14 +3,20 @@
 import triton
 import triton.language as tl
 
-# Enough programs to fill the multiprocessors of the largest GPUs a few times over.
+# Enough programs to fill the multiprocessors of the largest GPUs a few times over, or once.
 _PROGRAMS = 512
+_WIDE_PROGRAMS = 128
 _MAX_SPLITS = 32
 
 
-def num_splits(tiles: int, context: int, block_keys: int) -> int:
-    """Splits of a context of at most `context` keys, for `tiles` tiles of rows."""
-    return max(1, min(_PROGRAMS // tiles, context // block_keys, _MAX_SPLITS))
+def num_splits(tiles: int, context: int, block_keys: int, *, is_wide: bool = False) -> int:
+    """Splits of a context of at most `context` keys, for `tiles` tiles of rows.
+
+    Of tiles that are wide, many rows each, the parts are as large as what they are made of: merging them
+    costs more than it gains where there is a tile for every multiprocessor.
+    """
+    programs = _WIDE_PROGRAMS if is_wide else _PROGRAMS
+    return max(1, min(programs // tiles, context // block_keys, _MAX_SPLITS))
 
 
 @triton.jit

@@ -155,7 +155,7 @@ def _measure(running: Running, args: argparse.Namespace, *, tokens_per_step: flo
         if run:  # the first one warms up
             step_times.append((time.perf_counter() - begin) / steps)
             host_times.append((enqueued - begin) / steps)
-        emitted = float(np.mean([np.asarray(output.num_tokens) for output in outputs]))
+        emitted = float(np.mean([running.read(output).num_tokens for output in outputs]))
     step = statistics.median(step_times)
     memory = [device.memory_stats() or {} for device in running.programs.mesh.devices.flat]
     return {

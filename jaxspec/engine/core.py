@@ -23,7 +23,7 @@ from jaxspec.engine.pages import PagePool
 from jaxspec.engine.programs import Programs, Size
 from jaxspec.engine.request import Request
 from jaxspec.engine.scheduler import Dispatch, FirstToken, Scheduler, SlotStep
-from jaxspec.engine.state import Emitted, EngineState, StepOutput, init_state
+from jaxspec.engine.state import Emitted, EngineState, init_state
 from jaxspec.engine.step import Models, StepSettings
 from jaxspec.sampling import SamplingMode, required_mode
 from jaxspec.sharding import replicated
@@ -72,7 +72,7 @@ class EngineCore:
         self._most_drafts = drafter.num_speculative_tokens
         self.auto: AutoDrafts | None = None
         self._whole = replicated(mesh)
-        self._in_flight: deque[tuple[Dispatch, StepOutput, Size | None]] = deque()
+        self._in_flight: deque[tuple[Dispatch, jax.Array, Size, bool]] = deque()
         self._num_failures = 0
         self._table_width = -(-config.max_model_len // config.page_size)
         self._make_state: Callable[[], EngineState] = partial(init_state, target, drafter, config, mesh=mesh)
@@ -106,6 +106,9 @@ class EngineCore:
         drafts = [*_up_to(self._most_drafts)[-2::-1], 0] if is_auto else []
         first, self.later_sizes = program_sizes(config, modes, self._most_drafts, drafts)
         self.programs.compile(first, progress=progress)
+        self._warm: set[Size] = set()
+        while self._warm_one():
+            pass
         self.programs.compile_behind(self.later_sizes)
 
     @property
@@ -156,7 +159,7 @@ class EngineCore:
             output, size = self._dispatch(dispatch)
             # What follows another one at once takes from that one's end to its own.
             is_timed = len(plan) == 1 and not dispatch.chunks and bool(self._in_flight)
-            self._in_flight.append((dispatch, output, size if is_timed else None))
+            self._in_flight.append((dispatch, output, size, is_timed))
         # Without a plan all that can be done is in flight, and the oldest of it is waited for.
         ahead = len(plan) if plan else len(self._in_flight) - 1
         while len(self._in_flight) > max(ahead, 0):
@@ -187,7 +190,7 @@ class EngineCore:
         # An engine that is closed, or that could not make a new one, has none.
         self.__dict__.pop("state", None)
 
-    def _dispatch(self, dispatch: Dispatch) -> tuple[StepOutput, Size]:
+    def _dispatch(self, dispatch: Dispatch) -> tuple[jax.Array, Size]:
         need = Size(
             len(dispatch.served),
             len(dispatch.chunks),
@@ -204,8 +207,7 @@ class EngineCore:
         self.state, output = self.programs.dispatch(
             self.state, self._put_served(dispatch, size.slots), pieces, size=size
         )
-        for array in jax.tree.leaves(output):
-            array.copy_to_host_async()
+        output.copy_to_host_async()
         self._count(dispatch, size)
         return output, size
 
@@ -226,24 +228,36 @@ class EngineCore:
             self._served = packed, jax.device_put(packed, self._whole)
         return self._served[1]
 
-    def _commit(self, dispatch: Dispatch, output: StepOutput, timed: Size | None) -> None:
+    def _commit(self, dispatch: Dispatch, packed: jax.Array, size: Size, is_timed: bool) -> None:
         # All is read before anything is committed.
+        output = self.programs.read(packed, size=size)
         first = [] if output.first is None else _rows(output.first, FirstToken)
         emitted = [] if output.emitted is None else _steps(output.emitted)
         if self.auto is not None:
-            self.auto.learn(dispatch, emitted, timed)
+            self.auto.learn(dispatch, emitted, size if is_timed else None)
         self.counters.slot_steps_used += sum(bool(slot.tokens) for step in emitted for slot in step)
         self.scheduler.commit(dispatch, first, emitted)
 
-    def time_programs(self) -> bool:
-        """Times some programs that have not been, by runs that serve nobody; False if there are none."""
-        if self.auto is None or self.error is not None:
+    def prepare_programs(self) -> bool:
+        """Runs programs that serve nobody, to warm up or time them; False if there is nothing to do."""
+        if self.error is not None:
             return False
         try:
-            return self.auto.time_programs()
+            return self._warm_one() or (self.auto is not None and self.auto.time_programs())
         except BaseException as error:  # as in `step`
             self._start_afresh(error)
             return False
+
+    def _warm_one(self) -> bool:
+        """Runs a program that has not run yet, serving nobody; False if there are none."""
+        cold = set(self.programs.compiled) - self._warm if _needs_warming() else None
+        if not cold or self.config.draft_loop == "host":
+            return False
+        size = min(cold, key=self.programs.rows)
+        self._warm.add(size)
+        for _ in range(2):
+            self._run_alone(size)
+        return True
 
     def _run_alone(self, size: Size) -> float:
         """Seconds of a run that serves nobody."""
@@ -306,6 +320,11 @@ def program_sizes(
     return first, [*beside[:1], *smaller[:1], *reversed(prompts[:-1]), *smaller[1:], *choices, *beside[1:]]
 
 
+def _needs_warming() -> bool:
+    """Whether first runs of a program are slow: a GPU loads its kernels in one, makes graphs in the next."""
+    return jax.default_backend() == "gpu"
+
+
 def _up_to(most: int) -> list[int]:
     """1, 2, 4, … and `most`; nothing for 0."""
     powers = [1 << i for i in range(most.bit_length()) if 1 << i < most]
@@ -318,7 +337,7 @@ def _one_line(error: BaseException) -> str:
 
 def _rows(output: Any, row: Callable) -> list[Any]:
     """Of arrays with a leading axis a `row` of Python's numbers for each: arrays cost more to index."""
-    leaves = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(output)]
+    leaves = [leaf.tolist() for leaf in jax.tree.leaves(output)]
     return [row(*values) for values in zip(*leaves, strict=True)]
 
 

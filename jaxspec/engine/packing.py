@@ -1,4 +1,4 @@
-"""A dispatch's arguments, packed into one array each: every array that is sent to a device costs the host."""
+"""What goes into a dispatch and what comes out of it, in an array or two: the host pays for every array."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from jax import lax
 
 from jaxspec.attention import PageTable
 from jaxspec.engine.scheduler import Dispatch
-from jaxspec.engine.state import MAX_STOP_TOKENS, Pieces, Served
+from jaxspec.engine.state import MAX_STOP_TOKENS, Pieces, Served, StepOutput
 from jaxspec.sampling import SamplingState, seed_words
 
 _SERVED = 9
@@ -105,3 +105,17 @@ def read_pieces(words: jax.Array) -> Pieces:
         known=words[:, 4],
         remaining=words[:, 5],
     )
+
+
+def pack_output(output: StepOutput) -> jax.Array:
+    """Inside a program, i32[N] for `read_output`."""
+    return jnp.concatenate([leaf.astype(jnp.int32).ravel() for leaf in jax.tree.leaves(output)])
+
+
+def read_output(words: np.ndarray, shapes: StepOutput) -> StepOutput:
+    """What `pack_output` packed, in arrays on the host; of `shapes` the shapes and dtypes are read."""
+    leaves, structure = jax.tree.flatten(shapes)
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    parts = np.split(words, ends[:-1])
+    arrays = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
+    return jax.tree.unflatten(structure, arrays)

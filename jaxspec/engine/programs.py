@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from jaxspec.engine.compilation_cache import compilation_cache
-from jaxspec.engine.packing import empty_pieces, empty_served, read_served
+from jaxspec.engine.packing import empty_pieces, empty_served, pack_output, read_output, read_served
 from jaxspec.engine.state import EngineState, StepOutput
 from jaxspec.engine.step import Models, StepSettings, dispatch, draft, verify_and_commit
 from jaxspec.sampling import SamplingMode
@@ -30,24 +30,29 @@ from jaxspec.sharding import bytes_by_device, on_shards, replicated, shardings
 _log = logging.getLogger(__name__)
 
 
-def compiler_options(weights: Sequence[jax.Array], *, rows: int) -> dict[str, str | bool]:
+def compiler_options(
+    weights: Sequence[jax.Array], *, rows: int, reads_prompts: bool = False
+) -> dict[str, str | bool | int]:
     """How XLA is to compile a program that runs so many rows through these weights.
 
     On a GPU, XLA picks for every product between kernels of its own and cuBLAS's by timing them on operands
     that are in the cache, where real weights never are. Llama-3-8B with 128 rows took 8.49 ms a step with its
     picks and 7.93 with cuBLAS alone (H100). With few rows or small weights its kernels are the better ones,
-    for they fuse what surrounds the product. XLA_FLAGS take precedence.
+    for they fuse what surrounds the product.
+
+    A program that reads prompts is launched kernel by kernel: its arrays seldom lie where they lay when its
+    CUDA graph was made, and writing the graph anew took the host 4 to 7 ms, its kernels 2.
+
+    XLA_FLAGS take precedence.
     """
-    flag = "xla_gpu_enable_triton_gemm"
-    size = sum(bytes_by_device(weight) for weight in weights)
-    if (
-        jax.default_backend() != "gpu"
-        or rows < 64
-        or size < 1 << 31
-        or flag in os.environ.get("XLA_FLAGS", "")
-    ):
+    if jax.default_backend() != "gpu":
         return {}
-    return {flag: False}
+    options: dict[str, str | bool | int] = {}
+    if rows >= 64 and sum(map(bytes_by_device, weights)) >= 1 << 31:
+        options["xla_gpu_enable_triton_gemm"] = False
+    if reads_prompts:
+        options["xla_gpu_graph_min_graph_size"] = 1 << 20
+    return {flag: value for flag, value in options.items() if flag not in os.environ.get("XLA_FLAGS", "")}
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,7 @@ class Programs:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
         )
         self.compiled: dict[Size, Callable] = {}
+        self._outputs: dict[Size, StepOutput] = {}
         history = self._state.history
         self._put_history = (
             jax.jit(
@@ -195,9 +201,13 @@ class Programs:
 
     def dispatch(
         self, state: EngineState, served: jax.Array, pieces: jax.Array | None, *, size: Size
-    ) -> tuple[EngineState, StepOutput]:
-        """See `step.dispatch`; donates the state."""
+    ) -> tuple[EngineState, jax.Array]:
+        """See `step.dispatch`; donates the state, and returns what came out for `read`."""
         return self.compiled[size](self.leaves, state, served, pieces)
+
+    def read(self, output: jax.Array, *, size: Size) -> StepOutput:
+        """What came out of a program, in arrays on the host; waits for it."""
+        return read_output(np.asarray(output), self._outputs[size])
 
     def put_history(self, state: EngineState, tokens: jax.Array) -> EngineState:
         """Puts tokens i32[B, X] into the slots' histories, none where they are -1; donates the history."""
@@ -224,13 +234,15 @@ class Programs:
         models.drafter.num_speculative_tokens = size.drafts
         return models
 
-    def _compiler_options(self, size: Size) -> dict[str, str | bool]:
-        return compiler_options(self.leaves, rows=self.rows(size))
+    def _compiler_options(self, size: Size) -> dict[str, str | bool | int]:
+        return compiler_options(self.leaves, rows=self.rows(size), reads_prompts=bool(size.pieces))
 
     def _lower(self, size: Size) -> Any:
         def program(leaves, state, served, pieces):
             models = self._models(leaves, size)
-            return dispatch(models, state, served, pieces, settings=self.settings, mode=size.mode)
+            state, output = dispatch(models, state, served, pieces, settings=self.settings, mode=size.mode)
+            self._outputs[size] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), output)
+            return state, pack_output(output)
 
         served = empty_served(size.slots, self.table_width)
         pieces = empty_pieces(size.pieces, self.chunk) if size.pieces else None
@@ -277,7 +289,9 @@ class Programs:
                     proposal, draft_cache = draft(self._models(leaves, size), state, slots, mode=mode)
                 state, output = commit(leaves, replace(state, draft_cache=draft_cache), slots, proposal)
                 outputs.append(output)
-            return whole.put(slots, state), jax.tree.map(lambda *steps: jnp.stack(steps), *outputs)
+            output = jax.tree.map(lambda *steps: jnp.stack(steps), *outputs)
+            self._outputs[size] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), output)
+            return whole.put(slots, state), pack_output(output)
 
         return run
 

@@ -78,7 +78,7 @@ def _serve(inbox: SimpleQueue[Command | None], core_ref: weakref.ref[EngineCore]
         for announce in core.when_idle:
             announce()
         core.when_idle.clear()
-        while inbox.empty() and core.time_programs():
+        while inbox.empty() and core.prepare_programs():
             pass
         # Asleep, the thread keeps no engine alive.
         del core, command

@@ -38,7 +38,9 @@ def paged_attention(
     block_rows = min(max(triton.next_power_of_2(rows), 16), 16 if wide else 128)
     block_keys = 32 if wide else 64
     tiles = triton.cdiv(rows, block_rows)
-    splits = num_splits(batch * heads * tiles, width * page_size, block_keys)
+    splits = num_splits(batch * heads * tiles, width * page_size, block_keys, is_wide=block_rows > 64)
+    # Where many small tiles share a multiprocessor, one more of them is worth more than a third stage.
+    crowded = block_rows == 16 and batch * heads * tiles >= 256
     block_dim = max(triton.next_power_of_2(head_dim), 16)
     sizes = {
         "num_rows": num_rows,
@@ -63,7 +65,7 @@ def paged_attention(
         [whole, *(jax.ShapeDtypeStruct((1,), jnp.float32) for _ in range(2))] if splits == 1 else partial,
         grid=(batch * heads, tiles, splits),
         num_warps=4,
-        num_stages=2 if wide else 3,
+        num_stages=2 if wide or crowded else 3,
         page_size=page_size,
         width=width,
         # In powers of two, which the GPU computes faster.
@@ -111,8 +113,10 @@ def _split_kernel(
     block_keys: tl.constexpr,
     block_dim: tl.constexpr,
 ):
-    slot = tl.program_id(0) // heads
-    head = tl.program_id(0) % heads
+    # From the last slot to the first: the later pieces of a prompt see the most, and what takes longest is to
+    # begin first.
+    slot = (tl.num_programs(0) - 1 - tl.program_id(0)) // heads
+    head = (tl.num_programs(0) - 1 - tl.program_id(0)) % heads
     split = tl.program_id(2)
     rows: tl.constexpr = num_rows * group
 
@@ -167,7 +171,7 @@ def _split_kernel(
         at = query_at[:, None] * head_dim + dim[None, :]
         tl.store(outputs + at, output.to(outputs.dtype.element_ty), mask=mask)
     else:
-        part_row = (tl.program_id(0) * splits + split) * rows + row
+        part_row = ((slot * heads + head) * splits + split) * rows + row
         tl.store(peaks + part_row, peak, mask=in_rows)
         tl.store(totals + part_row, total, mask=in_rows)
         if writes:

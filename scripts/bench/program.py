@@ -52,11 +52,16 @@ class Running:
         length, remaining, active = jax.device_put((length, remaining, active), whole)
         self.state = replace(self.state, length=length, remaining=remaining, active=active)
 
-    def dispatch(self) -> Emitted:
-        """Enqueues one dispatch."""
+    def dispatch(self) -> jax.Array:
+        """Enqueues one dispatch; returns what comes out of it, for `read`."""
         self.state, output = self.programs.dispatch(self.state, self.served, None, size=self.size)
-        assert output.emitted is not None
-        return output.emitted
+        return output
+
+    def read(self, output: jax.Array) -> Emitted:
+        """What a dispatch emitted."""
+        emitted = self.programs.read(output, size=self.size).emitted
+        assert emitted is not None
+        return emitted
 
 
 def start(

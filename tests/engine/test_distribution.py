@@ -106,7 +106,7 @@ DRAFTERS = {
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_pairs_of_tokens_are_as_likely_as_in_plain_decoding(folder, exact, name, monkeypatch):
-    monkeypatch.setattr(programs, "compiler_options", lambda weights, rows: OPTIONS)
+    monkeypatch.setattr(programs, "compiler_options", lambda weights, **_: OPTIONS)
     drafter = dict(DRAFTERS[name])
     target = drafter.pop("target", "target")
     if "source" in drafter:

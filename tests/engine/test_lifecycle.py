@@ -9,6 +9,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from tiny_engines import SIZES, tokens_of
 
@@ -226,16 +227,16 @@ def test_logits_that_are_not_finite_end_their_request_and_no_other(
 
 
 def test_logits_after_a_prompt_that_are_not_finite_fail_it(engine, prompts, monkeypatch):
-    dispatch = engine.programs.dispatch
+    read = engine.programs.read
 
-    def poisoned(*args, size):
-        state, output = dispatch(*args, size=size)
+    def poisoned(packed, *, size):
+        output = read(packed, size=size)
         if output.first is not None:
-            failed = jnp.ones_like(output.first.failed)
+            failed = np.ones_like(output.first.failed)
             output = replace(output, first=replace(output.first, done=failed, failed=failed))
-        return state, output
+        return output
 
-    monkeypatch.setattr(engine.programs, "dispatch", poisoned)
+    monkeypatch.setattr(engine.programs, "read", poisoned)
     generation = engine.generate(prompts[0], max_new_tokens=5)
     assert (generation.finish_reason, generation.token_ids) == ("failed", [])
     assert generation.error == "the target's logits are NaN or infinite at position 2"

@@ -1,10 +1,13 @@
 """Programs of several sizes, prompts beside answers, and pages that run out: the tokens of a lone run."""
 
+import time
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from tiny_engines import tokens_of
 
+from jaxspec.engine import core
 from jaxspec.engine.programs import Size
 from jaxspec.sampling import SamplingMode
 
@@ -78,3 +81,25 @@ def test_pages_that_run_out_cost_no_token(tiny_engines, prompts, name, way, alon
     before = engine.core.scheduler.num_preempted
     assert tokens_of(engine.generate(prompts, max_new_tokens=30, **way)) == alone
     assert engine.core.scheduler.num_preempted > before
+
+
+def test_nobody_waits_for_the_slow_first_runs(tiny_engines, prompts, name, way, alone, monkeypatch):
+    engine = tiny_engines.load(name, **SIZES)
+    engine.programs.wait_compiled()
+    sizes = set(engine.programs.compiled)
+    times, dispatch = Counter(), engine.programs.dispatch
+
+    def counted(*args, size):
+        times[size] += 1
+        return dispatch(*args, size=size)
+
+    monkeypatch.setattr(engine.programs, "dispatch", counted)
+    monkeypatch.setattr(engine.core, "_warm", set())
+    monkeypatch.setattr(core, "_needs_warming", lambda: True)
+    engine.wait_idle()
+    while engine.core._warm < sizes:
+        time.sleep(0.01)
+    engine.wait_idle()
+    assert times == dict.fromkeys(sizes, 2)
+    assert tokens_of(engine.generate(prompts, max_new_tokens=30, **way)) == alone
+    assert sum(times.values()) > 2 * len(sizes)
