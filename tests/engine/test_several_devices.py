@@ -25,7 +25,10 @@ from jaxspec.sharding import on_shards
 
 PROGRAM = Path(__file__).parents[1] / "several_devices.py"
 BATCH, WIDTH, VOCABULARY = 3, 32, 48
-ON_TWO = [(2, kind, tuple(name for of, name in PAIRS if of == kind)) for kind in ATTENTION]
+BY_KIND = {kind: [name for of, name in PAIRS if of == kind] for kind in ATTENTION}
+ON_TWO = [
+    (2, kind, tuple(names[at : at + 3])) for kind, names in BY_KIND.items() for at in range(0, len(names), 3)
+]
 # Two key/value heads stay whole on four devices; those of P-EAGLE and DFlash, four, are split, and so are the
 # latent kind's.
 ON_FOUR = [(4, "full", ("eagle3", "eagle1", "peagle", "dflash")), (4, "latent", ("ngram", "mtp"))]
