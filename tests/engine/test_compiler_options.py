@@ -3,13 +3,13 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.engine.programs import compiler_options
+from jaxspec.sharding import make_mesh, replicated
 
 LARGE, SMALL = 1 << 31, 1 << 28
 
 
-class Weight:
-    def __init__(self, nbytes):
-        self.nbytes = nbytes
+def weight(nbytes):
+    return jax.ShapeDtypeStruct((nbytes,), jnp.uint8, sharding=replicated(make_mesh()))
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ class Weight:
 def test_many_rows_through_large_weights_are_left_to_cublas(monkeypatch, backend, rows, size, flags, cublas):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setenv("XLA_FLAGS", flags)
-    weights = [Weight(size // 2), Weight(size // 2)]
+    weights = [weight(size // 2), weight(size // 2)]
     expected = {"xla_gpu_enable_triton_gemm": False} if cublas else {}
     assert compiler_options(weights, rows=rows) == expected
 
@@ -34,19 +34,19 @@ def test_programs_that_read_prompts_have_no_graphs(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setenv("XLA_FLAGS", "")
     prompts = {"xla_gpu_graph_min_graph_size": 1 << 20}
-    assert compiler_options([Weight(SMALL)], rows=128, reads_prompts=True) == prompts
-    assert compiler_options([Weight(LARGE)], rows=128, reads_prompts=True) == {
+    assert compiler_options([weight(SMALL)], rows=128, reads_prompts=True) == prompts
+    assert compiler_options([weight(LARGE)], rows=128, reads_prompts=True) == {
         "xla_gpu_enable_triton_gemm": False,
         **prompts,
     }
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_graph_min_graph_size=3")
-    assert compiler_options([Weight(SMALL)], rows=128, reads_prompts=True) == {}
+    assert compiler_options([weight(SMALL)], rows=128, reads_prompts=True) == {}
 
 
 def test_xla_knows_the_options(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setenv("XLA_FLAGS", "")
-    options = compiler_options([Weight(LARGE)], rows=128, reads_prompts=True)
+    options = compiler_options([weight(LARGE)], rows=128, reads_prompts=True)
     assert len(options) == 2
     lowered = jax.jit(lambda x: x + 1).lower(jnp.ones(3))
     assert lowered.compile(options)(jnp.ones(3)).sum() == 6
