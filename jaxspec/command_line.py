@@ -15,13 +15,16 @@ class CommandError(ValueError):
 
 
 class _Import(argparse.Action):
-    """Runs a Python file as soon as it is named."""
+    """Runs a Python file as soon as it is named, and keeps the names in `imports`."""
 
-    def __call__(self, parser: argparse.ArgumentParser, _: Any, path: Any, option: str | None = None) -> None:
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, path: Any, option: str | None = None
+    ) -> None:
         try:
             runpy.run_path(path)
         except (OSError, SyntaxError) as error:
             parser.error(f"--import {path}: {error}")
+        namespace.imports = (*namespace.imports, os.path.abspath(path))
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,6 +35,8 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             "--import",
             action=_Import,
+            dest="imports",
+            default=(),
             metavar="FILE",
             help="a Python file to run first, which registers drafters or families of your own",
         )

@@ -11,18 +11,19 @@ import jax
 _PACKAGES = ("jaxspec", "jax", "jaxlib", "flax", "numpy", "jax-triton", "triton")
 
 
-def provenance(command: str, folder: Path) -> dict[str, Any]:
+def provenance(command: str, folder: Path, *, devices: str | None = None) -> dict[str, Any]:
     """Command, revision, versions and device, ready for JSON.
 
     Args:
       command: what was run.
       folder: of the script; its git revision is reported.
+      devices: what other processes computed on; None for what this one does.
     """
     return {
         "command": command,
         "git_revision": git_revision(folder),
         "versions": {"python": platform.python_version(), **_versions()},
-        "device": device(),
+        "device": device() if devices is None else devices,
     }
 
 

@@ -17,7 +17,9 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import partial
+from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,12 @@ from jaxspec.batch import (
     STDIN,
     Answer,
     BatchRun,
+    HostDevices,
     InputError,
     OutputError,
     OutputFile,
+    ReplicaError,
+    ReplicaRun,
     Row,
     RowError,
     Summary,
@@ -52,7 +57,7 @@ from jaxspec.command_line import (
     sampling_params,
     write,
 )
-from jaxspec.config import Config, ConfigError
+from jaxspec.config import Config, ConfigError, list_configs
 from jaxspec.engine import EngineError
 from jaxspec.engine.load import load, resolve_config
 from jaxspec.provenance import provenance
@@ -64,10 +69,19 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parse(arguments)
     try:
         return _generate(args, shlex.join(["scripts/generate_batch.py", *arguments]))
-    except (ConfigError, CheckpointError, CommandError, EngineError, InputError, OutputError) as error:
+    except (
+        CheckpointError,
+        CommandError,
+        ConfigError,
+        EngineError,
+        InputError,
+        OutputError,
+        ReplicaError,
+    ) as error:
         return report(error)
     except KeyboardInterrupt:
-        print(f"interrupted: {args.output} holds what was finished; --resume goes on", file=sys.stderr)
+        goes_on = "" if args.ray is not None else "; --resume goes on"
+        print(f"interrupted: {args.output} holds what was finished{goes_on}", file=sys.stderr)
         return 130
 
 
@@ -81,9 +95,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         metavar="IN.jsonl",
         help="rows to answer: files or pipes, read one after the other, or - for stdin",
     )
-    parser.add_argument(
-        "--output", type=Path, required=True, metavar="OUT.jsonl", help="answers, in the order they end"
-    )
+    parser.add_argument("--output", required=True, metavar="OUT.jsonl", help="answers, in the order they end")
     parser.add_argument(
         "--keep-order",
         action="store_true",
@@ -99,7 +111,28 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--limit", type=int, metavar="N", help="the first N rows only")
     parser.add_argument(
-        "--batch-size", type=int, metavar="B", help="rows at once; default: the configuration's"
+        "--batch-size", type=int, metavar="B", help="rows at once in an engine; default: the configuration's"
+    )
+    parser.add_argument(
+        "--replicas",
+        type=int,
+        metavar="N",
+        help="engines, each in a process of its own with GPUs or CPU cores of its own; default: 1, and with "
+        "--ray as many as there are GPUs for",
+    )
+    parser.add_argument(
+        "--tensor-parallel",
+        type=int,
+        metavar="M",
+        help="devices that an engine is split over; default: the configuration's",
+    )
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="answer on a Ray cluster (extra ray): that of the address or of RAY_ADDRESS, or one that is "
+        "started on this machine; reads JSON lines or Parquet and writes a folder of the same",
     )
     parser.add_argument("--summary", type=Path, metavar="FILE.json", help="speed and acceptance, as JSON")
     add_sampling_options(parser)
@@ -109,32 +142,141 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 def _generate(args: argparse.Namespace, command: str) -> int:
     params = sampling_params(args)
+    for option, number in [("--limit", args.limit), ("--replicas", args.replicas)]:
+        if number is not None and number < 1:
+            raise CommandError(f"{option} must be at least 1, got {number}")
     config = resolve_config(args.config)
-    config = config.replace(drafter=drafter_options(args, config))
+    config = config.replace(drafter=drafter_options(args, config), engine=_engine_options(args))
+    if args.ray is not None:
+        return _generate_with_ray(args, params, config, command)
+    args.output = Path(args.output)
     _check_files(args)
+    devices, environments = _share_devices(args, config)
     rows = read_rows(*args.input)
     force = args.resume == "force"
     with closing(OutputFile(args.output, resume=args.resume is not None)) as output:
         if params.seed is None:
             params = dataclasses.replace(params, seed=output.recorded.get("seed", secrets.randbits(64)))
-        settings = run_settings(config, params, raw=args.raw, keep_order=args.keep_order)
-        about = {"config": args.config, **provenance(command, Path(__file__).parent)}
+        settings = run_settings(
+            config,
+            params,
+            raw=args.raw,
+            keep_order=args.keep_order,
+            backend=None if devices is None else devices.backend,
+        )
+        computed_on = None if devices is None else devices.description
+        about = {
+            "config": args.config,
+            **provenance(command, Path(__file__).parent, devices=computed_on),
+        }
         output.begin(settings, about, force=force)
-        job = Job(args, config, params, Unanswered(islice(rows, args.limit), output, force=force))
+        unanswered = Unanswered(islice(rows, args.limit), output, force=force)
+        job = Job(args, config, params, unanswered, environments)
         summary = job.run(output)
+    return _conclude(args, summary, about)
+
+
+def _generate_with_ray(args: argparse.Namespace, params: SamplingParams, config: Config, command: str) -> int:
+    """Has Ray Data read the input, answer and write; only what comes out is looked at here."""
+    if find_spec("ray") is None:
+        raise CommandError('--ray needs Ray: pip install "jaxspec[ray]"')
+    from jaxspec.batch import ray
+
+    _check_ray_options(args)
+    if params.seed is None:
+        params = dataclasses.replace(params, seed=secrets.randbits(64))
+    assert params.seed is not None
+    ray.connect(args.ray or None)
+    share = ray.share_cluster(args.replicas, config.engine.tensor_parallel)
+    start = time.perf_counter()
+    counts = ray.answer_files(
+        list(map(_absolute, args.input)),
+        _absolute(args.output),
+        share=share,
+        slots=config.engine.batch_size,
+        keep_order=args.keep_order,
+        limit=args.limit,
+        model=_absolute(args.config) if _is_path(args.config) else args.config,
+        params=params,
+        raw=args.raw,
+        imports=args.imports,
+        drafter=drafter_options(args, config),
+        sampling_modes=(required_mode(params),),
+        **_engine_options(args),
+    )
+    seconds = time.perf_counter() - start
+    for failure in counts.failures:
+        print(f"error: {failure}", file=sys.stderr)
+    summary = Summary(
+        rows=counts.rows,
+        answered=counts.answered,
+        skipped=0,
+        failures=tuple(counts.failures),
+        seed=params.seed,
+        prompt_tokens=counts.prompt_tokens,
+        tokens=counts.tokens,
+        seconds=seconds,
+        stats=counts.stats,
+    )
+    origin = provenance(command, Path(__file__).parent, devices=f"{share.actors} engines in a Ray cluster")
+    return _conclude(args, summary, {"config": args.config, **origin})
+
+
+def _check_ray_options(args: argparse.Namespace) -> None:
+    if args.resume is not None:
+        raise CommandError("--resume: not with --ray, which writes files whole")
+    if STDIN in args.input:
+        raise CommandError("--input: with --ray files or folders that every machine of the cluster can read")
+    files = [*args.input, args.output, *([str(args.summary)] if args.summary else [])]
+    if len(set(map(_absolute, files))) < len(files):
+        raise CommandError("--input, --output and --summary must be different files")
+    for path in args.input:
+        if "://" not in path and not Path(path).exists():
+            raise InputError(f"cannot read {path}: No such file or directory")
+    if "://" not in args.output and Path(args.output).exists():
+        raise OutputError(f"{args.output} exists: with --ray a new folder is written")
+    if args.summary is not None:
+        _write_json(args.summary, None)
+
+
+def _is_path(config: str) -> bool:
+    return config not in list_configs() and Path(config).expanduser().exists()
+
+
+def _absolute(path: str) -> str:
+    """A path, but no URL, as processes in other folders find it."""
+    return path if "://" in path else str(Path(path).expanduser().resolve())
+
+
+def _conclude(args: argparse.Namespace, summary: Summary, about: dict[str, Any]) -> int:
+    """Writes the summary; returns the exit status."""
     if args.summary is not None:
         _write_json(args.summary, {**summary.as_dict(), **about})
-    if _is_stdout(args.output):
+    if args.ray is None and _is_stdout(args.output):
         print(summary.table(), file=sys.stderr)
     else:
         write(summary.table() + "\n")
     return 1 if summary.failed else 0
 
 
+def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The keys of the configuration's `[engine]` that options set."""
+    options = {"batch_size": args.batch_size, "tensor_parallel": args.tensor_parallel}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _share_devices(
+    args: argparse.Namespace, config: Config
+) -> tuple[HostDevices | None, list[dict[str, str]]]:
+    """This machine's devices and the environment of each replica; nothing where this process computes."""
+    if args.replicas in (None, 1):
+        return None, []
+    devices = HostDevices.find()
+    return devices, devices.share(args.replicas, config.engine.tensor_parallel)
+
+
 def _check_files(args: argparse.Namespace) -> None:
     """Refuses files that cannot be used, before anything is written to one of them."""
-    if args.limit is not None and args.limit < 1:
-        raise CommandError(f"--limit must be at least 1, got {args.limit}")
     sources = ["/dev/stdin" if source == STDIN else source for source in args.input]
     written = [args.output, record_path(args.output), *([args.summary] if args.summary else [])]
     files = [Path(path).resolve() for path in (*sources, *written)]
@@ -164,8 +306,16 @@ def _write_json(path: Path, values: dict[str, Any] | None) -> None:
 class Job:
     """The rows of one command, from the input to the output."""
 
-    def __init__(self, args: argparse.Namespace, config: Config, params: SamplingParams, rows: Unanswered):
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        config: Config,
+        params: SamplingParams,
+        rows: Unanswered,
+        environments: list[dict[str, str]],
+    ):
         self._args = args
+        self._environments = environments
         self._config = config
         self._params = params
         self._rows = rows
@@ -177,31 +327,60 @@ class Job:
         args, total = self._args, count_rows(*self._args.input)
         if total is not None and args.limit is not None:
             total = min(total, args.limit)
-        batch_size = self._config.engine.batch_size if args.batch_size is None else args.batch_size
-        # No more slots than rows, where that can be known without waiting for a pipe.
+        batch_size = self._config.engine.batch_size
+        # No more slots or engines than rows, where that can be known without waiting for a pipe. Each engine
+        # has as many slots as one alone would have: rounded to 8 bits, answers depend on that.
         fits = args.batch_size is None and total is not None
         rows = iter(self._rows)
-        first = self._first_rows(rows, batch_size if fits else 1)
+        first = self._first_rows(rows, max(batch_size, len(self._environments)) if fits else 1)
         if not first:
             return self._nothing_to_answer()
+        if fits:
+            batch_size = min(batch_size, len(first))
+            del self._environments[len(first) :]
         start = time.perf_counter()
-        engine = load(
-            args.config,
-            drafter=drafter_options(args, self._config),
-            sampling_modes=(required_mode(self._params),),
-            batch_size=len(first) if fits else batch_size,
-        )
-        loaded = time.perf_counter()
-        run = BatchRun(engine, chain(first, rows), self._params, raw=args.raw, keep_order=args.keep_order)
-        self._answer(run, output, total)
+        with ExitStack() as stack:
+            run = self._load(chain(first, rows), batch_size, stack)
+            loaded = time.perf_counter()
+            self._answer(run, output, total)
+            ended = time.perf_counter()
         return dataclasses.replace(
             self._summary(),
             prompt_tokens=run.num_prompt_tokens,
             tokens=run.num_tokens,
             load_seconds=loaded - start,
-            seconds=time.perf_counter() - loaded,
+            seconds=ended - loaded,
             stats=run.stats,
         )
+
+    def _load(
+        self, rows: Iterator[Row | RowError], batch_size: int, stack: ExitStack
+    ) -> BatchRun | ReplicaRun:
+        """Loads one engine, or several, which end with the stack."""
+        args = self._args
+        load_engine = partial(
+            load,
+            args.config,
+            drafter=drafter_options(args, self._config),
+            sampling_modes=(required_mode(self._params),),
+            **{**_engine_options(args), "batch_size": batch_size},
+        )
+        if not self._environments:
+            return BatchRun(load_engine(), rows, self._params, raw=args.raw, keep_order=args.keep_order)
+        run = ReplicaRun(
+            partial(load_engine, progress=False),
+            self._environments,
+            rows,
+            self._params,
+            imports=args.imports,
+            raw=args.raw,
+            keep_order=args.keep_order,
+            note=lambda text: tqdm.write(f"note: {text}", file=sys.stderr),
+        )
+        stack.enter_context(closing(run))
+        with tqdm(total=len(self._environments), desc="loading", unit="replica", leave=False) as bar:
+            run.start(bar.update)
+        return run
 
     def _first_rows(self, rows: Iterator[Row | RowError], count: int) -> list[Row]:
         """The first rows to answer, at most so many; reports what fails before them."""
@@ -220,7 +399,7 @@ class Job:
             print(f"nothing to do: {self._args.output} holds what can be answered", file=sys.stderr)
         return self._summary()
 
-    def _answer(self, run: BatchRun, output: OutputFile, total: int | None) -> None:
+    def _answer(self, run: BatchRun | ReplicaRun, output: OutputFile, total: int | None) -> None:
         start, skipped = time.perf_counter(), self._rows.num_skipped
         with (
             tqdm(

@@ -26,6 +26,7 @@ EAGLE3_TARGETS = {
     "eagle3-two-layers-qwen3": "llama-tied",
     "eagle3-sliding-window": "llama-tied",
     "eagle3-llama3-rope-biased": "llama-untied-llama3-rope",
+    "eagle3-exported": "llama-tied",
     "eagle3-safeailab": "llama-seven-layers",
     "eagle3-safeailab-own-embedding": "llama-seven-layers",
     "eagle3-safeailab-other-width": "llama-seven-layers",

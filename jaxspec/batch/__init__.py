@@ -1,10 +1,13 @@
 """Files of prompts: rows in, answers out, resumable."""
 
+from jaxspec.batch.answer import Answer
+from jaxspec.batch.devices import HostDevices
 from jaxspec.batch.ids import RowId
 from jaxspec.batch.output import OutputError, OutputFile, Unanswered
 from jaxspec.batch.record import record_path
+from jaxspec.batch.replicas import ReplicaError, ReplicaRun
 from jaxspec.batch.rows import STDIN, InputError, Row, RowError, count_rows, read_rows
-from jaxspec.batch.run import Answer, BatchRun, row_seed
+from jaxspec.batch.run import BatchRun, row_seed
 from jaxspec.batch.settings import run_settings
 from jaxspec.batch.summary import MAX_FAILURES, Summary
 
@@ -13,9 +16,12 @@ __all__ = [
     "STDIN",
     "Answer",
     "BatchRun",
+    "HostDevices",
     "InputError",
     "OutputError",
     "OutputFile",
+    "ReplicaError",
+    "ReplicaRun",
     "Row",
     "RowError",
     "RowId",

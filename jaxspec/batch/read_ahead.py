@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -11,15 +11,17 @@ T = TypeVar("T")
 class ReadAhead(Generic[T]):
     """Items of an iterable, read by a thread of their own a few ahead of who takes them."""
 
-    def __init__(self, items: Iterable[T], size: int):
+    def __init__(self, items: Iterable[T], size: int, *, on_change: Callable[[], object] | None = None):
         """Starts reading.
 
         Args:
           size: items to read before the first is taken.
+          on_change: called in the reading thread when there is an item more, and after the last one.
         """
         self._items = items
         self._size = size
         self._ready: deque[T] = deque()
+        self._on_change = on_change or (lambda: None)
         self._error: BaseException | None = None
         self._is_done = False
         self._changed = threading.Condition()
@@ -66,9 +68,11 @@ class ReadAhead(Generic[T]):
                         return
                     self._ready.append(item)
                     self._changed.notify_all()
+                self._on_change()
         except BaseException as raised:
             error = raised
         with self._changed:
             self._error = error
             self._is_done = True
             self._changed.notify_all()
+        self._on_change()

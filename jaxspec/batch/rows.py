@@ -4,7 +4,7 @@ import errno
 import json
 import os
 from bisect import bisect
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from jaxspec.batch.ids import IdTable, RowId, hash_json
 from jaxspec.checkpoints.chat_template import check_messages
+from jaxspec.engine import Generation
 
 STDIN = "-"
 """The input that stands for standard input."""
@@ -26,11 +27,23 @@ class InputError(ValueError):
 
 
 class RowError(ValueError):
-    """A row that has no answer; the message is one line and begins with the row's place."""
+    """A row that has no answer; the message is one line and begins with the row's place.
 
-    def __init__(self, place: str, problem: object):
+    Attributes:
+      place: where the row stands.
+      generations: what was generated for it all the same: answers to earlier turns, one that failed.
+    """
+
+    def __init__(self, place: str, problem: object, generations: Sequence[Generation] = ()):
         text = " ".join(str(problem).splitlines())
-        super().__init__(f"{place}: {text if len(text) <= 300 else text[:300] + '…'}")
+        text = text if len(text) <= 300 else text[:300] + "…"
+        super().__init__(place, text, generations)  # what it is made of, so that it can be pickled
+        self.place = place
+        self.generations = generations
+        self._text = text
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self._text}"
 
 
 @dataclass(frozen=True)
@@ -85,7 +98,7 @@ def _read(sources: Sequence[str | Path]) -> Iterator[Row | RowError]:
                 if line is not None and not line.strip():
                     continue
                 try:
-                    row = _parse(places.of(number), number, line)
+                    row = parse_line(places.of(number), line, number)
                     first = taken.add(row.id, number)
                     if first is not None:
                         raise ValueError(f"id {row.id!r} is taken by {places.of(first)}")
@@ -168,7 +181,16 @@ def _open(source: str | Path) -> BinaryIO:
     return open(0, "rb", closefd=False) if source == STDIN else open(source, "rb")
 
 
-def _parse(place: str, number: int, line: bytes | None) -> Row:
+def parse_line(place: str, line: bytes | None, number: int | None) -> Row:
+    """The row that a line of JSON holds.
+
+    Args:
+      line: None for one that is longer than `MAX_LINE`.
+      number: the id of a row that says none; None where it has to.
+
+    Raises:
+      ValueError, RecursionError: it holds none.
+    """
     if line is None:
         raise ValueError(f"longer than {MAX_LINE} bytes")
     try:
@@ -180,24 +202,36 @@ def _parse(place: str, number: int, line: bytes | None) -> Row:
         raise ValueError(f"not JSON: {problem} at column {error.colno}") from None
     if not isinstance(values, dict):
         raise ValueError(f"must be an object, got {type(values).__name__}")
-    kinds = [kind for kind in ("prompt", "messages", "turns") if kind in values]
+    row = make_row(place, values, number)
+    asked = row.turns if row.prompt is None else row.prompt
+    if b"\\u" in line and not _is_unicode(json.dumps(asked, ensure_ascii=False)):
+        (kind,) = _kinds(values)
+        raise ValueError(f"{kind} is not valid Unicode")
+    _ = row.digest  # what is nested too deeply for it is found here
+    return row
+
+
+def make_row(place: str, values: Mapping[str, Any], number: int | None) -> Row:
+    """The row that an object of JSON holds, as its keys and values; arguments and errors as `parse_line`."""
+    kinds = _kinds(values)
     if len(kinds) != 1:
         found = " and ".join(kinds) or "none"
         raise ValueError(f"must have one of prompt, messages and turns, got {found}")
+    if number is None and "id" not in values:
+        raise ValueError("must have an id")
     row_id = _check_id(values.get("id", number))
     (kind,) = kinds
     value = values[kind]
     if kind == "turns":
-        row = Row(place, row_id, None, _check_turns(value))
-    elif kind == "messages":
+        return Row(place, row_id, None, _check_turns(value))
+    if kind == "messages":
         check_messages(value)
-        row = Row(place, row_id, value)
-    else:
-        row = Row(place, row_id, _check_prompt(value))
-    if b"\\u" in line and not _is_unicode(json.dumps(value, ensure_ascii=False)):
-        raise ValueError(f"{kind} is not valid Unicode")
-    _ = row.digest  # what is nested too deeply for it is found here
-    return row
+        return Row(place, row_id, value)
+    return Row(place, row_id, _check_prompt(value))
+
+
+def _kinds(values: Mapping[str, Any]) -> list[str]:
+    return [kind for kind in ("prompt", "messages", "turns") if kind in values]
 
 
 def _check_id(value: Any) -> RowId:

@@ -7,10 +7,12 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jaxspec.batch.answer import Answer
 from jaxspec.batch.ids import RowId, hash_json
+from jaxspec.batch.progress import Progress
 from jaxspec.batch.read_ahead import ReadAhead
 from jaxspec.batch.rows import Row, RowError
-from jaxspec.engine import AcceptanceStats, Engine, Generation, Request
+from jaxspec.engine import Engine, Generation, Request
 from jaxspec.sampling import SamplingParams
 
 LOOK_AHEAD = 16
@@ -28,28 +30,6 @@ def row_seed(seed: int, row_id: RowId, turn: int) -> int:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A finished row: one generation, or one for each of its turns."""
-
-    row: Row
-    generations: list[Generation]
-
-    @property
-    def stats(self) -> AcceptanceStats:
-        """The statistics of all turns together."""
-        return _total(generation.stats for generation in self.generations)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The output row: the last turn's answer; for a row with turns every turn's too, under "turns"."""
-        turns = [_record(generation) for generation in self.generations]
-        record = {"id": self.row.id, "input_digest": self.row.digest, **turns[-1]}
-        record["stats"] = self.stats.as_dict()
-        if self.row.turns:
-            record["turns"] = turns
-        return record
-
-
-@dataclass(frozen=True)
 class _Asked:
     """A row on its way: its place among the rows of the run, and the answers to its turns so far."""
 
@@ -58,14 +38,11 @@ class _Asked:
     generations: list[Generation]
 
 
-class BatchRun:
+class BatchRun(Progress):
     """Rows on their way through an engine, read a few ahead of the free slots.
 
     Attributes:
       seed: of the run.
-      num_tokens: of the finished generations so far.
-      num_prompt_tokens: of their prompts; a turn reads the turns before it again.
-      stats: what became of their drafts.
     """
 
     def __init__(
@@ -86,21 +63,16 @@ class BatchRun:
           keep_order: yield in the order of the rows. An answer waits for those before it, and where one
             row takes as long as `LOOK_AHEAD` times `Engine.max_pending` others, slots wait too.
         """
+        super().__init__(keep_order=keep_order)
         self._engine = engine
         self._rows = rows
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self._params = params
         self._raw = raw
-        self._keep_order = keep_order
         self._next_turns: deque[_Asked] = deque()
         self._asked: dict[int, _Asked] = {}
         self._num_asked = 0
-        self._done: dict[int, Answer | RowError] = {}
         self._num_read = 0
-        self._num_yielded = 0
-        self.num_tokens = 0
-        self.num_prompt_tokens = 0
-        self.stats = AcceptanceStats()
 
     def __iter__(self) -> Generator[Answer | RowError, None, None]:
         """Runs the engine; yields rows as they end, or in their order.
@@ -125,20 +97,9 @@ class BatchRun:
         """One `Engine.run`, which closing ends at once."""
         yield from self._engine.run(_Requests(self))
 
-    def _ended(self) -> Iterator[Answer | RowError]:
-        """What may be yielded by now."""
-        while self._done:
-            place = self._num_yielded if self._keep_order else next(iter(self._done))
-            if place not in self._done:
-                return
-            self._num_yielded += 1
-            yield self._done.pop(place)
-
     def _take(self, asked: _Asked, generation: Generation) -> None:
         """Moves a finished generation into its row; the row ends, or has its next turn to ask."""
-        self.num_tokens += len(generation.token_ids)
-        self.num_prompt_tokens += len(generation.prompt_token_ids)
-        self.stats.add(generation.stats)
+        self._count(generation)
         asked = replace(asked, generations=[*asked.generations, generation])
         if generation.finish_reason not in ("stop", "length"):
             self._fail(asked, len(asked.generations), f"{generation.finish_reason}: {generation.error}")
@@ -180,7 +141,7 @@ class BatchRun:
 
     def _fail(self, asked: _Asked, turn: int, problem: object) -> None:
         said = f"turn {turn}: {problem}" if asked.row.turns else problem
-        self._done[asked.place] = RowError(asked.row.place, said)
+        self._done[asked.place] = RowError(asked.row.place, said, asked.generations)
 
 
 class _Requests(Iterator[Request]):
@@ -195,25 +156,6 @@ class _Requests(Iterator[Request]):
         if request is None:
             raise StopIteration
         return request
-
-
-def _record(generation: Generation) -> dict[str, Any]:
-    return {
-        "text": generation.text,
-        "token_ids": generation.token_ids,
-        "prompt_tokens": len(generation.prompt_token_ids),
-        "finish_reason": generation.finish_reason,
-        "seed": generation.seed,
-        "stats": generation.stats.as_dict(),
-    }
-
-
-def _total(parts: Iterable[AcceptanceStats]) -> AcceptanceStats:
-    """The sum of several statistics."""
-    total = AcceptanceStats()
-    for part in parts:
-        total.add(part)
-    return total
 
 
 def _prompt(asked: _Asked) -> Any:

@@ -20,19 +20,28 @@ _BLOCK = 2**16
 _BLOCKS = 128
 
 
-def run_settings(config: Config, params: SamplingParams, *, raw: bool, keep_order: bool) -> dict[str, Any]:
+def run_settings(
+    config: Config,
+    params: SamplingParams,
+    *,
+    raw: bool,
+    keep_order: bool,
+    backend: str | None = None,
+) -> dict[str, Any]:
     """Everything that decides a run's answers, or their order, ready for JSON.
 
-    Of the engine's sizes only those that change answers are there: a run may go on with another batch size.
+    Of the engine's sizes only those that change answers are there: a run may go on with another batch size,
+    or on more devices.
 
     Args:
       params: with a seed.
+      backend: that engines run on; None for this process's own.
 
     Raises:
       CheckpointError: a checkpoint is not there.
     """
     # The model's own limit is part of the model.
-    engine = config.engine.resolve(backend=jax.default_backend(), model_limit=2**62)
+    engine = config.engine.resolve(backend=backend or jax.default_backend(), model_limit=2**62)
     return {
         "model": checkpoint_digest(config.target),
         **_drafter(config.drafter),

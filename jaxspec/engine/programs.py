@@ -30,29 +30,24 @@ from jaxspec.sharding import bytes_by_device, on_shards, replicated, shardings
 _log = logging.getLogger(__name__)
 
 
-def compiler_options(
-    weights: Sequence[jax.Array], *, rows: int, reads_prompts: bool = False
-) -> dict[str, str | bool | int]:
+def compiler_options(weights: Sequence[jax.Array], *, rows: int) -> dict[str, str | bool]:
     """How XLA is to compile a program that runs so many rows through these weights.
 
     On a GPU, XLA picks for every product between kernels of its own and cuBLAS's by timing them on operands
     that are in the cache, where real weights never are. Llama-3-8B with 128 rows took 8.49 ms a step with its
     picks and 7.93 with cuBLAS alone (H100). With few rows or small weights its kernels are the better ones,
-    for they fuse what surrounds the product.
-
-    A program that reads prompts is launched kernel by kernel: its arrays seldom lie where they lay when its
-    CUDA graph was made, and writing the graph anew took the host 4 to 7 ms, its kernels 2.
-
-    XLA_FLAGS take precedence.
+    for they fuse what surrounds the product. XLA_FLAGS take precedence.
     """
-    if jax.default_backend() != "gpu":
+    flag = "xla_gpu_enable_triton_gemm"
+    size = sum(map(bytes_by_device, weights))
+    if (
+        jax.default_backend() != "gpu"
+        or rows < 64
+        or size < 1 << 31
+        or flag in os.environ.get("XLA_FLAGS", "")
+    ):
         return {}
-    options: dict[str, str | bool | int] = {}
-    if rows >= 64 and sum(map(bytes_by_device, weights)) >= 1 << 31:
-        options["xla_gpu_enable_triton_gemm"] = False
-    if reads_prompts:
-        options["xla_gpu_graph_min_graph_size"] = 1 << 20
-    return {flag: value for flag, value in options.items() if flag not in os.environ.get("XLA_FLAGS", "")}
+    return {flag: False}
 
 
 @dataclass(frozen=True)
@@ -234,8 +229,8 @@ class Programs:
         models.drafter.num_speculative_tokens = size.drafts
         return models
 
-    def _compiler_options(self, size: Size) -> dict[str, str | bool | int]:
-        return compiler_options(self.leaves, rows=self.rows(size), reads_prompts=bool(size.pieces))
+    def _compiler_options(self, size: Size) -> dict[str, str | bool]:
+        return compiler_options(self.leaves, rows=self.rows(size))
 
     def _lower(self, size: Size) -> Any:
         def program(leaves, state, served, pieces):

@@ -1,10 +1,10 @@
 """A request on its way through the engine, and the generation it ends as."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from jaxspec.checkpoints import TextStream, Tokenizer
 from jaxspec.engine.choice import Acceptance
@@ -31,6 +31,13 @@ class AcceptanceStats:
     drafted: int = 0
     accepted: int = 0
     accepted_at: list[int] = field(default_factory=list)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "AcceptanceStats":
+        """The counts that `as_dict` was made of."""
+        draft_steps = values["draft_steps"]
+        accepted_at = [round(rate * draft_steps) for rate in values["acceptance_per_position"]]
+        return cls(values["steps"], draft_steps, values["drafted"], values["accepted"], accepted_at)
 
     def add_step(self, drafted: int, accepted: int) -> None:
         """Counts one target pass."""

@@ -20,6 +20,7 @@ def generate_answers(
     folder: Path,
     *,
     label: str,
+    wanted: Sequence[int] | None = None,
 ) -> TokenRows:
     """Answers every prompt that `folder` holds no answer to, and returns all answers.
 
@@ -30,14 +31,18 @@ def generate_answers(
       prompts: token ids.
       params: of the prompt with that index.
       label: of the progress bar.
+      wanted: indices of the prompts to answer; None takes all.
     """
     folder.mkdir(exist_ok=True)
     done = set(read_shards(folder).index.tolist())
-    todo = [i for i in range(len(prompts)) if i not in done]
+    wanted = range(len(prompts)) if wanted is None else wanted
+    todo = [i for i in wanted if i not in done]
     finished: list[tuple[int, Generation]] = []
     tokens, begin = 0, time.monotonic()
     requests = (engine.make_request(prompts[i], params(i)) for i in todo)
-    with tqdm(total=len(prompts), initial=len(done), desc=label, unit="answer", mininterval=2) as bar:
+    with tqdm(
+        total=len(wanted), initial=len(wanted) - len(todo), desc=label, unit="answer", mininterval=2
+    ) as bar:
         try:
             for at, generation in engine.run(requests):
                 finished.append((todo[at], generation))

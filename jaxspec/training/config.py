@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.config import ConfigError, EngineConfig, SourceConfig, build_section
+from jaxspec.config.errors import at_least
 from jaxspec.config.toml import read_toml
 
 
@@ -15,9 +16,12 @@ class PromptsConfig:
     """Where the user's turns come from.
 
     Attributes:
-      files: JSONL files with a "prompt" (or a list "turns", of which the first is taken) in every row.
+      files: JSONL files; see `jaxspec.training.prompt_files.read_rows` for what a row may hold.
       held_out: JSONL files of evaluation prompts; a prompt that repeats one, or shares 13 words in a row
         with one, is dropped.
+      held_out_share: of the prompts of `files` this share is not trained on, at least 8 of them, at most 128
+        and never more than a quarter; acceptance before and after is measured on it. Which ones follows from
+        their words, so it is the same in every run.
       max_tokens: longer prompts are dropped, the chat template counted in.
       synthetic: user turns to sample from the target itself.
       synthetic_temperature: at which they are sampled.
@@ -27,16 +31,22 @@ class PromptsConfig:
 
     files: tuple = ()
     held_out: tuple = ()
-    max_tokens: int = 256
+    held_out_share: float = 0.0
+    max_tokens: int = 2048
     synthetic: int = 0
     synthetic_temperature: float = 1.0
     synthetic_max_tokens: int = 160
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        at_least("prompts.max_tokens", self.max_tokens, 1)
+        if not 0 <= self.held_out_share < 1:
+            raise ConfigError(f"prompts.held_out_share must be from 0 to below 1, got {self.held_out_share}")
+
 
 @dataclass(frozen=True)
 class ResponsesConfig:
-    """How the target answers.
+    """How the target answers the prompts that come without an answer.
 
     Attributes:
       temperatures: taken in turn, prompt by prompt.
@@ -50,21 +60,28 @@ class ResponsesConfig:
     max_new_tokens: int = 256
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        at_least("responses.max_new_tokens", self.max_new_tokens, 1)
+
 
 @dataclass(frozen=True)
 class VocabularyConfig:
-    """The draft vocabulary: the `size` most frequent tokens of the answers."""
+    """The draft vocabulary: the `size` most frequent tokens of the answers.
 
-    size: int = 8192
+    Attributes:
+      size: 0 takes that of the head to start from, else what `jaxspec.training.sizes` finds for the target.
+    """
+
+    size: int = 0
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """The shape of the head; sizes left out are the target's.
+    """The shape of the head; sizes left out are the target's, or those of the head to start from.
 
     Attributes:
-      initial: folder of an exported head of this shape to start from, of any draft vocabulary; empty starts
-        from random weights.
+      initial: an EAGLE-3 head to start from, of any draft vocabulary: a folder or a Hugging Face Hub id.
+        Empty starts from random weights.
       num_layers: decoder layers.
       intermediate_size: of the feed-forward networks.
       capture: the target's hidden states to read; empty takes (2, L // 2, L - 3).
@@ -87,9 +104,13 @@ class TrainConfig:
     """The optimisation.
 
     Attributes:
-      steps: updates.
-      batch_size: packed rows per update, over all devices.
-      row_length: tokens per row; longer conversations are cut.
+      steps: updates; 0 takes as many as `epochs` are.
+      epochs: how often every row is seen where `steps` is 0, which is then at least 300. The intervals and
+        the rows below that are too many for so few updates are made smaller.
+      batch_size: packed rows per update, over all devices; 0 takes what gives `batch_tokens`.
+      batch_tokens: tokens per update where `batch_size` is 0; fewer where the device's memory has no room.
+      row_length: tokens per row; longer conversations are cut, and left out where nothing of their answer is
+        left. 0 takes the longest conversation's.
       optimizer: "adamw" for everything, or "muon" for the matrices and AdamW for the rest.
       learning_rate: after warm-up; it falls to a hundredth along a cosine.
       warmup_steps: updates in which it rises from 0.
@@ -105,9 +126,11 @@ class TrainConfig:
       seed: of the initial weights, the packing and the order of the rows.
     """
 
-    steps: int = 1000
-    batch_size: int = 64
-    row_length: int = 512
+    steps: int = 0
+    epochs: float = 4.0
+    batch_size: int = 0
+    batch_tokens: int = 16384
+    row_length: int = 0
     optimizer: str = "adamw"
     learning_rate: float = 5e-4
     warmup_steps: int = 100
@@ -125,20 +148,21 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "row_length", "num_unroll_steps", "log_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"train.{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("steps", "batch_size", "row_length"):
+            at_least(f"train.{name}", getattr(self, name), 0)
+        for name in ("num_unroll_steps", "log_every", "validate_every", "checkpoint_every", "batch_tokens"):
+            at_least(f"train.{name}", getattr(self, name), 1)
         if self.optimizer not in ("adamw", "muon"):
             raise ConfigError(f"train.optimizer must be 'adamw' or 'muon', not {self.optimizer!r}")
         if self.objective not in ("cross_entropy", "total_variation"):
             raise ConfigError(
                 f"train.objective must be 'cross_entropy' or 'total_variation', not {self.objective!r}"
             )
-        if not 0 <= self.warmup_steps < self.steps:
+        if not 0 <= self.warmup_steps < (self.steps or self.warmup_steps + 1):
             raise ConfigError(
                 f"train.warmup_steps must be below train.steps {self.steps}, got {self.warmup_steps}"
             )
-        if self.num_unroll_steps + 2 > self.row_length:
+        if 0 < self.row_length < self.num_unroll_steps + 2:
             raise ConfigError(
                 f"train.row_length {self.row_length} is too short for {self.num_unroll_steps} unroll steps"
             )
@@ -162,6 +186,25 @@ class EvaluateConfig:
 
 
 @dataclass(frozen=True)
+class ExportConfig:
+    """What the exported head says of itself.
+
+    Attributes:
+      target_name: the target's name in the config and on the card: what speculators and vLLM find it by, a
+        Hugging Face Hub id or a folder of safetensors. Empty takes the name it was loaded by, which those two
+        cannot open where it is a GGUF.
+      license: of the head.
+      data: where the prompts are from, and their licences, a line each.
+      command: that trains it.
+    """
+
+    target_name: str = ""
+    license: str = ""
+    data: tuple = ()
+    command: str = ""
+
+
+@dataclass(frozen=True)
 class TrainingRun:
     """One TOML file.
 
@@ -177,6 +220,7 @@ class TrainingRun:
     head: HeadConfig = field(default_factory=HeadConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def settings(self, *sections: str) -> dict[str, Any]:

@@ -12,11 +12,12 @@ def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
     return np.bincount(tokens, minlength=vocab_size)
 
 
-def choose_vocabulary(counts: np.ndarray, size: int) -> np.ndarray:
-    """The `size` most frequent token ids, rising; the lowest unused ids fill up where fewer occur.
+def choose_vocabulary(counts: np.ndarray, size: int, known: np.ndarray | None = None) -> np.ndarray:
+    """The `size` most frequent token ids, rising; where fewer occur, ids of `known` fill up, then the lowest.
 
     Args:
       counts: i64[V].
+      known: the ids that a head drafts already.
 
     Raises:
       ConfigError: more tokens are asked for than the target has.
@@ -25,8 +26,11 @@ def choose_vocabulary(counts: np.ndarray, size: int) -> np.ndarray:
         raise ConfigError(
             f"vocabulary.size must be between 1 and the target's vocabulary of {counts.size}, got {size}"
         )
-    by_frequency = np.argsort(-counts, kind="stable")
-    return np.sort(by_frequency[:size]).astype(np.int32)
+    is_new = np.ones(counts.size, bool)
+    if known is not None:
+        is_new[known] = False
+    best = np.lexsort((np.arange(counts.size), is_new, -counts))
+    return np.sort(best[:size]).astype(np.int32)
 
 
 def coverage(counts: np.ndarray, target_ids: np.ndarray) -> float:

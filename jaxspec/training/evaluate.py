@@ -1,16 +1,16 @@
 """What a head is worth: acceptance through the real engine."""
 
 import time
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from tqdm.auto import tqdm
 
-from jaxspec.checkpoints import Tokenizer
 from jaxspec.engine import AcceptanceStats, Engine
 from jaxspec.sampling import SamplingParams
 from jaxspec.training.config import EvaluateConfig
-from jaxspec.training.prompts import encode_turn, read_prompts
+
+ACCEPTANCE = "acceptance.json"
 
 
 def measure_acceptance(
@@ -38,17 +38,20 @@ def measure_acceptance(
     }
 
 
-def evaluate_head(
-    engine: Engine, tokenizer: Tokenizer, config: EvaluateConfig, *, data: Path
+def measure(
+    engine: Engine, prompts: Mapping[str, list[list[int]]], config: EvaluateConfig
 ) -> dict[str, dict[str, Any]]:
-    """Every file at every temperature, as "file temperature t"."""
+    """`measure_acceptance` of every set of prompts at every temperature, as "set temperature t".
+
+    Args:
+      prompts: token ids, by the set's name.
+    """
     results = {}
-    for name in config.files:
-        prompts = [encode_turn(tokenizer, turn) for turn in read_prompts(data / name)]
+    for name, encoded in prompts.items():
         for temperature in config.temperatures:
             params = SamplingParams(
                 temperature=float(temperature), max_new_tokens=config.max_new_tokens, seed=0
             )
             label = f"{name} temperature {temperature:g}"
-            results[label] = measure_acceptance(engine, prompts, params, label=label)
+            results[label] = measure_acceptance(engine, encoded, params, label=label)
     return results

@@ -6,16 +6,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
 from jaxspec.checkpoints.safetensors_files import write_safetensors
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config, default_capture
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.loading import export_tensors
 
 FORMATS = ("speculators", "safeailab", "shared")
-"""`shared` is speculators' format without `lm_head.weight`: the target's output rows are taken instead."""
+"""`speculators` is what speculators and vLLM load. `shared` is the same without what the target has, too:
+`embed_tokens.weight` and `lm_head.weight`; only this library takes the target's output rows instead."""
+
+
+def embedding_rows(target: Decoder) -> np.ndarray:
+    """f32[V, M], every token's embedding as a head reads it."""
+    ids = jnp.arange(target.config.vocab_size)
+    return np.asarray(target.embedding(ids).astype(jnp.float32))
 
 
 def why_not_safeailab(config: Eagle3Config, target_depth: int) -> str | None:
@@ -42,14 +51,20 @@ def export_head(
     target_name: str,
     architectures: Sequence[str] = (),
     dtype: str = "bfloat16",
+    embedding: np.ndarray | None = None,
+    card: str = "",
 ) -> None:
-    """Writes `config.json` and `model.safetensors` into a new folder, whole or not at all.
+    """Writes `config.json`, `model.safetensors` and `README.md` into a new folder, whole or not at all.
 
     Args:
       head: with its float32 parameters.
       form: one of `FORMATS`.
-      target_name, architectures: what the format records of the target.
+      target_name, architectures: what the format records of the target. speculators opens the target by that
+        name when it loads a head, and vLLM where it is given the head alone.
       dtype: of the weights, "bfloat16" or "float32".
+      embedding: [V, M], the target's as the head reads it, for speculators' format, which holds a copy; a
+        head with one of its own needs none.
+      card: what `README.md` says.
 
     Raises:
       ConfigError: the format cannot hold this head, or the folder is there already.
@@ -60,13 +75,19 @@ def export_head(
         raise ConfigError(f"{folder}: is there already; nothing was written")
     if form == "safeailab" and (reason := why_not_safeailab(head.config, target.num_hidden_layers)):
         raise ConfigError(f"the format of SafeAILab {reason}")
-    tensors = {name: _rounded(array, dtype) for name, array in export_tensors(head).items()}
+    # Read from another format, it keeps that one's names.
+    tensors = {
+        name.replace("midlayer.", "layers.0.", 1): _rounded(array, dtype)
+        for name, array in export_tensors(head).items()
+    }
     if form == "safeailab":
         tensors = {name.replace("layers.0.", "midlayer.", 1): array for name, array in tensors.items()}
         config = _safeailab_config(head.config, dtype)
     else:
         verifier = {"name_or_path": target_name, "architectures": list(architectures)}
         config = _speculators_config(head, verifier, dtype)
+    if form == "speculators" and embedding is not None:
+        tensors.setdefault("embed_tokens.weight", _rounded(embedding, dtype))
     if form == "shared":
         del tensors["lm_head.weight"]
     part = folder.with_name(f"{folder.name}.part")
@@ -74,6 +95,7 @@ def export_head(
     part.mkdir(parents=True)
     write_safetensors(part, tensors.items(), 2**40)
     (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    (part / "README.md").write_text(card, "utf-8")
     part.rename(folder)
 
 

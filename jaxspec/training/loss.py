@@ -82,8 +82,12 @@ def make_labels(head: Eagle3, target: Target, hidden: jax.Array) -> Labels:
         total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         return Labels(jnp.exp(drafted - total).astype(x.dtype), best)
 
-    size = max(1, _LABELLED // hidden.shape[0])
-    return lax.map(label, jnp.moveaxis(hidden, 1, 0), batch_size=size)
+    batch, length, width = hidden.shape
+    size = max(1, min(length, _LABELLED // batch))
+    padded = _lengthen(hidden, -(-length // size) * size)
+    chunks = jnp.moveaxis(padded, 1, 0).reshape(-1, size, batch, width)
+    labels = lax.map(label, chunks)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:length], labels)
 
 
 def drafted_positions(rows: PackedRows, k: int) -> jax.Array:

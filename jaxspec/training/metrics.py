@@ -1,8 +1,11 @@
 """Metrics of a training run: a JSONL file, and its plot."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from jaxspec.training.stage_folder import write_atomically
 
@@ -36,14 +39,25 @@ class MetricsFile:
         return [json.loads(line) for line in whole.splitlines()]
 
 
-def plot_accuracy(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draws accuracy per draft position against tokens seen, as PNG: training thin, validation thick."""
+def expected_length(rates: list[float]) -> float:
+    """Tokens a step, the target's own included, if the draft at position k passes at rate k behind others."""
+    return 1 + float(np.cumprod(rates).sum())
+
+
+def can_plot() -> bool:
+    """Whether matplotlib is there."""
+    return find_spec("matplotlib") is not None
+
+
+def plot_progress(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draws, as PNG, what validation says against tokens seen: accuracy per draft position, with that of
+    training thin, and the acceptance length to be expected of it."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5), layout="constrained")
     num_steps = len(rows[0]["accuracy"]) if rows else 0
     colours = pyplot.get_cmap("viridis")
     for k in range(num_steps):
@@ -52,12 +66,20 @@ def plot_accuracy(rows: list[dict[str, Any]], path: Path) -> None:
             points = [(row["tokens"], row["accuracy"][k]) for row in rows if row["kind"] == kind]
             label = f"position {k}" if kind == "validation" else None
             if points:
-                axes.plot(*zip(*points, strict=True), color=colour, linewidth=width, alpha=alpha, label=label)
-    axes.set_xlabel("tokens seen (packed rows, prompts included)")
-    axes.set_ylabel("accuracy (teacher-forced)")
-    axes.set_ylim(0, 1)
-    axes.grid(alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(title="validation", fontsize="small", ncols=2)
+                left.plot(*zip(*points, strict=True), color=colour, linewidth=width, alpha=alpha, label=label)
+    left.set_ylabel("accuracy (teacher-forced)")
+    left.set_ylim(0, 1)
+    # Of few conversations none is left for validation.
+    shown = "validation" if any(row["kind"] == "validation" for row in rows) else "train"
+    for rates, label in (("accuracy", "temperature 0"), ("overlap", "temperature 1")):
+        lengths = [(row["tokens"], expected_length(row[rates])) for row in rows if row["kind"] == shown]
+        if lengths:
+            right.plot(*zip(*lengths, strict=True), marker="o", label=label)
+    right.set_ylabel(f"expected acceptance length, K = {num_steps}")
+    for axes in (left, right):
+        axes.set_xlabel("tokens seen (packed rows, prompts included)")
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(title=shown, fontsize="small", ncols=2)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

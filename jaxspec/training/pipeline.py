@@ -10,35 +10,47 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checkpoints import Checkpoint, Tokenizer, open_checkpoint
-from jaxspec.config import ConfigError, DrafterConfig
+from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.eagle3 import Eagle3
+from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config
+from jaxspec.drafters.formats import open_drafter
 from jaxspec.drafters.loading import Build, load_drafter
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.engine import Engine
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.loading import load_target, target_config
 from jaxspec.sampling import SamplingMode
+from jaxspec.training.card import head_card
 from jaxspec.training.config import TrainingRun
 from jaxspec.training.draft_vocabulary import VOCABULARY, choose_vocabulary, coverage, token_counts
-from jaxspec.training.evaluate import evaluate_head
-from jaxspec.training.export import export_head, why_not_safeailab
-from jaxspec.training.head import head_config, new_head, start_from
-from jaxspec.training.packing import join_answers
-from jaxspec.training.prompts import PROMPTS, check_tokenizer, make_prompts
+from jaxspec.training.evaluate import ACCEPTANCE, measure
+from jaxspec.training.export import embedding_rows, export_head, why_not_safeailab
+from jaxspec.training.head import config_from, head_config, new_head, start_from
+from jaxspec.training.packing import Conversations, join_answers
+from jaxspec.training.prompt_files import encode_messages, read_prompts
+from jaxspec.training.prompts import ANSWERS, HELD_OUT, PROMPTS, check_tokenizer, make_prompts
 from jaxspec.training.responses import make_responses
+from jaxspec.training.sizes import (
+    device_memory,
+    draft_vocabulary_size,
+    fitting_slots,
+    read_sizes,
+    save_sizes,
+    settle,
+)
 from jaxspec.training.stage_folder import StageFolder, check_output
 from jaxspec.training.token_rows import TokenRows, read_shards
 from jaxspec.training.train import restore_head, train
+from jaxspec.training.trainer import Trainer, TrainState
 
 # The sections of the configuration that decide what a stage's folder holds.
 _DECISIVE = {
     "prompts": ("target", "prompts"),
     "responses": ("target", "prompts", "responses"),
-    "vocabulary": ("target", "prompts", "responses", "vocabulary"),
+    "vocabulary": ("target", "prompts", "responses", "vocabulary", "head"),
     "train": ("target", "prompts", "responses", "vocabulary", "head", "train"),
     "evaluate": ("target", "prompts", "responses", "vocabulary", "head", "train", "evaluate"),
-    "export": ("target", "prompts", "responses", "vocabulary", "head", "train"),
+    "export": ("target", "prompts", "responses", "vocabulary", "head", "train", "export"),
 }
 
 
@@ -59,12 +71,19 @@ class Pipeline:
         source = run.target
         self.checkpoint: Checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
         shape = target_config(self.checkpoint)
-        if not 1 <= run.vocabulary.size <= shape.vocab_size:
+        initial = self._initial_config(shape) if run.head.initial else None
+        size = run.vocabulary.size
+        if not size:
+            size = draft_vocabulary_size(shape) if initial is None else initial.draft_vocab_size
+        if not 1 <= size <= shape.vocab_size:
             raise ConfigError(
                 f"vocabulary.size must be between 1 and the target's vocabulary of {shape.vocab_size}, "
-                f"got {run.vocabulary.size}"
+                f"got {size}"
             )
-        self.head_config = head_config(run.head, shape, run.vocabulary.size)
+        if initial is None:
+            self.head_config = head_config(run.head, shape, size)
+        else:
+            self.head_config = config_from(initial, run.head, shape, size)
         self.tokenizer: Tokenizer = check_tokenizer(self.checkpoint.tokenizer, source.source)
 
     def run_stage(self, name: str) -> dict:
@@ -85,7 +104,10 @@ class Pipeline:
         return load_target(self.checkpoint, dtype=jnp.dtype(engine.dtype))
 
     def _folder(self, stage: str) -> StageFolder:
-        return StageFolder(self.output, stage, self.run.settings(*_DECISIVE[stage]))
+        settings = self.run.settings(*_DECISIVE[stage])
+        # That it was resumed by other words does not make it another run.
+        settings.get("export", {}).pop("command", None)
+        return StageFolder(self.output, stage, settings)
 
     def _finished(self, stage: str) -> StageFolder:
         folder = self._folder(stage) if (self.output / stage).is_dir() else None
@@ -94,33 +116,56 @@ class Pipeline:
         return folder
 
     def _engine(self, max_model_len: int, drafter: Drafter | None = None) -> Engine:
+        config = dataclasses.replace(self.run.engine, max_model_len=max_model_len)
+        if config.num_pages is None:
+            slots = fitting_slots(self.target, config.batch_size, max_model_len, memory=device_memory())
+            config = dataclasses.replace(config, batch_size=slots)
         return Engine(
             self.target,
             drafter or NoDrafter(),
             # Answers are kept as token ids: turning them into text would cost the host more than the rest.
             tokenizer=None,
             eos_token_ids=self.checkpoint.eos_token_ids,
-            config=dataclasses.replace(self.run.engine, max_model_len=max_model_len),
+            config=config,
             # No answer is truncated by top-k or top-p; this one program serves greedy answers as well.
             sampling_modes=(SamplingMode.TEMPERATURE,)
             if drafter is None
             else (SamplingMode.GREEDY, SamplingMode.TEMPERATURE),
         )
 
+    @property
+    def _most_positions(self) -> int:
+        return target_config(self.checkpoint).max_position_embeddings
+
+    def _positions(self, prompts: TokenRows, max_new_tokens: int) -> int:
+        """What a slot needs for the longest prompt and its answer."""
+        longest = int(prompts.length.max()) if len(prompts) else 0
+        return min(longest + max_new_tokens, self._most_positions)
+
     def _prompts(self, folder: StageFolder) -> None:
-        config = self.run.prompts
-        engine = self._engine(64 + config.synthetic_max_tokens) if config.synthetic else None
-        make_prompts(config, self.tokenizer, folder, data=self.data, engine=engine)
+        config, most = self.run.prompts, self._most_positions
+        engine = self._engine(min(64 + config.synthetic_max_tokens, most)) if config.synthetic else None
+        # An answer needs room, too.
+        longest = max(most - self.run.responses.max_new_tokens, most // 2)
+        make_prompts(config, self.tokenizer, folder, data=self.data, engine=engine, longest=longest)
+
+    def _read(self, name: str) -> TokenRows:
+        return TokenRows.load(self._finished("prompts").path / name)
 
     def _responses(self, folder: StageFolder) -> None:
-        prompts = TokenRows.load(self._finished("prompts").path / PROMPTS)
-        longest = self.run.prompts.max_tokens + self.run.responses.max_new_tokens
-        make_responses(self.run.responses, prompts, folder, self._engine(longest))
+        prompts = self._read(PROMPTS)
+        positions = self._positions(prompts, self.run.responses.max_new_tokens)
+        make_responses(
+            self.run.responses, prompts, self._read(ANSWERS), folder, lambda: self._engine(positions)
+        )
 
     def _vocabulary(self, folder: StageFolder) -> None:
         answers = read_shards(self._finished("responses").path)
         counts = token_counts(answers.tokens, self.target.config.vocab_size)
-        target_ids = choose_vocabulary(counts, self.run.vocabulary.size)
+        known = None if self._initial is None else self._initial.target_ids
+        target_ids = choose_vocabulary(
+            counts, self.head_config.draft_vocab_size, known=None if known is None else np.asarray(known[...])
+        )
         np.save(folder.path / VOCABULARY, target_ids)
         sizes = [2**i for i in range(10, 16) if 2**i < counts.size]
         folder.finish(
@@ -138,37 +183,84 @@ class Pipeline:
             seed=self.run.train.seed,
         )
 
+    def _conversations(self) -> Conversations:
+        return join_answers(self._read(PROMPTS), read_shards(self._finished("responses").path))
+
     def _train(self, folder: StageFolder) -> None:
         head = self._new_head()
-        if self.run.head.initial:
-            start_from(head, self._exported(self.data / self.run.head.initial))
-        prompts = TokenRows.load(self._finished("prompts").path / PROMPTS)
-        answers = read_shards(self._finished("responses").path)
-        train(head, self.target, join_answers(prompts, answers), self.run.train, folder)
+        if self._initial is not None:
+            start_from(head, self._initial, self.target)
+        conversations = self._conversations()
+        config = read_sizes(folder.path)
+        if config is None:
+            config = settle(
+                self.run.train,
+                head,
+                self.target,
+                np.diff(conversations.start),
+                memory=device_memory(),
+                devices=jax.device_count(),
+            )
+            save_sizes(config, folder.path)
+        train(head, self.target, conversations, config, folder)
 
-    def _exported(self, folder: Path) -> Drafter:
-        source = DrafterConfig(
+    def _trained(self) -> tuple[Trainer, TrainState]:
+        folder = self._finished("train").path
+        return restore_head(self._new_head(), self.target, read_sizes(folder) or self.run.train, folder)
+
+    def _initial_source(self) -> DrafterConfig:
+        name = self.run.head.initial
+        near = self.data / name
+        return DrafterConfig(
             kind="eagle3",
-            source=str(folder),
+            source=str(near) if near.exists() else name,
             num_speculative_tokens=self.run.evaluate.num_speculative_tokens,
         )
-        return load_drafter(source, self.target, Build(jnp.dtype(jnp.float32)))
+
+    def _initial_config(self, target: ModelConfig) -> Eagle3Config:
+        checkpoint = open_drafter(self._initial_source())
+        return Eagle3Config.from_hf(checkpoint.config, checkpoint.tensors, target)
+
+    @cached_property
+    def _initial(self) -> Eagle3 | None:
+        """The head to start from, in float32."""
+        if not self.run.head.initial:
+            return None
+        head = load_drafter(self._initial_source(), self.target, Build(jnp.dtype(jnp.float32)))
+        assert isinstance(head, Eagle3)
+        return head
+
+    def _before(self) -> Drafter:
+        """What the trained head is compared with: the head that it started from, else prompt lookup."""
+        config = self._initial_source() if self.run.head.initial else None
+        if config is None:
+            config = DrafterConfig("ngram", self.run.evaluate.num_speculative_tokens)
+        return load_drafter(config, self.target, Build(self.target.output_kernel.dtype))
 
     def _evaluate(self, folder: StageFolder) -> None:
-        trained = self._finished("train").path
-        trainer, state = restore_head(self._new_head(), self.target, self.run.train, trained)
-        engine = self._engine(self.run.engine.max_model_len or 2048, trainer.head(state))
-        results = evaluate_head(engine, self.tokenizer, self.run.evaluate, data=self.data)
-        (folder.path / "acceptance.json").write_text(json.dumps(results, indent=2), "utf-8")
+        config, prompts = self.run.evaluate, {}
+        held_out = [ids.tolist() for ids in self._read(HELD_OUT).sequences()]
+        if held_out:
+            prompts["held-out"] = held_out
+        for name in config.files:
+            prompts[name] = [encode_messages(self.tokenizer, turn) for turn in read_prompts(self.data / name)]
+        most = max((len(ids) for each in prompts.values() for ids in each), default=1)
+        positions = min(most + config.max_new_tokens, self._most_positions)
+        trainer, state = self._trained()
+        results = measure(self._engine(positions, trainer.head(state)), prompts, config)
+        del trainer, state
+        if held_out:
+            before = self._engine(positions, self._before())
+            results |= measure(before, {"before, held-out": held_out}, config)
+        (folder.path / ACCEPTANCE).write_text(json.dumps(results, indent=2), "utf-8")
         lengths = {name: result["acceptance_length"] for name, result in results.items()}
         folder.finish(acceptance_length=lengths)
 
     def _export(self, folder: StageFolder) -> None:
-        trained = self._finished("train").path
-        trainer, state = restore_head(self._new_head(), self.target, self.run.train, trained)
+        trainer, state = self._trained()
         refusal = why_not_safeailab(self.head_config, self.target.config.num_hidden_layers)
         forms = ["speculators", "shared", *([] if refusal else ["safeailab"])]
-        name, head = self.run.target.file or self.run.target.source, trainer.masters(state)
+        name, head = self._target_name, trainer.masters(state)
         for form in forms:
             if not (folder.path / form).exists():
                 export_head(
@@ -178,5 +270,26 @@ class Pipeline:
                     form=form,
                     target_name=name,
                     architectures=self.checkpoint.config.get("architectures") or (),
+                    embedding=embedding_rows(self.target) if form == "speculators" else None,
+                    card=self._card(form),
                 )
         folder.finish(formats=forms, **({"safeailab": refusal} if refusal else {}))
+
+    @property
+    def _target_name(self) -> str:
+        return self.run.export.target_name or self.run.target.file or self.run.target.source
+
+    def _card(self, form: str) -> str:
+        stages = {
+            stage: self._finished(stage).results for stage in ("prompts", "responses", "vocabulary", "train")
+        }
+        measured = self.output / "evaluate" / ACCEPTANCE
+        return head_card(
+            self.run,
+            self.head_config,
+            form=form,
+            target_name=self._target_name,
+            stages=stages,
+            acceptance=json.loads(measured.read_text("utf-8")) if measured.is_file() else {},
+            sizes=read_sizes(self._finished("train").path) or self.run.train,
+        )

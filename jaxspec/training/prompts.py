@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,53 +13,15 @@ from jaxspec.sampling import SamplingParams
 from jaxspec.training.answers import generate_answers
 from jaxspec.training.config import PromptsConfig
 from jaxspec.training.held_out import HeldOut, normalise
+from jaxspec.training.prompt_files import PromptRow, encode_answer, encode_messages, read_rows, read_texts
 from jaxspec.training.stage_folder import StageFolder, write_atomically
 from jaxspec.training.token_rows import TokenRows
 
-PROMPTS = "prompts.npz"
+PROMPTS, ANSWERS, HELD_OUT = "prompts.npz", "answers.npz", "held_out.npz"
+Encoded = tuple[PromptRow, list[int]]
+_FEWEST, _MOST = 8, 128  # prompts to measure on
 _PLACE = "@@the user's turn@@"
 _SHORTEST = 3  # words of a sampled user turn that is worth an answer
-
-
-def read_turns(path: Path) -> list[str]:
-    """Every user's turn of a JSONL file of prompts.
-
-    Raises:
-      ConfigError: the file cannot be read, or a row is not an object with "prompt" or "turns".
-    """
-    return [turn for turns in _rows(path) for turn in turns]
-
-
-def read_prompts(path: Path) -> list[str]:
-    """The first user's turn of every row; as `read_turns` otherwise."""
-    return [turns[0] for turns in _rows(path)]
-
-
-def _rows(path: Path) -> Iterator[list[str]]:
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as a file of prompts: {error}") from None
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            yield _turns(line, f"{path}:{number}")
-
-
-def _turns(line: str, where: str) -> list[str]:
-    try:
-        row: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ConfigError(f"{where}: not a JSON object") from None
-    turns = row.get("turns", [row.get("prompt")]) if isinstance(row, dict) else None
-    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
-        raise ConfigError(f'{where}: needs a text "prompt" or a list of texts "turns"')
-    return turns
-
-
-def encode_turn(tokenizer: Tokenizer, turn: str) -> list[int]:
-    """A user's turn through the chat template, as the engine encodes it."""
-    chat = tokenizer.apply_chat_template([{"role": "user", "content": turn}])
-    return tokenizer.encode(chat, add_special_tokens=False)
 
 
 def user_turn_prefix(tokenizer: Tokenizer) -> list[int]:
@@ -87,40 +48,73 @@ def make_prompts(
     *,
     data: Path,
     engine: Engine | None,
+    longest: int,
 ) -> None:
-    """The stage "prompts": writes `prompts.npz`, token ids in a random order, and `synthetic.jsonl`.
+    """The stage "prompts": writes `prompts.npz`, token ids in a random order, `answers.npz`, what some of
+    them came with, `held_out.npz`, the part that is not trained on, and `synthetic.jsonl`.
 
     Args:
       data: the folder that the configuration's file names start from.
       engine: samples the synthetic turns; None where there are none to sample.
+      longest: tokens that a prompt may have, whatever `max_tokens` says.
 
     Raises:
       ConfigError: a file is missing or malformed, or nothing is left of them.
     """
-    held_out = HeldOut(turn for name in config.held_out for turn in read_turns(data / name))
-    turns = [turn for name in config.files for turn in read_prompts(data / name)]
-    from_files = len(turns)
+    held_out = HeldOut(text for name in config.held_out for text in read_texts(data / name))
+    rows = [row for name in config.files for row in read_rows(data / name)]
+    sampled: list[PromptRow] = []
     if config.synthetic:
         assert engine is not None
-        sampled = _sample_turns(config, tokenizer, engine, folder)
-        lines = "".join(json.dumps({"prompt": turn}, ensure_ascii=False) + "\n" for turn in sampled)
+        texts = _sample_turns(config, tokenizer, engine, folder)
+        lines = "".join(json.dumps({"prompt": text}, ensure_ascii=False) + "\n" for text in texts)
         write_atomically(folder.path / "synthetic.jsonl", lines.encode())
-        turns += sampled
-    distinct = list({normalise(turn): turn for turn in turns}.values())
-    kept = [turn for turn in distinct if turn not in held_out]
-    encoded = [ids for turn in kept if len(ids := encode_turn(tokenizer, turn)) <= config.max_tokens]
+        sampled = [PromptRow(({"role": "user", "content": text},)) for text in texts]
+    if not rows and not sampled:
+        raise ConfigError(f"prompts: there is none in {', '.join(map(str, config.files)) or 'no file'}")
+    distinct = {row.words: row for row in [*rows, *sampled]}
+    kept = [row for row in distinct.values() if not any(map(held_out.__contains__, _texts(row)))]
+    limit = min(config.max_tokens, longest)
+    encoded = [(row, ids) for row in kept if len(ids := encode_messages(tokenizer, row.messages)) <= limit]
     if not encoded:
-        raise ConfigError("prompts: none is left after removing repeated, held-out and long ones")
-    order = np.random.default_rng(config.seed).permutation(len(encoded))
-    TokenRows.of((i, encoded[at], True) for i, at in enumerate(order)).save(folder.path / PROMPTS)
+        raise ConfigError(
+            f"prompts: none is left of {len(rows) + len(sampled)} after removing repeated and held-out ones, "
+            f"and those of more than {limit} tokens (prompts.max_tokens)"
+        )
+    apart, trained = _split(encoded, config.held_out_share)
+    order = np.random.default_rng(config.seed).permutation(len(trained)).tolist()
+    answers = [
+        (i, encode_answer(tokenizer, trained[at][0]), True)
+        for i, at in enumerate(order)
+        if trained[at][0].answer is not None
+    ]
+    TokenRows.of((i, ids, True) for i, (_, ids) in enumerate(apart)).save(folder.path / HELD_OUT)
+    TokenRows.of(answers).save(folder.path / ANSWERS)
+    TokenRows.of((i, trained[at][1], True) for i, at in enumerate(order)).save(folder.path / PROMPTS)
     folder.finish(
-        from_files=from_files,
-        synthetic=len(turns) - from_files,
-        repeated=len(turns) - len(distinct),
+        from_files=len(rows),
+        synthetic=len(sampled),
+        repeated=len(rows) + len(sampled) - len(distinct),
         held_out=len(distinct) - len(kept),
         too_long=len(kept) - len(encoded),
-        prompts=len(encoded),
+        set_aside=len(apart),
+        answered=len(answers),
+        prompts=len(trained),
     )
+
+
+def _texts(row: PromptRow) -> Iterator[str]:
+    return (message["content"] for message in row.messages)
+
+
+def _split(encoded: list[Encoded], share: float) -> tuple[list[Encoded], list[Encoded]]:
+    """Those to measure on, and those to train on."""
+    if not share:
+        return [], encoded
+    by_place = sorted(encoded, key=lambda each: each[0].place)
+    count = max(sum(row.place < share for row, _ in encoded), _FEWEST)
+    count = min(count, _MOST, len(encoded) // 4)
+    return by_place[:count], by_place[count:]
 
 
 def _sample_turns(

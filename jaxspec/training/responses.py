@@ -1,17 +1,30 @@
-"""The target's own answers to the prompts."""
+"""The target's own answers to the prompts, and those that prompts came with."""
+
+from collections.abc import Callable
 
 from jaxspec.engine import Engine
 from jaxspec.sampling import SamplingParams
 from jaxspec.training.answers import generate_answers
 from jaxspec.training.config import ResponsesConfig
 from jaxspec.training.stage_folder import StageFolder
-from jaxspec.training.token_rows import TokenRows
+from jaxspec.training.token_rows import TokenRows, next_shard, read_shards
 
 
-def make_responses(config: ResponsesConfig, prompts: TokenRows, folder: StageFolder, engine: Engine) -> None:
+def make_responses(
+    config: ResponsesConfig,
+    prompts: TokenRows,
+    given: TokenRows,
+    folder: StageFolder,
+    make_engine: Callable[[], Engine],
+) -> None:
     """The stage "responses": one answer per prompt, in shards, and one more at every extra temperature.
 
-    Answer i belongs to prompt i modulo the number of prompts.
+    Answer i belongs to prompt i modulo the number of prompts. A prompt that came with an answer has that one
+    only.
+
+    Args:
+      given: answers, by the index of their prompt.
+      make_engine: called where there is something to answer.
     """
 
     def temperature(index: int) -> float:
@@ -27,8 +40,14 @@ def make_responses(config: ResponsesConfig, prompts: TokenRows, folder: StageFol
             seed=(config.seed << 32) + index,
         )
 
+    answered = set(given.index.tolist())
+    if answered - set(read_shards(folder.path).index.tolist()):
+        given.save(next_shard(folder.path))
     encoded = [tokens.tolist() for tokens in prompts.sequences()] * (1 + len(config.extra_temperatures))
-    answers = generate_answers(engine, encoded, params, folder.path, label="answers")
+    wanted = [i for i in range(len(encoded)) if i % len(prompts) not in answered]
+    if wanted:
+        generate_answers(make_engine(), encoded, params, folder.path, label="answers", wanted=wanted)
+    answers = read_shards(folder.path)
     folder.finish(
         answers=len(answers),
         tokens=int(answers.length.sum()),

@@ -52,6 +52,8 @@ class StageFolder:
             manifest = json.loads(path.read_text("utf-8"))
         except ValueError:
             raise ConfigError(f"{path}: not a stage's manifest; give another --output") from None
+        if not manifest.get("done") and len(list(self.path.iterdir())) == 1:
+            return {}  # It failed before it wrote anything.
         theirs, ours = _flat(manifest.get("settings", {})), _flat(self._settings)
         different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
         if different:
@@ -67,6 +69,24 @@ class StageFolder:
         write_atomically(self.path / MANIFEST, json.dumps(content, indent=2).encode())
 
 
+def has_stages(output: Path) -> bool:
+    """Whether a folder holds a stage of a training run."""
+    return any((output / stage / MANIFEST).is_file() for stage in STAGES)
+
+
+def holds_a_run(output: Path) -> bool:
+    """Whether anything is in the folders of a training run's stages but their settings."""
+    folders = [output / stage for stage in STAGES if (output / stage).is_dir()]
+    return any(path.name != MANIFEST or _is_done(path) for folder in folders for path in folder.iterdir())
+
+
+def _is_done(manifest: Path) -> bool:
+    try:
+        return bool(json.loads(manifest.read_text("utf-8")).get("done"))
+    except (OSError, ValueError):
+        return True  # What it is, opening the stage will say.
+
+
 def check_output(output: Path) -> None:
     """Refuses a folder with content of which nothing is a stage.
 
@@ -77,7 +97,7 @@ def check_output(output: Path) -> None:
         raise ConfigError(f"{output}: is a file; --output needs a folder")
     if not output.is_dir() or not any(output.iterdir()):
         return
-    if not any((output / stage / MANIFEST).is_file() for stage in STAGES):
+    if not has_stages(output):
         raise ConfigError(f"{output}: not empty, and not the output of a training run; nothing was written")
 
 

@@ -1,5 +1,6 @@
 """The stage "train": the loop around the trainer, with metrics, validation, checkpoints and resume."""
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ from jaxspec.models.decoder import Decoder
 from jaxspec.training.checkpoints import Checkpoints
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.loss import StepSums
-from jaxspec.training.metrics import MetricsFile, plot_accuracy
+from jaxspec.training.metrics import MetricsFile, can_plot, expected_length, plot_progress
 from jaxspec.training.packing import Conversations, PackedSource, pack, training_batches
 from jaxspec.training.stage_folder import StageFolder
 from jaxspec.training.trainer import Trainer, TrainState
 
-METRICS, PLOT, CHECKPOINTS = "metrics.jsonl", "accuracy.png", "checkpoints"
+METRICS, PLOT, CHECKPOINTS = "metrics.jsonl", "progress.png", "checkpoints"
 
 
 def train(
@@ -35,7 +36,10 @@ def train(
       ConfigError: too little data for a batch, or a batch that does not split over the devices.
     """
     trainer = Trainer(head, target, config)
-    rows = pack(np.diff(conversations.start), config.row_length, config.seed)
+    # What a row cuts off is an answer: nothing can be learnt of a prompt that fills the row.
+    usable = np.flatnonzero(conversations.prompt_length + 2 <= config.row_length)
+    packed = pack(np.diff(conversations.start)[usable], config.row_length, config.seed)
+    rows = [usable[row].tolist() for row in packed]
     kept = len(rows) - config.validation_rows
     if kept < config.batch_size:
         raise ConfigError(
@@ -67,6 +71,7 @@ def train(
         updates=int(state.step),
         tokens=last[-1]["tokens"],
         rows=kept,
+        left_out=len(conversations) - usable.size,
         tokens_per_second=float(np.median([row["tokens_per_second"] for row in last])),
         operations_per_token=trainer.operations_per_token,
         accuracy=[row for row in metrics.rows() if row["kind"] == "validation"][-1:],
@@ -101,10 +106,22 @@ def _loop(
     metrics: MetricsFile,
     plot: Path,
 ) -> TrainState:
+    if not can_plot():
+        print("matplotlib is not installed, so there will be no picture of the progress", file=sys.stderr)
     config = trainer.config
     batch_tokens = config.batch_size * config.row_length
     done = int(state.step)
     pending: list[StepSums] = []
+
+    def validate() -> None:
+        if validation:
+            parts = [trainer.validate(state, trainer.put(batch)) for batch in validation]
+            metrics.append(kind="validation", step=done, tokens=done * batch_tokens, **_means(parts))
+        if can_plot():
+            plot_progress(metrics.rows(), plot)
+
+    if not any(row["kind"] == "validation" for row in metrics.rows()):
+        validate()
     begin = time.monotonic()
     with tqdm(total=config.steps, initial=done, desc="train", unit="update", mininterval=2) as bar:
         while done < config.steps:
@@ -124,18 +141,25 @@ def _loop(
                     tokens_per_second=len(pending) * batch_tokens / seconds,
                     **means,
                 )
-                bar.set_postfix(loss=means["loss"][0], accuracy=means["accuracy"][0], refresh=False)
+                bar.set_postfix(
+                    loss=means["loss"][0],
+                    tokens_a_step=_so_far(metrics) or expected_length(means["accuracy"]),
+                    refresh=False,
+                )
                 pending, begin = [], time.monotonic()
-            if validation and (done % config.validate_every == 0 or done == config.steps):
-                parts = [trainer.validate(state, trainer.put(batch)) for batch in validation]
-                metrics.append(kind="validation", step=done, tokens=done * batch_tokens, **_means(parts))
-                plot_accuracy(metrics.rows(), plot)
+            if done % config.validate_every == 0 or done == config.steps:
+                validate()
                 begin = time.monotonic()
             if done % config.checkpoint_every == 0 or done == config.steps:
                 checkpoints.save(state, batches.get_state())
                 begin = time.monotonic()
-    plot_accuracy(metrics.rows(), plot)
     return state
+
+
+def _so_far(metrics: MetricsFile) -> float | None:
+    """The acceptance length at temperature 0 that the last validation lets expect."""
+    rows = [row for row in metrics.rows() if row["kind"] == "validation"]
+    return expected_length(rows[-1]["accuracy"]) if rows else None
 
 
 def _means(sums: list[StepSums]) -> dict[str, list[float]]:

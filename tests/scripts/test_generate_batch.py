@@ -14,7 +14,7 @@ import jax
 import pytest
 from fake_engine import FakeEngine
 
-from jaxspec.batch import OutputFile, row_seed
+from jaxspec.batch import HostDevices, OutputFile, row_seed
 from jaxspec.sampling import SamplingMode
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -419,12 +419,18 @@ def test_answers_to_stdout_are_all_that_is_there(run, faked, tmp_path, monkeypat
         (["--summary", "out.jsonl.run.json", "--output", "out.jsonl"], "must be different files"),
         (["--output", "/dev/null", "--resume"], "/dev/null is no plain file: there is nothing to resume"),
         (["--resume=yes"], "argument --resume: invalid choice: 'yes' (choose from"),
+        (["--replicas", "0"], "--replicas must be at least 1, got 0"),
+        (["--replicas", "-2"], "--replicas must be at least 1, got -2"),
+        (["--replicas", "1000"], "1000 replicas need a CPU core each, and there are "),
+        (["--replicas", "2", "--tensor-parallel", "3"], "engine.tensor_parallel is 3: JAX sees 1 x CPU"),
+        (["--tensor-parallel", "0"], "engine.tensor_parallel must be a whole number of at least 1, got 0"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_loaded(
-    run, tmp_path, monkeypatch, capsys, options, problem
+    run, script, tmp_path, monkeypatch, capsys, options, problem
 ):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(script.HostDevices, "find", lambda: HostDevices("cpu", 1, "1 x CPU"))
     (tmp_path / "full.jsonl").write_text("notes\n", "utf-8")
     (tmp_path / "empty.jsonl").write_text("\n", "utf-8")
     try:

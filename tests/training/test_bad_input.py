@@ -5,14 +5,19 @@ import json
 import pytest
 from tiny_run import write_run, write_target
 
-from jaxspec.training.prompts import read_turns
-from scripts.train_eagle3 import main
+from jaxspec.train_command import main
+from jaxspec.training.prompt_files import read_texts
 
 
 def fails(capsys, config, output, *stages: str) -> str:
     """The error of the program, which must be one line."""
-    arguments = [str(config), "--output", str(output)]
-    assert main([*arguments, *(part for stage in stages for part in ("--stage", stage))]) == 1
+    arguments = [
+        str(config),
+        "--output",
+        str(output),
+        *(["--resume"] if (output / "prompts").exists() else []),
+    ]
+    assert main([*arguments, *(part for stage in stages for part in ("--stage", stage))]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ")
     return error
@@ -26,6 +31,12 @@ def fails(capsys, config, output, *stages: str) -> str:
         ('{"prompt": 7}', 'needs a text "prompt"'),
         ('{"turns": []}', 'needs a text "prompt"'),
         ("[1]", 'needs a text "prompt"'),
+        ('{"prompt": "hello", "response": 7}', '"response" must be a text'),
+        ('{"messages": "hello"}', 'every one of "messages" needs a text "role"'),
+        ('{"messages": [{"role": "user"}]}', 'every one of "messages" needs a text "role"'),
+        ('{"messages": []}', "must end with a user's turn, or with its answer"),
+        ('{"messages": [{"role": "assistant", "content": "hello"}]}', "must end with a user's turn"),
+        ('{"messages": [{"role": "system", "content": "hello"}]}', "must end with a user's turn"),
         ("[" * 200_000, "not a JSON object"),
     ],
 )
@@ -41,7 +52,7 @@ def test_malformed_prompt(tmp_path, capsys, row, message):
 def test_a_prompt_may_hold_any_separator_of_lines_but_their_own(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a\\u2028b\u2028c\x85d"}\r\n\n{"prompt": "e"}\n', "utf-8")
-    assert read_turns(path) == ["a\u2028b\u2028c\x85d", "e"]
+    assert read_texts(path) == ["a\u2028b\u2028c\x85d", "e"]
 
 
 def test_missing_prompt_file(tmp_path, capsys):

@@ -18,6 +18,12 @@ def test_the_lowest_unused_ids_fill_up():
     assert choose_vocabulary(COUNTS, 6).tolist() == [0, 1, 2, 5, 7, 9]
 
 
+def test_what_a_head_knows_fills_up_before_the_lowest_unused_ids():
+    assert choose_vocabulary(COUNTS, 6, known=np.array([3, 9, 11])).tolist() == [1, 3, 5, 7, 9, 11]
+    # A token that occurs is worth more than one that was known.
+    assert choose_vocabulary(COUNTS, 4, known=np.array([3, 9, 11])).tolist() == [1, 5, 7, 9]
+
+
 @pytest.mark.parametrize("size", [0, 13])
 def test_a_size_that_cannot_be(size):
     with pytest.raises(ConfigError, match="between 1 and the target's vocabulary of 12"):

@@ -1,10 +1,13 @@
 """Exported heads, read back by the loader: the same logits in every format that can hold the head."""
 
+import exported_head
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from golden_files import golden_folder
+from safetensors.numpy import load_file
 from tiny_run import write_target
 
 from jaxspec.attention import PackedMemory
@@ -13,8 +16,9 @@ from jaxspec.config import ConfigError, DrafterConfig
 from jaxspec.drafters.loading import Build, load_drafter
 from jaxspec.models.loading import load_target
 from jaxspec.training.config import HeadConfig
-from jaxspec.training.export import FORMATS, export_head
+from jaxspec.training.export import FORMATS, embedding_rows, export_head
 from jaxspec.training.head import head_config, is_trained, new_head, start_from
+from scripts.export_head import main
 
 IDS = np.arange(5, 245, 3, dtype=np.int32)
 
@@ -38,7 +42,16 @@ def trained(target, **shape):
 
 
 def export(head, target, folder, form):
-    export_head(head, target.config, folder, form=form, target_name="tiny", dtype="float32")
+    export_head(
+        head,
+        target.config,
+        folder,
+        form=form,
+        target_name="tiny",
+        dtype="float32",
+        embedding=embedding_rows(target),
+        card="# A head",
+    )
     config = DrafterConfig(kind="eagle3", num_speculative_tokens=3, source=str(folder))
     return load_drafter(config, target, Build(jnp.dtype(jnp.float32)))
 
@@ -74,9 +87,41 @@ def test_speculators_flags_survive(target, tmp_path, form):
     np.testing.assert_array_equal(logits(read, target), logits(head, target))
 
 
-def test_shared_leaves_the_output_rows_to_the_target(target, tmp_path):
-    export(trained(target), target, tmp_path / "shared", "shared")
-    assert "lm_head.weight" not in open_checkpoint(tmp_path / "shared").tensors
+@pytest.mark.parametrize("form", FORMATS)
+def test_only_shared_leaves_output_rows_to_the_target_and_only_speculators_has_its_embedding(
+    target, tmp_path, form
+):
+    export(trained(target), target, tmp_path / form, form)
+    tensors = open_checkpoint(tmp_path / form).tensors
+    assert ("lm_head.weight" in tensors) == (form != "shared")
+    assert ("embed_tokens.weight" in tensors) == (form == "speculators")
+    assert (tmp_path / form / "README.md").read_text() == "# A head"
+
+
+def test_what_speculators_loaded_is_what_is_exported(tmp_path):
+    """speculators has run the golden's checkpoint; `drafters/test_eagle.py` has its logits."""
+    exported_head.write(tmp_path / "head")
+    golden = golden_folder(exported_head.NAME)
+    assert (tmp_path / "head" / "config.json").read_text() == (golden / "config.json").read_text()
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "head", golden))
+    assert ours.keys() == theirs.keys()
+    for name, array in theirs.items():
+        assert ours[name].dtype == array.dtype
+        np.testing.assert_array_equal(ours[name], array)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_head_goes_from_one_format_into_another(target, tmp_path, form, capsys):
+    folder = write_target(tmp_path / "target")
+    read = export(trained(target), target, tmp_path / "first", "safeailab")
+    arguments = [tmp_path / "first", tmp_path / form, "--target", folder, "--format", form]
+    assert main([*map(str, arguments), "--dtype", "float32"]) == 0
+    config = DrafterConfig(kind="eagle3", num_speculative_tokens=3, source=str(tmp_path / form))
+    again = load_drafter(config, target, Build(jnp.dtype(jnp.float32)))
+    np.testing.assert_array_equal(logits(again, target), logits(read, target))
+    assert (tmp_path / form / "README.md").read_text().startswith("# A head")
+    assert main([*map(str, arguments)]) == 2
+    assert "is there already; nothing was written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -106,7 +151,7 @@ def test_a_head_starts_from_an_exported_one_of_another_vocabulary(target, tmp_pa
     read = export(head, target, tmp_path / "first", "shared")
     shape, ids = head_config(HeadConfig(fc_norm=True), target.config, 100), np.arange(100, dtype=np.int32)
     new = new_head(shape, target, ids, num_speculative_tokens=3, seed=5)
-    start_from(new, read)
+    start_from(new, read, target)
     for ours, theirs in zip(*(jax.tree.leaves(nnx.state(x, is_trained)) for x in (new, head)), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     np.testing.assert_array_equal(new.target_ids[...], ids)
@@ -118,4 +163,4 @@ def test_a_head_of_another_shape_is_no_start(target, tmp_path):
     shape = head_config(HeadConfig(intermediate_size=16), target.config, IDS.size)
     new = new_head(shape, target, IDS, num_speculative_tokens=3, seed=5)
     with pytest.raises(ConfigError, match=r"head.initial: its first.mlp.* is .*48.*, that of .* is .*16"):
-        start_from(new, read)
+        start_from(new, read, target)

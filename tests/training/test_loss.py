@@ -1,10 +1,13 @@
 """The loss and its gradient against a plain computation, and which rows and steps count."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jaxspec_kernels.matmul import MIN_WEIGHT_BYTES
 
 from jaxspec.attention import PackedMemory
 from jaxspec.config import ModelConfig
@@ -107,6 +110,18 @@ def test_total_variation_is_how_likely_a_draft_is_rejected():
     cross_entropy, overlap = jnp.array([2.0]), jnp.array([0.75])
     assert loss.position_loss("cross_entropy", cross_entropy, overlap, 0.25).tolist() == [2.0]
     assert loss.position_loss("total_variation", cross_entropy, overlap, 0.25).tolist() == [0.6875]
+
+
+def test_labels_of_a_vocabulary_that_is_worth_a_kernel():
+    """The kernel for few rows on a CPU takes no part in a vmap; of tiny weights it is never chosen."""
+    shape = replace(TARGET, vocab_size=MIN_WEIGHT_BYTES // (4 * TARGET.hidden_size))
+    target = Llama(shape, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    head = new_head(head_config(HeadConfig(), shape, 20), target, IDS, num_speculative_tokens=2, seed=1)
+    hidden = jax.random.normal(jax.random.key(0), (2, 300, shape.hidden_size))
+    labels = jax.jit(lambda hidden: make_labels(head, target, hidden))(hidden)
+    p = jax.nn.softmax(hidden @ target.output_kernel)
+    np.testing.assert_allclose(labels.probabilities, jnp.moveaxis(p[..., IDS], 1, 0), rtol=1e-4, atol=1e-7)
+    assert labels.best.shape == (300, 2)
 
 
 def test_labels_mark_what_cannot_be_drafted():

@@ -18,6 +18,14 @@ def test_every_conversation_is_in_one_row():
     assert rows == pack(lengths, 64, seed=1) != pack(lengths, 64, seed=2)
 
 
+def test_few_long_conversations_among_short_ones_fill_rows():
+    rng = np.random.default_rng(0)
+    lengths = np.concatenate([rng.integers(60, 400, 900), rng.integers(1000, 2305, 100)])
+    rows = pack(lengths, 2304, seed=0)
+    assert sorted(i for row in rows for i in row) == list(range(1000))
+    assert len(rows) * 2304 < 1.03 * lengths.sum()
+
+
 def test_a_row_keeps_conversations_apart():
     conversations = join_answers(PROMPTS, ANSWERS)
     row = PackedSource(conversations, [[2, 0]], 16)[0]

@@ -76,7 +76,7 @@ def test_loss_falls_and_accuracy_rises(finished):
     )
     assert rows[-1]["kind"] == "validation"
     assert min(rows[-1]["accuracy"]) > 0.5
-    assert (output / "train" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert (output / "train" / "progress.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_acceptance_rises_above_the_untrained_heads(answers):

@@ -6,13 +6,18 @@ import pytest
 from tiny_run import SPECIAL, write_run, write_target
 
 from jaxspec.checkpoints import open_checkpoint
-from jaxspec.training.config import load_training_run
+from jaxspec.training.config import PromptsConfig, load_training_run
 from jaxspec.training.held_out import HeldOut
 from jaxspec.training.pipeline import Pipeline
-from jaxspec.training.prompts import encode_turn, user_turn_prefix
+from jaxspec.training.prompt_files import encode_answer, encode_messages, read_rows
+from jaxspec.training.prompts import user_turn_prefix
 from jaxspec.training.token_rows import TokenRows
 
 LONG = "the quick brown fox jumps over the lazy dog and then goes home to sleep"
+
+
+def user(text):
+    return ({"role": "user", "content": text},)
 
 
 @pytest.mark.parametrize(
@@ -40,15 +45,46 @@ def test_repeated_held_out_and_long_prompts_are_dropped(tmp_path):
         "repeated": 1,
         "held_out": 2,
         "too_long": 1,
+        "set_aside": 0,
+        "answered": 0,
         "prompts": 2,
     }
     kept = TokenRows.load(tmp_path / "out" / "prompts" / "prompts.npz").sequences()
-    wanted = [encode_turn(run.tokenizer, turn) for turn in ("Red, one!", "sun")]
+    wanted = [encode_messages(run.tokenizer, user(turn)) for turn in ("Red, one!", "sun")]
     assert sorted(ids.tolist() for ids in kept) == sorted(wanted)
+
+
+def test_a_prompt_of_a_thousand_tokens_is_trained_on_by_default():
+    """It was 256, and heads knew nothing of longer ones."""
+    assert PromptsConfig().max_tokens == 2048
+
+
+def test_rows_with_answers(tmp_path):
+    tokenizer = open_checkpoint(write_target(tmp_path / "target")).tokenizer
+    turns = [("system", "be kind"), ("user", "sun"), ("assistant", "moon"), ("user", "red")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    answered = [*messages, {"role": "assistant", "content": "blue"}]
+    rows = [
+        {"messages": answered},
+        {"messages": messages},
+        {"prompt": "red", "response": "blue"},
+        {"turns": ["red", "no"]},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read = read_rows(path)
+    assert [row.answer for row in read] == ["blue", None, "blue", None]
+    assert read[0].messages == read[1].messages == tuple(messages)
+    assert read[2].messages == read[3].messages == user("red")
+    assert read[0].place == read[1].place != read[2].place
+    assert tokenizer.decode(encode_answer(tokenizer, read[0]), skip_special_tokens=False) == "blue</s>"
+    whole = tokenizer.apply_chat_template(answered, add_generation_prompt=False)
+    joined = encode_messages(tokenizer, read[0].messages) + encode_answer(tokenizer, read[0])
+    assert tokenizer.decode(joined, skip_special_tokens=False) == whole
 
 
 def test_the_users_turn_starts_where_the_template_puts_it(tmp_path):
     tokenizer = open_checkpoint(write_target(tmp_path / "target")).tokenizer
     prefix = user_turn_prefix(tokenizer)
     assert tokenizer.decode(prefix, skip_special_tokens=False) == f"{SPECIAL[1]}u "
-    assert encode_turn(tokenizer, "sun")[: len(prefix)] == prefix
+    assert encode_messages(tokenizer, user("sun"))[: len(prefix)] == prefix

@@ -1,0 +1,49 @@
+"""The answer to a row."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from jaxspec.batch.rows import Row
+from jaxspec.engine import AcceptanceStats, Generation
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A finished row: one generation, or one for each of its turns."""
+
+    row: Row
+    generations: list[Generation]
+
+    @property
+    def stats(self) -> AcceptanceStats:
+        """The statistics of all turns together."""
+        return _total(generation.stats for generation in self.generations)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The output row: the last turn's answer; for a row with turns every turn's too, under "turns"."""
+        turns = [_record(generation) for generation in self.generations]
+        record = {"id": self.row.id, "input_digest": self.row.digest, **turns[-1]}
+        record["stats"] = self.stats.as_dict()
+        if self.row.turns:
+            record["turns"] = turns
+        return record
+
+
+def _record(generation: Generation) -> dict[str, Any]:
+    return {
+        "text": generation.text,
+        "token_ids": generation.token_ids,
+        "prompt_tokens": len(generation.prompt_token_ids),
+        "finish_reason": generation.finish_reason,
+        "seed": generation.seed,
+        "stats": generation.stats.as_dict(),
+    }
+
+
+def _total(parts: Iterable[AcceptanceStats]) -> AcceptanceStats:
+    """The sum of several statistics."""
+    total = AcceptanceStats()
+    for part in parts:
+        total.add(part)
+    return total

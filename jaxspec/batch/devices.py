@@ -1,0 +1,99 @@
+"""Which of a machine's devices each of several engines has."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxspec.config import ConfigError
+
+_LOOK = """
+import json, jax, jaxspec.provenance
+print(json.dumps([jax.default_backend(), jax.device_count(), jaxspec.provenance.device()]))
+"""
+
+
+@dataclass(frozen=True)
+class HostDevices:
+    """What JAX sees on this machine.
+
+    Attributes:
+      backend: "cpu" or "gpu".
+      count: of its devices.
+      description: for people.
+    """
+
+    backend: str
+    count: int
+    description: str
+
+    @classmethod
+    def find(cls) -> "HostDevices":
+        """Asks in a process of its own: one that has looked for GPUs holds memory of each.
+
+        Raises:
+          ConfigError: JAX finds none.
+        """
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _LOOK],
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            env=child_environment(),
+        )
+        if done.returncode:
+            raise ConfigError(f"JAX finds no devices: {done.stderr.strip().rpartition(chr(10))[2]}")
+        return cls(*json.loads(done.stdout.splitlines()[-1]))
+
+    def share(self, replicas: int, tensor_parallel: int) -> list[dict[str, str]]:
+        """What each replica's environment has to say for it to see its own devices and no others.
+
+        GPUs are shared out, those that CUDA_VISIBLE_DEVICES names where it is set; a CPU's cores are
+        divided.
+
+        Args:
+          replicas: how many engines.
+          tensor_parallel: devices of each.
+
+        Raises:
+          ConfigError: there are not so many.
+        """
+        if self.backend == "cpu":
+            return self._share_cores(replicas, tensor_parallel)
+        if replicas * tensor_parallel > self.count:
+            each = "a device" if tensor_parallel == 1 else f"{tensor_parallel} devices"
+            raise ConfigError(f"{replicas} replicas of {each} each: JAX sees {self.description}")
+        named = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = list(map(str, range(self.count))) if named is None else named.split(",")
+        starts = range(0, replicas * tensor_parallel, tensor_parallel)
+        return [{"CUDA_VISIBLE_DEVICES": ",".join(devices[i : i + tensor_parallel])} for i in starts]
+
+    def _share_cores(self, replicas: int, tensor_parallel: int) -> list[dict[str, str]]:
+        cores = available_cores()
+        if tensor_parallel > self.count:
+            raise ConfigError(f"engine.tensor_parallel is {tensor_parallel}: JAX sees {self.description}")
+        if replicas > cores:
+            raise ConfigError(f"{replicas} replicas need a CPU core each, and there are {cores}")
+        return [thread_limits(cores // replicas + (i < cores % replicas)) for i in range(replicas)]
+
+
+def available_cores() -> int:
+    """CPU cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        return os.cpu_count() or 1
+
+
+def thread_limits(cores: int) -> dict[str, str]:
+    """The environment of a process that computes with so many threads: XLA's and its kernels', BLAS's."""
+    return {"NPROC": str(cores), "OMP_NUM_THREADS": str(cores)}
+
+
+def child_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment, for a child that finds the same modules."""
+    path = os.pathsep.join(filter(None, sys.path))
+    return {**os.environ, "PYTHONPATH": path, **(changes or {})}

@@ -1,0 +1,39 @@
+"""How far a run is."""
+
+from collections.abc import Iterator
+
+from jaxspec.batch.answer import Answer
+from jaxspec.batch.rows import RowError
+from jaxspec.engine import AcceptanceStats, Generation
+
+
+class Progress:
+    """What every run counts, and the order in which it yields.
+
+    Attributes:
+      num_tokens: of the finished generations so far.
+      num_prompt_tokens: of their prompts; a turn reads the turns before it again.
+      stats: what became of their drafts.
+    """
+
+    def __init__(self, *, keep_order: bool):
+        self._keep_order = keep_order
+        self._done: dict[int, Answer | RowError] = {}
+        self._num_yielded = 0
+        self.num_tokens = 0
+        self.num_prompt_tokens = 0
+        self.stats = AcceptanceStats()
+
+    def _count(self, generation: Generation) -> None:
+        self.num_tokens += len(generation.token_ids)
+        self.num_prompt_tokens += len(generation.prompt_token_ids)
+        self.stats.add(generation.stats)
+
+    def _ended(self) -> Iterator[Answer | RowError]:
+        """What may be yielded by now, of `_done`, which holds rows by their place among all of the run."""
+        while self._done:
+            place = self._num_yielded if self._keep_order else next(iter(self._done))
+            if place not in self._done:
+                return
+            self._num_yielded += 1
+            yield self._done.pop(place)

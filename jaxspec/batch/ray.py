@@ -1,0 +1,399 @@
+"""Rows through the engines of a Ray cluster: Ray Data reads, hands out, does again what is lost, and writes.
+
+Of our own are only an engine that answers batches, and files of lines as they are: of Ray's two readers of
+JSON lines one takes texts for dates and the other breaks lines inside of texts.
+"""
+
+import io
+import json
+import os
+import runpy
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import ray
+import ray.data
+from ray.data.datasource import BlockBasedFileDatasink, FileBasedDatasource
+
+from jaxspec.batch.answer import Answer
+from jaxspec.batch.devices import thread_limits
+from jaxspec.batch.rows import MAX_LINE, InputError, Row, RowError, make_row, parse_line
+from jaxspec.batch.run import BatchRun
+from jaxspec.batch.summary import MAX_FAILURES
+from jaxspec.config import ConfigError
+from jaxspec.engine import AcceptanceStats, EngineError
+from jaxspec.engine.load import load
+from jaxspec.errors import one_line
+from jaxspec.sampling import SamplingParams
+
+_BATCHES_AT_ONCE = 2
+_LINES_AT_ONCE = 1024
+_SECONDS_TO_CONNECT = 10.0
+
+_STATS = pa.struct(
+    {
+        "steps": pa.int64(),
+        "draft_steps": pa.int64(),
+        "drafted": pa.int64(),
+        "accepted": pa.int64(),
+        "acceptance_length": pa.float64(),
+        "acceptance_per_position": pa.list_(pa.float64()),
+        "conditional_acceptance": pa.list_(pa.float64()),
+    }
+)
+_GENERATION = {
+    "text": pa.string(),
+    "token_ids": pa.list_(pa.int32()),
+    "prompt_tokens": pa.int64(),
+    "finish_reason": pa.string(),
+    "seed": pa.uint64(),
+    "stats": _STATS,
+}
+ANSWER_COLUMNS = {
+    "input_digest": pa.string(),
+    **_GENERATION,
+    "turns": pa.list_(pa.struct(_GENERATION)),
+    "error": pa.string(),
+}
+"""What `Answerer` returns beside "id": the keys of an output row, and what was wrong, null where it was
+answered."""
+
+
+class Answerer:
+    """An engine that answers tables of rows, for `ray.data.Dataset.map_batches`: one an actor.
+
+        dataset.map_batches(
+            Answerer,
+            fn_constructor_kwargs={"model": "qwen3-8b-eagle3", "params": SamplingParams(seed=1)},
+            batch_format="pyarrow", batch_size=64, num_gpus=1, compute=ActorPoolStrategy(size=4),
+        )
+
+    Draws are seeded by the run's seed and the row's id (`row_seed`), so a row that is done again has the same
+    answer. Several threads may call it.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        params: SamplingParams,
+        *,
+        raw: bool = False,
+        imports: Sequence[str] = (),
+        cores: int | None = None,
+        **options: Any,
+    ):
+        """Loads the engine.
+
+        Args:
+          params: of every row, with the run's seed.
+          raw: pass prompts that are text without the chat template.
+          imports: Python files to run first.
+          cores: of a CPU, to compute on; None for all of the machine's.
+          **options: of `jaxspec.load`.
+
+        Raises:
+          ValueError: there is no seed.
+        """
+        if params.seed is None:
+            raise ValueError("params: a seed has to be given, the same to every actor")
+        if cores is not None:
+            os.environ.update(thread_limits(cores))
+        self._params = params
+        self._raw = raw
+        for path in imports:
+            runpy.run_path(path)
+        self._engine = load(model, progress=False, **options)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Answers rows.
+
+        Args:
+          table: columns "id" (text or whole numbers, no two the same) and one or several of "prompt",
+            "messages" and "turns", of which one is not null in each row.
+
+        Returns:
+          Columns "id" and `ANSWER_COLUMNS`, a row for each.
+        """
+        given = [
+            {name: value for name, value in row.items() if value is not None} for row in table.to_pylist()
+        ]
+        rows = [_row(f"row {values.get('id')!r}", values) for values in given]
+        id_type = table.schema.field("id").type if "id" in table.column_names else pa.null()
+        answers = zip(given, self._records(rows), strict=True)
+        records = [{**record, "id": values.get("id")} for values, record in answers]
+        return pa.Table.from_pylist(records, pa.schema({"id": id_type, **ANSWER_COLUMNS}))
+
+    def _records(self, rows: Sequence[Row | RowError]) -> list[dict[str, Any]]:
+        """An output row for each row, in their order, or its id and what was wrong, under "error"."""
+        run = BatchRun(self._engine, rows, self._params, raw=self._raw, keep_order=True)
+        return [
+            ended.as_dict()
+            if isinstance(ended, Answer)
+            else {**({"id": row.id} if isinstance(row, Row) else {}), "error": str(ended)}
+            for row, ended in zip(rows, run, strict=True)
+        ]
+
+
+class LineAnswerer(Answerer):
+    """The same for rows that come and go as lines of JSON, with ids of either kind beside one another."""
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Answers the rows of `LineSource`; returns a column "line", text."""
+        rows = [_row_of_line(**values) for values in table.to_pylist()]
+        lines = [json.dumps(record, ensure_ascii=False) for record in self._records(rows)]
+        return pa.table({"line": pa.array(lines, pa.string())})
+
+
+class LineSource(FileBasedDatasource):
+    """Lines of files that are not blank.
+
+    Their columns: "place" (text, for messages), "line" (bytes) and "number" (the line's, from 0, where there
+    is one file; otherwise null).
+    """
+
+    def __init__(self, paths: Sequence[str]):
+        super().__init__(list(paths))
+        self._has_numbers = len(paths) == 1 and not os.path.isdir(paths[0])
+
+    def _read_stream(self, f: pa.NativeFile, path: str) -> Iterator[pa.Table]:
+        lines = ((number, line) for number, line in enumerate(io.BufferedReader(f)) if line.strip())
+        while some := list(islice(lines, _LINES_AT_ONCE)):
+            numbers = [number if self._has_numbers else None for number, _ in some]
+            yield pa.table(
+                {
+                    "place": [f"{path} line {number + 1}" for number, _ in some],
+                    "line": pa.array([line for _, line in some], pa.large_binary()),
+                    "number": pa.array(numbers, pa.int64()),
+                }
+            )
+
+
+class LineSink(BlockBasedFileDatasink):
+    """Writes a column "line" as files of lines."""
+
+    def __init__(self, folder: str):
+        super().__init__(folder, file_format="jsonl")
+
+    def write_block_to_file(self, block: Any, file: pa.NativeFile) -> None:
+        for line in block.to_arrow().column("line").to_pylist():
+            file.write(line.encode("utf-8") + b"\n")
+
+
+@dataclass
+class Counts:
+    """What the rows of an output come to.
+
+    Attributes:
+      rows, answered: how many.
+      failures: what was wrong with the others, of the first `MAX_FAILURES`.
+      tokens, prompt_tokens: of the answers, all turns together.
+      stats: what became of their drafts.
+    """
+
+    rows: int = 0
+    answered: int = 0
+    failures: list[str] = field(default_factory=list)
+    tokens: int = 0
+    prompt_tokens: int = 0
+    stats: AcceptanceStats = field(default_factory=AcceptanceStats)
+
+    def add_record(self, record: Mapping[str, Any]) -> None:
+        """Counts an output row."""
+        self.rows += 1
+        if record.get("error") is not None:
+            self.failures = [*self.failures, record["error"]][:MAX_FAILURES]
+            return
+        self.answered += 1
+        self.stats.add(AcceptanceStats.from_dict(record["stats"]))
+        for turn in record.get("turns") or [record]:
+            self.tokens += len(turn["token_ids"])
+            self.prompt_tokens += turn["prompt_tokens"]
+
+    def add(self, other: "Counts") -> None:
+        """Adds those of other rows."""
+        self.rows += other.rows
+        self.answered += other.answered
+        self.failures = [*self.failures, *other.failures][:MAX_FAILURES]
+        self.tokens += other.tokens
+        self.prompt_tokens += other.prompt_tokens
+        self.stats.add(other.stats)
+
+
+def connect(address: str | None) -> None:
+    """Joins a cluster, or starts one on this machine, unless that is done.
+
+    Args:
+      address: of `ray.init`; None joins the one that RAY_ADDRESS names, where it is set.
+
+    Raises:
+      ConfigError: there is no cluster at the address.
+    """
+    if ray.is_initialized():
+        return
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        # Ray itself tries for minutes, and then ends the process.
+        try:
+            socket.create_connection((host, int(port)), timeout=_SECONDS_TO_CONNECT).close()
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"--ray: no cluster at {address}: {error}") from None
+    try:
+        ray.init(address, include_dashboard=False if address is None else None)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"--ray: {error}") from None
+
+
+@dataclass(frozen=True)
+class Share:
+    """What the engines get of a cluster.
+
+    Attributes:
+      actors: how many there are.
+      resources: what each asks of Ray.
+      cores: of a CPU, that each computes on; None where it computes on GPUs.
+    """
+
+    actors: int
+    resources: dict[str, Any]
+    cores: int | None = None
+
+
+def share_cluster(actors: int | None, tensor_parallel: int) -> Share:
+    """Divides the cluster among engines.
+
+    Args:
+      actors: None for as many as there are GPUs for, or one on each machine where there are none.
+      tensor_parallel: devices of each.
+
+    Raises:
+      ConfigError: the cluster does not have so many.
+    """
+    resources = ray.cluster_resources()
+    gpus, cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
+    if gpus:
+        actors = actors or max(gpus // tensor_parallel, 1)
+        if actors * tensor_parallel > gpus:
+            each = "a GPU" if tensor_parallel == 1 else f"{tensor_parallel} GPUs"
+            raise ConfigError(f"{actors} engines of {each} each: the cluster has {gpus}")
+        return Share(actors, {"num_gpus": tensor_parallel})
+    if tensor_parallel > 1:
+        raise ConfigError(f"engine.tensor_parallel is {tensor_parallel}: the cluster has no GPUs")
+    machines = sum(node["Alive"] for node in ray.nodes())
+    actors = actors or machines
+    if actors > cores:
+        raise ConfigError(f"{actors} engines need a CPU core each, and the cluster has {cores}")
+    # A core is left for reading and writing, or nothing would ever be read.
+    num_cpus = min((cores - 1) / actors, 1) if cores > 1 else 0
+    return Share(actors, {"num_cpus": num_cpus}, max(cores // max(actors, machines), 1))
+
+
+def answer_files(
+    inputs: Sequence[str],
+    output: str,
+    *,
+    share: Share,
+    slots: int,
+    keep_order: bool = False,
+    limit: int | None = None,
+    **answerer: Any,
+) -> Counts:
+    """Answers the rows of files; writes a folder of files of the same kind.
+
+    Args:
+      inputs: files or folders, all of Parquet (".parquet") or all of JSON lines.
+      output: a folder, which must be new.
+      share: of `share_cluster`.
+      slots: rows at once in an engine.
+      keep_order: files in the order of the rows.
+      limit: the first rows only.
+      **answerer: arguments of `Answerer`.
+
+    Raises:
+      InputError: files of both kinds.
+      EngineError: Ray gave up.
+    """
+    is_parquet = _is_parquet(inputs)
+    context = ray.data.DataContext.get_current()
+    context.execution_options.preserve_order = keep_order
+    try:
+        rows = _read(inputs, is_parquet)
+        if limit is not None:
+            rows = rows.limit(limit)
+        # What an actor is given at a time: little, for it is all done again where the actor is lost.
+        batch_size = 2 * slots
+        answers = rows.repartition(target_num_rows_per_block=batch_size).map_batches(
+            Answerer if is_parquet else LineAnswerer,
+            fn_constructor_kwargs={**answerer, "cores": share.cores},
+            batch_format="pyarrow",
+            batch_size=batch_size,
+            # While one batch comes to its end, the next fills the slots.
+            compute=ray.data.ActorPoolStrategy(
+                size=share.actors,
+                max_concurrent_calls_per_actor=_BATCHES_AT_ONCE,
+                enable_true_multi_threading=True,
+            ),
+            udf_modifying_row_count=False,
+            **share.resources,
+        )
+        if is_parquet:
+            answers.write_parquet(output)
+        else:
+            answers.write_datasink(LineSink(output))
+        return _count(output, is_parquet)
+    except ray.exceptions.RayError as error:
+        raise EngineError(one_line(f"Ray: {_cause(error)}")) from None
+
+
+def _read(paths: Sequence[str], is_parquet: bool, columns: list[str] | None = None) -> ray.data.Dataset:
+    if is_parquet:
+        return ray.data.read_parquet(list(paths), columns=columns)
+    return ray.data.read_datasource(LineSource(paths))
+
+
+def _count(output: str, is_parquet: bool) -> Counts:
+    """Counts what was written, where every row is once, however often it was answered."""
+    columns = ["error", "stats", "token_ids", "prompt_tokens", "turns"]
+    parts = _read([output], is_parquet, columns).map_batches(_count_table, batch_format="pyarrow")
+    counts = Counts()
+    for row in parts.iter_rows():
+        values = json.loads(row["counts"])
+        counts.add(Counts(**{**values, "stats": AcceptanceStats(**values["stats"])}))
+    return counts
+
+
+def _count_table(table: pa.Table) -> pa.Table:
+    counts = Counts()
+    for row in table.to_pylist():
+        counts.add_record(json.loads(row["line"]) if "line" in row else row)
+    return pa.table({"counts": [json.dumps(asdict(counts))]})
+
+
+def _row(place: str, values: Mapping[str, Any]) -> Row | RowError:
+    try:
+        return make_row(place, values, None)
+    except (ValueError, RecursionError) as error:
+        return RowError(place, error)
+
+
+def _row_of_line(place: str, line: bytes, number: int | None) -> Row | RowError:
+    try:
+        return parse_line(place, line if len(line) <= MAX_LINE else None, number)
+    except (ValueError, RecursionError) as error:
+        return RowError(place, error)
+
+
+def _is_parquet(inputs: Sequence[str]) -> bool:
+    kinds = {str(path).rstrip("/").endswith(".parquet") for path in inputs}
+    if len(kinds) > 1:
+        raise InputError("--input: files of Parquet and of JSON lines are not answered together")
+    return kinds == {True}
+
+
+def _cause(error: Exception) -> str:
+    """The last line of a traceback."""
+    return str(error).strip().rpartition("\n")[2]

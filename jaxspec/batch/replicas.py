@@ -1,0 +1,280 @@
+"""Rows through several engines, each in a process of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import Pipe
+from queue import SimpleQueue
+from tempfile import TemporaryFile
+from threading import Thread
+from typing import Any
+
+from jaxspec.batch.answer import Answer
+from jaxspec.batch.devices import child_environment
+from jaxspec.batch.progress import Progress
+from jaxspec.batch.read_ahead import ReadAhead
+from jaxspec.batch.replica import Ready, Refused, Work
+from jaxspec.batch.rows import Row, RowError
+from jaxspec.batch.run import LOOK_AHEAD
+from jaxspec.engine import Engine
+from jaxspec.errors import one_line
+from jaxspec.sampling import SamplingParams
+
+MAX_DEATHS = 3
+"""How often a replica may die without an answer in between, or whichever has a certain row."""
+
+_PROGRAM = "import sys; from jaxspec.batch.replica import main; main(int(sys.argv[1]))"
+_SECONDS_TO_END = 10.0
+_MAX_SAID = 2**16
+
+
+class ReplicaError(RuntimeError):
+    """A replica that cannot be had; the message is one line."""
+
+
+@dataclass
+class _Given:
+    """A row on its way: its place among the rows of the run, and how many replicas died that had it."""
+
+    place: int
+    row: Row
+    deaths: int = 0
+
+
+class ReplicaRun(Progress):
+    """Rows on their way through several engines; answers are those of a `BatchRun` with one.
+
+    A row goes, with all of its turns, to the replica that has the fewest, a few more than an engine has
+    slots. What a replica had that dies is given to others, and another process is started for it.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], Engine],
+        environments: Sequence[Mapping[str, str]],
+        rows: Iterable[Row | RowError],
+        params: SamplingParams,
+        *,
+        imports: Sequence[str] = (),
+        raw: bool = False,
+        keep_order: bool = False,
+        note: Callable[[str], object] = lambda text: None,
+    ):
+        """Prepares a run; `start` loads the engines, and iterating, once, does the work. Use it in `closing`.
+
+        Args:
+          load: makes an engine, in a process of its own; it can be pickled.
+          environments: for each replica, what its environment says beside this process's own.
+          rows: as of `BatchRun`; no two of the same place.
+          params: of every row, with the run's seed.
+          imports: Python files that each process runs first.
+          raw, keep_order: as of `BatchRun`.
+          note: told of every replica that dies, and what the first said while it was loaded.
+        """
+        super().__init__(keep_order=keep_order)
+        self._work = Work(tuple(imports), load, params, raw)
+        self._environments = environments
+        self._rows = rows
+        self._note = note
+        self._events: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._replicas: dict[int, _Replica] = {}
+        self._deaths = [0] * len(environments)
+        self._again: deque[_Given] = deque()
+        self._num_read = 0
+        self._has_started = False
+
+    def start(self, on_ready: Callable[[], object] = lambda: None) -> None:
+        """Loads all engines at the same time.
+
+        Args:
+          on_ready: called when one is loaded.
+
+        Raises:
+          ReplicaError: one cannot be loaded.
+        """
+        for number in range(len(self._environments)):
+            self._start(number)
+        num_ready = 0
+        while num_ready < len(self._replicas):
+            self._events.get()()
+            before, num_ready = num_ready, sum(replica.slots > 0 for replica in self._replicas.values())
+            if num_ready > before:
+                on_ready()
+        self._has_started = True
+
+    def close(self) -> None:
+        """Ends all processes: at once, where they have not done all their rows."""
+        for replica in self._replicas.values():
+            replica.dismiss()
+        for replica in self._replicas.values():
+            if replica.slots and not replica.given:
+                replica.wait()
+            replica.kill()
+        self._replicas.clear()
+
+    def __iter__(self) -> Generator[Answer | RowError, None, None]:
+        """Runs the engines; yields rows as they end, or in their order, as `BatchRun` does.
+
+        Raises:
+          ReplicaError: one dies again and again.
+          whatever reading the rows raises.
+        """
+        size = sum(replica.slots for replica in self._replicas.values())
+        self._look_ahead = 2 * LOOK_AHEAD * size
+        wake = partial(self._events.put, lambda: None)
+        with closing(ReadAhead(self._rows, size, on_change=wake)) as self._source:
+            while True:
+                self._hand_out()
+                yield from self._ended()
+                if self._is_done():
+                    break
+                self._events.get()()
+
+    def _is_done(self) -> bool:
+        is_running = any(replica.given for replica in self._replicas.values())
+        return self._source.is_done and not (is_running or self._again or self._done)
+
+    def _hand_out(self) -> None:
+        while free := [replica for replica in self._replicas.values() if replica.room]:
+            given = self._again.popleft() if self._again else self._read()
+            if given is None:
+                return
+            max(free, key=lambda replica: replica.room).give(given)
+
+    def _read(self) -> _Given | None:
+        """The next row, or None where there is none now."""
+        while self._num_read - self._num_yielded < self._look_ahead:
+            row = self._source.take(wait=False)
+            if row is None:
+                return None
+            self._num_read += 1
+            if isinstance(row, Row):
+                return _Given(self._num_read - 1, row)
+            self._done[self._num_read - 1] = row
+        return None
+
+    def _start(self, number: int) -> None:
+        replica = _Replica(self._environments[number], self._work)
+        self._replicas[number] = replica
+        # As a daemon, for it may be reading when an interrupted process ends.
+        Thread(target=self._listen, args=(number, replica), daemon=True).start()
+
+    def _listen(self, number: int, replica: "_Replica") -> None:
+        """Turns what a process says, and its end, into events."""
+        try:
+            while True:
+                self._events.put(partial(self._take, number, replica, replica.connection.recv()))
+        except (EOFError, OSError):
+            self._events.put(partial(self._bury, number, replica))
+
+    def _take(self, number: int, replica: "_Replica", message: Any) -> None:
+        if isinstance(message, Ready):
+            replica.slots = message.slots
+            if number == 0 and (said := replica.said()):
+                self._note(f"replica 1 says: {said}")  # the others say the same
+        elif isinstance(message, Refused):
+            # One that stands in for a dead one may come before the device's memory is free: it is dead, too.
+            if not self._has_started:
+                raise ReplicaError(message.problem)
+        else:
+            row_place = message.row.place if isinstance(message, Answer) else message.place
+            given = replica.given.pop(row_place)
+            for generation in message.generations:
+                self._count(generation)
+            self._done[given.place] = message
+            self._deaths[number] = 0
+
+    def _bury(self, number: int, replica: "_Replica") -> None:
+        """Takes back what a dead replica had, and starts another in its place."""
+        death = f"replica {number + 1} of {len(self._environments)} died: {replica.bury()}"
+        self._deaths[number] += 1
+        for given in replica.given.values():
+            given.deaths += 1
+        most = max(self._deaths[number], *(given.deaths for given in replica.given.values()), 0)
+        if most >= MAX_DEATHS:
+            raise ReplicaError(f"{death}; that was {most} times in a row")
+        self._note(f"{death}; its rows are done again")
+        self._again.extendleft(reversed(replica.given.values()))
+        self._start(number)
+
+
+class _Replica:
+    """One process, from its start to its end.
+
+    Attributes:
+      connection: to it.
+      slots: requests that its engine runs at once; 0 until it is loaded.
+      given: the rows that it has, by the place where they stand.
+    """
+
+    def __init__(self, environment: Mapping[str, str], work: Work):
+        self.slots = 0
+        self.given: dict[str, _Given] = {}
+        self.connection, theirs = Pipe()
+        self._said = TemporaryFile()  # noqa: SIM115
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno())],
+                env=child_environment(environment),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._said,
+                stderr=self._said,
+                start_new_session=True,  # a Ctrl-C is for us alone
+            )
+        self._send(work)
+
+    @property
+    def room(self) -> int:
+        """Rows that it may be given: so many that none of its slots is empty while we hear of an answer, and
+        no more, for others may be free sooner."""
+        return self.slots + -(-self.slots // 4) - len(self.given) if self.slots else 0
+
+    def give(self, given: _Given) -> None:
+        """Hands a row to it; of one that has died meanwhile it is taken back when that is noticed."""
+        self.given[given.row.place] = given
+        self._send(given.row)
+
+    def said(self) -> str:
+        """The end of what it has written to stdout and stderr."""
+        size = os.fstat(self._said.fileno()).st_size
+        # A read that moves nothing: the process writes on where this file stands.
+        text = os.pread(self._said.fileno(), min(size, _MAX_SAID), max(size - _MAX_SAID, 0))
+        return text.decode("utf-8", "replace").strip()
+
+    def dismiss(self) -> None:
+        """Tells it that there are no more rows."""
+        self._send(None)
+
+    def wait(self) -> None:
+        """Waits a while for its end."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SECONDS_TO_END)
+
+    def bury(self) -> str:
+        """Waits for the end of one that has closed its connection; returns in one line what it died of."""
+        self.wait()
+        status = self._process.poll()
+        words = self.said().splitlines()
+        self.kill()
+        if status is None:
+            how = "it hangs"
+        else:
+            how = f"exit status {status}" if status >= 0 else f"signal {-status}, {signal.strsignal(-status)}"
+        return one_line(f"{how}; its last words: {words[-1]}" if words else how)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self._process.kill()
+        self._process.wait()
+        self._said.close()
+
+    def _send(self, message: Any) -> None:
+        with suppress(OSError):  # that it is dead is heard from its listener
+            self.connection.send(message)

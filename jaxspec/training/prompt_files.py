@@ -1,0 +1,131 @@
+"""JSONL files of prompts, with or without answers."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxspec.checkpoints import Tokenizer
+from jaxspec.config import ConfigError
+from jaxspec.training.held_out import normalise
+
+Message = dict[str, str]
+_NEEDS = 'needs a text "prompt", a list of texts "turns" or a list of messages "messages"'
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """What the target is asked in one row.
+
+    Attributes:
+      messages: the conversation up to and with the user's turn that is to be answered.
+      answer: what the row answers, or None.
+    """
+
+    messages: tuple[Message, ...]
+    answer: str | None = None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Of all messages: rows of the same words are the same prompt."""
+        return normalise("\n".join(message["content"] for message in self.messages))
+
+    @property
+    def place(self) -> float:
+        """From 0 to below 1, by the words: where in an order that is the same everywhere."""
+        digest = hashlib.sha256(" ".join(self.words).encode()).digest()
+        return int.from_bytes(digest[:7], "big") / 2**56
+
+
+def read_rows(path: Path) -> list[PromptRow]:
+    """Every row of a JSONL file, an object with one of
+
+    - "prompt", a text, and perhaps "response", its answer;
+    - "turns", a list of the user's texts, of which the first is taken;
+    - "messages", each with "role" and "content"; where the last is the assistant's, it is the answer.
+
+    Raises:
+      ConfigError: the file cannot be read, or a row is none of these.
+    """
+    return [_prompt_row(row, where) for row, where in _objects(path)]
+
+
+def read_prompts(path: Path) -> list[tuple[Message, ...]]:
+    """The messages of every row that are to be answered; as `read_rows` otherwise."""
+    return [row.messages for row in read_rows(path)]
+
+
+def read_texts(path: Path) -> list[str]:
+    """Every message and turn of a file, answers left out; as `read_rows` otherwise."""
+    texts: list[str] = []
+    for row, where in _objects(path):
+        messages = _prompt_row(row, where).messages
+        texts += row.get("turns") or [message["content"] for message in messages]
+    return texts
+
+
+def encode_messages(tokenizer: Tokenizer, messages: tuple[Message, ...]) -> list[int]:
+    """A conversation through the chat template up to the assistant's turn, as the engine encodes it."""
+    return tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)
+
+
+def encode_answer(tokenizer: Tokenizer, row: PromptRow) -> list[int]:
+    """The tokens of a row's answer, as the target would have given it: up to and with its end."""
+    assert row.answer is not None
+    before = tokenizer.apply_chat_template(row.messages)
+    whole = tokenizer.apply_chat_template(
+        [*row.messages, {"role": "assistant", "content": row.answer}], add_generation_prompt=False
+    )
+    # A template that writes past turns otherwise than those to come says nothing of what is answered.
+    text = whole[len(before) :] if whole.startswith(before) else row.answer
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    ends = [i for i, token in enumerate(tokens) if token in tokenizer.eos_token_ids]
+    return tokens[: ends[0] + 1] if ends else [*tokens, *tokenizer.eos_token_ids[:1]]
+
+
+def _objects(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as a file of prompts: {error}") from None
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            where = f"{path}:{number}"
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                raise ConfigError(f"{where}: not a JSON object") from None
+            if not isinstance(row, dict):
+                raise ConfigError(f"{where}: {_NEEDS}")
+            yield row, where
+
+
+def _prompt_row(row: dict[str, Any], where: str) -> PromptRow:
+    if "messages" in row:
+        return _conversation(row["messages"], where)
+    turns, answer = row.get("turns", [row.get("prompt")]), row.get("response")
+    if not isinstance(turns, list) or not turns or not all(map(_is_text, turns)):
+        raise ConfigError(f"{where}: {_NEEDS}")
+    if answer is not None and not _is_text(answer):
+        raise ConfigError(f'{where}: "response" must be a text')
+    return PromptRow(({"role": "user", "content": turns[0]},), answer)
+
+
+def _conversation(messages: Any, where: str) -> PromptRow:
+    if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        raise ConfigError(f'{where}: every one of "messages" needs a text "role" and a text "content"')
+    kept = [{"role": message["role"], "content": message["content"]} for message in messages]
+    answer = kept.pop()["content"] if kept and kept[-1]["role"] == "assistant" else None
+    if not kept or kept[-1]["role"] != "user":
+        raise ConfigError(f'{where}: "messages" must end with a user\'s turn, or with its answer')
+    return PromptRow(tuple(kept), answer)
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and all(_is_text(message.get(key)) for key in ("role", "content"))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())

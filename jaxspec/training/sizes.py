@@ -1,0 +1,128 @@
+"""Sizes that a run leaves open, by its target, its data and the device's memory."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxspec.config import ConfigError, ModelConfig
+from jaxspec.drafters.eagle3 import Eagle3
+from jaxspec.models.decoder import Decoder
+from jaxspec.training.config import TrainConfig
+from jaxspec.training.stage_folder import write_atomically
+
+SIZES = "sizes.json"
+_FEWEST_STEPS = 300
+_ROUND = 64  # rows are whole multiples of so many tokens
+_SHORTEST_ROW = 512
+
+
+def device_memory() -> int:
+    """Bytes that one device may use; on a CPU half of the machine's."""
+    stats = jax.devices()[0].memory_stats() or {}
+    limit = stats.get("bytes_limit")
+    return int(limit or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+
+
+def draft_vocabulary_size(target: ModelConfig) -> int:
+    """How many tokens a new head drafts: all of a small vocabulary, 8,192 of up to 65,536, else 32,768."""
+    if target.vocab_size <= 16384:
+        return target.vocab_size
+    return 8192 if target.vocab_size <= 65536 else 32768
+
+
+def fitting_slots(target: Decoder, wanted: int, positions: int, *, memory: int) -> int:
+    """How many of `wanted` slots of so many positions fit with their cache into two fifths of the memory."""
+    size = max(array.dtype.itemsize for array in jax.tree.leaves(nnx.state(target, nnx.Param)))
+    position = size * sum(
+        shape.num_kv_heads * shape.head_dim * shape.planes / shape.positions_per_entry
+        for layer in target.cache_shapes
+        for shape in (layer if isinstance(layer, tuple) else (layer,))
+    )
+    return max(min(wanted, int(0.4 * memory / (position * positions))), 1)
+
+
+def settle(
+    config: TrainConfig, head: Eagle3, target: Decoder, lengths: np.ndarray, *, memory: int, devices: int
+) -> TrainConfig:
+    """The configuration with nothing left open.
+
+    Args:
+      lengths: of the conversations.
+      memory: bytes of each of `devices` devices.
+    """
+    row_length = config.row_length
+    if not row_length:
+        longest = max(int(lengths.max()), config.num_unroll_steps + 2)
+        row_length = -(-longest // _ROUND) * _ROUND
+        if longest < _SHORTEST_ROW < lengths.sum():
+            row_length = _SHORTEST_ROW
+    rows = -(-int(np.minimum(lengths, row_length).sum()) // row_length)
+    batch_size = config.batch_size
+    if not batch_size:
+        fitting = _fitting_tokens(head, target, row_length, config.num_unroll_steps, memory) * devices
+        tokens = min(config.batch_tokens, fitting)
+        # Of little data many small updates: a validation row and four updates an epoch at least.
+        wanted = min(tokens // row_length, rows // 5)
+        batch_size = max(wanted // devices, 1) * devices
+    validation = config.validation_rows
+    if not config.batch_size:
+        validation = min(validation, rows // 10) // batch_size * batch_size
+    changed = dataclasses.replace(
+        config, row_length=row_length, batch_size=batch_size, validation_rows=validation
+    )
+    if config.steps:
+        return changed
+    steps = max(round(config.epochs * (rows - validation) / batch_size), _FEWEST_STEPS)
+    return dataclasses.replace(
+        changed,
+        steps=steps,
+        warmup_steps=min(config.warmup_steps, steps // 10),
+        validate_every=min(config.validate_every, -(-steps // 8)),
+        checkpoint_every=min(config.checkpoint_every, -(-steps // 4)),
+    )
+
+
+def save_sizes(config: TrainConfig, folder: Path) -> None:
+    """Keeps a settled configuration: another machine that goes on has other memory."""
+    write_atomically(folder / SIZES, json.dumps(dataclasses.asdict(config), indent=2).encode())
+
+
+def read_sizes(folder: Path) -> TrainConfig | None:
+    """What `save_sizes` kept, or None.
+
+    Raises:
+      ConfigError: the file holds something else.
+    """
+    path = folder / SIZES
+    if not path.is_file():
+        return None
+    try:
+        return TrainConfig(**json.loads(path.read_text("utf-8")))
+    except (ValueError, TypeError):
+        raise ConfigError(f"{path}: not the sizes of a training run") from None
+
+
+def _fitting_tokens(head: Eagle3, target: Decoder, row_length: int, num_steps: int, memory: int) -> int:
+    """Tokens of an update that fit into a device's memory, by an estimate of what the way back needs."""
+    size = max(array.dtype.itemsize for array in jax.tree.leaves(nnx.state(target, nnx.Param)))
+    shape, layers = target.config, head.config.layers
+    weights = size * (_count(target) + _count(head)) + 16 * _count(
+        head
+    )  # masters, their gradient, two moments
+    widest = shape.intermediate_size
+    if shape.moe is not None:
+        widest = max(widest, shape.moe.experts_per_token * shape.moe.intermediate_size)
+    forward = size * (4 * widest + 16 * shape.hidden_size)
+    scores = 3 * 4 * layers.num_attention_heads * row_length
+    step = scores + size * (16 * layers.hidden_size + 6 * layers.intermediate_size)
+    token = forward + size * head.config.draft_vocab_size + num_steps * layers.num_hidden_layers * step
+    return max(int(0.6 * (memory - weights)) // token, row_length)
+
+
+def _count(module: nnx.Module) -> int:
+    return sum(array.size for array in jax.tree.leaves(nnx.state(module, nnx.Param)))

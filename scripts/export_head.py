@@ -1,0 +1,87 @@
+"""Write an EAGLE-3 head in another format: the one that ships, for example, as speculators and vLLM load it.
+
+    python scripts/export_head.py HEAD OUTPUT [--target NAME] [--format speculators] [--target-name ORG/NAME]
+
+HEAD is the name or file of a configuration, or with --target a folder or a Hugging Face Hub id. The target's
+output rows and embedding are added where the format holds them and HEAD does not. Exit status: 0; 2 for bad
+input.
+"""
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from jaxspec.checkpoints import CheckpointError, open_checkpoint
+from jaxspec.command_line import CommandError, Parser, report
+from jaxspec.config import Config, ConfigError, DrafterConfig, list_configs, load_config
+from jaxspec.drafters.eagle3 import Eagle3
+from jaxspec.drafters.loading import Build, load_drafter
+from jaxspec.engine.load import resolve_config
+from jaxspec.models.loading import load_target
+from jaxspec.training.config import HeadConfig
+from jaxspec.training.export import FORMATS, embedding_rows, export_head
+from jaxspec.training.head import config_from
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("head", metavar="HEAD", help="a configuration, or the checkpoint of a head")
+    parser.add_argument("output", metavar="OUTPUT", type=Path, help="a folder that is not there yet")
+    parser.add_argument("--target", metavar="NAME", help="the model that the head is for")
+    parser.add_argument("--format", choices=FORMATS, default="speculators", help="default: speculators")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the weights")
+    parser.add_argument(
+        "--target-name", help="what speculators and vLLM find the target by; default: its name here"
+    )
+    args = parser.parse_args(arguments)
+    try:
+        pair = _pair(args.head, args.target)
+        _export(pair, args)
+    except (ConfigError, CheckpointError, CommandError) as error:
+        return report(error)
+    print(f"{args.output}: {args.format}")
+    return 0
+
+
+def _pair(head: str, target: str | None) -> Config:
+    """A configuration of a target and an EAGLE-3 head."""
+    if head in list_configs() or head.endswith(".toml"):
+        pair = load_config(head)
+        if pair.drafter.kind != "eagle3":
+            raise CommandError(f"{head}: drafts by {pair.drafter.kind}, not by an EAGLE-3 head")
+        return pair if target is None else dataclasses.replace(pair, target=resolve_config(target).target)
+    if target is None:
+        raise CommandError("--target: name the model that the head is for")
+    return Config(head, resolve_config(target).target, DrafterConfig("eagle3", 4, source=head))
+
+
+def _export(pair: Config, args: argparse.Namespace) -> None:
+    source = pair.target
+    checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
+    target = load_target(checkpoint, dtype=jnp.float32)
+    head = load_drafter(pair.drafter, target, Build(jnp.dtype(jnp.float32)))
+    assert isinstance(head, Eagle3)
+    # What training cannot start from, the formats cannot hold either.
+    config_from(head.config, HeadConfig(initial="head"), target.config, head.config.draft_vocab_size)
+    name = args.target_name or source.file or source.source
+    assert pair.drafter.source is not None  # DrafterConfig checks it
+    card = Path(pair.drafter.source) / "README.md"
+    text = card.read_text("utf-8") if card.is_file() else f"# An EAGLE-3 head for {name}\n"
+    export_head(
+        head,
+        target.config,
+        args.output,
+        form=args.format,
+        target_name=name,
+        architectures=checkpoint.config.get("architectures") or (),
+        dtype=args.dtype,
+        embedding=embedding_rows(target),
+        card=f"{text}\nThese files were written out of that head in the format {args.format!r}.\n",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""A head that jaxspec exported, loaded and run by the speculators package."""
+
+import json
+import shutil
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+
+from goldens.draft_head import DraftHead, draft, eagle3_step, fuse
+from goldens.eagle3_speculators import check
+from goldens.head_cases import DRAFTS, Target, write_outputs
+
+NAME, TARGET = "eagle3-exported", "llama-tied"
+GOLDENS = Path(__file__).resolve().parents[2] / "tests" / "goldens"
+
+
+def load(folder: Path) -> Eagle3DraftModel:
+    """What speculators makes of the folder; all but the path of its target is as it was exported."""
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(shutil.copytree(folder, Path(scratch) / "head"))
+        config = json.loads((copy / "config.json").read_text("utf-8"))
+        verifier = config["speculators_config"]["verifier"]
+        verifier["name_or_path"] = str(GOLDENS / verifier["name_or_path"] / "checkpoint")
+        (copy / "config.json").write_text(json.dumps(config), "utf-8")
+        parsed = Eagle3SpeculatorConfig.from_pretrained(copy)
+        parsed.transformer_layer_config._attn_implementation = "eager"
+        model = Eagle3DraftModel.from_pretrained(copy, config=parsed)
+    if missing := [name for name, tensor in model.named_parameters() if tensor.isnan().any()]:
+        raise ValueError(f"speculators finds no values for {', '.join(missing)}")
+    return model.eval()
+
+
+def write(root: Path) -> None:
+    """Write `root/eagle3-exported`: outputs of the checkpoint that lies among the goldens, and its copy."""
+    model, target = load(GOLDENS / NAME / "checkpoint"), Target(TARGET)
+    config = model.config
+    head = DraftHead(
+        config.transformer_layer_config,
+        {name: tensor.detach() for name, tensor in model.state_dict().items()},
+        norm_before_residual=config.norm_before_residual,
+        norm_output=config.norm_output,
+    )
+    features = target.features(config.eagle_aux_hidden_state_layer_ids)
+    results = draft(partial(eagle3_step, head), target.tokens, fuse(head, features), model.d2t, DRAFTS)
+    check(model, target, features, results)
+    if root != GOLDENS:
+        shutil.copytree(GOLDENS / NAME / "checkpoint", root / NAME / "checkpoint")
+    write_outputs(root / NAME, target, features, results)

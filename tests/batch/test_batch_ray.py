@@ -1,0 +1,216 @@
+"""Ray on this machine: rows through two actors of the tiny model, and through engines without one."""
+
+import importlib.util
+import json
+import logging
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine
+
+from jaxspec import ConfigError, SamplingParams
+from jaxspec.batch import BatchRun, Row
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning", "ignore:os.fork"
+)
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "generate_batch.py"
+SAMPLED = SamplingParams(max_new_tokens=8, ignore_eos=True, temperature=1.0, seed=5)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Ray with two CPUs, whatever this machine has."""
+    import ray.data
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+        ray.init(
+            "local",
+            num_cpus=2,
+            object_store_memory=100 * 2**20,
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def script():
+    spec = importlib.util.spec_from_file_location("generate_batch", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def read_lines(path):
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    return [json.loads(line) for file in files for line in file.read_text("utf-8").split("\n") if line]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_actor_is_killed_and_the_answers_are_those_of_one_process(
+    script, tiny_config, tiny_engine, tmp_path, monkeypatch, capsys
+):
+    from jaxspec.batch import ray as on_ray
+
+    class KilledOnce(on_ray.LineAnswerer):
+        """The first that begins its second batch dies of it."""
+
+        def __call__(self, table, marker=tmp_path / "killed"):
+            self.batches = getattr(self, "batches", 0) + 1
+            if self.batches == 2:
+                try:
+                    marker.touch(exist_ok=False)
+                except FileExistsError:
+                    pass
+                else:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return super().__call__(table)
+
+    source = tmp_path / "in.jsonl"
+    lines = [{"prompt": f"w{6 + i} w7"} if i % 3 else {"turns": [f"w{6 + i}", "w9"]} for i in range(39)]
+    # One line, though there are characters in it that Python breaks lines at.
+    lines.append({"id": "last", "prompt": "w6 \u2028 \x85 w7"})
+    source.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), "utf-8")
+    options = ["--max-new-tokens", "8", "--ignore-eos", "--temperature", "1", "--seed", "3"]
+
+    def run(output, *more):
+        files = ["--input", str(source), "--output", str(tmp_path / output)]
+        summary = ["--summary", str(tmp_path / f"{output}.summary")]
+        assert script.main([str(tiny_config), *files, *summary, *options, *more]) == 0
+        return json.loads((tmp_path / f"{output}.summary").read_text("utf-8"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(script, "load", lambda config, **options: tiny_engine)
+        alone = run("alone.jsonl")
+    monkeypatch.setattr(on_ray, "LineAnswerer", KilledOnce)
+    summary = run("out", "--ray", "--replicas", "2", "--batch-size", "2")
+    assert (tmp_path / "killed").exists()
+
+    expected, found = read_lines(tmp_path / "alone.jsonl"), read_lines(tmp_path / "out")
+    assert len(found) == 40
+    assert sorted(found, key=str) == sorted(expected, key=str)
+    assert {row["id"] for row in found} == {*range(39), "last"}
+    for name in alone:
+        if name not in ("command", "device", "seconds", "load_seconds", "tokens_per_second"):
+            assert summary[name] == alone[name], name
+    assert "40: 40 answered, 0 failed" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("cluster")
+def test_parquet_in_and_out(tmp_path, monkeypatch):
+    """With rows that cannot be answered, which are not lost."""
+    from jaxspec.batch import ray as on_ray
+
+    class Fake(on_ray.Answerer):
+        def __init__(self, params, **options):
+            self._engine, self._params, self._raw = FakeEngine(4), params, False
+
+    rows = [
+        {"id": 7, "prompt": "2024-01-01"},
+        {"id": 2**40, "turns": ["w7", "w8"]},
+        {"id": 9, "messages": [{"role": "user", "content": "w9"}]},
+        {"id": 10, "prompt": "fail"},
+        {"id": 11, "prompt": "w9", "turns": ["w9"]},
+        {"prompt": "w9"},
+    ]
+    source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    parquet.write_table(
+        pa.Table.from_pylist(
+            rows,
+            pa.schema(
+                {
+                    "id": pa.int64(),
+                    "prompt": pa.string(),
+                    "turns": pa.list_(pa.string()),
+                    "messages": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()})),
+                }
+            ),
+        ),
+        source,
+    )
+    monkeypatch.setattr(on_ray, "Answerer", Fake)
+    counts = on_ray.answer_files(
+        [str(source)],
+        str(output),
+        share=on_ray.Share(1, {"num_cpus": 1}),
+        slots=2,
+        keep_order=True,
+        params=SAMPLED,
+    )
+    found = parquet.read_table(output).to_pylist()
+    alone = [Row("", 7, "2024-01-01"), Row("", 2**40, None, ("w7", "w8")), Row("", 9, rows[2]["messages"])]
+    expected = [answer.as_dict() for answer in BatchRun(FakeEngine(), alone, SAMPLED, keep_order=True)]
+    assert [
+        {name: row[name] for name in answer} for row, answer in zip(found, expected, strict=False)
+    ] == expected
+    assert [row["error"] for row in found] == [
+        None,
+        None,
+        None,
+        "row 10: failed: it is a fake",
+        "row 11: must have one of prompt, messages and turns, got prompt and turns",
+        "row None: must have an id",
+    ]
+    assert [row["id"] for row in found] == [row.get("id") for row in rows]
+    assert (counts.rows, counts.answered, counts.tokens) == (6, 3, 4 * 8)
+    assert sorted(counts.failures) == sorted(row["error"] for row in found[3:])
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--replicas", "9"], "9 engines need a CPU core each, and the cluster has 2"),
+        (["--tensor-parallel", "2"], "engine.tensor_parallel is 2: the cluster has no GPUs"),
+        (["--resume"], "--resume: not with --ray, which writes files whole"),
+        (["--input", "-"], "--input: with --ray files or folders that every machine of the cluster can read"),
+        (["--input", "no.jsonl"], "cannot read no.jsonl: No such file or directory"),
+        (
+            ["--input", "in.jsonl", "in.parquet"],
+            "--input: files of Parquet and of JSON lines are not answered",
+        ),
+        (["--output", "there"], "there exists: with --ray a new folder is written"),
+    ],
+)
+def test_what_ray_cannot_do_is_one_line(script, tiny_config, tmp_path, monkeypatch, capsys, options, problem):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    for name in "in.jsonl", "in.parquet":
+        (tmp_path / name).write_text("{}\n")
+    files = ["--input", "in.jsonl", "--output", "out"]
+    assert script.main([str(tiny_config), *files, "--ray", *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {problem}")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "nowhere.invalid:6379"])
+def test_no_cluster_is_one_line(monkeypatch, address):
+    from jaxspec.batch import ray as on_ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(ConfigError, match=f"^--ray: no cluster at {address}: [^\n]+$"):
+        on_ray.connect(address)
+
+
+def test_no_ray_is_one_line_that_says_how_to_get_it(script, tiny_config, tmp_path, monkeypatch, capsys):
+    (tmp_path / "in.jsonl").write_text("{}\n")
+    monkeypatch.setattr(script, "find_spec", lambda name: None)
+    files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out")]
+    assert script.main([str(tiny_config), *files, "--ray"]) == 2
+    assert capsys.readouterr().err == 'error: --ray needs Ray: pip install "jaxspec[ray]"\n'

@@ -1,0 +1,77 @@
+"""The batch script with two engines of the tiny model, as a user runs it."""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "generate_batch.py"
+OPTIONS = ["--max-new-tokens", "8", "--ignore-eos", "--temperature", "1", "--seed", "3", "--keep-order"]
+
+
+@pytest.fixture
+def run_alone(monkeypatch, tiny_engine):
+    """Runs the script with one engine, in this process."""
+    spec = importlib.util.spec_from_file_location("generate_batch", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(script, "load", lambda config, **options: tiny_engine)
+    return script.main
+
+
+def lines(count):
+    for i in range(count):
+        text = f"w{6 + i} w{10 + i % 7}"
+        forms = [{"prompt": text}, {"turns": [text, "w9"]}, {"prompt": text, "id": f"row {i}"}]
+        yield json.dumps(forms[i % 3]) + "\n"
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for children in Linux's /proc")
+def test_interrupted_with_two_engines_and_resumed_with_one(run_alone, tiny_config, tmp_path):
+    """Its input is a pipe, which still holds rows when Ctrl-C comes."""
+    source, whole, output = (tmp_path / name for name in ("in.jsonl", "whole.jsonl", "out.jsonl"))
+    source.write_text("".join(lines(30)), "utf-8")
+    assert run_alone([str(tiny_config), "--input", str(source), "--output", str(whole), *OPTIONS]) == 0
+
+    command = [sys.executable, str(SCRIPT), str(tiny_config), "--input", "-", "--output", str(output)]
+    with (
+        (tmp_path / "stderr").open("w+") as errors,
+        subprocess.Popen(
+            [*command, *OPTIONS, "--replicas", "2"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        ) as process,
+    ):
+        process.stdin.writelines(lines(20))
+        process.stdin.flush()
+        while process.poll() is None and (not output.exists() or output.read_bytes().count(b"\n") < 20):
+            time.sleep(0.02)
+        replicas = children(process.pid)
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait()
+        errors.seek(0)
+        said = re.split("[\r\n]+", errors.read())
+    assert process.returncode == 130, said
+    assert said[-2:] == [f"interrupted: {output} holds what was finished; --resume goes on", ""]
+    assert len(replicas) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in replicas)
+    assert not [line for line in said if "Traceback" in line]
+    assert output.read_text("utf-8") == "".join(whole.read_text("utf-8").splitlines(keepends=True)[:20])
+
+    resumed = ["--input", str(source), "--output", str(output), *OPTIONS, "--resume"]
+    assert run_alone([str(tiny_config), *resumed]) == 0
+    assert output.read_text("utf-8") == whole.read_text("utf-8")

@@ -1,0 +1,169 @@
+"""`jaxspec-train` without a TOML: a new head, one adapted to a user's own rows, and refusals."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tiny_run import write_target
+
+from jaxspec.checkpoints import open_checkpoint
+from jaxspec.config import SourceConfig
+from jaxspec.train_command import main
+from jaxspec.training import pipeline, train
+from jaxspec.training.config import HeadConfig, TrainingRun
+from jaxspec.training.token_rows import TokenRows
+
+WORDS = ["red", "green", "blue", "one", "two", "three", "sun", "moon"]
+SMALL = [
+    "--max-new-tokens",
+    "24",
+    "--row-length",
+    "96",
+    "--batch-tokens",
+    "768",
+    "--num-speculative-tokens",
+    "3",
+]
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return str(path)
+
+
+def prompts(path, count, seed=0):
+    rng = np.random.default_rng(seed)
+    return write_rows(path, [{"prompt": " ".join(rng.choice(WORDS, 4)) + f" {i}"} for i in range(count)])
+
+
+def fails(capsys, *arguments):
+    assert main(list(map(str, arguments))) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ")
+    return error
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A target, a head trained for it, and that head adapted to rows that bring their answers."""
+    folder = tmp_path_factory.mktemp("command")
+    target = str(write_target(folder / "target"))
+    asked = prompts(folder / "asked.jsonl", 48)
+    first = ["--target", target, "--prompts", asked, *SMALL, "--steps", "20"]
+    assert main([*first, "--output", str(folder / "first"), "--license", "MIT"]) == 0
+    rng = np.random.default_rng(1)
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"say {i}"},
+                {"role": "assistant", "content": " ".join(rng.choice(["abc", "cab"], 4))},
+            ]
+        }
+        for i in range(20)
+    ] + [{"prompt": f"again {i}", "response": "abc cab"} for i in range(4)]
+    own = write_rows(folder / "own.jsonl", [*rows, {"prompt": "what comes next?"}])
+    head = folder / "first" / "export" / "speculators"
+    second = ["--target", target, "--prompts", own, "--adapt", str(head), *SMALL, "--steps", "8"]
+    for stage in ("prompts", "responses", "vocabulary", "train"):
+        second += ["--stage", stage]
+    assert main([*second, "--output", str(folder / "second")]) == 0
+    return folder
+
+
+def results(folder, stage):
+    return json.loads((folder / stage / "stage.json").read_text())["results"]
+
+
+def test_a_head_without_a_toml_is_accepted_more_than_prompt_lookup(runs):
+    lengths = results(runs / "first", "evaluate")["acceptance_length"]
+    measured = json.loads((runs / "first" / "evaluate" / "acceptance.json").read_text())
+    assert all(result["tokens"] <= 8 * 24 for result in measured.values())
+    assert lengths["held-out temperature 1"] > 1.5 > lengths["before, held-out temperature 1"]
+    picture = runs / "first" / "train" / "progress.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_part_is_held_out_and_the_same_wherever_the_rows_stand(runs, tmp_path):
+    trained, apart = (
+        {tuple(ids) for ids in TokenRows.load(runs / "first" / "prompts" / f"{name}.npz").sequences()}
+        for name in ("prompts", "held_out")
+    )
+    assert (len(trained), len(apart)) == (40, 8)
+    assert not trained & apart
+    rows = (runs / "asked.jsonl").read_text().splitlines()
+    (tmp_path / "asked.jsonl").write_text("\n".join(reversed(rows)))
+    arguments = ["--target", runs / "target", "--prompts", tmp_path / "asked.jsonl", "--stage", "prompts"]
+    assert main(list(map(str, [*arguments, *SMALL, "--output", tmp_path / "out"]))) == 0
+    again = TokenRows.load(tmp_path / "out" / "prompts" / "held_out.npz").sequences()
+    assert {tuple(ids) for ids in again} == apart
+
+
+def test_given_answers_are_learnt_and_the_others_are_the_targets(runs):
+    answers = TokenRows.load(runs / "second" / "prompts" / "answers.npz")
+    tokenizer = open_checkpoint(runs / "target").tokenizer
+    texts = [tokenizer.decode(ids.tolist(), skip_special_tokens=False) for ids in answers.sequences()]
+    assert all(set(text.removesuffix("</s>")) <= set("abc ") for text in texts)
+    assert all(text.endswith("</s>") for text in texts)
+    assert results(runs / "second", "prompts")["answered"] == len(texts)
+    total = results(runs / "second", "prompts")["prompts"]
+    assert results(runs / "second", "responses")["answers"] == total
+    assert results(runs / "second", "train")["updates"] == 8
+
+
+def test_before_is_the_head_that_is_adapted(runs):
+    settings = json.loads((runs / "second" / "train" / "stage.json").read_text())["settings"]
+    initial = settings["head"]["initial"]
+    run = TrainingRun(target=SourceConfig(str(runs / "target")), head=HeadConfig(initial=initial))
+    adapted = pipeline.Pipeline(run, runs / "third", data=runs)
+    before = adapted._before()
+    exported = load_file(runs / "first" / "export" / "speculators" / "model.safetensors")["norm.weight"]
+    np.testing.assert_array_equal(before.norm.scale[...], exported.astype(np.float32))
+    # Over the draft vocabulary of the same size, and of the same shape.
+    assert adapted.head_config.draft_vocab_size == before.config.draft_vocab_size
+    assert adapted.head_config.fc_norm
+
+
+def test_every_export_has_a_card(runs):
+    for form in results(runs / "first", "export")["formats"]:
+        card = (runs / "first" / "export" / form / "README.md").read_text()
+        assert "# An EAGLE-3 head for target" in card
+        assert "| licence | MIT |" in card
+        assert "| held-out" not in card.split("## Acceptance")[0]
+        assert "| held-out, 8 | 0 |" in card
+        assert "48 prompts from files" in card
+        assert "jaxspec-train --target" in card
+
+
+def test_refusals(runs, tmp_path, capsys):
+    target, asked = runs / "target", runs / "asked.jsonl"
+    known = ["--target", target, "--output", tmp_path / "out"]
+    (tmp_path / "empty.jsonl").write_text("\n")
+    assert "--prompts: name at least one JSONL file" in fails(capsys, *known)
+    assert "there is none in" in fails(capsys, *known, "--prompts", tmp_path / "empty.jsonl")
+    assert "--target: name the model" in fails(capsys, "--output", tmp_path / "out", "--prompts", asked)
+    assert "'nowhere' is no configuration" in fails(
+        capsys, "--target", "nowhere", "--output", tmp_path / "out", "--prompts", asked
+    )
+    assert "--resume goes on with it" in fails(
+        capsys, "--target", target, "--prompts", asked, "--output", runs / "first"
+    )
+    asked_of = [*known, "--prompts", asked, "--adapt"]
+    assert "not by an EAGLE-3 head" in fails(capsys, *asked_of, "smollm2-135m-ngram")
+    assert "the head reads the target's layer 15" in fails(capsys, *asked_of, "smollm2-135m-eagle3")
+
+
+def test_without_matplotlib_there_is_no_picture_and_a_line_says_so(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train, "can_plot", lambda: False)
+    monkeypatch.setattr(train.Trainer, "update", _stop)
+    for stage in ("prompts", "responses", "vocabulary"):
+        shutil.copytree(runs / "first" / stage, tmp_path / "out" / stage)
+    arguments = ["--target", runs / "target", "--prompts", runs / "asked.jsonl", *SMALL, "--steps", "30"]
+    assert main(list(map(str, [*arguments, "--resume", "--output", tmp_path / "out"]))) == 130
+    assert "matplotlib is not installed" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "train" / "progress.png").exists()
+
+
+def _stop(*_):
+    raise KeyboardInterrupt
