@@ -76,24 +76,30 @@ def draft_position(start: jax.Array, draft: jax.Array | int) -> jax.Array:
     return start * MAX_DRAFTS + draft
 
 
-def bits(keys: jax.Array, n: int) -> jax.Array:
-    """Random words u32[..., n] of keys u32[..., 2]: index v is word `v & 1` of threefry(key, (v >> 1, 0))."""
+def bits(keys: jax.Array, n: int, first: jax.Array | None = None) -> jax.Array:
+    """Random words u32[..., n] of keys u32[..., 2]: index v is word `v & 1` of threefry(key, (v >> 1, 0)).
+
+    Args:
+      first: i32[], even, the index of the first word; None for 0.
+    """
     counter = jnp.arange((n + 1) // 2, dtype=jnp.uint32)
+    if first is not None:
+        counter += first.astype(jnp.uint32) >> 1
     words = threefry2x32(keys[..., :1], keys[..., 1:], counter, jnp.uint32(0))
     pairs = jnp.stack(words, axis=-1)  # [..., n/2, 2]; keys may have no rows (K = 0), so no -1 below
     return pairs.reshape(*keys.shape[:-1], 2 * counter.size)[..., :n]
 
 
-def uniform(keys: jax.Array, n: int) -> jax.Array:
-    """Draws f32[..., n] from the open interval (0, 1): (bits + 0.5) / 2^32, kept below 1."""
-    draw = (bits(keys, n).astype(jnp.float32) + 0.5) * 2.0**-32
+def uniform(keys: jax.Array, n: int, first: jax.Array | None = None) -> jax.Array:
+    """Draws f32[..., n] from the open interval (0, 1): (bits + 0.5) / 2^32, below 1; `first`: see `bits`."""
+    draw = (bits(keys, n, first).astype(jnp.float32) + 0.5) * 2.0**-32
     return jnp.minimum(draw, 1.0 - 2.0**-24)
 
 
-def gumbel(keys: jax.Array, n: int) -> jax.Array:
-    """Standard Gumbel noise f32[..., n], for sampling by argmax(logits + noise).
+def gumbel(keys: jax.Array, n: int, first: jax.Array | None = None) -> jax.Array:
+    """Standard Gumbel noise f32[..., n], for sampling by argmax(logits + noise); `first` as for `bits`.
 
     Large noise comes from u near 0, where float32 is dense, so it reaches 33 log 2 = 22.9. The usual
     -log(-log(u)) takes it from u near 1, stops near 16.6, and never draws a rare token.
     """
-    return -jnp.log(-jnp.log1p(-uniform(keys, n)))
+    return -jnp.log(-jnp.log1p(-uniform(keys, n, first)))

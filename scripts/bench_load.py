@@ -44,6 +44,7 @@ from jaxspec.engine.load import load, resolve_config
 from jaxspec.engine.step import Models
 from jaxspec.provenance import provenance
 from jaxspec.sampling import SamplingParams, required_mode
+from jaxspec.sharding import make_mesh
 
 _COLUMNS = "{:<16} {:>5} {:>8} {:>8} {:>10} {:>9} {:>8} {:>8} {:>7} {:>7} {:>7} {:>7} {:>8} {:>8} {:>6} {:>6}"
 
@@ -120,10 +121,12 @@ def _load(args: argparse.Namespace) -> Engine:
         config = EngineConfig(**sizes)
         limit = shape.target["max_position_embeddings"]
         resolved = config.resolve(backend=jax.default_backend(), model_limit=limit)
+        mesh = make_mesh(config.tensor_parallel)
         models = build_models(
             shape,
             num_drafts=args.num_speculative_tokens,
             dtype=jnp.dtype(resolved.dtype),
+            mesh=mesh,
         )
         with compilation_cache():
             return Engine(
@@ -132,6 +135,7 @@ def _load(args: argparse.Namespace) -> Engine:
                 tokenizer=None,
                 eos_token_ids=(),
                 config=config,
+                mesh=mesh,
                 sampling_modes=(mode,),
                 progress=False,
             )

@@ -1,10 +1,12 @@
 """Time the engine's step at real shapes, against the bytes that it must read.
 
     python scripts/bench_step.py --shape llama3-8b --k 3 --batch 1,8,32 [--acceptance 3.0] [--context N]
-        [--temperature T,T,...] [--top-k K] [--top-p P] [--no-speculation] [--json FILE]
+        [--temperature T,T,...] [--top-k K] [--top-p P] [--no-speculation] [--tensor-parallel N]
+        [--json FILE]
 
 The weights are random and the acceptance is synthetic, so the text is worthless and the work is real. Times
-are of dispatches enqueued back to back; the median of several runs over the whole answer.
+are of dispatches enqueued back to back; the median of several runs over the whole answer. Over several
+devices bytes are those of one, so that "share" is the floor's part of the time; memory is each device's.
 """
 
 import argparse
@@ -26,26 +28,43 @@ from bench.program import Running, start
 from bench.shapes import SHAPES, build_models
 from bench.traffic import cache_bytes, copy_bandwidth, weight_bytes
 
-from jaxspec.command_line import Parser
+from jaxspec.command_line import Parser, report
+from jaxspec.config import ConfigError
 from jaxspec.provenance import provenance
 from jaxspec.sampling import SamplingParams
+from jaxspec.sharding import make_mesh
 
-_COLUMNS = "{:>6} {:>5} {:>8} {:>9} {:>9} {:>8} {:>7} {:>8} {:>9} {:>8}"
+_COLUMNS = "{:>6} {:>5} {:>8} {:>8} {:>9} {:>9} {:>8} {:>7} {:>8} {:>9} {:>8}"
 
 
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
-    args = _parse(arguments)
+    try:
+        return _bench(_parse(arguments), arguments)
+    except ConfigError as error:
+        return report(error)
+
+
+def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
+    mesh = make_mesh(args.tensor_parallel)
     num_drafts = 0 if args.no_speculation else args.k
     dtype = jnp.dtype(args.dtype)
     bandwidth = copy_bandwidth(args.copy_bytes)
-    models = build_models(SHAPES[args.shape], num_drafts=num_drafts, dtype=dtype)
-    print(f"{args.shape}, K={num_drafts}, {args.dtype}: copy {bandwidth / 1e12:.2f} TB/s")
+    models = build_models(
+        SHAPES[args.shape],
+        num_drafts=num_drafts,
+        dtype=dtype,
+        mesh=mesh,
+        split_drafter=not args.whole_drafter,
+    )
+    devices = f" on {mesh.size} devices" if mesh.size > 1 else ""
+    print(f"{args.shape}, K={num_drafts}, {args.dtype}{devices}: copy {bandwidth / 1e12:.2f} TB/s")
     print(
         _COLUMNS.format(
             "batch",
             "T",
             "ms/step",
+            "floor ms",
             "tokens/s",
             "tok/step",
             "GB/step",
@@ -66,6 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
         steps_per_dispatch=args.steps_per_dispatch,
         acceptance=args.acceptance if num_drafts else None,
         dtype=dtype,
+        mesh=mesh,
     )
     cases = list(product(args.params, args.batch))
     # All are compiled before any is timed, side by side.
@@ -79,23 +99,26 @@ def main(arguments: list[str] | None = None) -> int:
             batch_size=batch_size,
             context=args.context + args.new_tokens // 2,
             itemsize=dtype.itemsize,
+            devices=mesh.size,
         )
         row |= {"batch": batch_size, "temperature": params.temperature}
         row["bytes_per_step"] = weight_bytes(models, batch_size=batch_size) + cache
-        row["bandwidth_share"] = row["bytes_per_step"] / row["step_ms"] * 1e3 / bandwidth
+        row["floor_ms"] = row["bytes_per_step"] / bandwidth * 1e3
+        row["bandwidth_share"] = row["floor_ms"] / row["step_ms"]
         rows.append(row)
         print(
             _COLUMNS.format(
                 batch_size,
                 f"{params.temperature:g}",
                 f"{row['step_ms']:.3f}",
+                f"{row['floor_ms']:.3f}",
                 f"{row['tokens_per_second']:.0f}",
                 f"{row['tokens_per_step']:.2f}",
                 f"{row['bytes_per_step'] / 1e9:.3f}",
                 f"{row['bandwidth_share']:.1%}",
                 f"{row['dispatches_per_step']:.3f}",
                 f"{row['host_us_per_step']:.1f}",
-                f"{row['peak_bytes'] / 1e9:.1f}" if row["peak_bytes"] else "-",
+                "/".join(f"{peak / 1e9:.1f}" for peak in row["peak_bytes"] if peak) or "-",
             ),
             flush=True,
         )
@@ -104,6 +127,8 @@ def main(arguments: list[str] | None = None) -> int:
             **provenance(shlex.join(["scripts/bench_step.py", *arguments]), Path(__file__).parent),
             "shape": args.shape,
             "num_drafts": num_drafts,
+            "tensor_parallel": mesh.size,
+            "whole_drafter": args.whole_drafter,
             "top_k": args.top_k,
             "top_p": args.top_p,
             "context": args.context,
@@ -132,7 +157,7 @@ def _measure(running: Running, args: argparse.Namespace, *, tokens_per_step: flo
             host_times.append((enqueued - begin) / steps)
         emitted = float(np.mean([running.read(output).num_tokens for output in outputs]))
     step = statistics.median(step_times)
-    memory = jax.devices()[0].memory_stats() or {}
+    memory = [device.memory_stats() or {} for device in running.programs.mesh.devices.flat]
     return {
         "step_ms": step * 1e3,
         "step_ms_runs": [t * 1e3 for t in step_times],
@@ -140,7 +165,7 @@ def _measure(running: Running, args: argparse.Namespace, *, tokens_per_step: flo
         "tokens_per_second": emitted * running.state.length.size / step,
         "dispatches_per_step": 1 / args.steps_per_dispatch,
         "host_us_per_step": statistics.median(host_times) * 1e6,
-        "peak_bytes": memory.get("peak_bytes_in_use"),
+        "peak_bytes": [stats.get("peak_bytes_in_use") for stats in memory],
         "temporary_bytes": running.compiled.memory_analysis().temp_size_in_bytes,
     }
 
@@ -168,6 +193,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-model-len", type=int, default=8192, help="positions of the page table")
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--steps-per-dispatch", type=int, default=8)
+    parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="devices")
+    parser.add_argument("--whole-drafter", action="store_true", help="all of the drafter on every device")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--runs", type=int, default=3, help="timed runs")
     parser.add_argument("--copy-bytes", type=int, default=1 << 31, help="size of the copy that is timed")

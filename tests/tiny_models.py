@@ -46,7 +46,7 @@ def write_target(folder: Path, *, seed: int = 0, gain: float = 2.5, **changes: A
     model = nnx.eval_shape(lambda: make_target(shape, dtype=jnp.float32, rngs=nnx.Rngs(0)))
     shapes = dict(tensor for _, source in declared(model) for tensor in source.tensors)
     tensors = {
-        name: gain * _matrix(rng, shape) if len(shape) == 2 else np.ones(shape, np.float32)
+        name: gain * _matrix(rng, shape) if len(shape) >= 2 else np.ones(shape, np.float32)
         for name, shape in shapes.items()
     }
     return write_folder(folder, config, tensors)
@@ -81,7 +81,7 @@ def _layer(
     return {**tensors, f"{prefix}.post_attention_layernorm.weight": np.ones(width, np.float32)}
 
 
-def _matrix(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+def _matrix(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return (rng.normal(size=shape) * shape[1] ** -0.5).astype(np.float32)
 
 

@@ -41,9 +41,15 @@ LayerCacheShape = CacheShape | tuple[CacheShape, ...]
 
 
 def init_cache(
-    shapes: Iterable[LayerCacheShape], *, num_pages: int, page_size: int, dtype: jnp.dtype, mesh: Mesh
+    shapes: Iterable[LayerCacheShape],
+    *,
+    num_pages: int,
+    page_size: int,
+    dtype: jnp.dtype,
+    mesh: Mesh,
+    is_split: bool = True,
 ) -> tuple[LayerCache, ...]:
-    """Zero-filled caches, one per layer, split over `mesh` by key/value heads.
+    """Zero-filled caches, one per layer, split over `mesh` by key/value heads, or whole on every device.
 
     Raises:
       ValueError: `page_size` is no multiple of an array's positions per entry.
@@ -57,7 +63,7 @@ def init_cache(
             )
         entries = page_size // shape.positions_per_entry
         size = (num_pages, shape.num_kv_heads, shape.planes, entries, shape.head_dim)
-        return jnp.zeros(size, dtype, device=sharding(mesh, CACHE_AXES, size))
+        return jnp.zeros(size, dtype, device=sharding(mesh, CACHE_AXES if is_split else None, size))
 
     def layer(shape: LayerCacheShape) -> LayerCache:
         return tuple(map(array, shape)) if isinstance(shape, tuple) else array(shape)

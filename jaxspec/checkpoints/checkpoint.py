@@ -24,7 +24,7 @@ class TensorSource(Protocol):
     def dtype(self) -> np.dtype: ...
 
     def read(self) -> np.ndarray:
-        """A new array with the values; reads the file every time."""
+        """The values, a new array or a view of the file that cannot be written; asks the file every time."""
         ...
 
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -40,20 +39,7 @@ _DTYPES: Mapping[str, np.dtype] = {
 
 @dataclass(frozen=True)
 class SafetensorsTensor:
-    """One tensor of an open safetensors file."""
-
-    file: Any
-    key: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    def read(self) -> np.ndarray:
-        return self.file.get_tensor(self.key)
-
-
-@dataclass(frozen=True)
-class Float8Tensor:
-    """One tensor of eight-bit floats, which safetensors does not give to NumPy: read from where it lies."""
+    """One tensor of a safetensors file, read where it lies: of a part of it no more than that is read."""
 
     path: Path
     offset: int
@@ -61,9 +47,11 @@ class Float8Tensor:
     dtype: np.dtype
 
     def read(self) -> np.ndarray:
-        count = int(np.prod(self.shape))
-        raw = np.fromfile(self.path, np.uint8, count=count, offset=self.offset)
-        return raw.view(self.dtype).reshape(self.shape)
+        size = math.prod(self.shape) * self.dtype.itemsize
+        if not size:
+            return np.empty(self.shape, self.dtype)
+        raw = np.memmap(self.path, np.uint8, "r", self.offset, (size,))
+        return raw.view(np.ndarray).view(self.dtype).reshape(self.shape)
 
 
 def open_safetensors(folder: Path) -> dict[str, TensorSource]:
@@ -149,7 +137,7 @@ def _open_file(path: Path) -> dict[str, TensorSource]:
     with foreign(path, "not a complete safetensors file"):
         file = safetensors.safe_open(path, framework="np")
     tensors: dict[str, TensorSource] = {}
-    starts: dict[str, int] = {}
+    starts = _starts(path)
     for key in file.keys():  # noqa: SIM118 - not a dict
         view = file.get_slice(key)
         dtype = view.get_dtype()
@@ -158,11 +146,7 @@ def _open_file(path: Path) -> dict[str, TensorSource]:
         shape = tuple(view.get_shape())
         if math.prod(max(n, 1) for n in shape) >= 2**59:  # empty by one length, and no array for the others
             raise CheckpointError(f"{path}: tensor {key!r} has shape {list(shape)}, which is too large")
-        if dtype.startswith("F8"):
-            starts = starts or _starts(path)
-            tensors[key] = Float8Tensor(path, starts[key], shape, _DTYPES[dtype])
-        else:
-            tensors[key] = SafetensorsTensor(file, key, shape, _DTYPES[dtype])
+        tensors[key] = SafetensorsTensor(path, starts[key], shape, _DTYPES[dtype])
     return tensors
 
 

@@ -1,6 +1,6 @@
 """Frozen configurations: TOML in, Hugging Face `config.json` in; and the axis glossary."""
 
-from jaxspec.config.axes import AXIS_TO_MESH
+from jaxspec.config.axes import AXIS_TO_MESH, AXIS_UNIT, MESH_AXIS
 from jaxspec.config.drafter import DrafterConfig
 from jaxspec.config.engine import EngineConfig, ResolvedEngineConfig
 from jaxspec.config.errors import ConfigError
@@ -13,6 +13,8 @@ from jaxspec.config.toml import Config, SourceConfig, list_configs, load_config
 
 __all__ = [
     "AXIS_TO_MESH",
+    "AXIS_UNIT",
+    "MESH_AXIS",
     "Config",
     "ConfigError",
     "DrafterConfig",

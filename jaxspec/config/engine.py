@@ -38,7 +38,8 @@ class EngineConfig:
       draft_loop: "compiled", or "host" to drive the same functions step by step from Python.
       synthetic_acceptance_length: a benchmark mode that ignores the drafts' quality and accepts so
         many tokens per step on average, the emitted text being worthless; None is off.
-      tensor_parallel: devices that weights and cache are split over.
+      tensor_parallel: devices that weights and cache are split over. Its divisors should be those of the
+        key/value heads: where it does not divide them, every device keeps all of attention.
     """
 
     batch_size: int = 8

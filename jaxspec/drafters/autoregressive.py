@@ -27,6 +27,7 @@ from jaxspec.drafters.base import Compile, Context, Drafter, HostPropose, Propos
 from jaxspec.drafters.vocabulary import to_target_ids
 from jaxspec.models.parameters import Buffer
 from jaxspec.sampling import DraftVocabulary, SamplingMode
+from jaxspec.sharding import split_over
 
 
 @jax.tree_util.register_dataclass
@@ -37,7 +38,8 @@ class DraftState:
     Attributes:
       hidden: [B, M'], what the next step reads.
       tokens: i32[B, K], ids of the draft vocabulary, filled up to the current column.
-      logits: f32[B, K, W], what each was drawn from; None where drafts are the most likely tokens.
+      logits: f32[B, K, W], what each was drawn from, or this device's part of W; None where drafts are the
+        most likely tokens.
       cache: the drafter's layers.
     """
 
@@ -84,7 +86,7 @@ class AutoregressiveDrafter(Drafter):
 
     @abstractmethod
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
-        """f32[..., W] of what `advance` returned."""
+        """f32[..., W] of what `advance` returned; where its rows are split over devices, this one's part."""
 
     @property
     def draft_vocab(self) -> DraftVocabulary | None:
@@ -115,11 +117,11 @@ class AutoregressiveDrafter(Drafter):
         """Samples the first draft from the state that `refresh` left."""
         batch, num_drafts = context.length.shape[0], self.num_speculative_tokens
         tokens = jnp.zeros((batch, num_drafts), jnp.int32)
-        logits = None
+        row, logits = self.logits(target, context.hidden), None
         if mode > SamplingMode.GREEDY and self.probabilistic:
-            logits = jnp.zeros((batch, num_drafts, self.draft_vocab_size), jnp.float32)
+            logits = jnp.zeros((batch, num_drafts, row.shape[-1]), jnp.float32)
         state = DraftState(context.hidden, tokens, logits, cache)
-        return self._draw(target, context, state, jnp.int32(0))
+        return self._draw(row, context, state, jnp.int32(0))
 
     def step(self, target: Target, context: Context, state: DraftState, i: jax.Array) -> DraftState:
         """Draft i (1 <= i < K) from draft i - 1."""
@@ -128,7 +130,7 @@ class AutoregressiveDrafter(Drafter):
         block = RowBlock(positions[:, None], context.active[:, None], context.page_table)
         hidden, cache = self.run(target, self.to_target(previous), state.hidden, (block,), state.cache)
         state = replace(state, hidden=hidden, cache=cache)
-        return self._draw(target, context, state, i)
+        return self._draw(self.logits(target, hidden), context, state, i)
 
     def finish(self, context: Context, state: DraftState) -> Proposal:
         """The drafts as the engine takes them."""
@@ -163,10 +165,10 @@ class AutoregressiveDrafter(Drafter):
 
         return propose
 
-    def _draw(self, target: Target, context: Context, state: DraftState, i: jax.Array) -> DraftState:
-        """Draws draft i from the current hidden state into column i."""
+    def _draw(self, row: jax.Array, context: Context, state: DraftState, i: jax.Array) -> DraftState:
+        """Draws draft i from its logits, of `logits`, into column i."""
         tokens, logits = gumbel_sample(
-            self.logits(target, state.hidden),
+            row,
             context.sampling.temperature,
             context.sampling.seed,
             draft_position(context.length, i),
@@ -174,6 +176,7 @@ class AutoregressiveDrafter(Drafter):
             state.tokens,
             state.logits,
             purpose=Purpose.DRAFT,
+            axis=split_over(row.shape[-1], self.draft_vocab_size),
         )
         return replace(state, tokens=tokens, logits=logits)
 

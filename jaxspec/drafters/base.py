@@ -77,7 +77,8 @@ class Target(Protocol):
         ...
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """f32[..., V] of hidden states after the final norm [..., M]."""
+        """f32[..., V] of hidden states after the final norm [..., M]; where the rows of V are split over
+        devices, this one's part."""
         ...
 
 
@@ -143,7 +144,7 @@ class Proposal:
       tokens: i32[B, K], ids of the target's vocabulary.
       count: i32[B], how many of them are real.
       logits: f32[B, K, W], already divided by the temperature, such that softmax is exactly what each
-        draft was drawn from; None where the drafts are one-hot.
+        draft was drawn from, or this device's part of W; None where the drafts are one-hot.
     """
 
     tokens: jax.Array
@@ -198,6 +199,8 @@ class Drafter(nnx.Module):
       capture: the target's hidden states that `refresh` reads: i is the stream before layer i.
       hidden_size: M', the width of what `refresh` returns.
       trained_length: positions that its weights were made for; None where it has none.
+      is_split: its weights and caches are split over several devices as the target's are; otherwise they are
+        whole on each, and drafting needs nothing from the others.
     """
 
     title: ClassVar[str] = "a drafter"
@@ -207,6 +210,7 @@ class Drafter(nnx.Module):
     capture: tuple[int, ...] = ()
     hidden_size: int = 0
     trained_length: int | None = None
+    is_split: bool = True
 
     def __init__(self, *, num_speculative_tokens: int, probabilistic: bool = True):
         self.num_speculative_tokens, self.probabilistic = num_speculative_tokens, probabilistic

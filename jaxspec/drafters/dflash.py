@@ -205,6 +205,7 @@ class DFlash(Head, OnePassDrafter):
         self.capture = config.capture
         self.trained_length = layers.max_position_embeddings
         self.kinds = _block_kinds(config)
+        self.draft_vocab_size = config.draft_vocab_size
         self.target_ids, self.draft_ids = vocabulary_buffers(config.draft_vocab_size, layers.vocab_size)
         self.embedding = (
             Embedding(layers.vocab_size, width, "embed_tokens", **args) if config.own_embedding else None

@@ -15,7 +15,11 @@ from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.drafters.base import Build, Description, DrafterReader, Rows, Target
 from jaxspec.drafters.formats import open_drafter
 from jaxspec.models.decoder import Decoder
-from jaxspec.models.loading import IGNORED, matching, plan_target, target_config
+from jaxspec.models.loading import IGNORED, ModulePlan, matching, plan_target, target_config
+
+SPLIT_FROM = 160 << 20
+"""Bytes of a layer from which a draft model is split over devices: two sums over them take about as long as
+half of so many bytes, so what is smaller drafts sooner where every device has all of it."""
 
 
 class DraftModel(AutoregressiveDrafter):
@@ -26,9 +30,9 @@ class DraftModel(AutoregressiveDrafter):
     target_ids = draft_ids = None
     lead = 1
 
-    def __init__(self, model: Decoder, **settings: Any):
+    def __init__(self, model: Decoder, *, is_split: bool = True, **settings: Any):
         super().__init__(**settings)
-        self.model = model
+        self.model, self.is_split = model, is_split
         self.hidden_size = model.config.hidden_size
         self.trained_length = model.config.max_position_embeddings
         self.kinds = model.kinds
@@ -55,9 +59,15 @@ class DraftModel(AutoregressiveDrafter):
                 f"drafter.source: the draft model has a vocabulary of {vocab_size}, "
                 f"the target of {target.vocab_size}"
             )
-        return lambda _: cls(
-            plan.read(build.mesh, packed=build.packed, activations=build.activations), **config.settings
-        )
+        is_split = _bytes_of_a_layer(plan) >= SPLIT_FROM
+
+        def read(target: Target) -> DraftModel:
+            model = plan.read(
+                build.mesh, is_split=is_split, packed=build.packed, activations=build.activations
+            )
+            return cls(model, is_split=is_split, **config.settings)
+
+        return read
 
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
@@ -91,6 +101,11 @@ class DraftModel(AutoregressiveDrafter):
 
     def _no_hidden(self, tokens: jax.Array, rows: Rows) -> jax.Array:
         return jnp.zeros((*tokens.shape, 0), rows.hidden.dtype)
+
+
+def _bytes_of_a_layer(plan: ModulePlan[Decoder]) -> int:
+    arrays = [variable.get_value() for variable, _ in plan.parameters]
+    return sum(array.size * array.dtype.itemsize for array in arrays) // plan.module.config.num_hidden_layers
 
 
 def _behind(first: jax.Array, rest: jax.Array) -> jax.Array:

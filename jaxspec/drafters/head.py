@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
+import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels.matmul import PackedWeight
 
@@ -175,7 +176,10 @@ class OutputRows:
         return np.dtype(np.float32)
 
     def read(self) -> np.ndarray:
-        return np.asarray(self.kernel).T[self.ids]
+        if isinstance(self.kernel, PackedWeight):
+            return np.asarray(self.kernel).T[self.ids]
+        # The rows alone come to the host: all of a large model's would be gigabytes.
+        return np.asarray(jnp.take(self.kernel, self.ids, axis=1)).T
 
     def read_blocks(self) -> Blocks | None:
         if not isinstance(self.kernel, PackedWeight):

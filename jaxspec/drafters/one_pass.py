@@ -10,16 +10,23 @@ from jaxspec_kernels.random import Purpose, draft_position
 from jaxspec.attention import LayerCache
 from jaxspec.drafters.base import Context, Drafter, Proposal, Target
 from jaxspec.sampling import SamplingMode
+from jaxspec.sharding import split_over
 
 
 class OnePassDrafter(Drafter):
-    """A network of its own that is run once per proposal."""
+    """A network of its own that is run once per proposal.
+
+    Attributes:
+      draft_vocab_size: W.
+    """
+
+    draft_vocab_size: int
 
     @abstractmethod
     def block_logits(
         self, target: Target, context: Context, cache: tuple[LayerCache, ...]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        """Logits f32[B, K, W] of all drafts over the draft vocabulary, and the cache."""
+        """Logits f32[B, K, W] of all drafts, or this device's part of W, and the cache."""
 
     def to_target(self, tokens: jax.Array) -> jax.Array:
         """Target ids of draft ids."""
@@ -30,19 +37,21 @@ class OnePassDrafter(Drafter):
     ) -> tuple[Proposal, tuple[LayerCache, ...]]:
         logits, cache = self.block_logits(target, context, cache)
         probabilistic = mode > SamplingMode.GREEDY and self.probabilistic
-        tokens, drawn = draw_block(logits, context, probabilistic=probabilistic)
+        axis = split_over(logits.shape[-1], self.draft_vocab_size)
+        tokens, drawn = draw_block(logits, context, probabilistic=probabilistic, axis=axis)
         count = jnp.where(context.active, self.num_speculative_tokens, 0).astype(jnp.int32)
         return Proposal(self.to_target(tokens), count, drawn), cache
 
 
 def draw_block(
-    logits: jax.Array, context: Context, *, probabilistic: bool
+    logits: jax.Array, context: Context, *, probabilistic: bool, axis: str | None = None
 ) -> tuple[jax.Array, jax.Array | None]:
     """Draws every draft of a block with the noise that the draft loop would give it.
 
     Args:
       logits: f32[B, K, W].
       probabilistic: False takes the most likely tokens.
+      axis: the mesh axis that W is split over, `logits` being this device's part.
 
     Returns:
       i32[B, K] ids of the draft vocabulary, and what they were drawn from, f32[B, K, W] or None.
@@ -59,5 +68,6 @@ def draw_block(
         jnp.zeros((rows, 1), jnp.int32),
         jnp.zeros((rows, 1, width), jnp.float32) if probabilistic else None,
         purpose=Purpose.DRAFT,
+        axis=axis,
     )
     return tokens.reshape(batch, num_drafts), None if drawn is None else drawn.reshape(logits.shape)

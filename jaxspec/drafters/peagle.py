@@ -92,6 +92,7 @@ class PEagle(Head, OnePassDrafter):
         self.network = Eagle3(config.head, dtype=dtype, rngs=rngs, **settings)
         self.capture, self.hidden_size = self.network.capture, self.network.hidden_size
         self.trained_length = self.network.trained_length
+        self.draft_vocab_size = self.network.draft_vocab_size
         shape = (1, 1, len(self.capture) * config.head.target_hidden_size)
         self.mask_hidden = parameter(
             rngs, shape, (None, None, "embed"), Whole("mask_hidden", shape), dtype=dtype

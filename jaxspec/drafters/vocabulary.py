@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.models.parameters import Buffer
+from jaxspec.models.parameters import Buffer, Index
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Offsets:
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return (("d2t", (self.draft_vocab_size,)),)
 
-    def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
-        return (tensors[0] + np.arange(self.draft_vocab_size)).astype(np.int32)
+    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
+        return (tensors[0] + np.arange(self.draft_vocab_size)).astype(np.int32)[index]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
         return [value.astype(np.int64) - np.arange(self.draft_vocab_size)]
@@ -40,9 +40,9 @@ class Membership:
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return (("t2d", (self.vocab_size,)),)
 
-    def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
+    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
         member = tensors[0].astype(bool)
-        return np.where(member, np.cumsum(member) - 1, -1).astype(np.int32)
+        return np.where(member, np.cumsum(member) - 1, -1).astype(np.int32)[index]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
         return [value >= 0]

@@ -149,7 +149,9 @@ def times_file(
     target: Target, drafter: Drafter, config: ResolvedEngineConfig, weights: Sequence[jax.Array]
 ) -> Path | None:
     """Where the times of these programs on this machine are kept, beside the programs; None for nowhere."""
-    shapes = [(weight.shape, str(weight.dtype)) for weight in weights]
+    shapes = [
+        (weight.shape, weight.sharding.shard_shape(weight.shape), str(weight.dtype)) for weight in weights
+    ]
     what = (type(drafter).__qualname__, drafter.num_speculative_tokens, target.config, config, shapes)
     where = (jax.__version__, platform.node(), os.cpu_count(), jax.devices()[0].device_kind)
     digest = blake2b(repr((what, where)).encode(), digest_size=16).hexdigest()

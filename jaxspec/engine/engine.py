@@ -28,7 +28,7 @@ from jaxspec.engine.request import Delta, Generation, Listener, Request
 from jaxspec.engine.state import MAX_STOP_TOKENS
 from jaxspec.engine.thread import EngineThread
 from jaxspec.sampling import SamplingMode, SamplingParams, modes_for_sampling, required_mode
-from jaxspec.sharding import make_mesh
+from jaxspec.sharding import bytes_by_device, make_mesh
 
 
 class Engine:
@@ -65,7 +65,7 @@ class Engine:
         self.config = config.resolve(
             backend=jax.default_backend(),
             model_limit=target.config.max_position_embeddings,
-            weight_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(target))),
+            weight_bytes=sum(map(bytes_by_device, jax.tree.leaves(nnx.state(target)))),
         )
         self.tokenizer = tokenizer
         self.eos_token_ids = tuple(eos_token_ids)

@@ -6,8 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
-from jaxspec_kernels.paged_attention import paged_attention
 
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.checkpoints.cache import home_path
@@ -15,6 +13,7 @@ from jaxspec.checkpoints.errors import reading
 from jaxspec.config import Config, ConfigError, SourceConfig, list_configs, load_config
 from jaxspec.drafters.loading import Build, plan_drafter
 from jaxspec.engine.compilation_cache import compilation_cache
+from jaxspec.engine.devices import check_devices
 from jaxspec.engine.engine import Engine, parse_modes
 from jaxspec.engine.gpu_packages import check_gpu_packages
 from jaxspec.engine.prompts import Prompt, as_prompts
@@ -55,9 +54,11 @@ def load(
     parse_modes(sampling_modes)
     check_gpu_packages()
     target_source = config.target
-    mesh = _mesh(config.engine.tensor_parallel)
+    mesh = make_mesh(config.engine.tensor_parallel)
     checkpoint = open_checkpoint(target_source.source, file=target_source.file, sha256=target_source.sha256)
-    limit = target_config(checkpoint).max_position_embeddings
+    shape = target_config(checkpoint)
+    check_devices(config.engine, shape)
+    limit = shape.max_position_embeddings
     dtype = jnp.dtype(config.engine.resolve(backend=jax.default_backend(), model_limit=limit).dtype)
     activations = resolve_activations(config.engine.cpu_activations, dtype)
     plan = plan_target(checkpoint, dtype=dtype)
@@ -110,20 +111,6 @@ def generate(
     mode = required_mode(params)
     loaded = load(model, drafter=drafter, sampling_modes=(mode,), progress=progress, **sizes)
     return loaded.generate(prompts, params, raw=raw)
-
-
-def _mesh(num_devices: int) -> Mesh:
-    """The mesh of the engine's devices.
-
-    Raises:
-      ConfigError: several devices, and kernels that XLA cannot split over them.
-    """
-    if num_devices > 1 and paged_attention.why_not("triton") is None:
-        raise ConfigError(
-            f"engine.tensor_parallel is {num_devices}: the Triton kernels run on one device; "
-            "uninstall jax-triton to split the model over several with XLA alone"
-        )
-    return make_mesh(num_devices)
 
 
 def resolve_config(model: str | Path) -> Config:

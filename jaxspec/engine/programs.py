@@ -25,7 +25,7 @@ from jaxspec.engine.packing import empty_pieces, empty_served, pack_output, read
 from jaxspec.engine.state import EngineState, StepOutput
 from jaxspec.engine.step import Models, StepSettings, dispatch, draft, verify_and_commit
 from jaxspec.sampling import SamplingMode
-from jaxspec.sharding import replicated
+from jaxspec.sharding import bytes_by_device, on_shards, replicated, shardings
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def compiler_options(weights: Sequence[jax.Array], *, rows: int) -> dict[str, st
     for they fuse what surrounds the product. XLA_FLAGS take precedence.
     """
     flag = "xla_gpu_enable_triton_gemm"
-    size = sum(weight.nbytes for weight in weights)
+    size = sum(map(bytes_by_device, weights))
     if (
         jax.default_backend() != "gpu"
         or rows < 64
@@ -112,7 +112,7 @@ class Programs:
         self.settings = settings
         self.table_width, self.chunk = table_width, chunk
         self.draft_loop = draft_loop
-        self._whole = replicated(mesh)
+        self.mesh, self._whole = mesh, replicated(mesh)
         self._state = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
         )
@@ -241,12 +241,14 @@ class Programs:
 
         served = empty_served(size.slots, self.table_width)
         pieces = empty_pieces(size.pieces, self.chunk) if size.pieces else None
-        program.__name__ = "prompts" if size.mode is None else "decode"
         # The state comes back as it went in, so that it can be donated and passed on.
-        kept = jax.tree.map(lambda array: array.sharding, self._state)
+        kept = shardings(self._state)
         arguments = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, np.int32, sharding=self._whole), (served, pieces)
         )
+        places = (shardings(self.leaves), kept, self._whole, self._whole)
+        program = on_shards(program, self.mesh, places, (kept, self._whole))
+        program.__name__ = "prompts" if size.mode is None else "decode"
         return jax.jit(program, donate_argnums=1, out_shardings=(kept, self._whole)).lower(
             self.leaves, self._state, *arguments
         )

@@ -87,7 +87,7 @@ def init_state(target: Target, drafter: Drafter, config: ResolvedEngineConfig, *
         # One small program to compile instead of one for every array.
         jax.jit(idle_slots, out_shardings=replicated(mesh))(),
         target_cache=cache(target.cache_shapes),
-        draft_cache=cache(drafter.cache_shapes),
+        draft_cache=cache(drafter.cache_shapes, is_split=drafter.is_split),
     )
 
 

@@ -19,6 +19,7 @@ from jaxspec.drafters.base import Drafter, Proposal, Rows, Target
 from jaxspec.engine.packing import read_pieces, read_served
 from jaxspec.engine.state import Emitted, EngineState, FirstTokens, Pieces, Served, StepOutput
 from jaxspec.sampling import SamplingMode, process_logits, sample, verify, verify_synthetic
+from jaxspec.sharding import all_parts, split_over
 
 
 class Models(nnx.Module):
@@ -164,13 +165,26 @@ def verify_and_commit(
     next_tokens, ends, emitted, first = [], [], None, None
     if proposal is not None:
         judged = logits[: giving[0].size].reshape(*giving[0].shape, -1)
-        emitted, accepted = accept(judged, state, served, proposal, drafter, settings=settings, mode=mode)
+        if mode is not SamplingMode.GREEDY:
+            judged, proposal = _whole_rows(judged, proposal, models)
+        emitted, accepted = accept(
+            judged,
+            state,
+            served,
+            proposal,
+            drafter,
+            settings=settings,
+            mode=mode,
+            vocab_size=target.config.vocab_size,
+        )
         valid = state.active[:, None] & (jnp.arange(judged.shape[1]) <= accepted[:, None]) & (not is_plain)
         blocks[0] = replace(blocks[0], valid=valid)
         next_tokens.append(emitted.tokens)
         ends.append(jnp.take_along_axis(giving[0], accepted[:, None], axis=1)[:, 0])
     if pieces is not None:
-        first = sample_first(logits[-len(pieces.place) :], served, pieces)
+        last_rows = logits[-len(pieces.place) :]
+        axis = split_over(last_rows.shape[-1], target.config.vocab_size)
+        first = sample_first(all_parts(last_rows, axis), served, pieces)
         is_end = pieces.is_last[:, None] & (index == last[:, None])
         next_tokens.append(jnp.where(is_end, first.token[:, None], pieces.next_tokens))
         ends.append(giving[-1])
@@ -195,8 +209,12 @@ def accept(
     *,
     settings: StepSettings,
     mode: SamplingMode | None,
+    vocab_size: int,
 ) -> tuple[Emitted, jax.Array]:
-    """Judges the drafts by the target's logits [b, K+1, V]: what is emitted, and drafts accepted i32[b]."""
+    """Judges the drafts by the target's logits [b, K+1, V]: what is emitted, and drafts accepted i32[b].
+
+    In `GREEDY` the logits may be this device's part of V, `vocab_size`.
+    """
     assert mode is not None
     drafts = proposal.tokens
     index = jnp.arange(drafts.shape[1] + 1, dtype=jnp.int32)[None, :]
@@ -213,6 +231,7 @@ def accept(
         served.sampling,
         state.length[:, None] + index,
         mode=mode,
+        vocab_size=vocab_size,
     )
     accepted = verdict.accepted
     # e_0..e_{a-1} are the accepted drafts, e_a is the recovered or bonus token.
@@ -223,7 +242,7 @@ def accept(
     up_to_stop = jnp.where(is_stop.any(axis=1), is_stop.argmax(axis=1) + 1, accepted + 1)
     wanted = jnp.minimum(up_to_stop, state.remaining).astype(jnp.int32)
     # Row i gives token i, so what comes before the first row of NaN still stands.
-    finite = finite_rows(logits)
+    finite = finite_rows(logits, split_over(logits.shape[-1], vocab_size))
     sound = jnp.where(finite.all(axis=1), wanted, finite.argmin(axis=1)).astype(jnp.int32)
     failed = state.active & (sound < wanted)
     count = jnp.where(state.active, jnp.minimum(wanted, sound), 0)
@@ -238,6 +257,21 @@ def accept(
         failed=failed,
     )
     return emitted, accepted
+
+
+def _whole_rows(logits: jax.Array, proposal: Proposal, models: Models) -> tuple[jax.Array, Proposal]:
+    """The target's logits [b, K+1, V] and the drafts' with the parts of all devices.
+
+    Greedy decoding asks for no more than maxima. Sampling sums over the vocabulary several times, and sums of
+    whole rows round as on one device: every device gets the few rows and computes the same.
+    """
+    vocab_size, draft_vocab = models.target.config.vocab_size, models.drafter.draft_vocab
+    logits = all_parts(logits, split_over(logits.shape[-1], vocab_size))
+    if proposal.logits is None:
+        return logits, proposal
+    width = vocab_size if draft_vocab is None else draft_vocab.target_ids.size
+    drawn_from = all_parts(proposal.logits, split_over(proposal.logits.shape[-1], width))
+    return logits, replace(proposal, logits=drawn_from)
 
 
 def sample_first(logits: jax.Array, served: Served, pieces: Pieces) -> FirstTokens:
@@ -293,9 +327,10 @@ def commit_pieces(state: EngineState, pieces: Pieces, first: FirstTokens, hidden
     )
 
 
-def finite_rows(logits: jax.Array) -> jax.Array:
-    """bool[...] of logits [..., V]: none is NaN or +inf, and not all are -inf."""
-    return jnp.isfinite(logits.max(axis=-1))
+def finite_rows(logits: jax.Array, axis: str | None = None) -> jax.Array:
+    """bool[...] of logits [..., V]: none is NaN or +inf, and not all are -inf; `axis` as for `all_parts`."""
+    best = logits.max(axis=-1)
+    return jnp.isfinite(best if axis is None else all_parts(best[..., None], axis).max(axis=-1))
 
 
 def _take(x: jax.Array, index: jax.Array) -> jax.Array:

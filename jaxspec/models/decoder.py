@@ -193,5 +193,5 @@ class Decoder(nnx.Module):
         return (self.embedding if self.head is None else self.head).kernel[...]
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """f32[..., V] of hidden states after the final norm [..., M]."""
+        """f32[..., V] of hidden states after the final norm [..., M]; on shards, this device's part of V."""
         return product(hidden, self.output_kernel, out_dtype=jnp.float32)

@@ -40,7 +40,7 @@ class DeepseekMoE(MoE):
         self.selection_bias = parameter(
             rngs,
             (moe.num_experts,),
-            ("experts",),
+            (None,),
             Whole(f"{name}.gate.e_score_correction_bias", (moe.num_experts,)),
             dtype=jnp.dtype(jnp.float32),
             init="zeros",

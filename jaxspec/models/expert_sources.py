@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxspec.models.parameters import Projection, Source, fused_gate_up
+from jaxspec.models.parameters import Index, Projection, Source, fused_gate_up
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,14 @@ class Stacked:
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return tuple(tensor for expert in self.experts for tensor in expert.tensors)
 
-    def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
+    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
         each = len(self.experts[0].tensors)
+        chosen, rest = (index[0], index[1:]) if index else (slice(None), ())
         return np.stack(
-            [expert.join(tensors[i * each : (i + 1) * each]) for i, expert in enumerate(self.experts)]
+            [
+                self.experts[i].join(tensors[i * each : (i + 1) * each], rest)
+                for i in range(len(self.experts))[chosen]
+            ]
         )
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
@@ -59,8 +63,8 @@ class InterleavedGateUp:
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return ((self.name, self.shape),)
 
-    def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
-        return np.swapaxes(tensors[0].reshape(*tensors[0].shape[:-1], -1, 2), -1, -2)
+    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
+        return np.swapaxes(tensors[0].reshape(*tensors[0].shape[:-1], -1, 2), -1, -2)[index]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
         return [np.swapaxes(value, -1, -2).reshape(self.shape)]

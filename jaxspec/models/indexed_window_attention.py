@@ -23,6 +23,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.models.layers import Attention, RMSNorm
 from jaxspec.models.parameters import Projection, Whole, parameter, product
 from jaxspec.models.rope import rope_tables
+from jaxspec.sharding import own_part
 
 
 def cache_shape(config: ModelConfig, kind: IndexedWindow) -> LayerCacheShape:
@@ -43,7 +44,7 @@ class Compressor(nnx.Module):
 
     def __init__(self, config: ModelConfig, ratio: int, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         width, kv_heads, size = config.hidden_size, config.num_key_value_heads, config.head_dim
-        self.rope, self.head_dim = config.rope, size
+        self.rope, self.head_dim, self.kv_heads = config.rope, size, kv_heads
 
         def projection(leaf: str) -> nnx.Param:
             return parameter(
@@ -69,7 +70,8 @@ class Compressor(nnx.Module):
     def _entry(self, contents: jax.Array, gates: jax.Array, starts: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Pool`."""
         dtype = contents.dtype
-        place = self.place[...].astype(jnp.float32).reshape(1, *contents.shape[1:])
+        place = self.place[...].astype(jnp.float32).reshape(1, -1, self.kv_heads, self.head_dim)
+        place = own_part(place, contents.shape[2], along=2)
         weights = jax.nn.softmax(gates.astype(jnp.float32) + place, axis=1)
         pooled = self.norm((weights * contents.astype(jnp.float32)).sum(axis=1).astype(dtype))
         # One vector is key and value; the key stands at the first of its positions.

@@ -14,6 +14,7 @@ from jaxspec.attention import AnyMemory, CacheShape, RopeTables, apply_rope
 from jaxspec.config import ModelConfig
 from jaxspec.models.layers import RMSNorm
 from jaxspec.models.parameters import Fused, HeadRows, Projection, parameter, product
+from jaxspec.sharding import all_sum, own_part, split_over
 
 # transformers builds the norms of latents with its class's default, whatever the config says.
 LATENT_EPS = 1e-6
@@ -95,13 +96,16 @@ class LatentAttention(nnx.Module):
             layer, self._queries(query, rope), row, value_dim=rank, scale=self.scale
         )
         values = _by_head("nhl,hvl->nhv", attended, self.value_up[...])
-        return product(values, self.output[...], contracting=2), memory
+        y = product(values, self.output[...], contracting=2)
+        return all_sum(y, split_over(values.shape[1], self.num_heads)), memory
 
     def _queries(self, query: jax.Array, rope: RopeTables) -> jax.Array:
-        """[N, H, rank + rope] of the queries or of their latents [N, query_width]."""
+        """[N, H, rank + rope] of the queries or of their latents [N, query_width], H this device's heads."""
         if self.query_norm is not None and self.query_up is not None:
             query = product(self.query_norm(query), self.query_up[...])
-        query = query.reshape(len(query), self.num_heads, -1)
+        else:
+            query = query.reshape(len(query), self.num_heads, -1)
+            query = own_part(query, self.key_up.shape[0], along=1)
         plain, rotated = jnp.split(query, (self.config.qk_nope_head_dim,), axis=-1)
         absorbed = _by_head("nhd,hdl->nhl", plain, self.key_up[...])
         return jnp.concatenate([absorbed, self._rotated(rotated, rope)], axis=-1)

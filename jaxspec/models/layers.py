@@ -21,6 +21,7 @@ from jaxspec.models.parameters import (
     parameter,
     product,
 )
+from jaxspec.sharding import all_sum, first_of, own_part, split_over
 
 
 class RMSNorm(nnx.Module):
@@ -63,7 +64,11 @@ def _sum_by_halves(x: jax.Array) -> jax.Array:
 
 
 class Linear(nnx.Module):
-    """x @ kernel, with a bias where the checkpoint has one."""
+    """x @ kernel, with a bias where the checkpoint has one.
+
+    A kernel that is split by its outputs gives this device's; split by its inputs it takes this device's, and
+    the sum over all devices is returned.
+    """
 
     def __init__(
         self,
@@ -76,6 +81,7 @@ class Linear(nnx.Module):
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
     ):
+        self.in_width = in_width
         self.kernel = parameter(
             rngs,
             (in_width, out_width),
@@ -90,17 +96,18 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array, *, out_dtype: jnp.dtype | None = None) -> jax.Array:
         y = product(x, self.kernel[...], out_dtype=out_dtype)
+        y = all_sum(y, split_over(x.shape[-1], self.in_width))
         return y if self.bias is None else y + self.bias[...]
 
 
 class Embedding(nnx.Module):
-    """Token embedding, [V, M]."""
+    """Token embedding, [V, M], whole on every device: a step reads a few rows of it."""
 
     def __init__(self, vocab_size: int, width: int, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.table = parameter(
             rngs,
             (vocab_size, width),
-            ("vocab", "embed"),
+            (None, "embed"),
             Whole(f"{name}.weight", (vocab_size, width)),
             dtype=dtype,
             fan_in=width,
@@ -119,6 +126,7 @@ class TiedEmbedding(nnx.Module):
     """
 
     def __init__(self, vocab_size: int, width: int, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.vocab_size = vocab_size
         self.kernel = parameter(
             rngs,
             (width, vocab_size),
@@ -133,7 +141,13 @@ class TiedEmbedding(nnx.Module):
         kernel: Any = self.kernel[...]
         if isinstance(kernel, PackedWeight):
             return kernel.columns(tokens)
-        return jnp.moveaxis(jnp.take(kernel, tokens, axis=1, mode="clip"), 0, -1)
+        part = kernel.shape[1]
+        if part == self.vocab_size:
+            return jnp.moveaxis(jnp.take(kernel, tokens, axis=1, mode="clip"), 0, -1)
+        column = jnp.clip(tokens, 0, self.vocab_size - 1) - first_of(part)
+        mine = (column >= 0) & (column < part)
+        rows = jnp.moveaxis(jnp.take(kernel, column, axis=1, mode="clip"), 0, -1)
+        return all_sum(jnp.where(mine[..., None], rows, 0), split_over(part, self.vocab_size))
 
 
 class Attention(nnx.Module):
@@ -196,6 +210,7 @@ class Attention(nnx.Module):
             Whole(f"{name}.o_proj.bias", (width,)),
             dtype=dtype,
         )
+        self.kv_heads = kv_heads
         self.scale = config.attention_scale or size**-0.5
         self.sinks = (
             parameter(rngs, (heads,), (None,), Whole(f"{name}.sinks", (heads,)), dtype=dtype)
@@ -221,14 +236,17 @@ class Attention(nnx.Module):
     def combine(self, attended: jax.Array) -> jax.Array:
         """[N, M] of attended values [N, H, G, D]."""
         y = product(attended, self.output[...], contracting=3)
+        y = all_sum(y, split_over(attended.shape[1], self.kv_heads))
         return y if self.output_bias is None else y + self.output_bias[...]
 
     def __call__(
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
     ) -> tuple[jax.Array, AnyMemory]:
         """[N, M] of x [N, in], and the memory; `layer` is the layer's index in it."""
-        sinks = None if self.sinks is None else self.sinks[...]
-        attended, memory = memory.attend(layer, self.project(x), rope, scale=self.scale, sinks=sinks)
+        projected = self.project(x)
+        heads, group = projected.shape[1], projected.shape[2] - 2
+        sinks = None if self.sinks is None else own_part(self.sinks[...], heads * group)
+        attended, memory = memory.attend(layer, projected, rope, scale=self.scale, sinks=sinks)
         return self.combine(attended), memory
 
     def write(self, x: jax.Array, memory: PagedMemory, layer: int, rope: RopeTables) -> PagedMemory:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,10 @@ from jaxspec.checkpoints.finite import is_finite
 from jaxspec.config import ModelConfig
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.language_model import language_model
-from jaxspec.models.packed_weights import Activations, floats_of, stored_weight
-from jaxspec.models.parameters import HeadRows, Source
+from jaxspec.models.packed_weights import Activations, floats_of, packed_sharding, stored_weight
+from jaxspec.models.parameters import HeadRows, Index, Source
 from jaxspec.models.registry import FAMILIES
-from jaxspec.sharding import make_mesh, replicated, sharding
+from jaxspec.sharding import make_mesh, sharding
 
 Module = TypeVar("Module", bound=nnx.Module)
 
@@ -43,16 +43,21 @@ class ModulePlan(Generic[Module]):
         self,
         mesh: Mesh | None = None,
         *,
+        is_split: bool = True,
         packed: bool = False,
         activations: Activations = "float32",
         rounded: bool = False,
     ) -> Module:
-        """Fills the module.
+        """Fills the module, a parameter at a time, of which every device gets its part.
+
+        Beside what the devices have, the host holds no more than the parts of two parameters, and tensors of
+        formats that have to be expanded.
 
         Args:
           mesh: what it is split over; one device by default.
-          packed: keep weights as the checkpoint stores them where `packed_weights.py` can: for inference on
-            one device, where `keeps_packed`. Otherwise every parameter is one array of the declared dtype.
+          is_split: False puts all of it on every device of the mesh.
+          packed: keep weights as the checkpoint stores them where `packed_weights.py` can: for inference,
+            where `keeps_packed`. Otherwise every parameter is one array of the declared dtype.
           activations: what packed weights are multiplied with; see `resolve_activations`.
           rounded: make packed weights of matrices in bfloat16 and float32 too, rounded to ggml's Q8_0.
 
@@ -60,18 +65,23 @@ class ModulePlan(Generic[Module]):
           CheckpointError: a weight is NaN or infinite.
         """
         mesh = mesh or make_mesh()
+        before: Any = None
         for variable, stored in self.parameters:
+            # Copies to devices go on by themselves, and each holds its part on the host until it is done.
+            jax.block_until_ready(before)
             source, array = variable.get_metadata("source"), variable.get_value()
+            axes = variable.get_metadata("axes") if is_split else None
             read = partial(stored_weight, activations=activations, rounded=rounded)
             if packed and (weight := read(source, array.shape, array.dtype, stored)):
                 self._check_finite(floats_of(weight), source, stored)
-                variable.set_value(jax.device_put(weight, replicated(mesh)))
+                before = jax.device_put(weight, packed_sharding(weight, mesh, axes))
+                variable.set_value(before)
                 continue
             tensors = [tensor.read() for tensor in stored]
             self._check_finite(tensors if source.kind == "float" else [], source, stored)
-            array = np.ascontiguousarray(source.join(tensors)).astype(array.dtype)
-            axes = variable.get_metadata("axes")
-            variable.set_value(jax.device_put(array, sharding(mesh, axes, array.shape)))
+            part = partial(_part, source, tensors, array.dtype)
+            before = jax.make_array_from_callback(array.shape, sharding(mesh, axes, array.shape), part)
+            variable.set_value(before)
         return self.module
 
     def _check_finite(
@@ -82,6 +92,12 @@ class ModulePlan(Generic[Module]):
         names = (name for name, _ in source.tensors)
         name = next(name for name, tensor in zip(names, stored, strict=True) if not is_finite(tensor.read()))
         raise CheckpointError(f"{self.name}: tensor {name!r} holds NaN or infinity")
+
+
+def _part(source: Source, tensors: Sequence[np.ndarray], dtype: np.dtype, index: Index) -> np.ndarray:
+    """What a device has of a parameter: an array of its own, not a view of the tensors."""
+    part = np.ascontiguousarray(source.join(tensors, index), dtype)
+    return part.copy() if any(np.may_share_memory(part, tensor) for tensor in tensors) else part
 
 
 def load_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, mesh: Mesh | None = None) -> Decoder:

@@ -11,6 +11,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.models.expert_sources import ExpertSources, tensor_per_expert
 from jaxspec.models.layers import Linear
 from jaxspec.models.parameters import Source, parameter
+from jaxspec.sharding import all_sum, first_of, once, own_part, split_over
 
 STACKED_EXPERTS = tuple(f"mlp.experts.{projection}_proj" for projection in ("gate", "up", "down"))
 """What GGUFs hold of a layer's experts, in Hugging Face's names."""
@@ -20,6 +21,7 @@ class MoE(nnx.Module):
     """The weighted sum of the few experts that a linear router chooses for each row.
 
     A tie between experts goes to the one of the lower index.
+    A device has a part of every expert's inner width, or some of the experts, and adds up what these give.
 
     Attributes:
       router_name: what a checkpoint calls the router.
@@ -38,7 +40,7 @@ class MoE(nnx.Module):
             width,
             count,
             f"{name}.{self.router_name}",
-            axes=("embed", "experts"),
+            axes=("embed", None),
             bias=self.router_bias,
             dtype=dtype,
             rngs=rngs,
@@ -46,7 +48,7 @@ class MoE(nnx.Module):
         self.gate_up = parameter(
             rngs,
             (count, width, 2, inner),
-            ("experts", "embed", None, "feed_forward"),
+            ("experts", "embed", None, "expert_inner"),
             experts.gate_up,
             dtype=dtype,
             fan_in=width,
@@ -54,7 +56,7 @@ class MoE(nnx.Module):
         self.down = parameter(
             rngs,
             (count, inner, width),
-            ("experts", "feed_forward", "embed"),
+            ("experts", "expert_inner", "embed"),
             experts.down,
             dtype=dtype,
             fan_in=inner,
@@ -66,9 +68,9 @@ class MoE(nnx.Module):
                 return None
             return parameter(rngs, shape, names, source, dtype=dtype, init="zeros")
 
-        inner_axes = (("experts", count), (None, 2), ("feed_forward", inner))
+        inner_axes = (("experts", count), (None, 2), ("expert_inner", inner))
         self.gate_up_bias = bias(experts.gate_up_bias, *inner_axes)
-        self.down_bias = bias(experts.down_bias, ("experts", count), ("embed", width))
+        self.down_bias = bias(experts.down_bias, (None, count), ("embed", width))
 
     @classmethod
     def sources(cls, name: str, count: int, width: int, inner: int) -> ExpertSources:
@@ -92,34 +94,54 @@ class MoE(nnx.Module):
         weights, chosen = self.route(rows)
         # Few rows read only the experts that they chose. Where each of them is copied, many rows would read
         # most experts more than once.
-        once = reads_each_expert_once(chosen.size, rows.dtype, self.gate_up[...])
-        run = self._chosen if once or chosen.size <= self.config.num_experts else self._every
-        return run(rows, weights, chosen).astype(x.dtype).reshape(x.shape)
+        reads_once = reads_each_expert_once(rows.dtype, self.gate_up[...])
+        run = self._chosen if reads_once or chosen.size <= self.config.num_experts else self._every
+        y = run(rows, weights, chosen).astype(x.dtype)
+        return all_sum(y, self._inner_axis or self._expert_axis).reshape(x.shape)
+
+    @property
+    def _inner_axis(self) -> str | None:
+        """The mesh axis that every expert is split over."""
+        return split_over(self.gate_up[...].shape[-1], self.config.intermediate_size)
+
+    @property
+    def _expert_axis(self) -> str | None:
+        """The mesh axis that the experts are split over."""
+        return split_over(self.gate_up[...].shape[0], self.config.num_experts)
 
     def _chosen(self, rows: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:
         """f32[R, M], reading the experts that were chosen."""
         experts = chosen.reshape(-1)
+        mine, part = experts, self.gate_up[...].shape[0]
+        if self._expert_axis:
+            mine = experts - first_of(part)
+            is_mine = (mine >= 0) & (mine < part)
+            mine, weights = jnp.where(is_mine, mine, 0), jnp.where(is_mine.reshape(chosen.shape), weights, 0)
         repeated = jnp.repeat(rows, chosen.shape[1], axis=0)
-        fused = expert_matmul(repeated, experts, self.gate_up[...])
+        fused = expert_matmul(repeated, mine, self.gate_up[...])
         if self.gate_up_bias is not None:
-            fused = fused + self.gate_up_bias[...][experts]
+            fused = fused + self.gate_up_bias[...][mine]
         inner = self.activate(fused[:, 0], fused[:, 1]).astype(rows.dtype)
-        y = expert_matmul(inner, experts, self.down[...])
+        y = expert_matmul(inner, mine, self.down[...])
         if self.down_bias is not None:
-            y = y + self.down_bias[...][experts]
+            y = y + once(self.down_bias[...], self._inner_axis)[experts]
         return (weights[..., None] * y.reshape(*chosen.shape, -1)).sum(axis=1)
 
     def _every(self, rows: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:
         """f32[R, M], by way of all experts, those that a row did not choose with a weight of zero."""
-        count = self.config.num_experts
+        count, part = self.config.num_experts, self.gate_up[...].shape[0]
         share = jnp.zeros((len(rows), count), jnp.float32)
         share = share.at[jnp.arange(len(rows))[:, None], chosen].set(weights)
+        share = own_part(share, part, along=1)
         fused = _einsum("rm,emcf->recf", rows, self.gate_up[...])
         if self.gate_up_bias is not None:
             fused = fused + self.gate_up_bias[...]
         inner = self.activate(fused[:, :, 0], fused[:, :, 1])
         y = _einsum("ref,efm->rm", (share[..., None] * inner).astype(rows.dtype), self.down[...])
-        return y if self.down_bias is None else y + _einsum("re,em->rm", share, self.down_bias[...])
+        if self.down_bias is None:
+            return y
+        bias = own_part(once(self.down_bias[...], self._inner_axis), part)
+        return y + _einsum("re,em->rm", share, bias)
 
 
 def _einsum(axes: str, x: jax.Array, kernel: jax.Array | Mxfp4Weight) -> jax.Array:

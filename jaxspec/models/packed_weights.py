@@ -4,9 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxspec_kernels.expert_matmul import MAX_SCALE, Mxfp4Weight, expert_matmul, pack_mxfp4
 from jaxspec_kernels.matmul import BLOCK, MIN_WEIGHT_BYTES, PackedWeight, matmul, pack
 
@@ -16,6 +18,7 @@ from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
 from jaxspec.config import ConfigError
 from jaxspec.models.expert_sources import InterleavedGateUp
 from jaxspec.models.parameters import Fused, Projection, Source, Whole
+from jaxspec.sharding import replicated, sharding
 
 Activations = Literal["int8", "float32"]
 
@@ -69,6 +72,22 @@ def stored_weight(
     if dtype == jnp.float32:
         return packed_weight(source, shape, stored, activations=activations, rounded=rounded)
     return packed_experts(source, stored) if dtype == jnp.bfloat16 else None
+
+
+def packed_sharding(
+    weight: PackedWeight | Mxfp4Weight, mesh: Mesh, axes: tuple[str | None, ...] | None
+) -> PackedWeight | Mxfp4Weight:
+    """The shardings of a packed weight's arrays: experts are split, other weights are for one device.
+
+    Args:
+      axes: of the weight that it stands for; None for whole on every device.
+    """
+    if not isinstance(weight, Mxfp4Weight):
+        return jax.tree.map(lambda _: replicated(mesh), weight)
+    scale = sharding(mesh, axes, weight.shape)
+    experts, inputs, *outputs = scale.spec
+    # The blocks of a scale are a unit of the axis, so that inputs are cut between two.
+    return Mxfp4Weight(NamedSharding(mesh, PartitionSpec(experts, *outputs, inputs)), scale)  # type: ignore[arg-type]
 
 
 def floats_of(weight: PackedWeight | Mxfp4Weight) -> list[np.ndarray]:

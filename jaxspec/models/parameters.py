@@ -4,7 +4,7 @@ Initialisation, loading, sharding and export all follow from the declaration.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
@@ -13,6 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxspec_kernels.matmul import PackedWeight, matmul
+
+Index = tuple[slice, ...]
+"""A part of an array, a slice for each axis; () for all of it."""
 
 
 class Source(Protocol):
@@ -29,8 +32,11 @@ class Source(Protocol):
         """Name and shape of every tensor that makes up the parameter."""
         ...
 
-    def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
-        """The parameter made of its tensors."""
+    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
+        """The parameter made of its tensors, or the part that a device has of it.
+
+        Tensors may be views of files, and of what is not in the part next to nothing is read or copied.
+        """
         ...
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
@@ -50,8 +56,8 @@ class Whole:
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return ((self.name, self.shape),)
 
-    def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
-        return tensors[0]
+    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
+        return tensors[0][index]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
         return [value]
@@ -79,8 +85,8 @@ class Projection:
         """Where one number for every `size` inputs would be stored."""
         return replace(self, in_shape=(math.prod(self.in_shape) // size,))
 
-    def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
-        return tensors[0].T.reshape(*self.in_shape, *self.out_shape)
+    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
+        return tensors[0].T.reshape(*self.in_shape, *self.out_shape)[index]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
         (_, shape) = self.tensors[0]
@@ -107,9 +113,13 @@ class Fused:
         """See `Projection.per_block`."""
         return replace(self, parts=tuple(part.per_block(size) for part in self.parts))
 
-    def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
-        parts = [part.join([tensor]) for part, tensor in zip(self.parts, tensors, strict=True)]
-        return np.concatenate(parts, axis=self.axis)
+    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
+        # What lies side by side is cut along the other axes first.
+        whole = slice(None)
+        before = tuple(whole if i - len(index) == self.axis else each for i, each in enumerate(index))
+        after = tuple(each if i - len(index) == self.axis else whole for i, each in enumerate(index))
+        parts = [part.join([tensor], before) for part, tensor in zip(self.parts, tensors, strict=True)]
+        return np.concatenate(parts, axis=self.axis)[after]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
         ends = np.cumsum([part.out_shape[self.axis] for part in self.parts])
@@ -143,8 +153,8 @@ class HeadRows:
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return ((self.name, (self.heads * self.rows, self.in_width)),)
 
-    def join(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
-        return self._by_head(tensors[0])[:, self.start : self.stop]
+    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
+        return self._by_head(tensors[0])[:, self.start : self.stop][index]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
         """The matrix with zeros in the rows of others."""
@@ -159,6 +169,23 @@ class HeadRows:
 
     def _by_head(self, whole: np.ndarray) -> np.ndarray:
         return whole.reshape(self.heads, self.rows, self.in_width)
+
+
+@dataclass(frozen=True)
+class Initial:
+    """The initial value of a parameter; its fields are arguments of `parameter`."""
+
+    init: str
+    fan_in: int
+    shape: tuple[int, ...]
+    dtype: jnp.dtype
+
+    def __call__(self, key: Callable[[], jax.Array]) -> jax.Array:
+        if self.init == "normal":
+            value = jax.random.normal(key(), self.shape, jnp.float32) * self.fan_in**-0.5
+        else:
+            value = {"ones": jnp.ones, "zeros": jnp.zeros}[self.init](self.shape, jnp.float32)
+        return value.astype(self.dtype)
 
 
 class Buffer(nnx.Variable):
@@ -187,11 +214,8 @@ def parameter(
       fan_in: inputs that one output sums over.
     """
     assert len(axes) == len(shape), (axes, shape)
-    if init == "normal":
-        value = jax.random.normal(rngs.params(), shape, jnp.float32) * fan_in**-0.5
-    else:
-        value = {"ones": jnp.ones, "zeros": jnp.zeros}[init](shape, jnp.float32)
-    return nnx.Param(value.astype(dtype), axes=axes, source=source)
+    initial = Initial(init, fan_in, shape, dtype)
+    return nnx.Param(initial(rngs.params), axes=axes, source=source, initial=initial)
 
 
 def bias_parameter(

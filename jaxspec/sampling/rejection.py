@@ -19,6 +19,7 @@ from jaxspec.sampling.logits import process_logits
 from jaxspec.sampling.mode import SamplingMode
 from jaxspec.sampling.state import SamplingState
 from jaxspec.sampling.vocabulary import DraftVocabulary
+from jaxspec.sharding import split_over
 
 
 @jax.tree_util.register_dataclass
@@ -46,6 +47,7 @@ def verify(
     positions: jax.Array,
     *,
     mode: SamplingMode,
+    vocab_size: int | None = None,
 ) -> Verdict:
     """Accepts a prefix of the drafts and draws the token after it.
 
@@ -62,9 +64,11 @@ def verify(
       sampling: the parameters of the B slots.
       positions: i32[B, Q], position of each row.
       mode: one that serves every slot; which of these does not change what comes out.
+      vocab_size: V where `logits` may be this device's part of them, in `GREEDY` alone; None where they are
+        whole.
     """
     if mode == SamplingMode.GREEDY:
-        best = argmax(logits)
+        best = argmax(logits, split_over(logits.shape[-1], vocab_size or logits.shape[-1]))
         accepted = count_leading(best[:, :-1] == drafts, draft_count)
         return Verdict(accepted, row_at(best, accepted))
     processed = process_logits(logits, sampling, mode=mode)

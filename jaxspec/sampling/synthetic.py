@@ -16,6 +16,7 @@ from jaxspec.sampling.mode import SamplingMode
 from jaxspec.sampling.rejection import Verdict, count_leading, row_at, token_after
 from jaxspec.sampling.state import SamplingState
 from jaxspec.sampling.vocabulary import DraftVocabulary
+from jaxspec.sharding import split_over
 
 
 def verify_synthetic(
@@ -29,6 +30,7 @@ def verify_synthetic(
     *,
     mode: SamplingMode,
     mean_acceptance_length: float,
+    vocab_size: int | None = None,
 ) -> Verdict:
     """Does the work of `verify`, and then accepts by rate.
 
@@ -47,7 +49,8 @@ def verify_synthetic(
     )
     accepted = count_leading(accepts, draft_count)
     if mode == SamplingMode.GREEDY:
-        return Verdict(accepted, row_at(argmax(logits), accepted))
+        best = argmax(logits, split_over(logits.shape[-1], vocab_size or logits.shape[-1]))
+        return Verdict(accepted, row_at(best, accepted))
     processed = process_logits(logits, sampling, mode=mode)
     token = token_after(
         processed, accepted, 0.0, drafts, draft_count, draft_logits, draft_vocab, sampling, positions

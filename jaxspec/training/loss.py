@@ -16,6 +16,7 @@ from jaxspec.attention import PackedMemory
 from jaxspec.drafters.base import Target
 from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.models.layers import Linear
+from jaxspec.sharding import all_sum
 from jaxspec.training.packed_rows import PackedRows, run_target, shift_left
 from jaxspec.training.unroll import unroll_step
 
@@ -105,11 +106,14 @@ def unrolled_loss(
     step_decay: float,
     objective: str = "cross_entropy",
     cross_entropy_weight: jax.Array | float = 1.0,
+    axis: str | None = None,
 ) -> tuple[jax.Array, StepSums]:
     """The loss of one batch. The head's output rows get no gradient: they are frozen.
 
     Args:
       objective, cross_entropy_weight: see `position_loss`.
+      axis: the mesh axis that the batch is split over, `rows` being this device's part. The loss and the
+        sums are then this part's, and their sums over the devices the batch's.
 
     Returns:
       f32[], the sum over steps k of step_decay ** k times the mean loss of a position; and the sums of what
@@ -136,7 +140,7 @@ def unrolled_loss(
             return _summed_loss(logits, label, counted, objective, cross_entropy_weight)
 
         value, sums = _by_chunks(head.head, loss, normed, counted, size)
-        total += step_decay**k * value / jnp.maximum(sums.count, 1)
+        total += step_decay**k * value / jnp.maximum(all_sum(sums.count, axis), 1)
         steps.append(sums)
     return total, jax.tree.map(lambda *parts: jnp.stack(parts), *steps)
 

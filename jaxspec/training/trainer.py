@@ -13,12 +13,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxspec.config import ConfigError
 from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.models.decoder import Decoder
+from jaxspec.sharding import all_sum, on_shards, replicated
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.head import cast, is_trained
 from jaxspec.training.loss import StepSums, unrolled_loss
 from jaxspec.training.operations import operations_per_token
 from jaxspec.training.optimizer import learning_rate_schedule, make_optimizer
 from jaxspec.training.packed_rows import PackedRows
+
+_AXIS = "data"
+"""The mesh axis that rows are split over."""
 
 
 @jax.tree_util.register_dataclass
@@ -53,9 +57,8 @@ class Trainer:
             raise ConfigError(
                 f"train.batch_size must be a multiple of the {devices} devices, got {config.batch_size}"
             )
-        mesh = Mesh(jax.devices(), ("data",))
-        self._split = NamedSharding(mesh, PartitionSpec("data"))
-        self._copied = NamedSharding(mesh, PartitionSpec())
+        mesh = Mesh(jax.devices(), (_AXIS,))
+        self._split, self._copied = NamedSharding(mesh, PartitionSpec(_AXIS)), replicated(mesh)
         self.config = config
         self.operations_per_token = operations_per_token(
             target,
@@ -77,9 +80,13 @@ class Trainer:
             "graphs": (self._head_graph, target_graph),
             "config": config,
             "dtype": self.dtype,
+            "axis": _AXIS if devices > 1 else None,
         }
-        self._update = jax.jit(partial(_update, optimizer=self.optimizer, **static), donate_argnums=0)
-        self._validate = jax.jit(partial(_validate, **static))
+        places = (self._copied, self._copied, self._split)
+        update = partial(_update, optimizer=self.optimizer, **static)
+        self._update = jax.jit(on_shards(update, mesh, places, self._copied), donate_argnums=0)
+        validate = on_shards(partial(_validate, **static), mesh, places, self._copied)
+        self._validate = jax.jit(validate)
 
     def initial_state(self) -> TrainState:
         """Before the first update."""
@@ -120,6 +127,7 @@ def _loss(
     graphs: tuple,
     config: TrainConfig,
     dtype: jnp.dtype,
+    axis: str | None,
 ) -> tuple[jax.Array, StepSums]:
     head_graph, target_graph = graphs
     head = nnx.merge(head_graph, cast(params, dtype), frozen["head"])
@@ -134,6 +142,7 @@ def _loss(
         step_decay=config.step_decay,
         objective=config.objective,
         cross_entropy_weight=cross_entropy_weight,
+        axis=axis,
     )
 
 
@@ -143,14 +152,18 @@ def _update(
     rows: PackedRows,
     *,
     optimizer: optax.GradientTransformation,
+    axis: str | None,
     **static: Any,
 ) -> tuple[TrainState, StepSums]:
-    grads, sums = jax.grad(partial(_loss, **static), has_aux=True)(state.params, frozen, rows, state.step)
+    loss = partial(_loss, axis=axis, **static)
+    found = jax.grad(loss, has_aux=True)(state.params, frozen, rows, state.step)
+    grads, sums = jax.tree.map(lambda part: all_sum(part, axis), found)
     params, structure = jax.tree.flatten(state.params)
     updates, opt_state = optimizer.update(jax.tree.leaves(grads), state.opt_state, params)
     params = jax.tree.unflatten(structure, optax.apply_updates(params, updates))
     return TrainState(state.step + 1, params, opt_state), sums
 
 
-def _validate(params: Any, frozen: dict, rows: PackedRows, **static: Any) -> StepSums:
-    return _loss(params, frozen, rows, jnp.int32(0), **static)[1]
+def _validate(params: Any, frozen: dict, rows: PackedRows, *, axis: str | None, **static: Any) -> StepSums:
+    _, sums = _loss(params, frozen, rows, jnp.int32(0), axis=axis, **static)
+    return jax.tree.map(lambda part: all_sum(part, axis), sums)

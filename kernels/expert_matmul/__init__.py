@@ -6,24 +6,15 @@ from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.expert_matmul.mxfp4_weight import BLOCK, MAX_SCALE, Mxfp4Weight, pack_mxfp4
 from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
 
-# No decode step has so many.
-_TRAINING_ROWS = 1024
+
+def takes(dtype: jnp.dtype, weights: jax.Array | Mxfp4Weight) -> bool:
+    """Whether the Triton kernels are for this product; what they are not for is left to the reference."""
+    return dtype == jnp.bfloat16 and weights.dtype == dtype
 
 
-def takes(rows: int, dtype: jnp.dtype, weights: jax.Array | Mxfp4Weight) -> bool:
-    """Whether the Triton kernels are for this product; what they are not for is left to the reference.
-
-    Where there are several devices, so many rows with dense weights are not: training splits them, and XLA
-    cannot split a kernel. Packed weights lie on one device in any case.
-    """
-    if dtype != jnp.bfloat16 or weights.dtype != dtype:
-        return False
-    return isinstance(weights, Mxfp4Weight) or rows < _TRAINING_ROWS or jax.device_count() == 1
-
-
-def reads_each_expert_once(rows: int, dtype: jnp.dtype, weights: jax.Array | Mxfp4Weight) -> bool:
+def reads_each_expert_once(dtype: jnp.dtype, weights: jax.Array | Mxfp4Weight) -> bool:
     """Whether the implementation that runs here reads each chosen expert where it lies, and copies none."""
-    return takes(rows, dtype, weights) and expert_matmul.why_not("triton") is None
+    return takes(dtype, weights) and expert_matmul.why_not("triton") is None
 
 
 def _triton():

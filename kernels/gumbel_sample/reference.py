@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxspec_kernels import random
 from jaxspec_kernels.argmax import argmax
 from jaxspec_kernels.random import Purpose
@@ -17,6 +18,7 @@ def gumbel_sample(
     processed: jax.Array | None,
     *,
     purpose: Purpose,
+    axis: str | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Draws token ~ softmax(logits / temperature) and writes token and processed logits into column `step`.
 
@@ -32,6 +34,8 @@ def gumbel_sample(
       tokens: i32[B, K].
       processed: f32[B, K, V], or None: every row is greedy (`temperature` is not read, no noise drawn).
       purpose: the random stream.
+      axis: the mesh axis that the vocabulary is split over, `logits` and `processed` being this device's
+        part, of an even size; the tokens are those of the whole. None for all of it.
 
     Returns:
       (tokens, processed) with column `step` replaced.
@@ -41,8 +45,9 @@ def gumbel_sample(
     else:
         sampled = (temperature > 0)[:, None]
         row = logits / jnp.where(sampled, temperature[:, None], 1.0)
-        noise = random.gumbel(random.row_keys(seed, position, purpose), logits.shape[-1])
+        first = None if axis is None else lax.axis_index(axis) * logits.shape[-1]
+        noise = random.gumbel(random.row_keys(seed, position, purpose), logits.shape[-1], first)
         scores = row + jnp.where(sampled, noise, 0.0)
-        processed = jax.lax.dynamic_update_index_in_dim(processed, row, step, axis=1)
-    tokens = jax.lax.dynamic_update_index_in_dim(tokens, argmax(scores), step, axis=1)
+        processed = lax.dynamic_update_index_in_dim(processed, row, step, axis=1)
+    tokens = lax.dynamic_update_index_in_dim(tokens, argmax(scores, axis), step, axis=1)
     return tokens, processed

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
+from jax import lax
 from jaxspec_kernels.random import Purpose
 from jaxspec_kernels.triton_call import triton_call
 from triton.language.extra import libdevice
@@ -21,6 +22,7 @@ def gumbel_sample(
     processed: jax.Array | None,
     *,
     purpose: Purpose,
+    axis: str | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """See `reference.gumbel_sample`; draws the same tokens."""
     batch, vocabulary = logits.shape
@@ -31,15 +33,22 @@ def gumbel_sample(
     if processed is None:
         ranks, ids = triton_call(_greedy_kernel, (logits,), best, grid=(batch, blocks), **sizes)
     else:
+        # Where all of the vocabulary is here, the pointer to its first index is never read.
+        first = step if axis is None else lax.axis_index(axis) * vocabulary
         processed, ranks, ids = triton_call(
             _draw_kernel,
-            (processed, logits, temperature, seed, position, step),
+            (processed, logits, temperature, seed, position, step, first),
             best,
             in_place=1,
             grid=(batch, blocks),
             purpose=int(purpose),
+            is_part=axis is not None,
             **sizes,
         )
+    if axis is not None:
+        parts = jnp.stack([ranks, ids + lax.axis_index(axis) * vocabulary])
+        ranks, ids = lax.all_gather(parts, axis, axis=2, tiled=True)
+        blocks = ranks.shape[1]
     (tokens,) = triton_call(
         _best_kernel,
         (tokens, ranks, ids, step),
@@ -131,9 +140,11 @@ def _draw_kernel(
     seed,
     position,
     step,
+    first,
     ranks,
     ids,
     purpose: tl.constexpr,
+    is_part: tl.constexpr,
     vocabulary: tl.constexpr,
     columns: tl.constexpr,
     block: tl.constexpr,
@@ -154,6 +165,8 @@ def _draw_kernel(
         stream = tl.zeros_like(counter) + purpose
         k0, k1 = _threefry2x32(tl.load(seed + 2 * slot), tl.load(seed + 2 * slot + 1), counter, stream)
         pair = (tl.program_id(1) * (block // 2) + tl.arange(0, block // 2)).to(tl.uint32)
+        if is_part:
+            pair += tl.load(first).to(tl.uint32) // 2
         even, odd = _threefry2x32(k0, k1, pair, tl.zeros_like(pair))
         uniform = (tl.interleave(even, odd).to(tl.float32) + 0.5) * 2.3283064365386963e-10
         uniform = tl.minimum(uniform, 0.99999994039535522)

@@ -234,8 +234,8 @@ def _expert_matmul(case: cases.expert_matmul.Case) -> Call:
     def arguments(seed: int) -> tuple:
         x = _normal(np.random.default_rng(seed), (case.rows, case.width), case.dtype)
         size, key = (case.experts, case.width, case.outputs), jax.random.key(seed)
-        make = random_mxfp4 if case.packed else jax.random.normal
-        return x, jnp.asarray(chosen(seed)), make(key, size, x.dtype)
+        weights = random_mxfp4(key, size) if case.packed else jax.random.normal(key, size, x.dtype)
+        return x, jnp.asarray(chosen(seed)), weights
 
     itemsize = jnp.dtype(case.dtype).itemsize
     each = 0.5 + 1 / SCALE_BLOCK if case.packed else itemsize

@@ -1,11 +1,13 @@
 """The decode program of an engine, on slots that are in the middle of their answers."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 from jaxspec.config import EngineConfig
 from jaxspec.engine.packing import pack_served
@@ -16,7 +18,14 @@ from jaxspec.engine.scheduler import Running as Slot
 from jaxspec.engine.state import Emitted, EngineState, init_state
 from jaxspec.engine.step import Models, StepSettings
 from jaxspec.sampling import SamplingParams, required_mode
-from jaxspec.sharding import make_mesh
+from jaxspec.sharding import make_mesh, replicated
+
+
+@cache
+def _noise(shape: tuple[int, ...], dtype: jnp.dtype, sharding: NamedSharding) -> Any:
+    return jax.jit(
+        lambda key: jax.random.normal(key, shape, jnp.bfloat16).astype(dtype), out_shardings=sharding
+    )
 
 
 @dataclass
@@ -37,12 +46,11 @@ class Running:
 
     def rewind(self) -> None:
         """Puts every slot back to the start of its answer."""
-        self.state = replace(
-            self.state,
-            length=jnp.full_like(self.state.length, self.context),
-            remaining=jnp.full_like(self.state.remaining, 1 << 30),
-            active=jnp.ones_like(self.state.active),
-        )
+        batch_size, whole = self.state.length.size, replicated(self.programs.mesh)
+        length, remaining = (np.full(batch_size, n, np.int32) for n in (self.context, 1 << 30))
+        active = np.ones(batch_size, bool)
+        length, remaining, active = jax.device_put((length, remaining, active), whole)
+        self.state = replace(self.state, length=length, remaining=remaining, active=active)
 
     def dispatch(self) -> jax.Array:
         """Enqueues one dispatch; returns what comes out of it, for `read`."""
@@ -68,6 +76,7 @@ def start(
     acceptance: float | None,
     dtype: jnp.dtype,
     params: SamplingParams,
+    mesh: Mesh | None = None,
 ) -> Running:
     """Compiles the decode program and fills the slots' caches with noise.
 
@@ -77,7 +86,10 @@ def start(
       acceptance: synthetic tokens per step; None verifies the drafts.
       params: temperature, top-k and top-p of every slot; the program is that of the least mode that
         serves them.
+      mesh: the devices that the models lie on; one by default.
     """
+    mesh = mesh or make_mesh()
+    whole = replicated(mesh)
     pages_per_slot = -(-(context + new_tokens) // page_size)
     config = EngineConfig(
         batch_size=batch_size,
@@ -88,16 +100,18 @@ def start(
     )
     limit = models.target.config.max_position_embeddings
     resolved = config.resolve(backend=jax.default_backend(), model_limit=limit)
-    state = init_state(models.target, models.drafter, resolved, mesh=make_mesh())
+    state = init_state(models.target, models.drafter, resolved, mesh=mesh)
     keys = iter(jax.random.split(jax.random.key(0), 1000))
-    noise = jax.jit(
-        lambda key, x: jax.random.normal(key, x.shape, jnp.bfloat16).astype(x.dtype), donate_argnums=1
-    )
+
+    def noise(key: jax.Array, cache: Any) -> Any:
+        return jax.tree.map(lambda x: _noise(x.shape, x.dtype, x.sharding)(key), cache)
+
+    history = jax.random.randint(next(keys), state.history.shape, 0, models.target.config.vocab_size)
     state = replace(
         state,
         target_cache=tuple(noise(next(keys), layer) for layer in state.target_cache),
         draft_cache=tuple(noise(next(keys), layer) for layer in state.draft_cache),
-        history=jax.random.randint(next(keys), state.history.shape, 0, models.target.config.vocab_size),
+        history=jax.device_put(history, whole),
         hidden=noise(next(keys), state.hidden) if state.hidden.size else state.hidden,
     )
     programs = Programs(
@@ -107,7 +121,7 @@ def start(
         table_width=-(-resolved.max_model_len // page_size),
         chunk=resolved.prefill_chunk,
         draft_loop="compiled",
-        mesh=make_mesh(),
+        mesh=mesh,
     )
     size = Size(batch_size, 0, required_mode(params), models.drafter.num_speculative_tokens)
     programs.compile([size], progress=False)
@@ -124,7 +138,8 @@ def start(
     ]
     limits = [size.drafts] * batch_size
     everyone = Dispatch(slots, [True] * batch_size, True, [], [], [], size.drafts, limits)
-    served = jnp.asarray(pack_served(everyone, places=batch_size, table_width=programs.table_width))
+    packed = pack_served(everyone, places=batch_size, table_width=programs.table_width)
+    served = jax.device_put(packed, whole)
     running = Running(programs, size, served, state, context, new_tokens)
     running.rewind()
     return running

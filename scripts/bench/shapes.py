@@ -1,21 +1,25 @@
 """Networks of real shapes with random weights."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
-from bench.random_mxfp4 import with_packed_experts
+from bench.random_weights import put_whole, random_module
 from jaxspec.config import ModelConfig
+from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.eagle1 import Eagle1, Eagle1Config
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config, default_capture
 from jaxspec.drafters.mtp import Mtp
 from jaxspec.drafters.none import NoDrafter
+from jaxspec.drafters.vocabulary import vocabulary_buffers
 from jaxspec.engine.step import Models
+from jaxspec.models.loading import make_target
 from jaxspec.models.packed_weights import keeps_packed
-from jaxspec.models.registry import FAMILIES
+from jaxspec.sharding import make_mesh
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,15 @@ SHAPES: Mapping[str, Shape] = {
         draft_vocab_size=8192,
     ),
     "llama3-8b": Shape(_LLAMA3_8B),
+    "llama3-70b": Shape(
+        {
+            **_LLAMA3_8B,
+            "hidden_size": 8192,
+            "intermediate_size": 28672,
+            "num_hidden_layers": 80,
+            "num_attention_heads": 64,
+        }
+    ),
     "llama3-8b-eagle1": Shape(_LLAMA3_8B, drafter="eagle1"),
     "qwen3-8b": Shape(
         target={
@@ -139,22 +152,45 @@ SHAPES: Mapping[str, Shape] = {
 }
 
 
-def build_models(shape: Shape, *, num_drafts: int, dtype: jnp.dtype) -> Models:
-    """A target with its drafter of `num_drafts` tokens; with 0 a target alone."""
+def build_models(
+    shape: Shape,
+    *,
+    num_drafts: int,
+    dtype: jnp.dtype,
+    mesh: Mesh | None = None,
+    split_drafter: bool = True,
+) -> Models:
+    """A target with its drafter of `num_drafts` tokens; with 0 a target alone.
+
+    Args:
+      mesh: the devices that they are split over; one by default.
+      split_drafter: False has all of the drafter on every device.
+    """
+    mesh = mesh or make_mesh()
     config = ModelConfig.from_hf(shape.target)
-    family = FAMILIES[config.family]
-    if shape.packed_experts and keeps_packed(dtype):
-        family = with_packed_experts(family)
-    target = family(config, dtype=dtype, rngs=nnx.Rngs(0))
+    packed = shape.packed_experts and keeps_packed(dtype)
+    target = random_module(
+        lambda rngs: make_target(config, dtype=dtype, rngs=rngs), mesh, packed_experts=packed
+    )
     if not num_drafts:
         return Models(target, NoDrafter())
-    args: dict[str, Any] = {
-        "num_speculative_tokens": num_drafts,
-        "dtype": dtype,
-        "rngs": nnx.Rngs(1),
-    }
+    kind, head = _drafter(shape, config)
+
+    def make(rngs: nnx.Rngs) -> Drafter:
+        return kind(head, num_speculative_tokens=num_drafts, dtype=dtype, rngs=rngs)
+
+    drafter = random_module(make, mesh, seed=1, is_split=split_drafter)
+    drafter.is_split = split_drafter
+    if isinstance(drafter, Eagle3):
+        drafter.target_ids, drafter.draft_ids = vocabulary_buffers(shape.draft_vocab_size, config.vocab_size)
+    put_whole(drafter, mesh)
+    return Models(target, drafter)
+
+
+def _drafter(shape: Shape, config: ModelConfig) -> tuple[Callable[..., Drafter], Any]:
+    """The drafter's class, and the first argument of its constructor."""
     if shape.drafter == "mtp":
-        return Models(target, Mtp(config, **args))
+        return Mtp, config
     sizes = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     layer = ModelConfig.from_hf(
         {
@@ -167,11 +203,11 @@ def build_models(shape: Shape, *, num_drafts: int, dtype: jnp.dtype) -> Models:
         }
     )
     if shape.drafter == "eagle1":
-        return Models(target, Eagle1(Eagle1Config(layer, fc_bias=False), **args))
+        return Eagle1, Eagle1Config(layer, fc_bias=False)
     head = Eagle3Config(
         layers=layer,
         draft_vocab_size=shape.draft_vocab_size,
         target_hidden_size=config.hidden_size,
         capture=default_capture(config.num_hidden_layers),
     )
-    return Models(target, Eagle3(head, **args))
+    return Eagle3, head

@@ -7,13 +7,15 @@ from flax import nnx
 
 from jaxspec.drafters.base import Target
 from jaxspec.engine.step import Models
+from jaxspec.sharding import bytes_by_device
 
 # Of a head, what runs once per step; its layers and its output run once per draft.
 _ONCE = ("fc", "input_norm", "feature_norms")
 
 
 def weight_bytes(models: Models, *, batch_size: int) -> int:
-    """Bytes of weights that one step reads; of a token embedding it reads a few rows, which do not count.
+    """Bytes of weights that one step reads on each device; a token embedding, of which it reads a few rows,
+    does not count.
 
     Of a layer's routed experts it reads those that some row chose; as many as are expected of a router that
     favours none.
@@ -30,22 +32,26 @@ def weight_bytes(models: Models, *, batch_size: int) -> int:
         total += once if name in _ONCE else drafts * once
     if "head" not in drafter:
         # Such a head drafts with the target's output projection.
-        total += drafts * target.output_kernel.nbytes
+        total += drafts * bytes_by_device(target.output_kernel)
     return total
 
 
-def cache_bytes(models: Models, *, batch_size: int, context: int, itemsize: int) -> int:
-    """Bytes of keys and values that one step reads with so many tokens committed."""
+def cache_bytes(models: Models, *, batch_size: int, context: int, itemsize: int, devices: int = 1) -> int:
+    """Bytes of keys and values that one step reads on each device with so many tokens committed."""
 
-    def per_position(shapes: tuple) -> int:
+    def per_position(shapes: tuple, is_split: bool = True) -> int:
+        def heads(count: int) -> int:
+            return count // devices if is_split and count % devices == 0 else count
+
         return sum(
-            shape.planes * shape.num_kv_heads * shape.head_dim * itemsize // shape.positions_per_entry
+            shape.planes * heads(shape.num_kv_heads) * shape.head_dim * itemsize // shape.positions_per_entry
             for layer in shapes
             for shape in (layer if isinstance(layer, tuple) else (layer,))
         )
 
     target = per_position(models.target.cache_shapes)
-    drafts = per_position(models.drafter.cache_shapes) * models.drafter.num_speculative_tokens
+    drafter = models.drafter
+    drafts = per_position(drafter.cache_shapes, drafter.is_split) * models.drafter.num_speculative_tokens
     return batch_size * context * (target + drafts)
 
 
@@ -73,5 +79,5 @@ def _read(tree: object, target: Target, rows: int) -> int:
         share = 1.0
         if moe is not None and leaf.ndim >= 3 and leaf.shape[0] == moe.num_experts:
             share = 1 - (1 - moe.experts_per_token / moe.num_experts) ** rows
-        total += round(share * leaf.nbytes)
+        total += round(share * bytes_by_device(leaf))
     return total

@@ -3,13 +3,13 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.engine.programs import compiler_options
+from jaxspec.sharding import make_mesh, replicated
 
 LARGE, SMALL = 1 << 31, 1 << 28
 
 
-class Weight:
-    def __init__(self, nbytes):
-        self.nbytes = nbytes
+def weight(nbytes):
+    return jax.ShapeDtypeStruct((nbytes,), jnp.uint8, sharding=replicated(make_mesh()))
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ class Weight:
 def test_many_rows_through_large_weights_are_left_to_cublas(monkeypatch, backend, rows, size, flags, cublas):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setenv("XLA_FLAGS", flags)
-    weights = [Weight(size // 2), Weight(size // 2)]
+    weights = [weight(size // 2), weight(size // 2)]
     expected = {"xla_gpu_enable_triton_gemm": False} if cublas else {}
     assert compiler_options(weights, rows=rows) == expected
 

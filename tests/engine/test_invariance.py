@@ -73,25 +73,3 @@ def test_seeds_belong_to_requests(tiny_engines, prompts):
     }
     assert first.token_ids == again.token_ids != other.token_ids
     assert len(unseeded) == 3
-
-
-def test_two_devices_give_the_tokens_of_one(tiny_engines, prompts, tmp_path):
-    """In a process of its own, since the number of CPU devices is fixed when JAX starts."""
-    import json
-    import os
-    import subprocess
-    import sys
-
-    program = f"""
-import json, jaxspec
-engine = jaxspec.load({str(tiny_engines.folders["target"])!r}, progress=False, batch_size=3, page_size=8,
-    max_model_len=96, tensor_parallel=2, sampling_modes=("greedy",),
-    drafter={{"kind": "eagle3", "source": {str(tiny_engines.folders["eagle3"])!r}}})
-print(json.dumps([g.token_ids for g in engine.generate({prompts!r}, max_new_tokens=20)]))
-"""
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
-    )
-    plain = tiny_engines.load().generate(prompts, max_new_tokens=20)
-    assert json.loads(done.stdout) == tokens_of(plain)

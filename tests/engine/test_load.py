@@ -1,13 +1,6 @@
 import pytest
 
 import jaxspec
-from jaxspec.engine.load import paged_attention
-
-
-def test_kernels_that_cannot_be_split_are_refused_with_several_devices(tiny_engines, monkeypatch):
-    monkeypatch.setattr(paged_attention, "why_not", lambda _: None)
-    with pytest.raises(jaxspec.ConfigError, match=r"engine\.tensor_parallel is 2: the Triton kernels"):
-        jaxspec.load(tiny_engines.folders["target"], tensor_parallel=2, progress=False)
 
 
 def test_more_devices_than_there_are_are_refused(tiny_engines):

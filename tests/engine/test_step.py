@@ -90,6 +90,7 @@ def test_blocks_are_accepted_and_end_as_token_by_token():
         SimpleNamespace(draft_vocab=None),
         settings=SETTINGS,
         mode=GREEDY,
+        vocab_size=VOCABULARY,
     )
     ways = set()
     for i in range(count):
@@ -135,6 +136,7 @@ def test_the_first_token_is_the_known_one_or_sampled(temperature):
 
 
 class CountingTarget:
+    config = SimpleNamespace(vocab_size=VOCABULARY)
     """Its hidden state is the position of the row, and the token after t is t + 1."""
 
     kinds = ()

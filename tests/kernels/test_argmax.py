@@ -1,3 +1,6 @@
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,3 +24,15 @@ def test_all_masked_gives_the_first_token():
 
 def test_no_rows():
     assert argmax(jnp.zeros((2, 0, 130))).shape == (2, 0)
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_over_parts_equals_the_whole_ties_and_nan_included(parts):
+    """A mapped axis stands for that of a mesh."""
+    x = np.random.default_rng(parts).integers(-3, 3, (50, 3, 12)).astype(np.float32)
+    x[::5, 1, 4:] = np.nan
+    x[::7, 2] = -np.inf
+    of_parts = jnp.stack(jnp.split(jnp.asarray(x), parts, axis=-1))
+    best = jax.vmap(partial(argmax, axis="devices"), axis_name="devices")(of_parts)
+    for on_device in best:
+        np.testing.assert_array_equal(on_device, jnp.argmax(x, -1))

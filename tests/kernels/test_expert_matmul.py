@@ -53,19 +53,16 @@ PACKED = Mxfp4Weight(
 
 
 @pytest.mark.parametrize(
-    ("rows", "dtype", "weights", "devices", "once"),
+    ("dtype", "weights", "once"),
     [
-        (512, jnp.bfloat16, DENSE, 8, True),
-        (2048, jnp.bfloat16, DENSE, 1, True),
-        (2048, jnp.bfloat16, DENSE, 8, False),
-        (2048, jnp.bfloat16, PACKED, 8, True),
-        (4, jnp.float32, DENSE, 1, False),
-        (4, jnp.float32, PACKED, 1, False),
+        (jnp.bfloat16, DENSE, True),
+        (jnp.bfloat16, PACKED, True),
+        (jnp.float32, DENSE, False),
+        (jnp.float32, PACKED, False),
     ],
 )
-def test_what_the_kernel_is_not_for_copies_experts(monkeypatch, rows, dtype, weights, devices, once):
-    monkeypatch.setattr(jax, "device_count", lambda: devices)
+def test_what_the_kernel_is_not_for_copies_experts(monkeypatch, dtype, weights, once):
     monkeypatch.setattr(OP, "why_not", lambda _: None)
-    assert reads_each_expert_once(rows, dtype, weights) == once
+    assert reads_each_expert_once(dtype, weights) == once
     monkeypatch.setattr(OP, "why_not", lambda _: "cannot run")
-    assert not reads_each_expert_once(rows, dtype, weights)
+    assert not reads_each_expert_once(dtype, weights)

@@ -50,6 +50,27 @@ def test_without_a_buffer_every_row_is_greedy(case, implementation):
     np.testing.assert_array_equal(tokens[:, case.step], given["logits"].argmax(-1))
 
 
+@pytest.mark.parametrize("with_buffer", [True, False])
+def test_parts_of_the_vocabulary_draw_what_the_whole_does(with_buffer):
+    """A mapped axis stands for that of a mesh: every device has its part of logits and buffer."""
+    parts, given = 3, arguments(CASES[2])
+    given |= {name: given[name][..., : given[name].shape[-1] // 12 * 12] for name in ("logits", "processed")}
+    if not with_buffer:
+        given["processed"] = None
+    whole, drawn_from = sample(**given, purpose=Purpose.DRAFT, implementation="xla")
+    split = {name: given.pop(name) for name in ("logits", "processed")}
+
+    def draw(part):
+        return gumbel_sample(**given, **part, purpose=Purpose.DRAFT, axis="devices", implementation="xla")
+
+    of_parts = jax.tree.map(lambda x: jnp.stack(jnp.split(x, parts, axis=-1)), split)
+    tokens, from_parts = jax.vmap(draw, axis_name="devices")(of_parts)
+    for on_device in tokens:
+        np.testing.assert_array_equal(on_device, whole)
+    if with_buffer:
+        np.testing.assert_array_equal(jnp.concatenate(list(from_parts), axis=-1), drawn_from)
+
+
 @pytest.mark.parametrize("poison", [jnp.nan, -jnp.inf, jnp.inf])
 def test_poisoned_logits_give_an_id_in_range(poison, implementation):
     given = arguments(CASES[2])

@@ -57,7 +57,7 @@ def test_uniform_is_inside_the_open_interval_and_flat():
 
 def test_the_extreme_words_stay_inside_the_open_interval(monkeypatch):
     words = jnp.array([[0, 2**32 - 1]], jnp.uint32)
-    monkeypatch.setattr(random, "bits", lambda keys, n: words)
+    monkeypatch.setattr(random, "bits", lambda keys, n, first: words)
     draws = random.uniform(jnp.zeros((1, 2), jnp.uint32), 2)
     assert 0 < draws[0, 0] < draws[0, 1] < 1
     assert jnp.isfinite(random.gumbel(jnp.zeros((1, 2), jnp.uint32), 2)).all()
@@ -66,7 +66,7 @@ def test_the_extreme_words_stay_inside_the_open_interval(monkeypatch):
 def test_gumbel_resolves_its_tail(monkeypatch):
     """The noise of rare words against float64: what float32 loses when u is near 1 must be near 0."""
     words = np.concatenate([np.arange(200), np.geomspace(200, 2**32 - 1e4, 400)]).astype(np.uint32)
-    monkeypatch.setattr(random, "bits", lambda keys, n: jnp.asarray(words)[None])
+    monkeypatch.setattr(random, "bits", lambda keys, n, first: jnp.asarray(words)[None])
     noise = random.gumbel(jnp.zeros((1, 2), jnp.uint32), len(words))[0]
     expected = -np.log(-np.log1p(-(words.astype(np.float64) + 0.5) / 2**32))
     assert expected.max() > 22

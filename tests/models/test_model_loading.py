@@ -118,7 +118,7 @@ class Poisoned:
         return self.tensor.dtype
 
     def read(self):
-        array = self.tensor.read()
+        array = self.tensor.read().copy()
         array.flat[array.size // 2] = self.value
         return array
 

@@ -1,0 +1,63 @@
+"""Whether a model can be split over so many devices: refused before anything is loaded."""
+
+import ctypes
+import warnings
+from contextlib import suppress
+from importlib.util import find_spec
+
+import jax
+
+from jaxspec.config import ConfigError, EngineConfig, ModelConfig
+from jaxspec.sharding import divides
+
+
+def check_devices(config: EngineConfig, target: ModelConfig) -> None:
+    """Warns where attention stays whole on every device, for its heads do not divide.
+
+    Raises:
+      ConfigError: the feed-forward networks, most of the weights, do not divide; the draft loop is the
+        host's; or GPUs have no NCCL to talk through.
+    """
+    count = config.tensor_parallel
+    if count == 1:
+        return
+    asked = f"engine.tensor_parallel is {count}"
+    if config.draft_loop == "host":
+        raise ConfigError(f"{asked}, and engine.draft_loop 'host' runs on one device")
+    _check_feed_forward(asked, count, target)
+    if jax.default_backend() == "gpu" and not _has_nccl():
+        raise ConfigError(f"{asked}, and there is no NCCL: pip install nvidia-nccl-cu13 (or -cu12)")
+    heads = target.num_attention_heads if target.latent else target.num_key_value_heads
+    if not divides(count, "kv_heads", heads):
+        kind = "heads" if target.latent else "key/value heads"
+        warnings.warn(
+            f"{asked}: it does not divide the model's {heads} {kind}, so every device keeps all of attention "
+            "and of the cache",
+            stacklevel=3,
+        )
+
+
+def _check_feed_forward(asked: str, count: int, target: ModelConfig) -> None:
+    moe = target.moe
+    if moe is not None and not (
+        divides(count, "expert_inner", moe.intermediate_size) or divides(count, "experts", moe.num_experts)
+    ):
+        raise ConfigError(
+            f"{asked}, which divides neither the {moe.num_experts} experts nor their width of "
+            f"{moe.intermediate_size} in blocks of 32"
+        )
+    all_sparse = moe is not None and not moe.dense_layers
+    if not all_sparse and not divides(count, "feed_forward", target.intermediate_size):
+        raise ConfigError(
+            f"{asked}, which does not divide the feed-forward width of {target.intermediate_size}"
+        )
+
+
+def _has_nccl() -> bool:
+    with suppress(ModuleNotFoundError):
+        if find_spec("nvidia.nccl") is not None:
+            return True
+    with suppress(OSError):
+        ctypes.CDLL("libnccl.so.2")
+        return True
+    return False

@@ -1,0 +1,124 @@
+"""Check and time engines over several GPUs against one.
+
+    python scripts/bench_devices.py [--devices 2] [--only PART,PART,...] [--json FOLDER]
+
+Parts, each in a process of its own, so that one that fails costs no other:
+
+    check          small random networks of several families, drafters and kinds of attention in float32:
+                   greedy and sampled tokens over the devices and on one
+    llama3-8b      the step of bench_step.py on one device and over all, at batch 1, 8 and 32
+    gpt-oss-20b    the same at batch 1 and 32
+    llama3-70b     over the devices alone, at batch 1 and 8
+    whole-drafter  llama3-8b and llama3-70b with all of the drafter on every device
+    flags          llama3-8b over the devices, by each way of adding up that XLA and NCCL have
+
+XLA_FLAGS are passed on. "flags" is not among the parts that run where none are named.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+# NVLink's multicast is not to be had on every machine, and NCCL fails where it is half there.
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+
+_HERE = Path(__file__).parent
+_STEP = "--k 3 --acceptance 3.0 --new-tokens 512"
+PARTS: dict[str, list[tuple[str, bool]]] = {
+    "llama3-8b": [
+        ("--shape llama3-8b --batch 1,8,32", False),
+        ("--shape llama3-8b --batch 1,8,32", True),
+    ],
+    "gpt-oss-20b": [
+        ("--shape gpt-oss-20b --batch 1,32", False),
+        ("--shape gpt-oss-20b --batch 1,32", True),
+    ],
+    "llama3-70b": [("--shape llama3-70b --batch 1,8", True)],
+    "whole-drafter": [
+        ("--shape llama3-8b --batch 1,32 --whole-drafter", True),
+        ("--shape llama3-70b --batch 1 --whole-drafter", True),
+    ],
+}
+"""Options of bench_step.py, and whether the part runs over all devices."""
+_SYNCHRONOUS = "--xla_gpu_disable_async_collectives=ALLCOLLECTIVES"
+_IN_GRAPHS = "--xla_gpu_enable_command_buffer=+COLLECTIVES"
+FLAGS: list[dict[str, str]] = [
+    {},
+    {"XLA_FLAGS": _SYNCHRONOUS},
+    {"XLA_FLAGS": _IN_GRAPHS},
+    {"XLA_FLAGS": f"{_SYNCHRONOUS} {_IN_GRAPHS}"},
+    {"NCCL_PROTO": "LL"},
+    {"NCCL_PROTO": "LL", "XLA_FLAGS": _SYNCHRONOUS},
+]
+"""What the part "flags" adds to the environment; what an XLA does not know ends its process."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--devices", type=int, default=2, metavar="N", help="devices to run over")
+    parser.add_argument("--only", default="check," + ",".join(PARTS), metavar="PART,...", help="parts to run")
+    parser.add_argument("--json", type=Path, metavar="FOLDER", help="where results of bench_step.py are put")
+    parser.add_argument("--timeout", type=int, default=300, metavar="SECONDS", help="of one process")
+    args = parser.parse_args(arguments)
+    failed = []
+    for part in args.only.split(","):
+        environments: list[dict[str, str]] = [{}]
+        if part == "check":
+            commands = [[str(_HERE / "check_devices.py"), "--devices", str(args.devices)]]
+        elif part == "flags":
+            commands = [_step(args, "--shape llama3-8b --batch 1,32", True, keep=False)]
+            environments = FLAGS
+        elif part in PARTS:
+            commands = [_step(args, options, over_all) for options, over_all in PARTS[part]]
+        else:
+            parser.error(f"--only: unknown part {part!r}; known: check, {', '.join(PARTS)}, flags")
+        for command, environment in product(commands, environments):
+            if not _run(command, environment, args.timeout):
+                failed.append(part)
+    print("failed: " + ", ".join(failed) if failed else "every part ran", flush=True)
+    return bool(failed)
+
+
+def _step(args: argparse.Namespace, options: str, over_all: bool, *, keep: bool = True) -> list[str]:
+    devices = args.devices if over_all else 1
+    command = [str(_HERE / "bench_step.py"), *options.split(), *_STEP.split()]
+    command += ["--tensor-parallel", str(devices)]
+    if args.json and keep:
+        shape = options.split()[1]
+        whole = "-whole-drafter" if "--whole-drafter" in options else ""
+        command += ["--json", str(args.json / f"step-{shape}-tp{devices}{whole}.json")]
+    return command
+
+
+def _run(command: list[str], environment: dict[str, str], timeout: int) -> bool:
+    if "XLA_FLAGS" in environment:
+        environment = {
+            **environment,
+            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {environment['XLA_FLAGS']}",
+        }
+    words = [f"{name}='{value.strip()}'" for name, value in environment.items()]
+    print("\n$", *words, "python", *command, flush=True)
+    begin = time.perf_counter()
+    done: Any = None
+    try:
+        done = subprocess.run(
+            [sys.executable, *command],
+            check=False,
+            timeout=timeout,
+            env={**os.environ, **environment},
+        )
+    except subprocess.TimeoutExpired:
+        print(f"took more than {timeout} s", flush=True)
+    print(f"({time.perf_counter() - begin:.0f} s)", flush=True)
+    return done is not None and done.returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""What programs over several CPU devices do, beside one device; run as a process of its own.
+
+    python tests/several_devices.py DEVICES pairs KIND WAY DRAFTER ...
+    python tests/several_devices.py DEVICES families NAME ...
+    python tests/several_devices.py DEVICES loading
+
+The number of devices is fixed when JAX starts, and Numba's kernels are for one: here both sides run the
+reference kernels. Prints one line of JSON, which the tests read.
+"""
+
+import json
+import re
+import sys
+import tempfile
+import tracemalloc
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from conftest import GOLDENS  # and its flags, which compile fast
+from jaxspec_kernels.dispatch import Op
+from tiny_engines import DRAFTERS, SIZES, TinyEngines
+from tiny_models import write_target
+
+import jaxspec
+from jaxspec.checkpoints import open_checkpoint
+from jaxspec.config import MESH_AXIS
+from jaxspec.drafters import draft_model
+from jaxspec.drafters.draft_model import SPLIT_FROM
+from jaxspec.engine.programs import Programs
+from jaxspec.models.loading import export_tensors, load_target
+from jaxspec.sampling import SamplingMode
+from jaxspec.sharding import bytes_by_device, make_mesh
+
+DEVICES = int(sys.argv[1])
+PROMPTS = [np.random.default_rng(0).integers(48, size=length).tolist() for length in (3, 17, 30, 9, 1)]
+WAYS: dict[str, list[dict]] = {
+    "greedy": [{}],
+    "sampled": [
+        {"temperature": 1.0, "seed": 3},
+        {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "seed": 3},
+    ],
+}
+INNER_WIDTH = {
+    "model_type": "gpt_oss",
+    "intermediate_size": 64,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "head_dim": 8,
+    "sliding_window": 6,
+}
+"""Experts, with biases, whose inner width divides over two devices in blocks of 32."""
+MOVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
+
+
+def answers(engine, way):
+    """Tokens, and what was accepted of drafts by their number: a drafter that computes otherwise shows."""
+    given = [engine.generate(PROMPTS, max_new_tokens=24, **params) for params in WAYS[way]]
+    return [[answer.token_ids, list(answer.stats.accepted_at)] for each in given for answer in each]
+
+
+def compared(load, way):
+    """Answers over the devices beside those on one, and what the program moves; `load` takes a number."""
+    one = load(1)
+    kernels, call = {}, Op.__call__
+
+    def watched(op, *args, **kwargs):
+        kernels[op.name] = jax.lax.axis_size(MESH_AXIS)  # fails outside of a program on shards
+        return call(op, *args, **kwargs)
+
+    Op.__call__ = watched
+    several = load(DEVICES)
+    Op.__call__ = call
+    expected, got = answers(one, way), answers(several, way)
+    weights = several.programs.leaves
+    result = {
+        "same": expected == got,
+        "answers": got,
+        "moves": moves(several),
+        "kernels": kernels,
+        "split": sum(w.nbytes for w in weights if bytes_by_device(w) < w.nbytes)
+        / sum(w.nbytes for w in weights),
+    }
+    one.close()
+    several.close()
+    return result
+
+
+def moves(engine):
+    """[operation, shape] of what moves anything between devices in the largest decode program."""
+    mode = max(size.mode for size in engine.programs.compiled if size.mode is not None)
+    text = engine.programs.compiled_decode(mode=SamplingMode(mode)).as_text()
+    found = re.findall(rf"= (.*?) ({'|'.join(MOVES)})(?:-start)?\(", text)
+    return [
+        [operation, [[int(n) for n in shape.split(",") if n] for shape in re.findall(r"\[([\d,]*)\]", made)]]
+        for made, operation in found
+    ]
+
+
+def pairs(kind, way, *names):
+    """Of drafters over a kind of attention; a draft model that is "split" is so however small it is."""
+    with tempfile.TemporaryDirectory() as folder:
+        engines, result = TinyEngines(Path(folder), kind), {}
+        for name in names:
+            drafter = name.removesuffix(" split")
+            draft_model.SPLIT_FROM = 0 if drafter != name else SPLIT_FROM
+
+            def load(devices, drafter=drafter):
+                k = DRAFTERS.get(drafter, 0)
+                return engines.load(drafter, k, sampling_modes=(way,), tensor_parallel=devices)
+
+            result[name] = compared(load, way)
+        return result
+
+
+def families(*names):
+    """Plain decoding of golden checkpoints."""
+    with tempfile.TemporaryDirectory() as folder:
+        inner = write_target(Path(folder, "target"), **INNER_WIDTH)
+        result = {}
+        for name in names:
+            model = inner if name == "inner width" else GOLDENS / name / "checkpoint"
+
+            def load(devices, model=model):
+                sizes = {**SIZES, "sampling_modes": ("greedy",), "progress": False}
+                return jaxspec.load(model, tensor_parallel=devices, **sizes)
+
+            result[name] = compared(load, "greedy")
+        return result
+
+
+def loading():
+    """[bytes, largest part, most that the host held] of every parameter, and whether all were read right.
+
+    What the devices have is on the host here, too.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = {"hidden_size": 512, "intermediate_size": 4096, "vocab_size": 4096, "num_attention_heads": 8}
+        checkpoint = open_checkpoint(write_target(Path(folder, "target"), **sizes))
+        peaks, make = [], jax.make_array_from_callback
+
+        def counted(shape, sharding, part):
+            parts = []
+
+            def counting(index):
+                array = part(index)
+                parts.append(array.nbytes)
+                return array
+
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            array = make(shape, sharding, counting)
+            peaks.append([array.nbytes, max(parts), tracemalloc.get_traced_memory()[1] - before])
+            return array
+
+        jax.make_array_from_callback = counted
+        tracemalloc.start()
+        load_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16), mesh=make_mesh(DEVICES))
+        tracemalloc.stop()
+        jax.make_array_from_callback = make
+        target = load_target(checkpoint, dtype=jnp.dtype(jnp.float32), mesh=make_mesh(DEVICES))
+        exported = export_tensors(target)
+        same = all(np.array_equal(exported[name], t.read()) for name, t in checkpoint.tensors.items())
+        return {"peaks": peaks, "same": same and exported.keys() == checkpoint.tensors.keys()}
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    Programs.compile_behind = lambda programs, sizes: None  # type: ignore[method-assign]
+    what, *names = sys.argv[2:]
+    print(json.dumps({"pairs": pairs, "families": families, "loading": loading}[what](*names)))
