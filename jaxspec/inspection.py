@@ -411,7 +411,16 @@ def _accept(
     settings: Any,
     mode: SamplingMode,
 ) -> tuple[Emitted, jax.Array]:
-    return accept(logits, state, served, proposal, models.drafter, settings=settings, mode=mode)
+    return accept(
+        logits,
+        state,
+        served,
+        proposal,
+        models.drafter,
+        settings=settings,
+        mode=mode,
+        vocab_size=models.target.config.vocab_size,
+    )
 
 
 def _refresh(

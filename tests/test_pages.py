@@ -19,7 +19,8 @@ from jaxspec.models.registry import FAMILIES
 matplotlib.use("agg")
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += [ROOT / "results" / "gpu" / "README.md", *sorted((ROOT / "configs").rglob("*.md"))]
 
 
@@ -138,9 +139,14 @@ def test_steps_are_those_of_their_files():
     header, *rows = table("performance.md", "Steps on a GPU, and their floor")
     for _, *cells, file in rows:
         result = json.loads((ROOT / "results" / "gpu" / file.strip("`")).read_text("utf-8"))
-        measured = [f"{row['step_ms']:.2f} ({row['bandwidth_share']:.0%})" for row in result["rows"]]
-        assert [cell.replace(" %", "%") for cell in cells] == measured
-        assert [f"batch {row['batch']}" for row in result["rows"]] == header[1:-1]
+        measured = {
+            f"batch {row['batch']}": f"{row['step_ms']:.2f} ({row['bandwidth_share']:.0%})"
+            for row in result["rows"]
+        }
+        assert [cell.replace(" %", "%") for cell in cells] == [measured[batch] for batch in header[1:-1]]
+    (shown,) = re.findall(r"takes ([\d.]+) ms at batch 1 and ([\d.]+) at batch 32", README.read_text("utf-8"))
+    llama = next(row for row in rows if "llama3-8b" in row[-1])
+    assert [cell.partition(" ")[0] for cell in (llama[1], llama[3])] == list(shown)
 
 
 def test_whole_requests_are_those_of_their_files():
