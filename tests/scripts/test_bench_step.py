@@ -57,3 +57,8 @@ def test_a_bad_parameter_is_one_line(capsys):
         capsys.readouterr().err
         == "error: top_p must be a number, above 0 and at most 1, got 0.0 (see --help)\n"
     )
+
+
+def test_more_devices_than_there_are_are_one_line(capsys):
+    assert bench_step.main([*OPTIONS, "--tensor-parallel", "99"]) != 0
+    assert capsys.readouterr().err.startswith("error: engine.tensor_parallel is 99, and jax sees ")

@@ -1,0 +1,59 @@
+"""Which axis of an array is split, by the one table; meshes without devices."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+from jaxspec_kernels.expert_matmul import Mxfp4Weight
+
+from jaxspec.config import MESH_AXIS
+from jaxspec.models.packed_weights import packed_sharding
+from jaxspec.sharding import sharding
+
+T = MESH_AXIS
+GATE_UP = ("experts", "embed", None, "expert_inner")
+DOWN = ("experts", "expert_inner", "embed")
+
+
+def mesh(devices):
+    return AbstractMesh((devices,), (T,))
+
+
+@pytest.mark.parametrize(
+    ("devices", "axes", "shape", "spec"),
+    [
+        (2, ("embed", "kv_heads", "group", "head_dim"), (4096, 8, 6, 128), P(None, T, None, None)),
+        (
+            8,
+            ("pages", "kv_heads", None, "page", "head_dim"),
+            (9, 4, 2, 16, 64),
+            P(None, None, None, None, None),
+        ),
+        (2, ("embed", "vocab"), (4096, 128256), P(None, T)),
+        # A word of random bits belongs to two tokens.
+        (2, ("embed", "vocab"), (4096, 128254), P(None, None)),
+        # 2880 are 90 blocks of 32: 45 for each of two devices; four have eight experts each.
+        (2, GATE_UP, (32, 2880, 2, 2880), P(None, None, None, T)),
+        (4, GATE_UP, (32, 2880, 2, 2880), P(T, None, None, None)),
+        (2, DOWN, (32, 2880, 2880), P(None, T, None)),
+        (4, DOWN, (32, 2880, 2880), P(T, None, None)),
+        (4, ("experts", None, "expert_inner"), (32, 2, 2880), P(T, None, None)),
+        (4, None, (32, 2880), P(None, None)),
+    ],
+)
+def test_the_first_axis_of_the_table_that_divides_is_split(devices, axes, shape, spec):
+    assert sharding(mesh(devices), axes, shape).spec == spec
+
+
+@pytest.mark.parametrize(("devices", "cut"), [(2, (1, 45)), (4, (0, 8))])
+def test_packed_experts_are_cut_where_the_weights_are(devices, cut):
+    """Values lie with their inputs last, four to a word, scales with one for every 32 inputs."""
+    values = jax.ShapeDtypeStruct((32, 2880, 720), jnp.uint16)
+    weight = Mxfp4Weight(values, jax.ShapeDtypeStruct((32, 90, 2880), jnp.uint8))
+    placed = packed_sharding(weight, mesh(devices), DOWN)
+    axis, size = cut
+    scales = placed.scale.shard_shape(weight.scale.shape)
+    words = placed.values.shard_shape(weight.values.shape)
+    assert scales[axis] == size
+    assert (words[0], words[1], words[2] * 4) == (scales[0], scales[2], scales[1] * 32)
