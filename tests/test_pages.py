@@ -143,18 +143,24 @@ def test_steps_are_those_of_their_files():
             f"batch {row['batch']}": f"{row['step_ms']:.2f} ({row['bandwidth_share']:.0%})"
             for row in result["rows"]
         }
-        assert [cell.replace(" %", "%") for cell in cells] == [measured[batch] for batch in header[1:-1]]
+        assert [cell.replace(" %", "%") for cell in cells] == [
+            measured.get(batch, "") for batch in header[1:-1]
+        ]
     (shown,) = re.findall(r"takes ([\d.]+) ms at batch 1 and ([\d.]+) at batch 32", README.read_text("utf-8"))
     llama = next(row for row in rows if "llama3-8b" in row[-1])
     assert [cell.partition(" ")[0] for cell in (llama[1], llama[3])] == list(shown)
 
 
 def test_whole_requests_are_those_of_their_files():
-    names = ["ttft 512", "ttft 4096", "prefill 16x2048", "single 512+256", "mixed 256"]
+    names = ["ttft 512", "ttft 4096", "prefill 16x2048", "single 512+256", "mixed 256", "mixed 256, T=1"]
     rows = table("performance.md", "Whole requests on a GPU, beside vLLM")[1:]
     for column, model in ((1, "llama3-8b"), (3, "smollm2-135m")):
-        path = ROOT / "results" / "gpu" / "h200" / f"load-{model}.json"
-        times = {row["name"]: row["total_ms"] for row in json.loads(path.read_text("utf-8"))["rows"]}
+        times = {}
+        for suffix in ("", "-t1"):
+            path = ROOT / "results" / "gpu" / "h200" / f"load-{model}{suffix}.json"
+            result = json.loads(path.read_text("utf-8"))
+            kind = f", T={result['temperature']:.0f}" if result["temperature"] else ""
+            times |= {row["name"] + kind: row["total_ms"] for row in result["rows"]}
         for name, row in zip(names, rows, strict=True):
             shown = row[column].replace(",", "")
             digits = len(shown.partition(".")[2])
