@@ -14,6 +14,7 @@ from jaxspec.engine import (
     Request,
 )
 from jaxspec.engine.load import generate, load
+from jaxspec.inspection import inspect_steps
 from jaxspec.lossless import check_lossless
 from jaxspec.models.registry import register_family
 from jaxspec.sampling import SamplingParams
@@ -34,6 +35,7 @@ __all__ = [
     "SamplingParams",
     "check_lossless",
     "generate",
+    "inspect_steps",
     "list_configs",
     "load",
     "register_drafter",

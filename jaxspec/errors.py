@@ -1,4 +1,7 @@
-"""What every refusal of foreign input is: one line."""
+"""What every refusal of foreign input is: one line; and so is that of a package that is not there."""
+
+import importlib
+from types import ModuleType
 
 
 class OneLineError(ValueError):
@@ -18,3 +21,20 @@ def one_line(message: object) -> str:
 
 def _shorten(text: str) -> str:
     return text if len(text) <= 1000 else f"{text[:497]} … {text[-500:]}"
+
+
+def optional(module: str, *, extra: str) -> ModuleType:
+    """A module of a package that only an extra of jaxspec installs.
+
+    Raises:
+      ModuleNotFoundError: it is not installed; one line that names the extra.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if (error.name or "").partition(".")[0] != package:  # it lacks a package of its own
+            raise
+        raise ModuleNotFoundError(
+            f"this needs {package}, which is not installed: pip install 'jaxspec[{extra}]'", name=package
+        ) from None

@@ -45,17 +45,13 @@ PARTS: dict[str, list[tuple[str, bool]]] = {
     ],
 }
 """Options of bench_step.py, and whether the part runs over all devices."""
-_ONE_SHOT = "--xla_gpu_unsupported_use_all_reduce_one_shot_kernel=true"
 _SYNCHRONOUS = "--xla_gpu_disable_async_collectives=ALLCOLLECTIVES"
 _IN_GRAPHS = "--xla_gpu_enable_command_buffer=+COLLECTIVES"
 FLAGS: list[dict[str, str]] = [
     {},
-    {"XLA_FLAGS": _ONE_SHOT},
     {"XLA_FLAGS": _SYNCHRONOUS},
-    {"XLA_FLAGS": f"{_ONE_SHOT} {_SYNCHRONOUS}"},
     {"XLA_FLAGS": _IN_GRAPHS},
     {"XLA_FLAGS": f"{_SYNCHRONOUS} {_IN_GRAPHS}"},
-    {"XLA_FLAGS": f"{_ONE_SHOT} {_SYNCHRONOUS} {_IN_GRAPHS}"},
     {"NCCL_PROTO": "LL"},
     {"NCCL_PROTO": "LL", "XLA_FLAGS": _SYNCHRONOUS},
 ]

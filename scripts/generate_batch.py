@@ -251,7 +251,7 @@ def _absolute(path: str) -> str:
 def _conclude(args: argparse.Namespace, summary: Summary, about: dict[str, Any]) -> int:
     """Writes the summary; returns the exit status."""
     if args.summary is not None:
-        _write_json(args.summary, {**summary.as_dict(), **about})
+        _write_json(args.summary, {**summary.to_dict(), **about})
     if args.ray is None and _is_stdout(args.output):
         print(summary.table(), file=sys.stderr)
     else:
@@ -414,7 +414,7 @@ class Job:
         ):
             for answer in ended:
                 if isinstance(answer, Answer):
-                    output.append(answer.as_dict())
+                    output.append(answer.to_dict())
                     self._answered += 1
                 else:
                     self._fail(answer, bar)

@@ -1,4 +1,4 @@
-"""The drafter and the family of docs/extending.md, registered from outside the package."""
+"""The drafter, the family and the kind of attention that docs/ shows, registered from outside the package."""
 
 import re
 from pathlib import Path
@@ -7,15 +7,22 @@ from typing import Any
 import numpy as np
 from tiny_models import write_folder
 
-PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = ("writing-a-drafter.md", "adding-a-family.md", "adding-attention.md")
+BLOCKS = [
+    block
+    for page in PAGES
+    for block in re.findall(
+        r"^```python\n(.*?)^```$", (DOCS / page).read_text("utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+]
 FILES = {source.split()[1]: source for source in BLOCKS if source.startswith("# ")}
-"""The files that the page shows, by name."""
+"""The files that the pages show, by name."""
 
 
 def run(source: str) -> None:
-    """Runs a piece of the page; all pieces are one module."""
-    exec(compile(source, PAGE, "exec"), _MODULE)
+    """Runs a piece of the pages; all pieces are one module."""
+    exec(compile(source, DOCS, "exec"), _MODULE)
 
 
 _MODULE: dict[str, Any] = {"__name__": "extending"}

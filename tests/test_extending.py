@@ -1,15 +1,18 @@
-"""What docs/extending.md promises: its code runs, and a registered name works wherever names do."""
+"""What the pages on extending promise: their code runs, and a registered name works wherever names do."""
 
 import sys
 from pathlib import Path
 
 import extensions
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from paged_rows import PagedTarget
 from safetensors.numpy import load_file
 from tiny_models import write_eagle1, write_target
 
 import jaxspec
+from jaxspec.attention import PackedMemory
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import ModelConfig, load_config
 from jaxspec.drafters.ngram import NGramDrafter
@@ -27,6 +30,7 @@ def folder(tmp_path, monkeypatch):
     """The working directory: a target, and a table for it."""
     write_target(tmp_path / "model")
     extensions.write_bigram(tmp_path / "bigram")
+    write_target(tmp_path / "chunked", model_type="chunked")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -39,8 +43,8 @@ def refused(call, *args, **kwargs):
     return str(error.value)
 
 
-def test_the_page_runs(folder):
-    assert list(extensions.FILES) == ["bigram.py", "parallel.py"]
+def test_the_pages_run(folder):
+    assert list(extensions.FILES) == ["bigram.py", "parallel.py", "chunked.py"]
     for block in extensions.BLOCKS:
         extensions.run(block)
 
@@ -62,7 +66,7 @@ def test_a_toml_file_names_it_and_its_settings(folder):
 def test_inspection_knows_it(folder, capsys):
     assert inspect_head.main(["bigram", "--target", "model"]) == 0
     text = capsys.readouterr().out
-    assert "bigram: a bigram table, docs/extending.md\nfits    any of 48 tokens\n" in text
+    assert "bigram: a bigram table, docs/writing-a-drafter.md\nfits    any of 48 tokens\n" in text
     write_target(folder / "large", vocab_size=64)
     assert inspect_head.main(["bigram", "--target", "large"]) == 1
     assert "large: the table is for 48 tokens, the target has 64" in capsys.readouterr().out
@@ -111,3 +115,16 @@ def test_export_gives_back_every_tensor_of_the_family(tmp_path):
     assert set(exported) == set(tensors)
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(exported[name], tensor, err_msg=name)
+
+
+def test_a_row_sees_its_own_chunk_and_no_other(folder):
+    """Rope is relative, so a chunk reads as it would alone: through the cache, and over whole texts."""
+    model = load_target(open_checkpoint(folder / "chunked"), dtype=np.float32)
+    text = np.arange(3, 20)
+    paged = PagedTarget(model, 2, 24, page_size=8, width=17, fill=np.nan)
+    (whole, alone), _, _ = paged.feed([text, text[12:]], [0, 0])
+    np.testing.assert_allclose(whole[12:], alone[:5], rtol=1e-4, atol=1e-4)
+    positions = jnp.arange(len(text), dtype=jnp.int32)
+    memory = PackedMemory(model.kinds, positions[None], jnp.ones((1, len(text)), jnp.int32))
+    hidden, _, _ = model(jnp.asarray(text), positions, memory)
+    np.testing.assert_allclose(model.logits(hidden), whole, rtol=1e-4, atol=1e-4)

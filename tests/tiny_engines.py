@@ -33,10 +33,11 @@ ATTENTION: dict[str, dict[str, Any]] = {
     "latent": LATENT,
     "own family": {"model_type": "parallel", "attention_multiplier": 1.0, "seed": 1},
 }
-"""The kinds of attention, and the family of docs/extending.md, as changes to `tiny_models.TARGET`; tests of
-every kind run over these."""
+"""The kinds of attention, and the family of docs/adding-a-family.md, as changes to `tiny_models.TARGET`;
+tests of every kind run over these."""
 DRAFTERS = {"ngram": 3, "eagle3": 7, "eagle1": 5, "near": 7, "peagle": 7, "dflash": 7, "mtp": 7, "bigram": 3}
-"""Every drafter by name, the last from docs/extending.md, and K where tests run it over every attention."""
+"""Every drafter by name, the last from docs/writing-a-drafter.md, and K where tests run it over every
+attention."""
 ONLY_OVER = {"mtp": ("latent",), "bigram": ("full", "own family")}
 PAIRS = [(kind, name) for kind in ATTENTION for name in DRAFTERS if kind in ONLY_OVER.get(name, ATTENTION)]
 """Every drafter over every kind of attention that it fits, and that it could tell from others."""

@@ -20,11 +20,11 @@ class Answer:
         """The statistics of all turns together."""
         return _total(generation.stats for generation in self.generations)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The output row: the last turn's answer; for a row with turns every turn's too, under "turns"."""
         turns = [_record(generation) for generation in self.generations]
         record = {"id": self.row.id, "input_digest": self.row.digest, **turns[-1]}
-        record["stats"] = self.stats.as_dict()
+        record["stats"] = self.stats.to_dict()
         if self.row.turns:
             record["turns"] = turns
         return record
@@ -37,7 +37,7 @@ def _record(generation: Generation) -> dict[str, Any]:
         "prompt_tokens": len(generation.prompt_token_ids),
         "finish_reason": generation.finish_reason,
         "seed": generation.seed,
-        "stats": generation.stats.as_dict(),
+        "stats": generation.stats.to_dict(),
     }
 
 

@@ -132,7 +132,7 @@ class Answerer:
         """An output row for each row, in their order, or its id and what was wrong, under "error"."""
         run = BatchRun(self._engine, rows, self._params, raw=self._raw, keep_order=True)
         return [
-            ended.as_dict()
+            ended.to_dict()
             if isinstance(ended, Answer)
             else {**({"id": row.id} if isinstance(row, Row) else {}), "error": str(ended)}
             for row, ended in zip(rows, run, strict=True)

@@ -47,7 +47,7 @@ class Summary:
         """Generated tokens per second of `seconds`: prefill counts, loading and compiling do not."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
         return {
             "rows": self.rows,
@@ -61,7 +61,7 @@ class Summary:
             "load_seconds": self.load_seconds,
             "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second,
-            **self.stats.as_dict(),
+            **self.stats.to_dict(),
         }
 
     def table(self) -> str:

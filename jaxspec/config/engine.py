@@ -17,7 +17,8 @@ class EngineConfig:
       num_pages: pages of the cache without page 0; None takes enough for every slot at max_model_len.
       prefix_caching: keep full pages of prompts and answers until their room is needed; a prompt that begins
         with the same tokens is read from there on.
-      prefill_chunk: C, the tokens that a prompt is cut into; None takes 64 on the CPU and 32 elsewhere.
+      prefill_chunk: C, the tokens that a prompt is cut into; None takes 64, and 32 on a GPU for weights of
+        4 GiB or more, where a row costs more than keeping account of it.
       prefill_rows: the most pieces of C tokens that one program for prompts reads, of one prompt or of
         several; there are programs for fewer, too. None takes 1 on the CPU, where rows cost what they cost in
         any company, and 2048 rows elsewhere.
@@ -96,8 +97,8 @@ class EngineConfig:
                 f"engine.max_model_len {max_model_len} is past the model's limit of {model_limit}"
             )
         pages_per_slot = -(-max_model_len // self.page_size)
-        chunk = self.prefill_chunk or (64 if on_cpu else 32)
-        steps = 1 if on_cpu or weight_bytes >= 1 << 32 else 4
+        is_large = not on_cpu and weight_bytes >= 1 << 32
+        chunk = self.prefill_chunk or (32 if is_large else 64)
         powers = tuple(1 << i for i in range(self.batch_size.bit_length()))
         return ResolvedEngineConfig(
             batch_size=self.batch_size,
@@ -109,7 +110,7 @@ class EngineConfig:
             prefill_rows=self.prefill_rows or (1 if on_cpu else max(2048 // chunk, 1)),
             rows_beside=(0 if on_cpu else 1024) if self.rows_beside is None else self.rows_beside,
             slot_sizes=powers if self.slot_sizes is None else tuple(self.slot_sizes),
-            steps_per_dispatch=self.steps_per_dispatch or steps,
+            steps_per_dispatch=self.steps_per_dispatch or (1 if on_cpu or is_large else 4),
             # XLA's bfloat16 products run at a twentieth of float32's speed on the CPU.
             dtype=self.dtype or ("float32" if on_cpu else "bfloat16"),
             draft_loop=self.draft_loop,

@@ -14,7 +14,7 @@ def register_drafter(kind: str, drafter: type[Drafter]) -> None:
 
     Args:
       kind: for `drafter.kind`.
-      drafter: its class; see `jaxspec.drafters.base.Drafter` and docs/extending.md.
+      drafter: its class; see `jaxspec.drafters.base.Drafter` and docs/writing-a-drafter.md.
 
     Raises:
       ValueError: another class has the name.

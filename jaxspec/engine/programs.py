@@ -30,24 +30,30 @@ from jaxspec.sharding import bytes_by_device, on_shards, replicated, shardings
 _log = logging.getLogger(__name__)
 
 
-def compiler_options(weights: Sequence[jax.Array], *, rows: int) -> dict[str, str | bool]:
+def compiler_options(
+    weights: Sequence[jax.Array], *, rows: int, num_devices: int = 1
+) -> dict[str, str | bool]:
     """How XLA is to compile a program that runs so many rows through these weights.
 
     On a GPU, XLA picks for every product between kernels of its own and cuBLAS's by timing them on operands
     that are in the cache, where real weights never are. Llama-3-8B with 128 rows took 8.49 ms a step with its
     picks and 7.93 with cuBLAS alone (H100). With few rows or small weights its kernels are the better ones,
-    for they fuse what surrounds the product. XLA_FLAGS take precedence.
+    for they fuse what surrounds the product.
+
+    Sums over several devices are NCCL's: XLA's own kernel for them failed on two H200s with jax 0.12.
+
+    XLA_FLAGS take precedence.
     """
-    flag = "xla_gpu_enable_triton_gemm"
-    size = sum(map(bytes_by_device, weights))
-    if (
-        jax.default_backend() != "gpu"
-        or rows < 64
-        or size < 1 << 31
-        or flag in os.environ.get("XLA_FLAGS", "")
-    ):
+    if jax.default_backend() != "gpu":
         return {}
-    return {flag: False}
+    options: dict[str, str | bool] = {}
+    if rows >= 64 and sum(map(bytes_by_device, weights)) >= 1 << 31:
+        options["xla_gpu_enable_triton_gemm"] = False
+    if num_devices > 1:
+        options["xla_gpu_unsupported_use_all_reduce_one_shot_kernel"] = False
+        if jax.__version_info__ >= (0, 12):  # no earlier XLA knows it
+            options["xla_gpu_experimental_use_collective_kernels"] = ""
+    return {flag: value for flag, value in options.items() if flag not in os.environ.get("XLA_FLAGS", "")}
 
 
 @dataclass(frozen=True)
@@ -230,7 +236,7 @@ class Programs:
         return models
 
     def _compiler_options(self, size: Size) -> dict[str, str | bool]:
-        return compiler_options(self.leaves, rows=self.rows(size))
+        return compiler_options(self.leaves, rows=self.rows(size), num_devices=self.mesh.size)
 
     def _lower(self, size: Size) -> Any:
         def program(leaves, state, served, pieces):

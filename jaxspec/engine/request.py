@@ -4,13 +4,21 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jaxspec.checkpoints import TextStream, Tokenizer
+from jaxspec.engine import show
 from jaxspec.engine.choice import Acceptance
+from jaxspec.errors import optional
 from jaxspec.sampling import SamplingParams
 
+if TYPE_CHECKING:  # imports slowly, and need not be installed
+    import pandas
+
 FinishReason = Literal["stop", "length", "aborted", "failed"]
+TokenSource = Literal["first", "accepted", "recovered", "bonus", "plain"]
+"""Where a token of an answer is from: the pass that read the prompt, a draft, the target in place of a
+rejected draft, the target after every draft was accepted, or a step without drafts."""
 Status = Literal["new", "queued", "running", "finished", "aborted", "failed"]
 
 
@@ -34,7 +42,7 @@ class AcceptanceStats:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AcceptanceStats":
-        """The counts that `as_dict` was made of."""
+        """The counts that `to_dict` was made of."""
         draft_steps = values["draft_steps"]
         accepted_at = [round(rate * draft_steps) for rate in values["acceptance_per_position"]]
         return cls(values["steps"], draft_steps, values["drafted"], values["accepted"], accepted_at)
@@ -80,7 +88,7 @@ class AcceptanceStats:
             for before, count in zip(reached, self.accepted_at, strict=False)
         ]
 
-    def as_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """Counts and rates, ready for JSON."""
         return {
             "steps": self.steps,
@@ -91,6 +99,25 @@ class AcceptanceStats:
             "acceptance_per_position": self.acceptance_per_position,
             "conditional_acceptance": self.conditional_acceptance,
         }
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """A row for each draft position: how often it was accepted, and the two rates.
+
+        Raises:
+          ModuleNotFoundError: pandas is not installed.
+        """
+        columns = {
+            "accepted_at": self.accepted_at,
+            "acceptance_per_position": self.acceptance_per_position,
+            "conditional_acceptance": self.conditional_acceptance,
+        }
+        frame = optional("pandas", extra="notebooks").DataFrame(columns)
+        frame.index.name = "position"
+        return frame
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return show.stats(self)
 
 
 @dataclass(frozen=True)
@@ -108,6 +135,8 @@ class Generation:
       seed: what its draws were keyed by; given again, it gives the same answer, except where K was chosen.
       cached_tokens: tokens of the prompt that were not read, for the cache had them.
       error: why it was aborted or failed, in one line; None otherwise.
+      verified: of every step that emitted, in order, how many drafts were verified and how many accepted.
+      tokenizer: turns ids into text; None where the checkpoint has none.
     """
 
     text: str
@@ -118,6 +147,76 @@ class Generation:
     seed: int = 0
     cached_tokens: int = 0
     error: str | None = None
+    verified: list[tuple[int, int]] = field(default_factory=list)
+    tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process gets: all but the tokenizer, which is larger than any answer."""
+        return {**vars(self), "tokenizer": None}
+
+    @property
+    def token_sources(self) -> list[TokenSource]:
+        """Where each token is from. What came after a stop is of no token."""
+        sources: list[TokenSource] = ["first"]
+        for drafted, accepted in self.verified:
+            own: TokenSource = "plain" if not drafted else "bonus" if accepted == drafted else "recovered"
+            sources.extend(["accepted"] * accepted)
+            sources.append(own)
+        return sources[: len(self.token_ids)]
+
+    @property
+    def token_steps(self) -> list[int]:
+        """The step that each token came out of, from 1; 0 is the pass that read the prompt."""
+        steps = [0]
+        for step, (_, accepted) in enumerate(self.verified, 1):
+            steps += [step] * (accepted + 1)
+        return steps[: len(self.token_ids)]
+
+    @property
+    def token_texts(self) -> list[str]:
+        """What each token adds to the text, special tokens included; its id where there is no tokenizer.
+
+        A character of several tokens is the last one's.
+        """
+        if self.tokenizer is None:
+            return [str(token) for token in self.token_ids]
+        stream = TextStream(self.tokenizer, skip_special_tokens=False)
+        texts = [stream.feed([token]) for token in self.token_ids]
+        if texts:
+            texts[-1] += stream.finish()
+        return texts
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, ready for JSON."""
+        return {
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason,
+            "prompt_token_ids": self.prompt_token_ids,
+            "seed": self.seed,
+            "cached_tokens": self.cached_tokens,
+            "error": self.error,
+            "stats": self.stats.to_dict(),
+            "verified": [list(step) for step in self.verified],
+        }
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """A row for each token: its id, its text, where it is from, and the step that it came out of.
+
+        Raises:
+          ModuleNotFoundError: pandas is not installed.
+        """
+        columns = {
+            "token_id": self.token_ids,
+            "text": self.token_texts,
+            "source": self.token_sources,
+            "step": self.token_steps,
+        }
+        return optional("pandas", extra="notebooks").DataFrame(columns)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return show.generation(self)
 
 
 @dataclass(frozen=True)
@@ -165,6 +264,7 @@ class Request:
       cached_tokens: of the prompt, found in the cache when its reading began; None until then.
       finish_reason: None until it ends.
       stats: what became of the drafts so far.
+      verified: see `Generation`.
       acceptance: the same as the choice of K sees it; None where nothing is chosen.
       arrived_at, first_token_at, finished_at: by `time.perf_counter()`; None until then.
     """
@@ -190,6 +290,7 @@ class Request:
     finish_reason: FinishReason | None = None
     error: str | None = None
     stats: AcceptanceStats = field(default_factory=AcceptanceStats)
+    verified: list[tuple[int, int]] = field(default_factory=list)
     acceptance: Acceptance | None = None
     arrived_at: float | None = None
     first_token_at: float | None = None
@@ -215,6 +316,11 @@ class Request:
         """Of the prompt and the answer as one text."""
         size = len(self.prompt)
         return self.prompt[start:stop] + self.token_ids[max(start - size, 0) : max(stop - size, 0)]
+
+    def add_step(self, drafted: int, accepted: int) -> None:
+        """Counts a target pass whose tokens are about to be appended."""
+        self.stats.add_step(drafted, accepted)
+        self.verified.append((drafted, accepted))
 
     def append(self, tokens: list[int], *, ended: bool) -> None:
         """Takes new tokens from the device; `ended` if the device ended the request with the last one."""
@@ -302,4 +408,6 @@ class Request:
             self.seed,
             self.cached_tokens or 0,
             self.error,
+            self.verified,
+            self.tokenizer,
         )

@@ -357,7 +357,12 @@ class Scheduler:
         return keys[page]
 
     def _num_beside(self, unread: Sequence[Running]) -> int:
-        """Chunks to read in a step: those that fill a program, for the next step comes soon; one at least."""
+        """Chunks to read in a step: those that fill a program, for the next step comes soon; one at least.
+
+        With several steps a dispatch the host is what is slow: as many as a step can read.
+        """
+        if self.steps > 1:
+            return self.chunks_beside[-1]
         left = sum(-(-(len(running.tokens) - running.num_read) // self.chunk) for running in unread)
         return max((count for count in self.chunks_beside if count <= left), default=self.chunks_beside[0])
 
@@ -431,7 +436,7 @@ class Scheduler:
     def _commit_step(self, running: Running, step: SlotStep) -> None:
         request = running.request
         if step.tokens:
-            request.stats.add_step(step.drafted, step.accepted)
+            request.add_step(step.drafted, step.accepted)
             request.append(step.tokens, ended=step.done and not step.failed)
             self._keep(running)
         if step.failed:

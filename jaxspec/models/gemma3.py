@@ -15,7 +15,7 @@ from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.checkpoints.gguf_metadata import Metadata
 from jaxspec.config import ModelConfig, RopeConfig
 from jaxspec.models.decoder import Decoder
-from jaxspec.models.layers import MLP, Attention
+from jaxspec.models.layers import MLP, Attention, mean_of_squares
 from jaxspec.models.parameters import Whole, parameter
 from jaxspec.models.qwen3 import QK_NORMS
 
@@ -35,7 +35,7 @@ class Gemma3Norm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32)
-        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        wide = wide * jax.lax.rsqrt(mean_of_squares(wide) + self.eps)
         return (wide * self.factors()).astype(x.dtype)
 
 

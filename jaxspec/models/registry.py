@@ -15,7 +15,7 @@ def register_family(model_type: str, family: type[Decoder]) -> None:
 
     Args:
       model_type: of its `config.json`.
-      family: its class; see `jaxspec.models.decoder.Decoder` and docs/extending.md.
+      family: its class; see `jaxspec.models.decoder.Decoder` and docs/adding-a-family.md.
 
     Raises:
       ValueError: another class has the name.

@@ -30,7 +30,7 @@ def measure_acceptance(
             bar.update()
     seconds = time.monotonic() - begin
     return {
-        **total.as_dict(),
+        **total.to_dict(),
         "prompts": len(prompts),
         "tokens": tokens,
         "seconds": seconds,

@@ -52,14 +52,14 @@ def can_plot() -> bool:
 def plot_progress(rows: list[dict[str, Any]], path: Path) -> None:
     """Draws, as PNG, what validation says against tokens seen: accuracy per draft position, with that of
     training thin, and the acceptance length to be expected of it."""
-    import matplotlib
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5), layout="constrained")
+    # Not pyplot's: which backend that has is the caller's business.
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    left, right = figure.subplots(1, 2)
     num_steps = len(rows[0]["accuracy"]) if rows else 0
-    colours = pyplot.get_cmap("viridis")
+    colours = colormaps["viridis"]
     for k in range(num_steps):
         colour = colours(k / max(num_steps, 1))
         for kind, width, alpha in (("train", 0.8, 0.35), ("validation", 2.0, 1.0)):
@@ -82,4 +82,3 @@ def plot_progress(rows: list[dict[str, Any]], path: Path) -> None:
         if axes.get_legend_handles_labels()[0]:
             axes.legend(title=shown, fontsize="small", ncols=2)
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)

@@ -34,7 +34,7 @@ def rows(count):
 
 
 def shown(ended):
-    return [item.as_dict() if isinstance(item, Answer) else str(item) for item in ended]
+    return [item.to_dict() if isinstance(item, Answer) else str(item) for item in ended]
 
 
 def counts(run):

@@ -44,7 +44,7 @@ def test_rows_get_what_generate_gives(tiny_engine):
         seed = row_seed(5, number, 0)
         params = SamplingParams(max_new_tokens=8, ignore_eos=True, temperature=1.0, seed=seed)
         expected = tiny_engine.generate(rows(9)[number].prompt, params)
-        assert answer.as_dict() == {
+        assert answer.to_dict() == {
             "id": number,
             "input_digest": rows(9)[number].digest,
             "text": expected.text,
@@ -52,7 +52,7 @@ def test_rows_get_what_generate_gives(tiny_engine):
             "prompt_tokens": 3 + number,
             "finish_reason": "length",
             "seed": seed,
-            "stats": expected.stats.as_dict(),
+            "stats": expected.stats.to_dict(),
         }
 
 
@@ -79,7 +79,7 @@ def test_a_conversation_reads_its_own_answers(tiny_engine, keep_order):
         assert generation.prompt_token_ids == expected.prompt_token_ids
         assert generation.token_ids == expected.token_ids
         messages.append({"role": "assistant", "content": generation.text})
-    record = answer.as_dict()
+    record = answer.to_dict()
     assert [turn["text"] for turn in record["turns"]] == [m["content"] for m in messages[1::2]]
     assert record["text"] == messages[-1]["content"]
     assert record["stats"]["steps"] == sum(turn["stats"]["steps"] for turn in record["turns"])
@@ -126,7 +126,7 @@ def test_every_turn_has_a_seed_of_its_own():
     (answer,) = BatchRun(engine, [chat], SAMPLED)
     seeds = [row_seed(5, "chat", turn) for turn in range(3)]
     assert [params.seed for params in engine.params] == seeds
-    assert [turn["seed"] for turn in answer.as_dict()["turns"]] == seeds
+    assert [turn["seed"] for turn in answer.to_dict()["turns"]] == seeds
 
 
 def test_a_run_without_a_seed_draws_one_and_says_which(tiny_engine):
@@ -226,7 +226,7 @@ def test_every_row_ends_once(given_rows, keep_order, asks_again, slots):
     assert engine.most_running <= engine.max_pending
     alone = [next(iter(BatchRun(FakeEngine(), [item], SAMPLED))) for item in source]
     texts, expected = (
-        [item.as_dict() if isinstance(item, Answer) else str(item) for item in items]
+        [item.to_dict() if isinstance(item, Answer) else str(item) for item in items]
         for items in (ended, alone)
     )
     if not keep_order:

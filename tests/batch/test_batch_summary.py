@@ -33,7 +33,7 @@ def test_speed_leaves_loading_out():
 
 
 def test_the_dict_holds_counts_speed_and_acceptance():
-    values = summary().as_dict()
+    values = summary().to_dict()
     assert values["tokens_per_second"] == 20.0
     assert [values[name] for name in ("rows", "answered", "failed", "skipped")] == [7, 3, 2, 2]
     assert values["failures"] == ["in.jsonl line 2: bad"]

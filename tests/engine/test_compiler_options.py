@@ -30,6 +30,15 @@ def test_many_rows_through_large_weights_are_left_to_cublas(monkeypatch, backend
     assert compiler_options(weights, rows=rows) == expected
 
 
-def test_xla_knows_the_option():
+def test_sums_over_devices_are_left_to_nccl(monkeypatch):
     lowered = jax.jit(lambda x: x + 1).lower(jnp.ones(3))
-    assert lowered.compile({"xla_gpu_enable_triton_gemm": False})(jnp.ones(3)).sum() == 6
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setenv("XLA_FLAGS", "")
+    one, several = (compiler_options([weight(LARGE)], rows=128, num_devices=n) for n in (1, 2))
+    kernels = set(several) - set(one)
+    assert kernels
+    assert not any(several[flag] for flag in kernels)
+    assert lowered.compile(several)(jnp.ones(3)).sum() == 6  # XLA knows all of them
+    flag = min(kernels)
+    monkeypatch.setenv("XLA_FLAGS", f"--{flag}=true")
+    assert flag not in compiler_options([weight(LARGE)], rows=128, num_devices=2)

@@ -135,4 +135,4 @@ def test_acceptance_of_nothing_drafted():
     stats.add_step(0, 0)
     assert stats.acceptance_length == 1.0
     assert stats.acceptance_per_position == stats.conditional_acceptance == []
-    assert stats.as_dict()["steps"] == 1
+    assert stats.to_dict()["steps"] == 1

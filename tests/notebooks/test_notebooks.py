@@ -1,11 +1,26 @@
-"""Runs every notebook in this process, with the cell tagged "parameters" set for the tiny model."""
+"""Runs every notebook in this process, with the cell tagged "parameters" set for something tiny."""
 
+import ast
 import json
+import re
 from pathlib import Path
 
+import matplotlib
 import pytest
+from matplotlib import pyplot
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+from jaxspec.drafters.registry import KINDS
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+PROMPTS = ["w6 w7", "w8 w9 w8 w9", "w10"]
+PARAMETERS = {
+    "speculation": {"PROMPTS": PROMPTS, "MAX_NEW_TOKENS": 12},
+    "look_inside_one_step": {"PROMPT": PROMPTS[1], "MAX_NEW_TOKENS": 24},
+    "write_your_own_drafter": {"PROMPTS": PROMPTS[:2], "MAX_NEW_TOKENS": 24, "SAMPLES": 10},
+    "train_a_head": {"UPDATES": 40, "PROMPTS": 24},
+}
+"""What makes each notebook small; of those with a MODEL, it is the tiny configuration."""
 
 
 def code_cells(path):
@@ -17,20 +32,54 @@ def is_parameters(cell):
     return "parameters" in cell["metadata"].get("tags", [])
 
 
+def run(source, name, namespace):
+    """Runs a cell; returns the value of a last line that is an expression and does not end in a semicolon."""
+    tree = ast.parse(source, name)
+    shown = None
+    if isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";"):
+        shown = ast.Expression(tree.body.pop().value)
+    exec(compile(tree, name, "exec"), namespace)
+    return None if shown is None else eval(compile(shown, name, "eval"), namespace)
+
+
 @pytest.fixture
-def tiny_parameters(tiny_config):
-    return {"MODEL": str(tiny_config), "PROMPTS": ["w6 w7", "w8 w9 w8 w9", "w10"], "MAX_NEW_TOKENS": 12}
+def parameters(tiny_config):
+    def of(name):
+        model = {} if name == "train_a_head" else {"MODEL": str(tiny_config)}
+        return model | PARAMETERS[name]
+
+    registered = dict(KINDS)
+    before = matplotlib.get_backend()
+    pyplot.switch_backend("svg")
+    yield of
+    # Who takes the notebook's own backend away takes its pictures away.
+    assert matplotlib.get_backend() == "svg"
+    pyplot.switch_backend(before)
+    pyplot.close("all")
+    for name in KINDS.keys() - registered.keys():
+        KINDS.pop(name)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs(path, tiny_parameters, capsys):
-    namespace = {}
+def test_notebook_runs(path, parameters, capsys):
+    """And every cell shows something, or nothing, as it did when it was stored."""
+    namespace = {"__name__": "__main__"}
     for cell in code_cells(path):
-        exec(compile("".join(cell["source"]), path.name, "exec"), namespace)
+        value = run("".join(cell["source"]), path.name, namespace)
         if is_parameters(cell):
-            assert set(namespace) - {"__builtins__"} == set(tiny_parameters)
-            namespace.update(tiny_parameters)
-        assert bool(capsys.readouterr().out) == bool(cell["outputs"])
+            given = parameters(path.stem)
+            assert set(namespace) - {"__builtins__", "__name__"} == set(given)
+            namespace.update(given)
+        stored = {output["output_type"] for output in cell["outputs"]}
+        shown = {
+            "stream": bool(capsys.readouterr().out),
+            "execute_result": value is not None,
+            "display_data": bool(pyplot.get_fignums()),
+        }
+        assert stored == {kind for kind, is_there in shown.items() if is_there}
+        if value is not None:
+            assert value._repr_html_()
+        pyplot.close("all")
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -38,9 +87,20 @@ def test_notebook_was_run_from_top_to_bottom(path):
     cells = code_cells(path)
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     assert sum(map(is_parameters, cells)) == 1
-    kinds = {output["output_type"] for cell in cells for output in cell["outputs"]}
-    assert kinds == {"stream"}
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert not [output for output in outputs if output["output_type"] == "error"]
+    assert {output.get("name", "stdout") for output in outputs} == {"stdout"}
 
 
-def test_there_are_notebooks():
-    assert NOTEBOOKS
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_is_stored_is_small_and_of_no_machine(path):
+    text = path.read_text("utf-8")
+    assert len(text) < 300_000
+    assert not re.search(r"/(home|root|tmp|usr|Users|work)/|site-packages", text)
+
+
+def test_every_notebook_is_run_and_described():
+    assert {path.stem for path in NOTEBOOKS} == set(PARAMETERS)
+    page = (FOLDER.parent / "docs" / "experiments.md").read_text("utf-8")
+    for path in NOTEBOOKS:
+        assert f"`{path.name}`" in page

@@ -1,0 +1,463 @@
+"""One step after another, driven from Python, with all that the compiled programs keep to themselves.
+
+The phases are those of `engine/step.py`: draft, verify, accept, refresh. Each is a program of its own here,
+and every draft is drawn by one, so that what lies between them can be looked at and timed. Tokens and
+acceptance are those of the compiled step.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from html import escape
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxspec.attention import LayerCache, PagedMemory, PageTable, RowBlock, join_rows
+from jaxspec.checkpoints import Tokenizer
+from jaxspec.drafters.base import Context, HostPropose, Proposal, Rows
+from jaxspec.engine import Engine, Generation, Request, show
+from jaxspec.engine.compilation_cache import compilation_cache
+from jaxspec.engine.engine import merge_params
+from jaxspec.engine.programs import Programs
+from jaxspec.engine.prompts import Prompt
+from jaxspec.engine.state import MAX_STOP_TOKENS, Emitted, EngineState, Pieces, Served, init_state
+from jaxspec.engine.step import Models, accept, commit_emitted, engine_step
+from jaxspec.errors import optional
+from jaxspec.sampling import (
+    SamplingMode,
+    SamplingParams,
+    SamplingState,
+    process_logits,
+    required_mode,
+    seed_words,
+)
+
+if TYPE_CHECKING:  # imports slowly, and need not be installed
+    import pandas
+
+PHASES = ("draft", "verify", "accept", "refresh")
+Fate = Literal["accepted", "rejected", "bonus", "not reached", "no draft"]
+COLOURS: dict[Fate, str] = {
+    "accepted": show.COLOURS["accepted"],
+    "rejected": show.COLOURS["recovered"],
+    "bonus": show.COLOURS["bonus"],
+    "not reached": show.COLOURS["plain"],
+    "no draft": show.COLOURS["plain"],
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step drafted, what the target thought of it, and what came out.
+
+    Attributes:
+      position: of `last_token`, the last one before the step.
+      last_token: what the target reads first.
+      draft_tokens: K' of them, at most K.
+      draft_probabilities: f32[K', V], what each was drawn from; 1 at the draft where a drafter has no
+        distribution.
+      target_probabilities: f32[K' + 1, V], what the target says at each draft's place, and after the last.
+        At temperature 0 the probabilities of temperature 1: a draft is then accepted if it is the likeliest.
+      num_accepted: how many drafts were accepted, the first ones.
+      token: the target's own, which follows them: recovered where a draft was rejected, else a bonus.
+      tokens: what was emitted: the accepted drafts and `token`, cut at a stop or the length.
+      seconds: that each phase took.
+      tokenizer: turns ids into text; None where the checkpoint has none.
+    """
+
+    position: int
+    last_token: int
+    draft_tokens: list[int]
+    draft_probabilities: np.ndarray = field(repr=False)
+    target_probabilities: np.ndarray = field(repr=False)
+    num_accepted: int
+    token: int
+    tokens: list[int]
+    seconds: Mapping[str, float]
+    tokenizer: Tokenizer | None = field(default=None, repr=False)
+
+    @property
+    def accepted(self) -> list[bool]:
+        """Of each draft, whether it was accepted."""
+        return [i < self.num_accepted for i in range(len(self.draft_tokens))]
+
+    def text(self, token: int) -> str:
+        """A token as text, special ones by their names; its id where there is no tokenizer."""
+        if self.tokenizer is None:
+            return str(token)
+        return self.tokenizer.decode([token], skip_special_tokens=False)
+
+    def candidates(self, place: int, most: int = 5) -> list[dict[str, Any]]:
+        """The tokens that either side finds likeliest at a place, the draft and the target's own among them.
+
+        The target's likeliest comes first.
+
+        Args:
+          place: 0 to K' - 1 for the drafts; K' for what follows the last, which has no draft.
+          most: of each side.
+        """
+        target = self.target_probabilities[place]
+        is_draft = place < len(self.draft_tokens)
+        drafted = self.draft_probabilities[place] if is_draft else np.zeros_like(target)
+        likely = [*_largest(target, most), *(_largest(drafted, most) if is_draft else ())]
+        if is_draft:
+            likely.append(self.draft_tokens[place])
+        if place == self.num_accepted:
+            likely.append(self.token)
+        return [
+            {
+                "place": place,
+                "token_id": token,
+                "text": self.text(token),
+                "target": float(target[token]),
+                "draft": float(drafted[token]) if is_draft else None,
+                "is_draft": is_draft and token == self.draft_tokens[place],
+                "is_accepted": place < self.num_accepted and token == self.draft_tokens[place],
+                "is_own": place == self.num_accepted and token == self.token,
+            }
+            for token in sorted(dict.fromkeys(likely), key=lambda token: -target[token])
+        ]
+
+    def to_pandas(self, most: int = 5) -> "pandas.DataFrame":
+        """The candidates of every place, a row each.
+
+        Raises:
+          ModuleNotFoundError: pandas is not installed.
+        """
+        places = range(len(self.draft_tokens) + 1)
+        rows = [row for place in places for row in self.candidates(place, most)]
+        return optional("pandas", extra="notebooks").DataFrame(rows)
+
+    @property
+    def fates(self) -> list[Fate]:
+        """Of each draft, and of the place after the last one, what became of it.
+
+        Past a rejected draft the target was asked about a text that nobody will read.
+        """
+        if not self.draft_tokens:
+            return ["no draft"]
+        left = len(self.draft_tokens) - self.num_accepted
+        accepted: list[Fate] = ["accepted"] * self.num_accepted
+        if not left:
+            return [*accepted, "bonus"]
+        beyond: list[Fate] = ["not reached"] * left
+        return [*accepted, "rejected", *beyond]
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        before = show.token(self.text(self.last_token), "plain", "the last token")
+        places = "".join(self._place_html(place, fate) for place, fate in enumerate(self.fates))
+        return (
+            f"<div>after {before} at position {self.position}"
+            f'<div style="display:flex;flex-wrap:wrap;gap:1.5em">{places}</div></div>'
+        )
+
+    def _place_html(self, place: int, fate: Fate) -> str:
+        colour = COLOURS[fate]
+        title = f"draft {place}" if place < len(self.draft_tokens) else "after the drafts"
+        rows = "".join(
+            f'<tr><td style="text-align:left">{self._candidate_html(row, fate)}</td>'
+            f"<td>{show.bar(row['draft'] or 0.0, colour + '80')}</td>"
+            f"<td>{show.bar(row['target'], colour)}</td><td>{row['target']:.2f}</td></tr>"
+            for row in self.candidates(place)
+        )
+        head = "<tr><th></th><th>draft</th><th>target</th><th></th></tr>"
+        return f"<div><b>{title}</b>, {fate}<table>{head}{rows}</table></div>"
+
+    def _candidate_html(self, row: Mapping[str, Any], fate: Fate) -> str:
+        if row["is_own"]:
+            own = {"bonus": "bonus", "no draft": "plain"}.get(fate, "recovered")
+            return show.token(row["text"], own, "the target's own")
+        if row["is_draft"]:
+            return show.token(row["text"], "accepted" if row["is_accepted"] else "plain", "the draft")
+        return escape(row["text"])
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """An answer with all of its steps.
+
+    Attributes:
+      steps: in their order.
+      generation: the answer, as an engine would have given it.
+    """
+
+    steps: list[Step]
+    generation: Generation
+
+    def phases(self) -> dict[str, float]:
+        """Milliseconds of each phase, the median over the steps after the first, which compiled them."""
+        timed = self.steps[1:] or self.steps
+        return {phase: 1e3 * median(step.seconds[phase] for step in timed) for phase in PHASES if timed}
+
+
+def inspect_steps(
+    engine: Engine,
+    prompt: Prompt,
+    params: SamplingParams | None = None,
+    *,
+    raw: bool = False,
+    **sampling: Any,
+) -> Inspection:
+    """Answers one prompt step by step, and keeps what every step saw.
+
+    It takes the engine's weights and nothing else of it: a cache of its own holds this one answer. Every step
+    keeps 2 K + 1 rows of the vocabulary. K is the drafter's, or the request's own.
+
+    Args:
+      engine: on one device.
+      prompt, params, raw, **sampling: as in `Engine.generate`.
+
+    Raises:
+      ValueError: as `Engine.generate`.
+    """
+    request = engine.make_request(prompt, merge_params(params, sampling), raw=raw)
+    with compilation_cache():
+        run = _Run(engine, request)
+        steps = []
+        run.read_prompt()
+        while request.finish_reason is None:
+            steps.append(run.step())
+    return Inspection(steps, request.generation())
+
+
+class _Phases:
+    """The phases of a step as programs, for one engine's weights and a sampling mode.
+
+    Attributes:
+      num_drafts: K.
+      propose: context and the drafter's cache to a proposal and the cache, draft by draft.
+      read, verify, accept, refresh, look: of a state and what the functions below take.
+    """
+
+    def __init__(self, programs: Programs, mode: SamplingMode):
+        self._graph, self._treedef, self._leaves = programs.graph, programs.treedef, programs.leaves
+        models = self.models = self._merge(self._leaves)
+        self.num_drafts = models.drafter.num_speculative_tokens
+        settings = programs.settings
+        self.read = self._program(partial(_read, settings=settings))
+        self.verify = self._program(_verify)
+        self.accept = self._program(partial(_accept, settings=settings, mode=mode), donates=False)
+        self.refresh = self._program(_refresh)
+        self.look = self._program(partial(_look, mode=mode), donates=False)
+        self.propose: HostPropose = _propose_nothing
+        if self.num_drafts:
+            self.propose = models.drafter.host_propose(self._compiled, mode=mode)
+
+    def _merge(self, leaves: Any) -> Models:
+        return nnx.merge(self._graph, jax.tree.unflatten(self._treedef, leaves))
+
+    def _program(self, function: Callable[..., Any], *, donates: bool = True) -> Callable[..., Any]:
+        def program(leaves: Any, state: EngineState, *args: Any) -> Any:
+            return function(self._merge(leaves), state, *args)
+
+        return partial(jax.jit(program, donate_argnums=1 if donates else ()), self._leaves)
+
+    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def program(leaves: Any, context: Any, state: Any, *rest: Any) -> Any:
+            models = self._merge(leaves)
+            return function(models.drafter, models.target, context, state, *rest)
+
+        return partial(jax.jit(program, donate_argnums=2), self._leaves)
+
+
+_MADE: WeakKeyDictionary[Programs, dict[SamplingMode, _Phases]] = WeakKeyDictionary()
+"""Of every engine that was looked into, so that looking again compiles nothing."""
+
+
+class _Run:
+    """One request in a state of its own."""
+
+    def __init__(self, engine: Engine, request: Request):
+        self.request = request
+        mode = max(required_mode(request.params), SamplingMode.TEMPERATURE)
+        made = _MADE.setdefault(engine.programs, {})
+        if mode not in made:
+            made[mode] = _Phases(engine.programs, mode)
+        self.phases = made[mode]
+        models = self.phases.models
+        pages = -(-engine.max_model_len // engine.config.page_size)
+        config = replace(engine.config, batch_size=1, num_pages=pages)
+        self.chunk = config.prefill_chunk
+        mesh = engine.programs.leaves[0].sharding.mesh
+        self.state = init_state(models.target, models.drafter, config, mesh=mesh)
+        stop_tokens = np.full((1, MAX_STOP_TOKENS), -1, np.int32)
+        stop_tokens[0, : len(request.stop_tokens)] = request.stop_tokens
+        sampled = request.params
+        limit = self.phases.num_drafts if request.num_drafts is None else request.num_drafts
+        self.served = Served(
+            slot=jnp.zeros(1, jnp.int32),
+            goes_on=jnp.ones(1, bool),
+            limit=jnp.full(1, limit, jnp.int32),
+            page_table=PageTable(jnp.arange(1, pages + 1, dtype=jnp.int32)[None], config.page_size),
+            stop_tokens=jnp.asarray(stop_tokens),
+            sampling=SamplingState(
+                temperature=jnp.full(1, sampled.temperature, jnp.float32),
+                top_k=jnp.full(1, min(sampled.top_k, np.iinfo(np.int32).max), jnp.int32),
+                top_p=jnp.full(1, sampled.top_p, jnp.float32),
+                min_p=jnp.full(1, sampled.min_p, jnp.float32),
+                seed=jnp.asarray([seed_words(request.seed)], jnp.uint32),
+            ),
+        )
+
+    def read_prompt(self) -> None:
+        """Reads the prompt piece by piece, which gives the answer's first token."""
+        prompt, chunk = self.request.prompt, self.chunk
+        for start in range(0, len(prompt), chunk):
+            piece = prompt[start : start + chunk + 1]
+            tokens = np.zeros((1, chunk + 1), np.int32)
+            tokens[0, : len(piece)] = piece
+            is_last = start + chunk >= len(prompt)
+            pieces = Pieces(
+                place=jnp.zeros(1, jnp.int32),
+                tokens=jnp.asarray(tokens[:, :-1]),
+                next_tokens=jnp.asarray(tokens[:, 1:]),
+                start=jnp.full(1, start, jnp.int32),
+                count=jnp.full(1, min(len(prompt) - start, chunk), jnp.int32),
+                is_last=jnp.full(1, is_last),
+                known=jnp.full(1, -1, jnp.int32),
+                remaining=jnp.full(1, self.request.max_new_tokens, jnp.int32),
+            )
+            self.state, first = self.phases.read(self.state, self.served, pieces)
+        self._take([int(first.token[0])], done=bool(first.done[0]), failed=bool(first.failed[0]))
+
+    def step(self) -> Step:
+        """Draft, verify, accept, refresh; the request takes what comes out."""
+        seconds: dict[str, float] = {}
+
+        def timed(phase: str, call: Callable[..., Any], *args: Any) -> Any:
+            began = time.perf_counter()
+            result = jax.block_until_ready(call(*args))
+            seconds[phase] = time.perf_counter() - began
+            return result
+
+        position = int(self.state.length[0])
+        last_token = int(self.state.history[0, position])
+        phases, served = self.phases, self.served
+        context = self.state.context(served)
+        proposal, cache = timed("draft", phases.propose, context, self.state.draft_cache)
+        proposal = replace(proposal, count=jnp.minimum(proposal.count, served.limit))
+        state = replace(self.state, draft_cache=cache)
+        state, logits, rows = timed("verify", phases.verify, state, served, proposal)
+        emitted, num_accepted = timed("accept", phases.accept, state, served, proposal, logits)
+        drawn, judged = phases.look(state, served, proposal, logits)
+        self.state = timed("refresh", phases.refresh, state, served, rows, emitted, num_accepted)
+        count, accepted = int(proposal.count[0]), int(num_accepted[0])
+        tokens = emitted.tokens[0].tolist()
+        self.request.add_step(count, accepted)
+        kept = tokens[: int(emitted.num_tokens[0])]
+        self._take(kept, done=bool(emitted.done[0]), failed=bool(emitted.failed[0]))
+        return Step(
+            position=position,
+            last_token=last_token,
+            draft_tokens=proposal.tokens[0, :count].tolist(),
+            draft_probabilities=np.asarray(drawn[0, :count]),
+            target_probabilities=np.asarray(judged[0, : count + 1]),
+            num_accepted=accepted,
+            token=tokens[accepted],
+            tokens=kept,
+            seconds=seconds,
+            tokenizer=self.request.tokenizer,
+        )
+
+    def _take(self, tokens: list[int], *, done: bool, failed: bool) -> None:
+        if tokens:
+            self.request.append(tokens, ended=done and not failed)
+        if failed:
+            self.request.end("failed", "the target's logits are NaN or infinite")
+
+
+def _propose_nothing(context: Context, cache: tuple[LayerCache, ...]) -> tuple[Proposal, tuple]:
+    nothing = jnp.zeros((len(context.length), 0), jnp.int32)
+    return Proposal(nothing, jnp.zeros_like(context.length), None), cache
+
+
+def _read(models: Models, state: EngineState, served: Served, pieces: Pieces, *, settings: Any) -> Any:
+    state, output = engine_step(models, state, served, pieces, settings=settings, mode=None)
+    return state, output.first
+
+
+def _verify(models: Models, state: EngineState, served: Served, proposal: Proposal) -> Any:
+    """One target pass over the last token and the drafts: the state, logits [1, K+1, V], and the rows."""
+    tokens = jnp.concatenate([state.context(served).last_token[:, None], proposal.tokens], axis=1)
+    positions = state.length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)
+    valid = jnp.broadcast_to(state.active[:, None], positions.shape)
+    block = RowBlock(positions, valid, served.page_table)
+    hidden, captured, memory = models.target(
+        join_rows([tokens]),
+        join_rows([positions]),
+        PagedMemory.build(models.target.kinds, state.target_cache, (block,)),
+        capture=models.drafter.capture,
+    )
+    logits = models.target.logits(hidden).reshape(*tokens.shape, -1)
+    rows = Rows(join_rows([tokens]), join_rows([tokens]), hidden, captured, (block,))
+    return replace(state, target_cache=memory.caches), logits, rows
+
+
+def _accept(
+    models: Models,
+    state: EngineState,
+    served: Served,
+    proposal: Proposal,
+    logits: jax.Array,
+    *,
+    settings: Any,
+    mode: SamplingMode,
+) -> tuple[Emitted, jax.Array]:
+    return accept(
+        logits,
+        state,
+        served,
+        proposal,
+        models.drafter,
+        settings=settings,
+        mode=mode,
+        vocab_size=models.target.config.vocab_size,
+    )
+
+
+def _refresh(
+    models: Models, state: EngineState, served: Served, rows: Rows, emitted: Emitted, num_accepted: jax.Array
+) -> EngineState:
+    """The drafter takes in the rows that stand, and the slot moves on."""
+    (block,) = rows.blocks
+    if block.shape[1] == 1:  # plain decoding leaves the drafter as it is
+        return commit_emitted(state, emitted, state.hidden)
+    stands = block.valid & (jnp.arange(block.shape[1]) <= num_accepted[:, None])
+    rows = replace(rows, next_tokens=join_rows([emitted.tokens]), blocks=(replace(block, valid=stands),))
+    hidden, cache = models.drafter.refresh(models.target, rows, state.draft_cache)
+    return commit_emitted(replace(state, draft_cache=cache), emitted, hidden[num_accepted])
+
+
+def _look(
+    models: Models,
+    state: EngineState,
+    served: Served,
+    proposal: Proposal,
+    logits: jax.Array,
+    *,
+    mode: SamplingMode,
+) -> tuple[jax.Array, jax.Array]:
+    """What drafts were drawn from and what the target says: f32[1, K, V] and f32[1, K+1, V]."""
+    target = jax.nn.softmax(process_logits(logits, served.sampling, mode=mode))
+    size, vocabulary = logits.shape[-1], models.drafter.draft_vocab
+    if proposal.logits is None:
+        return jax.nn.one_hot(proposal.tokens, size), target
+    drawn = jax.nn.softmax(proposal.logits)
+    if vocabulary is not None:
+        known = jnp.take(drawn, jnp.maximum(vocabulary.draft_ids, 0), axis=-1)
+        drawn = jnp.where(vocabulary.draft_ids >= 0, known, 0.0)
+    return drawn, target
+
+
+def _largest(probabilities: np.ndarray, most: int) -> list[int]:
+    """The ids of the largest probabilities that are not 0, the largest first."""
+    order = np.argsort(-probabilities, kind="stable")[:most]
+    return [int(token) for token in order if probabilities[token] > 0]

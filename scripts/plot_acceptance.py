@@ -1,0 +1,75 @@
+"""Draw how often drafts are accepted at each position, of configurations and of what benchmarks wrote.
+
+    python scripts/plot_acceptance.py smollm2-135m [MORE …] [--output acceptance.png] [--input PROMPTS.jsonl]
+        [--limit 4] [--max-new-tokens 64] [--temperature 0] [--num-speculative-tokens 4]
+
+What ends in .json is read, for example what `scripts/bench_generate.py --output` wrote; anything else is
+loaded and answers the prompts. Several are drawn into one picture.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+from bench_generate import PROMPTS, read_prompts
+
+import jaxspec
+from jaxspec import plots
+from jaxspec.command_line import Parser, report
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draws; see the module's text."""
+    args = _parse(sys.argv[1:] if arguments is None else arguments)
+    try:
+        prompts = (read_prompts(args.input) if args.input else list(PROMPTS))[: args.limit]
+        results: dict[str, plots.Result] = {}
+        for name in args.names:
+            results[Path(name).stem if name.endswith(".json") else name] = _result(name, prompts, args)
+        ax = plots.acceptance_per_position(results if len(results) > 1 else next(iter(results.values())))
+        # An axes of a figure of its own.
+        cast(Any, ax.figure).savefig(args.output, dpi=150)
+    except (ValueError, OSError, ImportError) as error:
+        return report(error)
+    for name, result in results.items():
+        found = plots.acceptance(result)
+        rates = " ".join(f"{rate:.2f}" for rate in found["acceptance_per_position"])
+        print(f"{name}: {found['acceptance_length']:.2f} tokens a step; per position {rates}")
+    print(args.output)
+    return 0
+
+
+def _result(name: str, prompts: list, args: argparse.Namespace) -> plots.Result:
+    if name.endswith(".json"):
+        return json.loads(Path(name).read_text("utf-8"))
+    drafts = args.num_speculative_tokens
+    engine = jaxspec.load(
+        name,
+        drafter={} if drafts is None else {"num_speculative_tokens": drafts},
+        sampling_modes=("sampled",) if args.temperature else ("greedy",),
+        batch_size=len(prompts),
+        slot_sizes=(),
+    )
+    sampling = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "seed": 0}
+    with engine:
+        answers = engine.generate(prompts, **sampling)
+    assert isinstance(answers, list)
+    return answers
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", metavar="NAME", help="configuration, checkpoint or .json")
+    parser.add_argument("--output", type=Path, default=Path("acceptance.png"), help="the picture")
+    parser.add_argument("--input", type=Path, help="JSONL prompts; some of its own by default")
+    parser.add_argument("--limit", type=int, default=4, help="prompts to answer")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--num-speculative-tokens", type=int, help="drafts per step")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

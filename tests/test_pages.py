@@ -1,0 +1,161 @@
+"""What README and docs/ say that a computer can check: links, code, and tables of what there is."""
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+import pytest
+from matplotlib import pyplot
+
+import jaxspec
+from jaxspec import lossless
+from jaxspec.drafters.registry import KINDS
+from jaxspec.models.registry import FAMILIES
+
+matplotlib.use("agg")
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES += [ROOT / "results" / "gpu" / "README.md", *sorted((ROOT / "configs").rglob("*.md"))]
+
+
+def prose(page):
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def links(page):
+    return re.findall(r"\]\((?!https?:)([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose(page)))
+
+
+def anchors(page):
+    """Of every heading the anchor that GitHub and MkDocs give it."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), flags=re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.strip().replace(" ", "-") for heading in plain}
+
+
+def table(page, heading):
+    """The rows below a heading, as lists of cells."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    section = re.split(r"^## ", text.split(f"## {heading}\n")[1], flags=re.MULTILINE)[0]
+    rows = re.findall(r"^\|(.*)\|$", section, flags=re.MULTILINE)
+    return [[cell.strip() for cell in row.split("|")] for row in rows if not row.startswith("---")]
+
+
+def ours(registry):
+    """What comes with jaxspec; tests register more."""
+    return {name: entry for name, entry in registry.items() if entry.__module__.startswith("jaxspec.")}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+        # The site holds docs/ and nothing else.
+        assert page.parent.name != "docs" or (ROOT / "docs") in target.parents, link
+
+
+def test_links_are_found():
+    assert len(links(ROOT / "README.md")) > 10
+    assert "k-by-what-pays" in anchors(ROOT / "docs" / "design.md")
+
+
+def test_every_page_is_reached_from_the_first():
+    reached = links(ROOT / "docs" / "index.md")
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} <= set(reached)
+
+
+@pytest.mark.parametrize("page", ["serving.md", "experiments.md"])
+def test_code_runs(page, tiny_config, monkeypatch, tmp_path, capsys):
+    """On the tiny model."""
+    load = jaxspec.load
+    options = {"progress": False, "max_model_len": 64}
+
+    def tiny(model, **given):
+        return load(tiny_config, **options | given)
+
+    monkeypatch.setattr(jaxspec, "load", tiny)
+    monkeypatch.setattr(lossless, "load", tiny)
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    assert blocks
+    module = {"__name__": "page"}
+    for block in blocks:
+        exec(compile(block, page, "exec"), module)
+    pyplot.close("all")
+    assert capsys.readouterr().out
+
+
+def test_the_reference_has_every_public_name():
+    named = set()
+    for page in (ROOT / "docs" / "api").glob("*.md"):
+        for path in re.findall(r"^::: ([\w.]+)$", page.read_text("utf-8"), flags=re.MULTILINE):
+            try:
+                named.update(vars(importlib.import_module(path)))
+            except ModuleNotFoundError:
+                named.add(path.rpartition(".")[2])
+    assert set(jaxspec.__all__) <= named
+
+
+def test_the_site_builds(tmp_path):
+    """Strictly: a warning, a link or an anchor that leads nowhere and a name that is not there fail it."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "api" / "jaxspec" / "index.html").exists()
+
+
+def test_every_shipped_configuration_is_listed():
+    listed = {row[0].strip("`") for row in table("compatibility.md", "Configurations")}
+    assert set(jaxspec.list_configs()) == listed - {"name"}
+
+
+def test_every_family_is_listed_with_its_architecture():
+    listed = {row[0].strip("`"): row[3] for row in table("compatibility.md", "Families")[1:]}
+    assert set(listed) == set(ours(FAMILIES))
+    for model_type, family in ours(FAMILIES).items():
+        if family.gguf is not None:
+            assert listed[model_type] == f"`{family.gguf.name}`"
+        else:
+            assert listed[model_type] in ("none", "as `llama`")
+
+
+def test_every_drafter_is_listed():
+    listed = {row[0].strip("`") for row in table("compatibility.md", "Drafters")[1:]}
+    assert listed == set(ours(KINDS))
+
+
+def test_steps_are_those_of_their_files():
+    header, *rows = table("performance.md", "Steps on a GPU, and their floor")
+    for _, *cells, file in rows:
+        result = json.loads((ROOT / "results" / "gpu" / file.strip("`")).read_text("utf-8"))
+        measured = {
+            f"batch {row['batch']}": f"{row['step_ms']:.2f} ({row['bandwidth_share']:.0%})"
+            for row in result["rows"]
+        }
+        assert [cell.replace(" %", "%") for cell in cells] == [measured[batch] for batch in header[1:-1]]
+    (shown,) = re.findall(r"takes ([\d.]+) ms at batch 1 and ([\d.]+) at batch 32", README.read_text("utf-8"))
+    llama = next(row for row in rows if "llama3-8b" in row[-1])
+    assert [cell.partition(" ")[0] for cell in (llama[1], llama[3])] == list(shown)
+
+
+def test_whole_requests_are_those_of_their_files():
+    names = ["ttft 512", "ttft 4096", "prefill 16x2048", "single 512+256", "mixed 256"]
+    rows = table("performance.md", "Whole requests on a GPU, beside vLLM")[1:]
+    for column, model in ((1, "llama3-8b"), (3, "smollm2-135m")):
+        path = ROOT / "results" / "gpu" / "h200" / f"load-{model}.json"
+        times = {row["name"]: row["total_ms"] for row in json.loads(path.read_text("utf-8"))["rows"]}
+        for name, row in zip(names, rows, strict=True):
+            shown = row[column].replace(",", "")
+            digits = len(shown.partition(".")[2])
+            assert shown == f"{times[name]:.{digits}f}", name
