@@ -82,6 +82,7 @@ def test_every_kernel_runs_on_shards():
     """XLA cannot split a kernel: one outside of `on_shards` would be given whole caches, if it ran at all."""
     results = [run(2, "pairs", kind, "greedy", *names[:3]) for kind, names in BY_KIND.items()]
     kernels = {name for result in results for one in result.values() for name in one["kernels"]}
+    kernels |= run(2, "families", *FAMILIES[2])["inner width"]["kernels"].keys()
     assert kernels == {
         *("matmul", "place_rows", "slot_mapping", "gumbel_sample", "rope_kv_write", "paged_attention"),
         *("latent_write", "latent_attention", "expert_matmul", "kv_write", "indexed_attention"),
