@@ -90,7 +90,7 @@ def test_speed_against_batch():
     assert points(ax.lines[0]) == pytest.approx({1: 2, 8: 3}, rel=1e-4)
     assert list(ax.lines[1].get_ydata()) == [1, 1]
     fast = json.loads((RESULTS / "h200" / "llama3-8b-k3.json").read_text("utf-8"))
-    assert list(plots.speeds(fast)) == [1, 8, 32]
+    assert list(plots.speeds(fast)) == [1, 8, 32, 64]
     with pytest.raises(ValueError, match="other: no batch size that was measured without"):
         plots.speed_against_batch({"other": {2: 1.0}}, plain)
     with pytest.raises(ValueError, match="no speed by batch size"):

@@ -34,6 +34,7 @@ class FlatLoop(AutoregressiveDrafter):
 class FlatBlock(OnePassDrafter):
     """The same in one pass."""
 
+    draft_vocab_size = VOCABULARY
     refresh = None  # not called
 
     def __init__(self):

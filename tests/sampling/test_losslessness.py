@@ -194,7 +194,7 @@ def heavy_tail(slots, *, one_hot):
 def test_the_largest_noise_draws_a_token_18_nats_below(one_hot, monkeypatch, sampling_state):
     """Noise cut off near 16.6, as the usual formula's is in float32, would leave token 0."""
     words = jnp.full(200_000, 2**31, jnp.uint32).at[123_456].set(0)
-    monkeypatch.setattr(random, "bits", lambda keys, n: jnp.broadcast_to(words[:n], (*keys.shape[:-1], n)))
+    monkeypatch.setattr(random, "bits", lambda keys, n, _: jnp.broadcast_to(words[:n], (*keys.shape[:-1], n)))
     given = heavy_tail(2, one_hot=one_hot) | {"draft_count": jnp.array([0, 1])}
     check = jax.jit(lambda given, state: verify(**given, sampling=state, mode=SamplingMode.TRUNCATED))
     verdict = check(given, sampling_state(2))

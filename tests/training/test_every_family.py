@@ -35,6 +35,7 @@ WRITTEN = {
     "mistral": {"model_type": "mistral", "sliding_window": 6},
     "jaxspec_indexed_window": ATTENTION["indexed window"],
     "parallel": ATTENTION["own family"],
+    "chunked": {"model_type": "chunked"},
 }
 LENGTHS = (17, 11)
 """Of the texts in one row, behind which there is padding."""
