@@ -24,7 +24,7 @@ from bench.llamacpp import LlamaCpp, gguf_of
 import jaxspec
 from jaxspec.batch import RowError, read_rows
 from jaxspec.checkpoints import open_checkpoint
-from jaxspec.command_line import drafts_option
+from jaxspec.command_line import Parser, drafts_option
 from jaxspec.engine.load import resolve_config
 from jaxspec.engine.prompts import Prompt
 from jaxspec.provenance import provenance
@@ -43,9 +43,7 @@ PROMPTS = (
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the benchmark; see the module's text."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", nargs="?", default="smollm2-135m", help="configuration or checkpoint")
     parser.add_argument("--input", type=Path, help="JSONL prompts; eight of its own by default")
     parser.add_argument("--limit", type=int, default=8, help="prompts to run")

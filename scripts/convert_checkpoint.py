@@ -9,12 +9,11 @@ import argparse
 import sys
 
 from jaxspec.checkpoints import CheckpointError, open_checkpoint, save_orbax, save_safetensors
+from jaxspec.command_line import Parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", help="where the checkpoint is")
     parser.add_argument("output", help="a folder that is new or empty")
     parser.add_argument("--format", choices=("orbax", "safetensors"), default="orbax", help="default: orbax")

@@ -20,7 +20,8 @@ from jaxspec.drafters.registry import KINDS
 from jaxspec.models.llama import Llama
 from jaxspec.models.loading import export_tensors, load_target
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
 
 import inspect_head
 
@@ -128,3 +129,9 @@ def test_a_row_sees_its_own_chunk_and_no_other(folder):
     memory = PackedMemory(model.kinds, positions[None], jnp.ones((1, len(text)), jnp.int32))
     hidden, _, _ = model(jnp.asarray(text), positions, memory)
     np.testing.assert_allclose(model.logits(hidden), whole, rtol=1e-4, atol=1e-4)
+
+
+def test_every_script_that_loads_a_model_takes_files_to_import():
+    without = {"bench_devices.py", "check_devices.py", "code_prompts.py", "make_goldens.py"}
+    own = {file.name for file in SCRIPTS.glob("*.py") if "ArgumentParser(" in file.read_text("utf-8")}
+    assert own == without
