@@ -20,10 +20,11 @@ from jaxspec.drafters.registry import KINDS
 from jaxspec.models.llama import Llama
 from jaxspec.models.loading import export_tensors, load_target
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
-sys.path.insert(0, str(SCRIPTS))
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 import inspect_head
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 @pytest.fixture
