@@ -9,6 +9,7 @@ import json
 import os
 import runpy
 import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -320,6 +321,8 @@ def answer_files(
     is_parquet = _is_parquet(inputs)
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = keep_order
+    # Where there is no bar to draw, Ray writes twelve lines every ten seconds instead.
+    context.enable_progress_bars = context.enable_progress_bars and sys.stderr.isatty()
     try:
         rows = _read(inputs, is_parquet)
         if limit is not None:
