@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+from bench.engines import build_engine
 from bench.load import run, summary
-from bench.shapes import SHAPES, build_models
+from bench.shapes import SHAPES
 from bench.timeline import read_kernels, time_by_name
 from bench.traffic import copy_bandwidth, weight_bytes
 from bench.workloads import Asked, poisson, workloads
@@ -39,12 +39,10 @@ from jaxspec.command_line import CommandError, Parser, drafter_options, report
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.engine import Engine
-from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.load import load, resolve_config
 from jaxspec.engine.step import Models
 from jaxspec.provenance import provenance
 from jaxspec.sampling import SamplingParams, required_mode
-from jaxspec.sharding import make_mesh
 
 _COLUMNS = "{:<16} {:>5} {:>8} {:>8} {:>10} {:>9} {:>8} {:>8} {:>7} {:>7} {:>7} {:>7} {:>8} {:>8} {:>6} {:>6}"
 
@@ -117,28 +115,12 @@ def _load(args: argparse.Namespace) -> Engine:
         if args.shape is None:
             drafter = drafter_options(args, resolve_config(args.config))
             return load(args.config, drafter=drafter, sampling_modes=(mode,), progress=False, **sizes)
-        shape = SHAPES[args.shape]
-        config = EngineConfig(**sizes)
-        limit = shape.target["max_position_embeddings"]
-        resolved = config.resolve(backend=jax.default_backend(), model_limit=limit)
-        mesh = make_mesh(config.tensor_parallel)
-        models = build_models(
-            shape,
+        return build_engine(
+            SHAPES[args.shape],
+            EngineConfig(**sizes),
             num_drafts=args.num_speculative_tokens,
-            dtype=jnp.dtype(resolved.dtype),
-            mesh=mesh,
+            sampling_modes=(mode,),
         )
-        with compilation_cache():
-            return Engine(
-                models.target,
-                models.drafter,
-                tokenizer=None,
-                eos_token_ids=(),
-                config=config,
-                mesh=mesh,
-                sampling_modes=(mode,),
-                progress=False,
-            )
 
 
 def _chosen(args: argparse.Namespace, engine: Engine) -> dict[str, list[Asked]]:

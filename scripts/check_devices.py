@@ -17,14 +17,13 @@ from typing import Any
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from bench.shapes import Shape, build_models
+from bench.engines import build_engine
+from bench.shapes import Shape
 from jaxspec_kernels.paged_attention import paged_attention
 
 from jaxspec.config import EngineConfig
 from jaxspec.engine import Engine
-from jaxspec.sharding import make_mesh
 
 _SIZES = {
     "vocab_size": 1024,
@@ -156,20 +155,10 @@ def _share(one: list[list[int]], several: list[list[int]]) -> str:
 
 
 def _engine(shape: Shape, num_drafts: int, devices: int, dtype: str) -> Engine:
-    mesh = make_mesh(devices)
-    models = build_models(shape, num_drafts=num_drafts, dtype=jnp.dtype(dtype), mesh=mesh)
     config = EngineConfig(
         batch_size=4, max_model_len=512, dtype=dtype, slot_sizes=(), prefill_rows=4, tensor_parallel=devices
     )
-    return Engine(
-        models.target,
-        models.drafter,
-        tokenizer=None,
-        eos_token_ids=(),
-        config=config,
-        mesh=mesh,
-        progress=False,
-    )
+    return build_engine(shape, config, num_drafts=num_drafts)
 
 
 def _verdict(one: list[list[int]], several: list[list[int]]) -> str:

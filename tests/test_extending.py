@@ -15,6 +15,7 @@ import jaxspec
 from jaxspec.attention import PackedMemory
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import ModelConfig, load_config
+from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.drafters.registry import KINDS
 from jaxspec.models.llama import Llama
@@ -136,3 +137,15 @@ def test_every_script_that_loads_a_model_takes_files_to_import():
     without = {"bench_devices.py", "check_devices.py", "code_prompts.py", "make_goldens.py"}
     own = {file.name for file in SCRIPTS.glob("*.py") if "ArgumentParser(" in file.read_text("utf-8")}
     assert own == without
+
+
+def test_a_drafter_that_says_nothing_of_loading_is_not_loaded(folder, monkeypatch):
+    class Made(NGramDrafter):
+        """Made in Python alone."""
+
+        title = "a made drafter"
+        plan = classmethod(Drafter.plan.__func__)
+
+    monkeypatch.setitem(KINDS, "made", Made)
+    message = refused(jaxspec.load, "model", drafter={"kind": "made"}, progress=False)
+    assert message == "a made drafter is made in Python: Made has no `plan` that loads it"

@@ -67,8 +67,7 @@ class PackedMemory:
     ) -> tuple[jax.Array, "PackedMemory"]:
         kind = self.kinds[layer]
         assert isinstance(kind, IndexedWindow)
-        if layer in self.kept:
-            raise NotImplementedError("draft steps over an indexed window of whole texts are not built")
+        assert layer not in self.kept, "no head has a layer of this kind, so it is in no draft step"
         queries, keys, values = self._rotated(projected, rope)
         memory = self._with(layer, keys, values)
         visible = self._visible(layer, 0)

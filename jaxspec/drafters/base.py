@@ -26,7 +26,7 @@ from jaxspec.attention import (
     row_positions,
 )
 from jaxspec.checkpoints import Checkpoint
-from jaxspec.config import DrafterConfig, ModelConfig
+from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.flags import Flag
 from jaxspec.models.packed_weights import Activations
 from jaxspec.sampling import DraftVocabulary, SamplingMode, SamplingState
@@ -233,7 +233,7 @@ class Drafter(nnx.Module):
           ConfigError: it does not fit the target.
           CheckpointError: its checkpoint cannot be read, or holds other tensors than it should.
         """
-        raise NotImplementedError
+        raise ConfigError(f"{cls.title} is made in Python: {cls.__name__} has no `plan` that loads it")
 
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:

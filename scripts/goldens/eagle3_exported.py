@@ -3,14 +3,12 @@
 import json
 import shutil
 import tempfile
-from functools import partial
 from pathlib import Path
 
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 
-from goldens.draft_head import DraftHead, draft, eagle3_step, fuse
-from goldens.eagle3_speculators import check
-from goldens.head_cases import DRAFTS, Target, write_outputs
+from goldens.eagle3_speculators import checked
+from goldens.head_cases import Target, write_outputs
 
 NAME, TARGET = "eagle3-exported", "llama-tied"
 GOLDENS = Path(__file__).resolve().parents[2] / "tests" / "goldens"
@@ -35,16 +33,7 @@ def load(folder: Path) -> Eagle3DraftModel:
 def write(root: Path) -> None:
     """Write `root/eagle3-exported`: outputs of the checkpoint that lies among the goldens, and its copy."""
     model, target = load(GOLDENS / NAME / "checkpoint"), Target(TARGET)
-    config = model.config
-    head = DraftHead(
-        config.transformer_layer_config,
-        {name: tensor.detach() for name, tensor in model.state_dict().items()},
-        norm_before_residual=config.norm_before_residual,
-        norm_output=config.norm_output,
-    )
-    features = target.features(config.eagle_aux_hidden_state_layer_ids)
-    results = draft(partial(eagle3_step, head), target.tokens, fuse(head, features), model.d2t, DRAFTS)
-    check(model, target, features, results)
+    features, results = checked(model, target)
     if root != GOLDENS:
         shutil.copytree(GOLDENS / NAME / "checkpoint", root / NAME / "checkpoint")
     write_outputs(root / NAME, target, features, results)

@@ -109,22 +109,27 @@ def check(model: Eagle3DraftModel, target: Target, features: Tensor, results: di
     torch.testing.assert_close(drafted, results["draft_logits"][0, :steps], rtol=1e-4, atol=2e-5)
 
 
+def checked(model: Eagle3DraftModel, target: Target) -> tuple[Tensor, dict[str, Tensor]]:
+    """The features that a published head reads, and its outputs over them, which `check` has seen."""
+    config = model.config
+    head = DraftHead(
+        config.transformer_layer_config,
+        {name: tensor.detach() for name, tensor in model.state_dict().items()},
+        norm_before_residual=config.norm_before_residual,
+        norm_output=config.norm_output,
+    )
+    features = target.features(config.eagle_aux_hidden_state_layer_ids)
+    results = draft(partial(eagle3_step, head), target.tokens, fuse(head, features), model.d2t, DRAFTS)
+    check(model, target, features, results)
+    return features, results
+
+
 def write(root: Path) -> None:
     """Write `root/<case>/checkpoint` and `root/<case>/outputs.safetensors` for every case."""
     for case in CASES:
         target = Target(CASES[case].get("target", "llama-tied"))
         model = build(case, target)
-        config = model.config
-        head = DraftHead(
-            config.transformer_layer_config,
-            {name: tensor.detach() for name, tensor in model.state_dict().items()},
-            norm_before_residual=config.norm_before_residual,
-            norm_output=config.norm_output,
-        )
-        features = target.features(config.eagle_aux_hidden_state_layer_ids)
-        step = partial(eagle3_step, head)
-        results = draft(step, target.tokens, fuse(head, features), model.d2t, DRAFTS)
-        check(model, target, features, results)
+        features, results = checked(model, target)
         model.save_pretrained(root / case / "checkpoint")
         (
             root / case / "checkpoint" / "config.py"

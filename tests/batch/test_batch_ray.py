@@ -7,15 +7,15 @@ import os
 import signal
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+import ray
 from fake_engine import FakeEngine
+from pyarrow import parquet
 
 from jaxspec import ConfigError, SamplingParams
 from jaxspec.batch import BatchRun, Row
 
-pa = pytest.importorskip("pyarrow")
-parquet = pytest.importorskip("pyarrow.parquet")
-ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning", "ignore:os.fork"
 )

@@ -114,7 +114,6 @@ def test_it_converts_to_json_and_back(shown):
 
 
 def test_it_converts_to_pandas(shown):
-    pytest.importorskip("pandas")
     frame = shown.to_pandas()
     assert list(frame.columns) == ["token_id", "text", "source", "step"]
     assert list(frame["step"]) == [0, 1, 1, 2, 2, 2]

@@ -1,0 +1,35 @@
+"""Engines over networks with random weights."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bench.shapes import Shape, build_models
+from jaxspec.config import EngineConfig
+from jaxspec.engine import Engine
+from jaxspec.engine.compilation_cache import compilation_cache
+from jaxspec.sharding import make_mesh
+
+
+def build_engine(shape: Shape, config: EngineConfig, *, num_drafts: int, **settings: Any) -> Engine:
+    """An engine of a shape over as many devices as `config` says; `settings` are more of `Engine`'s.
+
+    Raises:
+      ConfigError: there are not so many devices, or the configuration does not fit the shape.
+    """
+    limit = shape.target["max_position_embeddings"]
+    dtype = jnp.dtype(config.resolve(backend=jax.default_backend(), model_limit=limit).dtype)
+    mesh = make_mesh(config.tensor_parallel)
+    models = build_models(shape, num_drafts=num_drafts, dtype=dtype, mesh=mesh)
+    with compilation_cache():
+        return Engine(
+            models.target,
+            models.drafter,
+            tokenizer=None,
+            eos_token_ids=(),
+            config=config,
+            mesh=mesh,
+            progress=False,
+            **settings,
+        )
