@@ -28,6 +28,9 @@ _LONGEST_WORD = 256
 # Chat models end a turn with these; a file need not say that they end an answer.
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
 
+# Files of GLM name the end of a turn, and not what their models end a call of a tool with.
+_CALL_ENDS = ("<|observation|>",)
+
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer | None:
     """Builds the tokenizer that `tokenizer.*` describes; None where the file has none.
@@ -71,12 +74,12 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer | N
 
 
 def _end_tokens(meta: Metadata, tokens: Sequence[str], ids: Mapping[str, int | None]) -> list[int]:
-    """Ids that end an answer: those that the file names, and the end of a turn where it names none."""
+    """Ids that end an answer: those that the file names, and those that it need not name."""
     found = [token_id for field in ("eos", "eot", "eom") if (token_id := ids[field]) is not None]
-    if ids["eot"] is None:
-        types = meta.list("tokenizer.ggml.token_type", int, [])
-        typed = zip(tokens, types, strict=False)
-        found += [i for i, (token, kind) in enumerate(typed) if kind == _CONTROL and token in _TURN_ENDS]
+    ends = _CALL_ENDS if ids["eot"] is not None else (*_TURN_ENDS, *_CALL_ENDS)
+    types = meta.list("tokenizer.ggml.token_type", int, [])
+    typed = zip(tokens, types, strict=False)
+    found += [i for i, (token, kind) in enumerate(typed) if kind == _CONTROL and token in ends]
     return list(dict.fromkeys(found))
 
 

@@ -15,11 +15,13 @@ class RopeConfig:
       theta: the base of the frequencies.
       kind: "default", "linear", "dynamic", "llama3", "yarn" or "factors".
       parameters: what the kind needs, as (name, value) pairs in the spelling of `config.json`.
+      share: of a head's entries, the first ones, that are rotated.
     """
 
     theta: float = 10000.0
     kind: str = "default"
     parameters: tuple[tuple[str, Any], ...] = ()
+    share: float = 1.0
 
     def __getitem__(self, name: str) -> Any:
         return dict(self.parameters)[name]
@@ -27,16 +29,34 @@ class RopeConfig:
     def get(self, name: str, default: Any = None) -> Any:
         return dict(self.parameters).get(name, default)
 
+    def rotated(self, head_dim: int) -> int:
+        """Entries of a head of this size that are rotated."""
+        # A share such as 3/49 times 49 is a little less than 3.
+        return int(head_dim * self.share + 1e-6)
+
     def check(self, head_dim: int) -> None:
         """Raises ConfigError: the rotation is not one of heads of this size."""
         if head_dim % 2:
             raise ConfigError(f"head_dim {head_dim} is odd, and rope rotates pairs")
-        if self.kind == "factors" and len(self["factors"]) != head_dim // 2:
-            raise ConfigError(f"rope_scaling: {len(self['factors'])} factors for {head_dim // 2} frequencies")
+        rotated = self.rotated(head_dim)
+        if rotated % 2 or not rotated:
+            raise ConfigError(
+                f"partial_rotary_factor {self.share!r} is {rotated} of {head_dim} entries, "
+                "and rope rotates pairs"
+            )
+        if self.kind == "factors" and len(self["factors"]) != rotated // 2:
+            raise ConfigError(f"rope_scaling: {len(self['factors'])} factors for {rotated // 2} frequencies")
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any], *, default_theta: float = 10000.0) -> "RopeConfig":
-        """Reads `rope_theta` and `rope_scaling`, or `rope_parameters` of transformers 5."""
+    def from_hf(
+        cls, config: Mapping[str, Any], *, default_theta: float = 10000.0, partial: bool = False
+    ) -> "RopeConfig":
+        """Reads `rope_theta` and `rope_scaling`, or `rope_parameters` of transformers 5.
+
+        Args:
+          default_theta: where the config says none.
+          partial: whether the family rotates a part of a head where `partial_rotary_factor` says so.
+        """
         merged = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
         theta = merged.pop("rope_theta", None) or config.get("rope_theta") or default_theta
         legacy = merged.pop("type", None)
@@ -45,9 +65,9 @@ class RopeConfig:
             raise ConfigError(
                 f"rope_scaling: unknown rope_type {kind!r}; known: {', '.join(ROPE_PARAMETERS)}"
             )
-        partial = merged.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
-        if partial != 1.0:
-            raise ConfigError(f"partial_rotary_factor {partial!r} is not supported; supported: 1")
+        share = merged.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
+        if share != 1.0 and not partial:
+            raise ConfigError(f"partial_rotary_factor {share!r} is not supported; supported: 1")
         stated = {name: merged[name] for name in _NAMES if merged.get(name) is not None}
         missing = [name for name in ROPE_PARAMETERS[kind] if name not in stated]
         if missing:
@@ -57,7 +77,7 @@ class RopeConfig:
         # Scaling kinds fall back to the model's own length where none is stated.
         stated.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
         freeze = {name: tuple(v) if isinstance(v, list) else v for name, v in stated.items()}
-        return cls(float(theta), kind, tuple(sorted(freeze.items())))
+        return cls(float(theta), kind, tuple(sorted(freeze.items())), float(share))
 
 
 ROPE_PARAMETERS: Mapping[str, tuple[str, ...]] = {

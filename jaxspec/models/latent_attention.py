@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import AnyMemory, CacheShape, RopeTables, apply_rope
+from jaxspec.attention import AnyMemory, CacheShape, RopeTables, apply_rope, pairs_to_halves
 from jaxspec.config import ModelConfig
 from jaxspec.models.layers import RMSNorm
 from jaxspec.models.parameters import Fused, HeadRows, Projection, parameter, product
@@ -111,11 +111,8 @@ class LatentAttention(nnx.Module):
         return jnp.concatenate([absorbed, self._rotated(rotated, rope)], axis=-1)
 
     def _rotated(self, x: jax.Array, rope: RopeTables) -> jax.Array:
-        """x [N, heads..., rope], its pairs brought into halves first: for queries and keys alike, so that
-        their products stay the same."""
-        if self.config.rope_interleave:
-            x = jnp.swapaxes(x.reshape(*x.shape[:-1], -1, 2), -1, -2).reshape(x.shape)
-        return apply_rope(x, rope)
+        """x [N, heads..., rope]."""
+        return apply_rope(pairs_to_halves(x) if self.config.rope_interleave else x, rope)
 
 
 def _by_head(axes: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
