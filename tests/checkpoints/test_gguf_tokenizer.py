@@ -112,6 +112,8 @@ def test_glm_ends_an_answer_where_a_tools_would_begin():
     values = byte_level("glm4", ggml__eot_token_id=1)
     values["tokenizer.ggml.tokens"][0] = "<|observation|>"
     assert tokenizer_from_gguf(values, "file").eos_token_ids == (2, 1, 0)
+    del values["tokenizer.ggml.eot_token_id"]
+    assert tokenizer_from_gguf(values, "file").eos_token_ids == (2, 0)
 
 
 GLM_TEMPLATE = """[gMASK]<sop>{%- if tools -%}<|system|>
