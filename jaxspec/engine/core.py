@@ -18,13 +18,20 @@ from jaxspec.drafters.base import Drafter, Target
 from jaxspec.engine.auto import AutoDrafts, times_file
 from jaxspec.engine.counters import Counters
 from jaxspec.engine.errors import EngineError
-from jaxspec.engine.packing import empty_pieces, empty_served, pack_pieces, pack_served
+from jaxspec.engine.packing import (
+    PackedOutput,
+    empty_pieces,
+    empty_served,
+    pack_pieces,
+    pack_served,
+    read_output,
+)
 from jaxspec.engine.pages import PagePool
 from jaxspec.engine.programs import Programs, Size
 from jaxspec.engine.request import Request
 from jaxspec.engine.scheduler import Dispatch, FirstToken, Scheduler, SlotStep
 from jaxspec.engine.state import Emitted, EngineState, init_state
-from jaxspec.engine.step import Models, StepSettings
+from jaxspec.engine.step import Models
 from jaxspec.sampling import SamplingMode, required_mode
 from jaxspec.sharding import replicated
 
@@ -72,25 +79,11 @@ class EngineCore:
         self._most_drafts = drafter.num_speculative_tokens
         self.auto: AutoDrafts | None = None
         self._whole = replicated(mesh)
-        self._in_flight: deque[tuple[Dispatch, jax.Array, Size, bool]] = deque()
+        self._in_flight: deque[tuple[Dispatch, PackedOutput, Size, bool]] = deque()
         self._num_failures = 0
-        self._table_width = -(-config.max_model_len // config.page_size)
         self._make_state: Callable[[], EngineState] = partial(init_state, target, drafter, config, mesh=mesh)
         self.state = self._make_state()
-        settings = StepSettings(
-            page_size=config.page_size,
-            steps_per_dispatch=config.steps_per_dispatch,
-            synthetic_acceptance_length=config.synthetic_acceptance_length,
-        )
-        self.programs = Programs(
-            Models(target, drafter),
-            settings,
-            state=self.state,
-            table_width=self._table_width,
-            chunk=config.prefill_chunk,
-            draft_loop=config.draft_loop,
-            mesh=mesh,
-        )
+        self.programs = Programs(Models(target, drafter), config, state=self.state, mesh=mesh)
         self._served = np.zeros(0), jnp.zeros(0)
         if is_auto:
             self.auto = AutoDrafts(
@@ -190,7 +183,7 @@ class EngineCore:
         # An engine that is closed, or that could not make a new one, has none.
         self.__dict__.pop("state", None)
 
-    def _dispatch(self, dispatch: Dispatch) -> tuple[jax.Array, Size]:
+    def _dispatch(self, dispatch: Dispatch) -> tuple[PackedOutput, Size]:
         need = Size(
             len(dispatch.served),
             len(dispatch.chunks),
@@ -207,7 +200,7 @@ class EngineCore:
         self.state, output = self.programs.dispatch(
             self.state, self._put_served(dispatch, size.slots), pieces, size=size
         )
-        output.copy_to_host_async()
+        output.words.copy_to_host_async()
         self._count(dispatch, size)
         return output, size
 
@@ -222,15 +215,15 @@ class EngineCore:
 
     def _put_served(self, dispatch: Dispatch, places: int) -> jax.Array:
         """The served slots on the device; the last ones again where nothing has changed."""
-        packed = pack_served(dispatch, places=places, table_width=self._table_width)
+        packed = pack_served(dispatch, places=places, table_width=self.config.table_width)
         before, _ = self._served
         if not np.array_equal(packed, before):
             self._served = packed, jax.device_put(packed, self._whole)
         return self._served[1]
 
-    def _commit(self, dispatch: Dispatch, packed: jax.Array, size: Size, is_timed: bool) -> None:
+    def _commit(self, dispatch: Dispatch, packed: PackedOutput, size: Size, is_timed: bool) -> None:
         # All is read before anything is committed.
-        output = self.programs.read(packed, size=size)
+        output = read_output(packed)
         first = [] if output.first is None else _rows(output.first, FirstToken)
         emitted = [] if output.emitted is None else _steps(output.emitted)
         if self.auto is not None:
@@ -261,7 +254,7 @@ class EngineCore:
 
     def _run_alone(self, size: Size) -> float:
         """Seconds of a run that serves nobody."""
-        served = jax.device_put(empty_served(size.slots, self._table_width), self._whole)
+        served = jax.device_put(empty_served(size.slots, self.config.table_width), self._whole)
         pieces = None
         if size.pieces:
             pieces = jax.device_put(empty_pieces(size.pieces, self.config.prefill_chunk), self._whole)

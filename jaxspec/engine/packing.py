@@ -1,5 +1,7 @@
 """What goes into a dispatch and what comes out of it, in an array or two: the host pays for every array."""
 
+from dataclasses import dataclass, field
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -107,15 +109,30 @@ def read_pieces(words: jax.Array) -> Pieces:
     )
 
 
-def pack_output(output: StepOutput) -> jax.Array:
-    """Inside a program, i32[N] for `read_output`."""
-    return jnp.concatenate([leaf.astype(jnp.int32).ravel() for leaf in jax.tree.leaves(output)])
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PackedOutput:
+    """A `StepOutput` as one array on the device, which one transfer brings to the host.
+
+    Attributes:
+      words: i32[N], all its arrays, one after another.
+      shapes: a `ShapeDtypeStruct` for each of them; static.
+    """
+
+    words: jax.Array
+    shapes: StepOutput = field(metadata={"static": True})
 
 
-def read_output(words: np.ndarray, shapes: StepOutput) -> StepOutput:
-    """What `pack_output` packed, in arrays on the host; of `shapes` the shapes and dtypes are read."""
-    leaves, structure = jax.tree.flatten(shapes)
+def pack_output(output: StepOutput) -> PackedOutput:
+    """Inside a program, what `read_output` reads."""
+    words = jnp.concatenate([leaf.astype(jnp.int32).ravel() for leaf in jax.tree.leaves(output)])
+    return PackedOutput(words, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), output))
+
+
+def read_output(packed: PackedOutput) -> StepOutput:
+    """What `pack_output` packed, as arrays on the host; waits for the program."""
+    leaves, structure = jax.tree.flatten(packed.shapes)
     ends = np.cumsum([leaf.size for leaf in leaves])
-    parts = np.split(words, ends[:-1])
+    parts = np.split(np.asarray(packed.words), ends[:-1])
     arrays = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
     return jax.tree.unflatten(structure, arrays)

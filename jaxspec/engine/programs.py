@@ -20,10 +20,11 @@ from flax import nnx
 from jax.sharding import Mesh
 from tqdm import tqdm
 
+from jaxspec.config import ResolvedEngineConfig
 from jaxspec.engine.compilation_cache import compilation_cache
-from jaxspec.engine.packing import empty_pieces, empty_served, pack_output, read_output, read_served
-from jaxspec.engine.state import EngineState, StepOutput
-from jaxspec.engine.step import Models, StepSettings, dispatch, draft, verify_and_commit
+from jaxspec.engine.packing import PackedOutput, empty_pieces, empty_served, pack_output, read_served
+from jaxspec.engine.state import EngineState
+from jaxspec.engine.step import Models, dispatch, draft, verify_and_commit
 from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import bytes_by_device, on_shards, replicated, shardings
 
@@ -99,31 +100,20 @@ class Programs:
     def __init__(
         self,
         models: Models,
-        settings: StepSettings,
+        config: ResolvedEngineConfig,
         *,
         state: EngineState,
-        table_width: int,
-        chunk: int,
-        draft_loop: str,
         mesh: Mesh,
     ):
-        """Of a `state` only shapes and places are read.
-
-        Args:
-          table_width: T of the page tables.
-          chunk: C.
-        """
+        """Reads only the shapes, dtypes and shardings of `state`."""
         self.graph, parameters = nnx.split(models)
         self.leaves, self.treedef = jax.tree.flatten(parameters)
-        self.settings = settings
-        self.table_width, self.chunk = table_width, chunk
-        self.draft_loop = draft_loop
+        self.config = config
         self.mesh, self._whole = mesh, replicated(mesh)
         self._state = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
         )
         self.compiled: dict[Size, Callable] = {}
-        self._outputs: dict[Size, StepOutput] = {}
         history = self._state.history
         self._put_history = (
             jax.jit(
@@ -139,7 +129,7 @@ class Programs:
 
     def compile(self, sizes: Sequence[Size], *, progress: bool) -> None:
         """Compiles these side by side, and returns when all are there."""
-        on_host = [size for size in sizes if self.draft_loop == "host" and size.mode is not None]
+        on_host = [size for size in sizes if self.config.draft_loop == "host" and size.mode is not None]
         self.compiled |= {size: self._host_decode(size) for size in on_host}
         lowered = {size: self._lower(size) for size in sizes if size not in on_host}
         with (
@@ -158,7 +148,7 @@ class Programs:
 
     def compile_behind(self, sizes: Sequence[Size]) -> None:
         """Compiles these in their order, in threads of its own, until nobody holds the programs."""
-        if self.draft_loop == "host":
+        if self.config.draft_loop == "host":
             return
         left, threads = deque(sizes), []
         self.num_behind = len(left)
@@ -198,17 +188,13 @@ class Programs:
     def rows(self, size: Size) -> int:
         """Rows of the target's pass."""
         decoding = 0 if size.mode is None else size.slots * (size.drafts + 1)
-        return decoding + size.pieces * self.chunk
+        return decoding + size.pieces * self.config.prefill_chunk
 
     def dispatch(
         self, state: EngineState, served: jax.Array, pieces: jax.Array | None, *, size: Size
-    ) -> tuple[EngineState, jax.Array]:
-        """See `step.dispatch`; donates the state, and returns what came out for `read`."""
+    ) -> tuple[EngineState, PackedOutput]:
+        """See `step.dispatch`; donates the state, and returns what came out for `read_output`."""
         return self.compiled[size](self.leaves, state, served, pieces)
-
-    def read(self, output: jax.Array, *, size: Size) -> StepOutput:
-        """What came out of a program, in arrays on the host; waits for it."""
-        return read_output(np.asarray(output), self._outputs[size])
 
     def put_history(self, state: EngineState, tokens: jax.Array) -> EngineState:
         """Puts tokens i32[B, X] into the slots' histories, none where they are -1; donates the history."""
@@ -241,12 +227,11 @@ class Programs:
     def _lower(self, size: Size) -> Any:
         def program(leaves, state, served, pieces):
             models = self._models(leaves, size)
-            state, output = dispatch(models, state, served, pieces, settings=self.settings, mode=size.mode)
-            self._outputs[size] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), output)
+            state, output = dispatch(models, state, served, pieces, config=self.config, mode=size.mode)
             return state, pack_output(output)
 
-        served = empty_served(size.slots, self.table_width)
-        pieces = empty_pieces(size.pieces, self.chunk) if size.pieces else None
+        served = empty_served(size.slots, self.config.table_width)
+        pieces = empty_pieces(size.pieces, self.config.prefill_chunk) if size.pieces else None
         # The state comes back as it went in, so that it can be donated and passed on.
         kept = shardings(self._state)
         arguments = jax.tree.map(
@@ -277,13 +262,13 @@ class Programs:
         @partial(jax.jit, donate_argnums=1)
         def commit(leaves, state, slots, proposal):
             models = self._models(leaves, size)
-            return verify_and_commit(models, state, slots, proposal, None, settings=self.settings, mode=mode)
+            return verify_and_commit(models, state, slots, proposal, None, config=self.config, mode=mode)
 
         def run(leaves, whole, served, pieces):
             assert pieces is None
-            slots = read_served(served, self.settings.page_size)
+            slots = read_served(served, self.config.page_size)
             state, outputs = whole.take(slots), []
-            for _ in range(self.settings.steps_per_dispatch):
+            for _ in range(self.config.steps_per_dispatch):
                 if size.drafts:
                     proposal, draft_cache = propose(state.context(slots), state.draft_cache)
                 else:
@@ -291,7 +276,6 @@ class Programs:
                 state, output = commit(leaves, replace(state, draft_cache=draft_cache), slots, proposal)
                 outputs.append(output)
             output = jax.tree.map(lambda *steps: jnp.stack(steps), *outputs)
-            self._outputs[size] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), output)
             return whole.put(slots, state), pack_output(output)
 
         return run

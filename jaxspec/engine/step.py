@@ -4,7 +4,7 @@ Drafting comes first, from the hidden state that the last refresh left, so a pro
 own, and drafts and their distributions are temporaries of the step instead of state.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -15,6 +15,7 @@ from jaxspec_kernels.random import Purpose
 
 from jaxspec.attention import PagedMemory, RowBlock
 from jaxspec.attention.rows import join_rows
+from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Proposal, Rows, Target
 from jaxspec.engine.packing import read_pieces, read_served
 from jaxspec.engine.state import Emitted, EngineState, FirstTokens, Pieces, Served, StepOutput
@@ -30,28 +31,13 @@ class Models(nnx.Module):
         self.drafter = drafter
 
 
-@dataclass(frozen=True)
-class StepSettings:
-    """What is compiled into the programs.
-
-    Attributes:
-      page_size: P.
-      steps_per_dispatch: S.
-      synthetic_acceptance_length: see `EngineConfig`.
-    """
-
-    page_size: int
-    steps_per_dispatch: int = 1
-    synthetic_acceptance_length: float | None = None
-
-
 def dispatch(
     models: Models,
     state: EngineState,
     served: jax.Array,
     pieces: jax.Array | None,
     *,
-    settings: StepSettings,
+    config: ResolvedEngineConfig,
     mode: SamplingMode | None,
 ) -> tuple[EngineState, StepOutput]:
     """The engine steps of one program: S of them, or one that reads prompts.
@@ -64,15 +50,15 @@ def dispatch(
     Returns:
       The state, and what came out: `emitted` of every step, with a leading axis.
     """
-    slots = read_served(served, settings.page_size)
-    step = partial(engine_step, models, served=slots, settings=settings, mode=mode)
+    slots = read_served(served, config.page_size)
+    step = partial(engine_step, models, served=slots, config=config, mode=mode)
     whole, state = state, state.take(slots)
     if pieces is not None:
         state, output = step(state, pieces=read_pieces(pieces))
         emitted = jax.tree.map(lambda of_step: of_step[None], output.emitted)
         return whole.put(slots, state), replace(output, emitted=emitted)
 
-    num_steps = settings.steps_per_dispatch
+    num_steps = config.steps_per_dispatch
     _, shapes = jax.eval_shape(lambda: step(state, pieces=None))
     outputs = jax.tree.map(lambda s: jnp.zeros((num_steps, *s.shape), s.dtype), shapes)
 
@@ -92,7 +78,7 @@ def engine_step(
     served: Served,
     pieces: Pieces | None,
     *,
-    settings: StepSettings,
+    config: ResolvedEngineConfig,
     mode: SamplingMode | None,
 ) -> tuple[EngineState, StepOutput]:
     """Draft, verify and read, accept, commit, refresh. Without drafts, decoding rows do not refresh."""
@@ -100,7 +86,7 @@ def engine_step(
     if mode is not None:
         proposal, draft_cache = draft(models, state, served, mode=mode)
         state = replace(state, draft_cache=draft_cache)
-    return verify_and_commit(models, state, served, proposal, pieces, settings=settings, mode=mode)
+    return verify_and_commit(models, state, served, proposal, pieces, config=config, mode=mode)
 
 
 def draft(
@@ -121,7 +107,7 @@ def verify_and_commit(
     proposal: Proposal | None,
     pieces: Pieces | None,
     *,
-    settings: StepSettings,
+    config: ResolvedEngineConfig,
     mode: SamplingMode | None,
 ) -> tuple[EngineState, StepOutput]:
     """Verifies drafts and reads prompts in one target pass, commits what stands, and refreshes the drafter.
@@ -173,7 +159,7 @@ def verify_and_commit(
             served,
             proposal,
             drafter,
-            settings=settings,
+            config=config,
             mode=mode,
             vocab_size=target.config.vocab_size,
         )
@@ -207,7 +193,7 @@ def accept(
     proposal: Proposal,
     drafter: Drafter,
     *,
-    settings: StepSettings,
+    config: ResolvedEngineConfig,
     mode: SamplingMode | None,
     vocab_size: int,
 ) -> tuple[Emitted, jax.Array]:
@@ -219,8 +205,8 @@ def accept(
     drafts = proposal.tokens
     index = jnp.arange(drafts.shape[1] + 1, dtype=jnp.int32)[None, :]
     judge = verify
-    if settings.synthetic_acceptance_length is not None and drafts.shape[1]:
-        length = min(settings.synthetic_acceptance_length, drafts.shape[1] + 1)
+    if config.synthetic_acceptance_length is not None and drafts.shape[1]:
+        length = min(config.synthetic_acceptance_length, drafts.shape[1] + 1)
         judge = partial(verify_synthetic, mean_acceptance_length=length)
     verdict = judge(
         logits,
