@@ -1,4 +1,4 @@
-"""What goes into a dispatch and what comes out of it, in an array or two: the host pays for every array."""
+"""Packs the arguments and the results of a dispatch into few arrays, since each array costs host time."""
 
 from dataclasses import dataclass, field
 
@@ -13,13 +13,13 @@ from jaxspec.engine.state import MAX_STOP_TOKENS, Pieces, Served, StepOutput
 from jaxspec.sampling import SamplingState, seed_words
 
 _SERVED = 9
-"""Columns before the stop tokens: slot, goes on, temperature, top-k, top-p, min-p, the seed's two, limit."""
+"""Columns before the stop tokens: slot, goes on, temperature, top-k, top-p, min-p, seed (two), limit."""
 _PIECE = 6
 """Columns before the tokens: place, start, count, is last, known, remaining."""
 
 
 def empty_served(places: int, table_width: int) -> np.ndarray:
-    """i32[places, …]: nobody is served."""
+    """i32[places, 9 + MAX_STOP_TOKENS + table_width] for `read_served`, with no slot in any place."""
     words = np.zeros((places, _SERVED + MAX_STOP_TOKENS + table_width), np.int32)
     words[:, 0] = np.iinfo(np.int32).max
     words[:, _SERVED : _SERVED + MAX_STOP_TOKENS] = -1
@@ -27,7 +27,7 @@ def empty_served(places: int, table_width: int) -> np.ndarray:
 
 
 def pack_served(dispatch: Dispatch, *, places: int, table_width: int) -> np.ndarray:
-    """i32[places, …] for `read_served`."""
+    """i32[places, 9 + MAX_STOP_TOKENS + table_width] for `read_served`; floats and seeds as their bits."""
     words = empty_served(places, table_width)
     floats, unsigned = words.view(np.float32), words.view(np.uint32)
     served = zip(dispatch.served, dispatch.goes_on, dispatch.limits, strict=True)
@@ -46,7 +46,7 @@ def pack_served(dispatch: Dispatch, *, places: int, table_width: int) -> np.ndar
 
 
 def read_served(words: jax.Array, page_size: int) -> Served:
-    """Inside a program, what `pack_served` packed."""
+    """Unpacks, inside a program, what `pack_served` packed."""
 
     def floats(column: int) -> jax.Array:
         return lax.bitcast_convert_type(words[:, column], jnp.float32)
@@ -68,14 +68,14 @@ def read_served(words: jax.Array, page_size: int) -> Served:
 
 
 def empty_pieces(pieces: int, width: int) -> np.ndarray:
-    """i32[pieces, …]: nothing is read."""
+    """i32[pieces, 6 + width + 1] for `read_pieces`, with no work in any piece."""
     words = np.zeros((pieces, _PIECE + width + 1), np.int32)
     words[:, 0] = np.iinfo(np.int32).max
     return words
 
 
 def pack_pieces(dispatch: Dispatch, *, pieces: int, width: int) -> np.ndarray:
-    """i32[pieces, …] for `read_pieces`; chunks have at most `width` tokens."""
+    """i32[pieces, 6 + width + 1] for `read_pieces`; the dispatch's chunks have at most `width` tokens."""
     place_of = {running: place for place, running in enumerate(dispatch.served)}
     words = empty_pieces(pieces, width)
     for row, chunk in zip(words, dispatch.chunks, strict=False):
@@ -88,14 +88,14 @@ def pack_pieces(dispatch: Dispatch, *, pieces: int, width: int) -> np.ndarray:
             -1 if running.known is None else running.known,
             running.remaining,
         )
-        # One token more than the chunk: the drafter pairs every row with the token after it.
+        # One token more than the chunk, because the drafter pairs every row with the token after it.
         tokens = running.tokens[chunk.start : chunk.start + chunk.count + 1]
         row[_PIECE : _PIECE + len(tokens)] = tokens
     return words
 
 
 def read_pieces(words: jax.Array) -> Pieces:
-    """Inside a program, what `pack_pieces` packed."""
+    """Unpacks, inside a program, what `pack_pieces` packed."""
     tokens = words[:, _PIECE:]
     return Pieces(
         place=words[:, 0],
@@ -124,13 +124,13 @@ class PackedOutput:
 
 
 def pack_output(output: StepOutput) -> PackedOutput:
-    """Inside a program, what `read_output` reads."""
+    """Packs, inside a program, what `read_output` unpacks on the host."""
     words = jnp.concatenate([leaf.astype(jnp.int32).ravel() for leaf in jax.tree.leaves(output)])
     return PackedOutput(words, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), output))
 
 
 def read_output(packed: PackedOutput) -> StepOutput:
-    """What `pack_output` packed, as arrays on the host; waits for the program."""
+    """Unpacks what `pack_output` packed into arrays on the host; waits for the program to end."""
     leaves, structure = jax.tree.flatten(packed.shapes)
     ends = np.cumsum([leaf.size for leaf in leaves])
     parts = np.split(np.asarray(packed.words), ends[:-1])

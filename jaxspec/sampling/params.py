@@ -84,7 +84,7 @@ class SamplingParams:
           ValueError: both ways at once, something else, an unknown field, or a bad value.
         """
         if params is not None and fields:
-            raise ValueError(f"give {next(iter(fields))} in params or as a keyword, not both ways")
+            raise ValueError(f"give {next(iter(fields))} in params or as a keyword, not both")
         if isinstance(params, cls):
             return params
         if not isinstance(params, Mapping | None):

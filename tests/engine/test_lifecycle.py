@@ -254,7 +254,7 @@ def test_a_tokenizer_that_fails_fails_its_request_alone(tiny_engine):
     requests[0].tokenizer = Broken()
     generations = dict(tiny_engine.run(requests))
     assert generations[0].finish_reason == "failed"
-    assert generations[0].error == "its text cannot be made: BaseException('panic')"
+    assert generations[0].error == "its text cannot be decoded: BaseException('panic')"
     assert generations[1].finish_reason == "length"
 
 
@@ -268,7 +268,7 @@ def test_a_listener_that_raises_aborts_its_request_alone(engine, prompts):
     engine.submit(requests, lambda request: gone if request is requests[0] else pieces.append)
     assert engine.wait_idle(60)
     assert [request.finish_reason for request in requests] == ["aborted", "length"]
-    assert "its reader is gone" in requests[0].error
+    assert "its listener raised" in requests[0].error
 
 
 def test_a_closed_engine_ends_its_requests_and_refuses_more(tiny_engines, prompts):
