@@ -39,5 +39,5 @@ def modes_for_sampling() -> tuple[SamplingMode, ...]:
 
 
 def can_branch() -> bool:
-    """Whether programs may branch: on a GPU a branch copies its condition to the host and ends a CUDA graph."""
+    """Whether programs may branch: on a GPU, a branch copies its condition to the host and ends a graph."""
     return jax.default_backend() == "cpu"
