@@ -1,14 +1,14 @@
-"""Rotary position embedding, halves rotated against each other (the NeoX order)."""
+"""Rotary position embedding in the NeoX order: element i is paired with element i + D/2."""
 
 import jax
 import jax.numpy as jnp
 
 RopeTables = tuple[jax.Array, jax.Array]
-"""Cosine and sine of every row's position, f32[N, D/2] each."""
+"""Cosine and sine of every row's rotation angles, f32[N, D/2] each."""
 
 
 def apply_rope(x: jax.Array, tables: RopeTables) -> jax.Array:
-    """Rotates x [N, heads..., D]; computed in float32."""
+    """Rotates x [N, heads..., D]; computes in float32 and returns the dtype of x."""
     cos, sin = (jnp.expand_dims(t, tuple(range(1, x.ndim - 1))) for t in tables)
     left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
@@ -16,8 +16,8 @@ def apply_rope(x: jax.Array, tables: RopeTables) -> jax.Array:
 
 
 def pairs_to_halves(x: jax.Array) -> jax.Array:
-    """x [..., D], whose neighbours are to be rotated against each other, in the order of `apply_rope`.
+    """Reorders x [..., D] from interleaved pairs (2i, 2i + 1) to the pairs of `apply_rope`.
 
-    Done to queries and keys alike: their products stay the same.
+    Applied to queries and keys alike, it leaves their dot products unchanged.
     """
     return jnp.swapaxes(x.reshape(*x.shape[:-1], -1, 2), -1, -2).reshape(x.shape)

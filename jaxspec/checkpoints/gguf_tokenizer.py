@@ -28,7 +28,7 @@ _LONGEST_WORD = 256
 # Chat models end a turn with these; a file need not say that they end an answer.
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
 
-# Files of GLM name the end of a turn, and not what their models end a call of a tool with.
+# GLM models end a tool call with this token, and their GGUFs do not name it.
 _CALL_ENDS = ("<|observation|>",)
 
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding, out of `config.json`."""
+"""Rotary position embedding, as `config.json` describes it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ class RopeConfig:
     Attributes:
       theta: the base of the frequencies.
       kind: "default", "linear", "dynamic", "llama3", "yarn" or "factors".
-      parameters: what the kind needs, as (name, value) pairs in the spelling of `config.json`.
-      share: of a head's entries, the first ones, that are rotated.
+      parameters: the kind's parameters as (name, value) pairs, named as in `config.json`.
+      share: the fraction of a head's entries, counted from the first, that are rotated.
     """
 
     theta: float = 10000.0
@@ -30,12 +30,16 @@ class RopeConfig:
         return dict(self.parameters).get(name, default)
 
     def rotated(self, head_dim: int) -> int:
-        """Entries of a head of this size that are rotated."""
-        # A share such as 3/49 times 49 is a little less than 3.
+        """The number of entries that are rotated in a head of this size."""
+        # In floating point 3/49 * 49 is slightly less than 3.
         return int(head_dim * self.share + 1e-6)
 
     def check(self, head_dim: int) -> None:
-        """Raises ConfigError: the rotation is not one of heads of this size."""
+        """Checks that heads of this size can be rotated so.
+
+        Raises:
+          ConfigError: the size is odd, or does not fit the number of factors.
+        """
         if head_dim % 2:
             raise ConfigError(f"head_dim {head_dim} is odd, and rope rotates pairs")
         rotated = self.rotated(head_dim)
@@ -51,11 +55,15 @@ class RopeConfig:
     def from_hf(
         cls, config: Mapping[str, Any], *, default_theta: float = 10000.0, partial: bool = False
     ) -> "RopeConfig":
-        """Reads `rope_theta` and `rope_scaling`, or `rope_parameters` of transformers 5.
+        """Reads `rope_theta` and `rope_scaling`, or `rope_parameters` as in transformers 5.
 
         Args:
-          default_theta: where the config says none.
-          partial: whether the family rotates a part of a head where `partial_rotary_factor` says so.
+          config: of the model.
+          default_theta: used if the config has no theta.
+          partial: whether the family supports a `partial_rotary_factor` below 1.
+
+        Raises:
+          ConfigError: an unknown kind, a missing parameter, or a value that is not supported.
         """
         merged = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
         theta = merged.pop("rope_theta", None) or config.get("rope_theta") or default_theta
@@ -74,7 +82,7 @@ class RopeConfig:
             raise ConfigError(f"rope_scaling: rope_type {kind!r} needs {', '.join(missing)}")
         if kind == "llama3" and not stated["low_freq_factor"] < stated["high_freq_factor"]:
             raise ConfigError("rope_scaling: low_freq_factor is not less than high_freq_factor")
-        # Scaling kinds fall back to the model's own length where none is stated.
+        # As in transformers, the default is the model's own length.
         stated.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
         freeze = {name: tuple(v) if isinstance(v, list) else v for name, v in stated.items()}
         return cls(float(theta), kind, tuple(sorted(freeze.items())), float(share))

@@ -1,4 +1,4 @@
-"""GLM-4 of April 2025: norms before and after attention and feed-forward network, heads rotated in part.
+"""GLM-4-0414: norms before and after attention and feed-forward network, and partial rotary embedding.
 
 Source: the `Glm4ForCausalLM` of transformers.
 """
@@ -21,7 +21,7 @@ from jaxspec.models.parameters import Projection
 
 
 class Glm4Attention(Attention):
-    """Attention whose rope rotates neighbouring entries against each other."""
+    """Attention with interleaved rope pairs."""
 
     def project(self, x: jax.Array) -> jax.Array:
         projected = super().project(x)
@@ -30,7 +30,7 @@ class Glm4Attention(Attention):
 
 
 class Glm4MLP(MLP):
-    """A feed-forward network whose gate and up projections are one tensor of a checkpoint, in this order."""
+    """Feed-forward network whose gate and up projections are one tensor in a checkpoint, gate first."""
 
     @staticmethod
     def gate_up_source(name: str, leaf: str, in_shape: tuple[int, ...], inner: int) -> Projection:
@@ -41,7 +41,7 @@ _NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layerno
 
 
 def _gguf_config(meta: Metadata) -> dict[str, Any]:
-    # Models that see images have three positions a token, and files of theirs rows in another order.
+    # Multimodal models have three positions per token, and the converter reorders the rows of their q and k.
     if meta.list("rope.dimension_sections", int, None):
         raise CheckpointError(f"{meta.file}: metadata {meta.prefix}rope.dimension_sections is not supported")
     head_dim = meta.positive("attention.key_length", None)
@@ -69,7 +69,7 @@ class Glm4(Decoder):
 
     @classmethod
     def own_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        # Whatever a file says, the family's class has no other biases than these.
+        # The class of transformers has no other biases, whatever a config says.
         return {
             "qkv_bias": bool(config["attention_bias"]),
             "attention_bias": False,
