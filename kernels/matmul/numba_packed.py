@@ -56,14 +56,14 @@ def _target(form: Form, group: int) -> str:
     """Compiles and registers the kernel for a form of weight and groups of so many rows; returns its name."""
     name = f"jaxspec_matmul_{form.name}_{group}"
     scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
-    scope |= {"address": call.address_of(name), "multiply": _multiply(form, group)}
+    scope |= {"address": call.address_of(name), "multiply": multiply_code(form, group)}
     source = _PART.format(name=name, group=group, TILE=TILE, **form.byte_offsets())
     call.define(source, __file__, scope)
     call.register(name, scope[f"{name}_part"], scope[f"{name}_handler"], fastmath=set())
     return name
 
 
-def _multiply(form: Form, rows: int) -> Any:
+def multiply_code(form: Form, rows: int) -> Any:
     """A function of Numba's: the products of so many rows with one tile.
 
     Its arguments: the address of x f32[rows, width], width, the addresses of the tile's values, scales and
@@ -82,7 +82,7 @@ def _multiply(form: Form, rows: int) -> Any:
 
 
 class _Tile(WeightCode):
-    """Writes the code of `_multiply`. The loops over rows and columns are written out."""
+    """Writes the code of `multiply_code`. The loops over rows and columns are written out."""
 
     def __init__(
         self,
@@ -145,7 +145,8 @@ class _Tile(WeightCode):
         build = self.builder
         if self.form.values == "int8":
             return build.ashr(build.shl(words, self.constant(24 - 8 * i)), self.constant(24))
-        return build.and_(build.lshr(words, self.constant(i % QUAD * 8 + i // QUAD * 4)), self.constant(15))
+        values = build.and_(build.lshr(words, self.constant(i % QUAD * 8 + i // QUAD * 4)), self.constant(15))
+        return self.doubled(values) if self.form.values == "mxfp4" else values
 
     def _bfloat16(self, k: Any) -> list[Any]:
         build, vector = self.builder, ir.VectorType(HALF_WORD, self.lanes)

@@ -19,6 +19,8 @@ QUAD = 4
 """Inputs of an output that lie side by side: what one instruction multiplies in a lane of 32 bits."""
 TILE = 32
 """Outputs that lie side by side; a tile's inputs follow one another, so that it is read as one stream."""
+DOUBLED = 2 * np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+"""Twice the values of MXFP4's codes: integers."""
 
 
 @partial(
@@ -38,9 +40,11 @@ class PackedWeight:
         a float32 copy of all of it, made in every step;
         i8[tiles, width / 4, TILE, 4], the weight being scale * q;
         u8[tiles, width / 8, TILE, 4], the same of q in 0 … 15: of row i, the lower four bits of byte j are
-        input 8i + j and the upper ones input 8i + 4 + j.
+        input 8i + j and the upper ones input 8i + 4 + j. If the scale is uint8, they are the codes of
+        MXFP4, and q is twice the value of a code.
       scale: [tiles, width / block, TILE], a block being 32 or 16 inputs; float16 where that holds it
-        exactly, else float32. None for bfloat16. scale * q is exact in float32.
+        exactly, else float32; for MXFP4 uint8, an exponent s that stands for 2 ** (s - 127), and 0 for 0.
+        None for bfloat16. scale * q is exact in float32.
       offset: as `scale`, or None: what is added to scale * q, rounded once.
       shape: of the weight: axes of `width` inputs, then axes of outputs.
       activations: "float32", or "int8" for products with rows rounded to 8 bits (`numba_int8.py`); of
@@ -63,13 +67,16 @@ class PackedWeight:
 
     @property
     def form(self) -> str:
-        """What the values are: "bfloat16", "int8" or "uint8"."""
+        """What the values are: "bfloat16", "int8", "uint8" or "mxfp4"."""
+        if self.scale is not None and self.scale.dtype == np.uint8:
+            return "mxfp4"
         return "bfloat16" if self.values.dtype == np.uint16 else str(self.values.dtype)
 
     @property
     def width(self) -> int:
         """Inputs."""
-        return self.values.shape[1] * {"bfloat16": 1, "int8": QUAD, "uint8": 2 * QUAD}[self.form]
+        held = {"bfloat16": 1, "int8": QUAD, "uint8": 2 * QUAD, "mxfp4": 2 * QUAD}
+        return self.values.shape[1] * held[self.form]
 
     @property
     def block(self) -> int:
@@ -105,9 +112,13 @@ class PackedWeight:
         assert values is not None
         if self.form == "bfloat16":
             return lax.bitcast_convert_type(values, jnp.bfloat16), None, None
-        if self.form == "uint8":
+        if self.form in ("uint8", "mxfp4"):
             values = jnp.stack([values & 15, values >> 4], axis=-2)
         values = values.reshape(*lane.shape, self.width)
+        if self.form == "mxfp4":
+            assert scale is not None
+            factor = lax.bitcast_convert_type(scale.astype(jnp.int32) << 23, jnp.float32)
+            return jnp.asarray(DOUBLED, jnp.int8)[values], factor, None
         scale, offset = (None if a is None else a.astype(jnp.float32) for a in (scale, offset))
         return values, scale, offset
 
@@ -137,8 +148,8 @@ def pack(
     """A packed weight, on the host.
 
     Args:
-      values: bf16[width, outputs], or q: i8, or u8 in 0 … 15.
-      scale, offset: f32[width / block, outputs], or None.
+      values: bf16[width, outputs], or q: i8, or u8 in 0 … 15; with a scale of uint8 the codes of MXFP4.
+      scale, offset: f32[width / block, outputs], or None; see `PackedWeight` for a scale of uint8.
       shape: of the weight.
       activations: see `PackedWeight`.
     """
@@ -155,8 +166,8 @@ def pack(
 
 def _short(array: np.ndarray | None) -> np.ndarray | None:
     """As float16 where that is exact."""
-    if array is None:
-        return None
+    if array is None or array.dtype == np.uint8:
+        return array
     with np.errstate(over="ignore"):
         short = array.astype(np.float16)
     return short if np.array_equal(short.astype(np.float32), array) else array

@@ -36,7 +36,7 @@ def matmul(
 
 def round_rows(x: jax.Array) -> jax.Array:
     """x [..., M] as 8 bits give it back: blocks of 16 are d * q, d their largest magnitude / 127."""
-    blocks = x.reshape(*x.shape[:-1], -1, ROW_BLOCK)
+    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // ROW_BLOCK, ROW_BLOCK)
     largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
     # Zero, and what has no inverse; that is nothing beside any other block.
     integers = jnp.round(blocks * jnp.where(largest > 2.0**-100, 127 / largest, 0))
