@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.expert_matmul.mxfp4_weight import BLOCK, MAX_SCALE, Mxfp4Weight, pack_mxfp4
-from jaxspec_kernels.expert_matmul.packed_experts import PackedExperts, stack_experts
+from jaxspec_kernels.expert_matmul.packed_experts import PackedExperts, stack_experts, stack_mxfp4
 from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
 
 Weights = jax.Array | Mxfp4Weight | PackedExperts
@@ -46,4 +46,5 @@ __all__ = [
     "pack_mxfp4",
     "reads_each_expert_once",
     "stack_experts",
+    "stack_mxfp4",
 ]

@@ -1,7 +1,7 @@
 """Products with packed experts on a CPU: each chosen expert is read once, where it lies.
 
-Rows are sorted by their experts and multiplied in groups by the code of `matmul`'s kernels for packed weights,
-so that a row's sums depend on no other row.
+Rows are sorted by their experts and multiplied in groups by the code of `matmul`'s kernels for packed
+weights, so that a row's sums depend on no other row.
 """
 
 from functools import partial

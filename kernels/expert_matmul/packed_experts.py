@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec_kernels.matmul.packed_weight import TILE, PackedWeight
+from jaxspec_kernels.expert_matmul.mxfp4_weight import BLOCK
+from jaxspec_kernels.matmul.packed_weight import QUAD, TILE, PackedWeight
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("stack",), meta_fields=("shape",))
@@ -49,6 +50,56 @@ class PackedExperts:
         count, width, *outputs = self.shape
         columns = self.stack.dense().reshape(width, count, -1)[..., : math.prod(outputs)]
         return jnp.moveaxis(columns, 1, 0).reshape(self.shape)
+
+
+def stack_mxfp4(values: np.ndarray, scale: np.ndarray, *, activations: str) -> PackedExperts | None:
+    """Experts in MXFP4, on the host; None if a weight is not 0 and below 2 ** -126.
+
+    Args:
+      values: u8[E, M / 2, out axes], two inputs a byte, the first in the lower four bits.
+      scale: u8[E, M / BLOCK, out axes], none of which means NaN.
+      activations: see `PackedWeight`.
+    """
+    count, half, *outs = values.shape
+    width, outputs = 2 * half, math.prod(outs)
+    tiles = -(-outputs // TILE)
+    words = np.zeros((count, tiles, width // (2 * QUAD), TILE), np.uint32)
+    exponents = np.zeros((count, tiles, width // BLOCK, TILE), np.uint8)
+    for expert in range(count):
+        pairs = np.moveaxis(values[expert], 0, -1).reshape(outputs, -1)
+        stored = np.moveaxis(scale[expert], 0, -1).reshape(outputs, -1)
+        # The unit of doubled values is half of what the exponent says.
+        is_small = stored < 2
+        if is_small.any() and (pairs[is_small.repeat(BLOCK // 2, axis=1)] & 0x77).any():
+            return None
+        _fill(words[expert], _by_quads(pairs).view(np.uint32)[..., 0])
+        _fill(exponents[expert], np.where(is_small, 0, stored - 1))
+    stack = PackedWeight(
+        words.view(np.uint8).reshape(count * tiles, -1, TILE, QUAD),  # type: ignore[arg-type]
+        exponents.reshape(count * tiles, -1, TILE),  # type: ignore[arg-type]
+        None,
+        (width, count * tiles * TILE),
+        activations,
+    )
+    return PackedExperts(stack, (count, width, *outs))
+
+
+def _by_quads(pairs: np.ndarray) -> np.ndarray:
+    """u8[outputs, M / 8, QUAD] in the order of `PackedWeight` out of neighbours in a byte, [outputs, M / 2]."""
+    quads = pairs.reshape(len(pairs), -1, QUAD)
+    lower, upper = quads[..., :2], quads[..., 2:]
+    ordered = np.empty_like(quads)
+    ordered[..., 0::2] = lower & 15 | upper << 4
+    ordered[..., 1::2] = lower >> 4 | upper & 0xF0
+    return ordered
+
+
+def _fill(tiles: np.ndarray, rows: np.ndarray) -> None:
+    """Writes rows [outputs, n] into the zeros of [tiles, n, TILE]."""
+    whole = len(rows) // TILE
+    tiles[:whole] = rows[: whole * TILE].reshape(whole, TILE, -1).swapaxes(1, 2)
+    if whole < len(tiles):
+        tiles[whole, :, : len(rows) - whole * TILE] = rows[whole * TILE :].T
 
 
 def stack_experts(experts: Sequence[PackedWeight]) -> PackedExperts:

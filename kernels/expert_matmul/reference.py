@@ -23,7 +23,7 @@ def expert_matmul(
     """
     if isinstance(weights, PackedExperts) and weights.stack.activations == "int8":
         x = round_rows(x)
-    if not isinstance(weights, jax.Array):
+    if isinstance(weights, Mxfp4Weight | PackedExperts):
         weights = weights.dense()
     columns = weights.reshape(*weights.shape[:2], -1)
     y = jnp.einsum(
