@@ -85,7 +85,7 @@ def stack_mxfp4(values: np.ndarray, scale: np.ndarray, *, activations: str) -> P
 
 
 def _by_quads(pairs: np.ndarray) -> np.ndarray:
-    """u8[outputs, M / 8, QUAD] in the order of `PackedWeight` out of neighbours in a byte, [outputs, M / 2]."""
+    """u8[outputs, M / 8, QUAD], ordered as in `PackedWeight`, of neighbours in a byte, u8[outputs, M / 2]."""
     quads = pairs.reshape(len(pairs), -1, QUAD)
     lower, upper = quads[..., :2], quads[..., 2:]
     ordered = np.empty_like(quads)

@@ -18,7 +18,7 @@ CHOSEN = np.array([1, 1, 0, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 0])
 """Eight rows, four and two of one expert, three of another, none of the last."""
 
 
-def rows(count=len(CHOSEN)):
+def rows(count=CHOSEN.size):
     x = np.random.default_rng(1).standard_normal((count, WIDTH), np.float32)
     x[:, :32] *= 100
     return jnp.asarray(x)
