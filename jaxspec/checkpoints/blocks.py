@@ -4,7 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import ml_dtypes
 import numpy as np
+
+_DOUBLED = (2 * np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)).astype(
+    np.int8
+)
 
 
 @dataclass(frozen=True)
@@ -12,8 +17,10 @@ class Blocks:
     """scale * values + offset in float32, rounded once: what `TensorSource.read` returns.
 
     Attributes:
-      values: i8[out, in] or, in 0 … 15, u8[out, in], either with a scale; or bf16[out, in].
+      values: i8[out, in] or, in 0 … 15, u8[out, in], either with a scale; or bf16[out, in]. With a scale of
+        uint8, u8[out, in] holds the codes of MXFP4, and twice their values are what the scale multiplies.
       scale: f32[out, in / 32], one for 32 inputs, or f32[out, in / 16]; or None. scale * values is exact.
+        For MXFP4 u8[out, in / 32], an exponent s that stands for 2 ** (s - 127), and 0 for 0.
       offset: as `scale`, or None.
     """
 
@@ -25,6 +32,16 @@ class Blocks:
     def inputs(self) -> int:
         """That share a scale; 1 where there is none."""
         return 1 if self.scale is None else self.values.shape[1] // self.scale.shape[1]
+
+    @property
+    def is_mxfp4(self) -> bool:
+        return self.scale is not None and self.scale.dtype == np.uint8
+
+    def as_integers(self) -> "Blocks":
+        """The same, MXFP4 in 8 bits with a scale of float32."""
+        if self.scale is None or not self.is_mxfp4:
+            return self
+        return Blocks(_DOUBLED[self.values], (self.scale.astype(np.uint32) << 23).view(np.float32))
 
     def map(self, change: Callable[[np.ndarray], np.ndarray]) -> "Blocks":
         """With a change of rows applied to every array."""
@@ -65,6 +82,8 @@ def alike(tensors: Sequence[Blocks]) -> list[Blocks] | None:
         return list(tensors)
     if not all(scaled):
         return None
+    if not all(blocks.is_mxfp4 for blocks in tensors):
+        tensors = [blocks.as_integers() for blocks in tensors]
     inputs = min(blocks.inputs for blocks in tensors)
     has_offset = any(blocks.offset is not None for blocks in tensors)
     dtype = np.uint8 if all(blocks.values.dtype == np.uint8 for blocks in tensors) else np.int8

@@ -28,7 +28,8 @@ def unpack_ggml(packed: np.ndarray, kind: gguf.GGMLQuantizationType) -> Blocks |
     return Blocks(*(None if part is None else part.reshape(rows, -1) for part in parts))  # type: ignore[arg-type]
 
 
-# Of MXFP4, past which its values would not be finite.
+# Of MXFP4, past which its values would not be finite. Below 2 they would be subnormal, and products take such
+# for 0.
 _LARGEST_EXPONENT = 252
 
 _Parts = tuple[np.ndarray, np.ndarray, np.ndarray | None]
@@ -111,12 +112,12 @@ def _iq4_nl(blocks: np.ndarray) -> _Parts:
 
 
 def _mxfp4(blocks: np.ndarray) -> _Parts | None:
-    if blocks[..., 0].max(initial=0) > _LARGEST_EXPONENT:
+    exponents, packed = blocks[..., :1], blocks[..., 1:]
+    # The unit of doubled values is half of what the exponent says.
+    is_small = exponents < 2
+    if exponents.max(initial=0) > _LARGEST_EXPONENT or (packed[is_small[..., 0]] & 0x77).any():
         return None
-    # The table holds the doubled values.
-    table = np.asarray(gguf.quants.MXFP4.kvalues, np.int8)
-    scale = np.ldexp(np.float32(1), blocks[..., :1].astype(np.int32) - 128)
-    return table[_nibbles(blocks[..., 1:])], scale, None
+    return _nibbles(packed), np.where(is_small, np.uint8(0), exponents - np.uint8(1)), None
 
 
 _KINDS: Mapping[str, Callable[[np.ndarray], _Parts | None]] = {

@@ -115,7 +115,7 @@ def quantised(folder, kind):
     return write_converted(folder / "tiny.gguf", stored, others)
 
 
-@pytest.mark.parametrize(("kind", "form"), [("Q8_0", "int8"), ("Q4_1", "uint8"), ("MXFP4", "int8")])
+@pytest.mark.parametrize(("kind", "form"), [("Q8_0", "int8"), ("Q4_1", "uint8"), ("MXFP4", "mxfp4")])
 def test_experts_with_tensors_of_their_own_stay_packed(tmp_path, kind, form):
     stored = open_checkpoint(quantised(tmp_path, kind))
     packed = load(stored)
