@@ -106,7 +106,7 @@ class EngineConfig:
         is_large = not on_cpu and weight_bytes >= 1 << 32
         chunk = self.prefill_chunk or (32 if is_large else 64)
         powers = [1 << i for i in range(self.batch_size.bit_length())]
-        halfway = [3 * power // 2 for power in powers if power >= 32]
+        halfway = [3 * power // 2 for power in powers if 32 <= power < self.batch_size]
         return ResolvedEngineConfig(
             batch_size=self.batch_size,
             max_model_len=max_model_len,
