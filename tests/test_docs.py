@@ -136,7 +136,7 @@ def test_every_drafter_is_listed():
 
 
 def test_steps_are_those_of_their_files():
-    header, *rows = table("performance.md", "Steps on a GPU, and their floor")
+    header, *rows = table("performance.md", "Steps on a GPU, and their lower bound")
     for _, *cells, file in rows:
         result = json.loads((ROOT / "results" / "gpu" / file.strip("`")).read_text("utf-8"))
         measured = {
@@ -153,7 +153,7 @@ def test_steps_are_those_of_their_files():
 
 def test_whole_requests_are_those_of_their_files():
     names = ["ttft 512", "ttft 4096", "prefill 16x2048", "single 512+256", "mixed 256", "mixed 256, T=1"]
-    rows = table("performance.md", "Whole requests on a GPU, beside vLLM")[1:]
+    rows = table("performance.md", "Whole requests on a GPU, compared with vLLM")[1:]
     for column, model in ((1, "llama3-8b"), (3, "smollm2-135m")):
         times = {}
         for suffix in ("", "-t1"):

@@ -16,7 +16,7 @@ Axes, as they appear in shape comments and in `AXIS_TO_MESH`:
 from collections.abc import Mapping
 
 MESH_AXIS = "tensor"
-"""The axis of a mesh of devices that weights and caches are split over."""
+"""Name of the device-mesh axis over which weights and caches are split."""
 
 AXIS_TO_MESH: Mapping[str, str | None] = {
     "kv_heads": MESH_AXIS,
@@ -31,12 +31,13 @@ AXIS_TO_MESH: Mapping[str, str | None] = {
     "page": None,
     "slots": None,
 }
-"""Which mesh axis each logical axis of an array is split over; None keeps it whole on every device.
+"""The mesh axis over which each logical axis of an array is split; None keeps it whole on every device.
 
-A mesh axis splits one axis of an array, the first of these: experts by their inner width, so that each device
-reads as much of every one, or, where that does not divide, a part of the experts each.
+A mesh axis splits only one axis of an array: the first in this order that divides evenly. So experts are
+split by their inner width, which gives every device an equal share of each expert; if that does not divide,
+each device holds some of the experts.
 """
 
 AXIS_UNIT: Mapping[str, int] = {"expert_inner": 32, "vocab": 2}
-"""What a device has of an axis is a multiple of this, 1 where nothing is said: experts in MXFP4 have blocks
-of 32 inputs, and a word of random bits belongs to two tokens."""
+"""A device's part of an axis is a multiple of this number (1 if not listed): MXFP4 experts have blocks of 32
+inputs, and each word of random bits serves two tokens."""
