@@ -69,6 +69,13 @@ def merge_kernel(
     block_splits: tl.constexpr,
     block_dim: tl.constexpr,
 ):
+    """Merges the splits' partial results of one row into its attention output.
+
+    Args:
+      parts: f32[slots, heads, splits, rows, head_dim], with rows = num_rows * group.
+      peaks, totals: f32[slots, heads, splits, rows].
+      outputs: [slots, num_rows, heads, group, head_dim].
+    """
     slot = tl.program_id(0) // heads
     head = tl.program_id(0) % heads
     row = tl.program_id(1)

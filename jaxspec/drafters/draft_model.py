@@ -47,7 +47,7 @@ class DraftModel(AutoregressiveDrafter):
     @classmethod
     def describe(cls, checkpoint: Checkpoint, target: ModelConfig | None) -> Description:
         own = target_config(checkpoint)
-        fitting = f"any model whose vocabulary is the same one of {own.vocab_size} tokens"
+        fitting = f"any model with the same vocabulary of {own.vocab_size} tokens"
         return Description(fitting, "none", ignored=matching(checkpoint, IGNORED), stand_in=own)
 
     @classmethod

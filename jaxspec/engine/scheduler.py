@@ -14,6 +14,8 @@ class Running:
     """A request in a slot.
 
     Attributes:
+      request: the request.
+      slot: index of its slot.
       pages: the cache pages it uses. Before each dispatch it gets those that the dispatch may write.
       tokens: what is read before it decodes: its prompt and, if it starts again, its answer so far without
         the last token.
@@ -60,9 +62,12 @@ class Running:
 
 @dataclass(frozen=True)
 class Chunk:
-    """`count` tokens, from index `start`, of those that a request reads.
+    """Consecutive tokens of those that a request reads.
 
     Attributes:
+      running: the request in its slot.
+      start: index of the first token in `running.tokens`.
+      count: the number of tokens, at most C.
       is_first: whether it is the first chunk that is dispatched; tokens before it were found in the cache.
       is_last: whether nothing is left to read after it.
     """

@@ -59,6 +59,7 @@ class PackedWeight:
 
     @property
     def size(self) -> int:
+        """The number of weights."""
         return math.prod(self.shape)
 
     @property
@@ -78,6 +79,7 @@ class PackedWeight:
 
     @property
     def outputs(self) -> int:
+        """The number of outputs, without padding."""
         return self.size // self.width
 
     def __getitem__(self, index: object) -> "PackedWeight":

@@ -23,9 +23,11 @@ class VectorCode:
         return self.builder.add(base, self.builder.mul(index, word(size)))
 
     def load(self, address: Any, kind: ir.Type, *, align: int = 1) -> Any:
+        """Loads a value of LLVM's type `kind`; `align` is the alignment in bytes."""
         return self.builder.load(self._pointer(address, kind), align=align)
 
     def store(self, value: Any, address: Any, *, align: int = 1) -> None:
+        """Stores a value."""
         self.builder.store(value, self._pointer(address, value.type), align=align)
 
     def _pointer(self, address: Any, kind: ir.Type) -> Any:
@@ -47,6 +49,7 @@ class VectorCode:
         return ir.Constant(self.integers, [value] * self.lanes)
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
+        """a * b + c of float vectors, with one rounding."""
         return self.call(f"llvm.fma.v{self.lanes}f32", self.floats, a, b, c)
 
     def call(self, name: str, result: ir.Type, *arguments: Any) -> Any:
@@ -56,4 +59,5 @@ class VectorCode:
 
 
 def word(value: int) -> ir.Constant:
+    """A 64-bit constant."""
     return ir.Constant(WORD, value)

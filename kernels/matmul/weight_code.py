@@ -14,7 +14,7 @@ from numba.core.cgutils import get_or_insert_function
 GROUP = 8
 """Rows whose sums are computed together."""
 AHEAD = 4096
-"""Bytes from what is read to what is asked for: a page, at whose end the processor stops looking ahead."""
+"""Distance of prefetches, in bytes: a page, because hardware prefetching stops at page boundaries."""
 _KINDS = {"float16": HALF, "float32": FLOAT}
 
 

@@ -169,7 +169,7 @@ def test_why_a_drafter_does_not_fit(case, target, problem):
 def test_a_whole_model_is_a_draft_model():
     report = look("qwen3-tied", "qwen3-windowed")
     assert (report.method, report.layers, report.problem) == ("a whole model", "none", None)
-    assert "the same one of 96 tokens" in report.target
+    assert "the same vocabulary of 96 tokens" in report.target
 
 
 @pytest.mark.parametrize(("case", "recycled"), [("deepseek-v3-mtp", "True"), ("glm4-moe-lite-mtp", "False")])
