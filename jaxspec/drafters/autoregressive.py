@@ -54,9 +54,9 @@ class AutoregressiveDrafter(Drafter):
 
     Attributes:
       kinds: the kind of attention of each of its layers.
-      lead: the offset of draft step i's position from `length - 1 + i`: 0 for EAGLE, whose row at position p
-        pairs the target's feature at p with the token at p + 1; 1 for a draft model, whose row at position p
-        reads the token at p.
+      lead: 0 for EAGLE, whose row at position p pairs the target's feature at p with the token at p + 1; 1
+        for a draft model, whose row at position p reads the token at p. Draft step i runs at position
+        length - 1 + lead + i.
       draft_vocab_size: W.
       target_ids: i32[W], the target's id of every draft id; None if the vocabularies are the same.
       draft_ids: i32[V], the inverse, -1 for ids that are never drafted; None if `target_ids` is.
