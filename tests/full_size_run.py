@@ -12,7 +12,7 @@ from jaxspec.sharding import make_mesh
 
 
 def assert_runs(target, drafter):
-    """A step that reads two pieces of prompts beside two slots keeps the shapes and dtypes of the state."""
+    """Two steps, the first of which reads two pieces of prompts, keep the state's shapes and dtypes."""
     config = EngineConfig(batch_size=2, max_model_len=2048, steps_per_dispatch=2).resolve(
         backend="gpu", model_limit=target.config.max_position_embeddings
     )
@@ -28,7 +28,7 @@ def assert_runs(target, drafter):
     after, output = jax.eval_shape(run, parameters, state, served, pieces)
     assert jax.tree.map(_shape_and_dtype, after) == jax.tree.map(_shape_and_dtype, state)
     assert output.first.token.shape == (2,)
-    assert output.emitted.tokens.shape == (1, 2, drafter.num_speculative_tokens + 1)
+    assert output.emitted.tokens.shape == (2, 2, drafter.num_speculative_tokens + 1)
 
 
 def _shape_and_dtype(array):

@@ -221,5 +221,5 @@ def test_a_drafter_made_for_shorter_texts_is_warned_about(folders, tmp_path):
     config = json.loads((short / "config.json").read_text("utf-8"))
     (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 31}), "utf-8")
     drafter = {"kind": "eagle3", "source": str(short)}
-    with pytest.warns(UserWarning, match="made for 31 positions, and max_model_len is 32"):
+    with pytest.warns(UserWarning, match="trained on 31 positions and max_model_len is 32"):
         jaxspec.load(folders["target"], drafter=drafter, sampling_modes=("greedy",), progress=False, **SIZES)

@@ -91,7 +91,7 @@ def test_speed_against_batch():
     assert list(ax.lines[1].get_ydata()) == [1, 1]
     fast = json.loads((RESULTS / "h200" / "llama3-8b-k3.json").read_text("utf-8"))
     assert list(plots.speeds(fast)) == [1, 8, 32, 64]
-    with pytest.raises(ValueError, match="other: no batch size that was measured without"):
+    with pytest.raises(ValueError, match="other: no batch size was also measured without"):
         plots.speed_against_batch({"other": {2: 1.0}}, plain)
     with pytest.raises(ValueError, match="no speed by batch size"):
         plots.speeds({"rows": [{"batch": 1}]})

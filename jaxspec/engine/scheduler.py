@@ -14,6 +14,8 @@ class Running:
     """A request in a slot.
 
     Attributes:
+      request: the request.
+      slot: index of its slot.
       pages: the cache pages it uses. Before each dispatch it gets those that the dispatch may write.
       tokens: what is read before it decodes: its prompt and, if it starts again, its answer so far without
         the last token.
@@ -60,9 +62,12 @@ class Running:
 
 @dataclass(frozen=True)
 class Chunk:
-    """`count` tokens, from index `start`, of those that a request reads.
+    """Consecutive tokens of those that a request reads.
 
     Attributes:
+      running: the request in its slot.
+      start: index of the first token in `running.tokens`.
+      count: the number of tokens, at most C.
       is_first: whether it is the first chunk that is dispatched; tokens before it were found in the cache.
       is_last: whether nothing is left to read after it.
     """
@@ -116,7 +121,7 @@ class Dispatch:
 
     Attributes:
       served: the requests it serves, at most one per slot.
-      goes_on: for each of them, whether it decodes; False if only its prompt is read.
+      goes_on: for each of them, whether it decodes in the first step; False if its prompt is read.
       decodes: whether any decodes, for S steps.
       chunks: the chunks of prompts that it reads, in its first step; empty for none. If any request decodes,
         one whose prompt ends decodes from the second step on.
@@ -389,8 +394,8 @@ class Scheduler:
         return chunks
 
     def _dispatch(self, decoding: list[Running], chunks: list[Chunk]) -> Dispatch:
-        # A decoding slot emits at least one token per step; a slot whose prompt ends emits its first token,
-        # and decodes in the steps behind the one that reads.
+        # A decoding slot emits at least one token per step. A slot whose prompt ends emits its first token
+        # and, if others decode, decodes in the remaining steps.
         steps_behind = self.steps - 1 if decoding else 0
         beginning = [chunk.running for chunk in chunks if chunk.is_last and steps_behind]
         drafts = self._choose(decoding, beginning)
@@ -408,7 +413,7 @@ class Scheduler:
         )
 
     def _choose(self, decoding: Sequence[Running], beginning: Sequence[Running]) -> int:
-        """K for slots that decode, or begin to. With K = 0, the drafter's rows are missing from here on."""
+        """K for slots that decode or begin to. With K = 0, they lack rows of the drafter from here on."""
         if self.choose is None or not decoding:
             return self.tokens_per_step - 1
         drafts, again = self.choose(decoding)

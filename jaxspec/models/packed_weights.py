@@ -103,7 +103,7 @@ def packed_experts(source: Source, stored: Sequence[TensorSource]) -> Mxfp4Weigh
     if not isinstance(source, Whole | InterleavedGateUp) or not isinstance(stored[0], Mxfp4Tensor):
         return None
     values, scale = stored[0].read_packed()
-    # Such a scale allows weights of 12 or more, which no real network has and the kernel does not support.
+    # Such a scale allows weights above 12, which no real network has and the kernel does not support.
     if scale.max(initial=0) > MAX_SCALE:
         return None
     return pack_mxfp4(source.join([values]), source.join([scale]))
