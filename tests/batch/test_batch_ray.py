@@ -181,7 +181,7 @@ def test_parquet_in_and_out(tmp_path, monkeypatch):
         (["--input", "no.jsonl"], "cannot read no.jsonl: No such file or directory"),
         (
             ["--input", "in.jsonl", "in.parquet"],
-            "--input: files of Parquet and of JSON lines are not answered",
+            "--input: Parquet and JSON lines cannot be mixed",
         ),
         (["--output", "there"], "there exists: with --ray a new folder is written"),
     ],
