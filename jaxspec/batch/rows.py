@@ -109,7 +109,7 @@ def _read(sources: Sequence[str | Path]) -> Iterator[Row | RowError]:
 
 
 def count_rows(*sources: str | Path) -> int | None:
-    """The number of lines that are not blank; None if a source is not a regular file, so it can be read only once.
+    """The number of lines that are not blank; None if a source, such as a pipe, can be read only once.
 
     Raises:
       InputError: a source cannot be read.

@@ -417,7 +417,7 @@ def test_answers_to_stdout_are_all_that_is_there(run, faked, tmp_path, monkeypat
         (["--input", "in.jsonl", "in.jsonl"], "must be different files"),
         (["--input", "full.jsonl", "--output", "full.jsonl"], "must be different files"),
         (["--summary", "out.jsonl.run.json", "--output", "out.jsonl"], "must be different files"),
-        (["--output", "/dev/null", "--resume"], "/dev/null is not a regular file: there is nothing to resume"),
+        (["--output", "/dev/null", "--resume"], "/dev/null is not a regular file: there is nothing"),
         (["--resume=yes"], "argument --resume: invalid choice: 'yes' (choose from"),
         (["--replicas", "0"], "--replicas must be at least 1, got 0"),
         (["--replicas", "-2"], "--replicas must be at least 1, got -2"),
