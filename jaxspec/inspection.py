@@ -21,6 +21,7 @@ from flax import nnx
 
 from jaxspec.attention import LayerCache, PagedMemory, PageTable, RowBlock, join_rows
 from jaxspec.checkpoints import Tokenizer
+from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Context, HostPropose, Proposal, Rows
 from jaxspec.engine import Engine, Generation, Request, show
 from jaxspec.engine.compilation_cache import compilation_cache
@@ -241,10 +242,10 @@ class _Phases:
         self._graph, self._treedef, self._leaves = programs.graph, programs.treedef, programs.leaves
         models = self.models = self._merge(self._leaves)
         self.num_drafts = models.drafter.num_speculative_tokens
-        settings = programs.settings
-        self.read = self._program(partial(_read, settings=settings))
+        config = programs.config
+        self.read = self._program(partial(_read, config=config))
         self.verify = self._program(_verify)
-        self.accept = self._program(partial(_accept, settings=settings, mode=mode), donates=False)
+        self.accept = self._program(partial(_accept, config=config, mode=mode), donates=False)
         self.refresh = self._program(_refresh)
         self.look = self._program(partial(_look, mode=mode), donates=False)
         self.propose: HostPropose = _propose_nothing
@@ -283,7 +284,7 @@ class _Run:
             made[mode] = _Phases(engine.programs, mode)
         self.phases = made[mode]
         models = self.phases.models
-        pages = -(-engine.max_model_len // engine.config.page_size)
+        pages = engine.config.table_width
         config = replace(engine.config, batch_size=1, num_pages=pages)
         self.chunk = config.prefill_chunk
         mesh = engine.programs.leaves[0].sharding.mesh
@@ -379,8 +380,10 @@ def _propose_nothing(context: Context, cache: tuple[LayerCache, ...]) -> tuple[P
     return Proposal(nothing, jnp.zeros_like(context.length), None), cache
 
 
-def _read(models: Models, state: EngineState, served: Served, pieces: Pieces, *, settings: Any) -> Any:
-    state, output = engine_step(models, state, served, pieces, settings=settings, mode=None)
+def _read(
+    models: Models, state: EngineState, served: Served, pieces: Pieces, *, config: ResolvedEngineConfig
+) -> Any:
+    state, output = engine_step(models, state, served, pieces, config=config, mode=None)
     return state, output.first
 
 
@@ -408,7 +411,7 @@ def _accept(
     proposal: Proposal,
     logits: jax.Array,
     *,
-    settings: Any,
+    config: ResolvedEngineConfig,
     mode: SamplingMode,
 ) -> tuple[Emitted, jax.Array]:
     return accept(
@@ -417,7 +420,7 @@ def _accept(
         served,
         proposal,
         models.drafter,
-        settings=settings,
+        config=config,
         mode=mode,
         vocab_size=models.target.config.vocab_size,
     )

@@ -141,8 +141,8 @@ def test_targets_with_other_tensors(folders, tmp_path, nothing_allocated, change
 
 
 def test_models_that_are_not_there_or_not_supported(folders, tmp_path, nothing_allocated):
-    assert "is no configuration (" in refused(jaxspec.load, "smollm2", progress=False)
-    assert "is no configuration" in refused(jaxspec.load, tmp_path / "nothing", progress=False)
+    assert "is not a configuration (" in refused(jaxspec.load, "smollm2", progress=False)
+    assert "is not a configuration" in refused(jaxspec.load, tmp_path / "nothing", progress=False)
     assert "configuration file not found" in refused(jaxspec.load, tmp_path / "nothing.toml", progress=False)
     (tmp_path / "empty").mkdir()
     assert "config.json" in refused(jaxspec.load, tmp_path / "empty", progress=False)

@@ -107,7 +107,7 @@ def test_bad_input_is_one_line(run, capsys, arguments, problem):
 
 def test_an_unknown_model_is_one_line(capsys):
     assert command.main(["hello", "--model", "nothing"]) == 2
-    assert capsys.readouterr().err.startswith("error: 'nothing' is no configuration")
+    assert capsys.readouterr().err.startswith("error: 'nothing' is not a configuration")
 
 
 def test_interrupting_while_it_loads_is_no_traceback(run, monkeypatch, capsys):

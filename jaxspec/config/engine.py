@@ -140,3 +140,8 @@ class ResolvedEngineConfig:
     dtype: str
     draft_loop: str
     synthetic_acceptance_length: float | None
+
+    @property
+    def table_width(self) -> int:
+        """T, the pages that hold `max_model_len` positions of one slot: the width of the page table."""
+        return -(-self.max_model_len // self.page_size)

@@ -1,7 +1,7 @@
-"""The one thread that drives an engine's device; everybody else is its client.
+"""The one thread that drives an engine's device; all other threads are its clients.
 
 Clients put commands into its queue and read answers from queues of their own. So an interrupt reaches a
-client and never a round of dispatches, and threads can share an engine.
+client and never a round of dispatches, and several threads can share an engine.
 """
 
 import atexit
@@ -29,13 +29,14 @@ class EngineThread:
         self._thread.start()
         core.programs.when_compiled = partial(self._inbox.put, _wake)
         self._is_closed = False
-        # Also before JAX gives its devices up at exit, which it asked for before this.
+        # At exit the thread must end before JAX releases its devices. Exit handlers run last in, first out,
+        # and JAX's was registered first.
         self._stop = weakref.finalize(core, _stop, self._inbox, self._thread)
         atexit.register(self._stop)
         weakref.finalize(self, atexit.unregister, self._stop)
 
     def put(self, command: Command) -> None:
-        """Has the thread run `command` before its next round.
+        """Queues `command`, which the thread runs before its next round.
 
         Raises:
           EngineError: the engine is closed.
@@ -46,13 +47,13 @@ class EngineThread:
             self._inbox.put(command)
 
     def wait_idle(self, timeout: float | None = None) -> bool:
-        """Waits until nothing is queued, running or in flight; False if that took more than `timeout` s."""
+        """Waits until nothing is queued, running or in flight; False if that took over `timeout` seconds."""
         idle = threading.Event()
         self.put(lambda core: core.when_idle.append(idle.set))
         return idle.wait(timeout)
 
     def close(self) -> None:
-        """Ends every request as aborted, and the thread after the round that it is in."""
+        """Aborts every request and ends the thread after its current round."""
         with self._lock:
             if self._is_closed:
                 return
@@ -80,12 +81,12 @@ def _serve(inbox: SimpleQueue[Command | None], core_ref: weakref.ref[EngineCore]
         core.when_idle.clear()
         while inbox.empty() and core.prepare_programs():
             pass
-        # Asleep, the thread keeps no engine alive.
+        # While it sleeps, the thread must not keep the engine alive.
         del core, command
 
 
 def _wake(core: EngineCore) -> None:
-    """Has the thread look whether there is something to do."""
+    """Does nothing; as a command, it makes the thread look for work."""
 
 
 def _stop(inbox: SimpleQueue[Command | None], thread: threading.Thread) -> None:

@@ -10,13 +10,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxspec.config import EngineConfig
-from jaxspec.engine.packing import pack_served
+from jaxspec.engine.packing import PackedOutput, pack_served, read_output
 from jaxspec.engine.programs import Programs, Size
 from jaxspec.engine.request import Request
 from jaxspec.engine.scheduler import Dispatch
 from jaxspec.engine.scheduler import Running as Slot
 from jaxspec.engine.state import Emitted, EngineState, init_state
-from jaxspec.engine.step import Models, StepSettings
+from jaxspec.engine.step import Models
 from jaxspec.sampling import SamplingParams, required_mode
 from jaxspec.sharding import make_mesh, replicated
 
@@ -52,14 +52,14 @@ class Running:
         length, remaining, active = jax.device_put((length, remaining, active), whole)
         self.state = replace(self.state, length=length, remaining=remaining, active=active)
 
-    def dispatch(self) -> jax.Array:
+    def dispatch(self) -> PackedOutput:
         """Enqueues one dispatch; returns what comes out of it, for `read`."""
         self.state, output = self.programs.dispatch(self.state, self.served, None, size=self.size)
         return output
 
-    def read(self, output: jax.Array) -> Emitted:
+    def read(self, output: PackedOutput) -> Emitted:
         """What a dispatch emitted."""
-        emitted = self.programs.read(output, size=self.size).emitted
+        emitted = read_output(output).emitted
         assert emitted is not None
         return emitted
 
@@ -96,7 +96,9 @@ def start(
         max_model_len=max_model_len,
         page_size=page_size,
         num_pages=batch_size * pages_per_slot,
+        steps_per_dispatch=steps_per_dispatch,
         dtype=str(dtype),
+        synthetic_acceptance_length=acceptance,
     )
     limit = models.target.config.max_position_embeddings
     resolved = config.resolve(backend=jax.default_backend(), model_limit=limit)
@@ -114,15 +116,7 @@ def start(
         history=jax.device_put(history, whole),
         hidden=noise(next(keys), state.hidden) if state.hidden.size else state.hidden,
     )
-    programs = Programs(
-        models,
-        StepSettings(page_size, steps_per_dispatch, acceptance),
-        state=state,
-        table_width=-(-resolved.max_model_len // page_size),
-        chunk=resolved.prefill_chunk,
-        draft_loop="compiled",
-        mesh=mesh,
-    )
+    programs = Programs(models, resolved, state=state, mesh=mesh)
     size = Size(batch_size, 0, required_mode(params), models.drafter.num_speculative_tokens)
     programs.compile([size], progress=False)
     pages = 1 + np.random.default_rng(0).permutation(batch_size * pages_per_slot)
@@ -138,7 +132,7 @@ def start(
     ]
     limits = [size.drafts] * batch_size
     everyone = Dispatch(slots, [True] * batch_size, True, [], [], [], size.drafts, limits)
-    packed = pack_served(everyone, places=batch_size, table_width=programs.table_width)
+    packed = pack_served(everyone, places=batch_size, table_width=resolved.table_width)
     served = jax.device_put(packed, whole)
     running = Running(programs, size, served, state, context, new_tokens)
     running.rewind()

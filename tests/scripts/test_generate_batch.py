@@ -449,7 +449,7 @@ def test_bad_input_is_one_line_before_anything_is_loaded(
 @pytest.mark.parametrize(
     ("config", "options", "problem"),
     [
-        ("nothing", [], "'nothing' is no configuration"),
+        ("nothing", [], "'nothing' is not a configuration"),
         ("missing.toml", [], "configuration file not found: missing.toml"),
         (None, ["--batch-size", "0"], "engine.batch_size must be a whole number of at least 1, got 0"),
         (None, ["--num-speculative-tokens", "0"], "drafter.num_speculative_tokens must be a whole number"),

@@ -143,7 +143,7 @@ def test_refusals(runs, tmp_path, capsys):
     assert "--prompts: name at least one JSONL file" in fails(capsys, *known)
     assert "there is none in" in fails(capsys, *known, "--prompts", tmp_path / "empty.jsonl")
     assert "--target: name the model" in fails(capsys, "--output", tmp_path / "out", "--prompts", asked)
-    assert "'nowhere' is no configuration" in fails(
+    assert "'nowhere' is not a configuration" in fails(
         capsys, "--target", "nowhere", "--output", tmp_path / "out", "--prompts", asked
     )
     assert "--resume goes on with it" in fails(
