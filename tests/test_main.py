@@ -171,7 +171,7 @@ def test_what_the_encoding_of_stdout_lacks_is_escaped_and_said_once(monkeypatch,
         write(text)
     assert ascii_file.buffer.getvalue() == b"caf\\xe9 \\u2192\n"
     error = capsys.readouterr().err
-    assert error == "note: what stdout's ascii lacks is escaped; PYTHONIOENCODING=utf-8 writes it\n"
+    assert error == "note: characters not in stdout's ascii are escaped; set PYTHONIOENCODING=utf-8\n"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's full device")

@@ -162,7 +162,7 @@ class OutputFile:
             known = f"{record_path(self.path).name} does not say what it was begun with"
         else:
             known = f"it was begun with {describe_difference(self.recorded, settings)}"
-        return f"{known}; --resume=force goes on all the same"
+        return f"{known}; --resume=force continues anyway"
 
     def _read_finished(self) -> None:
         with self.path.open("rb") as file:

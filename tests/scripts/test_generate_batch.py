@@ -329,7 +329,7 @@ def test_other_settings_are_not_mixed_into_an_output(run, faked, tmp_path, capsy
     error = capsys.readouterr().err
     assert error == (
         f"error: cannot resume {tmp_path / 'out.jsonl'}: it was begun with {problem}; "
-        "--resume=force goes on all the same\n"
+        "--resume=force continues anyway\n"
     )
     assert (tmp_path / "out.jsonl").read_bytes() == before
     assert run("--resume=force", *options) == 0

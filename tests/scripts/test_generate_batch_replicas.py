@@ -66,7 +66,7 @@ def test_interrupted_with_two_engines_and_resumed_with_one(run_alone, tiny_confi
         errors.seek(0)
         said = re.split("[\r\n]+", errors.read())
     assert process.returncode == 130, said
-    assert said[-2:] == [f"interrupted: {output} holds what was finished; --resume goes on", ""]
+    assert said[-2:] == [f"interrupted: {output} holds what was finished; --resume continues", ""]
     assert len(replicas) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in replicas)
     assert not [line for line in said if "Traceback" in line]

@@ -146,7 +146,7 @@ def test_refusals(runs, tmp_path, capsys):
     assert "'nowhere' is not a configuration" in fails(
         capsys, "--target", "nowhere", "--output", tmp_path / "out", "--prompts", asked
     )
-    assert "--resume goes on with it" in fails(
+    assert "--resume continues it" in fails(
         capsys, "--target", target, "--prompts", asked, "--output", runs / "first"
     )
     asked_of = [*known, "--prompts", asked, "--adapt"]
