@@ -177,7 +177,7 @@ def test_parquet_in_and_out(tmp_path, monkeypatch):
         (["--replicas", "9"], "9 engines need a CPU core each, and the cluster has 2"),
         (["--tensor-parallel", "2"], "engine.tensor_parallel is 2: the cluster has no GPUs"),
         (["--resume"], "--resume cannot be used with --ray"),
-        (["--input", "-"], "--input: --ray needs files or folders that every machine of the cluster can read"),
+        (["--input", "-"], "--input: --ray needs files or folders that every machine of the cluster"),
         (["--input", "no.jsonl"], "cannot read no.jsonl: No such file or directory"),
         (
             ["--input", "in.jsonl", "in.parquet"],
