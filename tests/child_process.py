@@ -10,11 +10,11 @@ from typing import Any
 
 @contextmanager
 def python(*arguments: object, stderr: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A running Python with text pipes as stdin and stdout; waits for its end on exit.
+    """A running Python process with text pipes for stdin and stdout; leaving the context waits for its end.
 
     Args:
-      arguments: of the command line, after the interpreter.
-      stderr: the file that gets its stderr, so that a full pipe can't block it.
+      *arguments: the command line, without the interpreter.
+      stderr: file for its stderr; a pipe could fill up and block the process.
       **options: of `subprocess.Popen`.
     """
     command = [sys.executable, *map(str, arguments)]

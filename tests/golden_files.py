@@ -1,4 +1,4 @@
-"""The goldens of `tests/goldens`; their README says what the arrays are."""
+"""Reading `tests/goldens`, whose README describes the arrays."""
 
 import json
 from pathlib import Path
@@ -78,7 +78,7 @@ def golden_json(name: str) -> dict[str, Any]:
 
 
 def assert_close(actual: Any, expected: np.ndarray, *, relative: float = 1e-4) -> None:
-    """Equal within `relative` of the largest expected value."""
+    """Asserts that arrays differ by at most `relative` times the largest expected value."""
     actual = np.asarray(actual)
     assert actual.shape == expected.shape
     assert np.isfinite(actual).all()
