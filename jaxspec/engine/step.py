@@ -40,7 +40,9 @@ def dispatch(
     config: ResolvedEngineConfig,
     mode: SamplingMode | None,
 ) -> tuple[EngineState, StepOutput]:
-    """The engine steps of one program: S of them, or a single one that reads prompts.
+    """The engine steps of one program: S of them, of which the first may read prompts, or one without decoding.
+
+    A slot whose prompt ends in the first step decodes in the others.
 
     Args:
       state: of all B slots.
@@ -55,23 +57,27 @@ def dispatch(
     slots = read_served(served, config.page_size)
     step = partial(engine_step, models, served=slots, config=config, mode=mode)
     whole, state = state, state.take(slots)
+    read = None
     if pieces is not None:
-        state, output = step(state, pieces=read_pieces(pieces))
-        emitted = jax.tree.map(lambda of_step: of_step[None], output.emitted)
-        return whole.put(slots, state), replace(output, emitted=emitted)
+        state, read = step(state, pieces=read_pieces(pieces))
+        if mode is None or config.steps_per_dispatch == 1:
+            emitted = jax.tree.map(lambda of_step: of_step[None], read.emitted)
+            return whole.put(slots, state), replace(read, emitted=emitted)
 
     num_steps = config.steps_per_dispatch
     _, shapes = jax.eval_shape(lambda: step(state, pieces=None))
-    outputs = jax.tree.map(lambda s: jnp.zeros((num_steps, *s.shape), s.dtype), shapes)
+    emitted = jax.tree.map(lambda s: jnp.zeros((num_steps, *s.shape), s.dtype), shapes.emitted)
+    if read is not None:
+        emitted = jax.tree.map(lambda steps, of_first: steps.at[0].set(of_first), emitted, read.emitted)
 
     def body(i: jax.Array, carry: tuple) -> tuple:
-        state, outputs = carry
+        state, emitted = carry
         state, output = step(state, pieces=None)
         put = partial(lax.dynamic_update_index_in_dim, index=i, axis=0)
-        return state, jax.tree.map(put, outputs, output)
+        return state, jax.tree.map(put, emitted, output.emitted)
 
-    state, outputs = lax.fori_loop(0, num_steps, body, (state, outputs))
-    return whole.put(slots, state), outputs
+    state, emitted = lax.fori_loop(0 if read is None else 1, num_steps, body, (state, emitted))
+    return whole.put(slots, state), StepOutput(emitted, None if read is None else read.first)
 
 
 def engine_step(
