@@ -177,7 +177,7 @@ def test_figures_of_runs():
         ),
         (
             [*SHAPE, "--only", "single 512+256", "--scale", "1.5"],
-            "prompt of 768 and an answer of 384 tokens exceed max_model_len 1024",
+            "a prompt of 768 and an answer of 384 tokens exceed max_model_len 1024",
         ),
     ],
 )
