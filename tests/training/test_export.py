@@ -130,7 +130,7 @@ def test_a_head_goes_from_one_format_into_another(target, tmp_path, form, capsys
         ({"num_layers": 2}, "holds one layer, the head has 2"),
         ({"fc_norm": True}, "has no fc_norm"),
         ({"norm_before_residual": True}, "has no norm_before_residual"),
-        ({"rope_theta": 5e5}, "takes 10000 and the head 500000"),
+        ({"rope_theta": 5e5}, "takes 10000, the head 500000"),
         ({"capture": (1, 2, 3)}, r"reads the hidden states \[2, 2, 2\]"),
     ],
 )
