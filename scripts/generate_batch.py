@@ -306,7 +306,7 @@ def _write_json(path: Path, values: dict[str, Any] | None) -> None:
 
 
 class Job:
-    """The rows of one command, from the input to the output."""
+    """Answers the rows of one command, from input to output."""
 
     def __init__(
         self,
@@ -325,13 +325,14 @@ class Job:
         self._failures: list[str] = []
 
     def run(self, output: OutputFile) -> Summary:
-        """Answers the rows, writing each as it ends; loads nothing where there is nothing to answer."""
+        """Answers the rows, writing each when it is finished; loads no engine if there are none to answer."""
         args, total = self._args, count_rows(*self._args.input)
         if total is not None and args.limit is not None:
             total = min(total, args.limit)
         batch_size = self._config.engine.batch_size
-        # No more slots or engines than rows, where that can be known without waiting for a pipe. Each engine
-        # has as many slots as one alone would have: rounded to 8 bits, answers depend on that.
+        # No more slots or engines than rows, if their number is known without waiting for a pipe. Each engine
+        # has as many slots as a single one would have, because with int8 activations answers depend on the
+        # number.
         fits = args.batch_size is None and total is not None
         rows = iter(self._rows)
         first = self._first_rows(rows, max(batch_size, len(self._environments)) if fits else 1)
@@ -358,7 +359,7 @@ class Job:
     def _load(
         self, rows: Iterator[Row | RowError], batch_size: int, stack: ExitStack
     ) -> BatchRun | ReplicaRun:
-        """Loads one engine, or several, which end with the stack."""
+        """Loads one engine, or several, which `stack` closes."""
         args = self._args
         load_engine = partial(
             load,
@@ -385,7 +386,7 @@ class Job:
         return run
 
     def _first_rows(self, rows: Iterator[Row | RowError], count: int) -> list[Row]:
-        """The first rows to answer, at most so many; reports what fails before them."""
+        """The first rows to answer, at most `count`; reports failed rows before them."""
         first: list[Row] = []
         while len(first) < count and (row := next(rows, None)) is not None:
             if isinstance(row, Row):

@@ -17,7 +17,7 @@ BLOCKS = [
     )
 ]
 FILES = {source.split()[1]: source for source in BLOCKS if source.startswith("# ")}
-"""The files that the pages show, by name."""
+"""The files shown in the pages, by name."""
 
 
 def run(source: str) -> None:

@@ -50,13 +50,13 @@ HEADS = {
     "peagle": PEAGLE_TARGETS,
     "dflash": DFLASH_TARGETS,
 }
-"""By kind, every head and the target that it was made for."""
+"""Every head and its target, by kind of drafter."""
 
 HEAD_TARGETS = {case: target for heads in HEADS.values() for case, target in heads.items()}
 HEAD_KINDS = {case: kind for kind, heads in HEADS.items() for case in heads}
 
 MTP_TARGETS = {"deepseek-v3-mtp": "deepseek-v3", "glm4-moe-lite-mtp": "glm4-moe-lite"}
-"""Layers that belong into their target's own checkpoint."""
+"""Multi-token-prediction layers, which belong in the target's checkpoint."""
 DRAFTER_TARGETS = HEAD_TARGETS | MTP_TARGETS
 DRAFTER_KINDS = HEAD_KINDS | dict.fromkeys(MTP_TARGETS, "mtp")
 

@@ -50,8 +50,8 @@ INNER_WIDTH = {
     "head_dim": 8,
     "sliding_window": 6,
 }
-"""Experts, with biases, whose inner width divides over two devices in blocks of 32; more of them than three
-rows choose, so that decoding reads the chosen ones and prompts run through all."""
+"""Experts with biases. Their inner width splits over two devices in blocks of 32. Three rows choose only some
+of them, so that decoding reads the chosen ones and prompts run through all."""
 MOVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 
 

@@ -40,9 +40,9 @@ DRAFTERS = {"ngram": 3, "eagle3": 7, "eagle1": 5, "near": 7, "peagle": 7, "dflas
 attention."""
 ONLY_OVER = {"mtp": ("latent",), "bigram": ("full", "own family")}
 PAIRS = [(kind, name) for kind in ATTENTION for name in DRAFTERS if kind in ONLY_OVER.get(name, ATTENTION)]
-"""Every drafter over every kind of attention that it fits, and that it could tell from others."""
+"""Every drafter with every kind of attention that it supports and that makes a difference to it."""
 MOST_LOADED = 6
-"""Engines of one kind of attention that are kept; more than any test holds."""
+"""The number of engines kept for one kind of attention; more than any test uses at once."""
 KINDS = {"self": "draft_model", "near": "draft_model"}
 
 

@@ -27,7 +27,7 @@ from jaxspec.errors import one_line
 from jaxspec.sampling import SamplingParams
 
 MAX_DEATHS = 3
-"""The run fails when one replica dies so often in a row, or when so many replicas die with the same row."""
+"""The run fails if one replica dies so often without an answer, or so many replicas die with the same row."""
 
 _PROGRAM = "import sys; from jaxspec.batch.replica import main; main(int(sys.argv[1]))"
 _SECONDS_TO_END = 10.0

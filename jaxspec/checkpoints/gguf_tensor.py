@@ -37,6 +37,8 @@ class GGUFTensor:
     """One tensor of a GGUF.
 
     Attributes:
+      header: header of the file.
+      info: shape, format and position of the tensor.
       interleaved_heads: number of heads whose rows the converter interleaved for rope; 0 for rows in Hugging
         Face's order.
       offset: number that the converter added to the values.

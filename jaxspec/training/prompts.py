@@ -76,7 +76,7 @@ def make_prompts(
         write_atomically(folder.path / "synthetic.jsonl", lines.encode())
         sampled = [PromptRow(({"role": "user", "content": text},)) for text in texts]
     if not rows and not sampled:
-        raise ConfigError(f"prompts: there is none in {', '.join(map(str, config.files)) or 'no file'}")
+        raise ConfigError(f"prompts: none in {', '.join(map(str, config.files)) or 'no file'}")
     distinct = {row.words: row for row in [*rows, *sampled]}
     kept = [row for row in distinct.values() if not any(map(held_out.__contains__, _texts(row)))]
     limit = min(config.max_tokens, longest)
