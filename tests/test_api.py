@@ -1,4 +1,4 @@
-"""The public functions: what they return, and bad input refused in one line before anything is allocated."""
+"""The public functions: their results, and bad input rejected in one line before anything is allocated."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def nothing_allocated(monkeypatch):
 
 
 def refused(call: Callable, *args, **kwargs) -> str:
-    """The one-line message of the ValueError that a call ends in."""
+    """The one-line message of the ValueError that a call raises."""
     with pytest.raises(ValueError) as error:  # noqa: PT011
         call(*args, **kwargs)
     assert "\n" not in str(error.value)
