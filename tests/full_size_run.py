@@ -1,4 +1,4 @@
-"""Networks of full size from prompt to emitted tokens, without an array: `jax.eval_shape` all the way."""
+"""Runs networks of full size from prompt to emitted tokens by `jax.eval_shape`, without arrays."""
 
 import jax
 from flax import nnx
@@ -12,7 +12,7 @@ from jaxspec.sharding import make_mesh
 
 
 def assert_runs(target, drafter):
-    """A step that reads two pieces of prompts beside two slots keeps the shapes and dtypes of the state."""
+    """Checks that two steps, each with two pieces of prompts and two slots, keep the state's shapes and dtypes."""
     config = EngineConfig(batch_size=2, max_model_len=2048, steps_per_dispatch=2).resolve(
         backend="gpu", model_limit=target.config.max_position_embeddings
     )
@@ -28,7 +28,7 @@ def assert_runs(target, drafter):
     after, output = jax.eval_shape(run, parameters, state, served, pieces)
     assert jax.tree.map(_shape_and_dtype, after) == jax.tree.map(_shape_and_dtype, state)
     assert output.first.token.shape == (2,)
-    assert output.emitted.tokens.shape == (1, 2, drafter.num_speculative_tokens + 1)
+    assert output.emitted.tokens.shape == (2, 2, drafter.num_speculative_tokens + 1)
 
 
 def _shape_and_dtype(array):

@@ -1,16 +1,16 @@
 """The axis glossary, and which axes are split over devices.
 
-Axes, as they appear in shape comments and in `AXIS_TO_MESH`:
+Axes in the shape comments of jaxspec; kernels have their own glossary (`kernels/__init__.py`):
 
-    B  slots (rows of the batch)            N  key/value heads
-    Q  query rows per slot                  G  query heads per key/value head
-    K  drafts per step                      H  query heads, N * G
-    P  positions per page                   D  head size
-    T  width of the page table              M  model width (hidden size)
-    S  engine steps per dispatch            F  feed-forward width (intermediate size)
-    R  rows of one prefill program          V  vocabulary of the target
-    C  tokens per row of a prefill program  W  vocabulary of the drafter
-    E  experts of a layer
+    N  flat rows of a forward pass          M  model width (hidden size)
+    B  slots, or packed rows in training    F  feed-forward width (intermediate size)
+    G  groups of rows in a block [G, Q]     H  key/value heads, or query heads where there is no G
+    Q  rows per group                       G  query heads per key/value head, after H
+    C  tokens per piece of a prompt         D  head size
+    K  drafts per step                      V  vocabulary of the target
+    S  steps per dispatch; in training,     W  vocabulary of the drafter
+       tokens per packed row                E  experts of a layer
+    P  positions per page                   T  width of the page table
 """
 
 from collections.abc import Mapping

@@ -26,7 +26,8 @@ class EngineConfig:
         does not stop while a prompt is read; 0 reads prompts between dispatches. None takes 0 on a CPU and
         1024 elsewhere.
       slot_sizes: numbers of slots to compile decode programs for, in addition to batch_size. A smaller
-        program computes fewer rows when fewer requests run. None takes the powers of two.
+        program computes fewer rows when fewer requests run. None takes the powers of two, and above
+        32 the numbers halfway between them.
       steps_per_dispatch: S, engine steps run on the device per host round trip. None takes 1 on a CPU and
         for weights of 4 GiB or more, whose steps take longer than the host's work between them, and 4
         otherwise. Slots that finish are idle until the round trip ends.
@@ -104,7 +105,8 @@ class EngineConfig:
         pages_per_slot = -(-max_model_len // self.page_size)
         is_large = not on_cpu and weight_bytes >= 1 << 32
         chunk = self.prefill_chunk or (32 if is_large else 64)
-        powers = tuple(1 << i for i in range(self.batch_size.bit_length()))
+        powers = [1 << i for i in range(self.batch_size.bit_length())]
+        halfway = [3 * power // 2 for power in powers if 32 <= power < self.batch_size]
         return ResolvedEngineConfig(
             batch_size=self.batch_size,
             max_model_len=max_model_len,
@@ -114,7 +116,7 @@ class EngineConfig:
             prefill_chunk=chunk,
             prefill_rows=self.prefill_rows or (1 if on_cpu else max(2048 // chunk, 1)),
             rows_beside=(0 if on_cpu else 1024) if self.rows_beside is None else self.rows_beside,
-            slot_sizes=powers if self.slot_sizes is None else tuple(self.slot_sizes),
+            slot_sizes=tuple(sorted(powers + halfway) if self.slot_sizes is None else self.slot_sizes),
             steps_per_dispatch=self.steps_per_dispatch or (1 if on_cpu or is_large else 4),
             # On a CPU, XLA's bfloat16 products are twenty times slower than those in float32.
             dtype=self.dtype or ("float32" if on_cpu else "bfloat16"),

@@ -48,7 +48,7 @@ class LatentConfig:
         )
 
     def scale(self, rope: RopeConfig) -> float:
-        """The factor of attention logits: head size ** -0.5 times the square of YaRN's `mscale_all_dim` factor.
+        """The factor of attention logits: head size ** -0.5, times YaRN's `mscale_all_dim` factor squared.
 
         Source: transformers, `yarn_apply_mscale` of DeepSeek-V3.
         """

@@ -13,7 +13,7 @@ from jaxspec.config.rope import RopeConfig
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a decoder, with the names of `config.json`.
+    """The shape of a decoder. Fields that are not listed have the meaning of the same key in `config.json`.
 
     Attributes:
       family: `model_type`, a name in `FAMILIES`.

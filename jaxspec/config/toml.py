@@ -39,6 +39,7 @@ class Config:
 
     Attributes:
       name: the file's name without its suffix.
+      target, drafter, engine: the sections of the file.
     """
 
     name: str

@@ -47,7 +47,7 @@ class Acceptance:
         self.tried, self.passed = [0.0] * drafts, [0.0] * drafts
 
     def add(self, drafts: int, accepted: int) -> None:
-        """Counts a step that could have `drafts` drafts; those not proposed count as rejected."""
+        """Counts a step that could have `drafts` drafts; one that was not proposed counts as rejected."""
         for i in range(min(accepted + 1, drafts)):
             self.tried[i] += 1 - self.tried[i] / self.memory
             self.passed[i] += (i < accepted) - self.passed[i] / self.memory

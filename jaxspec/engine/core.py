@@ -267,14 +267,13 @@ class EngineCore:
 
     def _count(self, dispatch: Dispatch, size: Size) -> None:
         counters = self.counters
-        steps = 1 if dispatch.chunks else self.config.steps_per_dispatch
         counters.dispatches += 1
         counters.prompt_rows += size.pieces * self.config.prefill_chunk
         counters.prompt_rows_used += sum(chunk.count for chunk in dispatch.chunks)
         counters.cached_rows += sum(chunk.start for chunk in dispatch.chunks if chunk.is_first)
         if dispatch.decodes:
-            counters.steps += steps
-            counters.slot_steps += steps * size.slots
+            counters.steps += self.config.steps_per_dispatch
+            counters.slot_steps += self.config.steps_per_dispatch * size.slots
         else:
             counters.prompt_passes += 1
 

@@ -14,8 +14,8 @@ class Counters:
       cached_rows: prompt tokens that were found in the prefix cache and not computed.
       slot_steps: slots of the decode programs, summed over their steps.
       slot_steps_used: those of them that emitted; the others were empty or had ended earlier in the dispatch.
-      steps: passes over the target's weights that decoded, with or without prompt rows beside them.
-      prompt_passes: passes over the target's weights for prompts alone.
+      steps: passes over the target's weights that decode, with or without prompt rows in the same pass.
+      prompt_passes: passes over the target's weights that only read prompts.
       dispatches: programs that the host enqueued.
       compiles: programs compiled, or read from disk.
     """

@@ -63,7 +63,7 @@ class Size:
 
     Attributes:
       slots: b, the slots that it serves.
-      pieces: G, the pieces of prompts that it reads in one step; 0 for a program of S decoding steps.
+      pieces: G, the pieces of prompts that it reads in its first step; 0 for none.
       mode: the most general sampling that it does; None if it decodes nothing.
       drafts: K; 0 is plain decoding, without the drafter.
     """

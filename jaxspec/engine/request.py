@@ -301,7 +301,7 @@ class Request:
     _text_stream: TextStream | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        # Decoding text token by token costs the host more than everything else, so only where it is needed.
+        # Decoding text token by token costs the host more than the rest of a request: only if it is needed.
         if self.tokenizer is not None and (self.is_streamed or self.params.stop):
             self._text_stream = TextStream(self.tokenizer)
 
@@ -336,7 +336,7 @@ class Request:
             if ended and self.finish_reason is None:
                 is_stopped = self.token_ids[-1] in self.stop_tokens
                 self.finish_reason = "stop" if self._finish_text() or is_stopped else "length"
-        # A panic in a Rust tokenizer is no Exception. It fails this request; the others go on.
+        # A panic in a Rust tokenizer is not an Exception. It fails this request; the others go on.
         except BaseException as error:
             self.finish_reason, self.error = "failed", f"its text cannot be decoded: {error!r}"
         self._emit(tokens)

@@ -14,6 +14,8 @@ class Running:
     """A request in a slot.
 
     Attributes:
+      request: the request.
+      slot: index of its slot.
       pages: the cache pages it uses. Before each dispatch it gets those that the dispatch may write.
       tokens: what is read before it decodes: its prompt and, if it starts again, its answer so far without
         the last token.
@@ -60,9 +62,12 @@ class Running:
 
 @dataclass(frozen=True)
 class Chunk:
-    """`count` tokens, from index `start`, of those that a request reads.
+    """Consecutive tokens of those that a request reads.
 
     Attributes:
+      running: the request in its slot.
+      start: index of the first token in `running.tokens`.
+      count: the number of tokens, at most C.
       is_first: whether it is the first chunk that is dispatched; tokens before it were found in the cache.
       is_last: whether nothing is left to read after it.
     """
@@ -116,9 +121,10 @@ class Dispatch:
 
     Attributes:
       served: the requests it serves, at most one per slot.
-      goes_on: for each of them, whether it decodes; False if only its prompt is read.
-      decodes: whether any decodes: for S steps, or for a single step if prompts are read in the same pass.
-      chunks: the chunks of prompts that it reads; empty for none.
+      goes_on: for each of them, whether it decodes in the first step; False if its prompt is read.
+      decodes: whether any decodes, for S steps.
+      chunks: the chunks of prompts that it reads, in its first step; empty for none. If any request decodes,
+        one whose prompt ends decodes from the second step on.
       sure, most: for each request, the least and the most tokens that it emits.
       drafts: K of those that decode.
       limits: for each request, the most drafts that may be accepted in a step.
@@ -167,7 +173,7 @@ class Scheduler:
     Attributes:
       batch_size: B, the number of slots.
       pages: the pool of cache pages.
-      steps: S, steps of a dispatch that decodes and reads no prompts.
+      steps: S, steps of a dispatch that decodes; the first of them may read prompts.
       tokens_per_step: K + 1 for the largest K, the most tokens that a slot emits in a step.
       chunk: C, the most tokens of a chunk.
       most_chunks: the most chunks of a dispatch that only reads prompts.
@@ -223,11 +229,9 @@ class Scheduler:
         self._reserve()
         decoding = [running for running in self.running if running.decodes]
         unread = [running for running in self.running if not running.is_read]
-        dispatches = []
         if decoding and unread and self.chunks_beside:
-            dispatches.append(self._dispatch(decoding, self._next_chunks(unread, self._num_beside(unread))))
-            if not all(running.is_read for running in unread):
-                return dispatches  # the next round reads more, so the S decoding steps must not come between
+            return [self._dispatch(decoding, self._next_chunks(unread, self._num_beside(unread)))]
+        dispatches = []
         budget = self.chunks_between if decoding else self.most_chunks if self.chunks_beside else None
         while (unread := [running for running in unread if not running.is_read]) and budget != 0:
             chunks = self._next_chunks(unread, min(self.most_chunks, budget or self.most_chunks))
@@ -390,12 +394,14 @@ class Scheduler:
         return chunks
 
     def _dispatch(self, decoding: list[Running], chunks: list[Chunk]) -> Dispatch:
-        # A decoding slot emits at least one token per step; a slot whose prompt ends emits its first token.
-        steps = 1 if chunks else self.steps
-        drafts = self._choose(decoding)
-        sure = dict.fromkeys(decoding, steps)
+        # A decoding slot emits at least one token per step. A slot whose prompt ends emits its first token
+        # and, if others decode, decodes in the remaining steps.
+        steps_behind = self.steps - 1 if decoding else 0
+        beginning = [chunk.running for chunk in chunks if chunk.is_last and steps_behind]
+        drafts = self._choose(decoding, beginning)
+        sure = dict.fromkeys(decoding, self.steps)
         for chunk in chunks:
-            sure[chunk.running] = int(chunk.samples)
+            sure[chunk.running] = int(chunk.samples) + (steps_behind if chunk.is_last else 0)
         limits = [self._limit(running, drafts) for running in sure]
         most = [count * (limit + 1) for count, limit in zip(sure.values(), limits, strict=True)]
         for running, at_least, at_most in zip(sure, sure.values(), most, strict=True):
@@ -406,12 +412,12 @@ class Scheduler:
             list(sure), goes_on, bool(decoding), chunks, list(sure.values()), most, drafts, limits
         )
 
-    def _choose(self, decoding: Sequence[Running]) -> int:
-        """K for these slots. With K = 0, the drafter's rows are missing from here on."""
+    def _choose(self, decoding: Sequence[Running], beginning: Sequence[Running]) -> int:
+        """K for slots that decode or begin to. With K = 0, they lack rows of the drafter from here on."""
         if self.choose is None or not decoding:
             return self.tokens_per_step - 1
         drafts, again = self.choose(decoding)
-        drafts = max(drafts, *(running.request.num_drafts or 0 for running in decoding))
+        drafts = max(drafts, *(running.request.num_drafts or 0 for running in [*decoding, *beginning]))
         for running in again:
             running.is_leaving = True
         if not drafts and self.drafter_has_rows:
@@ -419,6 +425,8 @@ class Scheduler:
                 if running.missing_from is None:
                     request = running.request
                     running.missing_from = len(request.prompt) + len(request.token_ids) + running.sure - 1
+            for running in beginning:
+                running.missing_from = len(running.tokens)
         return drafts
 
     def _limit(self, running: Running, drafts: int) -> int:

@@ -100,8 +100,8 @@ class Served:
 
     Attributes:
       slot: i32[b], index of the slot; past the last slot for an unused place.
-      goes_on: bool[b], whether the slot goes on decoding; False while its prompt is read and for an unused
-        place.
+      goes_on: bool[b], whether the slot decodes in the first step; False if its prompt is read, and for an
+        unused place.
       limit: i32[b], the most drafts that may be accepted; further ones count as not drawn.
       page_table: of shape [b, T].
       stop_tokens: i32[b, MAX_STOP_TOKENS], padded with -1.

@@ -40,7 +40,9 @@ def dispatch(
     config: ResolvedEngineConfig,
     mode: SamplingMode | None,
 ) -> tuple[EngineState, StepOutput]:
-    """The engine steps of one program: S of them, or a single one that reads prompts.
+    """The engine steps of one program: S steps that decode, or a single one that only reads prompts.
+
+    The first step may read prompts too; a slot whose prompt ends in it decodes in the others.
 
     Args:
       state: of all B slots.
@@ -55,23 +57,27 @@ def dispatch(
     slots = read_served(served, config.page_size)
     step = partial(engine_step, models, served=slots, config=config, mode=mode)
     whole, state = state, state.take(slots)
+    read = None
     if pieces is not None:
-        state, output = step(state, pieces=read_pieces(pieces))
-        emitted = jax.tree.map(lambda of_step: of_step[None], output.emitted)
-        return whole.put(slots, state), replace(output, emitted=emitted)
+        state, read = step(state, pieces=read_pieces(pieces))
+        if mode is None or config.steps_per_dispatch == 1:
+            emitted = jax.tree.map(lambda of_step: of_step[None], read.emitted)
+            return whole.put(slots, state), replace(read, emitted=emitted)
 
     num_steps = config.steps_per_dispatch
     _, shapes = jax.eval_shape(lambda: step(state, pieces=None))
-    outputs = jax.tree.map(lambda s: jnp.zeros((num_steps, *s.shape), s.dtype), shapes)
+    emitted = jax.tree.map(lambda s: jnp.zeros((num_steps, *s.shape), s.dtype), shapes.emitted)
+    if read is not None:
+        emitted = jax.tree.map(lambda steps, of_first: steps.at[0].set(of_first), emitted, read.emitted)
 
     def body(i: jax.Array, carry: tuple) -> tuple:
-        state, outputs = carry
+        state, emitted = carry
         state, output = step(state, pieces=None)
         put = partial(lax.dynamic_update_index_in_dim, index=i, axis=0)
-        return state, jax.tree.map(put, outputs, output)
+        return state, jax.tree.map(put, emitted, output.emitted)
 
-    state, outputs = lax.fori_loop(0, num_steps, body, (state, outputs))
-    return whole.put(slots, state), outputs
+    state, emitted = lax.fori_loop(0 if read is None else 1, num_steps, body, (state, emitted))
+    return whole.put(slots, state), StepOutput(emitted, None if read is None else read.first)
 
 
 def engine_step(
@@ -132,7 +138,7 @@ def verify_and_commit(
     is_plain = proposal is not None and not proposal.tokens.shape[1]
     # The blocks of rows, and in each the rows whose logits are needed: every row that verifies, and the last
     # row of every piece.
-    tokens, blocks, giving = [], [], []
+    tokens, blocks, logit_rows = [], [], []
     if proposal is not None:
         proposal = replace(proposal, count=jnp.minimum(proposal.count, served.limit))
         index = jnp.arange(proposal.tokens.shape[1] + 1, dtype=jnp.int32)[None, :]
@@ -140,33 +146,33 @@ def verify_and_commit(
         valid = jnp.broadcast_to(state.active[:, None], positions.shape)
         tokens.append(jnp.concatenate([state.context(served).last_token[:, None], proposal.tokens], axis=1))
         blocks.append(RowBlock(positions, valid, served.page_table))
-        giving.append(jnp.arange(positions.size, dtype=jnp.int32).reshape(positions.shape))
+        logit_rows.append(jnp.arange(positions.size, dtype=jnp.int32).reshape(positions.shape))
     if pieces is not None:
         index = jnp.arange(pieces.tokens.shape[1], dtype=jnp.int32)[None, :]
         table = jax.tree.map(lambda of_slot: _take(of_slot, pieces.place), served.page_table)
         tokens.append(pieces.tokens)
         blocks.append(RowBlock(pieces.start[:, None] + index, index < pieces.count[:, None], table))
-        before = giving[0].size if giving else 0
+        before = logit_rows[0].size if logit_rows else 0
         last = jnp.maximum(pieces.count - 1, 0)
-        giving.append(before + jnp.arange(len(last), dtype=jnp.int32) * pieces.tokens.shape[1] + last)
+        logit_rows.append(before + jnp.arange(len(last), dtype=jnp.int32) * pieces.tokens.shape[1] + last)
     hidden, captured, memory = target(
         join_rows(tokens),
         join_rows(block.positions for block in blocks),
         PagedMemory.build(target.kinds, state.target_cache, tuple(blocks)),
         capture=drafter.capture,
     )
-    everything = pieces is None
+    needs_all = pieces is None
     logits = target.logits(
-        hidden if everything else _take(hidden, jnp.concatenate([*map(jnp.ravel, giving)]))
+        hidden if needs_all else _take(hidden, jnp.concatenate([*map(jnp.ravel, logit_rows)]))
     )
 
     next_tokens, ends, emitted, first = [], [], None, None
     if proposal is not None:
-        judged = logits[: giving[0].size].reshape(*giving[0].shape, -1)
+        verify_logits = logits[: logit_rows[0].size].reshape(*logit_rows[0].shape, -1)
         if mode is not SamplingMode.GREEDY:
-            judged, proposal = _whole_rows(judged, proposal, models)
+            verify_logits, proposal = _whole_rows(verify_logits, proposal, models)
         emitted, accepted = accept(
-            judged,
+            verify_logits,
             state,
             served,
             proposal,
@@ -175,17 +181,19 @@ def verify_and_commit(
             mode=mode,
             vocab_size=target.config.vocab_size,
         )
-        valid = state.active[:, None] & (jnp.arange(judged.shape[1]) <= accepted[:, None]) & (not is_plain)
+        valid = (
+            state.active[:, None] & (jnp.arange(verify_logits.shape[1]) <= accepted[:, None]) & (not is_plain)
+        )
         blocks[0] = replace(blocks[0], valid=valid)
         next_tokens.append(emitted.tokens)
-        ends.append(jnp.take_along_axis(giving[0], accepted[:, None], axis=1)[:, 0])
+        ends.append(jnp.take_along_axis(logit_rows[0], accepted[:, None], axis=1)[:, 0])
     if pieces is not None:
         last_rows = logits[-len(pieces.place) :]
         axis = split_over(last_rows.shape[-1], target.config.vocab_size)
         first = sample_first(all_parts(last_rows, axis), served, pieces)
         is_end = pieces.is_last[:, None] & (index == last[:, None])
         next_tokens.append(jnp.where(is_end, first.token[:, None], pieces.next_tokens))
-        ends.append(giving[-1])
+        ends.append(logit_rows[-1])
     state = replace(state, target_cache=memory.caches)
     if pieces is not None or not is_plain:
         rows = Rows(join_rows(tokens), join_rows(next_tokens), hidden, captured, tuple(blocks))
@@ -222,11 +230,11 @@ def accept(
     assert mode is not None
     drafts = proposal.tokens
     index = jnp.arange(drafts.shape[1] + 1, dtype=jnp.int32)[None, :]
-    judge = verify
+    verify_drafts = verify
     if config.synthetic_acceptance_length is not None and drafts.shape[1]:
         length = min(config.synthetic_acceptance_length, drafts.shape[1] + 1)
-        judge = partial(verify_synthetic, mean_acceptance_length=length)
-    verdict = judge(
+        verify_drafts = partial(verify_synthetic, mean_acceptance_length=length)
+    verdict = verify_drafts(
         logits,
         drafts,
         proposal.count,

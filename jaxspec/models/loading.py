@@ -25,7 +25,7 @@ from jaxspec.sharding import make_mesh, sharding
 
 Module = TypeVar("Module", bound=nnx.Module)
 
-# Buffers that older versions of transformers saved beside the weights.
+# Buffers that older versions of transformers saved with the weights.
 IGNORED = ("*rotary_emb.inv_freq",)
 
 _LAYER = re.compile(r"model\.layers\.([0-9]{1,9})\.")

@@ -107,11 +107,11 @@ class MoE(nnx.Module):
         return all_sum(y, self._inner_axis or self._expert_axis).reshape(x.shape)
 
     def _route_each(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """`route`, with results that do not depend on the number of rows where those of experts do not."""
+        """Like `route`; with packed experts, a row's result does not depend on the number of rows."""
         if not isinstance(self.gate_up[...], PackedExperts):
             return self.route(rows)
-        # XLA sums in another order for another number of rows. The router is small, and one row at a time
-        # costs little beside the experts.
+        # XLA's products and sums depend on the number of rows in the last bits. One row at a time costs
+        # little beside the experts.
         return jax.lax.map(lambda row: jax.tree.map(lambda each: each[0], self.route(row[None])), rows)
 
     @property
@@ -141,7 +141,7 @@ class MoE(nnx.Module):
         if self.down_bias is not None:
             y = y + once(self.down_bias[...], self._inner_axis)[experts]
         y = y.reshape(*chosen.shape, -1)
-        # XLA's reductions take another order for another number of rows; separate additions keep theirs.
+        # The order of XLA's reductions depends on the number of rows; that of separate additions does not.
         return sum((weights[:, i, None] * y[:, i] for i in range(1, y.shape[1])), weights[:, :1] * y[:, 0])
 
     def _every(self, rows: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:

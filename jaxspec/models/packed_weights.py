@@ -121,7 +121,7 @@ def _mxfp4(source: Source, stored: Sequence[TensorSource]) -> tuple[np.ndarray, 
     if not isinstance(source, Whole | InterleavedGateUp) or not isinstance(stored[0], Mxfp4Tensor):
         return None
     values, scale = stored[0].read_packed()
-    # Such a scale allows weights of 12 or more, which no real network has and the kernel does not support.
+    # Such a scale allows weights above 12, which no real network has and the kernel does not support.
     if scale.max(initial=0) > MAX_SCALE:
         return None
     return source.join([values]), source.join([scale])
@@ -160,7 +160,7 @@ def packed_experts(
 
 
 def _have_one_form(one: PackedWeight, other: PackedWeight) -> bool:
-    """Whether two packed weights differ in the values of their arrays alone."""
+    """Whether two packed weights have the same kinds of arrays."""
     forms = ((w.form, w.block, w.scale is None, w.offset is None) for w in (one, other))
     return len(set(forms)) == 1
 

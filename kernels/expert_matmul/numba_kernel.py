@@ -1,7 +1,7 @@
-"""Products with packed experts on a CPU: each chosen expert is read once, where it lies.
+"""Products with packed experts on a CPU, which read each chosen expert once and in place.
 
-Rows are sorted by their experts and multiplied in groups by the code of `matmul`'s kernels for packed
-weights, so that a row's sums depend on no other row.
+Rows are sorted by expert and multiplied in groups, with the code of `matmul`'s kernels for packed weights. A
+row's sums do not depend on the other rows.
 """
 
 from functools import partial
@@ -19,15 +19,15 @@ from jaxspec_kernels.matmul.weight_code import Form
 from numba import carray
 
 GROUPS = (8, 4, 2, 1)
-"""Rows whose sums are taken side by side: as many as an expert still has."""
+"""Numbers of rows that are multiplied together; the largest that an expert has rows left for is taken."""
 
 
 def expert_matmul(x: jax.Array, experts: jax.Array, weights: Any, *, path: str | None = None) -> jax.Array:
-    """See `reference.expert_matmul`, which computes what this kernel is not for: experts that are not packed.
+    """See `reference.expert_matmul`, which computes products that this kernel does not support.
 
     Args:
-      x, experts, weights: as there.
-      path: one of `numba_int8.available_paths`, for rows rounded to 8 bits; None for the best.
+      x, experts, weights: see there. The kernel is for float32 rows and `PackedExperts`.
+      path: one of `numba_int8.available_paths` for rows rounded to 8 bits; None for the fastest.
     """
     if not isinstance(weights, PackedExperts) or x.dtype != jnp.float32 or not x.shape[0]:
         return reference(x, experts, weights)
@@ -48,7 +48,7 @@ def {name}_part(frame, part, parts):
     count = call.shape(w_, 1)[0] // tiles
     y = carray(call.floats(y_), (rows, outputs))
     chosen = carray(call.integers(call.argument(frame, {experts})), (rows,))
-    # The rows of an expert are order[begins[expert] : begins[expert + 1]].
+    # An expert's rows are order[begins[expert] : begins[expert + 1]].
     begins, order = np.zeros(count + 1, np.int64), np.empty(rows, np.int64)
     for row in range(rows):
         begins[min(max(chosen[row], 0), count - 1) + 1] += 1
@@ -67,7 +67,7 @@ def {name}_part(frame, part, parts):
         for index in range(tiles * part // parts, tiles * (part + 1) // parts):
             tile, left = expert * tiles + index, index * {TILE}
             size = min({TILE}, outputs - left)
-            # A tile of the weight stays in the caches from one group of rows to the next.
+            # A tile of the weight stays in the cache while all groups of rows are multiplied.
             top = begins[expert]
             while top < begins[expert + 1]:
                 rest = begins[expert + 1] - top
@@ -125,8 +125,8 @@ def _target(form: Form, path: str | None) -> str:
     """Compiles and registers the kernel for a form of weight; returns its name.
 
     Args:
-      form: of the experts' outputs side by side.
-      path: for rows rounded to 8 bits; None for float32.
+      form: the form of the weights.
+      path: the path for rows rounded to 8 bits; None for float32 rows.
     """
     name = f"jaxspec_expert_matmul_{form.name}_{path or 'float32'}"
     scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}

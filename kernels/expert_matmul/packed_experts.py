@@ -1,4 +1,4 @@
-"""Experts in the fewer bits that a checkpoint stores them in, for products on a CPU."""
+"""Experts that stay in their checkpoint's quantised format, for products on a CPU."""
 
 import math
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from jaxspec_kernels.matmul.packed_weight import QUAD, TILE, PackedWeight
 @partial(jax.tree_util.register_dataclass, data_fields=("stack",), meta_fields=("shape",))
 @dataclass(frozen=True)
 class PackedExperts:
-    """Weights [E, M, out axes] of experts, each of which stands for an exact float32 value.
+    """Packed weights [E, M, out axes] of experts, which stand for exact float32 values.
 
     Attributes:
-      stack: one weight [M, outputs of all experts], each expert's filled up to whole tiles.
-      shape: of the weights.
+      stack: the experts' outputs side by side as one weight; each expert's are padded to whole tiles.
+      shape: the shape of the weights.
     """
 
     stack: PackedWeight
@@ -53,11 +53,11 @@ class PackedExperts:
 
 
 def stack_mxfp4(values: np.ndarray, scale: np.ndarray, *, activations: str) -> PackedExperts | None:
-    """Experts in MXFP4, on the host; None if a weight is not 0 and below 2 ** -126.
+    """Packs experts in MXFP4 on the host; returns None if the scale of a weight is subnormal.
 
     Args:
-      values: u8[E, M / 2, out axes], two inputs a byte, the first in the lower four bits.
-      scale: u8[E, M / BLOCK, out axes], none of which means NaN.
+      values: u8[E, M / 2, out axes], two inputs per byte, the first in the lower four bits.
+      scale: u8[E, M / BLOCK, out axes]; none may be 255, which means NaN.
       activations: see `PackedWeight`.
     """
     count, half, *outs = values.shape
@@ -68,7 +68,7 @@ def stack_mxfp4(values: np.ndarray, scale: np.ndarray, *, activations: str) -> P
     for expert in range(count):
         pairs = np.moveaxis(values[expert], 0, -1).reshape(outputs, -1)
         stored = np.moveaxis(scale[expert], 0, -1).reshape(outputs, -1)
-        # The unit of doubled values is half of what the exponent says.
+        # The scale of the doubled values has an exponent that is smaller by 1.
         is_small = stored < 2
         if is_small.any() and (pairs[is_small.repeat(BLOCK // 2, axis=1)] & 0x77).any():
             return None
@@ -85,7 +85,7 @@ def stack_mxfp4(values: np.ndarray, scale: np.ndarray, *, activations: str) -> P
 
 
 def _by_quads(pairs: np.ndarray) -> np.ndarray:
-    """u8[outputs, M / 8, QUAD], ordered as in `PackedWeight`, of neighbours in a byte, u8[outputs, M / 2]."""
+    """Reorders u8[outputs, M / 2], two adjacent inputs per byte, to u8[outputs, M / 8, QUAD] of `PackedWeight`."""
     quads = pairs.reshape(len(pairs), -1, QUAD)
     lower, upper = quads[..., :2], quads[..., 2:]
     ordered = np.empty_like(quads)
@@ -95,7 +95,7 @@ def _by_quads(pairs: np.ndarray) -> np.ndarray:
 
 
 def _fill(tiles: np.ndarray, rows: np.ndarray) -> None:
-    """Writes rows [outputs, n] into the zeros of [tiles, n, TILE]."""
+    """Writes rows [outputs, n] into zeroed tiles [tiles, n, TILE]."""
     whole = len(rows) // TILE
     tiles[:whole] = rows[: whole * TILE].reshape(whole, TILE, -1).swapaxes(1, 2)
     if whole < len(tiles):
@@ -103,13 +103,13 @@ def _fill(tiles: np.ndarray, rows: np.ndarray) -> None:
 
 
 def stack_experts(experts: Sequence[PackedWeight]) -> PackedExperts:
-    """Packed weights [M, out axes] of the same form, of one expert each, as one; on the host."""
+    """Joins the packed weights [M, out axes] of single experts, all of one form, on the host."""
     first = experts[0]
     width, *outputs = first.shape
     tiles = len(experts) * first.values.shape[0]
 
     def stacked(arrays: Sequence[Any]) -> Any:
-        # Scales are float16 where that holds those of an expert.
+        # The scales of some experts may be exact in float16, and those of others not.
         return None if arrays[0] is None else np.concatenate(arrays, dtype=np.result_type(*arrays))
 
     stack = replace(

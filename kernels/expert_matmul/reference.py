@@ -15,11 +15,11 @@ def expert_matmul(
     Args:
       x: [A, M].
       experts: i32[A], each in 0..E-1.
-      weights: [E, M, out axes]; packed ones are multiplied as the weights that they stand for, with x
-        rounded where the `activations` of `PackedExperts` say so.
+      weights: [E, M, out axes]; packed ones are expanded, and x is rounded if the `activations` of
+        `PackedExperts` say so.
 
     Returns:
-      f32[A, out axes]. The reference copies the weights of every row's expert.
+      f32[A, out axes]. This reference copies the weights of every row's expert.
     """
     if isinstance(weights, PackedExperts) and weights.stack.activations == "int8":
         x = round_rows(x)
@@ -30,7 +30,7 @@ def expert_matmul(
         "am,amn->an",
         x,
         columns[experts],
-        # Without "highest" a GPU would round float32 operands to TF32, and greedy equality with them.
+        # Without "highest" a GPU rounds float32 operands to TF32, which can change greedy tokens.
         precision="highest" if weights.dtype == jnp.float32 else None,
         preferred_element_type=jnp.float32,
     )

@@ -1,4 +1,4 @@
-"""What the kernels of packed weights share: how a weight is stored, and reading it into vectors."""
+"""Parts of the kernels for packed weights: the storage format, and code that reads it into vectors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from llvmlite import ir
 from numba.core.cgutils import get_or_insert_function
 
 GROUP = 8
-"""Rows whose sums are taken side by side."""
+"""Rows whose sums are computed together."""
 AHEAD = 4096
-"""Bytes from what is read to what is asked for: a page, at whose end the processor stops looking ahead."""
+"""Distance of prefetches, in bytes: a page, because hardware prefetching stops at page boundaries."""
 _KINDS = {"float16": HALF, "float32": FLOAT}
 
 
@@ -48,8 +48,7 @@ class Form:
         return 2 if self.values in ("uint8", "mxfp4") else 1
 
     def byte_offsets(self) -> dict[str, str]:
-        """Expressions for `{values}`, `{scale}` and `{offset}` in a kernel's source: where those of `tile`
-        begin."""
+        """Expressions for `{values}`, `{scale}` and `{offset}` in a kernel's source: addresses for `tile`."""
         width = "width // 2" if self.quads == 2 else "2 * width" if self.values == "bfloat16" else "width"
         places = {"values": f"call.address(call.argument(frame, 1)) + tile * {TILE} * ({width})"}
         for i, name in enumerate(("scale", "offset")):
@@ -60,12 +59,16 @@ class Form:
 
 
 def bytes_of(kind: str | None) -> int:
-    """Of a number of a scale or an offset; 0 where there is none."""
+    """Bytes of an element of a scale or an offset; 0 if there is none."""
     return {None: 0, "uint8": 1, "float16": 2, "float32": 4}[kind]
 
 
 def by_groups(x: jax.Array, weight: PackedWeight, target: Any) -> jax.Array:
-    """f32[rows, outputs] of x f32[rows, width], by the kernels that `target(rows of a group)` names."""
+    """The product f32[rows, outputs] of x f32[rows, width] and a weight, in groups of up to GROUP rows.
+
+    Args:
+      target: returns the name of the kernel for a group of so many rows.
+    """
     arrays = [array for array in (weight.values, weight.scale, weight.offset) if array is not None]
 
     def product(x: jax.Array, group: int) -> jax.Array:
@@ -80,13 +83,13 @@ def by_groups(x: jax.Array, weight: PackedWeight, target: Any) -> jax.Array:
 
 
 class WeightCode(VectorCode):
-    """Reads some columns of a tile, each as wide as a vector.
+    """Reads columns of a tile; a column is as many outputs as a vector has lanes.
 
     Args:
-      form: of the weight.
-      lanes: of a vector.
-      columns: which of the tile's.
-      values, scale, offset: addresses of the tile's.
+      form: the weight's storage format.
+      lanes: lanes of a vector.
+      columns: indices of the columns to read.
+      values, scale, offset: addresses of the tile's arrays.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class WeightCode(VectorCode):
         self.values, self.scale, self.offset = values, scale, offset
 
     def words(self, index: Any) -> list[Any]:
-        """The words that hold `QUAD * quads` inputs of the columns: the index-th of them."""
+        """Word `index`, which holds `QUAD * quads` inputs, of every output: a vector for each column."""
         return [self.load(address, self.integers) for address in self._row(self.values, index, QUAD)]
 
     def prefetch(self, index: Any) -> None:
@@ -119,7 +122,7 @@ class WeightCode(VectorCode):
             self.builder.call(function, [pointer, *(ir.Constant(INTEGER, i) for i in (0, 3, 1))])
 
     def factors(self, block: Any) -> tuple[list[Any], list[Any]]:
-        """The scales and the offsets of a block; no offsets where the form has none."""
+        """The scales and the offsets of a block, a vector for each column; empty if the form has none."""
         return self._floats(self.scale, self.form.scale, block), self._floats(
             self.offset, self.form.offset, block
         )
@@ -132,13 +135,13 @@ class WeightCode(VectorCode):
         return [self.floats_at(address, _KINDS[kind]) for address in self._row(base, block, bytes_of(kind))]
 
     def _powers_of_2(self, address: Any) -> Any:
-        """The factors whose exponents are bytes at an address: the exponent's bits of a float32."""
+        """Powers of 2 in float32 from the bytes at an address, which are their exponent bits."""
         build = self.builder
         exponents = build.zext(self.load(address, ir.VectorType(BYTE, self.lanes)), self.integers)
         return build.bitcast(build.shl(exponents, self.constant(23)), self.floats)
 
     def doubled(self, codes: Any) -> Any:
-        """Twice the values of MXFP4's codes, which are elements of a vector of integers: -12 to 12."""
+        """Twice the values of MXFP4 codes, -12 to 12, in a vector of the same integer type."""
         build = self.builder
 
         def constant(value: int) -> ir.Constant:
@@ -148,7 +151,7 @@ class WeightCode(VectorCode):
             beyond = build.sub(size, constant(limit))
             return build.select(build.icmp_unsigned(">", size, constant(limit)), beyond, constant(0))
 
-        # 0, 1, 2, 3, 4, then 6, 8 and 12.
+        # The sizes 0 to 7 stand for 0, 1, 2, 3, 4, 6, 8 and 12.
         size = build.and_(codes, constant(7))
         last = past(6)
         value = build.add(build.add(size, past(4)), build.add(last, last))
@@ -156,6 +159,6 @@ class WeightCode(VectorCode):
         return build.select(is_negative, build.sub(constant(0), value), value)
 
     def _row(self, base: Any, index: Any, size: int) -> list[Any]:
-        """Addresses of the columns in a row of TILE elements of so many bytes."""
+        """Addresses of the columns in row `index` of TILE elements of `size` bytes."""
         start = self.at(base, index, TILE * size)
         return [self.at(start, column * self.lanes, size) for column in self.columns]

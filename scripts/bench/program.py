@@ -1,4 +1,4 @@
-"""The decode program of an engine, on slots that are in the middle of their answers."""
+"""Running the decode program of an engine on slots with a given context."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,7 +30,7 @@ def _noise(shape: tuple[int, ...], dtype: jnp.dtype, sharding: NamedSharding) ->
 
 @dataclass
 class Running:
-    """A compiled decode program and its state, every slot at `context` committed tokens."""
+    """A compiled decode program and its state, with `context` committed tokens in every slot."""
 
     programs: Programs
     size: Size
@@ -45,7 +45,7 @@ class Running:
         return self.programs.compiled[self.size]
 
     def rewind(self) -> None:
-        """Puts every slot back to the start of its answer."""
+        """Resets every slot to the start of its answer."""
         batch_size, whole = self.state.length.size, replicated(self.programs.mesh)
         length, remaining = (np.full(batch_size, n, np.int32) for n in (self.context, 1 << 30))
         active = np.ones(batch_size, bool)
@@ -53,12 +53,12 @@ class Running:
         self.state = replace(self.state, length=length, remaining=remaining, active=active)
 
     def dispatch(self) -> PackedOutput:
-        """Enqueues one dispatch; returns what comes out of it, for `read`."""
+        """Enqueues one dispatch; returns its output, for `read`."""
         self.state, output = self.programs.dispatch(self.state, self.served, None, size=self.size)
         return output
 
     def read(self, output: PackedOutput) -> Emitted:
-        """What a dispatch emitted."""
+        """The emitted tokens of a dispatch."""
         emitted = read_output(output).emitted
         assert emitted is not None
         return emitted
@@ -81,12 +81,15 @@ def start(
     """Compiles the decode program and fills the slots' caches with noise.
 
     Args:
+      models: target and drafter.
+      batch_size: B, number of slots.
       context: committed tokens of every slot.
-      new_tokens: room for so many more.
+      new_tokens: room for new tokens in every slot.
+      max_model_len, page_size, steps_per_dispatch: as in `EngineConfig`.
       acceptance: synthetic tokens per step; None verifies the drafts.
-      params: temperature, top-k and top-p of every slot; the program is that of the least mode that
-        serves them.
-      mesh: the devices that the models lie on; one by default.
+      dtype: of weights and cache.
+      params: temperature, top-k and top-p of every slot; they decide the sampling mode of the program.
+      mesh: the devices of the models; one device by default.
     """
     mesh = mesh or make_mesh()
     whole = replicated(mesh)
