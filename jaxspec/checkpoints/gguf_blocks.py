@@ -28,7 +28,7 @@ def unpack_ggml(packed: np.ndarray, kind: gguf.GGMLQuantizationType) -> Blocks |
     return Blocks(*(None if part is None else part.reshape(rows, -1) for part in parts))  # type: ignore[arg-type]
 
 
-# The largest exponent of MXFP4 with finite values. Below 2, values are subnormal, and products flush them to 0.
+# The largest exponent of MXFP4 with finite values. Below 2 they may be subnormal, which products flush to 0.
 _LARGEST_EXPONENT = 252
 
 _Parts = tuple[np.ndarray, np.ndarray, np.ndarray | None]
