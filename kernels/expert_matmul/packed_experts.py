@@ -85,7 +85,7 @@ def stack_mxfp4(values: np.ndarray, scale: np.ndarray, *, activations: str) -> P
 
 
 def _by_quads(pairs: np.ndarray) -> np.ndarray:
-    """Reorders u8[outputs, M / 2], adjacent inputs in a byte, to u8[outputs, M / 8, QUAD] of `PackedWeight`."""
+    """Reorders u8[outputs, M / 2], adjacent inputs in a byte, into u8[outputs, M / 8, QUAD], as packed."""
     quads = pairs.reshape(len(pairs), -1, QUAD)
     lower, upper = quads[..., :2], quads[..., 2:]
     ordered = np.empty_like(quads)

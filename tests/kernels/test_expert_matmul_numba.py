@@ -4,7 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec_kernels.expert_matmul import PackedExperts, expert_matmul, stack_experts
+from jaxspec_kernels.expert_matmul import (
+    MAX_SCALE,
+    PackedExperts,
+    expert_matmul,
+    pack_mxfp4,
+    stack_experts,
+    stack_mxfp4,
+)
 from jaxspec_kernels.matmul import pack
 from packed_weights import FORMS, OUTPUTS, WIDTH, experts
 
@@ -101,6 +108,20 @@ def test_outputs_that_fill_no_tile_take_none_of_the_next_expert():
     y = numba_kernel.expert_matmul(jnp.ones((3, 64)), jnp.asarray([2, 0, 1]), weights)
     # Twice the values of the codes 7, 2 and 4.
     np.testing.assert_array_equal(y, np.repeat([[64 * 12.0], [64 * 2.0], [64 * 4.0]], 5, axis=1))
+
+
+@pytest.mark.parametrize("outputs", [(2, 5), (32,), (70,)])
+def test_mxfp4_of_a_checkpoint_is_what_other_kernels_read(outputs):
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 256, (3, 32, *outputs), np.uint8)
+    scale = rng.integers(100, MAX_SCALE + 1, (3, 2, *outputs), np.uint8)
+    weights = stack_mxfp4(values, scale, activations="int8")
+    assert (weights.shape, weights.stack.form, weights.stack.activations) == (
+        (3, 64, *outputs),
+        "mxfp4",
+        "int8",
+    )
+    np.testing.assert_array_equal(np.asarray(weights), np.asarray(pack_mxfp4(values, scale), np.float32))
 
 
 def test_scales_of_different_experts_have_one_dtype():
