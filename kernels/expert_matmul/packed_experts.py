@@ -88,7 +88,7 @@ def _by_quads(pairs: np.ndarray) -> np.ndarray:
     """Reorders u8[outputs, M / 2], adjacent inputs in a byte, into u8[outputs, M / 8, QUAD], as packed."""
     quads = pairs.reshape(len(pairs), -1, QUAD)
     lower, upper = quads[..., :2], quads[..., 2:]
-    ordered = np.empty_like(quads)
+    ordered = np.empty(quads.shape, np.uint8)
     ordered[..., 0::2] = lower & 15 | upper << 4
     ordered[..., 1::2] = lower >> 4 | upper & 0xF0
     return ordered
