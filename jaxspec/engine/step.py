@@ -72,17 +72,10 @@ def dispatch(
         emitted = jax.tree.map(lambda of_step: of_step[None], output.emitted)
         return whole.put(slots, state), replace(output, emitted=emitted)
 
-    num_steps = settings.steps_per_dispatch
-    _, shapes = jax.eval_shape(lambda: step(state, pieces=None))
-    outputs = jax.tree.map(lambda s: jnp.zeros((num_steps, *s.shape), s.dtype), shapes)
-
-    def body(i: jax.Array, carry: tuple) -> tuple:
-        state, outputs = carry
-        state, output = step(state, pieces=None)
-        put = partial(lax.dynamic_update_index_in_dim, index=i, axis=0)
-        return state, jax.tree.map(put, outputs, output)
-
-    state, outputs = lax.fori_loop(0, num_steps, body, (state, outputs))
+    # Its trip count is static: one that XLA does not know would be copied to the host in every iteration.
+    state, outputs = lax.scan(
+        lambda state, _: step(state, pieces=None), state, length=settings.steps_per_dispatch
+    )
     return whole.put(slots, state), outputs
 
 
