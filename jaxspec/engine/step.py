@@ -42,42 +42,28 @@ def dispatch(
 ) -> tuple[EngineState, StepOutput]:
     """The engine steps of one program: S steps that decode, or a single one that only reads prompts.
 
-    The first step may read prompts too; a slot whose prompt ends in it decodes in the others.
+    A slot whose prompt ends in a step decodes in those behind it.
 
     Args:
       state: of all B slots.
       served: i32[b, …] of `pack_served`, the b slots to serve.
-      pieces: i32[G, …] of `pack_pieces`, the pieces of prompts to read; None for none.
+      pieces: i32[steps, G, …] of `pack_pieces`, the pieces of prompts that each step reads; None for none.
       config: gives the page size, S and the synthetic acceptance length.
       mode: how the slots sample; None if no slot decodes.
 
     Returns:
-      The state, and the output; its `emitted` has a leading axis of steps.
+      The state, and the output, whose arrays have a leading axis of steps.
     """
     slots = read_served(served, config.page_size)
-    step = partial(engine_step, models, served=slots, config=config, mode=mode)
-    whole, state = state, state.take(slots)
-    read = None
-    if pieces is not None:
-        state, read = step(state, pieces=read_pieces(pieces))
-        if mode is None or config.steps_per_dispatch == 1:
-            emitted = jax.tree.map(lambda of_step: of_step[None], read.emitted)
-            return whole.put(slots, state), replace(read, emitted=emitted)
 
-    num_steps = config.steps_per_dispatch
-    _, shapes = jax.eval_shape(lambda: step(state, pieces=None))
-    emitted = jax.tree.map(lambda s: jnp.zeros((num_steps, *s.shape), s.dtype), shapes.emitted)
-    if read is not None:
-        emitted = jax.tree.map(lambda steps, of_first: steps.at[0].set(of_first), emitted, read.emitted)
+    def step(state: EngineState, words: jax.Array | None) -> tuple[EngineState, StepOutput]:
+        read = None if words is None else read_pieces(words)
+        return engine_step(models, state, slots, read, config=config, mode=mode)
 
-    def body(i: jax.Array, carry: tuple) -> tuple:
-        state, emitted = carry
-        state, output = step(state, pieces=None)
-        put = partial(lax.dynamic_update_index_in_dim, index=i, axis=0)
-        return state, jax.tree.map(put, emitted, output.emitted)
-
-    state, emitted = lax.fori_loop(0 if read is None else 1, num_steps, body, (state, emitted))
-    return whole.put(slots, state), StepOutput(emitted, None if read is None else read.first)
+    # Its trip count is static: one that XLA does not know would be copied to the host in every iteration.
+    num_steps = 1 if mode is None else config.steps_per_dispatch
+    after, output = lax.scan(step, state.take(slots), pieces, length=num_steps)
+    return state.put(slots, after), output
 
 
 def engine_step(
