@@ -20,6 +20,7 @@ from jaxspec.engine.counters import Counters
 from jaxspec.engine.errors import EngineError
 from jaxspec.engine.packing import (
     PackedOutput,
+    empty_pieces,
     empty_served,
     pack_pieces,
     pack_served,
@@ -186,7 +187,7 @@ class EngineCore:
     def _dispatch(self, dispatch: Dispatch) -> tuple[PackedOutput, Size]:
         need = Size(
             len(dispatch.served),
-            max(map(len, dispatch.slabs), default=0),
+            len(dispatch.chunks),
             self._mode_for([running.request for running in dispatch.served]) if dispatch.decodes else None,
             dispatch.drafts if dispatch.decodes else 0,
         )
@@ -195,12 +196,7 @@ class EngineCore:
         self._put_found(dispatch)
         pieces = None
         if size.pieces:
-            packed = pack_pieces(
-                dispatch,
-                steps=self.programs.steps(size),
-                pieces=size.pieces,
-                width=self.config.prefill_chunk,
-            )
+            packed = pack_pieces(dispatch, pieces=size.pieces, width=self.config.prefill_chunk)
             pieces = jax.device_put(packed, self._whole)
         self.state, output = self.programs.dispatch(
             self.state, self._put_served(dispatch, size.slots), pieces, size=size
@@ -229,7 +225,7 @@ class EngineCore:
     def _commit(self, dispatch: Dispatch, packed: PackedOutput, size: Size, is_timed: bool) -> None:
         # Read everything first: a dispatch is committed whole or not at all.
         output = read_output(packed)
-        first = [] if output.first is None else _rows(output.first, _first_tokens)
+        first = [] if output.first is None else _rows(output.first, FirstToken)
         emitted = [] if output.emitted is None else _steps(output.emitted)
         if self.auto is not None:
             self.auto.learn(dispatch, emitted, size if is_timed else None)
@@ -260,9 +256,9 @@ class EngineCore:
     def _run_alone(self, size: Size) -> float:
         """Runs a program without requests; returns the seconds it took."""
         served = jax.device_put(empty_served(size.slots, self.config.table_width), self._whole)
-        pieces = self.programs.empty_pieces(size)
-        if pieces is not None:
-            pieces = jax.device_put(pieces, self._whole)
+        pieces = None
+        if size.pieces:
+            pieces = jax.device_put(empty_pieces(size.pieces, self.config.prefill_chunk), self._whole)
         jax.block_until_ready((self.state.length, served, pieces))
         started = time.perf_counter()
         self.state, output = self.programs.dispatch(self.state, served, pieces, size=size)
@@ -272,13 +268,12 @@ class EngineCore:
     def _count(self, dispatch: Dispatch, size: Size) -> None:
         counters = self.counters
         counters.dispatches += 1
-        steps = self.programs.steps(size)
-        counters.prompt_rows += steps * size.pieces * self.config.prefill_chunk
+        counters.prompt_rows += size.pieces * self.config.prefill_chunk
         counters.prompt_rows_used += sum(chunk.count for chunk in dispatch.chunks)
         counters.cached_rows += sum(chunk.start for chunk in dispatch.chunks if chunk.is_first)
         if dispatch.decodes:
-            counters.steps += steps
-            counters.slot_steps += steps * size.slots
+            counters.steps += self.config.steps_per_dispatch
+            counters.slot_steps += self.config.steps_per_dispatch * size.slots
         else:
             counters.prompt_passes += 1
 
@@ -342,10 +337,6 @@ def _rows(output: Any, row: Callable) -> list[Any]:
     """
     leaves = [leaf.tolist() for leaf in jax.tree.leaves(output)]
     return [row(*values) for values in zip(*leaves, strict=True)]
-
-
-def _first_tokens(*of_step: list) -> list[FirstToken]:
-    return [FirstToken(*values) for values in zip(*of_step, strict=True)]
 
 
 def _steps(emitted: Emitted) -> list[list[SlotStep]]:

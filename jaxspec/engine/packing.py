@@ -67,19 +67,18 @@ def read_served(words: jax.Array, page_size: int) -> Served:
     )
 
 
-def empty_pieces(steps: int, pieces: int, width: int) -> np.ndarray:
-    """i32[steps, pieces, 6 + width + 1] for `read_pieces`, with no work in any piece."""
-    words = np.zeros((steps, pieces, _PIECE + width + 1), np.int32)
-    words[..., 0] = np.iinfo(np.int32).max
+def empty_pieces(pieces: int, width: int) -> np.ndarray:
+    """i32[pieces, 6 + width + 1] for `read_pieces`, with no work in any piece."""
+    words = np.zeros((pieces, _PIECE + width + 1), np.int32)
+    words[:, 0] = np.iinfo(np.int32).max
     return words
 
 
-def pack_pieces(dispatch: Dispatch, *, steps: int, pieces: int, width: int) -> np.ndarray:
-    """i32[steps, pieces, 6 + width + 1] for `read_pieces`; a chunk has at most `width` tokens."""
+def pack_pieces(dispatch: Dispatch, *, pieces: int, width: int) -> np.ndarray:
+    """i32[pieces, 6 + width + 1] for `read_pieces`; the dispatch's chunks have at most `width` tokens."""
     place_of = {running: place for place, running in enumerate(dispatch.served)}
-    words = empty_pieces(steps, pieces, width)
-    slabs = zip(words, dispatch.slabs, strict=False)
-    for row, chunk in (pair for slab, chunks in slabs for pair in zip(slab, chunks, strict=False)):
+    words = empty_pieces(pieces, width)
+    for row, chunk in zip(words, dispatch.chunks, strict=False):
         running = chunk.running
         row[:_PIECE] = (
             place_of[running],
@@ -96,7 +95,7 @@ def pack_pieces(dispatch: Dispatch, *, steps: int, pieces: int, width: int) -> n
 
 
 def read_pieces(words: jax.Array) -> Pieces:
-    """Unpacks, inside a program, what `pack_pieces` packed for one step."""
+    """Unpacks, inside a program, what `pack_pieces` packed."""
     tokens = words[:, _PIECE:]
     return Pieces(
         place=words[:, 0],

@@ -63,7 +63,7 @@ class Size:
 
     Attributes:
       slots: b, the slots that it serves.
-      pieces: G, the pieces of prompts that it reads in each of its steps; 0 for none.
+      pieces: G, the pieces of prompts that it reads in its first step; 0 for none.
       mode: the most general sampling that it does; None if it decodes nothing.
       drafts: K; 0 is plain decoding, without the drafter.
     """
@@ -187,10 +187,6 @@ class Programs:
                     sizes[size.drafts] = size
         return sizes
 
-    def steps(self, size: Size) -> int:
-        """Steps of a program: S, or one without decoding."""
-        return 1 if size.mode is None else self.config.steps_per_dispatch
-
     def rows(self, size: Size) -> int:
         """Rows of the target's forward pass in a step."""
         decoding = 0 if size.mode is None else size.slots * (size.drafts + 1)
@@ -203,15 +199,9 @@ class Programs:
 
         Args:
           served: i32[b, …] of `pack_served`.
-          pieces: i32[steps, G, …] of `pack_pieces`; None for a size without pieces.
+          pieces: i32[G, …] of `pack_pieces`; None for a size without pieces.
         """
         return self.compiled[size](self.leaves, state, served, pieces)
-
-    def empty_pieces(self, size: Size) -> np.ndarray | None:
-        """Pieces without work for a program of this size; None if it has no pieces."""
-        if not size.pieces:
-            return None
-        return empty_pieces(self.steps(size), size.pieces, self.config.prefill_chunk)
 
     def put_history(self, state: EngineState, tokens: jax.Array) -> EngineState:
         """Puts tokens i32[B, X] into the slots' histories, except where they are -1; donates the history."""
@@ -248,7 +238,7 @@ class Programs:
             return state, pack_output(output)
 
         served = empty_served(size.slots, self.config.table_width)
-        pieces = self.empty_pieces(size)
+        pieces = empty_pieces(size.pieces, self.config.prefill_chunk) if size.pieces else None
         # The state keeps its shardings, so that it can be donated and passed to the next dispatch.
         kept = shardings(self._state)
         arguments = jax.tree.map(

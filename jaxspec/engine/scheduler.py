@@ -123,8 +123,8 @@ class Dispatch:
       served: the requests it serves, at most one per slot.
       goes_on: for each of them, whether it decodes in the first step; False if its prompt is read.
       decodes: whether any decodes, for S steps.
-      slabs: for each of its steps, the chunks of prompts that it reads; the steps behind the last slab read
-        nothing. A request whose prompt ends in a step decodes in those behind it.
+      chunks: the chunks of prompts that it reads, in its first step; empty for none. If any request decodes,
+        one whose prompt ends decodes from the second step on.
       sure, most: for each request, the least and the most tokens that it emits.
       drafts: K of those that decode.
       limits: for each request, the most drafts that may be accepted in a step.
@@ -133,16 +133,11 @@ class Dispatch:
     served: list[Running]
     goes_on: list[bool]
     decodes: bool
-    slabs: list[list[Chunk]]
+    chunks: list[Chunk]
     sure: list[int]
     most: list[int]
     drafts: int
     limits: list[int]
-
-    @property
-    def chunks(self) -> list[Chunk]:
-        """The chunks of all steps."""
-        return [chunk for slab in self.slabs for chunk in slab]
 
 
 class Choice(NamedTuple):
@@ -178,7 +173,7 @@ class Scheduler:
     Attributes:
       batch_size: B, the number of slots.
       pages: the pool of cache pages.
-      steps: S, steps of a dispatch that decodes, each of which may read prompts too.
+      steps: S, steps of a dispatch that decodes; the first of them may read prompts.
       tokens_per_step: K + 1 for the largest K, the most tokens that a slot emits in a step.
       chunk: C, the most tokens of a chunk.
       most_chunks: the most chunks of a dispatch that only reads prompts.
@@ -235,40 +230,34 @@ class Scheduler:
         decoding = [running for running in self.running if running.decodes]
         unread = [running for running in self.running if not running.is_read]
         if decoding and unread and self.chunks_beside:
-            most = self._num_beside(unread)
-            chunks = self._next_chunks(unread, most * self.steps)
-            return [self._dispatch(decoding, [chunks[i : i + most] for i in range(0, len(chunks), most)])]
+            return [self._dispatch(decoding, self._next_chunks(unread, self._num_beside(unread)))]
         dispatches = []
         budget = self.chunks_between if decoding else self.most_chunks if self.chunks_beside else None
         while (unread := [running for running in unread if not running.is_read]) and budget != 0:
             chunks = self._next_chunks(unread, min(self.most_chunks, budget or self.most_chunks))
             budget = None if budget is None else budget - len(chunks)
-            dispatches.append(self._dispatch([], [chunks]))
+            dispatches.append(self._dispatch([], chunks))
         decoding = [running for running in self.running if running.decodes]
         if decoding:
             dispatches.append(self._dispatch(decoding, []))
         return dispatches
 
     def commit(
-        self,
-        dispatch: Dispatch,
-        first: Sequence[Sequence[FirstToken]],
-        emitted: Sequence[Sequence[SlotStep]],
+        self, dispatch: Dispatch, first: Sequence[FirstToken], emitted: Sequence[Sequence[SlotStep]]
     ) -> None:
         """Applies the results of a dispatch.
 
         Args:
-          first: for each step, one for each chunk of its slab and for the unused pieces behind them.
+          first: one for each of its chunks, and for the program's unused pieces behind them.
           emitted: for each step, one for each served slot and for the unused places behind them; empty if
             the dispatch decodes nothing.
         """
         for running, sure, most in zip(dispatch.served, dispatch.sure, dispatch.most, strict=True):
             running.sure -= sure
             running.most -= most
-        for slab, tokens in zip(dispatch.slabs, first, strict=False):
-            for chunk, token in zip(slab, tokens, strict=False):
-                if chunk.is_last and self._is_current(chunk.running):
-                    self._commit_first(chunk, token)
+        for chunk, token in zip(dispatch.chunks, first, strict=False):
+            if chunk.is_last and self._is_current(chunk.running):
+                self._commit_first(chunk, token)
         for step in emitted:
             for running, did in zip(dispatch.served, step, strict=False):
                 if self._is_current(running):
@@ -379,18 +368,16 @@ class Scheduler:
         return keys[page]
 
     def _num_beside(self, unread: Sequence[Running]) -> int:
-        """The number of chunks that a step is to read.
+        """The number of chunks to read in a step.
 
-        With one step per dispatch, the most that fill a program, as the next step soon reads the rest; at
-        least the smallest program's. With several, the fewest with which the dispatch reads everything.
+        With one step per dispatch, the most chunks that fill a program, as the next step soon reads the
+        rest; at least the smallest program's. With several steps per dispatch the host is the bottleneck:
+        as many as a step can read.
         """
+        if self.steps > 1:
+            return self.chunks_beside[-1]
         left = sum(-(-(len(running.tokens) - running.num_read) // self.chunk) for running in unread)
-        if self.steps == 1:
-            return max(
-                (count for count in self.chunks_beside if count <= left), default=self.chunks_beside[0]
-            )
-        enough = (count for count in self.chunks_beside if count * self.steps >= left)
-        return min(enough, default=self.chunks_beside[-1])
+        return max((count for count in self.chunks_beside if count <= left), default=self.chunks_beside[0])
 
     def _next_chunks(self, unread: Sequence[Running], most: int) -> list[Chunk]:
         """At most `most` chunks, in the order of the requests; several may belong to one prompt."""
@@ -406,28 +393,24 @@ class Scheduler:
                 self._keep(running)
         return chunks
 
-    def _dispatch(self, decoding: list[Running], slabs: list[list[Chunk]]) -> Dispatch:
-        steps = self.steps if decoding else 1
-        # A slot whose prompt ends decodes in the steps behind.
-        steps_behind = {
-            chunk.running: steps - 1 - step
-            for step, slab in enumerate(slabs)
-            for chunk in slab
-            if chunk.is_last and step < steps - 1
-        }
-        drafts = self._choose(decoding, list(steps_behind))
-        # A decoding slot emits at least one token per step; a slot whose prompt ends emits its first token.
-        sure = dict.fromkeys(decoding, steps)
-        for slab in slabs:
-            for chunk in slab:
-                sure[chunk.running] = int(chunk.samples) + steps_behind.get(chunk.running, 0)
+    def _dispatch(self, decoding: list[Running], chunks: list[Chunk]) -> Dispatch:
+        # A decoding slot emits at least one token per step. A slot whose prompt ends emits its first token
+        # and, if others decode, decodes in the remaining steps.
+        steps_behind = self.steps - 1 if decoding else 0
+        beginning = [chunk.running for chunk in chunks if chunk.is_last and steps_behind]
+        drafts = self._choose(decoding, beginning)
+        sure = dict.fromkeys(decoding, self.steps)
+        for chunk in chunks:
+            sure[chunk.running] = int(chunk.samples) + (steps_behind if chunk.is_last else 0)
         limits = [self._limit(running, drafts) for running in sure]
         most = [count * (limit + 1) for count, limit in zip(sure.values(), limits, strict=True)]
         for running, at_least, at_most in zip(sure, sure.values(), most, strict=True):
             running.sure += at_least
             running.most += at_most
         goes_on = [place < len(decoding) for place in range(len(sure))]
-        return Dispatch(list(sure), goes_on, bool(decoding), slabs, list(sure.values()), most, drafts, limits)
+        return Dispatch(
+            list(sure), goes_on, bool(decoding), chunks, list(sure.values()), most, drafts, limits
+        )
 
     def _choose(self, decoding: Sequence[Running], beginning: Sequence[Running]) -> int:
         """K for slots that decode or begin to. With K = 0, they lack rows of the drafter from here on."""

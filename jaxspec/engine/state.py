@@ -183,10 +183,10 @@ class Emitted:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StepOutput:
-    """The results of a step, or of a dispatch, whose arrays have a leading axis of steps.
+    """The results of a step or of a dispatch.
 
     Attributes:
-      emitted: those of decoding slots; None if no slot decodes.
+      emitted: those of decoding slots, for a dispatch with a leading axis of steps; None if no slot decodes.
       first: those of prompts; None if none are read.
     """
 

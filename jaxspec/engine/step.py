@@ -42,28 +42,32 @@ def dispatch(
 ) -> tuple[EngineState, StepOutput]:
     """The engine steps of one program: S steps that decode, or a single one that only reads prompts.
 
-    A slot whose prompt ends in a step decodes in those behind it.
+    The first step may read prompts too; a slot whose prompt ends in it decodes in the others.
 
     Args:
       state: of all B slots.
       served: i32[b, …] of `pack_served`, the b slots to serve.
-      pieces: i32[steps, G, …] of `pack_pieces`, the pieces of prompts that each step reads; None for none.
+      pieces: i32[G, …] of `pack_pieces`, the pieces of prompts to read; None for none.
       config: gives the page size, S and the synthetic acceptance length.
       mode: how the slots sample; None if no slot decodes.
 
     Returns:
-      The state, and the output, whose arrays have a leading axis of steps.
+      The state, and the output; its `emitted` has a leading axis of steps.
     """
     slots = read_served(served, config.page_size)
-
-    def step(state: EngineState, words: jax.Array | None) -> tuple[EngineState, StepOutput]:
-        read = None if words is None else read_pieces(words)
-        return engine_step(models, state, slots, read, config=config, mode=mode)
-
-    # Its trip count is static: one that XLA does not know would be copied to the host in every iteration.
-    num_steps = 1 if mode is None else config.steps_per_dispatch
-    after, output = lax.scan(step, state.take(slots), pieces, length=num_steps)
-    return state.put(slots, after), output
+    step = partial(engine_step, models, served=slots, config=config, mode=mode)
+    whole, state = state, state.take(slots)
+    first, outputs, num_steps = None, [], 0 if mode is None else config.steps_per_dispatch
+    if pieces is not None:
+        state, output = step(state, pieces=read_pieces(pieces))
+        first, num_steps = output.first, num_steps - 1
+        outputs.append(jax.tree.map(lambda of_step: of_step[None], output.emitted))
+    if num_steps > 0:
+        # The trip count is static: one that XLA does not know would be copied to the host in every iteration.
+        state, output = lax.scan(lambda state, _: step(state, pieces=None), state, length=num_steps)
+        outputs.append(output.emitted)
+    emitted = jax.tree.map(lambda *of_steps: jnp.concatenate(of_steps), *outputs)
+    return whole.put(slots, state), StepOutput(emitted, first)
 
 
 def engine_step(

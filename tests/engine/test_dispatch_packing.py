@@ -19,10 +19,10 @@ def running(slot, prompt, *, pages, seed=0, answered=(), known=None):
     return Running(request, slot, pages, [*prompt, *answered], known)
 
 
-def dispatch(served, goes_on, slabs=()):
+def dispatch(served, goes_on, chunks=()):
     counts = [1] * len(served)
     limits = list(range(len(served)))
-    return Dispatch(served, goes_on, any(goes_on), list(slabs), counts, counts, 3, limits)
+    return Dispatch(served, goes_on, any(goes_on), list(chunks), counts, counts, 3, limits)
 
 
 def test_served_slots_and_places_without_work():
@@ -53,8 +53,8 @@ def test_pieces_know_the_token_after_each_of_theirs():
         Chunk(fresh, 4, 2, False, True),
         Chunk(again, 0, 4, True, True),
     ]
-    words = pack_pieces(dispatch([again, fresh], [False, False], [chunks]), steps=1, pieces=5, width=4)
-    pieces = read_pieces(jnp.asarray(words[0]))
+    words = pack_pieces(dispatch([again, fresh], [False, False], chunks), pieces=5, width=4)
+    pieces = read_pieces(jnp.asarray(words))
     assert pieces.place.tolist()[:3] == [1, 1, 0]
     # Past every place, so that whatever is put there is dropped.
     assert (np.asarray(pieces.place)[3:] > 1000).all()
@@ -67,15 +67,3 @@ def test_pieces_know_the_token_after_each_of_theirs():
     assert pieces.known.tolist()[:3] == [-1, -1, 24]
     # Of ten, two stand before the known one.
     assert pieces.remaining.tolist()[:3] == [10, 10, 8]
-
-
-def test_each_step_has_pieces_of_its_own():
-    fresh = running(1, list(range(10, 16)), pages=[1])
-    slabs = [[Chunk(fresh, 0, 4, True, False)], [Chunk(fresh, 4, 2, False, True)]]
-    words = pack_pieces(
-        dispatch([running(0, [1], pages=[2]), fresh], [True, False], slabs), steps=3, pieces=2, width=4
-    )
-    steps = [read_pieces(jnp.asarray(of_step)) for of_step in words]
-    assert [step.count.tolist() for step in steps] == [[4, 0], [2, 0], [0, 0]]
-    assert [int(step.place[0]) for step in steps[:2]] == [1, 1]
-    assert (np.asarray(steps[2].place) > 1000).all()
