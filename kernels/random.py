@@ -5,6 +5,7 @@ SC 2011). It is written in plain 32-bit integer operations, so that a GPU kernel
 """
 
 from enum import IntEnum
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ class Purpose(IntEnum):
     BONUS = 3
 
 
+@partial(jax.jit, inline=True)  # traced once for each shape, not in each of a program's draws
 def threefry2x32(k0: jax.Array, k1: jax.Array, x0: jax.Array, x1: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Encrypts the counter (x0, x1) with the key (k0, k1) to two random words; all u32 of one shape."""
     k0, k1, x0, x1 = (jnp.asarray(word, jnp.uint32) for word in (k0, k1, x0, x1))

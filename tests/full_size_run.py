@@ -12,7 +12,7 @@ from jaxspec.sharding import make_mesh
 
 
 def assert_runs(target, drafter):
-    """Checks that two steps, each with two pieces of prompts and two slots, keep the state's shapes and dtypes."""
+    """Checks that two steps, the first with two pieces of prompts, keep the state's shapes and dtypes."""
     config = EngineConfig(batch_size=2, max_model_len=2048, steps_per_dispatch=2).resolve(
         backend="gpu", model_limit=target.config.max_position_embeddings
     )

@@ -57,27 +57,17 @@ def dispatch(
     slots = read_served(served, config.page_size)
     step = partial(engine_step, models, served=slots, config=config, mode=mode)
     whole, state = state, state.take(slots)
-    read = None
+    first, outputs, num_steps = None, [], 0 if mode is None else config.steps_per_dispatch
     if pieces is not None:
-        state, read = step(state, pieces=read_pieces(pieces))
-        if mode is None or config.steps_per_dispatch == 1:
-            emitted = jax.tree.map(lambda of_step: of_step[None], read.emitted)
-            return whole.put(slots, state), replace(read, emitted=emitted)
-
-    num_steps = config.steps_per_dispatch
-    _, shapes = jax.eval_shape(lambda: step(state, pieces=None))
-    emitted = jax.tree.map(lambda s: jnp.zeros((num_steps, *s.shape), s.dtype), shapes.emitted)
-    if read is not None:
-        emitted = jax.tree.map(lambda steps, of_first: steps.at[0].set(of_first), emitted, read.emitted)
-
-    def body(i: jax.Array, carry: tuple) -> tuple:
-        state, emitted = carry
-        state, output = step(state, pieces=None)
-        put = partial(lax.dynamic_update_index_in_dim, index=i, axis=0)
-        return state, jax.tree.map(put, emitted, output.emitted)
-
-    state, emitted = lax.fori_loop(0 if read is None else 1, num_steps, body, (state, emitted))
-    return whole.put(slots, state), StepOutput(emitted, None if read is None else read.first)
+        state, output = step(state, pieces=read_pieces(pieces))
+        first, num_steps = output.first, num_steps - 1
+        outputs.append(jax.tree.map(lambda of_step: of_step[None], output.emitted))
+    if num_steps > 0:
+        # The trip count is static: one that XLA does not know would be copied to the host in every iteration.
+        state, output = lax.scan(lambda state, _: step(state, pieces=None), state, length=num_steps)
+        outputs.append(output.emitted)
+    emitted = jax.tree.map(lambda *of_steps: jnp.concatenate(of_steps), *outputs)
+    return whole.put(slots, state), StepOutput(emitted, first)
 
 
 def engine_step(

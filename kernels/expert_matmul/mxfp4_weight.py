@@ -50,7 +50,7 @@ class Mxfp4Weight:
         return jnp.dtype(jnp.bfloat16)
 
     def __getitem__(self, index: object) -> "Mxfp4Weight":
-        assert index is Ellipsis, "a packed weight is read whole, as a parameter is"
+        assert index is Ellipsis, "a packed weight can only be read as a whole, with [...]"
         return self
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:

@@ -90,7 +90,7 @@ class PackedWeight:
         return self.size // self.width
 
     def __getitem__(self, index: object) -> "PackedWeight":
-        assert index is Ellipsis, "a packed weight is read whole, as a parameter is"
+        assert index is Ellipsis, "a packed weight can only be read as a whole, with [...]"
         return self
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
