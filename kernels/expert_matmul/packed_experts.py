@@ -97,7 +97,7 @@ def _by_quads(pairs: np.ndarray) -> np.ndarray:
 def _fill(tiles: np.ndarray, rows: np.ndarray) -> None:
     """Writes rows [outputs, n] into zeroed tiles [tiles, n, TILE]."""
     whole = len(rows) // TILE
-    tiles[:whole] = rows[: whole * TILE].reshape(whole, TILE, -1).swapaxes(1, 2)
+    tiles[:whole] = rows[: whole * TILE].reshape(whole, TILE, rows.shape[1]).swapaxes(1, 2)
     if whole < len(tiles):
         tiles[whole, :, : len(rows) - whole * TILE] = rows[whole * TILE :].T
 
