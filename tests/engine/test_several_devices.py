@@ -35,7 +35,7 @@ ON_FOUR = [(4, "full", ("eagle3", "eagle1", "peagle", "dflash")), (4, "latent", 
 FAMILIES = {
     2: (
         *("llama-tied", "qwen2-tied", "qwen3-windowed", "gemma3", "gpt-oss", "inner width", "qwen3-moe"),
-        *("deepseek-v3", "deepseek-v3-direct", "glm4-moe-lite"),
+        *("glm4", "deepseek-v3", "deepseek-v3-direct", "glm4-moe-lite"),
     ),
     4: ("gpt-oss", "deepseek-v3"),
 }
