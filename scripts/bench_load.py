@@ -166,7 +166,7 @@ def _measure(
     engine: Engine, asked: list[Asked], args: argparse.Namespace, bandwidth: float
 ) -> dict[str, Any]:
     arrivals = poisson(len(asked), rate=args.rate, seed=args.seed)
-    engine.programs.wait_compiled()
+    engine.wait_prepared()
     try:
         runs = [
             run(engine, asked, arrivals, args.params, is_streamed=args.stream)

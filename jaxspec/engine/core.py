@@ -50,6 +50,8 @@ class EngineCore:
       later_sizes: the programs that are compiled in the background.
       error: why no more requests are accepted; None while they are.
       when_idle: functions to call once, as soon as there is nothing to do.
+      when_prepared: functions to call once, as soon as `prepare_programs` has nothing to do either, and no
+        program is left to compile.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class EngineCore:
         self.counters = Counters()
         self.error: EngineError | None = None
         self.when_idle: list[Callable[[], object]] = []
+        self.when_prepared: list[Callable[[], object]] = []
         self.scheduler = Scheduler(
             batch_size=config.batch_size,
             pages=PagePool(config.num_pages, config.page_size),

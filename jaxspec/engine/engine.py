@@ -265,6 +265,14 @@ class Engine:
         """Waits until nothing is queued, running or in flight; False if that took over `timeout` seconds."""
         return self._thread.wait_idle(timeout)
 
+    def wait_prepared(self, timeout: float | None = None) -> bool:
+        """Waits until all programs are compiled and warm; False if that took over `timeout` seconds.
+
+        Until then, a request may run in a larger program than it needs, or wait for a first run of one. A
+        benchmark should wait; a user need not. Requests that keep the engine busy delay the end of it.
+        """
+        return self._thread.wait_prepared(timeout)
+
     def close(self) -> None:
         """Aborts all requests and frees the device's memory. Later requests raise EngineError."""
         self._thread.close()

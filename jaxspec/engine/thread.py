@@ -52,6 +52,12 @@ class EngineThread:
         self.put(lambda core: core.when_idle.append(idle.set))
         return idle.wait(timeout)
 
+    def wait_prepared(self, timeout: float | None = None) -> bool:
+        """Waits until every program is compiled and has run; False if that took over `timeout` seconds."""
+        prepared = threading.Event()
+        self.put(lambda core: core.when_prepared.append(prepared.set))
+        return prepared.wait(timeout)
+
     def close(self) -> None:
         """Aborts every request and ends the thread after its current round."""
         with self._lock:
@@ -76,13 +82,19 @@ def _serve(inbox: SimpleQueue[Command | None], core_ref: weakref.ref[EngineCore]
                 core.close("the engine was closed")
                 return
             command(core)
-        for announce in core.when_idle:
-            announce()
-        core.when_idle.clear()
+        _announce(core.when_idle)
         while inbox.empty() and core.prepare_programs():
             pass
+        if inbox.empty() and not core.programs.num_behind:
+            _announce(core.when_prepared)
         # While it sleeps, the thread must not keep the engine alive.
         del core, command
+
+
+def _announce(listeners: list[Callable[[], object]]) -> None:
+    for announce in listeners:
+        announce()
+    listeners.clear()
 
 
 def _wake(core: EngineCore) -> None:
