@@ -15,6 +15,8 @@ GROUP = 8
 """Rows whose sums are taken side by side."""
 AHEAD = 4096
 """Bytes from what is read to what is asked for: a page, at whose end the processor stops looking ahead."""
+_SECOND_CACHE = 2
+"""Of `llvm.prefetch`: asking for it in the first cache takes up what loads wait in."""
 _KINDS = {"float16": HALF, "float32": FLOAT}
 
 
@@ -115,8 +117,8 @@ class WeightCode(VectorCode):
             pointer = self.builder.inttoptr(address, BYTE.as_pointer())
             kind = ir.FunctionType(ir.VoidType(), [pointer.type] + [INTEGER] * 3)
             function = get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
-            # To be read, into the first cache, data.
-            self.builder.call(function, [pointer, *(ir.Constant(INTEGER, i) for i in (0, 3, 1))])
+            # To be read, where to, data.
+            self.builder.call(function, [pointer, *(ir.Constant(INTEGER, i) for i in (0, _SECOND_CACHE, 1))])
 
     def factors(self, block: Any) -> tuple[list[Any], list[Any]]:
         """The scales and the offsets of a block; no offsets where the form has none."""
