@@ -34,7 +34,7 @@ class EngineConfig:
         and bfloat16 elsewhere.
       cpu_activations: what rows are rounded to on a CPU for products with packed weights: "int8", which
         formats of integers (Q8_0, Q4_0, Q4_1, …) are several times faster with, or "float32", not at all.
-        With "int8" the bfloat16 weights of a head are rounded to Q8_0. None takes "int8" where it works.
+        With "int8" the weights of a head are rounded to Q4_1. None takes "int8" where it works.
       draft_loop: "compiled", or "host" to drive the same functions step by step from Python.
       synthetic_acceptance_length: a benchmark mode that ignores the drafts' quality and accepts so
         many tokens per step on average, the emitted text being worthless; None is off.

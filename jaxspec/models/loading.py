@@ -59,7 +59,7 @@ class ModulePlan(Generic[Module]):
           packed: keep weights as the checkpoint stores them where `packed_weights.py` can: for inference,
             where `keeps_packed`. Otherwise every parameter is one array of the declared dtype.
           activations: what packed weights are multiplied with; see `resolve_activations`.
-          rounded: make packed weights of matrices in bfloat16 and float32 too, rounded to ggml's Q8_0.
+          rounded: make packed weights of all matrices, those of more than 4 bits rounded to ggml's Q4_1.
 
         Raises:
           CheckpointError: a weight is NaN or infinite.
