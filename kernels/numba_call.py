@@ -246,6 +246,14 @@ def handle(frame, part):
     return 0
 
 
+@njit
+def handle_alone(frame, part):
+    """`handle` on the caller's thread: for work that is over before another thread would have begun."""
+    if _asks_version(frame):
+        return 0
+    return _call(part, (frame, 0, 1))
+
+
 _KEPT: list[Any] = []
 """What XLA holds pointers into must live as long as the process."""
 
@@ -313,7 +321,8 @@ def register(name: str, part: Callable[..., Any], handler: Callable[..., Any], *
     Args:
       name: of the target; registered once per process.
       part: `part(frame, i, parts)`, the addresses and the number of the share; returns 0.
-      handler: `def handler(frame): return handle(frame, address())`, address being `address_of(name)`.
+      handler: `def handler(frame): return handle(frame, address())`, address being `address_of(name)`; or
+        the same of `handle_alone`.
       fastmath: LLVM's flags for the floating-point operations of `part`.
     """
     _register_task()
