@@ -18,9 +18,9 @@ def rope_kv_write(
     if not (cache.dtype == projected.dtype == jnp.float32 and slots.size):
         return reference(cache, slots, projected, cos, sin)
     batch, rows, heads, parts, head_dim = projected.shape
-    queries = jax.ShapeDtypeStruct((batch, rows, heads, parts - 2, head_dim), jnp.float32)
-    written = jax.ShapeDtypeStruct(cache.shape, cache.dtype)
-    kernel = jax.ffi.ffi_call(_target(), (written, queries), input_output_aliases={0: 0})
+    shapes = (cache.shape, (batch, rows, heads, parts - 2, head_dim))
+    results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    kernel = jax.ffi.ffi_call(_target(), results, input_output_aliases={0: 0})
     cache, queries = kernel(cache, slots, projected, cos, sin)
     return cache, queries
 
