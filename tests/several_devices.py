@@ -1,10 +1,10 @@
-"""What programs over several CPU devices do, beside one device; run as a process of its own.
+"""Compares programs over several CPU devices with programs on one; run as a separate process.
 
     python tests/several_devices.py DEVICES pairs KIND WAY DRAFTER ...
     python tests/several_devices.py DEVICES families NAME ...
     python tests/several_devices.py DEVICES loading
 
-The number of devices is fixed when JAX starts, and Numba's kernels are for one: here both sides run the
+JAX fixes the number of devices when it starts, and Numba's kernels support only one, so both sides run the
 reference kernels. Prints one line of JSON, which the tests read.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from conftest import GOLDENS  # and its flags, which compile fast
+from conftest import GOLDENS  # also sets its compiler flags
 from jaxspec_kernels.dispatch import Op
 from tiny_engines import DRAFTERS, SIZES, TinyEngines
 from tiny_models import write_target
@@ -50,24 +50,24 @@ INNER_WIDTH = {
     "head_dim": 8,
     "sliding_window": 6,
 }
-"""Experts, with biases, whose inner width divides over two devices in blocks of 32; more of them than three
-rows choose, so that decoding reads the chosen ones and prompts run through all."""
+"""Experts with biases. Their inner width splits over two devices in blocks of 32. Three rows choose only some
+of them, so that decoding reads the chosen ones and prompts run through all."""
 MOVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 
 
 def answers(engine, way):
-    """Tokens, and what was accepted of drafts by their number: a drafter that computes otherwise shows."""
+    """Tokens and acceptance of every answer; acceptance reveals a drafter that computes something else."""
     given = [engine.generate(PROMPTS, max_new_tokens=24, **params) for params in WAYS[way]]
     return [[answer.token_ids, list(answer.stats.accepted_at)] for each in given for answer in each]
 
 
 def compared(load, way):
-    """Answers over the devices beside those on one, and what the program moves; `load` takes a number."""
+    """Answers over the devices and on one, and what the program moves; `load` takes the number of devices."""
     one = load(1)
     kernels, call = {}, Op.__call__
 
     def watched(op, *args, **kwargs):
-        kernels[op.name] = jax.lax.axis_size(MESH_AXIS)  # fails outside of a program on shards
+        kernels[op.name] = jax.lax.axis_size(MESH_AXIS)  # fails outside of `on_shards`
         return call(op, *args, **kwargs)
 
     Op.__call__ = watched
@@ -89,7 +89,7 @@ def compared(load, way):
 
 
 def moves(engine):
-    """[operation, shape] of what moves anything between devices in the largest decode program."""
+    """[operation, shape] of everything that moves between devices in the largest decode program."""
     mode = max(size.mode for size in engine.programs.compiled if size.mode is not None)
     text = engine.programs.compiled_decode(mode=SamplingMode(mode)).as_text()
     found = re.findall(rf"= (.*?) ({'|'.join(MOVES)})(?:-start)?\(", text)
@@ -100,7 +100,7 @@ def moves(engine):
 
 
 def pairs(kind, way, *names):
-    """Of drafters over a kind of attention; a draft model that is "split" is so however small it is."""
+    """Compares drafters over a kind of attention; "split" splits the draft model even if it is small."""
     with tempfile.TemporaryDirectory() as folder:
         engines, result = TinyEngines(Path(folder), kind), {}
         for name in names:
@@ -116,7 +116,7 @@ def pairs(kind, way, *names):
 
 
 def families(*names):
-    """Plain decoding of golden checkpoints."""
+    """Compares plain decoding of golden checkpoints."""
     with tempfile.TemporaryDirectory() as folder:
         inner = write_target(Path(folder, "target"), **INNER_WIDTH)
         result = {}
@@ -132,9 +132,9 @@ def families(*names):
 
 
 def loading():
-    """[bytes, largest part, most that the host held] of every parameter, and whether all were read right.
+    """[bytes, largest part, peak on the host] of every parameter, and whether all were read correctly.
 
-    What the devices have is on the host here, too.
+    CPU devices hold their parts on the host, too.
     """
     with tempfile.TemporaryDirectory() as folder:
         sizes = {"hidden_size": 512, "intermediate_size": 4096, "vocab_size": 4096, "num_attention_heads": 8}

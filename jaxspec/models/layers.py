@@ -26,7 +26,7 @@ from jaxspec.sharding import all_sum, first_of, own_part, split_over
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square norm over the last axis, in float32."""
+    """Root-mean-square norm over the last axis, computed in float32."""
 
     def __init__(self, width: int, eps: float, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.eps = eps
@@ -35,7 +35,7 @@ class RMSNorm(nnx.Module):
         )
 
     def factors(self) -> jax.Array:
-        """f32[width], what normed rows are multiplied by."""
+        """f32[width], the factors of normed rows."""
         return self.scale[...].astype(jnp.float32)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -47,10 +47,10 @@ class RMSNorm(nnx.Module):
 
 
 class Linear(nnx.Module):
-    """x @ kernel, with a bias where the checkpoint has one.
+    """x @ kernel, and an optional bias: maps [..., in] to [..., out].
 
-    A kernel that is split by its outputs gives this device's; split by its inputs it takes this device's, and
-    the sum over all devices is returned.
+    If the kernel is split over devices by its outputs, the result is this device's part of them. If it is
+    split by its inputs, x is this device's part, and the result is summed over all devices.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Linear(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """Token embedding, [V, M], whole on every device: a step reads a few rows of it."""
+    """Token embedding, [V, M], whole on every device, because a step reads only a few of its rows."""
 
     def __init__(self, vocab_size: int, width: int, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.table = parameter(
@@ -97,15 +97,15 @@ class Embedding(nnx.Module):
         )
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Rows [..., M] of `tokens` i32[...]; ids outside the vocabulary are clamped into it."""
+        """Embeddings [..., M] of `tokens` i32[...]; ids outside the vocabulary are clamped."""
         return jnp.take(self.table[...], tokens, axis=0, mode="clip")
 
 
 class TiedEmbedding(nnx.Module):
-    """Token embedding and output projection in one array, kept as the projection, [M, V].
+    """Token embedding and output projection in one array, stored as the projection, [M, V].
 
-    A product with the [V, M] table would transpose it in every step on the CPU; reading a token as a
-    column costs next to nothing.
+    On a CPU, a product with a [V, M] table would transpose it in every step. Reading embeddings as columns
+    costs little.
     """
 
     def __init__(self, vocab_size: int, width: int, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
@@ -120,7 +120,7 @@ class TiedEmbedding(nnx.Module):
         )
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """[..., M] of `tokens` i32[...]; ids outside the vocabulary are clamped into it."""
+        """Embeddings [..., M] of `tokens` i32[...]; ids outside the vocabulary are clamped."""
         kernel: Any = self.kernel[...]
         if isinstance(kernel, PackedWeight):
             return kernel.columns(tokens)
@@ -134,10 +134,10 @@ class TiedEmbedding(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention.
+    """Grouped-query attention, with one product for queries, keys and values.
 
-    The query, key and value projections are one product. `in_width` differs from the model's width in
-    the first layer of an EAGLE-3 head.
+    Attributes:
+      norm_type: the class of the norms of queries and keys, for a config with `qk_norm`.
     """
 
     norm_type: ClassVar[Callable[..., Any]] = RMSNorm
@@ -207,7 +207,7 @@ class Attention(nnx.Module):
         self.key_norm = norm(f"{name}.k_norm") if norms else None
 
     def project(self, x: jax.Array) -> jax.Array:
-        """[N, H, G + 2, D] of x [N, in]: for every key/value head its queries, its key and its value."""
+        """Maps x [N, in] to [N, H, G + 2, D]: for each key/value head its queries, its key and its value."""
         fused = product(x, self.qkv[...])
         if self.qkv_bias is not None:
             fused = fused + self.qkv_bias[...]
@@ -217,7 +217,7 @@ class Attention(nnx.Module):
         return jnp.concatenate([self.query_norm(queries), self.key_norm(keys), values], axis=-2)
 
     def combine(self, attended: jax.Array) -> jax.Array:
-        """[N, M] of attended values [N, H, G, D]."""
+        """The output projection: maps attended values [N, H, G, D] to [N, M]."""
         y = product(attended, self.output[...], contracting=3)
         y = all_sum(y, split_over(attended.shape[1], self.kv_heads))
         return y if self.output_bias is None else y + self.output_bias[...]
@@ -225,7 +225,7 @@ class Attention(nnx.Module):
     def __call__(
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
     ) -> tuple[jax.Array, AnyMemory]:
-        """[N, M] of x [N, in], and the memory; `layer` is the layer's index in it."""
+        """Maps x [N, in] to [N, M]; also returns the memory. `layer` is the layer's index in the memory."""
         projected = self.project(x)
         heads, group = projected.shape[1], projected.shape[2] - 2
         sinks = None if self.sinks is None else own_part(self.sinks[...], heads * group)
@@ -233,12 +233,15 @@ class Attention(nnx.Module):
         return self.combine(attended), memory
 
     def write(self, x: jax.Array, memory: PagedMemory, layer: int, rope: RopeTables) -> PagedMemory:
-        """Keeps the keys and values of x [N, in] for later rows."""
+        """Writes the keys and values of x [N, in] into the memory, without attending."""
         return memory.write(layer, self.project(x), rope)
 
 
 class MLP(nnx.Module):
-    """Gated feed-forward network, down(activation(gate(x)) * up(x)); gate and up are one product."""
+    """Gated feed-forward network, down(activation(gate(x)) * up(x)), with one product for gate and up.
+
+    Maps [..., M] to [..., M].
+    """
 
     def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         width, inner = config.hidden_size, config.intermediate_size
@@ -269,7 +272,7 @@ class MLP(nnx.Module):
         )
 
     def activation(self, x: jax.Array) -> jax.Array:
-        """Of the gate."""
+        """The activation function of the gate."""
         return jax.nn.silu(x)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -280,9 +283,9 @@ class MLP(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)).
+    """A pre-norm layer: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    `attention` and `mlp` make the two networks, from a config and a name.
+    The arguments `attention` and `mlp` build the two networks from a config and a name.
     """
 
     def __init__(
@@ -305,7 +308,7 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
     ) -> tuple[jax.Array, AnyMemory]:
-        """[N, M] of x [N, M], and the memory; `layer` is the layer's index in it."""
+        """Maps x [N, M] to [N, M]; also returns the memory. `layer` is the layer's index in the memory."""
         attended, memory = self.attention(self.input_norm(x), memory, layer, rope)
         x = x + attended
         return x + self.mlp(self.mlp_norm(x)), memory

@@ -10,7 +10,7 @@ from jax import lax
 def rms_norm(x: jax.Array, factors: jax.Array, eps: float) -> jax.Array:
     """x / sqrt(mean(x ** 2) + eps) * factors over the last axis.
 
-    The same for a row whatever rows are beside it.
+    A row's result is independent of the number of rows.
 
     Args:
       x: f32[..., M].
@@ -20,10 +20,10 @@ def rms_norm(x: jax.Array, factors: jax.Array, eps: float) -> jax.Array:
 
 
 def mean_of_squares(x: jax.Array) -> jax.Array:
-    """f32[..., 1] over the last axis of f32[..., M], the same for a row whatever rows are beside it.
+    """The mean of x^2 over the last axis, f32[..., 1] from f32[..., M], independent of the number of rows.
 
-    XLA on a CPU sums eight rows or more in another order than fewer. Rows that are rounded to 8 bits carry
-    such a last bit on, so that an answer would depend on its company.
+    On a CPU, XLA sums eight rows or more in another order than fewer rows. Where activations are rounded to
+    8 bits, such a difference in the last bit grows, and an answer would depend on the other requests.
     """
     total = lax.platform_dependent(
         x * x, cpu=_sum_by_halves, default=partial(jnp.sum, axis=-1, keepdims=True)
@@ -32,7 +32,7 @@ def mean_of_squares(x: jax.Array) -> jax.Array:
 
 
 def _sum_by_halves(x: jax.Array) -> jax.Array:
-    """[..., 1] of [..., M], in an order that is written down: no compiler changes that of single sums."""
+    """The sum over the last axis, [..., 1], by elementwise additions, whose order XLA does not change."""
     while (width := x.shape[-1]) > 1:
         even = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width % 2)])
         x = even[..., : even.shape[-1] // 2] + even[..., even.shape[-1] // 2 :]

@@ -7,6 +7,7 @@ import jax
 import pytest
 from hlo_text import instructions, num_aliases
 
+from jaxspec.engine import step
 from jaxspec.sampling import SamplingMode
 
 # One layer's cache is larger than every other array of the program, so a copy of it shows by its size.
@@ -50,6 +51,20 @@ def test_the_loops_over_drafts_and_steps_have_trip_counts_that_xla_knows(tiny_en
     text = tiny_engines.load("eagle3", **SIZES).programs.compiled_decode(mode=SamplingMode.GREEDY).as_text()
     counts = re.findall(r'"known_trip_count":\{"n":"(\d+)"\}', text)
     assert {"2"} <= set(counts)  # two steps a dispatch; K - 1 = 2 draft steps
+
+
+def test_a_program_of_several_steps_traces_one(tiny_engines, monkeypatch):
+    """Tracing takes about as long as compiling."""
+    programs, traced, engine_step = tiny_engines.load("eagle3", **SIZES).programs, [], step.engine_step
+
+    def counted(*args, **kwargs):
+        traced.append(kwargs["mode"])
+        return engine_step(*args, **kwargs)
+
+    monkeypatch.setattr(step, "engine_step", counted)
+    for size in programs.compiled:
+        programs._lower(size)
+    assert traced == [size.mode for size in programs.compiled]
 
 
 def test_nothing_compiles_after_loading(engine, caplog):
