@@ -246,6 +246,14 @@ def handle(frame, part):
     return 0
 
 
+@njit
+def handle_alone(frame, part):
+    """Like `handle`, on the caller's thread alone: for kernels too short to be worth another thread."""
+    if _asks_version(frame):
+        return 0
+    return _call(part, (frame, 0, 1))
+
+
 _KEPT: list[Any] = []
 """Compiled functions, kept alive because XLA holds pointers to them."""
 
@@ -314,7 +322,8 @@ def register(name: str, part: Callable[..., Any], handler: Callable[..., Any], *
     Args:
       name: name of the target; it can be registered once per process.
       part: `part(frame, i, parts)` does part i of `parts` of the call at address `frame`, and returns 0.
-      handler: `def handler(frame): return handle(frame, address())` with `address = address_of(name)`.
+      handler: `def handler(frame): return handle(frame, address())` with `address = address_of(name)`; or
+        the same with `handle_alone`.
       fastmath: LLVM's flags for the floating-point operations of `part`.
     """
     _register_task()

@@ -51,17 +51,32 @@ class Blocks:
 
 
 def round_to_blocks(matrix: np.ndarray) -> Blocks | None:
-    """Rounds a matrix f32[out, in] to ggml's Q8_0: 32 inputs share a float16 scale.
+    """Rounds a matrix f32[out, in] to ggml's Q4_1: 32 inputs share a float16 scale and a float16 offset.
 
-    Returns None if a value is NaN, infinite or too large for the format.
+    Both are fitted by least squares. Returns None if a value is NaN, infinite or too large for the format.
     """
     blocks = matrix.reshape(matrix.shape[0], -1, 32)
-    with np.errstate(over="ignore"):
-        scale = (np.abs(blocks).max(axis=-1) / 127).astype(np.float16).astype(np.float32)
-    if not np.isfinite(scale).all():
-        return None
-    integers = np.rint(blocks / np.where(scale, scale, 1)[..., None])
-    return Blocks(np.clip(integers, -127, 127).astype(np.int8).reshape(matrix.shape), scale)
+    offset = blocks.min(axis=-1, keepdims=True)
+    scale = (blocks.max(axis=-1, keepdims=True) - offset) / 15
+    mean = blocks.mean(axis=-1, keepdims=True)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for _ in range(2):
+            integers = _integers(blocks, scale, offset)
+            centred = integers - integers.mean(axis=-1, keepdims=True)
+            spread = (centred * centred).sum(axis=-1, keepdims=True)
+            slope = (centred * (blocks - mean)).sum(axis=-1, keepdims=True)
+            scale = slope / np.where(spread, spread, 1)
+            offset = mean - scale * integers.mean(axis=-1, keepdims=True)
+        scale, offset = (a.astype(np.float16).astype(np.float32) for a in (scale, offset))
+        if not (np.isfinite(scale).all() and np.isfinite(offset).all()):
+            return None
+        values = _integers(blocks, scale, offset).astype(np.uint8)
+    return Blocks(values.reshape(matrix.shape), scale[..., 0], offset[..., 0])
+
+
+def _integers(blocks: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """The nearest integers in 0 … 15."""
+    return np.clip(np.rint((blocks - offset) / np.where(scale, scale, 1)), 0, 15)
 
 
 @runtime_checkable

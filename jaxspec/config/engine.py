@@ -34,7 +34,7 @@ class EngineConfig:
       dtype: "float32" or "bfloat16", of weights, activations and cache; None takes float32 on a CPU
         and bfloat16 elsewhere.
       cpu_activations: rounding of activations for products with packed weights on a CPU. "int8" makes integer
-        formats (Q8_0, Q4_0, Q4_1, …) several times faster, and rounds the bfloat16 weights of a head to Q8_0;
+        formats (Q8_0, Q4_0, Q4_1, …) several times faster, and rounds the weights of a head to Q4_1;
         "float32" does not round. None takes "int8" where it is supported.
       draft_loop: "compiled", or "host" to drive the same functions step by step from Python.
       synthetic_acceptance_length: benchmarks only: accepts so many tokens per step on average, whatever the

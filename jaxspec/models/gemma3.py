@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxspec_kernels.rms_norm import rms_norm
 
 from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.checkpoints.gguf_metadata import Metadata
 from jaxspec.config import ModelConfig, RopeConfig
 from jaxspec.models.decoder import Decoder
-from jaxspec.models.layers import MLP, Attention, SandwichLayer, mean_of_squares
+from jaxspec.models.layers import MLP, Attention, SandwichLayer
 from jaxspec.models.parameters import Whole, parameter
 from jaxspec.models.qwen3 import QK_NORMS
 
@@ -33,9 +34,7 @@ class Gemma3Norm(nnx.Module):
         return 1 + self.offset[...].astype(jnp.float32)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        wide = x.astype(jnp.float32)
-        wide = wide * jax.lax.rsqrt(mean_of_squares(wide) + self.eps)
-        return (wide * self.factors()).astype(x.dtype)
+        return rms_norm(x.astype(jnp.float32), self.factors(), self.eps).astype(x.dtype)
 
 
 class Gemma3Attention(Attention):

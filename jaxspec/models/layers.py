@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jaxspec_kernels.matmul import PackedWeight
+from jaxspec_kernels.rms_norm import mean_of_squares, rms_norm
 
 from jaxspec.attention import AnyMemory, PagedMemory, RopeTables
 from jaxspec.config import ModelConfig
@@ -39,29 +40,11 @@ class RMSNorm(nnx.Module):
         return self.scale[...].astype(jnp.float32)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        if x.dtype == jnp.float32:
+            return rms_norm(x, self.factors(), self.eps)
         wide = x.astype(jnp.float32)
         wide = wide * lax.rsqrt(mean_of_squares(wide) + self.eps)
         return wide.astype(x.dtype) * self.scale[...]
-
-
-def mean_of_squares(x: jax.Array) -> jax.Array:
-    """The mean of x^2 over the last axis, f32[..., 1] from f32[..., M], independent of the number of rows.
-
-    On a CPU, XLA sums eight rows or more in another order than fewer rows. Where activations are rounded to
-    8 bits, such a difference in the last bit grows, and an answer would depend on the other requests.
-    """
-    total = lax.platform_dependent(
-        x * x, cpu=_sum_by_halves, default=partial(jnp.sum, axis=-1, keepdims=True)
-    )
-    return total / x.shape[-1]
-
-
-def _sum_by_halves(x: jax.Array) -> jax.Array:
-    """The sum over the last axis, [..., 1], by elementwise additions, whose order XLA does not change."""
-    while (width := x.shape[-1]) > 1:
-        even = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width % 2)])
-        x = even[..., : even.shape[-1] // 2] + even[..., even.shape[-1] // 2 :]
-    return x
 
 
 class Linear(nnx.Module):

@@ -66,7 +66,7 @@ class ModulePlan(Generic[Module]):
             inference only (see `keeps_packed`). Otherwise every parameter is an array of its declared dtype.
           activations: the format that activations are rounded to before products with packed weights; see
             `resolve_activations`.
-          rounded: also pack matrices that are stored in bfloat16 or float32, rounded to ggml's Q8_0.
+          rounded: pack all matrices, those stored in more than 4 bits rounded to ggml's Q4_1.
 
         Raises:
           CheckpointError: a weight is NaN or infinite.

@@ -221,8 +221,9 @@ def _packed_matrix(
 
 def _blocks(tensor: TensorSource, rounded: bool) -> Blocks | None:
     blocks = tensor.read_blocks() if isinstance(tensor, BlockSource) else None
-    if blocks is None and rounded and tensor.shape[-1] % BLOCK == 0:
-        blocks = round_to_blocks(tensor.read().astype(np.float32))
+    is_small = blocks is not None and blocks.values.dtype == np.uint8
+    if rounded and not is_small and tensor.shape[-1] % BLOCK == 0:
+        blocks = round_to_blocks(tensor.read().astype(np.float32)) or blocks
     if blocks is None and tensor.dtype == ml_dtypes.bfloat16:
         return Blocks(tensor.read())
     return blocks

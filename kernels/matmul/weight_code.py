@@ -15,6 +15,8 @@ GROUP = 8
 """Rows whose sums are computed together."""
 AHEAD = 4096
 """Distance of prefetches, in bytes: a page, because hardware prefetching stops at page boundaries."""
+_L2 = 2
+"""Locality of `llvm.prefetch`: prefetches into L1 take up the buffers that loads wait in."""
 _KINDS = {"float16": HALF, "float32": FLOAT}
 
 
@@ -118,8 +120,8 @@ class WeightCode(VectorCode):
             pointer = self.builder.inttoptr(address, BYTE.as_pointer())
             kind = ir.FunctionType(ir.VoidType(), [pointer.type] + [INTEGER] * 3)
             function = get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
-            # To be read, into the first cache, data.
-            self.builder.call(function, [pointer, *(ir.Constant(INTEGER, i) for i in (0, 3, 1))])
+            # A read, the locality, of data.
+            self.builder.call(function, [pointer, *(ir.Constant(INTEGER, i) for i in (0, _L2, 1))])
 
     def factors(self, block: Any) -> tuple[list[Any], list[Any]]:
         """The scales and the offsets of a block, a vector for each column; empty if the form has none."""

@@ -10,6 +10,12 @@ def _triton():
     return rope_kv_write
 
 
-rope_kv_write = Op("rope_kv_write", xla=reference.rope_kv_write, triton=_triton)
+def _numba():
+    from jaxspec_kernels.rope_kv_write.numba_kernel import rope_kv_write
+
+    return rope_kv_write
+
+
+rope_kv_write = Op("rope_kv_write", xla=reference.rope_kv_write, triton=_triton, numba=_numba)
 
 __all__ = ["rope_kv_write"]

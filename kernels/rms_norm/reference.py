@@ -1,0 +1,39 @@
+"""Norm in pure JAX."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def rms_norm(x: jax.Array, factors: jax.Array, eps: float) -> jax.Array:
+    """x / sqrt(mean(x ** 2) + eps) * factors over the last axis.
+
+    A row's result is independent of the number of rows.
+
+    Args:
+      x: f32[..., M].
+      factors: f32[M].
+    """
+    return x * lax.rsqrt(mean_of_squares(x) + eps) * factors
+
+
+def mean_of_squares(x: jax.Array) -> jax.Array:
+    """The mean of x^2 over the last axis, f32[..., 1] from f32[..., M], independent of the number of rows.
+
+    On a CPU, XLA sums eight rows or more in another order than fewer rows. Where activations are rounded to
+    8 bits, such a difference in the last bit grows, and an answer would depend on the other requests.
+    """
+    total = lax.platform_dependent(
+        x * x, cpu=_sum_by_halves, default=partial(jnp.sum, axis=-1, keepdims=True)
+    )
+    return total / x.shape[-1]
+
+
+def _sum_by_halves(x: jax.Array) -> jax.Array:
+    """The sum over the last axis, [..., 1], by elementwise additions, whose order XLA does not change."""
+    while (width := x.shape[-1]) > 1:
+        even = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width % 2)])
+        x = even[..., : even.shape[-1] // 2] + even[..., even.shape[-1] // 2 :]
+    return x
