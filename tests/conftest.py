@@ -1,17 +1,27 @@
 """A tiny model that every test may load: random weights, a word-level tokenizer, a chat template."""
 
+import atexit
 import ctypes
 import gc
 import json
 import os
 import shutil
+import tempfile
 from contextlib import suppress
 from pathlib import Path
+
+# Processes of one run compile a program once, those that tests start included. JAX reads this when imported.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    COMPILED = tempfile.mkdtemp(prefix="jaxspec-tests-")
+    atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
 
 import hypothesis
 import jax
 import pytest
 import tokenizers
+from memory import is_large
 
 import jaxspec
 from jaxspec.engine.programs import Programs
@@ -62,6 +72,13 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(os.cpu_count() or 1, 8)
 
 
+def pytest_collection_finish() -> None:
+    """Has the garbage collector leave what was imported alone: tracing makes many small objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives the long forms of tests an hour instead of pyproject's limit."""
     for item in items:
@@ -71,18 +88,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def little_memory():
-    """Lets go of programs before Linux's limit of 65,530 memory maps is near, past which LLVM crashes.
+    """Lets go of programs before there is too little memory; past the limit of memory maps LLVM crashes.
 
     What compiling used goes back to the system after every module: it would take more than the programs.
     """
     yield
-    maps = Path("/proc/self/maps")
-    if maps.exists():
-        if maps.read_text().count("\n") > 20_000:
-            jax.clear_caches()
-        gc.collect()
-        with suppress(OSError, AttributeError):  # a C library without it
-            ctypes.CDLL(None).malloc_trim(0)
+    if is_large():
+        jax.clear_caches()
+    gc.collect()
+    with suppress(OSError, AttributeError):  # a C library without it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 COMPILE_BEHIND = Programs.compile_behind
