@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from extensions import write_bigram
-from optimised import OPTIONS
 from paged_rows import PagedTarget
 from tiny_engines import ATTENTION
 from tiny_models import perturb, write_dflash, write_eagle1, write_eagle3, write_peagle, write_target
@@ -20,7 +19,6 @@ from tiny_mtp import LATENT, write_with_mtp
 import jaxspec
 from jaxspec import SamplingParams
 from jaxspec.checkpoints import open_checkpoint
-from jaxspec.engine import programs
 from jaxspec.models.loading import load_target
 
 VOCABULARY, SAMPLES = 16, 4000
@@ -105,8 +103,7 @@ DRAFTERS = {
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_pairs_of_tokens_are_as_likely_as_in_plain_decoding(folder, exact, name, monkeypatch):
-    monkeypatch.setattr(programs, "compiler_options", lambda weights, **_: OPTIONS)
+def test_pairs_of_tokens_are_as_likely_as_in_plain_decoding(folder, exact, name):
     drafter = dict(DRAFTERS[name])
     target = drafter.pop("target", "target")
     if "source" in drafter:
@@ -118,11 +115,11 @@ def test_pairs_of_tokens_are_as_likely_as_in_plain_decoding(folder, exact, name,
         drafter=drafter,
         sampling_modes=("sampled",),
         progress=False,
-        batch_size=100,
+        batch_size=32,
         max_model_len=24,
         page_size=8,
         prefill_chunk=16,
-        prefill_rows=25,
+        prefill_rows=8,
     )
     accepted = drafted = 0
     for first_seed, temperature, top_p in ((0, 1.0, 1.0), (10**6, 0.7, 0.9)):
