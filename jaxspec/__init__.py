@@ -1,4 +1,20 @@
-"""Speculative decoding for JAX: draft, verify and emit in one compiled step."""
+"""Speculative decoding for JAX: draft, verify and emit in one compiled step.
+
+    import jaxspec
+
+    engine = jaxspec.load("smollm2-135m")
+    print(engine.generate("Why is the sky blue?", max_new_tokens=64).text)
+
+A drafter proposes K tokens, and the target model verifies them in one pass. The output is exactly what the
+target alone would have produced: the same tokens if greedy, the same distribution if sampled.
+
+- `load` returns an `Engine` for a configuration (`list_configs`) or a checkpoint; `generate` answers prompts
+  in one call.
+- `Engine.generate`, `stream` and `run` answer prompts with `SamplingParams`; an answer is a `Generation` with
+  `AcceptanceStats`. Any thread may call an engine; `AsyncEngine` is for asyncio.
+- `check_lossless` compares answers with and without a drafter; `inspect_steps` records an answer's steps.
+- `register_drafter` and `register_family` add your own drafters and model families.
+"""
 
 from jaxspec.checkpoints import CheckpointError
 from jaxspec.config import ConfigError, DrafterConfig, EngineConfig, list_configs

@@ -1,7 +1,7 @@
 """One prompt on the command line: `jaxspec "Why is the sky blue?"`, or `python -m jaxspec`.
 
-The answer streams to stdout; progress, statistics and errors go to stderr. Exit status: 0; 1 where the
-engine could not finish the answer; 2 for bad input, or where stdout cannot be written; 130 after Ctrl-C.
+The answer streams to stdout; progress, statistics and errors go to stderr. Exit status: 0; 1 if the engine
+could not finish the answer; 2 for bad input, or if stdout cannot be written; 130 after Ctrl-C.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from jaxspec.sampling import required_mode
 
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="jaxspec", description="Answer one prompt with speculative decoding.")
-    parser.add_argument("prompt", help="a user's turn; it goes through the model's chat template")
+    parser.add_argument("prompt", help="the user's turn, formatted with the model's chat template")
     parser.add_argument(
         "--model",
         default=DEFAULT_MODEL,
@@ -40,8 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--drafter",
         metavar="SOURCE",
-        help="the checkpoint of a head or of a smaller model that drafts; default: the configuration's, and "
-        "prompt lookup for a checkpoint alone",
+        help="checkpoint of a head or of a smaller model that drafts; default: that of the configuration, or "
+        "prompt lookup if MODEL is a checkpoint",
     )
     add_sampling_options(parser)
     add_speculation_options(parser)
@@ -77,7 +77,7 @@ def _answer(args: argparse.Namespace) -> int:
     for delta in deltas:
         write(delta.text)
     write("\n")
-    assert delta.generation is not None  # the last piece carries it
+    assert delta.generation is not None  # set in the last piece
     generation = delta.generation
     seed = f"; seed {generation.seed}" if params.temperature else ""
     print(f"[{_summary(generation, time.perf_counter() - start)}{seed}]", file=sys.stderr)
@@ -88,10 +88,10 @@ def _answer(args: argparse.Namespace) -> int:
 
 
 def _drafter(source: str | None, *, is_configured: bool) -> dict[str, Any]:
-    """The keys of `[drafter]` that say what drafts; none for a configuration, which says it itself.
+    """The keys of `[drafter]` for --drafter; none without it, if a configuration names the drafter.
 
     Raises:
-      CommandError: the source holds no drafter that is known.
+      CommandError: the source holds no known drafter.
     """
     if source is None:
         return {} if is_configured else {"kind": "ngram"}

@@ -1,4 +1,4 @@
-"""What the command lines share: options, and output whose faults fit one line."""
+"""Shared parts of the command lines: options, output, and errors of one line."""
 
 import argparse
 import os
@@ -11,11 +11,11 @@ from jaxspec.sampling import SamplingParams
 
 
 class CommandError(ValueError):
-    """A command that cannot be obeyed; the message names the argument."""
+    """A bad command line; the message names the argument."""
 
 
 class _Import(argparse.Action):
-    """Runs a Python file as soon as it is named, and keeps the names in `imports`."""
+    """Runs a Python file when the option is parsed, and appends its path to `imports`."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, path: Any, option: str | None = None
@@ -28,7 +28,7 @@ class _Import(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a bad argument in one line, without the usage in front, and exits with 2."""
+    """A parser that reports a bad argument in one line, without the usage, and exits with status 2."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
@@ -38,14 +38,14 @@ class Parser(argparse.ArgumentParser):
             dest="imports",
             default=(),
             metavar="FILE",
-            help="a Python file to run first, which registers drafters or families of your own",
+            help="a Python file to run first, which registers your own drafters or families",
         )
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} (see --help)\n")
 
     def print_help(self, file: Any = None) -> None:
-        """Writes the help to stdout, or exits with 2 where that cannot be."""
+        """Writes the help to stdout; exits with status 2 if stdout cannot be written."""
         try:
             write(self.format_help())
         except CommandError as error:
@@ -53,10 +53,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def write(text: str) -> None:
-    """Writes to stdout, at once. What its encoding lacks is escaped, which is said once on stderr.
+    """Writes to stdout and flushes. Characters that its encoding lacks are escaped, with one note on stderr.
 
     Raises:
-      CommandError: stdout is closed, full, or a pipe that nobody reads any more.
+      CommandError: stdout is closed or full, or a pipe whose reader has ended.
     """
     if sys.stdout is None:
         raise CommandError("cannot write to stdout: it is closed")
@@ -65,20 +65,20 @@ def write(text: str) -> None:
             print(text, end="", flush=True)
         except UnicodeEncodeError as error:
             print(
-                f"note: what stdout's {error.encoding} lacks is escaped; PYTHONIOENCODING=utf-8 writes it",
+                f"note: characters not in stdout's {error.encoding} are escaped; set PYTHONIOENCODING=utf-8",
                 file=sys.stderr,
             )
             sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
             print(text, end="", flush=True)
     except OSError as error:
-        # Python would complain once more when it flushes at exit.
+        # Otherwise Python reports the error again when it flushes at exit.
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise CommandError(f"cannot write to stdout: {error.strerror}") from None
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the fields of `SamplingParams`, and --raw."""
+    """Adds options for the fields of `SamplingParams`, and --raw."""
     default = SamplingParams()
     group = parser.add_argument_group("sampling")
     group.add_argument(
@@ -89,12 +89,12 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=default.temperature,
         metavar="T",
-        help="default: 0, which is greedy",
+        help="default: 0, greedy",
     )
     group.add_argument("--top-p", type=float, default=default.top_p, metavar="P", help="default: 1, all")
     group.add_argument("--top-k", type=int, default=default.top_k, metavar="K", help="default: 0, all")
     group.add_argument("--min-p", type=float, default=default.min_p, metavar="P", help="default: 0, all")
-    group.add_argument("--seed", type=int, metavar="N", help="default: a new one, which is reported")
+    group.add_argument("--seed", type=int, metavar="N", help="default: drawn at random and reported")
     group.add_argument(
         "--stop",
         action="append",
@@ -102,24 +102,24 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="ends the answer; may be given several times",
     )
-    group.add_argument("--ignore-eos", action="store_true", help="go on after an end-of-sequence token")
+    group.add_argument("--ignore-eos", action="store_true", help="do not stop at end-of-sequence tokens")
     group.add_argument("--raw", action="store_true", help="pass prompts without the chat template")
 
 
 def add_speculation_options(parser: argparse.ArgumentParser) -> None:
-    """Adds what changes the configuration's drafter."""
+    """Adds options that change the configuration's drafter."""
     group = parser.add_argument_group("speculation").add_mutually_exclusive_group()
     group.add_argument(
         "--num-speculative-tokens",
         type=drafts_option,
         metavar="K",
-        help='drafts per step, or "auto": what gives the most tokens per second at every moment',
+        help='drafts per step, or "auto": chosen all the time for the most tokens per second',
     )
-    group.add_argument("--no-speculation", action="store_true", help="decode plainly")
+    group.add_argument("--no-speculation", action="store_true", help="decode without drafts")
 
 
 def drafts_option(text: str) -> int | str:
-    """A number of drafts on a command line, or "auto".
+    """Parses a number of drafts, or "auto".
 
     Raises:
       ArgumentTypeError: neither.
@@ -131,10 +131,10 @@ def drafts_option(text: str) -> int | str:
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """The parameters that the options of `add_sampling_options` say.
+    """The parameters given by the options of `add_sampling_options`.
 
     Raises:
-      CommandError: one is out of its range.
+      CommandError: a value is out of range.
     """
     names = ("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos")
     try:
@@ -147,7 +147,7 @@ def drafter_options(args: argparse.Namespace, config: Config) -> dict[str, Any]:
     """The keys of the configuration's `[drafter]` that the options of `add_speculation_options` set.
 
     Raises:
-      CommandError: a number of drafts for a configuration that has no drafter.
+      CommandError: a number of drafts is given for a configuration without a drafter.
     """
     if args.no_speculation:
         return {"kind": "none"}
@@ -159,6 +159,6 @@ def drafter_options(args: argparse.Namespace, config: Config) -> dict[str, Any]:
 
 
 def report(error: object) -> int:
-    """Prints one line of an error; returns the exit status of bad input."""
+    """Prints an error in one line; returns the exit status for bad input, 2."""
     print(f"error: {error}", file=sys.stderr)
     return 2

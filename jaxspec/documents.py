@@ -1,11 +1,11 @@
-"""Documents of nested objects and lists, as JSON and TOML make them."""
+"""Walking through documents of nested objects and lists, as in JSON and TOML."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 
 def levels(document: Mapping[str, Any]) -> Iterator[list[Any]]:
-    """The values of a document, those of one depth together; by no recursion, which a deep one would end."""
+    """Yields all values of a document, one list per depth. Not recursive, so that any depth is safe."""
     containers: list[Any] = [document]
     while containers:
         children = (c.values() if isinstance(c, dict) else c for c in containers)

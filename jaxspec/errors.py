@@ -1,18 +1,18 @@
-"""What every refusal of foreign input is: one line; and so is that of a package that is not there."""
+"""Errors of one line, for bad input and for missing packages."""
 
 import importlib
 from types import ModuleType
 
 
 class OneLineError(ValueError):
-    """A refusal whose message is one line of at most 1,000 printable characters, whatever was put into it."""
+    """An error whose message is made one line of at most 1,000 printable characters."""
 
     def __init__(self, message: object):
         super().__init__(one_line(message))
 
 
 def one_line(message: object) -> str:
-    """A message without line breaks and unprintable characters, and without the middle of a long one."""
+    """The message without line breaks and unprintable characters; a long one is shortened in the middle."""
     text = _shorten(str(message))
     if text.isprintable():
         return text
@@ -24,16 +24,16 @@ def _shorten(text: str) -> str:
 
 
 def optional(module: str, *, extra: str) -> ModuleType:
-    """A module of a package that only an extra of jaxspec installs.
+    """Imports a module of a package that an extra of jaxspec installs.
 
     Raises:
-      ModuleNotFoundError: it is not installed; one line that names the extra.
+      ModuleNotFoundError: it is not installed; the message is one line that names the extra.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
-        if (error.name or "").partition(".")[0] != package:  # it lacks a package of its own
+        if (error.name or "").partition(".")[0] != package:  # a dependency of the package is missing
             raise
         raise ModuleNotFoundError(
             f"this needs {package}, which is not installed: pip install 'jaxspec[{extra}]'", name=package

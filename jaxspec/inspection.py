@@ -1,8 +1,8 @@
-"""One step after another, driven from Python, with all that the compiled programs keep to themselves.
+"""Runs one answer step by step from Python, and records what the compiled programs do not show.
 
-The phases are those of `engine/step.py`: draft, verify, accept, refresh. Each is a program of its own here,
-and every draft is drawn by one, so that what lies between them can be looked at and timed. Tokens and
-acceptance are those of the compiled step.
+The phases are those of `engine/step.py`: draft, verify, accept, refresh. Here each phase, and each draft of
+the draft loop, is a program of its own, so that intermediate results can be recorded and phases timed. Tokens
+and acceptance are the same as in the compiled step.
 """
 
 import time
@@ -21,6 +21,7 @@ from flax import nnx
 
 from jaxspec.attention import LayerCache, PagedMemory, PageTable, RowBlock, join_rows
 from jaxspec.checkpoints import Tokenizer
+from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Context, HostPropose, Proposal, Rows
 from jaxspec.engine import Engine, Generation, Request, show
 from jaxspec.engine.compilation_cache import compilation_cache
@@ -39,7 +40,7 @@ from jaxspec.sampling import (
     seed_words,
 )
 
-if TYPE_CHECKING:  # imports slowly, and need not be installed
+if TYPE_CHECKING:  # optional, and slow to import
     import pandas
 
 PHASES = ("draft", "verify", "accept", "refresh")
@@ -55,21 +56,22 @@ COLOURS: dict[Fate, str] = {
 
 @dataclass(frozen=True)
 class Step:
-    """What one step drafted, what the target thought of it, and what came out.
+    """One step: its drafts, the drafter's and the target's probabilities, and what was emitted.
 
     Attributes:
-      position: of `last_token`, the last one before the step.
-      last_token: what the target reads first.
-      draft_tokens: K' of them, at most K.
-      draft_probabilities: f32[K', V], what each was drawn from; 1 at the draft where a drafter has no
-        distribution.
-      target_probabilities: f32[K' + 1, V], what the target says at each draft's place, and after the last.
-        At temperature 0 the probabilities of temperature 1: a draft is then accepted if it is the likeliest.
-      num_accepted: how many drafts were accepted, the first ones.
-      token: the target's own, which follows them: recovered where a draft was rejected, else a bonus.
-      tokens: what was emitted: the accepted drafts and `token`, cut at a stop or the length.
-      seconds: that each phase took.
-      tokenizer: turns ids into text; None where the checkpoint has none.
+      position: position of `last_token`.
+      last_token: the last token before the step, which the target reads first.
+      draft_tokens: the K' drafts, at most K.
+      draft_probabilities: f32[K', V], the distribution that each draft was drawn from; one-hot if the drafter
+        has no distribution.
+      target_probabilities: f32[K' + 1, V], the target's distribution at each draft's place and after the last
+        draft. At temperature 0 these are the probabilities at temperature 1, and a draft is accepted if it
+        is the most likely token.
+      num_accepted: how many leading drafts were accepted.
+      token: the target's token after them: recovered if a draft was rejected, a bonus token otherwise.
+      tokens: the emitted tokens: the accepted drafts and `token`, cut at a stop or a length limit.
+      seconds: the time of each phase, by its name in `PHASES`.
+      tokenizer: turns ids into text; None if the checkpoint has none.
     """
 
     position: int
@@ -85,23 +87,27 @@ class Step:
 
     @property
     def accepted(self) -> list[bool]:
-        """Of each draft, whether it was accepted."""
+        """Whether each draft was accepted."""
         return [i < self.num_accepted for i in range(len(self.draft_tokens))]
 
     def text(self, token: int) -> str:
-        """A token as text, special ones by their names; its id where there is no tokenizer."""
+        """A token as text, special tokens by name; its id if there is no tokenizer."""
         if self.tokenizer is None:
             return str(token)
         return self.tokenizer.decode([token], skip_special_tokens=False)
 
     def candidates(self, place: int, most: int = 5) -> list[dict[str, Any]]:
-        """The tokens that either side finds likeliest at a place, the draft and the target's own among them.
+        """The most likely tokens at a place, of the drafter and of the target, by the target's probability.
 
-        The target's likeliest comes first.
+        They include the draft and, at the first place without an accepted draft, the target's token.
 
         Args:
-          place: 0 to K' - 1 for the drafts; K' for what follows the last, which has no draft.
-          most: of each side.
+          place: 0 to K' - 1 for the drafts; K' for the place after the last draft.
+          most: the number of tokens from each side.
+
+        Returns:
+          For each token: place, token_id, text, the probabilities "target" and "draft" (None after the last
+          draft), and whether it is the draft, an accepted draft, and the target's token.
         """
         target = self.target_probabilities[place]
         is_draft = place < len(self.draft_tokens)
@@ -126,7 +132,7 @@ class Step:
         ]
 
     def to_pandas(self, most: int = 5) -> "pandas.DataFrame":
-        """The candidates of every place, a row each.
+        """The candidates of all places, one row per candidate.
 
         Raises:
           ModuleNotFoundError: pandas is not installed.
@@ -137,9 +143,10 @@ class Step:
 
     @property
     def fates(self) -> list[Fate]:
-        """Of each draft, and of the place after the last one, what became of it.
+        """What happened at each draft's place and after the last draft.
 
-        Past a rejected draft the target was asked about a text that nobody will read.
+        Places after a rejected draft are "not reached": the target's output there belongs to a text that was
+        discarded.
         """
         if not self.draft_tokens:
             return ["no draft"]
@@ -185,15 +192,15 @@ class Inspection:
     """An answer with all of its steps.
 
     Attributes:
-      steps: in their order.
-      generation: the answer, as an engine would have given it.
+      steps: the steps in order.
+      generation: the answer, as the engine would have given it.
     """
 
     steps: list[Step]
     generation: Generation
 
     def phases(self) -> dict[str, float]:
-        """Milliseconds of each phase, the median over the steps after the first, which compiled them."""
+        """Milliseconds of each phase: the median over all steps but the first, which compiles."""
         timed = self.steps[1:] or self.steps
         return {phase: 1e3 * median(step.seconds[phase] for step in timed) for phase in PHASES if timed}
 
@@ -206,17 +213,17 @@ def inspect_steps(
     raw: bool = False,
     **sampling: Any,
 ) -> Inspection:
-    """Answers one prompt step by step, and keeps what every step saw.
+    """Answers one prompt step by step and records every step.
 
-    It takes the engine's weights and nothing else of it: a cache of its own holds this one answer. Every step
-    keeps 2 K + 1 rows of the vocabulary. K is the drafter's, or the request's own.
+    It shares only the weights with the engine and has a cache of its own. Every step stores 2 K + 1
+    distributions over the vocabulary; K is the drafter's, or the request's own.
 
     Args:
-      engine: on one device.
+      engine: an engine on one device.
       prompt, params, raw, **sampling: as in `Engine.generate`.
 
     Raises:
-      ValueError: as `Engine.generate`.
+      ValueError: as in `Engine.generate`.
     """
     request = engine.make_request(prompt, merge_params(params, sampling), raw=raw)
     with compilation_cache():
@@ -229,22 +236,22 @@ def inspect_steps(
 
 
 class _Phases:
-    """The phases of a step as programs, for one engine's weights and a sampling mode.
+    """The phases of a step as programs, for one engine's weights and one sampling mode.
 
     Attributes:
       num_drafts: K.
-      propose: context and the drafter's cache to a proposal and the cache, draft by draft.
-      read, verify, accept, refresh, look: of a state and what the functions below take.
+      propose: maps context and the drafter's cache to a proposal and the cache, one program per draft.
+      read, verify, accept, refresh, look: the functions below, compiled and without the argument `models`.
     """
 
     def __init__(self, programs: Programs, mode: SamplingMode):
         self._graph, self._treedef, self._leaves = programs.graph, programs.treedef, programs.leaves
         models = self.models = self._merge(self._leaves)
         self.num_drafts = models.drafter.num_speculative_tokens
-        settings = programs.settings
-        self.read = self._program(partial(_read, settings=settings))
+        config = programs.config
+        self.read = self._program(partial(_read, config=config))
         self.verify = self._program(_verify)
-        self.accept = self._program(partial(_accept, settings=settings, mode=mode), donates=False)
+        self.accept = self._program(partial(_accept, config=config, mode=mode), donates=False)
         self.refresh = self._program(_refresh)
         self.look = self._program(partial(_look, mode=mode), donates=False)
         self.propose: HostPropose = _propose_nothing
@@ -269,11 +276,11 @@ class _Phases:
 
 
 _MADE: WeakKeyDictionary[Programs, dict[SamplingMode, _Phases]] = WeakKeyDictionary()
-"""Of every engine that was looked into, so that looking again compiles nothing."""
+"""The phases of every inspected engine, so that inspecting it again compiles nothing."""
 
 
 class _Run:
-    """One request in a state of its own."""
+    """One request, with a state of its own."""
 
     def __init__(self, engine: Engine, request: Request):
         self.request = request
@@ -283,7 +290,7 @@ class _Run:
             made[mode] = _Phases(engine.programs, mode)
         self.phases = made[mode]
         models = self.phases.models
-        pages = -(-engine.max_model_len // engine.config.page_size)
+        pages = engine.config.table_width
         config = replace(engine.config, batch_size=1, num_pages=pages)
         self.chunk = config.prefill_chunk
         mesh = engine.programs.leaves[0].sharding.mesh
@@ -308,7 +315,7 @@ class _Run:
         )
 
     def read_prompt(self) -> None:
-        """Reads the prompt piece by piece, which gives the answer's first token."""
+        """Reads the prompt piece by piece and appends the answer's first token."""
         prompt, chunk = self.request.prompt, self.chunk
         for start in range(0, len(prompt), chunk):
             piece = prompt[start : start + chunk + 1]
@@ -329,7 +336,7 @@ class _Run:
         self._take([int(first.token[0])], done=bool(first.done[0]), failed=bool(first.failed[0]))
 
     def step(self) -> Step:
-        """Draft, verify, accept, refresh; the request takes what comes out."""
+        """Runs the four phases of a step and appends the emitted tokens to the request."""
         seconds: dict[str, float] = {}
 
         def timed(phase: str, call: Callable[..., Any], *args: Any) -> Any:
@@ -379,13 +386,15 @@ def _propose_nothing(context: Context, cache: tuple[LayerCache, ...]) -> tuple[P
     return Proposal(nothing, jnp.zeros_like(context.length), None), cache
 
 
-def _read(models: Models, state: EngineState, served: Served, pieces: Pieces, *, settings: Any) -> Any:
-    state, output = engine_step(models, state, served, pieces, settings=settings, mode=None)
+def _read(
+    models: Models, state: EngineState, served: Served, pieces: Pieces, *, config: ResolvedEngineConfig
+) -> Any:
+    state, output = engine_step(models, state, served, pieces, config=config, mode=None)
     return state, output.first
 
 
 def _verify(models: Models, state: EngineState, served: Served, proposal: Proposal) -> Any:
-    """One target pass over the last token and the drafts: the state, logits [1, K+1, V], and the rows."""
+    """Runs the target over the last token and the drafts; returns state, logits [1, K+1, V] and rows."""
     tokens = jnp.concatenate([state.context(served).last_token[:, None], proposal.tokens], axis=1)
     positions = state.length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)
     valid = jnp.broadcast_to(state.active[:, None], positions.shape)
@@ -408,7 +417,7 @@ def _accept(
     proposal: Proposal,
     logits: jax.Array,
     *,
-    settings: Any,
+    config: ResolvedEngineConfig,
     mode: SamplingMode,
 ) -> tuple[Emitted, jax.Array]:
     return accept(
@@ -417,7 +426,7 @@ def _accept(
         served,
         proposal,
         models.drafter,
-        settings=settings,
+        config=config,
         mode=mode,
         vocab_size=models.target.config.vocab_size,
     )
@@ -426,7 +435,7 @@ def _accept(
 def _refresh(
     models: Models, state: EngineState, served: Served, rows: Rows, emitted: Emitted, num_accepted: jax.Array
 ) -> EngineState:
-    """The drafter takes in the rows that stand, and the slot moves on."""
+    """Refreshes the drafter with the rows of committed tokens, and advances the slot."""
     (block,) = rows.blocks
     if block.shape[1] == 1:  # plain decoding leaves the drafter as it is
         return commit_emitted(state, emitted, state.hidden)
@@ -445,7 +454,7 @@ def _look(
     *,
     mode: SamplingMode,
 ) -> tuple[jax.Array, jax.Array]:
-    """What drafts were drawn from and what the target says: f32[1, K, V] and f32[1, K+1, V]."""
+    """The drafts' and the target's distributions, f32[1, K, V] and f32[1, K+1, V]."""
     target = jax.nn.softmax(process_logits(logits, served.sampling, mode=mode))
     size, vocabulary = logits.shape[-1], models.drafter.draft_vocab
     if proposal.logits is None:
@@ -458,6 +467,6 @@ def _look(
 
 
 def _largest(probabilities: np.ndarray, most: int) -> list[int]:
-    """The ids of the largest probabilities that are not 0, the largest first."""
+    """The ids of the `most` largest probabilities above 0, the largest first."""
     order = np.argsort(-probabilities, kind="stable")[:most]
     return [int(token) for token in order if probabilities[token] > 0]

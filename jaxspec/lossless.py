@@ -1,4 +1,4 @@
-"""Whether a drafter changes what a target says: greedy answers token by token, sampled ones by chi-square."""
+"""Tests whether a drafter changes a target's answers: greedy ones by tokens, sampled ones by chi-square."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,17 +19,17 @@ PROMPTS = (
     [9, 8, 7],
     [11, 12, 13, 14, 15, 16, 17, 18, 11, 12, 13, 14],
 )
-"""Token ids that most vocabularies have; repetitions give an n-gram drafter something to propose."""
+"""Prompts of token ids that most vocabularies have. Their repetitions give an n-gram drafter drafts."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two greedy answers part.
+    """The first difference between two greedy answers to a prompt.
 
     Attributes:
-      prompt: its index.
-      token: the first token of the answer that differs, from 0.
-      plain, drafted: the tokens there; None where an answer has ended.
+      prompt: index of the prompt.
+      token: index of the first token of the answer that differs.
+      plain, drafted: the tokens there, without and with the drafter; None if that answer has ended.
     """
 
     prompt: int
@@ -40,13 +40,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class LosslessReport:
-    """What `check_lossless` found.
+    """The result of `check_lossless`; true if no difference was found.
 
     Attributes:
-      differences: the first one of each prompt whose greedy answers differ.
-      p_value: of the hypothesis that sampled tokens have one distribution with and without the drafter.
-      significance: below which p_value counts against the drafter.
-      greedy, sampled: acceptance in either part.
+      differences: the first difference of each prompt whose greedy answers differ.
+      p_value: p-value of the hypothesis that sampled tokens have the same distribution with and without the
+        drafter.
+      significance: the level below which `p_value` counts against the drafter.
+      greedy, sampled: acceptance in the greedy and the sampled answers.
     """
 
     differences: tuple[Difference, ...]
@@ -56,12 +57,12 @@ class LosslessReport:
     sampled: AcceptanceStats
 
     def __bool__(self) -> bool:
-        """Whether nothing was found."""
+        """Whether the greedy answers are equal and `p_value` is at least `significance`."""
         return not self.differences and self.p_value >= self.significance
 
     def __str__(self) -> str:
         lines = [
-            f"prompt {at.prompt} differs at token {at.token}: {at.plain} plainly, {at.drafted} with drafts"
+            f"prompt {at.prompt} differs at token {at.token}: {at.plain} without drafts, {at.drafted} with"
             for at in self.differences
         ] or [f"greedy: the same tokens, {self.greedy.acceptance_length:.2f} a step"]
         verdict = "the same distribution" if self.p_value >= self.significance else "another distribution"
@@ -83,28 +84,28 @@ def check_lossless(
     significance: float = 1e-4,
     **engine: Any,
 ) -> LosslessReport:
-    """Answers with a drafter and without it, and compares.
+    """Compares the answers of an engine with a drafter to those of one without.
 
-    Greedy answers must be equal token for token. Then each prompt is answered `samples` times by either
-    engine, with other seeds, and their second tokens, their third ones and the pairs of both are compared by
-    chi-square tests of homogeneity: the first token comes out of the prompt's pass, which drafts nothing.
+    Greedy answers must be equal token for token. Then both engines answer each prompt `samples` times, with
+    different seeds. Chi-square tests of homogeneity compare the second tokens, the third tokens and the pairs
+    of both; the first token comes from the pass that reads the prompt, which has no drafts.
 
-    In bfloat16 a greedy difference may be a tie of two logits that sums in another order decided otherwise;
-    float32 has hardly any.
+    In bfloat16, greedy answers may differ where two logits are nearly equal, because sums are computed in
+    another order. In float32, the default here, this is rare.
 
     Args:
-      drafter: as `load` takes it: {"kind": …, …}.
-      target: as `load` takes it.
-      prompts: as `Engine.generate` takes them.
-      max_new_tokens: of greedy answers.
-      samples: sampled answers a prompt and engine; 0 leaves that part out, with a p-value of 1.
-      temperature: of sampled answers.
-      seed: of the first one.
-      significance: of the chi-square test, over all prompts together.
+      drafter: as for `load`: {"kind": …, …}.
+      target: the model, as for `load`.
+      prompts: as for `Engine.generate`.
+      max_new_tokens: length of greedy answers.
+      samples: sampled answers per prompt and engine; 0 skips the test, with a p-value of 1.
+      temperature: temperature of sampled answers.
+      seed: seed of the first sampled answer; the others count up from it.
+      significance: level of the test over all prompts together.
       **engine: fields of `EngineConfig`.
 
     Raises:
-      ValueError: as `load` and `Engine.generate`.
+      ValueError: as for `load` and `Engine.generate`.
     """
     sizes = {"dtype": "float32", "progress": False, **engine}
     drafting = drafter if isinstance(drafter, Mapping) else vars(drafter)
@@ -126,13 +127,13 @@ def check_lossless(
                 for i, each in enumerate((plain, other))
             ]
             p_values += [homogeneity(*samples_of) for samples_of in zip(*counts, strict=True)]
-    # Bonferroni's bound: the smallest of n p-values is below x with a chance of at most n x.
+    # Bonferroni: the smallest of n p-values is below x with a probability of at most n x.
     p_value = min(1.0, min(p_values, default=1.0) * max(len(p_values), 1))
     return LosslessReport(tuple(found), p_value, significance, greedy, sampled)
 
 
 def first_difference(prompt: int, plain: Generation, drafted: Generation) -> Difference | None:
-    """Where two answers to a prompt of this index part; None if nowhere."""
+    """The first difference between two answers to prompt number `prompt`; None if they are equal."""
     pairs = zip([*plain.token_ids, None], [*drafted.token_ids, None], strict=False)
     for token, (one, two) in enumerate(pairs):
         if one != two:
@@ -141,9 +142,9 @@ def first_difference(prompt: int, plain: Generation, drafted: Generation) -> Dif
 
 
 def homogeneity(one: Counter[Any], two: Counter[Any]) -> float:
-    """The p-value of a chi-square test that two samples were drawn from one distribution.
+    """The p-value of a chi-square test that two samples have the same distribution.
 
-    Kinds that were seen fewer than ten times in both together count as one.
+    Values that occur fewer than ten times in both samples together are pooled.
     """
     both = one + two
     from scipy.stats import chi2_contingency  # imports slowly
@@ -164,7 +165,7 @@ def _counts(
     temperature: float,
     stats: AcceptanceStats | None,
 ) -> tuple[Counter[int], Counter[int], Counter[tuple[int, int]]]:
-    """How often each second token, each third one and each pair of them came."""
+    """How often each second token, each third token and each pair of them occurred."""
     requests = [
         engine.make_request(
             prompt,

@@ -1,11 +1,11 @@
-"""Pictures of what speculation did, with matplotlib (extra `plots`).
+"""Plots of speculation with matplotlib (extra `plots`).
 
-Every function draws into `ax`, or into a figure of its own, and returns the `Axes`; `ax.figure.savefig(path)`
-keeps it. Colours are Okabe and Ito's, which everybody tells apart; text and ground are those of matplotlib's
-style in force, so `plt.style.use("dark_background")` is heeded.
+Every function draws into `ax`, or into a new figure, and returns the `Axes`; save it with
+`ax.figure.savefig(path)`. Series have the colours of Okabe and Ito, which colour-blind readers can tell
+apart; text and background follow matplotlib's current style, such as `plt.style.use("dark_background")`.
 
-What has acceptance may be `AcceptanceStats`, a `Generation`, a list of them (taken together), or what a
-benchmark or an output row wrote as JSON; a file is read by `json.load`.
+A result with acceptance is an `AcceptanceStats`, a `Generation`, a list of generations (taken together), or
+the JSON of a benchmark or of an output row, as `json.load` reads it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,14 +17,14 @@ from jaxspec.errors import optional
 from jaxspec.inspection import COLOURS as FATES
 from jaxspec.inspection import Step
 
-if TYPE_CHECKING:  # imports slowly, and need not be installed
+if TYPE_CHECKING:  # optional, and slow to import
     from matplotlib.axes import Axes
 
 Result = AcceptanceStats | Generation | Sequence[Generation] | Mapping[str, Any]
-"""What has acceptance."""
+"""A result with acceptance."""
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
-"""Colours of series, in their order; after the last come the first ones again."""
+"""The colours of series, in order; they repeat after the last."""
 _MARKERS = "osD^vPX"
 
 
@@ -34,12 +34,12 @@ def acceptance_per_position(
     """How often the drafts up to each position were all accepted.
 
     Args:
-      results: one result, or several by their names.
-      ax: what to draw into; None makes a figure.
-      conditional: draw how often a draft was accepted, given that the ones before it were.
+      results: one result, or several by name.
+      ax: the axes to draw into; None makes a figure.
+      conditional: draw instead how often a draft was accepted where all drafts before it were.
 
     Raises:
-      ValueError: something that has no acceptance.
+      ValueError: a result has no acceptance.
       ModuleNotFoundError: matplotlib is not installed.
     """
     ax = _axes(ax)
@@ -62,14 +62,15 @@ def acceptance_per_position(
 def length_against_drafts(
     results: Mapping[int, Result] | Mapping[str, Mapping[int, Result]], ax: "Axes | None" = None
 ) -> "Axes":
-    """Mean tokens a step against the number of drafts K, below the most that there could be, K + 1.
+    """Mean tokens per step against the number of drafts K, with the maximum K + 1 as a dotted line.
 
     Args:
-      results: by K, or several such by their names.
-      ax: what to draw into; None makes a figure.
+      results: results by K, or several such mappings by name.
+      ax: the axes to draw into; None makes a figure.
 
     Raises:
-      ValueError, ModuleNotFoundError: as `acceptance_per_position`.
+      ValueError: a result has no acceptance.
+      ModuleNotFoundError: matplotlib is not installed.
     """
     ax = _axes(ax)
     has_names = all(isinstance(key, str) for key in results)
@@ -107,15 +108,15 @@ def length_against_drafts(
 def speed_against_batch(
     results: Mapping[str, Any], plain: Mapping[str, Any] | Mapping[int, float], ax: "Axes | None" = None
 ) -> "Axes":
-    """How many times as fast as plain decoding, against the number of requests at once.
+    """The speed relative to plain decoding, against the batch size.
 
     Args:
-      results: by name what `scripts/bench_step.py --json` wrote, or tokens per second by batch size.
+      results: by name, the JSON of `scripts/bench_step.py --json` or tokens per second by batch size.
       plain: the same without speculation, on the same machine.
-      ax: what to draw into; None makes a figure.
+      ax: the axes to draw into; None makes a figure.
 
     Raises:
-      ValueError: no batch size is in both, or something that has no speed.
+      ValueError: a result has no speeds, or no batch size that `plain` has too.
       ModuleNotFoundError: matplotlib is not installed.
     """
     ax = _axes(ax)
@@ -126,7 +127,7 @@ def speed_against_batch(
         fast = speeds(result)
         common = sorted(fast.keys() & base.keys())
         if not common:
-            raise ValueError(f"{label}: no batch size that was measured without speculation, too")
+            raise ValueError(f"{label}: no batch size was also measured without speculation")
         ratios = [fast[size] / base[size] for size in common]
         ax.plot(common, ratios, label=label, **_style(i))
         most = max(most, *ratios)
@@ -157,12 +158,12 @@ def time_by_phase(
     *,
     unit: str = "ms",
 ) -> "Axes":
-    """Where the time goes: a bar for each name, cut into its phases.
+    """The time of each phase: a stacked bar for each name.
 
     Args:
-      phases: time by phase, or several such by their names.
-      ax: what to draw into; None makes a figure.
-      unit: of the times.
+      phases: time by phase, or several such mappings by name.
+      ax: the axes to draw into; None makes a figure.
+      unit: the unit of the times.
 
     Raises:
       ModuleNotFoundError: matplotlib is not installed.
@@ -211,13 +212,13 @@ def time_by_phase(
 
 
 def token_strip(answer: Generation, ax: "Axes | None" = None, *, width: int = 84, most: int = 400) -> "Axes":
-    """The answer's tokens in their order, each on the colour of where it is from; a gap ends every step.
+    """An answer's tokens in order, each on the colour of its source, with a gap between steps.
 
     Args:
-      answer: of an engine.
-      ax: what to draw into; None makes a figure as high as the text.
-      width: characters in a line.
-      most: tokens to draw, from the first.
+      answer: the answer of an engine.
+      ax: the axes to draw into; None makes a figure as high as the text.
+      width: characters per line.
+      most: the most tokens to draw.
 
     Raises:
       ModuleNotFoundError: matplotlib is not installed.
@@ -264,17 +265,17 @@ def token_strip(answer: Generation, ax: "Axes | None" = None, *, width: int = 84
 
 
 def step_probabilities(step: Step, *, most: int = 5) -> "list[Axes]":
-    """What the drafter and the target find likely at each place of a step, side by side.
+    """The most likely tokens of the drafter and of the target at each place of a step, side by side.
 
-    The colour says what became of the draft. An accepted draft has a tick, a rejected one a cross, one that
-    was not reached dots, and the target's own token an arrow.
+    The colour shows what happened to the draft. An accepted draft has a tick, a rejected one a cross, one
+    that was not reached dots, and the target's token an arrow.
 
     Args:
-      step: of `jaxspec.inspect_steps`.
-      most: tokens of either side.
+      step: a step of `jaxspec.inspect_steps`.
+      most: the number of tokens from each side.
 
     Returns:
-      The axes of the places, a figure of their own: the K' drafts, and what follows them.
+      The axes of a new figure, one for each of the K' drafts and one for the place after them.
 
     Raises:
       ModuleNotFoundError: matplotlib is not installed.
@@ -311,10 +312,10 @@ def step_probabilities(step: Step, *, most: int = 5) -> "list[Axes]":
 
 
 def acceptance(result: Result) -> dict[str, Any]:
-    """`acceptance_length`, `acceptance_per_position` and `conditional_acceptance` of any result.
+    """`acceptance_length`, `acceptance_per_position` and `conditional_acceptance` of a result.
 
     Raises:
-      ValueError: it has none.
+      ValueError: the result has no acceptance.
     """
     if isinstance(result, Generation):
         return result.stats.to_dict()
@@ -345,10 +346,10 @@ def acceptance(result: Result) -> dict[str, Any]:
 
 
 def speeds(result: Mapping[Any, Any]) -> dict[int, float]:
-    """Tokens per second by batch size, of a benchmark's JSON or of what has that form already.
+    """Tokens per second by batch size, from a benchmark's JSON or a mapping of that form.
 
     Raises:
-      ValueError: it has none.
+      ValueError: the result has no speeds.
     """
     rows = result.get("rows")
     if rows is None and result and all(isinstance(size, int) for size in result):
@@ -359,7 +360,7 @@ def speeds(result: Mapping[Any, Any]) -> dict[int, float]:
 
 
 def _lay_out(answer: Generation, width: int, most: int) -> list[tuple[int, int, str, str]]:
-    """(line, column, text, source) of tokens; those of a step stand side by side."""
+    """(line, column, text, source) of each token; tokens of one step are adjacent."""
     cells: list[tuple[int, int, str, str]] = []
     row = column = last = 0
     parts = zip(answer.token_texts[:most], answer.token_sources, answer.token_steps, strict=False)
@@ -389,7 +390,7 @@ def _named(results: Result | Mapping[str, Result]) -> Mapping[str, Result]:
 
 
 def _has_names(results: Any) -> bool:
-    """Whether these are results by their names, and not one that is a mapping itself."""
+    """Whether these are results by name, and not a single result that is a mapping itself."""
     return isinstance(results, Mapping) and all(map(_has_acceptance, results.values()))
 
 
@@ -405,7 +406,7 @@ def _axes(ax: "Axes | None", *, width: float = 6.0, height: float = 3.6) -> "Axe
     pyplot = optional("matplotlib.pyplot", extra="plots")
     if ax is None:
         figure, ax = pyplot.subplots(figsize=(width, height), layout="constrained")
-        # Notebooks may draw figures without a ground, on which black letters are lost in the dark.
+        # Notebooks may make the figure's background transparent: black text is unreadable on a dark page.
         figure.set_facecolor(pyplot.rcParams["axes.facecolor"])
     return cast("Axes", ax)
 
@@ -435,6 +436,6 @@ def _finish(ax: "Axes", *, legend: bool) -> None:
 
 
 def _on(colour: str) -> str:
-    """Black or white, whichever reads better on a colour."""
+    """Black or white, whichever is easier to read on a colour."""
     red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.45 else "white"

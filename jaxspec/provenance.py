@@ -1,4 +1,4 @@
-"""Where a result comes from: what a reader needs to get it again."""
+"""The provenance of results: what is needed to reproduce them."""
 
 import platform
 import subprocess
@@ -12,12 +12,12 @@ _PACKAGES = ("jaxspec", "jax", "jaxlib", "flax", "numpy", "jax-triton", "triton"
 
 
 def provenance(command: str, folder: Path, *, devices: str | None = None) -> dict[str, Any]:
-    """Command, revision, versions and device, ready for JSON.
+    """Command, git revision, versions and device, as JSON values.
 
     Args:
-      command: what was run.
-      folder: of the script; its git revision is reported.
-      devices: what other processes computed on; None for what this one does.
+      command: the command line.
+      folder: the script's folder, for the git revision.
+      devices: the device, if other processes computed; None for that of this process.
     """
     return {
         "command": command,
@@ -28,7 +28,7 @@ def provenance(command: str, folder: Path, *, devices: str | None = None) -> dic
 
 
 def git_revision(folder: Path) -> str | None:
-    """The commit checked out around a folder, with "-dirty" where files differ; None outside of git."""
+    """The commit checked out around a folder, with "-dirty" if files differ; None outside of git."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -38,7 +38,7 @@ def git_revision(folder: Path) -> str | None:
 
 
 def device() -> str:
-    """What JAX computes on."""
+    """The number and kind of JAX's devices, as text."""
     devices = jax.devices()
     if devices[0].platform == "cpu":
         return f"{len(devices)} x CPU ({platform.machine()})"

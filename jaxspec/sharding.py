@@ -1,9 +1,9 @@
-"""Where arrays lie, and programs that run on every device's part of them. One device is a mesh of one.
+"""Sharding of arrays, and programs over several devices. A single device is a mesh of one.
 
-Logical axes go to mesh axes by one table. A program over several devices runs inside one `jax.shard_map`
-(`on_shards`), kernels and all: it computes with what its device has, and nothing moves between devices but
-what these functions move. Code inside tells a part from a whole by its shape; on one device every part is the
-whole, and none of them does anything.
+One table (`config.AXIS_TO_MESH`) maps logical axes to mesh axes. A program over several devices runs inside
+one `jax.shard_map` (`on_shards`), including its kernels: it computes with its device's part of every array,
+and data moves between devices only by the functions below. The code inside tells by its shape whether an
+array is a part or whole; on one device every array is whole, and these functions return their argument.
 """
 
 import math
@@ -20,23 +20,28 @@ from jaxspec.config import AXIS_TO_MESH, AXIS_UNIT, MESH_AXIS, ConfigError
 
 
 def make_mesh(num_devices: int = 1) -> Mesh:
-    """A mesh of the first `num_devices` devices, with the axis that `config.AXIS_TO_MESH` names.
+    """A mesh of the first `num_devices` devices, with the axis `config.MESH_AXIS`.
 
     Raises:
-      ConfigError: there are not so many devices.
+      ConfigError: there are fewer devices.
     """
     devices = jax.devices()
     if num_devices > len(devices):
-        raise ConfigError(f"engine.tensor_parallel is {num_devices}, and jax sees {len(devices)} devices")
+        raise ConfigError(f"engine.tensor_parallel is {num_devices}, but jax sees {len(devices)} devices")
     return Mesh(np.asarray(devices[:num_devices]), (MESH_AXIS,))
 
 
 def sharding(mesh: Mesh, axes: tuple[str | None, ...] | None, shape: tuple[int, ...]) -> NamedSharding:
-    """The sharding of an array with these logical axes; whole on every device for None.
+    """The sharding of an array with these logical axes; None replicates it.
 
-    Of the axes that may be split, the first in the table's order that divides evenly is: a mesh axis splits
-    one axis of an array. One that does not divide stays whole: a model with three key/value heads on two
-    devices keeps its attention on both.
+    A mesh axis splits one axis of the array: the first in the order of `config.AXIS_TO_MESH` that divides
+    evenly. If none does, the array is replicated: with three key/value heads on two devices, both hold all of
+    attention.
+
+    Args:
+      mesh: the devices.
+      axes: the logical axis of every axis of the array, or None for one that is not split.
+      shape: of the whole array.
     """
     axes = axes or (None,) * len(shape)
     spec: list[str | None] = [None] * len(shape)
@@ -48,36 +53,38 @@ def sharding(mesh: Mesh, axes: tuple[str | None, ...] | None, shape: tuple[int, 
 
 
 def divides(devices: int, axis: str, size: int) -> bool:
-    """Whether a logical axis of this size divides over so many devices."""
+    """Whether a logical axis of this size can be split evenly over so many devices."""
     return size % (devices * AXIS_UNIT.get(axis, 1)) == 0
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Whole on every device."""
+    """The sharding of an array that is whole on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def shardings(tree: Any) -> Any:
-    """Where the arrays of a tree lie; of shapes with a sharding as well."""
+    """The shardings of a tree of arrays or `jax.ShapeDtypeStruct`s."""
     return jax.tree.map(lambda array: array.sharding, tree)
 
 
 def bytes_by_device(array: jax.Array) -> int:
-    """Bytes of an array that one device has."""
+    """Bytes of one device's part of an array."""
     return math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
 
 
 def on_shards(
     program: Callable[..., Any], mesh: Mesh, places: tuple[Any, ...], out: Any
 ) -> Callable[..., Any]:
-    """`program` as one that takes and returns whole arrays, and itself sees what a device has of each.
+    """Wraps a program that runs on each device's parts of arrays as one that takes and returns whole arrays.
 
-    This is the only way to a program over several devices. Kernels cannot be split by XLA, so none runs
-    outside of it. With one device the program is returned as it is.
+    Every program over several devices is made here, because XLA cannot split our kernels. On a mesh of one
+    device the program is returned unchanged.
 
     Args:
-      places: a sharding for every array of every argument, or for all arrays of one.
-      out: of the results. What is whole on every device must be the same on all.
+      program: runs on every device; calls to `all_sum` and others move data between devices.
+      mesh: the devices.
+      places: the shardings of the arguments, one for each array or one for all arrays of an argument.
+      out: the shardings of the results. A replicated result must be equal on all devices.
     """
     if mesh.size == 1:
         return program
@@ -85,37 +92,37 @@ def on_shards(
     def specs(tree: Any) -> Any:
         return jax.tree.map(lambda sharding: sharding.spec, tree)
 
-    # Kernels say nothing of which of their results are the same on all devices, so JAX cannot check it.
+    # JAX cannot check which results of kernels are equal on all devices.
     return jax.shard_map(program, mesh=mesh, in_specs=specs(places), out_specs=specs(out), check_vma=False)
 
 
 def split_over(part: int, whole: int) -> str | None:
-    """The mesh axis that an axis is split over, of which this device has `part`; None where that is all."""
+    """The mesh axis over which an axis of size `whole` is split; None if `part`, this device's, is all."""
     return None if part == whole else MESH_AXIS
 
 
 def all_sum(x: jax.Array, axis: str | None) -> jax.Array:
-    """The sum of x over the devices of a mesh axis; x for None."""
+    """The sum of x over the devices of a mesh axis; x if the axis is None."""
     return x if axis is None else lax.psum(x, axis)
 
 
 def all_parts(x: jax.Array, axis: str | None) -> jax.Array:
-    """All devices' x side by side in the last axis; x for None."""
+    """x of all devices, concatenated along the last axis; x if the axis is None."""
     return x if axis is None else lax.all_gather(x, axis, axis=x.ndim - 1, tiled=True)
 
 
 def own_part(x: jax.Array, part: int, *, along: int = 0) -> jax.Array:
-    """This device's `part` of an array that is whole on every device."""
+    """This device's part, of size `part` along an axis, of a replicated array."""
     if x.shape[along] == part:
         return x
     return lax.dynamic_slice_in_dim(x, first_of(part), part, axis=along)
 
 
 def first_of(part: int) -> jax.Array:
-    """i32[], where this device's part of so many begins in a split axis."""
+    """i32[]: the index at which this device's part of size `part` begins in a split axis."""
     return lax.axis_index(MESH_AXIS) * part
 
 
 def once(x: jax.Array, axis: str | None) -> jax.Array:
-    """x on the first device and zeros on the others, for what is added to parts of a sum; x for None."""
+    """x on the first device, zeros on the others: for terms added before `all_sum`. x if the axis is None."""
     return x if axis is None else jnp.where(lax.axis_index(axis) == 0, x, jnp.zeros_like(x))

@@ -1,14 +1,14 @@
 """Train an EAGLE-3 head: prompts, responses, draft vocabulary, training, evaluation, export.
 
     jaxspec-train --target NAME --prompts FILE.jsonl --output DIR                  a new head
-    jaxspec-train --target NAME --adapt HEAD --prompts FILE.jsonl --output DIR     one that goes on from HEAD
-    jaxspec-train CONFIG.toml --output DIR [--data DIR]                            what the file says
+    jaxspec-train --target NAME --adapt HEAD --prompts FILE.jsonl --output DIR     adapt an existing head
+    jaxspec-train CONFIG.toml --output DIR [--data DIR]                            a run described by a file
 
 NAME is a configuration, a checkpoint folder, a .gguf file or a Hugging Face Hub id. A row of FILE has
-"prompt", perhaps with "response", or "messages"; prompts without an answer are answered by the target. HEAD
-is a folder, a Hub id, or the name of a configuration that drafts by an EAGLE-3 head, whose target is then the
-default. Sizes that are not given follow from the target, the data and the device's memory. Options win over
-CONFIG. Exit status: 0; 2 for bad input; 130 after Ctrl-C, after which --resume goes on.
+"prompt" and optionally "response", or "messages"; the target answers prompts without an answer. HEAD is a
+folder, a Hub id, or the name of a configuration with an EAGLE-3 head, whose target is then the default. Sizes
+that are not given are derived from the target, the data and the device's memory. Options take precedence over
+CONFIG. Exit status: 0; 2 for bad input; 130 after Ctrl-C, after which --resume continues the run.
 """
 
 import argparse
@@ -36,19 +36,19 @@ from jaxspec.training.config import (
 from jaxspec.training.stage_folder import STAGES, holds_a_run
 
 _OPTIONS: dict[str, tuple[str, type, str]] = {
-    "--held-out-share": ("prompts.held_out_share", float, "of the prompts, to measure on; default: 0.05"),
+    "--held-out-share": ("prompts.held_out_share", float, "share of prompts to measure on; default: 0.05"),
     "--max-prompt-tokens": ("prompts.max_tokens", int, "longer prompts are left out; default: 2048"),
-    "--max-new-tokens": ("responses.max_new_tokens", int, "of an answer; default: 256"),
+    "--max-new-tokens": ("responses.max_new_tokens", int, "the most tokens of an answer; default: 256"),
     "--vocabulary": ("vocabulary.size", int, "tokens that the head can draft"),
-    "--steps": ("train.steps", int, "updates"),
-    "--epochs": ("train.epochs", float, "how often every row is seen, without --steps; default: 4"),
-    "--row-length": ("train.row_length", int, "tokens in a row"),
-    "--batch-tokens": ("train.batch_tokens", int, "tokens in an update, at most; default: 16384"),
+    "--steps": ("train.steps", int, "number of updates"),
+    "--epochs": ("train.epochs", float, "how often every row is used, without --steps; default: 4"),
+    "--row-length": ("train.row_length", int, "tokens per row"),
+    "--batch-tokens": ("train.batch_tokens", int, "the most tokens of an update; default: 16384"),
     "--learning-rate": ("train.learning_rate", float, "default: 5e-3, with --adapt 2e-3"),
     "--num-speculative-tokens": ("evaluate.num_speculative_tokens", int, "K in the evaluation; default: 4"),
-    "--slots": ("engine.batch_size", int, "answers that are written at once; default: 8 on a CPU, else 128"),
-    "--target-name": ("export.target_name", str, "what speculators and vLLM find the target by"),
-    "--license": ("export.license", str, "of the head, for its card"),
+    "--slots": ("engine.batch_size", int, "answers generated at once; default: 8 on a CPU, else 128"),
+    "--target-name": ("export.target_name", str, "the name by which speculators and vLLM find the target"),
+    "--license": ("export.license", str, "the head's licence, for its card"),
 }
 
 
@@ -58,44 +58,46 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("config", nargs="?", type=Path, help="a training TOML (see configs/training/)")
     parser.add_argument(
-        "--output", type=Path, required=True, help="a new folder, or with --resume this run's"
+        "--output", type=Path, required=True, help="a new folder, or with --resume that of the run"
     )
     parser.add_argument("--target", metavar="NAME", help="the model that the head drafts for")
-    parser.add_argument("--adapt", metavar="HEAD", help="the head to go on from")
+    parser.add_argument("--adapt", metavar="HEAD", help="the head to adapt")
     parser.add_argument("--prompts", nargs="+", type=Path, metavar="FILE", help="JSONL files of prompts")
     parser.add_argument(
         "--held-out",
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="JSONL files of benchmark prompts, to which no prompt of the training may be alike",
+        help="JSONL files of benchmark prompts; similar prompts are left out of the training",
     )
     parser.add_argument(
-        "--data-license", nargs="+", metavar="TEXT", help="for the card: a source of the prompts, its licence"
+        "--data-license", nargs="+", metavar="TEXT", help="sources of prompts, with licences, for the card"
     )
     for option, (_, kind, text) in _OPTIONS.items():
         parser.add_argument(option, type=kind, metavar=kind.__name__.upper(), help=text)
-    parser.add_argument("--resume", action="store_true", help="go on with the run that --output holds")
-    parser.add_argument("--data", type=Path, help="where CONFIG's prompt files are; default: beside CONFIG")
-    parser.add_argument("--stage", action="append", choices=STAGES, help="run this one only; may be repeated")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --output")
+    parser.add_argument("--data", type=Path, help="folder of CONFIG's prompt files; default: that of CONFIG")
+    parser.add_argument(
+        "--stage", action="append", choices=STAGES, help="run this stage only; may be repeated"
+    )
     args = parser.parse_args(arguments)
     try:
         return _train(args, sys.argv[1:] if arguments is None else arguments)
     except (ConfigError, CheckpointError, CommandError) as error:
         return report(error)
     except KeyboardInterrupt:
-        print("interrupted; the same command with --resume goes on", file=sys.stderr)
+        print("interrupted; the same command with --resume continues", file=sys.stderr)
         return 130
 
 
 def _train(args: argparse.Namespace, arguments: list[str]) -> int:
     run = with_options(_run(args), args)
     if not run.export.command:
-        # How often it was resumed does not make it another run.
+        # A resumed run is the same run.
         command = ["jaxspec-train", *(word for word in arguments if word != "--resume")]
         run = dataclasses.replace(run, export=dataclasses.replace(run.export, command=shlex.join(command)))
     if holds_a_run(args.output) and not args.resume and not args.stage:
-        raise CommandError(f"{args.output}: holds a run already; --resume goes on with it")
+        raise CommandError(f"{args.output}: already holds a run; --resume continues it")
     try:
         from jaxspec.training.pipeline import Pipeline
     except ModuleNotFoundError as error:
@@ -113,7 +115,7 @@ def _train(args: argparse.Namespace, arguments: list[str]) -> int:
 
 
 def before_and_after(lengths: dict[str, float], adapted: bool) -> list[str]:
-    """One line for every acceptance length that has one before it."""
+    """One line for every acceptance length that was also measured before training."""
     before = "before" if adapted else "prompt lookup"
     lines = []
     for name, length in lengths.items():
@@ -126,7 +128,7 @@ def before_and_after(lengths: dict[str, float], adapted: bool) -> list[str]:
 
 
 def _run(args: argparse.Namespace) -> TrainingRun:
-    """The run of CONFIG, or one for the target with nothing but the prompts given."""
+    """The run of CONFIG, or a default one for --target or --adapt."""
     target = None if args.target is None else resolve_config(args.target).target
     initial = args.adapt
     if initial is not None and (initial in list_configs() or initial.endswith(".toml")):
@@ -164,7 +166,7 @@ def _run(args: argparse.Namespace) -> TrainingRun:
 
 
 def with_options(run: TrainingRun, args: argparse.Namespace) -> TrainingRun:
-    """The run as the command line's options change it."""
+    """The run with the changes of the command line's options."""
     changes: dict[str, dict[str, Any]] = {}
 
     def change(key: str, value: Any) -> None:

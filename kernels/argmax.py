@@ -8,13 +8,13 @@ _BLOCK = 128
 
 
 def argmax(x: jax.Array, axis: str | None = None) -> jax.Array:
-    """Index i32[...] of the first maximum of x [..., V] along V; of the first NaN if there is one.
+    """Index i32[...] of the first maximum of x [..., V] along V, or of the first NaN if there is one.
 
-    Equals `jnp.argmax(x, -1)`, which XLA reduces on a CPU without vector instructions (7 times slower
-    for [5, 49152]): the maximum of each block is found first, then the index within one block.
+    Equals `jnp.argmax(x, -1)`, but finds the maximum of each block first and then the index in one block: XLA
+    computes `jnp.argmax` on a CPU without vector instructions, 7 times slower for [5, 49152].
 
     Args:
-      axis: the mesh axis that V is split over, x being this device's part; the index is that in the whole.
+      axis: the mesh axis that V is split over, where x is this device's part; the index is one into all of V.
     """
     index = _argmax(x)
     if axis is None:

@@ -1,19 +1,21 @@
-"""What Triton kernels share whose programs each attend to a part of a slot's context."""
+"""Parts of Triton attention kernels that split a slot's context over several programs."""
 
 import triton
 import triton.language as tl
 
-# Enough programs to fill the multiprocessors of the largest GPUs a few times over, or once.
+# The number of programs that fills the multiprocessors of the largest GPUs a few times, or once.
 _PROGRAMS = 512
 _WIDE_PROGRAMS = 128
 _MAX_SPLITS = 32
 
 
 def num_splits(tiles: int, context: int, block_keys: int, *, is_wide: bool = False) -> int:
-    """Splits of a context of at most `context` keys, for `tiles` tiles of rows.
+    """The number of splits of a context of at most `context` keys, for `tiles` tiles of rows.
 
-    Of tiles that are wide, many rows each, the parts are as large as what they are made of: merging them
-    costs more than it gains where there is a tile for every multiprocessor.
+    Args:
+      block_keys: the least number of keys in a split.
+      is_wide: whether tiles have many rows. Their partial results are large, so merging them costs more
+        than it gains once there is a tile for every multiprocessor.
     """
     programs = _WIDE_PROGRAMS if is_wide else _PROGRAMS
     return max(1, min(programs // tiles, context // block_keys, _MAX_SPLITS))
@@ -23,9 +25,9 @@ def num_splits(tiles: int, context: int, block_keys: int, *, is_wide: bool = Fal
 def split_bounds(
     row_first, row_last, limit: tl.constexpr, split, splits: tl.constexpr, block_keys: tl.constexpr
 ):
-    """The first position of a split of what a tile of rows sees, and the one past its last."""
+    """The first position of a split of the range that a tile of rows sees, and the end of the split."""
     sees = row_last >= row_first
-    # What no row of the tile sees is never read: it may be another request's, or NaN.
+    # Positions that no row of the tile sees are never read: they may hold another request's keys, or NaN.
     tile_first = tl.maximum(tl.min(tl.where(sees, row_first, 2147483647)), 0)
     tile_last = tl.minimum(tl.max(tl.where(sees, row_last, -1)), limit - 1)
     num_keys = tl.maximum(tile_last + 1 - tile_first, 0)
@@ -38,8 +40,12 @@ def split_bounds(
 def absorb_scores(scores, peak, total):
     """A step of an online softmax in powers of two.
 
-    Args: scores [rows, keys], the largest score and the sum of weights [rows] so far.
-    Returns: the weights of the keys, the two with them, and what to multiply earlier sums by [rows].
+    Args:
+      scores: [rows, keys].
+      peak, total: the largest score and the sum of weights so far, [rows].
+
+    Returns:
+      The weights of the keys [rows, keys], the new `peak` and `total`, and the factor of earlier sums [rows].
     """
     new_peak = tl.maximum(peak, tl.max(scores, 1))
     # A row that has seen nothing yet has a peak of -inf, and -inf - -inf is NaN.
@@ -63,6 +69,13 @@ def merge_kernel(
     block_splits: tl.constexpr,
     block_dim: tl.constexpr,
 ):
+    """Merges the splits' partial results of one row into its attention output.
+
+    Args:
+      parts: f32[slots, heads, splits, rows, head_dim], with rows = num_rows * group.
+      peaks, totals: f32[slots, heads, splits, rows].
+      outputs: [slots, num_rows, heads, group, head_dim].
+    """
     slot = tl.program_id(0) // heads
     head = tl.program_id(0) % heads
     row = tl.program_id(1)
@@ -71,7 +84,7 @@ def merge_kernel(
     dim = tl.arange(0, block_dim)
     part_row = (tl.program_id(0) * splits + split) * rows + row
     total = tl.load(totals + part_row, mask=split < splits, other=0.0)
-    # Splits past the context have written no output.
+    # Splits past the end of the context have not written their part.
     has_part = total > 0.0
     peak = tl.load(peaks + part_row, mask=has_part, other=float("-inf"))
     best = tl.max(peak, 0)

@@ -11,19 +11,19 @@ _Result = TypeVar("_Result")
 
 
 class UnavailableImplementationError(RuntimeError):
-    """An implementation was asked for by name and cannot run here; the message says why."""
+    """An implementation that was asked for by name cannot run here; the message says why."""
 
 
 class Op(Generic[_Args, _Result]):
     """An operation with one signature and several implementations.
 
     Args:
-      name: what error messages call it.
+      name: the operation's name in error messages.
       xla: the pure-JAX reference, which runs on every platform.
-      triton, numba: load the kernel for GPUs and the one for CPUs, or are None where the operation has
-        none. They are called only when the kernel is chosen, so importing this package needs neither.
-      default: what runs where no implementation is named; None for the kernel that can run there, else
-        "xla".
+      triton, numba: functions that import and return the kernel for GPUs and the one for CPUs; None if there
+        is none. They are called only when the kernel is chosen, so importing this package needs neither
+        Triton nor Numba.
+      default: the implementation to run if none is named. None takes a kernel that can run here, else "xla".
     """
 
     def __init__(
@@ -43,17 +43,18 @@ class Op(Generic[_Args, _Result]):
     def __call__(self, *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
         """Runs the default, or the implementation that the keyword `implementation` names.
 
-        Raises: see `select`.
+        Raises:
+          UnavailableImplementationError, ValueError: see `select`.
         """
         implementation: Any = kwargs.pop("implementation", None)
         return self.select(implementation)(*args, **kwargs)
 
     def select(self, implementation: str | None) -> Callable[_Args, _Result]:
-        """The function that "xla", "triton", "numba", or None for the default, stands for on this machine.
+        """The implementation "xla", "triton" or "numba", or this machine's default for None.
 
         Raises:
-          UnavailableImplementationError: the implementation named cannot run here.
-          ValueError: there is no implementation of that name.
+          UnavailableImplementationError: the named implementation cannot run here.
+          ValueError: there is no implementation of this name.
         """
         implementation = implementation or self._default
         if implementation is None:
@@ -72,7 +73,7 @@ class Op(Generic[_Args, _Result]):
         return load()
 
     def why_not(self, implementation: str) -> str | None:
-        """Why the "triton" or the "numba" kernel cannot run here, or None when it can."""
+        """Why the "triton" or the "numba" kernel cannot run here; None if it can."""
         if self._loaders[implementation] is None:
             return "does not exist for this operation"
         return _WHY_NOT[implementation]()
@@ -80,7 +81,7 @@ class Op(Generic[_Args, _Result]):
 
 def _why_not_triton() -> str | None:
     if jax.default_backend() != "gpu":
-        return f"needs a GPU, and jax runs on {jax.default_backend()!r} here"
+        return f"needs a GPU, but jax runs on {jax.default_backend()!r} here"
     try:
         import jax_triton  # noqa: F401
         import triton  # noqa: F401
@@ -91,9 +92,9 @@ def _why_not_triton() -> str | None:
 
 def _why_not_numba() -> str | None:
     if jax.default_backend() != "cpu":
-        return f"is for CPUs, and jax runs on {jax.default_backend()!r} here"
+        return f"is for CPUs, but jax runs on {jax.default_backend()!r} here"
     if jax.device_count() > 1:
-        return f"runs on one device, and jax sees {jax.device_count()}"
+        return f"runs on one device, but jax sees {jax.device_count()}"
     try:
         from jaxspec_kernels import numba_call  # noqa: F401
     except ImportError as error:

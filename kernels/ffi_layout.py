@@ -1,4 +1,4 @@
-"""The layout of XLA's foreign function interface, as a header of jaxlib's declares it."""
+"""Reads the memory layout of XLA's foreign function interface from jaxlib's C header."""
 
 import ctypes
 import re
@@ -12,11 +12,15 @@ _SIZES = {"size_t": ctypes.c_size_t, "int64_t": ctypes.c_int64}
 
 
 class UnknownLayoutError(RuntimeError):
-    """A header does not declare what is asked for; the message names it."""
+    """The header does not declare a structure or member; the message names it."""
 
 
 def api_version(header: str) -> int:
-    """Major and minor version in the two halves of a word."""
+    """The interface's version: the major number in the lower half of a 64-bit word, the minor in the upper.
+
+    Raises:
+      UnknownLayoutError: the header has no version.
+    """
     parts = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", header) for part in ("MAJOR", "MINOR")]
     if None in parts:
         raise UnknownLayoutError("its header has no version")
@@ -25,10 +29,15 @@ def api_version(header: str) -> int:
 
 
 def word_of(header: str, structure: str, *members: str) -> int:
-    """At which 64-bit word of a structure a member lies, or a member of that member, which lies in it whole.
+    """The offset of a member in a structure, in 64-bit words.
+
+    Args:
+      header: text of the header.
+      structure: name of the structure.
+      members: name of the member, or a path of names through nested structures.
 
     Raises:
-      UnknownLayoutError: there is no such member, or none that begins with a word.
+      UnknownLayoutError: there is no such member, or it is not aligned to a word.
     """
     kind, offset = _structure(header, structure), 0
     for member in members:
@@ -43,7 +52,7 @@ def word_of(header: str, structure: str, *members: str) -> int:
 
 @cache
 def _structure(header: str, name: str) -> Any:
-    """The structure as a `ctypes.Structure`; None where the header has none of that name."""
+    """The structure as a `ctypes.Structure`; None if the header has none of this name."""
     found = re.search(rf"^(?:typedef )?struct {name} {{$(.*?)^}}", header, re.MULTILINE | re.DOTALL)
     if found is None:
         return None
@@ -55,7 +64,7 @@ def _structure(header: str, name: str) -> Any:
 
 
 def _kind(header: str, kind: str | None) -> Any:
-    """Of a member; what is neither a pointer nor a structure is an int or an enumeration."""
+    """The `ctypes` type of a member. Whatever is neither a pointer nor a known type is taken for an int."""
     if kind is None or "*" in kind:
         return ctypes.c_void_p
     return _SIZES.get(kind.strip()) or _structure(header, kind.strip()) or ctypes.c_int

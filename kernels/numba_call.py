@@ -1,11 +1,11 @@
-"""Calling functions that Numba compiled from a compiled XLA program, on the CPU and on XLA's threads.
+"""Calls functions compiled by Numba from XLA programs on the CPU, using XLA's own threads.
 
-XLA hands its foreign function interface one pointer, to a call frame: structures, read here as 64-bit words,
-whose layout is the one in jaxlib's own header (`ffi_layout.py`). The frame of a first call asks for the
-interface's version instead of for work.
+XLA calls a foreign function with a pointer to a call frame. The frame consists of structures, which are read
+here as 64-bit words; their layout comes from jaxlib's own header (`ffi_layout.py`). The first call asks for
+the version of the interface instead of for work.
 
-A kernel is two functions in a module of its own, where Numba can keep them compiled: `part(frame, i, parts)`
-does a share of the work and returns 0, and `handler` is what XLA calls.
+A kernel is two functions in a module of its own, whose compiled form Numba caches: `part(frame, i, parts)`
+does a share of the work and returns 0; `handler` is the function that XLA calls.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from numba import carray, cfunc, njit, types
 from numba.core import extending
 from numba.core.cgutils import get_or_insert_function
 
-# Its types know nothing of the typing context, which Numba passes itself.
+# Typed as Any, because Numba's stub does not know that Numba passes the typing context itself.
 intrinsic: Any = extending.intrinsic
 
 _HEADER = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text("utf-8")
@@ -44,7 +44,7 @@ _WORD = ir.IntType(64)
 
 
 def _pointer_to(element: Any) -> Any:
-    """A function of Numba's that takes an address and returns a pointer to elements of a type."""
+    """A Numba intrinsic that turns an address into a pointer to elements of a type."""
 
     @intrinsic
     def pointer_at(typing_context, address):
@@ -63,7 +63,7 @@ _words_at, _integers_at, _floats_at = map(_pointer_to, (types.int64, types.int32
 
 @intrinsic
 def _add(typing_context, address, value):
-    """Adds to the word at an address, atomically; returns what it was."""
+    """Adds to the word at an address, atomically; returns its old value."""
 
     def generate(context, builder, signature, arguments):
         pointer = builder.inttoptr(arguments[0], _WORD.as_pointer())
@@ -86,9 +86,9 @@ def _call(typing_context, function, arguments):
 
 @intrinsic
 def allocate(typing_context, size):
-    """The address of so many fresh bytes.
+    """Allocates `size` bytes and returns their address; free them with `release`.
 
-    Numba gives an array back once nobody reads it any more, though its address may still be in use.
+    A Numba array would be freed after its last use as an array, although its address may still be in use.
     """
 
     def generate(context, builder, signature, arguments):
@@ -100,7 +100,7 @@ def allocate(typing_context, size):
 
 @intrinsic
 def release(typing_context, address):
-    """Gives back what `allocate` gave."""
+    """Frees memory of `allocate`."""
 
     def generate(context, builder, signature, arguments):
         kind = ir.FunctionType(ir.VoidType(), [_WORD])
@@ -111,9 +111,9 @@ def release(typing_context, address):
 
 
 def address_of(name: str) -> Any:
-    """A function of Numba's that returns the address of the `part` registered under a name.
+    """A Numba intrinsic that returns the address of the `part` registered under a name.
 
-    It is looked up when code is loaded, so that code kept from an earlier process finds it too.
+    The name is resolved when code is loaded, so that code cached by an earlier process works too.
     """
 
     @intrinsic
@@ -143,7 +143,7 @@ def result(frame, i):
 
 @njit
 def shape(buffer, rank):
-    """The sizes of a buffer of so many axes."""
+    """The shape of a buffer with `rank` axes."""
     return carray(_words_at(buffer[_BUFFER_SHAPE]), rank)
 
 
@@ -161,13 +161,13 @@ def integers(buffer):
 
 @njit
 def address(buffer):
-    """Where a buffer's elements begin."""
+    """The address of a buffer's first element."""
     return buffer[_BUFFER_DATA]
 
 
 @njit
 def _asks_version(frame):
-    """Whether a call only asks for the interface's version, which is then told."""
+    """Whether a call only asks for the version of the interface; if so, answers it."""
     words = carray(_words_at(frame), 2)
     if words[_FRAME_EXTENSION] == 0:
         return False
@@ -176,13 +176,13 @@ def _asks_version(frame):
     return True
 
 
-# Words of a job, which the caller's thread and its helpers share.
+# The words of a job, which the calling thread and its helpers share.
 _NEXT, _DONE, _HOLDERS, _PARTS, _PART, _FRAME, _ORDER, _JOB_WORDS = 0, 1, 2, 3, 4, 5, 6, 11
 
 
 @njit
 def _work_off(job):
-    """Does parts of a job until none is left to begin."""
+    """Runs parts of a job until every part has been started."""
     words = carray(_words_at(job), _JOB_WORDS)
     while True:
         i = _add(job + 8 * _NEXT, 1)
@@ -194,7 +194,7 @@ def _work_off(job):
 
 @njit
 def _let_go(job):
-    """The last holder frees a job."""
+    """Drops one reference to a job; the last one frees it."""
     if _add(job + 8 * _HOLDERS, -1) == 1:
         release(job)
 
@@ -205,7 +205,7 @@ _task_address = address_of(_TASK)
 
 
 def _task(job):
-    """What XLA's threads are asked to run."""
+    """The task that is scheduled on XLA's threads."""
     _work_off(job)
     _let_go(job)
     return 0
@@ -213,10 +213,10 @@ def _task(job):
 
 @njit
 def handle(frame, part):
-    """What a kernel's handler does: the work of a call, one part per thread of XLA's.
+    """Runs a call of a kernel, split into as many parts as XLA has threads; returns 0, or 1 for an error.
 
-    The caller's thread does parts too and waits only for those that a helper has begun, so a call ends
-    even if no other thread is ever free. A helper that starts late finds no part left.
+    The calling thread runs parts too and waits only for parts that a helper has started, so a call ends even
+    if no other thread ever becomes free. A helper that starts late finds no parts left.
 
     Args:
       frame: address of the call frame.
@@ -247,11 +247,11 @@ def handle(frame, part):
 
 
 _KEPT: list[Any] = []
-"""What XLA holds pointers into must live as long as the process."""
+"""Compiled functions, kept alive because XLA holds pointers to them."""
 
 
 def _compile(signature: Any, function: Callable[..., Any], fastmath: set[str]) -> Any:
-    # What Numba keeps is found again by this name, and not by a jaxlib of another layout.
+    # Numba finds cached code by this name, so code for another version of jaxlib is not reused.
     function.__qualname__ = f"{function.__name__}_{jax.lib.__version__}_{_sources()}"
     compiled = cfunc(signature, cache=True, fastmath=fastmath)(function)
     _KEPT.append(compiled)
@@ -260,7 +260,7 @@ def _compile(signature: Any, function: Callable[..., Any], fastmath: set[str]) -
 
 @cache
 def _sources() -> str:
-    """A digest of all kernels: Numba asks only whether the file of the function itself has changed."""
+    """A digest of all kernels' sources; Numba itself only checks the file of the function."""
     digest = sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -273,16 +273,16 @@ def _register_task() -> None:
 
 
 def define(template: str, file: str, scope: dict[str, Any]) -> None:
-    """Runs the source of a kernel that is written out for one case; no text from outside may enter it.
+    """Executes the generated source of a kernel. The source must not contain text from outside.
 
     Args:
       template: the source.
-      file: of the module that makes it. Under this name Numba keeps what it compiled, and throws it away
-        when the file changes.
-      scope: the module's globals as the source sees them; takes what it defines.
+      file: the module that generates it. Numba caches the compiled code under this name and discards it when
+        the file changes.
+      scope: the globals of the source; the functions that it defines are added.
     """
-    # Far below the file's last line: Numba looks for a function's source where it says it stands, and must
-    # find none. Another function's in its place is an error from Python 3.13 on.
+    # Line numbers far past the file's end: Numba reads a function's source at its line and must find none.
+    # If it finds another function there, that is an error from Python 3.13 on.
     exec(compile("\n" * 100_000 + template, file, "exec"), scope)
 
 
@@ -291,9 +291,10 @@ _Args = ParamSpec("_Args")
 
 
 def once(make: Callable[_Args, str]) -> Callable[_Args, str]:
-    """A function that compiles and registers a kernel and returns its name, run once for its arguments.
+    """Decorates a function that compiles and registers a kernel, so that it runs once for given arguments.
 
-    Threads wait for one another: engines may be loaded side by side, and XLA takes no name twice.
+    A lock serialises threads: engines may be loaded in parallel, and XLA rejects a name that is registered
+    twice.
     """
     made: Any = cache(make)
 
@@ -306,14 +307,14 @@ def once(make: Callable[_Args, str]) -> Callable[_Args, str]:
 
 
 def register(name: str, part: Callable[..., Any], handler: Callable[..., Any], *, fastmath: set[str]) -> None:
-    """Makes `handler` what `jax.ffi.ffi_call(name, ...)` runs on the CPU.
+    """Registers `handler` as the function that `jax.ffi.ffi_call(name, ...)` runs on the CPU.
 
-    Numba keeps what it compiled beside the functions' source, or in the user's cache folder.
+    Numba caches the compiled code next to the functions' source, or in the user's cache folder.
 
     Args:
-      name: of the target; registered once per process.
-      part: `part(frame, i, parts)`, the addresses and the number of the share; returns 0.
-      handler: `def handler(frame): return handle(frame, address())`, address being `address_of(name)`.
+      name: name of the target; it can be registered once per process.
+      part: `part(frame, i, parts)` does part i of `parts` of the call at address `frame`, and returns 0.
+      handler: `def handler(frame): return handle(frame, address())` with `address = address_of(name)`.
       fastmath: LLVM's flags for the floating-point operations of `part`.
     """
     _register_task()

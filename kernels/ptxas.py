@@ -1,7 +1,7 @@
-"""The `ptxas` that turns Triton's PTX into machine code.
+"""Finds the `ptxas` that turns Triton's PTX into machine code.
 
-Triton writes PTX of the newest version that the `ptxas` in its own wheel takes; jaxlib runs another, which
-may be older and then refuses that version.
+Triton writes PTX in the newest version that the `ptxas` in its own wheel accepts. jaxlib runs another
+`ptxas`, which may be older and reject that version.
 Source: jaxlib/gpu/triton_kernels.cc and, in XLA, stream_executor/cuda/subprocess_compilation.cc.
 """
 
@@ -20,20 +20,20 @@ _PROGRAM = ".version {}.{}\n.target {}\n.address_size 64\n.visible .entry nothin
 
 @dataclass(frozen=True)
 class Ptxas:
-    """A `ptxas` and the CUDA version that it comes from, for example "13.0"."""
+    """A `ptxas` and its CUDA version, for example "13.0"."""
 
     path: Path
     version: str
 
     @property
     def ptx_version(self) -> int:
-        """The newest PTX that it takes, 90 for 9.0."""
+        """The newest version of PTX that it accepts, as 90 for 9.0."""
         major, minor = map(int, self.version.split("."))
-        # CUDA 12.5 and 12.6 both have PTX 8.5; from 13.0 on the minor versions are the same again.
+        # CUDA 12.5 and 12.6 both have PTX 8.5; from 13.0 on, the minor versions agree again.
         return 10 * major - 40 + minor - (major == 12 and minor > 5)
 
     def compiles_for(self, architecture: str) -> bool:
-        """Whether it can compile for "sm_90a", say."""
+        """Whether it can compile for an architecture such as "sm_90a"."""
         with TemporaryDirectory() as folder:
             source = Path(folder, "nothing.ptx")
             source.write_text(_PROGRAM.format(*divmod(self.ptx_version, 10), architecture))
@@ -42,7 +42,7 @@ class Ptxas:
 
 
 def find_ptxas() -> Ptxas | None:
-    """The `ptxas` that jaxlib will run; None where there is none."""
+    """The `ptxas` that jaxlib will run; None if there is none."""
     return _first(os.environ.get("PATH", ""))
 
 
@@ -52,7 +52,7 @@ def _first(path: str) -> Ptxas | None:
 
 
 def _folders(path: str) -> Iterator[Path]:
-    """Where jaxlib looks, in its order: a toolkit of the machine's comes before the wheels'."""
+    """The folders that jaxlib searches, in its order: installed toolkits before those in Python wheels."""
     yield from map(Path, path.split(os.pathsep))
     yield from (Path("/usr/local/cuda/bin"), Path("/opt/cuda/bin"))
     for plugin, toolkit in (("jax_cuda13_plugin", "cu13"), ("jax_cuda12_plugin", "cuda_nvcc")):

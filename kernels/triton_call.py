@@ -1,4 +1,4 @@
-"""Calling a Triton kernel from JAX."""
+"""Calls Triton kernels from JAX."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -11,7 +11,8 @@ from jax_triton.triton_lib import triton_kernel_call_p
 from jaxspec_kernels.ptxas import find_ptxas
 from triton.backends.nvidia.compiler import get_ptxas, ptx_get_version
 
-# That of jax-triton 0.4.1 cannot be called by jax 0.12; jax's own drops calls whose results nobody reads.
+# jax 0.12 cannot call jax-triton 0.4.1's rule for dead-code elimination. JAX's default rule drops calls whose
+# results are unused.
 partial_eval.dce_rules.pop(triton_kernel_call_p, None)
 
 
@@ -31,18 +32,18 @@ def triton_call(
     Args:
       kernel: a `triton.jit` function. Its parameters are a pointer per input, a pointer per output, and the
         constants.
-      inputs: arrays.
-      outputs: shapes and dtypes of new arrays; what the kernel leaves out of them is undefined.
-      in_place: how many of the inputs, from the first on, the kernel updates.
-      grid: programs along up to three axes.
-      num_warps, num_stages: see Triton.
+      inputs: the input arrays.
+      outputs: shapes and dtypes of new arrays; elements that the kernel does not write are undefined.
+      in_place: how many of the inputs, from the first on, the kernel updates in place.
+      grid: the number of programs along up to three axes.
+      num_warps, num_stages: Triton's launch options.
       **constants: `constexpr` parameters.
 
     Returns:
       The updated inputs, then the outputs.
     """
     references = [jax.new_ref(x) for x in inputs[:in_place]]
-    # Triton 3.10 will fuse products and sums only where asked to.
+    # From Triton 3.10 on, products and sums are fused only on request.
     options = {"enable_fp_fusion": True, "ptx_version": ptx_version()}
     created = jax_triton.triton_call(
         *references,
@@ -60,7 +61,7 @@ def triton_call(
 
 @cache
 def ptx_version() -> int:
-    """The newest PTX that Triton writes and jaxlib's `ptxas` takes, 90 for 9.0."""
+    """The newest version of PTX that Triton writes and jaxlib's `ptxas` accepts, as 90 for 9.0."""
     capability = jax.devices()[0].compute_capability
     own = ptx_get_version(get_ptxas(int(capability.replace(".", ""))).version)
     found = find_ptxas()

@@ -1,18 +1,18 @@
-"""Check and time engines over several GPUs against one.
+"""Check and time engines over several GPUs, compared with one GPU.
 
     python scripts/bench_devices.py [--devices 2] [--only PART,PART,...] [--json FOLDER]
 
-Parts, each in a process of its own, so that one that fails costs no other:
+Parts, each in its own process, so that a failure does not affect the others:
 
-    check          small random networks of several families, drafters and kinds of attention in float32:
-                   greedy and sampled tokens over the devices and on one
-    llama3-8b      the step of bench_step.py on one device and over all, at batch 1, 8 and 32
+    check          compares greedy and sampled tokens over all devices with those on one, for small random
+                   networks of several families, drafters and kinds of attention in float32
+    llama3-8b      bench_step.py on one device and over all, at batch 1, 8 and 32
     gpt-oss-20b    the same at batch 1 and 32
-    llama3-70b     over the devices alone, at batch 1 and 8
-    whole-drafter  llama3-8b and llama3-70b with all of the drafter on every device
-    flags          llama3-8b over the devices, by each way of adding up that XLA and NCCL have
+    llama3-70b     over all devices only, at batch 1 and 8
+    whole-drafter  llama3-8b and llama3-70b with the whole drafter on every device
+    flags          llama3-8b over all devices, with several settings of XLA and NCCL for collectives
 
-XLA_FLAGS are passed on. "flags" is not among the parts that run where none are named.
+XLA_FLAGS are passed on. Without --only, all parts except "flags" run.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-# NVLink's multicast is not to be had on every machine, and NCCL fails where it is half there.
+# NCCL fails on machines where NVLink's multicast is only partly available.
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 
 _HERE = Path(__file__).parent
@@ -44,7 +44,7 @@ PARTS: dict[str, list[tuple[str, bool]]] = {
         ("--shape llama3-70b --batch 1 --whole-drafter", True),
     ],
 }
-"""Options of bench_step.py, and whether the part runs over all devices."""
+"""For each part, runs of bench_step.py: its options, and whether it runs over all devices."""
 _SYNCHRONOUS = "--xla_gpu_disable_async_collectives=ALLCOLLECTIVES"
 _IN_GRAPHS = "--xla_gpu_enable_command_buffer=+COLLECTIVES"
 FLAGS: list[dict[str, str]] = [
@@ -55,7 +55,7 @@ FLAGS: list[dict[str, str]] = [
     {"NCCL_PROTO": "LL"},
     {"NCCL_PROTO": "LL", "XLA_FLAGS": _SYNCHRONOUS},
 ]
-"""What the part "flags" adds to the environment; what an XLA does not know ends its process."""
+"""Environment variables of the runs of "flags"; a flag that XLA does not know ends the process."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -64,8 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--devices", type=int, default=2, metavar="N", help="devices to run over")
     parser.add_argument("--only", default="check," + ",".join(PARTS), metavar="PART,...", help="parts to run")
-    parser.add_argument("--json", type=Path, metavar="FOLDER", help="where results of bench_step.py are put")
-    parser.add_argument("--timeout", type=int, default=300, metavar="SECONDS", help="of one process")
+    parser.add_argument("--json", type=Path, metavar="FOLDER", help="folder for results of bench_step.py")
+    parser.add_argument("--timeout", type=int, default=300, metavar="SECONDS", help="time limit of a process")
     args = parser.parse_args(arguments)
     failed = []
     for part in args.only.split(","):

@@ -1,12 +1,12 @@
-"""Tokens per second with and without speculation, prompt by prompt in one run.
+"""Tokens per second with and without speculation, compared prompt by prompt.
 
-Each prompt is answered by both engines in turn, so that a machine whose speed drifts slows both; the
-ratio is the median over prompts. Loading and compiling are not counted.
+Both engines answer each prompt in turn, so that a drift in the machine's speed affects both; the ratio is the
+median over prompts. Loading and compiling are not counted.
 
     python scripts/bench_generate.py smollm2-135m --max-new-tokens 128 --output result.json
 
-`--peer llamacpp` lets llama.cpp answer too, in turn with both (extra `bench`); `--first-token 512` times the
-first token of a prompt of so many tokens, `--batch-size 8` so many prompts at once.
+With `--peer llamacpp` (extra `bench`) llama.cpp answers each prompt, too. `--first-token 512` times the first
+token of a prompt of 512 tokens, and `--batch-size 8` also answers prompts eight at a time.
 """
 
 import argparse
@@ -42,16 +42,18 @@ PROMPTS = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the benchmark; see the module's text."""
+    """Runs the benchmark; see the module docstring."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", nargs="?", default="smollm2-135m", help="configuration or checkpoint")
-    parser.add_argument("--input", type=Path, help="JSONL prompts; eight of its own by default")
+    parser.add_argument("--input", type=Path, help="JSONL prompts; default: eight built-in prompts")
     parser.add_argument("--limit", type=int, default=8, help="prompts to run")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--num-speculative-tokens", type=drafts_option, help="drafts per step, or auto")
-    parser.add_argument("--peer", choices=("llamacpp",), help="what to compare with")
-    parser.add_argument("--first-token", type=int, metavar="TOKENS", help="time prompts of so many tokens")
-    parser.add_argument("--batch-size", type=int, help="answer so many prompts at once, too")
+    parser.add_argument("--peer", choices=("llamacpp",), help="another program to compare with")
+    parser.add_argument(
+        "--first-token", type=int, metavar="TOKENS", help="time the first token of a prompt of this length"
+    )
+    parser.add_argument("--batch-size", type=int, help="also answer so many prompts at once")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     args = parser.parse_args(argv)
     try:
@@ -92,7 +94,7 @@ _SIZES: dict[str, Any] = {"batch_size": 1, "sampling_modes": ("greedy",), "prefi
 def measure(
     engines: dict[str, jaxspec.Engine], prompts: list, max_new_tokens: int, peer: LlamaCpp | None = None
 ) -> dict:
-    """Times both engines on every prompt, greedy, ignoring end-of-sequence tokens; and the peer."""
+    """Times the engines, and the peer if given, on every prompt: greedy, ignoring end-of-sequence tokens."""
     seconds: dict[str, list[float]] = {name: [] for name in (*engines, *(["llamacpp"] if peer else []))}
     stats = jaxspec.AcceptanceStats()
     tokens, same = 0, 0
@@ -143,7 +145,7 @@ def _median_ratio(slow: list[float], fast: list[float]) -> float:
 def time_first_token(
     engines: dict[str, jaxspec.Engine], length: int, peer: LlamaCpp | None, *, repeats: int = 9
 ) -> dict[str, float]:
-    """Milliseconds to the first token of a prompt of so many tokens; medians, all in turn."""
+    """Milliseconds to the first token of a prompt of `length` tokens: medians, taking turns."""
     prompt = [1000 + i for i in range(length)]
     runs: dict[str, Callable[[], Any]] = {
         name: lambda engine=engine: engine.generate(prompt, max_new_tokens=1)  # type: ignore[misc]
@@ -161,7 +163,7 @@ def time_first_token(
 
 
 def measure_batch(engine: jaxspec.Engine, prompts: list[Prompt], max_new_tokens: int) -> float:
-    """Tokens per second of all prompts at once; the better of two runs, the first of which may compile."""
+    """Tokens per second of all prompts together: the better of two runs, as the first may compile."""
     speeds = []
     for _ in range(2):
         started = time.perf_counter()
@@ -173,7 +175,11 @@ def measure_batch(engine: jaxspec.Engine, prompts: list[Prompt], max_new_tokens:
 
 
 def read_prompts(path: Path) -> list:
-    """The first turn, or the messages, of every row of a JSONL file."""
+    """The prompt, the messages or the first turn of every row of a JSONL file.
+
+    Raises:
+      ValueError: a malformed row.
+    """
     prompts: list = []
     for row in read_rows(path):
         if isinstance(row, RowError):

@@ -1,10 +1,10 @@
-"""Check this device's kernels against their references over their cases, and time both against the floor.
+"""Check the kernels against their references, and time both against the floor.
 
     python scripts/bench_kernels.py [--op NAME] [--json FILE]
 
-The floor is the bytes that a call must move over the measured copy bandwidth. A kernel of which a case fails
-is not timed, and the exit status is 1. Arguments rotate, so that none is in a cache when it is read. On a GPU
-the kernels are Triton's, on a CPU Numba's.
+The floor is the time to move a call's bytes at the measured bandwidth of a copy. If a case fails, its kernel
+is not timed, and the exit status is 1. Calls alternate between sets of arguments, so that these are not in a
+cache. Kernels are written in Triton for GPUs and in Numba for CPUs.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from bench.traffic import copy_bandwidth
 from jaxspec.command_line import Parser, report
 from jaxspec.provenance import provenance
 
-# More than any GPU's second-level cache, and than most CPUs' third-level one.
+# Larger than the L2 cache of any GPU and the L3 cache of most CPUs.
 _ROTATED_BYTES = 1 << 27
-# The host hands over every argument and result of a dispatch, which takes longer than a small call.
+# Passing arguments and results takes the host longer than a small call, so these are repeated in a program.
 _SMALL_BYTES, _REPEATS = 1 << 20, 32
 _COLUMNS = "{:16} {:28} {:>9} {:>9} {:>9} {:>7}"
 
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _check(call: Call, kernel: str) -> str | None:
-    """What is wrong with a case, or None."""
+    """Compares a case with its reference; returns what is wrong, or None."""
     results = [
         jax.jit(partial(call.op, **call.static, implementation=kind))(*call.arguments(0))
         for kind in (kernel, "xla")
@@ -76,7 +76,7 @@ def _check(call: Call, kernel: str) -> str | None:
     for mine, reference in zip(*map(jax.tree.leaves, results), strict=True):
         ours, theirs = np.asarray(mine, np.float64), np.asarray(reference, np.float64)
         error = float(np.linalg.norm(ours - theirs)) / max(float(np.linalg.norm(theirs)), 1e-30)
-        # Integers are ids, and ids are the same or wrong.
+        # Integers are ids, which must be equal.
         bound = call.bound if jnp.issubdtype(mine.dtype, jnp.inexact) else 0.0
         if not error <= bound:
             return f"{call.op.name}, {call.name}: error {error:.2e}, allowed {bound:.0e}; not timed"
@@ -84,7 +84,7 @@ def _check(call: Call, kernel: str) -> str | None:
 
 
 def _time(call: Call, implementation: str) -> float:
-    """Seconds of one call, by the least of five passes over rotating arguments."""
+    """Seconds per call: the least of five measurements over alternating arguments."""
     first = call.arguments(0)
     size = sum(array.nbytes for array in jax.tree.leaves(first))
     small = size < _SMALL_BYTES and not call.in_place and jax.default_backend() == "gpu"
@@ -99,7 +99,7 @@ def _time(call: Call, implementation: str) -> float:
         outputs: list[Any] = []
         for mine, others in list(zip(buffers, rest, strict=True)) * repeats:
             if repeats > 1:
-                # One call after another, as in a program: side by side XLA would fuse or join small ones.
+                # Runs calls one after another, since XLA would fuse or merge small independent ones.
                 others, outputs = jax.lax.optimization_barrier((others, outputs))
             outputs.append(op(*mine, *others))
         if repeats > 1:
@@ -123,8 +123,8 @@ def _time(call: Call, implementation: str) -> float:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--op", help="one operation only")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here too")
+    parser.add_argument("--op", help="only this operation")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     return parser.parse_args(arguments)
 
 

@@ -1,17 +1,17 @@
-"""Time whole requests through an engine: how fast they are answered, and where the time went.
+"""Time whole requests: how fast an engine answers them, and where the time goes.
 
     python scripts/bench_load.py --shape llama3-8b --k 3 --acceptance 3.0 --json FILE
     python scripts/bench_load.py CONFIG --input PROMPTS.jsonl --rate 4 --max-new-tokens 128
 
-With --shape weights are random and the acceptance is synthetic, so the text is worthless and the work is
-real; with CONFIG (a configuration's name or a checkpoint) they are its own. The requests are those of
-bench/workloads.py, or the prompts of a file (of rows with turns the first); they arrive all at once, or at
-random at a rate. No answer ends before its length.
+With --shape, weights are random and acceptance is synthetic, so the text is meaningless but the work is real;
+CONFIG (a configuration or a checkpoint) has its own weights. The requests are those of bench/workloads.py, or
+the prompts of a file (the first turn of rows with turns). They arrive all at once, or randomly at a given
+rate. Every answer has its full length.
 
-"ms" is from the first request handed over to the last answer complete, the median of the runs after one that
-warms up. "padding" is the share of computed prompt rows that were no token, "idle" the share of decoding
-slots that emitted nothing, "floor" the share of the time that it takes to read the weights once per step, and
-once per program for prompts, at the bandwidth of a copy. "wait" is between two pieces of one answer.
+"ms" is the time from the first submission to the end of the last answer: the median of the runs, after one
+for warm-up. "padding" is the share of computed prompt rows without a token, and "idle" the share of slots'
+steps that emitted nothing. "floor" is the share of the time that reading the weights takes, once per step and
+once per program for prompts, at the bandwidth of a copy. "wait" is the time between two pieces of an answer.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import jax
 from bench.engines import build_engine
 from bench.load import run, summary
 from bench.shapes import SHAPES
-from bench.timeline import read_kernels, time_by_name
+from bench.timeline import kernel_table, read_kernels
 from bench.traffic import copy_bandwidth, weight_bytes
 from bench.workloads import Asked, poisson, workloads
 from flax import nnx
@@ -127,7 +127,7 @@ def _chosen(args: argparse.Namespace, engine: Engine) -> dict[str, list[Asked]]:
     """The requests to time, by name.
 
     Raises:
-      CommandError: --only names none of them, or the file holds what is no prompt.
+      CommandError: --only has an unknown name, or the file has a bad row.
     """
     if args.input is None:
         every = workloads(vocab_size=engine.vocab_size, seed=args.seed, scale=args.scale)
@@ -135,7 +135,7 @@ def _chosen(args: argparse.Namespace, engine: Engine) -> dict[str, list[Asked]]:
         every = {args.input.stem: [Asked(prompt, args.max_new_tokens) for prompt in _prompts(args)]}
     unknown = [name for name in args.only if name not in every]
     if unknown:
-        raise CommandError(f"--only: {unknown[0]!r} is none of {', '.join(map(repr, every))}")
+        raise CommandError(f"--only: {unknown[0]!r} is unknown; known: {', '.join(map(repr, every))}")
     return {
         name: asked
         for name, asked in every.items()
@@ -166,7 +166,7 @@ def _measure(
     engine: Engine, asked: list[Asked], args: argparse.Namespace, bandwidth: float
 ) -> dict[str, Any]:
     arrivals = poisson(len(asked), rate=args.rate, seed=args.seed)
-    engine.programs.wait_compiled()
+    engine.wait_prepared()
     try:
         runs = [
             run(engine, asked, arrivals, args.params, is_streamed=args.stream)
@@ -186,7 +186,7 @@ def _measure(
 
 
 def _profile(engine: Engine, asked: list[Asked], args: argparse.Namespace) -> str:
-    """The kernels of one run, the longest first, and how much of it the device stood idle."""
+    """The device's busy time in one run, and its kernels, as text."""
     arrivals = poisson(len(asked), rate=args.rate, seed=args.seed)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
@@ -197,10 +197,8 @@ def _profile(engine: Engine, asked: list[Asked], args: argparse.Namespace) -> st
             raise CommandError(error) from None
     busy = sum(kernel.end - kernel.begin for kernel in kernels)
     whole = max(kernel.end for kernel in kernels) - kernels[0].begin
-    lines = [f"  {busy / 1e6:.1f} of {whole / 1e6:.1f} ms busy, {len(kernels)} kernels"]
-    for name, count, total in time_by_name(kernels)[: args.profile]:
-        lines.append(f"  {total / 1e6:9.2f} ms {count:7} x {total / count / 1e3:8.2f} us  {name[:90]}")
-    return "\n".join(lines)
+    header = f"  {busy / 1e6:.1f} of {whole / 1e6:.1f} ms busy, {len(kernels)} kernels"
+    return f"{header}\n{kernel_table(kernels, args.profile)}"
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -229,7 +227,7 @@ def _line(row: dict[str, Any]) -> str:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", nargs="?", metavar="CONFIG", help="what to load")
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="a configuration or a checkpoint")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape instead")
     drafts = parser.add_mutually_exclusive_group()
     drafts.add_argument(
@@ -244,20 +242,30 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "--acceptance",
         type=float,
         metavar="N",
-        help="synthetic tokens per step; default: 3 with --shape, and what is true with CONFIG",
+        help="synthetic tokens per step; default: 3 with --shape; with CONFIG drafts are verified",
     )
-    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="of the workloads")
-    parser.add_argument("--seed", type=int, default=7, help="of the workloads and of the arrivals")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the workloads' lengths and numbers")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="run this workload; may be repeated"
+    )
+    parser.add_argument("--seed", type=int, default=7, help="seed of workloads and arrivals")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of lengths and numbers of requests")
     parser.add_argument("--input", type=Path, metavar="FILE.jsonl", help="prompts instead of the workloads")
-    parser.add_argument("--limit", type=int, metavar="N", help="the first N prompts of the file")
-    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="for prompts of a file")
-    parser.add_argument("--rate", type=float, metavar="R", help="requests a second; all at once without")
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N prompts of the file")
+    parser.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=256,
+        metavar="N",
+        help="tokens of an answer, for prompts of a file",
+    )
+    parser.add_argument("--rate", type=float, metavar="R", help="requests per second; default: all at once")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--batch-size", type=int, default=64, metavar="B", help="slots")
-    parser.add_argument("--max-model-len", type=int, default=4608, metavar="N", help="positions of a request")
+    parser.add_argument(
+        "--max-model-len", type=int, default=4608, metavar="N", help="the most tokens of a request"
+    )
     parser.add_argument(
         "--engine",
         action="append",
@@ -267,14 +275,17 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         help="another field of the engine's configuration, as JSON",
     )
     parser.add_argument(
-        "--stream", action="store_true", help="take answers piece by piece, and time the waits"
+        "--stream", action="store_true", help="stream answers, and time the waits between pieces"
     )
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="timed runs")
-    parser.add_argument("--copy-bytes", type=int, default=1 << 31, help="size of the copy that is timed")
+    parser.add_argument("--copy-bytes", type=int, default=1 << 31, help="size of the timed copy")
     parser.add_argument(
-        "--profile", type=int, metavar="N", help="trace one more run on a GPU: its N longest kinds of kernel"
+        "--profile",
+        type=int,
+        metavar="N",
+        help="trace one more run on a GPU, and print its N most expensive kernels",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     args = parser.parse_args(arguments)
     if (args.config is None) == (args.shape is None):
         parser.error("give either CONFIG or --shape")
@@ -300,7 +311,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 def _setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or name not in EngineConfig.__dataclass_fields__:
-        raise argparse.ArgumentTypeError(f"{text!r} is no field of EngineConfig and its value")
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE for a field of EngineConfig")
     try:
         return name, json.loads(value)
     except json.JSONDecodeError:

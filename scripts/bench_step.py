@@ -4,9 +4,9 @@
         [--temperature T,T,...] [--top-k K] [--top-p P] [--no-speculation] [--tensor-parallel N]
         [--json FILE]
 
-The weights are random and the acceptance is synthetic, so the text is worthless and the work is real. Times
-are of dispatches enqueued back to back; the median of several runs over the whole answer. Over several
-devices bytes are those of one, so that "share" is the floor's part of the time; memory is each device's.
+Weights are random and acceptance is synthetic, so the text is meaningless but the work is real. Dispatches
+are enqueued back to back; times are the median of several runs over the whole answer. "share" is the floor as
+a share of the time. Over several devices, bytes are those of one device, and memory is listed for each.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
         start,
         models,
         context=args.context,
-        # A margin: the acceptance is random, and the last dispatch runs past the end.
+        # A margin, because acceptance is random and the last dispatch runs past the end.
         new_tokens=2 * args.new_tokens + 8 * args.steps_per_dispatch,
         max_model_len=max(args.max_model_len, args.context + 4 * args.new_tokens + 1024),
         page_size=args.page_size,
@@ -88,7 +88,7 @@ def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
         mesh=mesh,
     )
     cases = list(product(args.params, args.batch))
-    # All are compiled before any is timed, side by side.
+    # Compile all programs in parallel before timing any.
     with ThreadPoolExecutor(len(cases)) as pool:
         programs = list(pool.map(lambda case: compile_for(params=case[0], batch_size=case[1]), cases))
     rows = []
@@ -184,7 +184,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         help="0 times the greedy program",
     )
     parser.add_argument(
-        "--top-k", type=int, default=0, help="0 with --top-p 1 times the program without searches"
+        "--top-k", type=int, default=0, help="0 with --top-p 1 times the program without top-k and top-p"
     )
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--no-speculation", action="store_true", help="plain decoding")
@@ -194,11 +194,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--steps-per-dispatch", type=int, default=8)
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="devices")
-    parser.add_argument("--whole-drafter", action="store_true", help="all of the drafter on every device")
+    parser.add_argument("--whole-drafter", action="store_true", help="put the whole drafter on every device")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--runs", type=int, default=3, help="timed runs")
-    parser.add_argument("--copy-bytes", type=int, default=1 << 31, help="size of the copy that is timed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here too")
+    parser.add_argument("--copy-bytes", type=int, default=1 << 31, help="size of the timed copy")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     args = parser.parse_args(arguments)
     try:
         args.params = [

@@ -1,9 +1,10 @@
-"""Compare an engine's tokens over several devices with those on one, for small random networks in float32.
+"""Compare tokens of engines over several devices with those on one device, for small random networks.
 
-    python scripts/check_devices.py [--devices 2] [--only NAME,NAME,...]
+    python scripts/check_devices.py [--devices 2] [--only "NAME; NAME; ..."]
 
-Greedy tokens and sampled ones are the same, but where two tokens are as likely up to rounding: sums over the
-devices round otherwise. So a difference is shown with the place where it begins; most answers have none.
+Greedy and sampled tokens in float32 are equal, except where two tokens are equally likely up to rounding,
+because sums over devices round differently. A difference is shown with the position where it begins; most
+answers have none.
 """
 
 import argparse
@@ -94,7 +95,7 @@ CASES: Mapping[str, tuple[Shape, int]] = {
     "gemma3, eagle3": (Shape({**_SIZES, **_GEMMA}, draft_vocab_size=512), 3),
     "indexed window, plain": (Shape({**_SIZES, **_INDEXED}), 0),
 }
-"""A shape and the drafts of a step, by name."""
+"""Shape and K of every case, by name."""
 
 WAYS: Mapping[str, dict[str, Any]] = {
     "greedy": {},
@@ -108,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--devices", type=int, default=2, metavar="N")
-    parser.add_argument("--only", default="; ".join(CASES), metavar="NAME; NAME; ...", help="of the cases")
+    parser.add_argument("--only", default="; ".join(CASES), metavar="NAME; NAME; ...", help="cases to run")
     parser.add_argument("--new-tokens", type=int, default=48)
     args = parser.parse_args(arguments)
     kernels = paged_attention.why_not("triton")
@@ -127,7 +128,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _compare(shape: Shape, num_drafts: int, args: argparse.Namespace) -> list[str]:
-    # Packed experts are for bfloat16, where two roundings of a sum may well be two tokens.
+    # Packed experts need bfloat16, where rounding often changes a token, so only the share of equal tokens
+    # counts.
     dtype = "bfloat16" if shape.packed_experts else "float32"
     rng = np.random.default_rng(0)
     prompts = [rng.integers(1024, size=length).tolist() for length in (3, 130, 64, 17, 1, 300)]

@@ -1,9 +1,9 @@
-"""Write prompts about Python functions, a domain to adapt a head to, out of Python's own standard library.
+"""Write prompts about functions of Python's standard library, an example domain to adapt a head to.
 
     python scripts/code_prompts.py OUTPUT.jsonl [--limit 4000] [--seed 0]
 
-Every row has a "prompt": an instruction and the source of one function. The sources are those of the Python
-that runs this (Python-2.0 licence); nothing is downloaded.
+Every row has a "prompt": an instruction and the source of one function. The sources are those of the running
+Python (Python-2.0 licence); nothing is downloaded.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _LEFT_OUT = {"site-packages", "test", "tests", "idlelib", "lib2to3", "__pycache_
 
 
 def functions(folder: Path) -> Iterator[str]:
-    """The source of every function below a folder, in a fixed order, each once."""
+    """The distinct sources of all functions in a folder, in a fixed order."""
     seen = set()
     for path in sorted(folder.rglob("*.py")):
         if _LEFT_OUT & set(path.relative_to(folder).parts):
@@ -51,8 +51,10 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("output", type=Path)
-    parser.add_argument("--limit", type=int, default=4000, help="rows at most; default: 4000")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of functions and instructions")
+    parser.add_argument("--limit", type=int, default=4000, help="the most rows; default: 4000")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the choice of functions and instructions"
+    )
     args = parser.parse_args(arguments)
     draws = random.Random(args.seed)
     sources = list(functions(Path(sysconfig.get_path("stdlib"))))

@@ -1,9 +1,9 @@
-"""The log-likelihood of texts with rows rounded to 8 bits, beside that with float32.
+"""Compare the log-likelihood of texts with activations rounded to 8 bits and in float32.
 
     python scripts/compare_activations.py smollm2-135m [--input ANSWERS.jsonl] [--json FILE]
 
-Scores a fixed text, and the answers of a JSONL of prompts and answers, each behind its prompt as the model's
-template renders it. The exit status is 1 where either changes by more than --bound.
+Scores a fixed text, and the answers in a JSONL file of prompts and answers, each after its prompt in the
+model's chat template. The exit status is 1 if one of them changes by more than --bound.
 """
 
 import argparse
@@ -35,7 +35,7 @@ _FLOAT32 = jnp.dtype(jnp.float32)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the comparison; see the module's text."""
+    """Runs the comparison; see the module docstring."""
     arguments = sys.argv[1:] if arguments is None else arguments
     args = _parse(arguments)
     kinds: tuple[Activations, ...] = ("float32", "int8")
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
         changes.append(abs(change))
         rows.append({"texts": name, "count": len(texts), "float32": before, "int8": after, "change": change})
         print(
-            f"{name}: {len(texts)} texts, -log p a token {before:.5f} with float32, {after:.5f} with int8, "
+            f"{name}: {len(texts)} texts, -log p per token {before:.5f} with float32, {after:.5f} with int8, "
             f"{change:+.3%}"
         )
     if args.json:
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def read_answers(tokenizer: Tokenizer, path: Path, limit: int) -> Iterator[_Text]:
-    """Token ids of prompts and of their answers.
+    """Token ids of the prompt and the answer of every row.
 
     Raises:
       ValueError: a row has no prompt or no answer.
@@ -88,7 +88,7 @@ def read_answers(tokenizer: Tokenizer, path: Path, limit: int) -> Iterator[_Text
 def measure(
     checkpoint: Checkpoint, sets: dict[str, list[_Text]], activations: Activations
 ) -> dict[str, float]:
-    """Nats a token of each set."""
+    """The mean negative log-likelihood of each set, in nats per token."""
     target = plan_target(checkpoint, dtype=_FLOAT32).read(packed=True, activations=activations)
     return {name: _mean(target, texts) for name, texts in sets.items()}
 
@@ -99,9 +99,9 @@ def _mean(target: Decoder, texts: list[_Text]) -> float:
 
 
 def _losses(target: Decoder, prompt: list[int], answer: list[int]) -> np.ndarray:
-    """Nats of an answer's tokens; of the first one too where there is a prompt."""
+    """Negative log-likelihoods of an answer's tokens, in nats; without a prompt, the first token has none."""
     tokens = prompt + answer
-    length = -(-len(tokens) // 128) * 128  # few lengths, so few programs
+    length = -(-len(tokens) // 128) * 128  # few lengths, so that few programs are compiled
     padded = jnp.asarray(tokens + [0] * (length - len(tokens)), jnp.int32)
     losses = np.asarray(_next_token_losses(target, padded))
     return losses[max(len(prompt) - 1, 0) : len(tokens) - 1]
@@ -121,8 +121,8 @@ def _parse(arguments: list[str]) -> Any:
     parser.add_argument("config", help="configuration")
     parser.add_argument("--input", type=Path, help="JSONL of `prompt` and `answer`")
     parser.add_argument("--limit", type=int, default=200, help="answers to score")
-    parser.add_argument("--bound", type=float, default=0.003, help="the change that counts as none")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here too")
+    parser.add_argument("--bound", type=float, default=0.003, help="the largest relative change allowed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     return parser.parse_args(arguments)
 
 

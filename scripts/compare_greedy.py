@@ -1,10 +1,10 @@
-"""Answer prompts greedily with and without speculation, and say where the answers part, if they do.
+"""Answer prompts greedily with and without speculation, and report where answers differ.
 
     python scripts/compare_greedy.py smollm2-135m --input PROMPTS.jsonl [--limit 20] [--max-new-tokens 256]
         [--dtype float32] [--batch-size 1,4] [--json FILE]
 
-Where two answers part, the script prints the margin between the target's two best logits there: speculation
-adds up the same numbers in another order, so only a near-tie may go the other way. The exit status is 1 where
+Where two answers first differ, the script prints the margin between the target's two best logits. Speculation
+adds the same numbers in a different order, so answers may differ only at a near-tie. The exit status is 1 if
 a margin is above --tie.
 """
 
@@ -31,7 +31,7 @@ from jaxspec.provenance import provenance
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the comparison; see the module's text."""
+    """Runs the comparison; see the module docstring."""
     arguments = sys.argv[1:] if arguments is None else arguments
     args = _parse(arguments)
     try:
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
             )
             for part in row["parts"]:
                 print(
-                    f"  prompt {part['prompt']} parts at token {part['token']}, "
+                    f"  prompt {part['prompt']} differs from token {part['token']}, "
                     f"two best logits {part['margin']:.1e} apart"
                 )
     except (ValueError, OSError) as error:
@@ -74,7 +74,7 @@ def load(config: str, dtype: str) -> Decoder:
 
 
 def compare(target: Decoder, plain: Any, speculative: Any) -> dict[str, Any]:
-    """How many answers are the same; where each other one parts, and how undecided the target is there."""
+    """Counts equal answers; for the others, where they first differ, and the target's margin there."""
     parts, stats = [], jaxspec.AcceptanceStats()
     for i, (one, two) in enumerate(zip(plain, speculative, strict=True)):
         stats.add(two.stats)
@@ -94,8 +94,8 @@ def compare(target: Decoder, plain: Any, speculative: Any) -> dict[str, Any]:
 
 
 def _margin(target: Decoder, tokens: list[int]) -> float:
-    """How far apart the target's two best logits after these tokens are."""
-    length = -(-len(tokens) // 64) * 64  # few lengths, so few programs
+    """The difference of the target's two best logits after these tokens."""
+    length = -(-len(tokens) // 64) * 64  # few lengths, so that few programs are compiled
     padded = jnp.asarray(tokens + [0] * (length - len(tokens)), jnp.int32)
     positions = jnp.arange(length, dtype=jnp.int32)
     memory = PackedMemory(target.kinds, positions[None], jnp.ones((1, length), jnp.int32))
@@ -112,8 +112,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="float32")
     parser.add_argument("--batch-size", type=_numbers, default=[1], metavar="B,B,...", help="slots")
-    parser.add_argument("--tie", type=float, default=1e-3, help="the margin that counts as a tie")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here too")
+    parser.add_argument("--tie", type=float, default=1e-3, help="the largest margin that counts as a tie")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     return parser.parse_args(arguments)
 
 

@@ -1,11 +1,11 @@
-"""The ways to run the draft loop, side by side: drafted and accepted must be the same, the time is not.
+"""Compare the ways to run the draft loop: their tokens and acceptance must be equal, only times differ.
 
     python scripts/compare_modes.py smollm2-135m [--input PROMPTS.jsonl] [--limit 4] [--max-new-tokens 64]
         [--temperature 0] [--num-speculative-tokens 3] [--json FILE]
 
-The modes are "host", where Python calls every draft step; "step", one compiled engine step a dispatch; and
-"loop", several compiled steps a dispatch. Prompts are answered by all in turn, so that a machine whose speed
-drifts slows all. The exit status is 1 where tokens or acceptance differ.
+The modes are "host", where Python calls every draft step; "step", one compiled engine step per dispatch; and
+"loop", several compiled steps per dispatch. All modes answer each prompt in turn, so that a drift in the
+machine's speed affects all of them. The exit status is 1 if tokens or acceptance differ.
 """
 
 import argparse
@@ -31,7 +31,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the comparison; see the module's text."""
+    """Runs the comparison; see the module docstring."""
     arguments = sys.argv[1:] if arguments is None else arguments
     args = _parse(arguments)
     drafts = args.num_speculative_tokens
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
 def compare(
     engines: dict[str, jaxspec.Engine], prompts: list, sampling: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """What every mode drafted and accepted over all prompts, with the median time of a step."""
+    """For every mode, tokens and acceptance over all prompts, and the median time of a step."""
     tokens: dict[str, list[list[int]]] = {name: [] for name in engines}
     times: dict[str, list[float]] = {name: [] for name in engines}
     stats = {name: jaxspec.AcceptanceStats() for name in engines}
@@ -87,7 +87,7 @@ def compare(
 
 
 def table(rows: dict[str, dict[str, Any]], same: bool) -> str:
-    """The rows as text, acceptance to the last digit."""
+    """The rows as text, with all digits of the acceptance."""
     positions = len(rows["host"]["acceptance_per_position"])
     lines = ["mode  ms/step  tokens/step          " + "".join(f"position {i:<12}" for i in range(positions))]
     for name, row in rows.items():
@@ -106,12 +106,12 @@ def _outcome(row: dict[str, Any]) -> tuple[Any, ...]:
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", help="configuration or checkpoint")
-    parser.add_argument("--input", type=Path, help="JSONL prompts; some of its own by default")
+    parser.add_argument("--input", type=Path, help="JSONL prompts; default: built-in prompts")
     parser.add_argument("--limit", type=int, default=4, help="prompts to run")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--num-speculative-tokens", type=int, help="drafts per step")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     return parser.parse_args(arguments)
 
 

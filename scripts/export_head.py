@@ -1,10 +1,10 @@
-"""Write an EAGLE-3 head in another format: the one that ships, for example, as speculators and vLLM load it.
+"""Export an EAGLE-3 head to another format, for example the shipped head for speculators and vLLM.
 
     python scripts/export_head.py HEAD OUTPUT [--target NAME] [--format speculators] [--target-name ORG/NAME]
 
-HEAD is the name or file of a configuration, or with --target a folder or a Hugging Face Hub id. The target's
-output rows and embedding are added where the format holds them and HEAD does not. Exit status: 0; 2 for bad
-input.
+HEAD is the name or file of a configuration or, with --target, a folder or a Hugging Face Hub id. If the
+format includes the target's output rows and embedding and HEAD lacks them, they are added. Exit status: 0; 2
+for bad input.
 """
 
 import argparse
@@ -29,12 +29,14 @@ from jaxspec.training.head import config_from
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("head", metavar="HEAD", help="a configuration, or the checkpoint of a head")
-    parser.add_argument("output", metavar="OUTPUT", type=Path, help="a folder that is not there yet")
+    parser.add_argument("output", metavar="OUTPUT", type=Path, help="a folder that does not exist yet")
     parser.add_argument("--target", metavar="NAME", help="the model that the head is for")
     parser.add_argument("--format", choices=FORMATS, default="speculators", help="default: speculators")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the weights")
     parser.add_argument(
-        "--target-name", help="what speculators and vLLM find the target by; default: its name here"
+        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="dtype of the weights"
+    )
+    parser.add_argument(
+        "--target-name", help="name by which speculators and vLLM find the target; default: its name here"
     )
     args = parser.parse_args(arguments)
     try:
@@ -64,7 +66,7 @@ def _export(pair: Config, args: argparse.Namespace) -> None:
     target = load_target(checkpoint, dtype=jnp.float32)
     head = load_drafter(pair.drafter, target, Build(jnp.dtype(jnp.float32)))
     assert isinstance(head, Eagle3)
-    # What training cannot start from, the formats cannot hold either.
+    # Heads that training cannot start from cannot be exported either.
     config_from(head.config, HeadConfig(initial="head"), target.config, head.config.draft_vocab_size)
     name = args.target_name or source.file or source.source
     assert pair.drafter.source is not None  # DrafterConfig checks it
@@ -79,7 +81,7 @@ def _export(pair: Config, args: argparse.Namespace) -> None:
         architectures=checkpoint.config.get("architectures") or (),
         dtype=args.dtype,
         embedding=embedding_rows(target),
-        card=f"{text}\nThese files were written out of that head in the format {args.format!r}.\n",
+        card=f"{text}\nThese files were exported from that head in the format {args.format!r}.\n",
     )
 
 

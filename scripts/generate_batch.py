@@ -3,8 +3,8 @@
     python scripts/generate_batch.py CONFIG --input IN.jsonl --output OUT.jsonl [--summary FILE.json]
 
 CONFIG is a configuration's name, a TOML file, a checkpoint folder, a .gguf file or a Hugging Face Hub id.
-Every row of IN.jsonl is {"prompt": ...}, {"messages": [...]} or {"turns": [...]}, perhaps with an "id".
-Exit status: 0; 1 where rows failed and the others are done; 2 for bad input, or where something cannot be
+Every row of IN.jsonl is {"prompt": ...}, {"messages": [...]} or {"turns": [...]}, optionally with an "id".
+Exit status: 0; 1 if some rows failed and all others are done; 2 for bad input, or if something cannot be
 written; 130 after Ctrl-C.
 """
 
@@ -80,26 +80,28 @@ def main(arguments: list[str] | None = None) -> int:
     ) as error:
         return report(error)
     except KeyboardInterrupt:
-        goes_on = "" if args.ray is not None else "; --resume goes on"
-        print(f"interrupted: {args.output} holds what was finished{goes_on}", file=sys.stderr)
+        resume = "" if args.ray is not None else "; --resume continues"
+        print(f"interrupted: {args.output} holds what was finished{resume}", file=sys.stderr)
         return 130
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", metavar="CONFIG", help="what to load")
+    parser.add_argument("config", metavar="CONFIG", help="configuration or checkpoint to load")
     parser.add_argument(
         "--input",
         nargs="+",
         required=True,
         metavar="IN.jsonl",
-        help="rows to answer: files or pipes, read one after the other, or - for stdin",
+        help="rows to answer: files or pipes, read in order, or - for stdin",
     )
-    parser.add_argument("--output", required=True, metavar="OUT.jsonl", help="answers, in the order they end")
+    parser.add_argument(
+        "--output", required=True, metavar="OUT.jsonl", help="answers, in the order in which they finish"
+    )
     parser.add_argument(
         "--keep-order",
         action="store_true",
-        help="answers in the order of the rows; one waits for those before",
+        help="write answers in the order of the rows; each waits for those before it",
     )
     parser.add_argument(
         "--resume",
@@ -107,32 +109,32 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         const=True,
         choices=["force"],
         metavar="force",
-        help="skip the rows that OUT.jsonl answers; they must have been asked in the same way, unless forced",
+        help="skip the rows that OUT.jsonl answers; its settings must be the same, unless forced",
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="the first N rows only")
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N rows")
     parser.add_argument(
-        "--batch-size", type=int, metavar="B", help="rows at once in an engine; default: the configuration's"
+        "--batch-size", type=int, metavar="B", help="rows per engine at once; default: the configuration's"
     )
     parser.add_argument(
         "--replicas",
         type=int,
         metavar="N",
-        help="engines, each in a process of its own with GPUs or CPU cores of its own; default: 1, and with "
-        "--ray as many as there are GPUs for",
+        help="number of engines, each in its own process with its own GPUs or CPU cores; default: 1; with "
+        "--ray, as many as the GPUs allow",
     )
     parser.add_argument(
         "--tensor-parallel",
         type=int,
         metavar="M",
-        help="devices that an engine is split over; default: the configuration's",
+        help="devices per engine; default: the configuration's",
     )
     parser.add_argument(
         "--ray",
         nargs="?",
         const="",
         metavar="ADDRESS",
-        help="answer on a Ray cluster (extra ray): that of the address or of RAY_ADDRESS, or one that is "
-        "started on this machine; reads JSON lines or Parquet and writes a folder of the same",
+        help="use a Ray cluster (extra ray): that of ADDRESS or RAY_ADDRESS, or a new one on this machine; "
+        "reads JSON lines or Parquet and writes a folder of the same format",
     )
     parser.add_argument("--summary", type=Path, metavar="FILE.json", help="speed and acceptance, as JSON")
     add_sampling_options(parser)
@@ -177,7 +179,7 @@ def _generate(args: argparse.Namespace, command: str) -> int:
 
 
 def _generate_with_ray(args: argparse.Namespace, params: SamplingParams, config: Config, command: str) -> int:
-    """Has Ray Data read the input, answer and write; only what comes out is looked at here."""
+    """Answers with Ray Data, which also reads and writes, and summarises the output."""
     if find_spec("ray") is None:
         raise CommandError('--ray needs Ray: pip install "jaxspec[ray]"')
     from jaxspec.batch import ray
@@ -224,9 +226,9 @@ def _generate_with_ray(args: argparse.Namespace, params: SamplingParams, config:
 
 def _check_ray_options(args: argparse.Namespace) -> None:
     if args.resume is not None:
-        raise CommandError("--resume: not with --ray, which writes files whole")
+        raise CommandError("--resume cannot be used with --ray")
     if STDIN in args.input:
-        raise CommandError("--input: with --ray files or folders that every machine of the cluster can read")
+        raise CommandError("--input: --ray needs files or folders that every machine of the cluster can read")
     files = [*args.input, args.output, *([str(args.summary)] if args.summary else [])]
     if len(set(map(_absolute, files))) < len(files):
         raise CommandError("--input, --output and --summary must be different files")
@@ -234,7 +236,7 @@ def _check_ray_options(args: argparse.Namespace) -> None:
         if "://" not in path and not Path(path).exists():
             raise InputError(f"cannot read {path}: No such file or directory")
     if "://" not in args.output and Path(args.output).exists():
-        raise OutputError(f"{args.output} exists: with --ray a new folder is written")
+        raise OutputError(f"{args.output} exists: --ray needs a new folder")
     if args.summary is not None:
         _write_json(args.summary, None)
 
@@ -244,7 +246,7 @@ def _is_path(config: str) -> bool:
 
 
 def _absolute(path: str) -> str:
-    """A path, but no URL, as processes in other folders find it."""
+    """An absolute path for processes in other folders; URLs are unchanged."""
     return path if "://" in path else str(Path(path).expanduser().resolve())
 
 
@@ -260,7 +262,7 @@ def _conclude(args: argparse.Namespace, summary: Summary, about: dict[str, Any])
 
 
 def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The keys of the configuration's `[engine]` that options set."""
+    """The keys of `[engine]` that options set."""
     options = {"batch_size": args.batch_size, "tensor_parallel": args.tensor_parallel}
     return {name: value for name, value in options.items() if value is not None}
 
@@ -268,7 +270,7 @@ def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
 def _share_devices(
     args: argparse.Namespace, config: Config
 ) -> tuple[HostDevices | None, list[dict[str, str]]]:
-    """This machine's devices and the environment of each replica; nothing where this process computes."""
+    """This machine's devices and each replica's environment; (None, []) if there are no replicas."""
     if args.replicas in (None, 1):
         return None, []
     devices = HostDevices.find()
@@ -276,7 +278,7 @@ def _share_devices(
 
 
 def _check_files(args: argparse.Namespace) -> None:
-    """Refuses files that cannot be used, before anything is written to one of them."""
+    """Checks the files, before anything is written."""
     sources = ["/dev/stdin" if source == STDIN else source for source in args.input]
     written = [args.output, record_path(args.output), *([args.summary] if args.summary else [])]
     files = [Path(path).resolve() for path in (*sources, *written)]
@@ -289,12 +291,12 @@ def _check_files(args: argparse.Namespace) -> None:
 def _is_stdout(path: Path) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(sys.stdout.fileno()))
-    except (OSError, AttributeError):  # closed, or no file of the system's
+    except (OSError, AttributeError):  # closed, or replaced by an object without a descriptor
         return False
 
 
 def _write_json(path: Path, values: dict[str, Any] | None) -> None:
-    """Writes a file; None only tries whether it can be opened."""
+    """Writes a file; with None, only checks that it can be opened."""
     try:
         with path.open("a" if values is None else "w", encoding="utf-8") as file:
             if values is not None:
@@ -304,7 +306,7 @@ def _write_json(path: Path, values: dict[str, Any] | None) -> None:
 
 
 class Job:
-    """The rows of one command, from the input to the output."""
+    """Answers the rows of one command, from input to output."""
 
     def __init__(
         self,
@@ -323,13 +325,14 @@ class Job:
         self._failures: list[str] = []
 
     def run(self, output: OutputFile) -> Summary:
-        """Answers the rows, writing each as it ends; loads nothing where there is nothing to answer."""
+        """Answers the rows, writing each when it is finished; loads no engine if there are none to answer."""
         args, total = self._args, count_rows(*self._args.input)
         if total is not None and args.limit is not None:
             total = min(total, args.limit)
         batch_size = self._config.engine.batch_size
-        # No more slots or engines than rows, where that can be known without waiting for a pipe. Each engine
-        # has as many slots as one alone would have: rounded to 8 bits, answers depend on that.
+        # No more slots or engines than rows, if their number is known without waiting for a pipe. Each engine
+        # has as many slots as a single one would have, because with int8 activations answers depend on the
+        # number.
         fits = args.batch_size is None and total is not None
         rows = iter(self._rows)
         first = self._first_rows(rows, max(batch_size, len(self._environments)) if fits else 1)
@@ -356,7 +359,7 @@ class Job:
     def _load(
         self, rows: Iterator[Row | RowError], batch_size: int, stack: ExitStack
     ) -> BatchRun | ReplicaRun:
-        """Loads one engine, or several, which end with the stack."""
+        """Loads one engine, or several, which `stack` closes."""
         args = self._args
         load_engine = partial(
             load,
@@ -383,7 +386,7 @@ class Job:
         return run
 
     def _first_rows(self, rows: Iterator[Row | RowError], count: int) -> list[Row]:
-        """The first rows to answer, at most so many; reports what fails before them."""
+        """The first rows to answer, at most `count`; reports failed rows before them."""
         first: list[Row] = []
         while len(first) < count and (row := next(rows, None)) is not None:
             if isinstance(row, Row):

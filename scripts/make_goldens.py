@@ -7,10 +7,10 @@
 #     "aiohttp", "datasets", "loguru", "openai", "psutil", "pydantic-settings",  # what speculators imports
 # ]
 # ///
-"""Write tests/goldens: what PyTorch reference implementations compute on tiny random checkpoints.
+"""Write tests/goldens: outputs of PyTorch reference implementations on tiny random checkpoints.
 
-jaxspec and its tests never import torch; this script needs a virtual environment of its own with the
-packages above. See tests/goldens/README.md for the cases.
+jaxspec and its tests never import torch; this script needs a separate virtual environment with the packages
+above. See tests/goldens/README.md for the cases.
 
     python scripts/make_goldens.py [FAMILY ...] [--check] [--eagle-repository PATH]
 """
@@ -71,9 +71,13 @@ def main() -> int:
     parser.add_argument(
         "families", nargs="*", metavar="FAMILY", help=f"of {', '.join(FAMILIES)}; default: all"
     )
-    parser.add_argument("--check", action="store_true", help="write elsewhere and compare byte for byte")
     parser.add_argument(
-        "--eagle-repository", type=Path, help="then run SafeAILab/EAGLE's models on the goldens"
+        "--check", action="store_true", help="write to a temporary folder and compare byte for byte"
+    )
+    parser.add_argument(
+        "--eagle-repository",
+        type=Path,
+        help="then compare the goldens with the models of this checkout of SafeAILab/EAGLE",
     )
     args = parser.parse_args()
     if unknown := sorted(set(args.families) - set(FAMILIES)):
@@ -93,7 +97,7 @@ def main() -> int:
 
 
 def compare(written: Path) -> int:
-    """Exit status 1 where a file under `written` differs from, or is missing in, the goldens."""
+    """Returns 1 if a file under `written` differs from the goldens or is missing there, else 0."""
     files = [path.relative_to(written) for path in sorted(written.rglob("*")) if path.is_file()]
     _, different, missing = filecmp.cmpfiles(written, GOLDENS, files, shallow=False)
     for path in sorted(different + missing):

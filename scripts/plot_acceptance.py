@@ -1,10 +1,10 @@
-"""Draw how often drafts are accepted at each position, of configurations and of what benchmarks wrote.
+"""Plot how often drafts are accepted at each position, for configurations and results of benchmarks.
 
     python scripts/plot_acceptance.py smollm2-135m [MORE …] [--output acceptance.png] [--input PROMPTS.jsonl]
         [--limit 4] [--max-new-tokens 64] [--temperature 0] [--num-speculative-tokens 4]
 
-What ends in .json is read, for example what `scripts/bench_generate.py --output` wrote; anything else is
-loaded and answers the prompts. Several are drawn into one picture.
+A name ending in .json is a result, for example of `scripts/bench_generate.py --output`; any other name is
+loaded and answers the prompts. Several names share one plot.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from jaxspec.command_line import Parser, report
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws; see the module's text."""
+    """Plots; see the module docstring."""
     args = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
         prompts = (read_prompts(args.input) if args.input else list(PROMPTS))[: args.limit]
@@ -29,7 +29,6 @@ def main(arguments: list[str] | None = None) -> int:
         for name in args.names:
             results[Path(name).stem if name.endswith(".json") else name] = _result(name, prompts, args)
         ax = plots.acceptance_per_position(results if len(results) > 1 else next(iter(results.values())))
-        # An axes of a figure of its own.
         cast(Any, ax.figure).savefig(args.output, dpi=150)
     except (ValueError, OSError, ImportError) as error:
         return report(error)
@@ -62,8 +61,8 @@ def _result(name: str, prompts: list, args: argparse.Namespace) -> plots.Result:
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", metavar="NAME", help="configuration, checkpoint or .json")
-    parser.add_argument("--output", type=Path, default=Path("acceptance.png"), help="the picture")
-    parser.add_argument("--input", type=Path, help="JSONL prompts; some of its own by default")
+    parser.add_argument("--output", type=Path, default=Path("acceptance.png"), help="image file to write")
+    parser.add_argument("--input", type=Path, help="JSONL prompts; default: built-in prompts")
     parser.add_argument("--limit", type=int, default=4, help="prompts to answer")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)

@@ -1,9 +1,9 @@
-"""Trace the engine's step on a GPU, and print where its time goes.
+"""Trace the engine's step on a GPU, and show where its time goes.
 
     python scripts/profile_step.py --shape smollm2-135m --k 4 --batch 1 [--trace FOLDER] [--graphs]
 
-Prints the kernels of one step by time, and the share of the time that the device stands idle inside a
-dispatch and between two. XLA launches kernels one by one while it traces; with --graphs it keeps its CUDA
+Prints the most expensive kernels with their time and count per step, and the share of idle time inside
+dispatches and between them. XLA launches kernels one by one while tracing; with --graphs it keeps its CUDA
 graphs, as in normal runs.
 """
 
@@ -24,11 +24,11 @@ def main(arguments: list[str] | None = None) -> int:
     if args.graphs:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_enable_command_buffers_during_profiling=true"
-    # After the flags: jax reads them as it starts.
+    # jax reads the flags when it is imported.
     import jax
     import jax.numpy as jnp
     from bench.program import start
-    from bench.timeline import idle_shares, read_kernels, time_by_name
+    from bench.timeline import idle_shares, kernel_table, read_kernels
 
     dtype = jnp.dtype(args.dtype)
     num_drafts = 0 if args.no_speculation else args.k
@@ -61,9 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"{len(kernels) / steps:.1f} kernels a step; idle {idle.inside:.1%} inside a dispatch, "
         f"{idle.between:.1%} between two"
     )
-    for name, count, total in time_by_name(kernels)[: args.top]:
-        average = total / count / 1e3
-        print(f"{total / steps / 1e3:9.1f} us a step {count / steps:7.1f} x {average:7.2f} us  {name[:90]}")
+    print(kernel_table(kernels, args.top, steps=steps))
     return 0
 
 
@@ -79,7 +77,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--dispatches", type=int, default=5, help="dispatches to trace")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--graphs", action="store_true", help="keep CUDA graphs while tracing")
-    parser.add_argument("--top", type=int, default=25, help="kinds of kernels to print")
+    parser.add_argument("--top", type=int, default=25, help="number of kernels to print")
     parser.add_argument("--trace", type=Path, metavar="FOLDER", help="keep the trace here")
     return parser.parse_args(arguments)
 

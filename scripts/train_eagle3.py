@@ -1,4 +1,4 @@
-"""The command `jaxspec-train` out of a checkout: `python scripts/train_eagle3.py --help`."""
+"""The command `jaxspec-train` for a clone of the repository: `python scripts/train_eagle3.py --help`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A tiny model that every test may load: random weights, a word-level tokenizer, a chat template."""
+"""A tiny model for all tests: random weights, a word-level tokenizer and a chat template."""
 
 import atexit
 import ctypes
@@ -10,7 +10,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-# Processes of one run compile a program once, those that tests start included. JAX reads this when imported.
+# All processes of a run, including those that tests start, share compiled programs. JAX reads this on import.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     COMPILED = tempfile.mkdtemp(prefix="jaxspec-tests-")
     atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
@@ -26,8 +26,8 @@ from memory import is_large
 import jaxspec
 from jaxspec.engine.programs import Programs
 
-# The tests spend their time on compiling, and these flags cut that to a third. They concern the making of
-# machine code, not what XLA makes of a program. XLA dies of a flag that it does not know.
+# Tests spend most of their time compiling, which these flags cut to a third. They affect code generation by
+# LLVM, not XLA's optimisation of programs. XLA ends the process over a flag that it does not know.
 FAST_COMPILATION = [
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
@@ -38,7 +38,7 @@ if jax.__version_info__ < (0, 11):
     FAST_COMPILATION.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FAST_COMPILATION])
 
-# The same examples in every run, and none that another left behind; HYPOTHESIS_PROFILE=long draws others.
+# The same examples in every run, without a database of failures; HYPOTHESIS_PROFILE=long draws others.
 hypothesis.settings.register_profile(
     "short", derandomize=True, database=None, deadline=None, max_examples=100, print_blob=False
 )
@@ -68,19 +68,19 @@ slot_sizes = []
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Processes of `-n auto`: each holds up to 3 GB."""
+    """The number of processes of `-n auto`, each of which needs up to 3 GB."""
     return min(os.cpu_count() or 1, 8)
 
 
 def pytest_collection_finish() -> None:
-    """Has the garbage collector leave what was imported alone: tracing makes many small objects."""
+    """Exempts imported objects from garbage collection, which tracing triggers often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives the long forms of tests an hour instead of pyproject's limit."""
+    """Gives slow tests an hour instead of the limit in pyproject.toml."""
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(3600))
@@ -88,15 +88,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def little_memory():
-    """Lets go of programs before there is too little memory; past the limit of memory maps LLVM crashes.
+    """Frees programs if the process is large; near the limit of memory maps LLVM crashes.
 
-    What compiling used goes back to the system after every module: it would take more than the programs.
+    After every module, memory left over from compiling is returned to the system; it exceeds that of
+    programs.
     """
     yield
     if is_large():
         jax.clear_caches()
     gc.collect()
-    with suppress(OSError, AttributeError):  # a C library without it
+    with suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -105,7 +106,7 @@ COMPILE_BEHIND = Programs.compile_behind
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_compiled_behind():
-    """What an engine compiles before its first request serves any; the rest takes a third of all time."""
+    """Turns off background compilation, a third of the suite's time: the first programs serve any request."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Programs, "compile_behind", lambda programs, sizes: None)
         yield
@@ -113,15 +114,15 @@ def nothing_is_compiled_behind():
 
 @pytest.fixture
 def compiled_behind(monkeypatch):
-    """Engines loaded in this test compile the smaller programs behind its back, as everywhere else."""
+    """Engines loaded in this test compile smaller programs in the background, as outside of the tests."""
     monkeypatch.setattr(Programs, "compile_behind", COMPILE_BEHIND)
 
 
 @pytest.fixture(scope="session")
 def tiny_config(tmp_path_factory) -> Path:
-    """A TOML configuration: the tiny model of at most 128 positions, drafted by n-grams.
+    """A TOML configuration: the tiny model with at most 128 positions, drafted by n-grams.
 
-    Words are "w6" to "w127", word i being token i, and "user", "assistant" and "system".
+    Its words are "w6" to "w127" (word wi is token i), "user", "assistant" and "system".
     """
     folder = tmp_path_factory.mktemp("tiny")
     shutil.copytree(GOLDENS / "llama-tied" / "checkpoint", folder / "model")
@@ -140,5 +141,5 @@ def tiny_config(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_engine(tiny_config) -> jaxspec.Engine:
-    """The engine of `tiny_config`, shared: leave nothing running in it."""
+    """The shared engine of `tiny_config`; tests must leave it idle."""
     return jaxspec.load(tiny_config, progress=False)

@@ -1,4 +1,4 @@
-"""Conversations of which every turn begins with the one before, for tests of cached prefixes."""
+"""Conversations whose turns begin with the previous turns, for tests of cached prefixes."""
 
 from jaxspec import SamplingParams
 
@@ -6,14 +6,14 @@ NEW_TOKENS = 9
 
 
 def params(i):
-    """Every other request is sampled."""
+    """Sampling parameters of request i: every other request is sampled."""
     return SamplingParams(max_new_tokens=NEW_TOKENS, temperature=i % 2, seed=i, ignore_eos=True)
 
 
 def conversation(engine, prompts, turns=2):
-    """Turns of four requests that share a head of 20 tokens; each turn but the first reads the one before.
+    """Runs turns of four requests with a common prefix of 20 tokens; each turn includes the previous ones.
 
-    Returns (i, answer) of every request, `params(i)` being its parameters.
+    Returns (i, answer) of every request; its parameters are `params(i)`.
     """
     texts, answers = [prompts[2][:20] + prompt[:9] for prompt in prompts[:4]], []
     for turn in range(turns):

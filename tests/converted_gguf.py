@@ -1,4 +1,4 @@
-"""A checkpoint as the GGUF that llama.cpp's converter makes of it, in float32 or MXFP4."""
+"""Writing a checkpoint as a GGUF, as llama.cpp's converter would, in float32 or MXFP4."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,10 +29,10 @@ def write_converted(
     """Writes the file.
 
     Args:
-      path: of the file.
-      checkpoint: what is converted.
-      others: tensors in place of those of these names in the file; None drops one.
-      **changes: metadata under the architecture's name, dots written as `__`; None drops a key.
+      path: the file to write.
+      checkpoint: the checkpoint to convert.
+      others: replacements for tensors, by their names in the file; None drops one.
+      **changes: metadata under the architecture's name, with dots written as `__`; None drops a key.
     """
     architecture = ARCHITECTURES[checkpoint.config["model_type"]]
     values = metadata(checkpoint.config)
@@ -119,7 +119,7 @@ OWN = {
 
 
 def tensors(checkpoint: Checkpoint, architecture: str) -> Iterator[tuple[str, Any]]:
-    """Every tensor under the name that the `gguf` package gives it."""
+    """All tensors by the names that the `gguf` package gives them."""
     config = checkpoint.config
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[architecture], config["num_hidden_layers"])
@@ -143,7 +143,7 @@ def tensors(checkpoint: Checkpoint, architecture: str) -> Iterator[tuple[str, An
 
 
 def _own_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Any]]:
-    """Tensors as the converter renames them: experts stacked, gate and up apart, latents in halves."""
+    """Tensors as the converter arranges them: experts stacked, gate and up separate, latents split."""
     config, stacks = checkpoint.config, {}
     for name, tensor in checkpoint.tensors.items():
         stem, found, leaf = name.partition(".experts.")
@@ -171,7 +171,7 @@ def _own_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Any]]:
 
 
 def _apart(stem: str, leaf: str, rows: list[np.ndarray], finish: Any) -> Iterator[tuple[str, Any]]:
-    """gpt-oss's fused projections, whose outputs are in turns, each by itself."""
+    """Splits gpt-oss's fused projections, whose outputs are interleaved."""
     (values,) = rows
     kind = "bias" if leaf.endswith("_bias") else "weight"
     if not leaf.startswith("gate_up"):
@@ -182,7 +182,7 @@ def _apart(stem: str, leaf: str, rows: list[np.ndarray], finish: Any) -> Iterato
 
 
 def _ggml_blocks(tensor: Mxfp4Tensor) -> np.ndarray:
-    """u8[E, out, in / 32 * 17]: the scale, then byte i with values i and i + 16."""
+    """u8[E, out, in / 32 * 17]: blocks of a scale and 16 bytes; byte i holds values i and i + 16."""
     blocks, scales = tensor.blocks.read(), tensor.scales.read()
     values = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*blocks.shape[:-1], 32)
     packed = values[..., :16] | values[..., 16:] << 4
@@ -190,7 +190,7 @@ def _ggml_blocks(tensor: Mxfp4Tensor) -> np.ndarray:
 
 
 def _llama3_factors(rope: Mapping[str, Any], head_dim: int) -> np.ndarray:
-    """What inverse frequencies are divided by, f32[D/2]; source: Llama 3.1's model card."""
+    """f32[D/2]: divisors of the inverse frequencies. Source: Llama 3.1's model card."""
     frequencies = rope["rope_theta"] ** -(np.arange(0, head_dim, 2) / head_dim)
     turns = rope["original_max_position_embeddings"] * frequencies / (2 * np.pi)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]

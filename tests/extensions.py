@@ -1,4 +1,4 @@
-"""The drafter, the family and the kind of attention that docs/ shows, registered from outside the package."""
+"""The example drafter, family and kind of attention of docs/, registered from outside the package."""
 
 import re
 from pathlib import Path
@@ -17,11 +17,11 @@ BLOCKS = [
     )
 ]
 FILES = {source.split()[1]: source for source in BLOCKS if source.startswith("# ")}
-"""The files that the pages show, by name."""
+"""The files shown in the pages, by name."""
 
 
 def run(source: str) -> None:
-    """Runs a piece of the pages; all pieces are one module."""
+    """Runs a block of code of the pages; all blocks share one module."""
     exec(compile(source, DOCS, "exec"), _MODULE)
 
 
@@ -31,7 +31,7 @@ for _source in FILES.values():
 
 
 def write_bigram(folder: Path, *, vocab_size: int = 48, seed: int = 1) -> Path:
-    """A table that mostly drafts the last token again."""
+    """Writes a bigram table that mostly drafts the last token again."""
     noise = np.random.default_rng(seed).normal(size=(vocab_size, vocab_size))
     table = (2 * np.eye(vocab_size) + noise).astype(np.float32)
     return write_folder(folder, {"vocab_size": vocab_size}, {"bigram.weight": table})

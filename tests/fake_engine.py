@@ -1,4 +1,4 @@
-"""An engine without a model: answers by hashing, in an order of their own."""
+"""An engine without a model: answers are hashes, and finish in a pseudo-random order."""
 
 import random
 import time
@@ -18,24 +18,24 @@ class FakeRequest:
 
 
 class FakeEngine:
-    """What `BatchRun` uses of an `Engine`.
+    """The parts of `Engine` that `BatchRun` uses.
 
-    A prompt with "long" in it is refused, one with "fail" ends as failed. Its tokens depend on the prompt
-    and the seed alone; how many rounds it takes, on those too.
+    A prompt with "long" in it is rejected, and one with "fail" fails. The tokens of an answer and the number
+    of rounds that it takes depend only on its prompt and seed.
 
     Attributes:
-      runs: the iterators of `run`, which therefore end when they are closed and not when they are forgotten.
-      running: how many requests are in it.
-      most_running: how many there have been at most.
-      params: of every request.
+      runs: the iterators of `run`; holding them here keeps them from ending by garbage collection.
+      running: number of requests in the engine.
+      most_running: the largest number so far.
+      params: sampling parameters of every request.
     """
 
     def __init__(self, slots=2, *, asks_again=True, seconds=0.0):
-        """Makes one.
+        """Makes an engine.
 
         Args:
-          asks_again: whether `run` asks its iterable for requests after it has ended once.
-          seconds: how long a round takes.
+          asks_again: whether `run` asks its iterable for more requests after it has ended.
+          seconds: duration of a round.
         """
         self.max_pending = 2 * slots
         self.running = self.most_running = 0

@@ -1,4 +1,4 @@
-"""Networks of full size from prompt to emitted tokens, without an array: `jax.eval_shape` all the way."""
+"""Runs networks of full size from prompt to emitted tokens by `jax.eval_shape`, without arrays."""
 
 import jax
 from flax import nnx
@@ -6,30 +6,29 @@ from flax import nnx
 from jaxspec.config import EngineConfig
 from jaxspec.engine.packing import empty_pieces, empty_served
 from jaxspec.engine.state import init_state
-from jaxspec.engine.step import Models, StepSettings, dispatch
+from jaxspec.engine.step import Models, dispatch
 from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import make_mesh
 
 
 def assert_runs(target, drafter):
-    """A step that reads two pieces of prompts beside two slots keeps the shapes and dtypes of the state."""
-    sizes = EngineConfig(batch_size=2, max_model_len=2048, steps_per_dispatch=2).resolve(
+    """Checks that two steps, the first with two pieces of prompts, keep the state's shapes and dtypes."""
+    config = EngineConfig(batch_size=2, max_model_len=2048, steps_per_dispatch=2).resolve(
         backend="gpu", model_limit=target.config.max_position_embeddings
     )
-    settings = StepSettings(sizes.page_size, steps_per_dispatch=2)
-    state = jax.eval_shape(lambda: init_state(target, drafter, sizes, mesh=make_mesh()))
-    served = empty_served(2, sizes.max_model_len // sizes.page_size)
-    pieces = empty_pieces(2, sizes.prefill_chunk)
+    state = jax.eval_shape(lambda: init_state(target, drafter, config, mesh=make_mesh()))
+    served = empty_served(2, config.table_width)
+    pieces = empty_pieces(2, config.prefill_chunk)
     graph, parameters = nnx.split(Models(target, drafter))
 
     def run(parameters, state, served, pieces):
         models = nnx.merge(graph, parameters)
-        return dispatch(models, state, served, pieces, settings=settings, mode=SamplingMode.TRUNCATED)
+        return dispatch(models, state, served, pieces, config=config, mode=SamplingMode.TRUNCATED)
 
     after, output = jax.eval_shape(run, parameters, state, served, pieces)
     assert jax.tree.map(_shape_and_dtype, after) == jax.tree.map(_shape_and_dtype, state)
     assert output.first.token.shape == (2,)
-    assert output.emitted.tokens.shape == (1, 2, drafter.num_speculative_tokens + 1)
+    assert output.emitted.tokens.shape == (2, 2, drafter.num_speculative_tokens + 1)
 
 
 def _shape_and_dtype(array):

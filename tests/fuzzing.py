@@ -1,4 +1,4 @@
-"""Documents and files that somebody broke, and what a reader may make of them: an answer, or our refusal."""
+"""Damaged documents and files, which a reader must either accept or reject with our own exceptions."""
 
 import copy
 import math
@@ -36,10 +36,9 @@ VALUES = st.recursive(
 
 
 def refused_or(call: Callable[[], T]) -> T | None:
-    """What a call gives; None where it refuses, by our own exceptions and in one line.
+    """The result of a call; None if it raises one of our own exceptions with one line.
 
-    Anything else that comes out of it comes out of here, as does the use of more memory than any of these
-    files may take.
+    Any other exception is passed on. Using more memory than any of these files may take is a failure, too.
     """
     tracemalloc.start()
     try:
@@ -57,7 +56,7 @@ def refused_or(call: Callable[[], T]) -> T | None:
 
 @st.composite
 def changed(draw: st.DrawFn, document: Mapping[str, Any], keys: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A document with one to three values changed, copied about or removed, or keys added, some of `keys`."""
+    """A document with one to three values changed, copied or removed, or keys added, some of `keys`."""
     broken = copy.deepcopy(dict(document))
     for _ in range(draw(st.integers(1, 3))):
         container, key = _place(draw, broken)
@@ -78,7 +77,7 @@ def changed(draw: st.DrawFn, document: Mapping[str, Any], keys: tuple[str, ...] 
 
 
 def _place(draw: st.DrawFn, document: dict[str, Any]) -> tuple[Any, Any]:
-    """A container in a document, and a key or index in it; large ones are entered no oftener than small."""
+    """A container in a document, and a key or index in it; small containers are as likely as large ones."""
     container: Any = document
     key = draw(_keys(document))
     while (inner := _item(container, key)) and isinstance(inner, dict | list) and draw(st.integers(0, 4)):
@@ -97,7 +96,7 @@ def _item(container: Any, key: Any) -> Any:
 
 
 def _kin(value: Any) -> st.SearchStrategy[Any]:
-    """Values of the same type, as far as what reads them can tell."""
+    """Other values of the same type."""
     if isinstance(value, bool):
         return st.booleans()
     if isinstance(value, int):
@@ -111,7 +110,7 @@ def _kin(value: Any) -> st.SearchStrategy[Any]:
 
 @st.composite
 def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """A file with bytes changed, cut out, put in or doubled, or cut off."""
+    """A file with bytes changed, removed, inserted or repeated, or truncated."""
     broken = bytearray(content)
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(broken)))

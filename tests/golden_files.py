@@ -1,4 +1,4 @@
-"""The goldens of `tests/goldens`; their README says what the arrays are."""
+"""Reading `tests/goldens`, whose README describes the arrays."""
 
 import json
 from pathlib import Path
@@ -50,13 +50,13 @@ HEADS = {
     "peagle": PEAGLE_TARGETS,
     "dflash": DFLASH_TARGETS,
 }
-"""By kind, every head and the target that it was made for."""
+"""Every head and its target, by kind of drafter."""
 
 HEAD_TARGETS = {case: target for heads in HEADS.values() for case, target in heads.items()}
 HEAD_KINDS = {case: kind for kind, heads in HEADS.items() for case in heads}
 
 MTP_TARGETS = {"deepseek-v3-mtp": "deepseek-v3", "glm4-moe-lite-mtp": "glm4-moe-lite"}
-"""Layers that belong into their target's own checkpoint."""
+"""Multi-token-prediction layers, which belong in the target's checkpoint."""
 DRAFTER_TARGETS = HEAD_TARGETS | MTP_TARGETS
 DRAFTER_KINDS = HEAD_KINDS | dict.fromkeys(MTP_TARGETS, "mtp")
 
@@ -78,7 +78,7 @@ def golden_json(name: str) -> dict[str, Any]:
 
 
 def assert_close(actual: Any, expected: np.ndarray, *, relative: float = 1e-4) -> None:
-    """Equal within `relative` of the largest expected value."""
+    """Asserts that arrays differ by at most `relative` times the largest expected value."""
     actual = np.asarray(actual)
     assert actual.shape == expected.shape
     assert np.isfinite(actual).all()

@@ -1,4 +1,4 @@
-"""Golden heads over the rows that they were made with, as the programs feed them."""
+"""Runs golden heads on the rows that they were made with, fed as the programs feed them."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,15 +16,15 @@ ROWS, PAGE = 24, 8
 
 
 def two_slots(row, fill):
-    """The golden's row in slot 0; slot 1 is idle."""
+    """Puts the golden's row in slot 0; slot 1 is idle."""
     row = jnp.asarray(row)
     return jnp.stack([row, jnp.full_like(row, fill)])
 
 
 class GoldenHead:
-    """A golden head on its target, which has run over the golden's rows; slot 1 idles over poison.
+    """A golden head on its target, which has read the golden's rows; slot 1 is idle, with poisoned pages.
 
-    The target's pages end after `length` positions, in both slots.
+    In both slots, the target's pages end after `length` positions.
     """
 
     def __init__(self, name, num_drafts, *, length=48, page_size=PAGE, **config):
@@ -49,7 +49,7 @@ class GoldenHead:
         np.testing.assert_array_equal(self.next_tokens, self.golden["token_ids"][0])
 
     def rows(self, start, stop, width):
-        """Rows start … stop-1 of slot 0, padded to `width` with junk that is not valid."""
+        """Rows start to stop - 1 of slot 0, padded to `width` with invalid rows of junk."""
 
         def cut(x, fill):
             x = jnp.asarray(x)[start:stop]
@@ -70,9 +70,9 @@ class GoldenHead:
         )
 
     def context(self, states, *, history=None):
-        """Slot 0 has committed the golden's rows and is greedy; slot 1 is idle.
+        """The context in which slot 0 has committed the golden's rows and decodes greedily; slot 1 is idle.
 
-        `states` are those of the last call of `refresh`, whose rows began at 0 or behind whole blocks.
+        `states` are those of the last call of `refresh`, whose rows began at 0 or after whole blocks.
         """
         return Context(
             hidden=two_slots(states[(ROWS - 1) % (len(states) // 2)], 9.0),

@@ -1,4 +1,4 @@
-"""What a compiled program's text says of the arrays that it makes."""
+"""Reading a compiled program's text."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def instructions(text: str) -> Iterator[tuple[str, str, int]]:
-    """(line, operation, numbers in its result) of every instruction that makes one array."""
+    """(line, operation, elements of the result) of every instruction with a single array as result."""
     for line in text.splitlines():
         match = re.match(r"\s*(?:ROOT )?%\S+ = \w+\[([\d,]+)\]\S* (\S+?)\(", line)
         if match:
@@ -15,6 +15,6 @@ def instructions(text: str) -> Iterator[tuple[str, str, int]]:
 
 
 def num_aliases(text: str) -> int:
-    """Arrays that the program updates in place of an argument."""
+    """The number of arguments that the program updates in place."""
     header = text[: text.index("\n")]
     return header.count("may-alias") + header.count("must-alias")

@@ -1,4 +1,4 @@
-"""Programs that cost more to run than to compile: with the optimisations that conftest.py leaves out."""
+"""Compiling with the optimisations that conftest.py turns off, for programs that take long to run."""
 
 from collections.abc import Callable
 
@@ -13,5 +13,5 @@ if jax.__version_info__ < (0, 11):
 
 
 def optimised(function: Callable) -> Callable:
-    """`jax.jit` with them."""
+    """`jax.jit` with these optimisations."""
     return jax.jit(function, compiler_options=OPTIONS)

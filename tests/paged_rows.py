@@ -1,4 +1,4 @@
-"""Feeds rows of several slots to a target through the paged cache, as the engine's programs do."""
+"""Feeding rows of several slots to a target through a paged cache, as the engine's programs do."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from jaxspec.sharding import make_mesh
 
 @partial(nnx.jit, static_argnames=("capture",))
 def forward(model, tokens, block, cache, *, capture):
-    """(logits, hidden after the final norm, captured, cache) of one forward pass over one block."""
+    """One forward pass over a block: (logits, hidden states after the final norm, captured, cache)."""
     memory = PagedMemory.build(model.kinds, cache, (block,))
     hidden, captured, memory = model(tokens.reshape(-1), block.positions.reshape(-1), memory, capture=capture)
     by_slot = jax.tree.map(lambda x: x.reshape(*block.shape, -1), (model.logits(hidden), hidden, captured))
@@ -26,14 +26,14 @@ def forward(model, tokens, block, cache, *, capture):
 
 @dataclass
 class PagedTarget:
-    """A target with a cache of its own, whose pages are dealt to the slots in random order.
+    """A target with its own cache, whose pages are given to the slots in random order.
 
     Attributes:
       slots: B.
-      length: positions that every slot has pages for.
-      width: Q; shorter rows are padded, so that one program serves them all.
-      capture: hidden states that `feed` returns.
-      fill: what the cache holds before anything is written.
+      length: positions for which every slot has pages.
+      width: Q; shorter rows are padded, so that one program serves all.
+      capture: indices of the hidden states that `feed` returns.
+      fill: initial value of the cache.
     """
 
     model: Decoder
@@ -54,7 +54,7 @@ class PagedTarget:
         self.cache = self.new_cache(self.model.cache_shapes)
 
     def new_cache(self, shapes: Any) -> Any:
-        """A cache of such layers over this target's pages, for a drafter."""
+        """A cache with these layers over this target's pages, for a drafter."""
         pages = self.page_table.pages.size + 1
         cache = init_cache(
             shapes, num_pages=pages, page_size=self.page_size, dtype=jnp.float32, mesh=make_mesh()
@@ -62,10 +62,10 @@ class PagedTarget:
         return jax.tree.map(lambda layer: jnp.full_like(layer, self.fill), cache)
 
     def feed(self, tokens: Sequence[Sequence[int]], starts: Sequence[int]) -> Any:
-        """Runs tokens of each slot from its position in `starts`; shorter rows are padded and not valid.
+        """Runs each slot's tokens from its position in `starts`; shorter rows are padded with invalid rows.
 
         Returns:
-          (logits [B, Q, V], hidden [B, Q, M], captured): rows past a slot's tokens mean nothing.
+          (logits [B, Q, V], hidden [B, Q, M], captured); rows past a slot's tokens are undefined.
         """
         padded = np.zeros((self.slots, self.width), np.int32)
         valid = np.zeros((self.slots, self.width), bool)

@@ -1,11 +1,11 @@
-"""What programs over several CPU devices do; run as a process of its own.
+"""Runs programs over several CPU devices, in a separate process.
 
     python tests/several_devices.py pairs KIND WAY DRAFTER@DEVICES ...
     python tests/several_devices.py families NAME@DEVICES ...
     python tests/several_devices.py loading
 
-The number of devices is fixed when JAX starts, and Numba's kernels are for one: here the reference kernels
-run. Prints one line of JSON, which the tests read through `run`.
+JAX fixes the number of devices when it starts, and Numba's kernels support only one, so the reference kernels
+run. Prints one line of JSON; the tests read it through `run`.
 """
 
 import json
@@ -52,8 +52,8 @@ INNER_WIDTH = {
     "head_dim": 8,
     "sliding_window": 6,
 }
-"""Experts, with biases, whose inner width divides over two devices in blocks of 32; more of them than three
-rows choose, so that decoding reads the chosen ones and prompts run through all."""
+"""Experts with biases. Their inner width splits over two devices in blocks of 32. Three rows choose only some
+of them, so that decoding reads the chosen ones and prompts run through all."""
 MOVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 
 
@@ -67,17 +67,17 @@ def run(*arguments):
 
 
 def answers(engine, way):
-    """Tokens, and what was accepted of drafts by their number: a drafter that computes otherwise shows."""
+    """Tokens and acceptance of every answer; acceptance reveals a drafter that computes something else."""
     given = [engine.generate(PROMPTS, max_new_tokens=24, **params) for params in WAYS[way]]
     return [[answer.token_ids, list(answer.stats.accepted_at)] for each in given for answer in each]
 
 
 def observed(load, devices, way):
-    """Answers of the engine that `load` makes over so many devices, and what its program moves."""
+    """Answers of an engine over several devices, and what its program moves; `load` takes their number."""
     kernels, call = {}, Op.__call__
 
     def watched(op, *args, **kwargs):
-        kernels[op.name] = jax.lax.axis_size(MESH_AXIS)  # fails outside of a program on shards
+        kernels[op.name] = jax.lax.axis_size(MESH_AXIS)  # fails outside of `on_shards`
         return call(op, *args, **kwargs)
 
     Op.__call__ = watched
@@ -96,7 +96,7 @@ def observed(load, devices, way):
 
 
 def moves(engine):
-    """[operation, shape] of what moves anything between devices in the largest decode program."""
+    """[operation, shape] of everything that moves between devices in the largest decode program."""
     mode = max(size.mode for size in engine.programs.compiled if size.mode is not None)
     text = engine.programs.compiled_decode(mode=SamplingMode(mode)).as_text()
     found = re.findall(rf"= (.*?) ({'|'.join(MOVES)})(?:-start)?\(", text)
@@ -113,7 +113,7 @@ def named(text):
 
 
 def pairs(kind, way, *texts):
-    """Of drafters over a kind of attention; a draft model that is "split" is so however small it is."""
+    """Runs drafters over a kind of attention; "split" splits the draft model even if it is small."""
     result = {}
     with tempfile.TemporaryDirectory() as folder:
         engines = TinyEngines(Path(folder), kind)
@@ -132,7 +132,7 @@ def pairs(kind, way, *texts):
 
 
 def families(*texts):
-    """Plain decoding of golden checkpoints, and whether its answers are those of one device."""
+    """Compares plain decoding of golden checkpoints with one device."""
     result = {}
     with tempfile.TemporaryDirectory() as folder:
         inner = write_target(Path(folder, "target"), **INNER_WIDTH)
@@ -155,9 +155,9 @@ def families(*texts):
 
 
 def loading():
-    """[bytes, largest part, most that the host held] of every parameter, and whether all were read right.
+    """[bytes, largest part, peak on the host] of every parameter, and whether all were read correctly.
 
-    What the devices have is on the host here, too.
+    CPU devices hold their parts on the host, too.
     """
     with tempfile.TemporaryDirectory() as folder:
         sizes = {"hidden_size": 512, "intermediate_size": 4096, "vocab_size": 4096, "num_attention_heads": 8}

@@ -1,4 +1,4 @@
-"""What must hold for every target, whatever its family; each family's tests name its goldens."""
+"""Checks for targets of all families; the tests of each family name its goldens."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +10,7 @@ from jaxspec.models.loading import export_tensors, load_target
 
 
 def check_one_pass(case: str) -> None:
-    """Logits and every hidden state of a whole prompt equal transformers'."""
+    """Checks that logits and all hidden states of a prompt equal those of transformers."""
     model, golden = load_target(golden_checkpoint(case), dtype=jnp.float32), golden_outputs(case)
     ids = golden["input_ids"].astype(np.int32)
     capture = tuple(range(model.config.num_hidden_layers + 1))
@@ -23,7 +23,7 @@ def check_one_pass(case: str) -> None:
 
 
 def check_pieces(case: str, size: int) -> None:
-    """So many tokens at a time through a poisoned cache; the second slot is five tokens ahead."""
+    """Checks prompts read in pieces through a poisoned cache; the second slot is five tokens ahead."""
     model, golden = load_target(golden_checkpoint(case), dtype=jnp.float32), golden_outputs(case)
     ids = golden["input_ids"].astype(np.int32)
     length = ids.shape[1]
@@ -41,7 +41,7 @@ def check_pieces(case: str, size: int) -> None:
 
 
 def check_ngram_equals_plain(case: str) -> None:
-    """Greedy answers, longer than any window, are the same with and without speculation."""
+    """Checks that greedy answers longer than any window are equal with and without speculation."""
     sizes = {"batch_size": 2, "page_size": 8, "prefill_chunk": 16, "max_model_len": 96}
     prompts = [[5, 6, 7, 8, 5, 6, 7, 8, 5, 6], [9, *range(20, 40), 9]]
 
@@ -59,7 +59,7 @@ def check_ngram_equals_plain(case: str) -> None:
 
 
 def check_export(case: str) -> None:
-    """A target's parameters go back into the tensors that they came from, bit by bit."""
+    """Checks that a target's parameters are exported bit for bit as the tensors that were loaded."""
     checkpoint = golden_checkpoint(case)
     exported = export_tensors(load_target(checkpoint, dtype=jnp.float32))
     assert set(exported) == set(checkpoint.tensors)

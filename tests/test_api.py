@@ -1,4 +1,4 @@
-"""The public functions: what they return, and bad input refused in one line before anything is allocated."""
+"""The public functions: their results, and bad input rejected in one line before anything is allocated."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def nothing_allocated(monkeypatch):
 
 
 def refused(call: Callable, *args, **kwargs) -> str:
-    """The one-line message of the ValueError that a call ends in."""
+    """The one-line message of the ValueError that a call raises."""
     with pytest.raises(ValueError) as error:  # noqa: PT011
         call(*args, **kwargs)
     assert "\n" not in str(error.value)
@@ -141,8 +141,8 @@ def test_targets_with_other_tensors(folders, tmp_path, nothing_allocated, change
 
 
 def test_models_that_are_not_there_or_not_supported(folders, tmp_path, nothing_allocated):
-    assert "is no configuration (" in refused(jaxspec.load, "smollm2", progress=False)
-    assert "is no configuration" in refused(jaxspec.load, tmp_path / "nothing", progress=False)
+    assert "is not a configuration (" in refused(jaxspec.load, "smollm2", progress=False)
+    assert "is not a configuration" in refused(jaxspec.load, tmp_path / "nothing", progress=False)
     assert "configuration file not found" in refused(jaxspec.load, tmp_path / "nothing.toml", progress=False)
     (tmp_path / "empty").mkdir()
     assert "config.json" in refused(jaxspec.load, tmp_path / "empty", progress=False)
@@ -221,5 +221,5 @@ def test_a_drafter_made_for_shorter_texts_is_warned_about(folders, tmp_path):
     config = json.loads((short / "config.json").read_text("utf-8"))
     (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 31}), "utf-8")
     drafter = {"kind": "eagle3", "source": str(short)}
-    with pytest.warns(UserWarning, match="made for 31 positions, and max_model_len is 32"):
+    with pytest.warns(UserWarning, match="trained on 31 positions and max_model_len is 32"):
         jaxspec.load(folders["target"], drafter=drafter, sampling_modes=("greedy",), progress=False, **SIZES)

@@ -1,4 +1,4 @@
-"""Configurations out of TOML and out of `config.json`."""
+"""Configurations from TOML and from `config.json`."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ def write(tmp_path):
 
 
 def refused(call, *args, **kwargs):
-    """The one-line message that a call is refused with."""
+    """The one-line message of the error that a call raises."""
     with pytest.raises(ConfigError) as error:
         call(*args, **kwargs)
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""What README and docs/ say that a computer can check: links, code, and tables of what there is."""
+"""README and docs/: links, code, tables, and figures that can be checked."""
 
 import importlib
 import json
@@ -25,7 +25,7 @@ PAGES += [ROOT / "results" / "gpu" / "README.md", *sorted((ROOT / "configs").rgl
 
 
 def prose(page):
-    """A page without its blocks of code."""
+    """The page without its code blocks."""
     return re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
@@ -34,7 +34,7 @@ def links(page):
 
 
 def anchors(page):
-    """Of every heading the anchor that GitHub and MkDocs give it."""
+    """The anchors that GitHub and MkDocs give to the headings."""
     headings = re.findall(r"^#+ (.*)$", prose(page), flags=re.MULTILINE)
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
     return {heading.strip().replace(" ", "-") for heading in plain}
@@ -49,7 +49,7 @@ def table(page, heading):
 
 
 def ours(registry):
-    """What comes with jaxspec; tests register more."""
+    """Entries that come with jaxspec; tests register more."""
     return {name: entry for name, entry in registry.items() if entry.__module__.startswith("jaxspec.")}
 
 
@@ -60,7 +60,7 @@ def test_links_lead_somewhere(page):
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
-        # The site holds docs/ and nothing else.
+        # The site consists only of docs/.
         assert page.parent.name != "docs" or (ROOT / "docs") in target.parents, link
 
 
@@ -108,7 +108,7 @@ def test_the_reference_has_every_public_name():
 
 
 def test_the_site_builds(tmp_path):
-    """Strictly: a warning, a link or an anchor that leads nowhere and a name that is not there fail it."""
+    """In strict mode: warnings, broken links and anchors, and unknown names are errors."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -136,7 +136,7 @@ def test_every_drafter_is_listed():
 
 
 def test_steps_are_those_of_their_files():
-    header, *rows = table("performance.md", "Steps on a GPU, and their floor")
+    header, *rows = table("performance.md", "Steps on a GPU, and their lower bound")
     for _, *cells, file in rows:
         result = json.loads((ROOT / "results" / "gpu" / file.strip("`")).read_text("utf-8"))
         measured = {
@@ -153,7 +153,7 @@ def test_steps_are_those_of_their_files():
 
 def test_whole_requests_are_those_of_their_files():
     names = ["ttft 512", "ttft 4096", "prefill 16x2048", "single 512+256", "mixed 256", "mixed 256, T=1"]
-    rows = table("performance.md", "Whole requests on a GPU, beside vLLM")[1:]
+    rows = table("performance.md", "Whole requests on a GPU, compared with vLLM")[1:]
     for column, model in ((1, "llama3-8b"), (3, "smollm2-135m")):
         times = {}
         for suffix in ("", "-t1"):

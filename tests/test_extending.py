@@ -1,4 +1,4 @@
-"""What the pages on extending promise: their code runs, and a registered name works wherever names do."""
+"""The pages on extending: their code runs, and a registered name works wherever names are accepted."""
 
 import sys
 from pathlib import Path
@@ -30,7 +30,7 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The working directory: a target, and a table for it."""
+    """A working directory with a target and a bigram table for it."""
     write_target(tmp_path / "model")
     extensions.write_bigram(tmp_path / "bigram")
     write_target(tmp_path / "chunked", model_type="chunked")
@@ -39,7 +39,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def refused(call, *args, **kwargs):
-    """The one-line message of the ValueError that a call ends in."""
+    """The one-line message of the ValueError that a call raises."""
     with pytest.raises(ValueError) as error:  # noqa: PT011
         call(*args, **kwargs)
     assert "\n" not in str(error.value)
@@ -121,7 +121,7 @@ def test_export_gives_back_every_tensor_of_the_family(tmp_path):
 
 
 def test_a_row_sees_its_own_chunk_and_no_other(folder):
-    """Rope is relative, so a chunk reads as it would alone: through the cache, and over whole texts."""
+    """Rope is relative, so a chunk gives the same output alone: through the cache, and over whole texts."""
     model = load_target(open_checkpoint(folder / "chunked"), dtype=np.float32)
     text = np.arange(3, 20)
     paged = PagedTarget(model, 2, 24, page_size=8, width=17, fill=np.nan)

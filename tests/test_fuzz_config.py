@@ -1,4 +1,4 @@
-"""Configurations that somebody broke are read, or refused by our own exceptions in one line."""
+"""Damaged configurations are read, or rejected with our own exceptions in one line."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Gemma 3 out of `config.json`: published files, those of transformers 5, and what is not built."""
+"""Gemma 3 from `config.json`: published files, files of transformers 5, and unsupported ones."""
 
 import pytest
 

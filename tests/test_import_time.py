@@ -1,9 +1,9 @@
-"""What `import jaxspec` leaves for later: not how long it takes, which is the machine's business."""
+"""`import jaxspec` does not import slow packages. The time itself depends on the machine."""
 
 import subprocess
 import sys
 
-# Each takes a tenth of a second or more, and is needed for some models, files or machines only.
+# Each takes a tenth of a second or more, and only some models, files or machines need it.
 NOT_AT_IMPORT = (
     "gguf",
     "grain",

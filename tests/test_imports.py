@@ -1,4 +1,4 @@
-"""Imports go down the list of docs/design.md, and kernels know nothing of jaxspec."""
+"""Modules import only from floors below their own in docs/design.md, and kernels never import jaxspec."""
 
 import ast
 from pathlib import Path
@@ -10,7 +10,7 @@ from jaxspec.models.registry import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 FLOORS = (
-    ("scripts",),  # and the package's own command line
+    ("scripts",),  # and the package's command lines
     ("training", "batch"),
     ("engine",),
     ("drafters",),
@@ -47,7 +47,7 @@ def room_of_file(path):
 
 
 def imported_modules(source):
-    """Dotted names of everything that a file imports, wherever in it."""
+    """Dotted names of all imports in a file, also inside functions."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports hide where they go"
@@ -90,7 +90,7 @@ def test_an_import_upwards_would_be_seen(path, source):
 
 
 def test_only_where_it_is_registered_is_a_family_or_a_drafter_known():
-    """But for its relatives, and training, which is of EAGLE-3 heads."""
+    """Exceptions: related families or drafters, and training, which is for EAGLE-3 heads."""
     registered = {entry.__module__ for entry in (*KINDS.values(), *FAMILIES.values())}
     registering = {Path("jaxspec/drafters/__init__.py"), Path("jaxspec/models/__init__.py")}
     others = [

@@ -1,4 +1,4 @@
-"""Latent attention and its families' experts, as a `config.json` says them."""
+"""Latent attention, and the experts of its families, from `config.json`."""
 
 import json
 from pathlib import Path

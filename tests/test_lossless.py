@@ -1,4 +1,4 @@
-"""`check_lossless` finds nothing wrong where nothing is, and where there is, says what and where."""
+"""`check_lossless` passes correct drafters, and reports what is wrong with others, and where."""
 
 from collections import Counter
 from dataclasses import replace
@@ -39,7 +39,7 @@ def test_nothing_is_found_where_nothing_is(drafter, target):
 
 
 def test_drafts_that_are_never_rejected_are_found_out(drafter, target, monkeypatch):
-    """Greedy answers part at a token that is named, and sampled ones have the drafter's distribution."""
+    """The report names the token at which greedy answers differ; sampled ones follow the drafter."""
     verify = step.verify
 
     def credulous(logits, drafts, count, *args, **options):

@@ -107,7 +107,7 @@ def test_bad_input_is_one_line(run, capsys, arguments, problem):
 
 def test_an_unknown_model_is_one_line(capsys):
     assert command.main(["hello", "--model", "nothing"]) == 2
-    assert capsys.readouterr().err.startswith("error: 'nothing' is no configuration")
+    assert capsys.readouterr().err.startswith("error: 'nothing' is not a configuration")
 
 
 def test_interrupting_while_it_loads_is_no_traceback(run, monkeypatch, capsys):
@@ -136,7 +136,7 @@ def test_interrupting_an_answer_is_no_traceback_and_frees_its_slot(run, tiny_eng
 
 @pytest.fixture
 def stdout_to(monkeypatch):
-    """Puts a file, given as its path or descriptor, in the place of stdout."""
+    """Replaces stdout by a file, given by path or descriptor."""
     with ExitStack() as files:
         yield lambda path: monkeypatch.setattr(sys, "stdout", files.enter_context(open(path, "w")))
         monkeypatch.undo()
@@ -171,7 +171,7 @@ def test_what_the_encoding_of_stdout_lacks_is_escaped_and_said_once(monkeypatch,
         write(text)
     assert ascii_file.buffer.getvalue() == b"caf\\xe9 \\u2192\n"
     error = capsys.readouterr().err
-    assert error == "note: what stdout's ascii lacks is escaped; PYTHONIOENCODING=utf-8 writes it\n"
+    assert error == "note: characters not in stdout's ascii are escaped; set PYTHONIOENCODING=utf-8\n"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's full device")
@@ -184,7 +184,7 @@ def test_help_to_a_full_stdout_is_one_line(stdout_to, capsys):
 
 
 def test_a_reader_that_goes_away_is_one_line_of_the_process(tiny_config):
-    """Nothing more comes when Python flushes at exit, and the answer is the model's."""
+    """Python prints no further error when it flushes at exit, and the text read is the model's."""
     options = ["--model", str(tiny_config), "--max-new-tokens", "120", "--ignore-eos"]
     process = subprocess.Popen(
         [sys.executable, "-m", "jaxspec", "w6 w7", *options],
@@ -203,7 +203,7 @@ def test_a_reader_that_goes_away_is_one_line_of_the_process(tiny_config):
 
 @pytest.fixture
 def loaded(monkeypatch, tiny_engine):
-    """What `load` is called with."""
+    """Records the arguments of `load`."""
     calls = []
 
     def load(model, **options):

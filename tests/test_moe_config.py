@@ -1,4 +1,4 @@
-"""Which experts a `config.json` asks for."""
+"""Experts, from `config.json`."""
 
 import pytest
 from tiny_models import TARGET

@@ -1,4 +1,4 @@
-"""What pyproject.toml installs is what the repository holds."""
+"""pyproject.toml installs what the repository holds."""
 
 import tomllib
 from pathlib import Path

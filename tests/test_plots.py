@@ -1,4 +1,4 @@
-"""Plots by what they draw, not by pixels."""
+"""Plots, checked by the objects in them, not by pixels."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ def figures():
 
 
 def answer(*verified, tokens=None):
-    """An answer whose steps verified and accepted so many drafts."""
+    """An answer with these numbers of drafts verified and accepted per step."""
     stats = AcceptanceStats()
     for step in verified:
         stats.add_step(*step)
@@ -38,7 +38,7 @@ def good():
 
 
 def points(line):
-    """Where it goes, by x."""
+    """The points of a line: y by x."""
     return dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
 
 
@@ -59,7 +59,7 @@ def test_conditional_acceptance(good):
 
 
 def test_what_benchmarks_write_is_drawn(good):
-    """The JSON of the benchmarks, of output rows and of statistics."""
+    """JSON of benchmarks, of output rows and of statistics."""
     written = json.loads(json.dumps(good.to_dict()))
     bench = {"acceptance_length": 2.0, "acceptance_per_position": [0.5, 0.25]}
     ax = plots.acceptance_per_position({"row": written, "bench": bench, "stats": good.stats.to_dict()})
@@ -91,7 +91,7 @@ def test_speed_against_batch():
     assert list(ax.lines[1].get_ydata()) == [1, 1]
     fast = json.loads((RESULTS / "h200" / "llama3-8b-k3.json").read_text("utf-8"))
     assert list(plots.speeds(fast)) == [1, 8, 32, 64]
-    with pytest.raises(ValueError, match="other: no batch size that was measured without"):
+    with pytest.raises(ValueError, match="other: no batch size was also measured without"):
         plots.speed_against_batch({"other": {2: 1.0}}, plain)
     with pytest.raises(ValueError, match="no speed by batch size"):
         plots.speeds({"rows": [{"batch": 1}]})
@@ -104,7 +104,7 @@ def test_time_by_phase():
     assert [bar.get_width() for bar in ax.patches] == pytest.approx([2, 3, 1, 0.01])
     assert ax.patches[1].get_facecolor() == ax.patches[2].get_facecolor()
     assert [label.get_text() for label in ax.get_yticklabels()] == ["host", "loop"]
-    assert [text.get_text() for text in ax.texts] == ["2", "3", "1"]  # none on a sliver
+    assert [text.get_text() for text in ax.texts] == ["2", "3", "1"]  # narrow parts have no label
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["draft", "verify", "rest"]
     assert len(plots.time_by_phase({"draft": 1.0}).patches) == 1
 
@@ -146,7 +146,7 @@ def test_an_axes_that_is_given_is_drawn_into(good, plot):
 
 
 def test_a_figure_has_a_ground(good):
-    """Some notebooks draw figures without one, and black letters are lost in the dark."""
+    """Without a background, black text is unreadable in notebooks with a dark theme."""
     with matplotlib.rc_context({"figure.facecolor": "none"}):
         figure = plots.acceptance_per_position(good).figure
         assert figure.get_facecolor() == matplotlib.colors.to_rgba("white")

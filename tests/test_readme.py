@@ -1,4 +1,4 @@
-"""The README's promises that can be checked without installing anything."""
+"""Claims of the README that can be checked without installing anything."""
 
 import re
 import subprocess
@@ -43,7 +43,7 @@ def test_the_first_screen_shows_an_example_with_its_output():
 
 
 def test_the_example_prints_what_it_says_it_prints(monkeypatch, tiny_config, capsys):
-    """On the tiny model, which says other words."""
+    """On the tiny model, whose text differs."""
     load = jaxspec.load
     monkeypatch.setattr(
         jaxspec, "load", lambda model, **options: load(tiny_config, progress=False, **options)

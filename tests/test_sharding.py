@@ -1,4 +1,4 @@
-"""Which axis of an array is split, by the one table; meshes without devices."""
+"""Which axis of an array is split, on meshes without devices."""
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +31,9 @@ def mesh(devices):
             P(None, None, None, None, None),
         ),
         (2, ("embed", "vocab"), (4096, 128256), P(None, T)),
-        # A word of random bits belongs to two tokens.
+        # Each word of random bits serves two tokens.
         (2, ("embed", "vocab"), (4096, 128254), P(None, None)),
-        # 2880 are 90 blocks of 32: 45 for each of two devices; four have eight experts each.
+        # 2880 is 90 blocks of 32: 45 for each of two devices. Four devices get eight experts each instead.
         (2, GATE_UP, (32, 2880, 2, 2880), P(None, None, None, T)),
         (4, GATE_UP, (32, 2880, 2, 2880), P(T, None, None, None)),
         (2, DOWN, (32, 2880, 2880), P(None, T, None)),
@@ -48,7 +48,7 @@ def test_the_first_axis_of_the_table_that_divides_is_split(devices, axes, shape,
 
 @pytest.mark.parametrize(("devices", "cut"), [(2, (1, 45)), (4, (0, 8))])
 def test_packed_experts_are_cut_where_the_weights_are(devices, cut):
-    """Values lie with their inputs last, four to a word, scales with one for every 32 inputs."""
+    """Values have inputs as their last axis, four per word; scales have one per 32 inputs."""
     values = jax.ShapeDtypeStruct((32, 2880, 720), jnp.uint16)
     weight = Mxfp4Weight(values, jax.ShapeDtypeStruct((32, 90, 2880), jnp.uint8))
     placed = packed_sharding(weight, mesh(devices), DOWN)

@@ -1,4 +1,4 @@
-"""Engines over the networks of `tiny_models`, each compiled once, and helpers around them."""
+"""Engines over the networks of `tiny_models`, each compiled once, with helpers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -41,20 +41,20 @@ DRAFTERS = {"ngram": 3, "eagle3": 7, "eagle1": 5, "near": 7, "peagle": 7, "dflas
 attention."""
 ONLY_OVER = {"mtp": ("latent",), "bigram": ("full", "own family")}
 PAIRS = [(kind, name) for kind in ATTENTION for name in DRAFTERS if kind in ONLY_OVER.get(name, ATTENTION)]
-"""Every drafter over every kind of attention that it fits, and that it could tell from others."""
+"""Every drafter with every kind of attention that it supports and that makes a difference to it."""
 MOST_LOADED = 6
-"""Engines of one kind of attention that are kept; more than any test holds."""
+"""The number of engines kept for one kind of attention; more than any test uses at once."""
 KINDS = {"self": "draft_model", "near": "draft_model"}
 
 
 @dataclass
 class TinyEngines:
-    """A target of 48 tokens, drafters for it by name, and the engines loaded last.
+    """A target with 48 tokens, drafters for it by name, and the engines loaded most recently.
 
-    "eagle3", "eagle1", "peagle", "dflash" and "mtp" (over latent attention alone) repeat the last token, the
-    same names after "random" are noise, "bigram" is a table, "self" is the target itself, "near" a noisy copy
-    of it, "ngram" and "none" need no weights. `attention` is the kind of the target and of its copies; EAGLE
-    heads over one with a window have a window, too.
+    "eagle3", "eagle1", "peagle", "dflash" and "mtp" (only with latent attention) repeat the last token; the
+    same names after "random" have random weights. "bigram" is a table, "self" is the target itself, "near" is
+    a noisy copy of it, and "ngram" and "none" have no weights. `attention` is the kind of attention of the
+    target and its copies; if it has a window, so have EAGLE heads.
     """
 
     root: Path
@@ -86,12 +86,12 @@ class TinyEngines:
     def load(
         self, name: str = "none", k: int = 3, *, sampling: str = "probabilistic", **engine: Any
     ) -> Engine:
-        """The engine of a drafter, of K drafts; the same arguments give the same engine again."""
+        """The engine with a drafter and K; equal arguments return the same engine."""
         key = (name, k, sampling, *sorted(engine.items()))
         if key in self.loaded:
-            self.loaded[key] = self.loaded.pop(key)  # the newest again
+            self.loaded[key] = self.loaded.pop(key)  # now the most recently used
         else:
-            # Compiled programs take up to 100 MB an engine.
+            # Compiled programs take up to 100 MB per engine.
             while len(self.loaded) >= MOST_LOADED:
                 self.loaded.pop(next(iter(self.loaded))).close()
             drafter: dict[str, Any] = {"kind": KINDS.get(name, name.split()[-1]), "sampling": sampling}
@@ -115,20 +115,20 @@ def tokens_of(generations: Iterable[Generation]) -> list[list[int]]:
 
 
 def compile_all(engine: Engine) -> None:
-    """Compiles what an engine compiles behind its back, which in tests it does not (conftest.py)."""
+    """Compiles the programs that engines compile in the background, which conftest.py turns off."""
     left = [size for size in engine.core.later_sizes if size not in engine.programs.compiled]
     engine.programs.compile(left, progress=False)
 
 
 def leave_pages(engine: Engine, count: int, monkeypatch: Any) -> None:
-    """Has an idle engine do with so many pages, in the programs that it has."""
+    """Restricts an idle engine to `count` pages; it keeps its programs."""
     engine.forget_prefixes()
     assert engine.wait_idle(timeout=60)
     monkeypatch.setattr(engine.core.scheduler, "pages", PagePool(count, engine.config.page_size))
 
 
 def start_afresh(engine: Engine) -> None:
-    """Empties the cache and sorts the free pages, so that engines that do the same hold the same."""
+    """Empties the prefix cache and sorts the free pages, so that equal requests use equal pages."""
     pages = engine.core.scheduler.pages
     pages.clear()
     pages._free.sort(reverse=True)
@@ -141,7 +141,7 @@ def start_afresh(engine: Engine) -> None:
 
 
 def assert_idle(engine: Engine) -> None:
-    """No slot is taken, no request waits, and every page is free or kept, once."""
+    """Asserts that no slot is in use, no request waits, and every page is free or kept, exactly once."""
     assert engine.wait_idle(timeout=60)
     scheduler = engine.core.scheduler
     assert not scheduler.waiting

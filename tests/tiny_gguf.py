@@ -16,7 +16,7 @@ TEMPLATE = (
 
 
 def hf_weights(seed: int = 0) -> dict[str, np.ndarray]:
-    """float32 weights by Hugging Face name, one layer."""
+    """float32 weights of one layer, by Hugging Face names."""
     rng = np.random.default_rng(seed)
     layer = "model.layers.0."
     shapes = {
@@ -55,13 +55,13 @@ GGUF_NAMES = {
 
 
 def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
-    """What the llama.cpp converter does to query and key rows: halves of a head become neighbours."""
+    """Permutes query and key rows like llama.cpp's converter: the halves of a head are interleaved."""
     halves = weight.reshape(heads, 2, -1, *weight.shape[1:])
     return np.stack([halves[:, 0], halves[:, 1]], axis=2).reshape(weight.shape)
 
 
 def gguf_tensors(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same weights under GGUF names, query and key rows interleaved."""
+    """The same weights by GGUF names, with interleaved query and key rows."""
     heads = {"self_attn.q_proj": HEADS, "self_attn.k_proj": KV_HEADS}
     return {
         GGUF_NAMES[name]: next((interleave(w, h) for part, h in heads.items() if part in name), w)
@@ -70,7 +70,7 @@ def gguf_tensors(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def metadata(**changes: Any) -> dict[str, Any]:
-    """Every key of the file; a change to None drops the key. Dots are written as `__`."""
+    """All keys of the file. `changes` write dots as `__`; None drops a key."""
     values = {
         "llama.block_count": 1,
         "llama.context_length": 128,
@@ -92,7 +92,7 @@ def write_gguf(
     tensors: Mapping[str, np.ndarray | tuple[np.ndarray, str]] | None = None,
     architecture: str = "llama",
 ) -> Path:
-    """Writes metadata and tensors; a tensor is an array, or packed bytes and the name of their type."""
+    """Writes metadata and tensors; a tensor is an array, or packed bytes with the name of their type."""
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in (metadata() if values is None else values).items():
         _add(writer, key, value)

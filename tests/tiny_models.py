@@ -1,7 +1,7 @@
 """Checkpoints of networks small enough to compile in a second, written as Hugging Face folders.
 
-Targets are random. Heads are random too, or made to say the last token again: a random target runs into
-loops, so such a head is accepted in some places and rejected in others.
+Targets are random. Heads are random, or made to repeat the last token: a random target runs into loops, so
+that drafts of such a head are sometimes accepted and sometimes rejected.
 """
 
 import json
@@ -38,8 +38,8 @@ def write_folder(folder: Path, config: dict[str, Any], tensors: dict[str, np.nda
 
 
 def write_target(folder: Path, *, seed: int = 0, gain: float = 2.5, **changes: Any) -> Path:
-    """A random target, a Llama by default. `gain` scales its matrices: the larger, the less it repeats
-    itself."""
+    """Writes a random target, a Llama by default. `gain` scales its matrices; a larger one makes it repeat
+    itself less."""
     config = {**TARGET, **changes}
     rng = np.random.default_rng(seed)
     shape = ModelConfig.from_hf(config)
@@ -53,7 +53,7 @@ def write_target(folder: Path, *, seed: int = 0, gain: float = 2.5, **changes: A
 
 
 def perturb(source: Path, folder: Path, *, scale: float, seed: int = 0) -> Path:
-    """A copy with noise of `scale` standard deviations on every matrix: a draft model that is often right."""
+    """Writes a copy with noise of `scale` standard deviations on every matrix: a good draft model."""
     rng = np.random.default_rng(seed)
     tensors = {
         name: (array + scale * array.std() * rng.normal(size=array.shape)).astype(np.float32)
@@ -86,14 +86,14 @@ def _matrix(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _quieten(tensors: dict[str, np.ndarray]) -> None:
-    """Makes a layer change its input only a little."""
+    """Scales a layer so that it changes its input only a little."""
     for name in tensors:
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             tensors[name] *= 0.2
 
 
 def _target(folder: Path) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
-    """A target's config, and its final norm and output rows as a head's own would be: scale and [V, M]."""
+    """A target's config, the scale of its final norm, and its output rows [V, M]."""
     config = json.loads((folder / "config.json").read_text("utf-8"))
     weights = load_file(folder / "model.safetensors")
     rows = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
@@ -102,7 +102,7 @@ def _target(folder: Path) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
 
 
 def _head_config(config: dict[str, Any], style: str) -> dict[str, Any]:
-    """The keys of a head of one "llama" or "qwen3" layer on a target."""
+    """The config of a head with one "llama" or "qwen3" layer for a target."""
     same = ("vocab_size", "hidden_size", "intermediate_size", "rms_norm_eps")
     layers = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
     kept = {key: config[key] for key in same} | {"max_position_embeddings": 128}
@@ -114,14 +114,14 @@ def _norms(width: int, *names: str) -> dict[str, np.ndarray]:
 
 
 def _vocabulary(rng: np.random.Generator, size: int, draft_size: int) -> tuple[np.ndarray, dict]:
-    """Random target ids of a draft vocabulary, and the maps that a checkpoint has of it."""
+    """The target ids of a random draft vocabulary, and its maps in a checkpoint."""
     ids = np.sort(rng.choice(size, size=draft_size, replace=False))
     d2t = (ids - np.arange(draft_size)).astype(np.int64)
     return ids, {"d2t": d2t, "t2d": np.isin(np.arange(size), ids)}
 
 
 def _last_of(width: int, count: int) -> np.ndarray:
-    """[M, count * M], the projection that takes the last of so many features."""
+    """[M, count * M]: a projection that selects the last of `count` features."""
     return np.eye(width, count * width, (count - 1) * width, dtype=np.float32)
 
 
@@ -136,10 +136,10 @@ def write_eagle3(
     window: int | None = None,
     seed: int = 1,
 ) -> Path:
-    """An EAGLE-3 head in SafeAILab's format; `repeats` makes it draft the last token again.
+    """Writes an EAGLE-3 head in SafeAILab's format; `repeats` makes it repeat the last token.
 
-    `style` "qwen3" gives it norms on queries and keys, `norm_before_fc` a norm over all features, `window`
-    sliding attention.
+    `style` "qwen3" adds norms of queries and keys, `norm_before_fc` a norm over all features, and `window`
+    sliding-window attention.
     """
     rng = np.random.default_rng(seed)
     target_config, scale, rows = _target(target)
@@ -160,7 +160,7 @@ def write_eagle3(
     if window is not None:
         config |= {"layer_types": ["sliding_attention"], "sliding_window": window}
     if repeats:
-        # The output of the target's last layer goes straight to the target's own norm and output rows.
+        # The target's last hidden state goes directly to the target's norm and output rows.
         _quieten(tensors)
         tensors |= {
             "fc.weight": _last_of(width, 3),
@@ -180,7 +180,7 @@ def write_eagle1(
     window: int | None = None,
     seed: int = 1,
 ) -> Path:
-    """An EAGLE-1 head; `repeats` makes it draft the last token again, `style` and `window` as for EAGLE-3."""
+    """Writes an EAGLE-1 head; `repeats`, `style` and `window` are as for EAGLE-3."""
     rng = np.random.default_rng(seed)
     config = _head_config(_target(target)[0], style)
     width = config["hidden_size"]
@@ -196,7 +196,7 @@ def write_eagle1(
 
 
 def _pass_values(tensors: dict[str, np.ndarray], prefix: str, rng: np.random.Generator) -> None:
-    """Makes a layer with as many key as query heads add the mean of what its rows see, nearly."""
+    """Makes a layer with as many key as query heads add roughly the mean of the rows that it sees."""
     attention = f"{prefix}.self_attn"
     width, in_width = tensors[f"{attention}.v_proj.weight"].shape
     tensors[f"{attention}.v_proj.weight"] = np.eye(width, in_width, in_width - width, dtype=np.float32)
@@ -215,9 +215,9 @@ def write_peagle(
     window: int | None = None,
     seed: int = 1,
 ) -> Path:
-    """A P-EAGLE head of two layers in speculators' format; `repeats` makes it draft the last token again.
+    """Writes a P-EAGLE head with two layers in speculators' format; `repeats` makes it repeat the last token.
 
-    It hands the feature of the last real row on to the mask rows through windows of two.
+    It passes the feature of the last real row on to the mask rows through windows of two.
     """
     rng = np.random.default_rng(seed)
     target_config, scale, rows = _target(target)
@@ -262,10 +262,10 @@ def write_dflash(
     window: int | None = None,
     seed: int = 1,
 ) -> Path:
-    """A DFlash head of two layers and blocks of eight; `repeats` makes it draft the last token again.
+    """Writes a DFlash head with two layers and blocks of eight; `repeats` makes it repeat the last token.
 
-    That one is in speculators' format and looks at the last context feature alone. The others are in
-    z-lab's, which has no vocabulary of its own; `window` is the one of their first layer.
+    A repeating head is in speculators' format and reads only the last context feature. Other heads are in
+    z-lab's format, which has no draft vocabulary; `window` is that of their first layer.
     """
     rng = np.random.default_rng(seed)
     target_config, scale, rows = _target(target)

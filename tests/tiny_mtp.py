@@ -1,4 +1,4 @@
-"""A target of `tiny_models` with the layer past its last one that it drafts with, in one checkpoint."""
+"""A target of `tiny_models` with a multi-token-prediction layer in its checkpoint."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ LATENT: dict[str, Any] = {
 
 
 def write_with_mtp(folder: Path, target: Path, *, seed: int = 3) -> Path:
-    """A copy of a target with such a layer, which drafts the last token again."""
+    """Writes a copy of a target with such a layer, which repeats the last token."""
     rng = np.random.default_rng(seed)
     json_config = json.loads((target / "config.json").read_text("utf-8"))
     tensors = load_file(target / "model.safetensors")

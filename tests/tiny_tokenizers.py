@@ -9,7 +9,7 @@ BYTES = sorted(ByteLevel.alphabet())
 
 
 def byte_level(pre: str | None = "smollm", **changes: Any) -> dict[str, Any]:
-    """Special tokens 0 to 2, a user-defined one, the 256 bytes, merged words, and a word without a merge."""
+    """Byte-level BPE: special tokens 0 to 2, a user-defined one, 256 bytes, words with and without merges."""
     merges = ["h e", "l l", "he ll", "hell o", "Ġ w", "Ã ©"]
     tokens = [
         "<unk>",
@@ -36,7 +36,7 @@ def byte_level(pre: str | None = "smollm", **changes: Any) -> dict[str, Any]:
 
 
 def sentence_piece() -> dict[str, Any]:
-    """Byte tokens from 3 on, and words whose scores say which merge comes first."""
+    """SentencePiece: byte tokens from 3 on, and words whose scores order the merges."""
     words = {"▁": -9.0, "h": -10.0, "i": -11.0, "t": -12.0, "hi": -1.0, "▁hi": -2.0, "it": -0.5, "▁h": -3.0}
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *words]
     return {

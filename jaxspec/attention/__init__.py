@@ -1,4 +1,4 @@
-"""What rows attend to: the paged caches with each kind of attention's metadata, and whole texts."""
+"""Kinds of attention and the memories they attend to: paged caches, or whole packed texts."""
 
 from jaxspec.attention.builder import AttentionKind, build_metadata
 from jaxspec.attention.cache import CacheShape, LayerCache, LayerCacheShape, init_cache

@@ -1,8 +1,8 @@
-"""The one door to attention metadata.
+"""Builds attention metadata: the only way to obtain it.
 
-`build_metadata` is a pure function of the kinds of attention, the positions and the page table, and it is
-called inside the traced programs: in prefill, in verify and in every iteration of the draft loop. Nothing
-position-dependent outlives the forward pass it was built for, so nothing can be stale.
+`build_metadata` is a pure function of the kinds of attention, the positions and the page table. It is called
+inside the traced programs: in prefill, in verify and in every iteration of the draft loop. Position-dependent
+data never outlives the forward pass that it was built for, so it cannot be stale.
 """
 
 from collections.abc import Iterable
@@ -20,12 +20,15 @@ AttentionKind = FullAttention | SlidingWindow | IndexedWindow
 def build_metadata(kinds: Iterable[AttentionKind], block: RowBlock) -> dict[AttentionKind, Any]:
     """Builds the metadata of every kind of attention that a network uses, each by its own builder.
 
-    A row that is not valid writes to page 0 and sees nothing, and so does one whose position has no page: it
-    would see page 0, where anything may lie.
+    A row that is not valid, or whose position has no page, writes to page 0 and sees no position: the content
+    of page 0 is arbitrary.
 
     Args:
-      kinds: the kinds, repeated or not.
-      block: [G, Q] rows.
+      kinds: the kinds of all layers; duplicates are built once.
+      block: the rows, [G, Q].
+
+    Returns:
+      The metadata of each kind.
 
     Raises:
       TypeError: a kind has no builder.

@@ -10,22 +10,23 @@ from jax.sharding import Mesh
 from jaxspec.sharding import sharding
 
 LayerCache = jax.Array | tuple[jax.Array, ...]
-"""[pages, H, 2, P, D] for most layers; axis 2 holds keys, then values. A head's page is two contiguous
-[P, D] tiles, the unit that attention reads, so no program re-lays the cache, and splitting it over devices
-splits heads. A layer that keeps several things has a tuple, one array per `CacheShape`.
-Page 0 belongs to nobody: rows that must not be kept write there, and nothing reads it."""
+"""[pages, H, 2, P, D] for most layers, in the engine's dtype; axis 2 holds keys, then values. A head's page
+is two contiguous [P, D] tiles, the unit that attention reads, so no program changes the cache's layout, and
+splitting the cache over devices splits heads. A layer with several arrays has a tuple, one per `CacheShape`.
+Page 0 has no owner: rows that must not be kept write there, and it is never read."""
 
 CACHE_AXES = ("pages", "kv_heads", None, "page", "head_dim")
+"""The logical axes of a cache array, from which its sharding follows."""
 
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What one array of a layer's cache keeps.
+    """The shape of one array of a layer's cache, [pages, H, planes, P / positions_per_entry, D].
 
     Attributes:
       num_kv_heads: H.
       head_dim: D.
-      planes: 2 for keys and values; 1 where one vector per position is both, as a latent is.
+      planes: 2 for keys and values; 1 if a single vector per position is both, as in latent attention.
       positions_per_entry: how many positions share an entry. A page covers P positions in every array, so
         that one page table serves them all, and holds P / positions_per_entry entries.
     """
@@ -37,7 +38,7 @@ class CacheShape:
 
 
 LayerCacheShape = CacheShape | tuple[CacheShape, ...]
-"""What one layer keeps."""
+"""The array or arrays of one layer's cache."""
 
 
 def init_cache(
@@ -49,16 +50,21 @@ def init_cache(
     mesh: Mesh,
     is_split: bool = True,
 ) -> tuple[LayerCache, ...]:
-    """Zero-filled caches, one per layer, split over `mesh` by key/value heads, or whole on every device.
+    """Zero-filled caches, one per layer.
+
+    Args:
+      num_pages: pages of each array, page 0 included.
+      page_size: P.
+      is_split: split the arrays over `mesh` by key/value heads; otherwise every device holds all of them.
 
     Raises:
-      ValueError: `page_size` is no multiple of an array's positions per entry.
+      ValueError: `page_size` is not a multiple of an array's positions per entry.
     """
 
     def array(shape: CacheShape) -> jax.Array:
         if page_size % shape.positions_per_entry:
             raise ValueError(
-                f"page_size {page_size} is no multiple of the {shape.positions_per_entry} positions "
+                f"page_size {page_size} is not a multiple of the {shape.positions_per_entry} positions "
                 "that share an entry of the model's cache"
             )
         entries = page_size // shape.positions_per_entry

@@ -1,4 +1,4 @@
-"""Attention over the slots of a window, listed one by one, and over compressed entries of all the past.
+"""Attention over a window, whose slots are listed one by one, and over compressed entries of the whole past.
 
 Source: DeepSeek-V4 in vLLM 0.26, `v1/attention/backends/mla/sparse_swa.py` and `compressor_utils.py`.
 """
@@ -17,8 +17,8 @@ from jaxspec.attention.rows import RowBlock
 class IndexedWindow:
     """Every row sees the last `size` positions, its own included, and one entry per `ratio` positions.
 
-    Entry j stands for positions j * ratio to (j + 1) * ratio - 1 and is seen from the last of them on.
-    With a ratio of 1 there are none, and the window is all. A page holds whole entries: `ratio` divides P.
+    Entry j pools positions j * ratio to (j + 1) * ratio - 1 and is visible from the last of them on. A ratio
+    of 1 means that there are no entries, only the window. `ratio` divides P, so a page holds whole entries.
     """
 
     size: int
@@ -28,22 +28,22 @@ class IndexedWindow:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class IndexedWindowMetadata:
-    """Where the rows of one forward pass write, and the slots that they see.
+    """The cache slots that the rows of one forward pass write, and those that they see.
 
-    No index is negative: in JAX -1 would be the last slot. What means "nowhere" is a slot of page 0, and
-    what is read there counts for nothing: lengths, not indices, say what is seen.
+    An index of -1 would mean the last slot in JAX, so unused indices are slots of page 0. The lengths, not
+    the indices, say how many entries are valid.
 
     Attributes:
       slots: i32[G, Q], page * P + offset to write in arrays with an entry per position; in page 0 for a
         row that is not kept.
-      window_slots: i32[G, Q, W], the slots of the visible positions, the oldest first; in page 0 past their
-        number.
-      window_lengths: i32[G, Q], how many of them are seen; 0 for a row that is not kept.
+      window_slots: i32[G, Q, W], the slots of the visible positions, the oldest first; slots of page 0
+        behind them.
+      window_lengths: i32[G, Q], how many of `window_slots` are visible; 0 for a row that is not kept.
       entry_slots: i32[G, Q], page * P/r + offset to write in the array with an entry per r positions; in
-        page 0 but for every r-th position.
-      entry_sources: i32[G, Q, r], `slots` of the positions that such a row's entry is made of; 0 otherwise.
-      entry_starts: i32[G, Q], the first of those positions.
-      num_entries: i32[G, Q], entries that a row sees, its own included; 0 for a row that is not kept.
+        page 0 for rows that are not the last of an entry.
+      entry_sources: i32[G, Q, r], the `slots` of the positions that a last row's entry pools; 0 for others.
+      entry_starts: i32[G, Q], the first of those positions; 0 for others.
+      num_entries: i32[G, Q], visible entries, the row's own included; 0 for a row that is not kept.
       page_table: i32[G, T].
     """
 
@@ -78,7 +78,7 @@ def _(kind: IndexedWindow, block: RowBlock) -> IndexedWindowMetadata:
         page_size=table.page_size,
     ).reshape(*positions.shape, -1)
     ends = kept & ((positions + 1) % ratio == 0) & (ratio > 1)
-    # A page holds whole entries, so the positions of one lie side by side in one page.
+    # A page holds whole entries, so the positions of an entry are adjacent in one page.
     sources = slots[..., None] + jnp.arange(1 - ratio, 1, dtype=jnp.int32)
     return IndexedWindowMetadata(
         slots=slots,

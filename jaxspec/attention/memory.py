@@ -1,8 +1,8 @@
-"""What the rows of a forward pass attend to: the one thing that knows where they belong.
+"""The interface between networks and the memory of a forward pass.
 
-A network runs over N flat rows and never learns whether they are prompt, draft or training rows, nor which
-of them belong together. It hands every layer's queries, keys and values to a memory, which keeps the keys
-and values and attends.
+A network runs over N flat rows and does not know whether they are prompt, draft or training rows, nor which
+rows belong to the same text. It passes each layer's queries, keys and values to a memory, which stores the
+keys and values and computes attention.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from jaxspec.attention.rope import RopeTables
 
 @dataclass(frozen=True)
 class Pool:
-    """How a layer makes one entry of r positions.
+    """How a layer compresses r positions into one entry.
 
     Attributes:
-      contents, gates: [N, H, D] of the rows, H key/value heads; they wait in the memory for the rest of
-        their entry.
+      contents, gates: [N, H, D] of the rows, H key/value heads. The memory stores them until all r rows of
+        an entry are there.
       entry: (contents [N, r, H, D], gates [N, r, H, D], positions i32[N]) -> keys and values [N, H, D] of
         the entries that start at these positions.
     """
@@ -33,8 +33,9 @@ class Pool:
 class Memory(Protocol):
     """The memory of one forward pass, with the kind of attention of each layer; a pytree.
 
-    Every method takes the layer's index and returns a memory that holds the layer's new keys and values.
-    They are kept before any row attends, so rows of the same pass see one another as their kind allows.
+    Every method takes the layer's index and returns, with the attended rows, a memory that also holds the
+    layer's new keys and values. These are stored before any row attends, so rows of the same pass see each
+    other as the kind of attention allows.
     """
 
     def attend(
@@ -46,41 +47,46 @@ class Memory(Protocol):
         scale: float,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, Self]:
-        """Attention of query heads that share the key and value of their group.
+        """Grouped-query attention: G query heads share each key/value head.
 
         Args:
           projected: [N, H, G + 2, D]: for each of H key/value heads its G queries, its key and its value,
             not rotated yet.
-          rope: of the rows' positions.
-          scale: what dot products are multiplied by.
+          rope: the tables for the rows' positions.
+          scale: factor of the dot products.
           sinks: [H * G], one more logit per query head in the softmax, or None.
 
         Returns:
-          [N, H, G, D].
+          [N, H, G, D], and the memory.
         """
         ...
 
     def attend_latent(
         self, layer: int, queries: jax.Array, rows: jax.Array, *, value_dim: int, scale: float
     ) -> tuple[jax.Array, Self]:
-        """Attention of heads that share one vector per position.
+        """Latent attention: all heads share one vector per position.
 
         Args:
           queries: [N, H, D].
-          rows: [N, D], each row's vector: the key, whose first `value_dim` numbers are the value.
+          rows: [N, D], each row's vector. It is the key, and its first `value_dim` elements are the value.
+          scale: factor of the dot products.
 
         Returns:
-          [N, H, value_dim].
+          [N, H, value_dim], and the memory.
         """
         ...
 
     def attend_indexed(
         self, layer: int, projected: jax.Array, rope: RopeTables, pool: Pool | None, *, scale: float
     ) -> tuple[jax.Array, Self]:
-        """`attend` over a window of positions, and over the entries that `pool` makes of all the past.
+        """`attend` over a window of positions and over the entries that `pool` makes of the whole past.
+
+        Args:
+          projected, rope, scale: as in `attend`.
+          pool: makes the layer's entries; None for a layer without entries.
 
         Returns:
-          [N, H, G, D].
+          [N, H, G, D], and the memory.
         """
         ...
 

@@ -1,7 +1,6 @@
-"""Attention metadata: what a layer must know about positions, made afresh wherever positions move.
+"""Attention metadata: where rows write and what they see, built anew for every forward pass.
 
-Every kind of attention has a file with its builder, registered on `build`. Layers never call one:
-`build_metadata` is the only way to obtain metadata.
+Every kind of attention has a file with its builder, registered on `build`. Only `build_metadata` calls it.
 """
 
 from dataclasses import dataclass
@@ -16,10 +15,10 @@ from jaxspec.attention.rows import RowBlock
 
 @singledispatch
 def build(kind: Any, block: RowBlock) -> Any:
-    """The metadata of one kind of attention, for `build_metadata` alone.
+    """The metadata of one kind of attention; called only by `build_metadata`.
 
     Raises:
-      TypeError: there is no builder for such a kind.
+      TypeError: the kind has no builder.
     """
     raise TypeError(f"no attention metadata builder for {kind!r}")
 
@@ -27,7 +26,7 @@ def build(kind: Any, block: RowBlock) -> Any:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """The metadata of every kind whose rows see a range of positions: where they write, and that range.
+    """The metadata of kinds of attention whose rows see a contiguous range of positions.
 
     Attributes:
       slots: i32[G, Q], page * P + offset to write; in page 0 for a row that is not kept.
@@ -44,16 +43,16 @@ class AttentionMetadata:
 
 @singledispatch
 def visible_range(kind: Any, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """First and last position that is seen for itself, i32[G, Q] each, by rows at `positions` i32[G, Q].
+    """The first and last position, i32[G, Q] each, that rows at `positions` i32[G, Q] see uncompressed.
 
     Raises:
-      TypeError: there is no such range for the kind.
+      TypeError: the kind has no such range.
     """
     raise TypeError(f"no range of visible positions for {kind!r}")
 
 
 def build_range(block: RowBlock, window: int | None) -> AttentionMetadata:
-    """The builder of the kinds whose rows see the last `window` positions up to their own; with None, all."""
+    """The metadata of rows that see the last `window` positions, their own included; all of them for None."""
     table = block.page_table
     slots, first, last = place_rows(
         block.positions, block.valid, table.pages, page_size=table.page_size, window=window

@@ -1,4 +1,4 @@
-"""Whole texts as a memory: what training and evaluation attend to, without a cache."""
+"""The memory of whole texts without a cache, for training and evaluation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,17 +19,18 @@ KeysValues = tuple[jax.Array, jax.Array]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PackedMemory:
-    """See `Memory`. B sequences of S rows, each of several texts side by side; N = B * S.
+    """See `Memory`. B sequences of S rows, each sequence several texts one after another; N = B * S.
 
-    The memory that a forward pass returns is that of the next draft step: it holds the keys and values of
-    the passes before, and its rows stand one position further. Row i then sees the first pass's rows up to
-    i and its own rows of the later passes: what a cache holds when the engine drafts from row i.
+    The memory that a forward pass returns is the memory of the next draft step. It holds the keys and values
+    of all passes so far, and the next pass's rows are one position further. Row i then sees the first pass's
+    rows up to i and its own rows of the later passes, which is what the cache holds when the engine drafts
+    from row i.
 
     Attributes:
       kinds: the kind of attention of every layer, static.
-      positions: i32[B, S], each row's place in its own text, in the first pass.
-      segments: i32[B, S], which text of the sequence a row belongs to.
-      kept: for every layer the keys and values of the passes so far.
+      positions: i32[B, S], each row's position in its own text, in the first pass.
+      segments: i32[B, S], the number of the text in its sequence that a row belongs to.
+      kept: for every layer the keys and values of each pass so far.
     """
 
     kinds: tuple[AttentionKind, ...] = field(metadata={"static": True})
@@ -39,7 +40,7 @@ class PackedMemory:
 
     @property
     def ahead(self) -> int:
-        """How many positions past their own the rows of the next pass stand."""
+        """By how many positions the rows of the next pass are ahead of `positions`."""
         return len(self.kept.get(0, ()))
 
     def attend(
@@ -67,7 +68,7 @@ class PackedMemory:
     ) -> tuple[jax.Array, "PackedMemory"]:
         kind = self.kinds[layer]
         assert isinstance(kind, IndexedWindow)
-        assert layer not in self.kept, "no head has a layer of this kind, so it is in no draft step"
+        assert layer not in self.kept, "draft steps do not support this kind of attention"
         queries, keys, values = self._rotated(projected, rope)
         memory = self._with(layer, keys, values)
         visible = self._visible(layer, 0)
@@ -84,7 +85,7 @@ class PackedMemory:
     def _attend(
         self, layer: int, queries: jax.Array, scale: float, sinks: jax.Array | None = None
     ) -> jax.Array:
-        """[N, H, G, D] of queries [B, S, H, G, D] of the last of the passes that are kept."""
+        """Attends with queries [B, S, H, G, D] of the latest pass in `kept`; returns [N, H, G, D]."""
         (keys, values), *later = self.kept[layer]
         ahead = len(later)
         first, _ = visible_range(self.kinds[layer], self.positions + ahead)
@@ -94,7 +95,7 @@ class PackedMemory:
         return attended.reshape(-1, *attended.shape[2:])
 
     def _visible(self, layer: int, ahead: int) -> jax.Array:
-        """bool[B, S, S]: rows (last axis) that a row sees when it stands so many positions further."""
+        """bool[B, S, S]: the rows (last axis) that each row sees when it is `ahead` positions further."""
         first, _ = visible_range(self.kinds[layer], self.positions + ahead)
         position = self.positions[:, None, :]
         return self._same_text() & (position >= first[:, :, None]) & (position <= self.positions[:, :, None])
@@ -103,7 +104,7 @@ class PackedMemory:
         return self.segments[:, :, None] == self.segments[:, None, :]
 
     def _entries(self, pool: Pool, ratio: int) -> KeysValues:
-        """At every row the entry whose last position it would be."""
+        """For every row, the keys and values of the entry that would end at it, [B, S, H, D] each."""
 
         def last_rows(x: jax.Array) -> jax.Array:
             x = self._by_sequence(x)
@@ -122,7 +123,7 @@ class PackedMemory:
         return self._by_sequence(queries), self._by_sequence(keys), self._by_sequence(values)
 
     def _by_sequence(self, x: jax.Array) -> jax.Array:
-        """[B, S, ...] of x [N, ...]."""
+        """Reshapes x [N, ...] to [B, S, ...]."""
         return x.reshape(*self.positions.shape, *x.shape[1:])
 
     def _with(self, layer: int, keys: jax.Array, values: jax.Array) -> "PackedMemory":
@@ -140,14 +141,15 @@ def attend(
     own: tuple[tuple[jax.Array, jax.Array, jax.Array], ...] = (),
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """Softmax attention of every row over the rows that it sees, and over keys of its own.
+    """Softmax attention of every row over the rows that it sees, and over keys that only it sees.
 
     Args:
       queries: [B, S, H, G, D].
       keys, values: [B, R, H, D]; a value may be shorter than its key.
       visible: bool[B, S, R]; every row sees at least one.
-      scale: what dot products are multiplied by.
-      own: keys and values [B, S, H, D] that row i alone sees at i, with bool[B, S] whether it does.
+      scale: factor of the dot products.
+      own: tuples of keys and values [B, S, H, D] and bool[B, S]. Only row i sees the key at i, and only
+        where the mask is true.
       sinks: [H * G], one more logit per query head in the softmax, or None.
 
     Returns:
@@ -176,7 +178,7 @@ def attend(
     own_weights = [jnp.exp(column - peak) for column in columns]
     total = weights.sum(axis=-1) + sum(own_weights)
     attended = einsum("bngqs,bsnd->bqngd", weights.astype(queries.dtype), values)
-    # A sink, the last column, brings no value.
+    # The sink, which is the last column, has no value.
     for weight, (_, v, _) in zip(own_weights, own, strict=False):
         attended += einsum("bngq,bqnd->bqngd", weight.astype(queries.dtype), v)
     return (attended / jnp.moveaxis(total, -1, 1)[..., None]).astype(queries.dtype)
@@ -195,7 +197,7 @@ def _fits_cudnn(queries: jax.Array, values: jax.Array) -> bool:
 def _fused(
     queries: jax.Array, keys: jax.Array, values: jax.Array, visible: jax.Array, scale: float
 ) -> jax.Array:
-    """cuDNN's attention, which keeps no scores."""
+    """cuDNN's attention, which does not store the scores."""
     batch, length, kv_heads, group, size = queries.shape
     attended = jax.nn.dot_product_attention(
         queries.reshape(batch, length, kv_heads * group, size),

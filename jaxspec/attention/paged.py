@@ -1,4 +1,4 @@
-"""The paged caches as a memory: what the engine's forward passes attend to."""
+"""The memory of the engine's forward passes: the paged caches."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,11 +25,11 @@ from jaxspec.attention.rows import RowBlocks, join_rows, split_rows
 class PagedMemory:
     """See `Memory`. The rows of all blocks are written at once, then the blocks attend one by one.
 
-    Written first, read afterwards: the other order costs a copy of the whole cache.
+    Writing comes first because the other order makes XLA copy the whole cache.
 
     Attributes:
-      caches: of every layer.
-      metadata: for every layer that of each block, by `build_metadata`.
+      caches: the cache of every layer.
+      metadata: for every layer the metadata of each block, from `build_metadata`.
     """
 
     caches: tuple[LayerCache, ...]
@@ -42,8 +42,8 @@ class PagedMemory:
         """The memory of one forward pass over `blocks`, its metadata built for exactly these rows.
 
         Args:
-          kinds: of every layer.
-          caches: of every layer.
+          kinds: the kind of attention of every layer.
+          caches: the cache of every layer.
         """
         assert len(kinds) == len(caches), (len(kinds), len(caches))
         by_block = [build_metadata(kinds, block) for block in blocks]
@@ -119,32 +119,31 @@ class PagedMemory:
         return self._by_block(layer, queries, attend), self._with(layer, new)
 
     def write(self, layer: int, projected: jax.Array, rope: RopeTables) -> "PagedMemory":
-        """Keeps the keys and values of rows that do not attend; arguments as those of `attend`."""
+        """Writes the keys and values of rows that do not attend; arguments as in `attend`."""
         cache, _ = self._rotate_and_write(layer, self._cache(layer), projected, rope)
         return self._with(layer, cache)
 
     def _rotate_and_write(
         self, layer: int, cache: jax.Array, projected: jax.Array, rope: RopeTables
     ) -> tuple[jax.Array, jax.Array]:
-        """The cache, and rotated queries [N, H, G, D]."""
+        """Returns the written cache and the rotated queries [N, H, G, D]."""
         cos, sin = rope
         slots = self._joined(layer, "slots")
-        # The kernels' rows are [slots, rows of each]; to a write all are alike.
+        # The kernel takes rows by slot, [slots, rows, …]. For a write the grouping does not matter.
         cache, queries = rope_kv_write(cache, slots[None], projected[None], cos[None], sin[None])
         return cache, queries.squeeze(0)
 
     def _write_entries(
         self, layer: int, states: jax.Array, entries: jax.Array, pool: Pool
     ) -> tuple[jax.Array, jax.Array]:
-        """Takes in the rows' contents and gates; writes an entry for each row that is the last of one.
+        """Writes the rows' contents and gates, and an entry for each row that is the last of an entry.
 
         Args:
           states: [pages, H, 2, P, D], contents and gates by position.
           entries: [pages, H, 2, P/r, D], keys and values.
 
         Returns:
-          Both, rewritten. All rows are written before any is read, so an entry may be made of rows of this
-          forward pass.
+          Both, written. All rows are written before any is read, so an entry may include rows of this pass.
         """
         states = kv_write(states, self._joined(layer, "slots")[None], pool.contents[None], pool.gates[None])
         page, offset = jnp.divmod(self._joined(layer, "entry_sources"), states.shape[3])
@@ -155,7 +154,10 @@ class PagedMemory:
     def _by_block(
         self, layer: int, queries: jax.Array, attend: Callable[[jax.Array, Any], jax.Array]
     ) -> jax.Array:
-        """[N, ..., D'] of queries [N, ..., D], each block's [G, Q, heads, D] put through `attend`."""
+        """Calls `attend` with each block's queries [G, Q, heads, D] and metadata.
+
+        Takes queries [N, ..., D]; returns [N, ..., D'] with the last axis that `attend` returns.
+        """
         metadata = self.metadata[layer]
         heads = queries.reshape(len(queries), -1, queries.shape[-1])
         parts = split_rows(heads, [block.slots.shape for block in metadata])
@@ -163,7 +165,7 @@ class PagedMemory:
         return attended.reshape(*queries.shape[:-1], attended.shape[-1])
 
     def _joined(self, layer: int, name: str) -> jax.Array:
-        """One attribute of a layer's metadata, [N, ...] over all blocks."""
+        """One attribute of a layer's metadata for the rows of all blocks, [N, ...]."""
         return join_rows(getattr(block, name) for block in self.metadata[layer])
 
     def _cache(self, layer: int) -> jax.Array:

@@ -1,14 +1,14 @@
-"""Rotary position embedding, halves rotated against each other (the NeoX order)."""
+"""Rotary position embedding in the NeoX order: element i is paired with element i + D/2."""
 
 import jax
 import jax.numpy as jnp
 
 RopeTables = tuple[jax.Array, jax.Array]
-"""Cosine and sine of every row's position, f32[N, D/2] each."""
+"""Cosine and sine of every row's rotation angles, f32[N, D/2] each."""
 
 
 def apply_rope(x: jax.Array, tables: RopeTables) -> jax.Array:
-    """Rotates x [N, heads..., D]; computed in float32."""
+    """Rotates x [N, heads..., D]; computes in float32 and returns the dtype of x."""
     cos, sin = (jnp.expand_dims(t, tuple(range(1, x.ndim - 1))) for t in tables)
     left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)

@@ -1,4 +1,4 @@
-"""The rows of a forward pass: which slot, which positions, which pages."""
+"""The rows of a forward pass: their positions and page tables, and how they are grouped into blocks."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ class PageTable:
     """The pages that hold the positions of each slot.
 
     Attributes:
-      pages: i32[..., T], the page of each P positions in turn; 0 where the slot owns none.
+      pages: i32[..., T]; entry t is the page of positions t * P to (t + 1) * P - 1, 0 if there is none.
       page_size: P, static.
     """
 
@@ -26,12 +26,12 @@ class PageTable:
 class RowBlock:
     """G groups of Q rows, each group at consecutive positions of one slot.
 
-    Several groups may be pieces of one sequence: all rows of a forward pass are written before any attends.
+    Several groups may be pieces of one sequence, because all rows of a pass are written before any attends.
 
     Attributes:
       positions: i32[G, Q], the position of each row in its sequence.
-      valid: bool[G, Q]; a row that is not valid is computed, kept nowhere and seen by none.
-      page_table: of [G, T], each group's own row.
+      valid: bool[G, Q]; a row that is not valid is computed, but not kept and not seen by other rows.
+      page_table: of shape [G, T], one row of pages per group.
     """
 
     positions: jax.Array
@@ -46,17 +46,17 @@ class RowBlock:
 
 
 RowBlocks = tuple[RowBlock, ...]
-"""What a forward pass runs: its N flat rows are the blocks' rows, one after another."""
+"""The blocks of a forward pass. Its N flat rows are the blocks' rows, one block after another."""
 
 
 def join_rows(parts: Iterable[jax.Array]) -> jax.Array:
-    """[N, ...] of the blocks' [G, Q, ...]; that of a single block is only reshaped."""
+    """Joins the blocks' arrays [G, Q, ...] to [N, ...]; a single one is only reshaped."""
     flat = [part.reshape(-1, *part.shape[2:]) for part in parts]
     return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
 
 
 def split_rows(x: jax.Array, shapes: Sequence[tuple[int, int]]) -> list[jax.Array]:
-    """The inverse of `join_rows`, for blocks of these shapes (G, Q)."""
+    """The inverse of `join_rows`: splits x [N, ...] into arrays [G, Q, ...] of these shapes (G, Q)."""
     if len(shapes) == 1:
         return [x.reshape(*shapes[0], *x.shape[1:])]
     parts, start = [], 0
@@ -68,5 +68,5 @@ def split_rows(x: jax.Array, shapes: Sequence[tuple[int, int]]) -> list[jax.Arra
 
 
 def row_positions(blocks: RowBlocks) -> jax.Array:
-    """i32[N]."""
+    """The positions of the flat rows, i32[N]."""
     return join_rows(block.positions for block in blocks)

@@ -1,4 +1,4 @@
-"""Files of prompts: rows in, answers out, resumable."""
+"""Batch runs: files of prompts in, files of answers out, resumable."""
 
 from jaxspec.batch.answer import Answer
 from jaxspec.batch.devices import HostDevices

@@ -10,7 +10,7 @@ from jaxspec.engine import AcceptanceStats, Generation
 
 @dataclass(frozen=True)
 class Answer:
-    """A finished row: one generation, or one for each of its turns."""
+    """A finished row: one generation, or one per turn."""
 
     row: Row
     generations: list[Generation]
@@ -21,7 +21,7 @@ class Answer:
         return _total(generation.stats for generation in self.generations)
 
     def to_dict(self) -> dict[str, Any]:
-        """The output row: the last turn's answer; for a row with turns every turn's too, under "turns"."""
+        """The output row, with the last turn's answer; for a row with turns, "turns" holds all answers."""
         turns = [_record(generation) for generation in self.generations]
         record = {"id": self.row.id, "input_digest": self.row.digest, **turns[-1]}
         record["stats"] = self.stats.to_dict()

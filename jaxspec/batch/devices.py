@@ -1,4 +1,4 @@
-"""Which of a machine's devices each of several engines has."""
+"""Dividing a machine's devices among several engines."""
 
 import json
 import os
@@ -17,12 +17,12 @@ print(json.dumps([jax.default_backend(), jax.device_count(), jaxspec.provenance.
 
 @dataclass(frozen=True)
 class HostDevices:
-    """What JAX sees on this machine.
+    """The devices that JAX sees on this machine.
 
     Attributes:
       backend: "cpu" or "gpu".
-      count: of its devices.
-      description: for people.
+      count: number of devices.
+      description: as text, for messages.
     """
 
     backend: str
@@ -31,7 +31,7 @@ class HostDevices:
 
     @classmethod
     def find(cls) -> "HostDevices":
-        """Asks in a process of its own: one that has looked for GPUs holds memory of each.
+        """Finds the devices in a child process, since a process that looks for GPUs reserves memory on each.
 
         Raises:
           ConfigError: JAX finds none.
@@ -49,17 +49,17 @@ class HostDevices:
         return cls(*json.loads(done.stdout.splitlines()[-1]))
 
     def share(self, replicas: int, tensor_parallel: int) -> list[dict[str, str]]:
-        """What each replica's environment has to say for it to see its own devices and no others.
+        """Environment variables for each replica, so that it sees only its own devices.
 
-        GPUs are shared out, those that CUDA_VISIBLE_DEVICES names where it is set; a CPU's cores are
-        divided.
+        GPUs are divided among the replicas: those that CUDA_VISIBLE_DEVICES names, or all if it is not set.
+        On a CPU the cores are divided.
 
         Args:
-          replicas: how many engines.
-          tensor_parallel: devices of each.
+          replicas: number of engines.
+          tensor_parallel: devices per engine.
 
         Raises:
-          ConfigError: there are not so many.
+          ConfigError: there are not enough devices or cores.
         """
         if self.backend == "cpu":
             return self._share_cores(replicas, tensor_parallel)
@@ -81,7 +81,7 @@ class HostDevices:
 
 
 def available_cores() -> int:
-    """CPU cores that this process may use."""
+    """The number of CPU cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
@@ -89,11 +89,11 @@ def available_cores() -> int:
 
 
 def thread_limits(cores: int) -> dict[str, str]:
-    """The environment of a process that computes with so many threads: XLA's and its kernels', BLAS's."""
+    """Environment variables that limit the threads of XLA, of our kernels and of BLAS to `cores`."""
     return {"NPROC": str(cores), "OMP_NUM_THREADS": str(cores)}
 
 
 def child_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment, for a child that finds the same modules."""
+    """The environment for a child process: this process's own, with the same module path and `changes`."""
     path = os.pathsep.join(filter(None, sys.path))
     return {**os.environ, "PYTHONPATH": path, **(changes or {})}

@@ -1,4 +1,4 @@
-"""A number for every id of a run, in memory that ten million of them fit into."""
+"""A compact table from row ids to numbers, for runs of ten million rows."""
 
 import json
 from hashlib import blake2b
@@ -10,13 +10,13 @@ _ENTRY = _KEY + 8
 
 
 class IdTable:
-    """Ids and a number each, kept as hashes of 16 bytes: about 28 bytes an id, however long it is.
+    """Maps ids to numbers. Stores hashes of 16 bytes: about 28 bytes per id, however long it is.
 
-    Of ten million ids, two share a hash with a probability of 1e-25.
+    Among ten million ids, the probability that two share a hash is 1e-25.
     """
 
     def __init__(self) -> None:
-        # The first two bytes of a hash choose the bucket; an entry is the other 14 and the number.
+        # The first two bytes of a hash choose the bucket; an entry is the other 14 bytes and the number.
         self._buckets: dict[int, bytearray] = {}
         self._size = 0
 
@@ -24,7 +24,7 @@ class IdTable:
         return self._size
 
     def add(self, row_id: RowId, number: int) -> int | None:
-        """Keeps a number of 64 bits, unless the id has one already, which is then returned."""
+        """Stores a 64-bit number for the id; if the id already has a number, returns that one instead."""
         bucket, key = _place(row_id)
         entries = self._buckets.setdefault(bucket, bytearray())
         known = _find(entries, key)
@@ -34,13 +34,13 @@ class IdTable:
         return known
 
     def get(self, row_id: RowId) -> int | None:
-        """The number of an id, or None."""
+        """The number stored for the id, or None."""
         bucket, key = _place(row_id)
         return _find(self._buckets.get(bucket, b""), key)
 
 
 def hash_json(value: object, size: int) -> bytes:
-    """A hash of `size` bytes of anything that JSON can hold; the order of keys does not matter."""
+    """A hash of `size` bytes of a JSON value; the order of keys does not matter."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return blake2b(text.encode("ascii"), digest_size=size).digest()
 

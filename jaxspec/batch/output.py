@@ -1,4 +1,4 @@
-"""The output file: one row per line, whole or not at all, of one run, and one process at a time."""
+"""The output file: one complete row per line, written by one run and one process at a time."""
 
 import fcntl
 import json
@@ -15,39 +15,41 @@ from jaxspec.batch.record import describe_difference, read_record, record_path, 
 from jaxspec.batch.rows import Row, RowError
 
 SYNC_SECONDS = 5.0
-"""How many seconds of answers a machine that fails may cost; a process that is killed costs none."""
+"""Answers of so many seconds may be lost if the machine fails; none are lost if the process is killed."""
 
 
 _ROW_BEGINS = b'{"id": '
 
 
 class OutputError(ValueError):
-    """An output that cannot be used; the message names it."""
+    """The output cannot be used; the message names it."""
 
 
 class OutputFile:
-    """Appends rows, each in one unbuffered write, so that what was finished survives the process.
+    """Appends rows, each in one unbuffered write, so that finished rows survive the process.
 
-    A lock on the file itself keeps other processes away; the system lets go of it when this one ends,
-    however it ends. A pipe or a device is neither locked nor recorded.
+    The file is locked against other processes; the system releases the lock when this process ends, however
+    it ends. A pipe or a device has neither a lock nor a record.
 
     Attributes:
-      recorded: the settings that its rows were begun with; empty where none are recorded.
+      path: the file.
+      recorded: the settings of the run that wrote the existing rows; empty if none are recorded.
     """
 
     def __init__(self, path: Path, *, resume: bool):
-        """Opens the file and changes nothing in it; `begin` comes next.
+        """Opens the file without changing it; call `begin` next.
 
         Args:
-          resume: go on with what it holds. Without it the file must be new or empty.
+          path: the file.
+          resume: continue the existing rows. Otherwise the file must be new or empty.
 
         Raises:
-          OutputError: it cannot be written, another process writes it, it holds something already, or
-            (resuming) something else.
+          OutputError: the file cannot be written, another process is writing it, it is not empty, or (with
+            `resume`) its content is not output rows.
         """
         self.path = path
         self.recorded: dict[str, Any] = {}
-        # For every id a digest of what was asked.
+        # A digest of the question, for every id.
         self._finished = IdTable()
         self._whole = 0
         self._synced = time.monotonic()
@@ -61,44 +63,44 @@ class OutputFile:
             if self._is_plain:
                 self._lock()
             elif resume:
-                raise OutputError(f"{path} is no plain file: there is nothing to resume")
+                raise OutputError(f"{path} is not a regular file: there is nothing to resume")
             if resume:
                 self._read_finished()
                 self.recorded = read_record(path).get("settings", {})
             elif self._is_plain and os.fstat(self._file.fileno()).st_size:
-                raise OutputError(f"{path} exists: give --resume to go on with it, or another --output")
+                raise OutputError(f"{path} exists: give --resume to continue it, or another --output")
         except BaseException:
             self._file.close()
             raise
 
     @property
     def num_finished(self) -> int:
-        """Rows that it held when it was opened."""
+        """The number of rows that the file held when it was opened."""
         return len(self._finished)
 
     def holds(self, row: Row) -> bool:
-        """Whether the row's id was answered when the file was opened."""
+        """Whether the file held a row with this id when it was opened."""
         return self._finished.get(row.id) is not None
 
     def answers(self, row: Row) -> bool:
-        """Whether it was answered then for what the row asks now."""
+        """Whether the file held an answer to this very row when it was opened."""
         return self._finished.get(row.id) == int(row.digest, 16)
 
     def begin(self, settings: Mapping[str, Any], about: Mapping[str, Any], *, force: bool = False) -> None:
-        """Records what the run is begun with, and removes a last line that was cut off.
+        """Records the run's settings, and removes an incomplete last line.
 
         Args:
-          settings: what answers depend on, by name; JSON values. Those of the rows that the file holds must
-            be the same.
-          about: what else is worth knowing later.
-          force: go on with other settings all the same; the record then keeps both.
+          settings: everything that answers depend on, as JSON values by name. If the file holds rows, they
+            must have been written with the same settings.
+          about: further information for the record.
+          force: continue although the settings differ; the record then keeps both.
 
         Raises:
-          OutputError: the settings differ, or something cannot be written.
+          OutputError: the settings differ, or the file or its record cannot be written.
         """
         if not self._is_plain:
             return
-        settings = json.loads(json.dumps(settings, default=str))  # of TOML's dates
+        settings = json.loads(json.dumps(settings, default=str))  # str: TOML has dates
         record: dict[str, Any] = {"settings": settings, **about}
         is_new = not os.fstat(self._file.fileno()).st_size
         if not is_new and self.recorded != settings:
@@ -113,10 +115,10 @@ class OutputFile:
             raise _cannot_write(self.path, error) from None
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Writes one row, and every `SYNC_SECONDS` forces all to the disk.
+        """Writes one row; syncs the file to disk every `SYNC_SECONDS`.
 
         Raises:
-          OutputError: it cannot be written (a full disk).
+          OutputError: the row cannot be written, for example because the disk is full.
         """
         line = json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n"
         try:
@@ -128,10 +130,10 @@ class OutputFile:
             raise _cannot_write(self.path, error) from None
 
     def close(self) -> None:
-        """Forces what was written to the disk, and lets other processes have the file.
+        """Syncs the file to disk, closes it and releases the lock.
 
         Raises:
-          OutputError: the disk has failed.
+          OutputError: writing to the disk failed.
         """
         try:
             with self._file:
@@ -151,7 +153,7 @@ class OutputFile:
             raise OutputError(f"{self.path}: another run is writing it") from None
         except OSError as error:
             warnings.warn(
-                f"{self.path} cannot be locked ({error.strerror}): see that no other run writes it",
+                f"{self.path} cannot be locked ({error.strerror}): make sure that no other run writes it",
                 stacklevel=3,
             )
 
@@ -160,13 +162,13 @@ class OutputFile:
             known = f"{record_path(self.path).name} does not say what it was begun with"
         else:
             known = f"it was begun with {describe_difference(self.recorded, settings)}"
-        return f"{known}; --resume=force goes on all the same"
+        return f"{known}; --resume=force continues anyway"
 
     def _read_finished(self) -> None:
         with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
-                    # A machine that failed may have left zeros.
+                    # A crash of the machine may leave zeros.
                     begun = line.rstrip(b"\0")[: len(_ROW_BEGINS)]
                     if not _ROW_BEGINS.startswith(begun):
                         raise self._no_row(number)
@@ -191,18 +193,20 @@ class OutputFile:
 
 
 class Unanswered:
-    """Rows that an output does not answer yet, as they are read; they can be iterated over once.
+    """Iterates once over the rows that an output does not answer yet.
 
     Attributes:
-      num_rows: read so far, malformed ones too.
-      num_skipped: those of them that the output answers.
+      num_rows: rows read so far, including malformed ones.
+      num_skipped: rows among them that the output already answers.
     """
 
     def __init__(self, rows: Iterable[Row | RowError], output: OutputFile, *, force: bool = False):
-        """Prepares it.
+        """Prepares the iteration.
 
         Args:
-          force: skip a row even where its id was answered for other content.
+          rows: all rows of the input.
+          output: the output to compare with.
+          force: skip a row whose id was answered, even if its content has changed since.
         """
         self._rows = rows
         self._output = output

@@ -1,4 +1,4 @@
-"""How far a run is."""
+"""The progress of a run."""
 
 from collections.abc import Iterator
 
@@ -8,12 +8,12 @@ from jaxspec.engine import AcceptanceStats, Generation
 
 
 class Progress:
-    """What every run counts, and the order in which it yields.
+    """Counters of a run, and the order in which it yields rows.
 
     Attributes:
-      num_tokens: of the finished generations so far.
-      num_prompt_tokens: of their prompts; a turn reads the turns before it again.
-      stats: what became of their drafts.
+      num_tokens: tokens of the finished generations.
+      num_prompt_tokens: tokens of their prompts; the prompt of a turn includes the turns before it.
+      stats: acceptance statistics of the finished generations.
     """
 
     def __init__(self, *, keep_order: bool):
@@ -30,7 +30,7 @@ class Progress:
         self.stats.add(generation.stats)
 
     def _ended(self) -> Iterator[Answer | RowError]:
-        """What may be yielded by now, of `_done`, which holds rows by their place among all of the run."""
+        """The rows of `_done`, a dict by row number, that may be yielded now."""
         while self._done:
             place = self._num_yielded if self._keep_order else next(iter(self._done))
             if place not in self._done:

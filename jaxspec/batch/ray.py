@@ -1,7 +1,7 @@
-"""Rows through the engines of a Ray cluster: Ray Data reads, hands out, does again what is lost, and writes.
+"""Batch runs on a Ray cluster: Ray Data reads, distributes, retries and writes rows.
 
-Of our own are only an engine that answers batches, and files of lines as they are: of Ray's two readers of
-JSON lines one takes texts for dates and the other breaks lines inside of texts.
+Only two parts are ours: an engine that answers batches, and a reader and a writer of raw lines. Of Ray's two
+readers of JSON lines, one parses texts as dates and the other splits lines inside texts.
 """
 
 import io
@@ -61,12 +61,12 @@ ANSWER_COLUMNS = {
     "turns": pa.list_(pa.struct(_GENERATION)),
     "error": pa.string(),
 }
-"""What `Answerer` returns beside "id": the keys of an output row, and what was wrong, null where it was
-answered."""
+"""The columns that `Answerer` returns in addition to "id": the keys of an output row, and "error", which is
+null in answered rows."""
 
 
 class Answerer:
-    """An engine that answers tables of rows, for `ray.data.Dataset.map_batches`: one an actor.
+    """An engine that answers tables of rows, for `ray.data.Dataset.map_batches`; every actor has one.
 
         dataset.map_batches(
             Answerer,
@@ -74,7 +74,7 @@ class Answerer:
             batch_format="pyarrow", batch_size=64, num_gpus=1, compute=ActorPoolStrategy(size=4),
         )
 
-    Draws are seeded by the run's seed and the row's id (`row_seed`), so a row that is done again has the same
+    Draws are seeded by the run's seed and the row's id (`row_seed`), so a row that is retried gets the same
     answer. Several threads may call it.
     """
 
@@ -91,17 +91,18 @@ class Answerer:
         """Loads the engine.
 
         Args:
-          params: of every row, with the run's seed.
-          raw: pass prompts that are text without the chat template.
+          model: as in `jaxspec.load`.
+          params: sampling parameters of every row, with the run's seed.
+          raw: pass text prompts without the chat template.
           imports: Python files to run first.
-          cores: of a CPU, to compute on; None for all of the machine's.
-          **options: of `jaxspec.load`.
+          cores: number of CPU cores to use; None for all.
+          **options: passed to `jaxspec.load`.
 
         Raises:
-          ValueError: there is no seed.
+          ValueError: `params` has no seed.
         """
         if params.seed is None:
-            raise ValueError("params: a seed has to be given, the same to every actor")
+            raise ValueError("params: a seed is required, the same for every actor")
         if cores is not None:
             os.environ.update(thread_limits(cores))
         self._params = params
@@ -114,11 +115,11 @@ class Answerer:
         """Answers rows.
 
         Args:
-          table: columns "id" (text or whole numbers, no two the same) and one or several of "prompt",
-            "messages" and "turns", of which one is not null in each row.
+          table: columns "id" (unique strings or integers) and one or more of "prompt", "messages" and
+            "turns", exactly one of which is not null in each row.
 
         Returns:
-          Columns "id" and `ANSWER_COLUMNS`, a row for each.
+          Columns "id" and `ANSWER_COLUMNS`, one row for each row of `table`.
         """
         given = [
             {name: value for name, value in row.items() if value is not None} for row in table.to_pylist()
@@ -130,7 +131,7 @@ class Answerer:
         return pa.Table.from_pylist(records, pa.schema({"id": id_type, **ANSWER_COLUMNS}))
 
     def _records(self, rows: Sequence[Row | RowError]) -> list[dict[str, Any]]:
-        """An output row for each row, in their order, or its id and what was wrong, under "error"."""
+        """An output row for each row, in order; for a failed row, its id and "error"."""
         run = BatchRun(self._engine, rows, self._params, raw=self._raw, keep_order=True)
         return [
             ended.to_dict()
@@ -141,20 +142,20 @@ class Answerer:
 
 
 class LineAnswerer(Answerer):
-    """The same for rows that come and go as lines of JSON, with ids of either kind beside one another."""
+    """Like `Answerer`, but takes and returns lines of JSON, whose ids may mix strings and integers."""
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """Answers the rows of `LineSource`; returns a column "line", text."""
+        """Answers a table of `LineSource`; returns a table with one column, "line" (string)."""
         rows = [_row_of_line(**values) for values in table.to_pylist()]
         lines = [json.dumps(record, ensure_ascii=False) for record in self._records(rows)]
         return pa.table({"line": pa.array(lines, pa.string())})
 
 
 class LineSource(FileBasedDatasource):
-    """Lines of files that are not blank.
+    """Reads the lines of files that are not blank.
 
-    Their columns: "place" (text, for messages), "line" (bytes) and "number" (the line's, from 0, where there
-    is one file; otherwise null).
+    Columns: "place" (string, for messages), "line" (bytes) and "number" (of the line, from 0, if there is
+    only one file; otherwise null).
     """
 
     def __init__(self, paths: Sequence[str]):
@@ -187,13 +188,13 @@ class LineSink(BlockBasedFileDatasink):
 
 @dataclass
 class Counts:
-    """What the rows of an output come to.
+    """Totals over the rows of an output.
 
     Attributes:
-      rows, answered: how many.
-      failures: what was wrong with the others, of the first `MAX_FAILURES`.
-      tokens, prompt_tokens: of the answers, all turns together.
-      stats: what became of their drafts.
+      rows, answered: numbers of rows.
+      failures: the errors of the first `MAX_FAILURES` failed rows.
+      tokens, prompt_tokens: totals over all turns of all answers.
+      stats: acceptance statistics of all answers.
     """
 
     rows: int = 0
@@ -204,7 +205,7 @@ class Counts:
     stats: AcceptanceStats = field(default_factory=AcceptanceStats)
 
     def add_record(self, record: Mapping[str, Any]) -> None:
-        """Counts an output row."""
+        """Adds one output row."""
         self.rows += 1
         if record.get("error") is not None:
             self.failures = [*self.failures, record["error"]][:MAX_FAILURES]
@@ -216,7 +217,7 @@ class Counts:
             self.prompt_tokens += turn["prompt_tokens"]
 
     def add(self, other: "Counts") -> None:
-        """Adds those of other rows."""
+        """Adds the totals of other rows."""
         self.rows += other.rows
         self.answered += other.answered
         self.failures = [*self.failures, *other.failures][:MAX_FAILURES]
@@ -226,10 +227,10 @@ class Counts:
 
 
 def connect(address: str | None) -> None:
-    """Joins a cluster, or starts one on this machine, unless that is done.
+    """Joins a cluster, or starts one on this machine; does nothing if Ray is already initialised.
 
     Args:
-      address: of `ray.init`; None joins the one that RAY_ADDRESS names, where it is set.
+      address: as in `ray.init`; None joins the cluster that RAY_ADDRESS names, if it is set.
 
     Raises:
       ConfigError: there is no cluster at the address.
@@ -238,7 +239,7 @@ def connect(address: str | None) -> None:
         return
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
-        # Ray itself tries for minutes, and then ends the process.
+        # Checked first, because Ray retries for minutes and then ends the process.
         try:
             socket.create_connection((host, int(port)), timeout=_SECONDS_TO_CONNECT).close()
         except (OSError, OverflowError) as error:
@@ -251,12 +252,12 @@ def connect(address: str | None) -> None:
 
 @dataclass(frozen=True)
 class Share:
-    """What the engines get of a cluster.
+    """How a cluster is divided among engines.
 
     Attributes:
-      actors: how many there are.
-      resources: what each asks of Ray.
-      cores: of a CPU, that each computes on; None where it computes on GPUs.
+      actors: number of engines.
+      resources: the resources that each actor requests from Ray.
+      cores: CPU cores that each engine uses; None on GPUs.
     """
 
     actors: int
@@ -268,11 +269,11 @@ def share_cluster(actors: int | None, tensor_parallel: int) -> Share:
     """Divides the cluster among engines.
 
     Args:
-      actors: None for as many as there are GPUs for, or one on each machine where there are none.
-      tensor_parallel: devices of each.
+      actors: number of engines; None for as many as the GPUs allow, or one per machine without GPUs.
+      tensor_parallel: devices per engine.
 
     Raises:
-      ConfigError: the cluster does not have so many.
+      ConfigError: the cluster does not have enough devices or cores.
     """
     resources = ray.cluster_resources()
     gpus, cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
@@ -288,7 +289,7 @@ def share_cluster(actors: int | None, tensor_parallel: int) -> Share:
     actors = actors or machines
     if actors > cores:
         raise ConfigError(f"{actors} engines need a CPU core each, and the cluster has {cores}")
-    # A core is left for reading and writing, or nothing would ever be read.
+    # One core is left for reading and writing, which would never be scheduled otherwise.
     num_cpus = min((cores - 1) / actors, 1) if cores > 1 else 0
     return Share(actors, {"num_cpus": num_cpus}, max(cores // max(actors, machines), 1))
 
@@ -303,38 +304,41 @@ def answer_files(
     limit: int | None = None,
     **answerer: Any,
 ) -> Counts:
-    """Answers the rows of files; writes a folder of files of the same kind.
+    """Answers the rows of files; writes a folder of files of the same format.
 
     Args:
-      inputs: files or folders, all of Parquet (".parquet") or all of JSON lines.
-      output: a folder, which must be new.
-      share: of `share_cluster`.
-      slots: rows at once in an engine.
-      keep_order: files in the order of the rows.
-      limit: the first rows only.
+      inputs: files or folders, either all Parquet (".parquet") or all JSON lines.
+      output: a folder that does not exist yet.
+      share: from `share_cluster`.
+      slots: rows that an engine answers at once.
+      keep_order: write rows in the order of the input.
+      limit: answer only so many rows.
       **answerer: arguments of `Answerer`.
 
+    Returns:
+      Totals over all rows.
+
     Raises:
-      InputError: files of both kinds.
-      EngineError: Ray gave up.
+      InputError: inputs of both formats.
+      EngineError: Ray failed.
     """
     is_parquet = _is_parquet(inputs)
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = keep_order
-    # Where there is no bar to draw, Ray writes twelve lines every ten seconds instead.
+    # Without a terminal, Ray writes twelve lines every ten seconds instead of progress bars.
     context.enable_progress_bars = context.enable_progress_bars and sys.stderr.isatty()
     try:
         rows = _read(inputs, is_parquet)
         if limit is not None:
             rows = rows.limit(limit)
-        # What an actor is given at a time: little, for it is all done again where the actor is lost.
+        # Small batches, because a batch is repeated if its actor is lost.
         batch_size = 2 * slots
         answers = rows.repartition(target_num_rows_per_block=batch_size).map_batches(
             Answerer if is_parquet else LineAnswerer,
             fn_constructor_kwargs={**answerer, "cores": share.cores},
             batch_format="pyarrow",
             batch_size=batch_size,
-            # While one batch comes to its end, the next fills the slots.
+            # While one batch finishes, the next fills the free slots.
             compute=ray.data.ActorPoolStrategy(
                 size=share.actors,
                 max_concurrent_calls_per_actor=_BATCHES_AT_ONCE,
@@ -359,7 +363,7 @@ def _read(paths: Sequence[str], is_parquet: bool, columns: list[str] | None = No
 
 
 def _count(output: str, is_parquet: bool) -> Counts:
-    """Counts what was written, where every row is once, however often it was answered."""
+    """Counts the rows written, since counting answers would count retried rows twice."""
     columns = ["error", "stats", "token_ids", "prompt_tokens", "turns"]
     parts = _read([output], is_parquet, columns).map_batches(_count_table, batch_format="pyarrow")
     counts = Counts()
@@ -393,7 +397,7 @@ def _row_of_line(place: str, line: bytes, number: int | None) -> Row | RowError:
 def _is_parquet(inputs: Sequence[str]) -> bool:
     kinds = {str(path).rstrip("/").endswith(".parquet") for path in inputs}
     if len(kinds) > 1:
-        raise InputError("--input: files of Parquet and of JSON lines are not answered together")
+        raise InputError("--input: Parquet and JSON lines cannot be mixed")
     return kinds == {True}
 
 

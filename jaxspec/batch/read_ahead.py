@@ -1,4 +1,4 @@
-"""Reading ahead, so that a slow input never keeps the engine waiting while there is work."""
+"""Reading ahead, so that a slow input does not block the engine."""
 
 import threading
 from collections import deque
@@ -9,14 +9,15 @@ T = TypeVar("T")
 
 
 class ReadAhead(Generic[T]):
-    """Items of an iterable, read by a thread of their own a few ahead of who takes them."""
+    """Items of an iterable, read ahead by a separate thread."""
 
     def __init__(self, items: Iterable[T], size: int, *, on_change: Callable[[], object] | None = None):
         """Starts reading.
 
         Args:
-          size: items to read before the first is taken.
-          on_change: called in the reading thread when there is an item more, and after the last one.
+          items: the iterable.
+          size: the most items to hold that have not been taken.
+          on_change: called in the reading thread after every item read, and after the last one.
         """
         self._items = items
         self._size = size
@@ -25,20 +26,20 @@ class ReadAhead(Generic[T]):
         self._error: BaseException | None = None
         self._is_done = False
         self._changed = threading.Condition()
-        # Nothing can end a thread that waits for a pipe; as a daemon it does not outlive the process.
+        # A thread that waits for a pipe cannot be stopped; a daemon ends with the process.
         threading.Thread(target=self._read, name="jaxspec-input", daemon=True).start()
 
     @property
     def is_done(self) -> bool:
-        """Whether every item has been taken, or reading was ended by an error or by `close`."""
+        """Whether all items have been taken, and an error has been raised if there was one."""
         with self._changed:
             return self._is_done and not self._ready and self._error is None
 
     def take(self, *, wait: bool) -> T | None:
-        """The next item; None after the last one and, without `wait`, where none has been read yet.
+        """The next item; None after the last one and, without `wait`, if none is ready.
 
         Raises:
-          whatever reading raised, after the items before it.
+          The exception that reading raised, after all items read before it.
         """
         with self._changed:
             if wait:
@@ -52,7 +53,7 @@ class ReadAhead(Generic[T]):
         return None
 
     def close(self) -> None:
-        """Ends reading after the item that is being read."""
+        """Stops reading after the current item."""
         with self._changed:
             self._is_done = True
             self._ready.clear()

@@ -1,4 +1,4 @@
-"""What a run was begun with, in a file beside its output."""
+"""The record of a run's settings, in a file beside its output."""
 
 import json
 import os
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def record_path(output: Path) -> Path:
-    """The output's name with ".run.json" behind."""
+    """The path of the record: the output's name with ".run.json" appended."""
     return output.with_name(f"{output.name}.run.json")
 
 
 def read_record(output: Path) -> dict[str, Any]:
-    """The record beside an output: a dict whose "settings" is one; empty where there is none."""
+    """The record beside an output, with a dict "settings"; empty if there is no valid record."""
     try:
         record = json.loads(record_path(output).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -23,10 +23,10 @@ def read_record(output: Path) -> dict[str, Any]:
 
 
 def write_record(output: Path, record: Mapping[str, Any]) -> None:
-    """Puts a record beside an output; at every moment there is the old one or the new one, whole.
+    """Replaces the record beside an output atomically.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: the record cannot be written.
     """
     path = record_path(output)
     part = path.with_name(f"{path.name}.part")
@@ -43,13 +43,13 @@ def write_record(output: Path, record: Mapping[str, Any]) -> None:
 
 
 def describe_difference(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Names what a run was begun with and would go on with otherwise: "temperature 0.0 and not 1.0".
+    """Describes how recorded settings differ from current ones: "temperature 0.0 and not 1.0".
 
     Args:
-      begun, now: settings, ready for JSON.
+      begun, now: recorded and current settings, as JSON values.
     """
     parts = []
-    # Of another kind of drafter the other settings say nothing more.
+    # For another kind of drafter its other settings are not comparable.
     is_other_kind = begun.get("drafter.kind") != now.get("drafter.kind")
     for name in dict.fromkeys([*now, *begun]):
         before, after = begun.get(name), now.get(name)

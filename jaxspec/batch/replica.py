@@ -1,6 +1,6 @@
-"""The process of one replica: an engine, rows that come through a socket, and answers that go back.
+"""The process of one replica: an engine that receives rows through a socket and sends back answers.
 
-It ends when its rows do, or at once with the process that feeds it, `replicas.py`.
+It ends after its last row, or immediately if the parent process (`replicas.py`) ends.
 """
 
 import os
@@ -22,13 +22,13 @@ from jaxspec.sampling import SamplingParams
 
 @dataclass(frozen=True)
 class Work:
-    """What a replica is told first.
+    """The first message to a replica.
 
     Attributes:
-      imports: Python files to run before anything else.
-      load: makes its engine.
-      params: of every row, with the run's seed.
-      raw: pass prompts that are text without the chat template.
+      imports: Python files to run first.
+      load: makes the engine.
+      params: sampling parameters of every row, with the run's seed.
+      raw: pass text prompts without the chat template.
     """
 
     imports: tuple[str, ...]
@@ -39,20 +39,24 @@ class Work:
 
 @dataclass(frozen=True)
 class Ready:
-    """The engine is loaded; it runs so many requests at once."""
+    """The engine is loaded and runs `slots` requests at once."""
 
     slots: int
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The engine cannot be loaded, and why."""
+    """The engine could not be loaded, for the reason `problem`."""
 
     problem: str
 
 
 def main(descriptor: int) -> None:
-    """Serves the socket of this number."""
+    """Runs a replica.
+
+    Args:
+      descriptor: number of the socket's file descriptor.
+    """
     connection = Connection(descriptor)
     messages: SimpleQueue[Any] = SimpleQueue()
     Thread(target=_receive, args=(connection, messages), daemon=True).start()
@@ -72,7 +76,7 @@ def main(descriptor: int) -> None:
 
 
 def _receive(connection: Connection, messages: SimpleQueue[Any]) -> None:
-    """Reads all the time, so that nobody waits who writes, and the other process's end is seen at once."""
+    """Reads continuously, so that the parent's writes never block and its end is noticed at once."""
     try:
         while True:
             messages.put(connection.recv())

@@ -1,4 +1,4 @@
-"""Rows through several engines, each in a process of its own."""
+"""Batch runs with several engines, each in its own process."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ from jaxspec.errors import one_line
 from jaxspec.sampling import SamplingParams
 
 MAX_DEATHS = 3
-"""How often a replica may die without an answer in between, or whichever has a certain row."""
+"""The run fails if one replica dies so often without an answer, or so many replicas die with the same row."""
 
 _PROGRAM = "import sys; from jaxspec.batch.replica import main; main(int(sys.argv[1]))"
 _SECONDS_TO_END = 10.0
@@ -35,12 +35,18 @@ _MAX_SAID = 2**16
 
 
 class ReplicaError(RuntimeError):
-    """A replica that cannot be had; the message is one line."""
+    """A replica cannot be started or kept running; the message is one line."""
 
 
 @dataclass
 class _Given:
-    """A row on its way: its place among the rows of the run, and how many replicas died that had it."""
+    """A row in progress.
+
+    Attributes:
+      place: its number among all rows of the run.
+      row: the row.
+      deaths: number of replicas that died while they had it.
+    """
 
     place: int
     row: Row
@@ -48,10 +54,10 @@ class _Given:
 
 
 class ReplicaRun(Progress):
-    """Rows on their way through several engines; answers are those of a `BatchRun` with one.
+    """Answers rows with several engines; the answers equal those of a `BatchRun` with one engine.
 
-    A row goes, with all of its turns, to the replica that has the fewest, a few more than an engine has
-    slots. What a replica had that dies is given to others, and another process is started for it.
+    A row goes, with all of its turns, to the replica with the most room. Each replica holds a few more rows
+    than its engine has slots. If a replica dies, its rows go to others and a new process replaces it.
     """
 
     def __init__(
@@ -66,16 +72,17 @@ class ReplicaRun(Progress):
         keep_order: bool = False,
         note: Callable[[str], object] = lambda text: None,
     ):
-        """Prepares a run; `start` loads the engines, and iterating, once, does the work. Use it in `closing`.
+        """Prepares a run: `start` loads the engines, and iterating (once) answers the rows. Use `closing`.
 
         Args:
-          load: makes an engine, in a process of its own; it can be pickled.
-          environments: for each replica, what its environment says beside this process's own.
-          rows: as of `BatchRun`; no two of the same place.
-          params: of every row, with the run's seed.
+          load: makes an engine in a replica's process; must be picklable.
+          environments: for each replica, environment variables to add to this process's own.
+          rows: as in `BatchRun`, each with its own place.
+          params: sampling parameters of every row, with the run's seed.
           imports: Python files that each process runs first.
-          raw, keep_order: as of `BatchRun`.
-          note: told of every replica that dies, and what the first said while it was loaded.
+          raw, keep_order: as in `BatchRun`.
+          note: called with a line of text when a replica dies, and with what the first one prints while it
+            is loaded.
         """
         super().__init__(keep_order=keep_order)
         self._work = Work(tuple(imports), load, params, raw)
@@ -93,10 +100,10 @@ class ReplicaRun(Progress):
         """Loads all engines at the same time.
 
         Args:
-          on_ready: called when one is loaded.
+          on_ready: called after each engine is loaded.
 
         Raises:
-          ReplicaError: one cannot be loaded.
+          ReplicaError: an engine cannot be loaded.
         """
         for number in range(len(self._environments)):
             self._start(number)
@@ -109,7 +116,7 @@ class ReplicaRun(Progress):
         self._has_started = True
 
     def close(self) -> None:
-        """Ends all processes: at once, where they have not done all their rows."""
+        """Ends all processes, immediately if they still have rows."""
         for replica in self._replicas.values():
             replica.dismiss()
         for replica in self._replicas.values():
@@ -119,11 +126,11 @@ class ReplicaRun(Progress):
         self._replicas.clear()
 
     def __iter__(self) -> Generator[Answer | RowError, None, None]:
-        """Runs the engines; yields rows as they end, or in their order, as `BatchRun` does.
+        """Runs the engines; yields rows as they finish, or in order, as `BatchRun` does.
 
         Raises:
-          ReplicaError: one dies again and again.
-          whatever reading the rows raises.
+          ReplicaError: a replica died `MAX_DEATHS` times.
+          The exception that reading the rows raised.
         """
         size = sum(replica.slots for replica in self._replicas.values())
         self._look_ahead = 2 * LOOK_AHEAD * size
@@ -148,7 +155,7 @@ class ReplicaRun(Progress):
             max(free, key=lambda replica: replica.room).give(given)
 
     def _read(self) -> _Given | None:
-        """The next row, or None where there is none now."""
+        """The next row, or None if there is none now."""
         while self._num_read - self._num_yielded < self._look_ahead:
             row = self._source.take(wait=False)
             if row is None:
@@ -162,11 +169,11 @@ class ReplicaRun(Progress):
     def _start(self, number: int) -> None:
         replica = _Replica(self._environments[number], self._work)
         self._replicas[number] = replica
-        # As a daemon, for it may be reading when an interrupted process ends.
+        # A daemon, because it may still be reading when an interrupted process ends.
         Thread(target=self._listen, args=(number, replica), daemon=True).start()
 
     def _listen(self, number: int, replica: "_Replica") -> None:
-        """Turns what a process says, and its end, into events."""
+        """Turns the messages and the end of a process into events."""
         try:
             while True:
                 self._events.put(partial(self._take, number, replica, replica.connection.recv()))
@@ -179,7 +186,7 @@ class ReplicaRun(Progress):
             if number == 0 and (said := replica.said()):
                 self._note(f"replica 1 says: {said}")  # the others say the same
         elif isinstance(message, Refused):
-            # One that stands in for a dead one may come before the device's memory is free: it is dead, too.
+            # A replacement may start before the dead replica's device memory is free; it then counts as dead.
             if not self._has_started:
                 raise ReplicaError(message.problem)
         else:
@@ -191,7 +198,7 @@ class ReplicaRun(Progress):
             self._deaths[number] = 0
 
     def _bury(self, number: int, replica: "_Replica") -> None:
-        """Takes back what a dead replica had, and starts another in its place."""
+        """Takes back the rows of a dead replica, and starts another in its place."""
         death = f"replica {number + 1} of {len(self._environments)} died: {replica.bury()}"
         self._deaths[number] += 1
         for given in replica.given.values():
@@ -199,18 +206,18 @@ class ReplicaRun(Progress):
         most = max(self._deaths[number], *(given.deaths for given in replica.given.values()), 0)
         if most >= MAX_DEATHS:
             raise ReplicaError(f"{death}; that was {most} times in a row")
-        self._note(f"{death}; its rows are done again")
+        self._note(f"{death}; its rows are answered again")
         self._again.extendleft(reversed(replica.given.values()))
         self._start(number)
 
 
 class _Replica:
-    """One process, from its start to its end.
+    """One replica's process.
 
     Attributes:
-      connection: to it.
-      slots: requests that its engine runs at once; 0 until it is loaded.
-      given: the rows that it has, by the place where they stand.
+      connection: to the process.
+      slots: requests that its engine runs at once; 0 until the engine is loaded.
+      given: the rows that it holds, by `Row.place`.
     """
 
     def __init__(self, environment: Mapping[str, str], work: Work):
@@ -226,39 +233,39 @@ class _Replica:
                 stdin=subprocess.DEVNULL,
                 stdout=self._said,
                 stderr=self._said,
-                start_new_session=True,  # a Ctrl-C is for us alone
+                start_new_session=True,  # only the parent handles Ctrl-C
             )
         self._send(work)
 
     @property
     def room(self) -> int:
-        """Rows that it may be given: so many that none of its slots is empty while we hear of an answer, and
-        no more, for others may be free sooner."""
+        """How many more rows it may hold: enough that no slot is idle while an answer is on its way, but few
+        enough to keep the replicas balanced."""
         return self.slots + -(-self.slots // 4) - len(self.given) if self.slots else 0
 
     def give(self, given: _Given) -> None:
-        """Hands a row to it; of one that has died meanwhile it is taken back when that is noticed."""
+        """Sends a row. If the process has died, `_bury` takes the row back."""
         self.given[given.row.place] = given
         self._send(given.row)
 
     def said(self) -> str:
-        """The end of what it has written to stdout and stderr."""
+        """The end of its output on stdout and stderr."""
         size = os.fstat(self._said.fileno()).st_size
-        # A read that moves nothing: the process writes on where this file stands.
+        # pread keeps the file position, which the process shares and writes at.
         text = os.pread(self._said.fileno(), min(size, _MAX_SAID), max(size - _MAX_SAID, 0))
         return text.decode("utf-8", "replace").strip()
 
     def dismiss(self) -> None:
-        """Tells it that there are no more rows."""
+        """Tells the process that there are no more rows."""
         self._send(None)
 
     def wait(self) -> None:
-        """Waits a while for its end."""
+        """Waits up to `_SECONDS_TO_END` seconds for the process to end."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_END)
 
     def bury(self) -> str:
-        """Waits for the end of one that has closed its connection; returns in one line what it died of."""
+        """Waits for a process that closed its connection; returns the cause of its death in one line."""
         self.wait()
         status = self._process.poll()
         words = self.said().splitlines()
@@ -270,11 +277,11 @@ class _Replica:
         return one_line(f"{how}; its last words: {words[-1]}" if words else how)
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kills the process."""
         self._process.kill()
         self._process.wait()
         self._said.close()
 
     def _send(self, message: Any) -> None:
-        with suppress(OSError):  # that it is dead is heard from its listener
+        with suppress(OSError):  # its listener notices that it is dead
             self.connection.send(message)

@@ -1,4 +1,4 @@
-"""Rows of the input."""
+"""Reading and checking the rows of the input."""
 
 import errno
 import json
@@ -16,28 +16,28 @@ from jaxspec.checkpoints.chat_template import check_messages
 from jaxspec.engine import Generation
 
 STDIN = "-"
-"""The input that stands for standard input."""
+"""The name that stands for standard input."""
 
 MAX_LINE = 16 * 2**20
-"""Bytes of the longest line that is read."""
+"""The longest line that is accepted, in bytes."""
 
 
 class InputError(ValueError):
-    """An input that cannot be read; the message names it."""
+    """The input cannot be read; the message names it."""
 
 
 class RowError(ValueError):
-    """A row that has no answer; the message is one line and begins with the row's place.
+    """A row without an answer; the message is one line and begins with the row's place.
 
     Attributes:
-      place: where the row stands.
-      generations: what was generated for it all the same: answers to earlier turns, one that failed.
+      place: as `Row.place`.
+      generations: what was generated nevertheless: answers to earlier turns, and a failed generation.
     """
 
     def __init__(self, place: str, problem: object, generations: Sequence[Generation] = ()):
         text = " ".join(str(problem).splitlines())
         text = text if len(text) <= 300 else text[:300] + "…"
-        super().__init__(place, text, generations)  # what it is made of, so that it can be pickled
+        super().__init__(place, text, generations)  # the arguments, so that it can be pickled
         self.place = place
         self.generations = generations
         self._text = text
@@ -51,9 +51,9 @@ class Row:
     """One conversation to answer.
 
     Attributes:
-      place: where it stands, for messages: "in.jsonl line 3".
-      id: the row's own, or the number of its line, counted from 0 through all files.
-      prompt: what the first request reads: text, token ids or messages; None where there are turns.
+      place: file and line, for messages: "in.jsonl line 3".
+      id: given in the row, or else the number of its line, counted from 0 over all files.
+      prompt: text, token ids or messages; None for a row with turns.
       turns: the user's turns, each answered before the next is asked.
     """
 
@@ -64,23 +64,23 @@ class Row:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of what is asked, 16 hexadecimal digits; the id does not count."""
+        """A hash of prompt and turns, without the id: 16 hexadecimal digits."""
         return hash_json([self.prompt, self.turns], 8).hex()
 
 
 def read_rows(*sources: str | Path) -> Iterator[Row | RowError]:
-    """Rows of JSONL files as they are read; a bad one comes as its error, and the rest still follow.
+    """Yields the rows of JSONL files while reading them; a bad row is yielded as its error.
 
     A row is an object with one of "prompt" (text or token ids), "messages" (a list of {"role",
-    "content"}) and "turns" (a list of user turns), and perhaps "id" (text or a whole number, no two the
-    same). Other keys and blank lines are ignored. Every source is read once, from its
-    beginning to its end, and nothing of it is kept but a hash of every id.
+    "content"}) and "turns" (a list of user turns), and optionally a unique "id" (text or a whole number).
+    Other keys and blank lines are ignored. Every source is read once, from beginning to end; only a hash of
+    every id is kept.
 
     Args:
-      sources: paths, of pipes too, or "-" for standard input; read one after the other, as one input.
+      sources: paths of files or pipes, or "-" for standard input; read in order as one input.
 
     Raises:
-      InputError: a source cannot be read; at once if that can be seen without opening it.
+      InputError: a source cannot be read; raised by the call itself if that is known without opening it.
     """
     for source in sources:
         _check_readable(source)
@@ -109,12 +109,12 @@ def _read(sources: Sequence[str | Path]) -> Iterator[Row | RowError]:
 
 
 def count_rows(*sources: str | Path) -> int | None:
-    """Lines that are not blank; None where a source is no plain file, which can be read only once.
+    """The number of lines that are not blank; None if a source, such as a pipe, can be read only once.
 
     Raises:
       InputError: a source cannot be read.
     """
-    # Where /dev/fd/3 is a plain file, some systems read on from where it was left.
+    # /dev/fd/3 may be a regular file that some systems continue to read at its current position.
     plain = (os.path.isfile(source) and not str(source).startswith("/dev/") for source in sources)
     if STDIN in sources or not all(plain):
         return None
@@ -122,7 +122,7 @@ def count_rows(*sources: str | Path) -> int | None:
 
 
 class _Places:
-    """Which line of which file a line of the whole input is."""
+    """Maps line numbers of the whole input to files and their lines."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -134,7 +134,7 @@ class _Places:
         self._first.append(self._lines)
 
     def count(self) -> int:
-        """The number of the next line, from 0."""
+        """Counts one more line; returns its number, from 0."""
         self._lines += 1
         return self._lines - 1
 
@@ -144,7 +144,7 @@ class _Places:
 
 
 def _lines(source: str | Path) -> Generator[bytes | None, None, None]:
-    """Lines of a file; None for one that is longer than `MAX_LINE`."""
+    """Lines of a file; None for a line longer than `MAX_LINE`."""
     try:
         with _open(source) as file:
             while line := file.readline(MAX_LINE + 1):
@@ -159,7 +159,7 @@ def _lines(source: str | Path) -> Generator[bytes | None, None, None]:
 
 
 def _check_readable(source: str | Path) -> None:
-    """Opens nothing: a named pipe can be opened but once."""
+    """Checks a source without opening it, since a named pipe can be opened only once."""
     if source == STDIN:
         return
     if not os.path.exists(source):
@@ -182,14 +182,15 @@ def _open(source: str | Path) -> BinaryIO:
 
 
 def parse_line(place: str, line: bytes | None, number: int | None) -> Row:
-    """The row that a line of JSON holds.
+    """The row in a line of JSON.
 
     Args:
-      line: None for one that is longer than `MAX_LINE`.
-      number: the id of a row that says none; None where it has to.
+      place: as `Row.place`.
+      line: None for a line longer than `MAX_LINE`.
+      number: the id of a row without one; None if an id is required.
 
     Raises:
-      ValueError, RecursionError: it holds none.
+      ValueError, RecursionError: the line is not a valid row.
     """
     if line is None:
         raise ValueError(f"longer than {MAX_LINE} bytes")
@@ -207,12 +208,12 @@ def parse_line(place: str, line: bytes | None, number: int | None) -> Row:
     if b"\\u" in line and not _is_unicode(json.dumps(asked, ensure_ascii=False)):
         (kind,) = _kinds(values)
         raise ValueError(f"{kind} is not valid Unicode")
-    _ = row.digest  # what is nested too deeply for it is found here
+    _ = row.digest  # raises RecursionError if the row is nested too deeply
     return row
 
 
 def make_row(place: str, values: Mapping[str, Any], number: int | None) -> Row:
-    """The row that an object of JSON holds, as its keys and values; arguments and errors as `parse_line`."""
+    """The row with these keys and values; other arguments and errors as in `parse_line`."""
     kinds = _kinds(values)
     if len(kinds) != 1:
         found = " and ".join(kinds) or "none"

@@ -1,4 +1,4 @@
-"""Rows through an engine."""
+"""Batch runs with one engine."""
 
 import secrets
 from collections import deque
@@ -16,22 +16,22 @@ from jaxspec.engine import Engine, Generation, Request
 from jaxspec.sampling import SamplingParams
 
 LOOK_AHEAD = 16
-"""In the order of the input, rows are asked up to so many times `Engine.max_pending` past the first
-unanswered one."""
+"""With `keep_order`, how far rows may be read ahead of the first unanswered one, in units of
+`Engine.max_pending`."""
 
 
 def row_seed(seed: int, row_id: RowId, turn: int) -> int:
-    """The seed of one request: a hash of the run's seed, the row's id and the turn, counted from 0.
+    """The seed of one request: a hash of the run's seed, the row's id and the number of the turn, from 0.
 
-    No two requests share draws, not even those of a run with the next seed, and a row gets the same
-    answer whichever others there are.
+    No two requests share draws, even between runs with neighbouring seeds, and the answer to a row does not
+    depend on other rows.
     """
     return int.from_bytes(hash_json([seed, row_id, turn], 8), "little")
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """A row on its way: its place among the rows of the run, and the answers to its turns so far."""
+    """A row in progress: its number among all rows of the run, and the answers to its turns so far."""
 
     place: int
     row: Row
@@ -39,10 +39,10 @@ class _Asked:
 
 
 class BatchRun(Progress):
-    """Rows on their way through an engine, read a few ahead of the free slots.
+    """Answers rows with one engine, reading a few rows ahead.
 
     Attributes:
-      seed: of the run.
+      seed: the run's seed.
     """
 
     def __init__(
@@ -54,14 +54,16 @@ class BatchRun(Progress):
         raw: bool = False,
         keep_order: bool = False,
     ):
-        """Prepares a run; iterating it, once, does the work.
+        """Prepares a run; iterating over it (once) answers the rows.
 
         Args:
-          rows: read in a thread of their own, so that running requests never wait for a slow input.
-          params: of every row, apart from the seed, which is the run's (None draws one): see `row_seed`.
-          raw: pass prompts that are text without the chat template.
-          keep_order: yield in the order of the rows. An answer waits for those before it, and where one
-            row takes as long as `LOOK_AHEAD` times `Engine.max_pending` others, slots wait too.
+          engine: answers the requests.
+          rows: read in a separate thread, so that running requests never wait for a slow input.
+          params: sampling parameters of every row. Their seed is the run's, from which `row_seed` derives
+            those of requests; None draws one at random.
+          raw: pass text prompts without the chat template.
+          keep_order: yield in the order of the rows. Answers wait for those before them, and slots may
+            become idle while one row takes as long as `LOOK_AHEAD` * `Engine.max_pending` others.
         """
         super().__init__(keep_order=keep_order)
         self._engine = engine
@@ -75,14 +77,14 @@ class BatchRun(Progress):
         self._num_read = 0
 
     def __iter__(self) -> Generator[Answer | RowError, None, None]:
-        """Runs the engine; yields rows as they end, or in their order.
+        """Runs the engine; yields rows as they finish, or in order.
 
-        A row without an answer comes as its error: one that was malformed, that cannot be asked (its
-        prompt is too long, say), or that the engine could not finish. Closing the iterator drops the
-        unfinished rows.
+        A row without an answer is yielded as its error: a malformed row, one that cannot be a request (for
+        example because its prompt is too long), or one that the engine could not finish. Closing the
+        iterator cancels unfinished rows.
 
         Raises:
-          whatever reading the rows raises.
+          The exception that reading the rows raised.
         """
         with closing(ReadAhead(self._rows, self._engine.max_pending)) as self._source:
             while self._next_turns or not self._source.is_done:
@@ -94,11 +96,11 @@ class BatchRun(Progress):
                 yield from self._ended()
 
     def _generations(self) -> Generator[tuple[int, Generation], None, None]:
-        """One `Engine.run`, which closing ends at once."""
+        """One `Engine.run`; closing the generator ends it at once."""
         yield from self._engine.run(_Requests(self))
 
     def _take(self, asked: _Asked, generation: Generation) -> None:
-        """Moves a finished generation into its row; the row ends, or has its next turn to ask."""
+        """Adds a finished generation to its row, which then ends or continues with its next turn."""
         self._count(generation)
         asked = replace(asked, generations=[*asked.generations, generation])
         if generation.finish_reason not in ("stop", "length"):
@@ -109,7 +111,7 @@ class BatchRun(Progress):
             self._done[asked.place] = Answer(asked.row, asked.generations)
 
     def _next_request(self) -> Request | None:
-        """The next request, or None where there is none now."""
+        """The next request, or None if there is none now."""
         while True:
             asked = self._next_turns.popleft() if self._next_turns else self._read()
             if asked is None:
@@ -124,7 +126,7 @@ class BatchRun(Progress):
             return request
 
     def _read(self) -> _Asked | None:
-        """The next row, or None where there is none now; it waits only where nothing else is to be done."""
+        """The next row, or None if there is none now; waits for one only if nothing else is in progress."""
         while self._num_read - self._num_yielded < LOOK_AHEAD * self._engine.max_pending:
             row = self._source.take(wait=not self._asked and not self._done)
             if row is None:
@@ -145,8 +147,8 @@ class BatchRun(Progress):
 
 
 class _Requests(Iterator[Request]):
-    """What an engine runs. `Engine.run` asks again after the end, whenever a slot is free: an answer may
-    have brought a next turn by then, or the input a row."""
+    """The requests of a run. `Engine.run` asks again after the end, whenever a slot is free, since there may
+    be a next turn or another row by then."""
 
     def __init__(self, run: BatchRun):
         self._run = run

@@ -1,4 +1,4 @@
-"""What a run's answers depend on besides its rows, by name."""
+"""The settings on which a run's answers depend."""
 
 import dataclasses
 import os
@@ -28,17 +28,19 @@ def run_settings(
     keep_order: bool,
     backend: str | None = None,
 ) -> dict[str, Any]:
-    """Everything that decides a run's answers, or their order, ready for JSON.
+    """Everything that determines a run's answers or their order, as JSON values by name.
 
-    Of the engine's sizes only those that change answers are there: a run may go on with another batch size,
-    or on more devices.
+    Of the engine's sizes, only those that change answers are included: a run may be resumed with another
+    batch size or on more devices.
 
     Args:
-      params: with a seed.
-      backend: that engines run on; None for this process's own.
+      config: target, drafter and engine.
+      params: sampling parameters, with a seed.
+      raw, keep_order: as in `BatchRun`.
+      backend: the engines' backend, "cpu" or "gpu"; None for that of this process.
 
     Raises:
-      CheckpointError: a checkpoint is not there.
+      CheckpointError: a checkpoint does not exist.
     """
     # The model's own limit is part of the model.
     engine = config.engine.resolve(backend=backend or jax.default_backend(), model_limit=2**62)
@@ -65,12 +67,13 @@ def _drafter(drafter: DrafterConfig) -> dict[str, Any]:
 
 
 def checkpoint_digest(source: SourceConfig) -> str:
-    """What tells a checkpoint from others, wherever it lies: for a wheel the hash that pins its file, for a
-    Hub repository its commit, for local files a hash of their sizes and of blocks throughout them (8 MiB a
-    file: in trained weights nothing stays as it was).
+    """Identifies a checkpoint, independently of its path.
+
+    By the pinned hash of a wheel's file, the commit of a Hub repository, or a hash of the sizes of local
+    files and of blocks throughout them: at most 8 MiB of each file, since training changes all weights.
 
     Raises:
-      CheckpointError: it is not there.
+      CheckpointError: the checkpoint does not exist.
     """
     path = Path(source.source).expanduser()
     if source.source.startswith("pypi:"):
@@ -97,13 +100,13 @@ def _digest(path: Path) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files that a checkpoint's folder is loaded from."""
+    """The files of a folder that loading may read."""
     found = {file for pattern in FILES for file in folder.glob(pattern)} | set((folder / ORBAX).rglob("*"))
     return sorted(file for file in found if file.is_file())
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """A small file whole, of a large one its beginning, its end, and blocks at even distances between."""
+    """All of a small file; of a large one, evenly spaced blocks including its beginning and end."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         count = min(-(-size // _BLOCK), _BLOCKS)

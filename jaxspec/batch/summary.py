@@ -1,4 +1,4 @@
-"""What a batch run came to."""
+"""The summary of a batch run."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from jaxspec.engine import AcceptanceStats
 
 MAX_FAILURES = 100
-"""Failures that a summary names; all are counted."""
+"""The most failures that a summary lists; all are counted."""
 
 
 @dataclass(frozen=True)
@@ -14,16 +14,16 @@ class Summary:
     """Counts and speed of one run.
 
     Attributes:
-      rows: that the input had; each was answered, skipped or failed.
-      answered: rows with an answer of this run in the output.
-      skipped: rows with an answer of an earlier run there.
-      failures: what was wrong with failed rows, of the first `MAX_FAILURES`.
-      seed: of the run, drawn or given.
-      prompt_tokens: read by the model; a turn reads the turns before it again.
-      tokens: generated.
-      load_seconds: loading and compiling.
-      seconds: from the first prompt to the last token.
-      stats: what became of the drafts.
+      rows: rows of the input; each was answered, skipped or failed.
+      answered: rows answered by this run.
+      skipped: rows answered by an earlier run.
+      failures: errors of the first `MAX_FAILURES` failed rows.
+      seed: the run's seed, given or drawn.
+      prompt_tokens: tokens of all prompts; the prompt of a turn includes the turns before it.
+      tokens: generated tokens.
+      load_seconds: time of loading and compiling.
+      seconds: time from the first prompt to the last token.
+      stats: acceptance statistics.
     """
 
     rows: int
@@ -39,16 +39,16 @@ class Summary:
 
     @property
     def failed(self) -> int:
-        """Rows without an answer, for whatever reason."""
+        """Rows without an answer."""
         return self.rows - self.answered - self.skipped
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens per second of `seconds`: prefill counts, loading and compiling do not."""
+        """Generated tokens per second, including prefill but not loading and compiling."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
+        """All fields as JSON values."""
         return {
             "rows": self.rows,
             "answered": self.answered,
@@ -65,7 +65,7 @@ class Summary:
         }
 
     def table(self) -> str:
-        """The same for people."""
+        """The summary as a text table."""
         counts = f"{self.answered} answered, {self.failed} failed, {self.skipped} answered before"
         lines = [
             ("rows", f"{self.rows}: {counts}"),

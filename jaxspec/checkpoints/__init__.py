@@ -1,4 +1,4 @@
-"""Checkpoints: where weights come from, how they are read, and the tokenizer that comes with them."""
+"""Checkpoints: opening and writing weights in all supported formats, and their tokenizers."""
 
 from jaxspec.checkpoints.checkpoint import Checkpoint, TensorSource
 from jaxspec.checkpoints.errors import CheckpointError

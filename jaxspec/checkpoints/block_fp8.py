@@ -1,7 +1,7 @@
-"""Matrices in eight-bit floats with a scale for each block: the published DeepSeek-V3 checkpoints.
+"""Matrices in eight-bit floats with one scale per block, as in the published DeepSeek-V3 checkpoints.
 
-Source: deepseek-ai/DeepSeek-V3, `README_WEIGHTS.md` and `inference/fp8_cast_bf16.py`, whose bfloat16 is what
-is read here.
+Source: deepseek-ai/DeepSeek-V3, `README_WEIGHTS.md` and `inference/fp8_cast_bf16.py`. Reading gives the same
+bfloat16 values as that script.
 """
 
 from collections.abc import Mapping
@@ -19,10 +19,13 @@ _SUFFIX = "_scale_inv"
 
 @dataclass(frozen=True)
 class BlockFp8Tensor:
-    """A matrix [out, in] out of `values` and of `scales` f32[out / rows, in / columns], rounded up.
+    """A matrix [out, in] whose values are multiplied by a scale per block.
 
     Attributes:
-      block: rows and columns that share a scale, by which their values are multiplied.
+      values: float8[out, in].
+      scales: f32[ceil(out / rows), ceil(in / columns)].
+      block: (rows, columns) that share a scale.
+      dtype: of the result.
     """
 
     values: TensorSource
@@ -37,7 +40,7 @@ class BlockFp8Tensor:
     def read(self) -> np.ndarray:
         result = self.values.read().astype(np.float32)
         rows, columns = self.block
-        # A row of blocks at a time: the scales of all would be another matrix of the size.
+        # One row of blocks at a time, since all scales repeated would take as much memory as the matrix.
         for i, scales in enumerate(self.scales.read().astype(np.float32)):
             result[i * rows : (i + 1) * rows] *= np.repeat(scales, columns)[: result.shape[1]]
         return result.astype(self.dtype)
@@ -46,21 +49,21 @@ class BlockFp8Tensor:
 def expand_block_fp8(
     tensors: Mapping[str, TensorSource], quantization: Mapping[str, Any], name: str
 ) -> dict[str, TensorSource]:
-    """Tensors in which every pair X, X_scale_inv is one X, dequantised when it is read.
+    """Replaces every pair X, X_scale_inv by one tensor X, which is dequantised when it is read.
 
     Args:
-      tensors: of a checkpoint.
+      tensors: all tensors of a checkpoint, by name.
       quantization: `quantization_config` of its `config.json`.
-      name: the checkpoint's, for messages.
+      name: the checkpoint, for messages.
 
     Raises:
-      CheckpointError: a scale belongs to no matrix or is of another shape, or the blocks have no size.
+      CheckpointError: a scale without a matrix, with a wrong shape, or no `weight_block_size`.
     """
     block = quantization.get("weight_block_size")
     if not (isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)):
         raise CheckpointError(
-            f"{name}: FP8 weights are read where weight_block_size says the rows and columns that share a "
-            f"scale, and it is {block!r}"
+            f"{name}: FP8 weights need weight_block_size, the rows and columns that share a scale; "
+            f"it is {block!r}"
         )
     rows, columns = block
     expanded = dict(tensors)
@@ -74,8 +77,8 @@ def expand_block_fp8(
         expected = tuple(-(-n // each) for n, each in zip(values.shape, block, strict=False))
         if len(values.shape) != 2 or scales.shape != expected:
             raise CheckpointError(
-                f"{name}: {key!r} has shape {list(scales.shape)}, and {stem!r} of {list(values.shape)} in "
-                f"blocks of {block} needs {list(expected)}"
+                f"{name}: {key!r} has shape {list(scales.shape)}, expected {list(expected)} for {stem!r} of "
+                f"shape {list(values.shape)} in blocks of {block}"
             )
         expanded[stem] = BlockFp8Tensor(values, scales, (rows, columns))
     return expanded

@@ -1,4 +1,4 @@
-"""Matrices in fewer bits than their values have as float32."""
+"""Matrices packed in blocks of integers that share a scale."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Blocks:
-    """scale * values + offset in float32, rounded once: what `TensorSource.read` returns.
+    """A packed matrix, equal to scale * values + offset in float32, rounded once.
 
     Attributes:
-      values: i8[out, in] or, in 0 … 15, u8[out, in], either with a scale; or bf16[out, in].
-      scale: f32[out, in / 32], one for 32 inputs, or f32[out, in / 16]; or None. scale * values is exact.
-      offset: as `scale`, or None.
+      values: i8[out, in], or u8[out, in] of 0 to 15, both with a scale; or bf16[out, in] without.
+      scale: f32[out, in / 32] or f32[out, in / 16], one for 32 or 16 inputs; or None. scale * values is exact
+        in float32.
+      offset: same shape as `scale`, or None.
     """
 
     values: np.ndarray
@@ -23,19 +24,19 @@ class Blocks:
 
     @property
     def inputs(self) -> int:
-        """That share a scale; 1 where there is none."""
+        """The number of inputs that share a scale; 1 without a scale."""
         return 1 if self.scale is None else self.values.shape[1] // self.scale.shape[1]
 
     def map(self, change: Callable[[np.ndarray], np.ndarray]) -> "Blocks":
-        """With a change of rows applied to every array."""
+        """The same blocks with `change`, a permutation of rows, applied to every array."""
         arrays = (self.values, self.scale, self.offset)
         return Blocks(*(None if array is None else change(array) for array in arrays))  # type: ignore[arg-type]
 
 
 def round_to_blocks(matrix: np.ndarray) -> Blocks | None:
-    """A matrix f32[out, in] rounded to ggml's Q8_0: 32 inputs share a scale of 11 bits.
+    """Rounds a matrix f32[out, in] to ggml's Q8_0: 32 inputs share a float16 scale.
 
-    None for numbers that are too large for that, or no numbers.
+    Returns None if a value is NaN, infinite or too large for the format.
     """
     blocks = matrix.reshape(matrix.shape[0], -1, 32)
     with np.errstate(over="ignore"):
@@ -48,17 +49,18 @@ def round_to_blocks(matrix: np.ndarray) -> Blocks | None:
 
 @runtime_checkable
 class BlockSource(Protocol):
-    """A `TensorSource` that may hold blocks."""
+    """A `TensorSource` that may be packed in blocks."""
 
     def read_blocks(self) -> Blocks | None:
-        """The tensor as it is stored; None where that is not in blocks."""
+        """The blocks as stored; None if the tensor is stored in another form."""
         ...
 
 
 def alike(tensors: Sequence[Blocks]) -> list[Blocks] | None:
-    """The same tensors in one form: of the fewest inputs to a scale, in 8 bits or with offsets where one is.
+    """Converts tensors to a common form, without changing their values.
 
-    None for bfloat16 beside integers.
+    The form has the fewest inputs per scale of any of them, int8 values unless all are uint8, and offsets if
+    any has them. Returns None for a mix of bfloat16 and integers.
     """
     scaled = [blocks.scale is not None for blocks in tensors]
     if not any(scaled):

@@ -1,4 +1,4 @@
-"""Where downloaded files are kept, and how they are told to be whole."""
+"""The folder of downloaded files, and checks of its permissions and of hashes."""
 
 import hashlib
 import os
@@ -16,10 +16,10 @@ def cache_folder() -> Path:
 
 
 def home_path(path: str | Path) -> Path:
-    """A path whose "~" is written out.
+    """The path with "~" expanded.
 
     Raises:
-      CheckpointError: nobody knows whose home it is.
+      CheckpointError: the home folder cannot be determined.
     """
     try:
         return Path(path).expanduser()
@@ -28,14 +28,14 @@ def home_path(path: str | Path) -> Path:
 
 
 def private_folder(folder: Path) -> None:
-    """Makes a folder that only this user can read or write, or makes sure of one that is there.
+    """Creates a folder that only this user can read or write, or checks and restricts an existing one.
 
-    What is asked and changed is the opened folder itself: no link is followed, and nothing can be put in
-    its place in between.
+    The checks and changes use the descriptor of the opened folder: no link is followed, and the folder cannot
+    be replaced in between.
 
     Raises:
-      CheckpointError: it belongs to another user, others can write into it, or it is a symbolic link.
-      OSError: it cannot be made or opened.
+      CheckpointError: it belongs to another user, others can write to it, or it is a symbolic link.
+      OSError: it cannot be created or opened.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not hasattr(os, "getuid"):
@@ -55,7 +55,7 @@ def private_folder(folder: Path) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """The file's hash in hexadecimal; a second reads about 1.5 GB."""
+    """The file's SHA-256 in hexadecimal, at about 1.5 GB per second."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -64,7 +64,7 @@ def check_sha256(path: Path, expected: str) -> None:
     """Compares a file with its pinned hash.
 
     Raises:
-      CheckpointError: the pin is malformed, or the file is another one.
+      CheckpointError: the pinned hash is malformed, or the file has another hash.
     """
     check_pin(expected)
     actual = file_sha256(path)
@@ -73,7 +73,7 @@ def check_sha256(path: Path, expected: str) -> None:
 
 
 def check_pin(sha256: str) -> None:
-    """Refuses what cannot be a sha256.
+    """Checks the form of a pinned hash.
 
     Raises:
       CheckpointError: not 64 hexadecimal digits.

@@ -1,4 +1,4 @@
-"""Chat templates: rendered in a process of their own, whose time and memory are bounded."""
+"""Chat templates, rendered in a separate process with limited time and memory."""
 
 import atexit
 import json
@@ -14,7 +14,7 @@ from jaxspec.checkpoints.errors import CheckpointError
 
 _PROGRAM = Path(__file__).with_name("template_process.py")
 _KEPT = ("LD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "TZ")
-"""Of the environment, what Python or the time of day may need."""
+"""Environment variables that Python or the local time may need."""
 
 
 def render_chat(
@@ -24,20 +24,20 @@ def render_chat(
     *,
     add_generation_prompt: bool,
 ) -> str:
-    """The text of a conversation.
+    """Renders a conversation as text.
 
-    The first call starts the process, which takes a tenth of a second; later ones take one or two tenths of
-    a millisecond and may come from any thread.
+    The first call starts the process, which takes a tenth of a second; later calls take 0.1 to 0.2 ms. Any
+    thread may call it.
 
     Args:
-      template: jinja2 source, as in `tokenizer_config.json`, with the names that Hugging Face's rely on.
+      template: jinja2 source, as in `tokenizer_config.json`.
       messages: at least one {"role": ..., "content": ...}, both strings.
-      special_tokens: "bos_token", "eos_token", … as the template sees them.
+      special_tokens: texts of "bos_token", "eos_token", …, which the template can use.
       add_generation_prompt: whether the text ends where the assistant's answer begins.
 
     Raises:
-      CheckpointError: messages of another form; or the template fails, refuses them, or takes more than a
-        second of computing or 512 MB.
+      CheckpointError: malformed messages; or the template fails, rejects them, or needs more than a second of
+        CPU time or 512 MB.
     """
     check_messages(messages)
     variables = {
@@ -58,10 +58,10 @@ def render_chat(
 
 
 def check_messages(messages: Any) -> None:
-    """Refuses what is not a list of {"role": string, "content": string}, naming the message.
+    """Checks that messages are a list of {"role": string, "content": string}.
 
     Raises:
-      CheckpointError: another form, or an empty list.
+      CheckpointError: they have another form, or the list is empty; the text names the message.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise CheckpointError(f"messages must be a list of role and content, got {type(messages).__name__}")
@@ -78,24 +78,24 @@ def check_messages(messages: Any) -> None:
 
 
 class _TemplateProcess:
-    """`template_process.py`: started when it is first asked, and again after a template was its end."""
+    """The process of `template_process.py`, started by the first request, and again if a template ends it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, request: str) -> dict[str, str]:
-        """Its reply to a request.
+        """Sends a request and returns the reply.
 
         Raises:
-          CheckpointError: it cannot be started, or did not live to reply.
+          CheckpointError: the process cannot be started, or ended before it replied.
         """
         with self._lock:
             if self._process is None:
                 self._process = _start()
             try:
                 reply = _exchange(self._process, request.encode("utf-8", "surrogatepass") + b"\n")
-            except BaseException:  # an interrupt: the reply to this would answer the next request
+            except BaseException:  # an interrupt: the next request would get this reply
                 self._end()
                 raise
             if not reply.endswith(b"\n"):
@@ -111,9 +111,9 @@ class _TemplateProcess:
             self._end()
 
     def forget(self) -> None:
-        """Leaves the process to the one that this one was forked from."""
+        """After a fork, in the child: leaves the process to the parent."""
         if self._process is not None:
-            self._process.returncode = 0  # nobody here is to wait for it
+            self._process.returncode = 0  # it is not a child of this process
         self._lock, self._process = threading.Lock(), None
 
     def _end(self) -> None:
@@ -124,7 +124,7 @@ class _TemplateProcess:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    # Without site, which takes longer than all the rest; where packages lie, this process knows.
+    # -S because importing site takes most of the start-up time; PYTHONPATH below replaces it.
     command = [sys.executable, "-S", "-P", str(_PROGRAM)]
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
@@ -135,10 +135,12 @@ def _start() -> subprocess.Popen[bytes]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is not meant for it
+            start_new_session=True,  # so that Ctrl-C does not reach it
         )
     except OSError as error:
-        raise CheckpointError(f"chat templates need a Python of their own, and {error}") from None
+        raise CheckpointError(
+            f"chat templates need a Python process, which cannot be started: {error}"
+        ) from None
 
 
 def _exchange(process: subprocess.Popen[bytes], line: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""What every source of weights is turned into."""
+"""The common form of all checkpoints, whatever their source."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ class TensorSource(Protocol):
     """One tensor of a checkpoint, not read yet.
 
     Attributes:
-      shape: as Hugging Face stores it; a projection is [out, in].
-      dtype: what `read` returns; bfloat16 and float8 come from `ml_dtypes`.
+      shape: in Hugging Face layout; a projection is [out, in].
+      dtype: of the array that `read` returns; bfloat16 and float8 are those of `ml_dtypes`.
     """
 
     @property
@@ -24,23 +24,24 @@ class TensorSource(Protocol):
     def dtype(self) -> np.dtype: ...
 
     def read(self) -> np.ndarray:
-        """The values, a new array or a view of the file that cannot be written; asks the file every time."""
+        """The values, as a new array or a read-only view of the file; reads the file at every call."""
         ...
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model or a drafter's head on disk: what it is, and how to read it.
+    """A model or a drafter's head on disk.
 
     Attributes:
       name: the folder, file or Hub id, for messages.
-      config: `config.json`, or the same keys made from the metadata of a GGUF. A GGUF with a
-        `rope_freqs.weight` (the llama3 factors, [D/2] divisors of the inverse frequencies) has
-        `config["rope_scaling"] = {"rope_type": "factors", "factors": [...]}`.
-      tensors: Hugging Face names ("model.layers.0.self_attn.q_proj.weight") to tensors in Hugging Face
-        layout. Plain formats are read as stored, quantised GGUF blocks as float32.
-      tokenizer: None where the source has none, as heads do.
-      eos_token_ids: every token that ends an answer, in the order of the generation config.
+      config: the contents of `config.json`, or the same keys derived from the metadata of a GGUF. For a GGUF
+        with a tensor `rope_freqs.weight` (the llama3 factors, [D/2] divisors of the inverse frequencies),
+        `config["rope_scaling"]` is `{"rope_type": "factors", "factors": [...]}`.
+      tensors: tensors in Hugging Face layout by their Hugging Face names
+        ("model.layers.0.self_attn.q_proj.weight"). Unquantised formats are read as stored, quantised GGUF
+        blocks as float32.
+      tokenizer: None if the source has none, as heads do.
+      eos_token_ids: all tokens that end an answer, in the order of the generation config.
     """
 
     name: str

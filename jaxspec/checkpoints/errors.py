@@ -1,4 +1,4 @@
-"""The one exception of this package, and where what the operating system refuses becomes it."""
+"""The exception of this package, and contexts that convert other errors to it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +8,12 @@ from jaxspec.errors import OneLineError
 
 
 class CheckpointError(OneLineError):
-    """A checkpoint, tokenizer or chat that cannot be used; the message names the offender in one line."""
+    """A checkpoint, tokenizer or conversation cannot be used; the message names the cause in one line."""
 
 
 @contextmanager
 def reading(what: str | Path) -> Iterator[None]:
-    """Turns the operating system's errors into ours, naming the file, or `what` where they name none.
+    """Converts errors of the operating system, naming the file, or `what` if they name none.
 
     Raises:
       CheckpointError: in place of an OSError.
@@ -28,12 +28,12 @@ def reading(what: str | Path) -> Iterator[None]:
 
 @contextmanager
 def foreign(what: str | Path, problem: str) -> Iterator[None]:
-    """Turns whatever a package raises over a file's content into ours, `what` and `problem` in front.
+    """Converts any error that a package raises over a file's content, prefixed with `what` and `problem`.
 
-    For packages that raise plain Exception, and panics of Rust code, which are no Exception at all.
+    Some packages raise plain Exception; Rust code may panic, which is a BaseException.
 
     Raises:
-      CheckpointError: in place of anything but KeyboardInterrupt and its like.
+      CheckpointError: in place of everything except KeyboardInterrupt and similar exceptions.
     """
     try:
         yield

@@ -13,14 +13,14 @@ from jaxspec.checkpoints.safetensors_files import open_safetensors
 from jaxspec.checkpoints.tokenizer import Tokenizer
 
 ORBAX = "orbax"
-"""Subfolder of the weights in a folder that `save_orbax` wrote."""
+"""The subfolder of the weights in a folder written by `save_orbax`."""
 
 
 def open_folder(folder: Path) -> Checkpoint:
-    """Opens a folder as Hugging Face writes it, or as `save_orbax` does.
+    """Opens a folder written by Hugging Face's libraries or by `save_orbax`.
 
     Raises:
-      CheckpointError: a file is missing or damaged, or the weights are in another form.
+      CheckpointError: a file is missing or damaged, or the weights have an unsupported format.
     """
     config = read_json(folder / "config.json")
     quantization = _quantization(config, folder)
@@ -46,14 +46,14 @@ _PACKED = {
     ".weight_packed": "compressed-tensors",
     ".weight.absmax": "bitsandbytes",
 }
-"""How the tensors of formats are named that a `config.json` need not mention."""
+"""Tensor-name suffixes of formats that `config.json` need not mention."""
 
 
 def _quantization(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """The `quantization_config`, of a format that is read here; empty where weights are not quantised.
+    """The `quantization_config`; empty if weights are not quantised.
 
     Raises:
-      CheckpointError: they are in another format.
+      CheckpointError: the quantisation is not supported.
     """
     nested = config.get("text_config")
     stated = config.get("quantization_config") or (
@@ -77,13 +77,13 @@ def _check_not_packed(tensors: Mapping[str, TensorSource], folder: Path) -> None
         for suffix, method in _PACKED.items():
             if name.endswith(suffix):
                 raise CheckpointError(
-                    f"{folder}: tensor {name!r} is of weights quantised by {method}, which is not supported; "
+                    f"{folder}: tensor {name!r} was quantised by {method}, which is not supported; "
                     f"supported: {', '.join(_EXPANDED)}"
                 )
 
 
 def _eos_token_ids(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """End tokens of `generation_config.json` or else `config.json`, and the tokenizer's own."""
+    """End tokens of `generation_config.json`, else of `config.json`, and those of the tokenizer."""
     stated = read_json(folder / "generation_config.json", default={}).get("eos_token_id")
     if stated is None:
         stated = config.get("eos_token_id")

@@ -1,4 +1,4 @@
-"""How GGUFs hold the models of a family, as each family says it."""
+"""How GGUF files store the models of a family; each family describes its own."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ _MAX_EXPERTS = 4096
 
 
 def check_experts(name: str, stack: "GGUFTensor") -> None:
-    """Refuses what is not one matrix, or one bias, for each of not too many experts.
+    """Checks that a tensor stacks one matrix, or one bias, for each expert.
 
     Raises:
-      CheckpointError: another shape.
+      CheckpointError: it has another rank, or more experts than any model.
     """
     rank = 2 if name.endswith(".bias") else 3
     if len(stack.shape) != rank or stack.shape[0] > _MAX_EXPERTS:
@@ -33,10 +33,10 @@ def check_experts(name: str, stack: "GGUFTensor") -> None:
 
 
 def split_experts(tensors: Mapping[str, "GGUFTensor"]) -> dict[str, TensorSource]:
-    """Every stack of experts [E, …] as the tensors of one expert each, "….experts.{j}.…".
+    """Splits every stack of experts [E, …] into one tensor per expert, "….experts.{j}.…".
 
     Raises:
-      CheckpointError: a stack has another shape than experts have.
+      CheckpointError: a stack does not have the shape of experts.
     """
     split: dict[str, TensorSource] = {}
     for name, tensor in tensors.items():
@@ -51,16 +51,16 @@ def split_experts(tensors: Mapping[str, "GGUFTensor"]) -> dict[str, TensorSource
 
 @dataclass(frozen=True)
 class GGUFArchitecture:
-    """Where the GGUFs of a family differ from its checkpoints on the Hub.
+    """How the GGUF files of a family differ from its checkpoints on the Hub.
 
     Attributes:
-      name: their `general.architecture`, one of those that the `gguf` package knows.
-      layer_tensors: what Hugging Face calls the tensors of a layer, beside those of a Llama; how a file calls
-        each, the `gguf` package says. "mlp.experts.gate_proj" is a stack of experts.
-      interleaved: rows of queries and keys lie in pairs, for the rope of a Llama.
-      norm_offset: what was added to the weights of norms.
-      config: keys of `config.json` beside those of a Llama, from metadata under "{name}.".
-      tensors: what a checkpoint on the Hub would hold, of tensors with its names whose experts are stacked.
+      name: the files' `general.architecture`, one that the `gguf` package knows.
+      layer_tensors: Hugging Face's names of tensors of a layer that Llama lacks; the `gguf` package maps them
+        to names in the file. "mlp.experts.gate_proj" is a stack of experts.
+      interleaved: the converter permuted query and key rows for Llama's interleaved rope.
+      norm_offset: number that the converter added to the weights of norms.
+      config: reads the keys of `config.json` that Llama lacks, from metadata under "{name}.".
+      tensors: converts tensors with stacked experts, by Hugging Face names, to those of a Hub checkpoint.
     """
 
     name: str

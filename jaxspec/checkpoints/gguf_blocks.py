@@ -1,4 +1,4 @@
-"""Blocks of ggml's formats as integers and scales."""
+"""Unpacking the block formats of ggml to integers and scales."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,38 +9,38 @@ from jaxspec.checkpoints.blocks import Blocks
 
 
 def unpack_ggml(packed: np.ndarray, kind: gguf.GGMLQuantizationType) -> Blocks | None:
-    """The blocks of a matrix; None for formats of another form, as those with tables of vectors have.
+    """The blocks of a matrix; None for formats without integers and scales, such as codebooks.
 
-    Source: ggml-common.h, `block_q8_0` and those after it.
+    Source: ggml-common.h, `block_q8_0` and the structs after it.
 
     Args:
-      packed: u8[out, bytes of a row].
-      kind: how they are packed.
+      packed: u8[out, bytes per row].
+      kind: the format.
     """
     unpack = _FORMATS.get(kind)
     if unpack is None:
         return None
     rows = len(packed)
-    with np.errstate(invalid="ignore"):  # scales that are no numbers: whoever uses them looks
+    with np.errstate(invalid="ignore"):  # NaN scales are found where they are used
         parts = unpack(packed.reshape(rows, -1, gguf.GGML_QUANT_SIZES[kind][1]))
     if parts is None:
         return None
     return Blocks(*(None if part is None else part.reshape(rows, -1) for part in parts))  # type: ignore[arg-type]
 
 
-# Of MXFP4, past which its values would not be finite.
+# The largest exponent of MXFP4 with finite values.
 _LARGEST_EXPONENT = 252
 
 _Parts = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
 def _half(blocks: np.ndarray, start: int) -> np.ndarray:
-    """f32[out, blocks, 1] of the float16 that starts at a byte."""
+    """f32[out, blocks, 1]: the float16 that starts at byte `start` of every block."""
     return np.ascontiguousarray(blocks[..., start : start + 2]).view("<f2").astype(np.float32)
 
 
 def _nibbles(packed: np.ndarray) -> np.ndarray:
-    """The lower four bits of all bytes, then the upper ones."""
+    """The lower four bits of all bytes, followed by the upper four."""
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 
@@ -58,7 +58,7 @@ def _q4_1(blocks: np.ndarray) -> _Parts:
 
 
 def _fifth_bits(packed: np.ndarray) -> np.ndarray:
-    """u8[out, blocks, 32], 16 or 0 for every value, of four bytes a block."""
+    """u8[out, blocks, 32]: 16 or 0 for every value, from the four bytes [out, blocks, 4] of fifth bits."""
     return np.unpackbits(packed, axis=-1, bitorder="little") << 4
 
 
@@ -73,7 +73,7 @@ def _q5_1(blocks: np.ndarray) -> _Parts:
 
 
 def _scales_of_k(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scale and offset of the eight sub-blocks, f32[out, blocks, 8] each: 6 bits times a float16."""
+    """Scale and offset of the eight sub-blocks, f32[out, blocks, 8] each: 6-bit integers times a float16."""
     low, mins, high = (blocks[..., start : start + 4] for start in (4, 8, 12))
     scales = np.concatenate([low & 63, high & 15 | low >> 6 << 4], axis=-1)
     minima = np.concatenate([mins & 63, high >> 4 | mins >> 6 << 4], axis=-1)
@@ -81,7 +81,7 @@ def _scales_of_k(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pairs_of_k(packed: np.ndarray) -> np.ndarray:
-    """u8[out, blocks, 8, 32]: 32 bytes hold two sub-blocks."""
+    """u8[out, blocks, 8, 32]: four-bit values; each 32 bytes hold two sub-blocks."""
     return _nibbles(packed.reshape(*packed.shape[:2], 4, 32)).reshape(*packed.shape[:2], 8, 32)
 
 
@@ -96,7 +96,7 @@ def _q5_k(blocks: np.ndarray) -> _Parts:
 
 def _q6_k(blocks: np.ndarray) -> _Parts:
     shape = blocks.shape[:2]
-    # Of each 128 values: two times 32 bytes of lower bits, and 32 with the upper two of four values.
+    # For each 128 values, 64 bytes hold the lower four bits and 32 bytes the upper two.
     low = _nibbles(blocks[..., :128].reshape(*shape, 2, 64))
     shifts = 2 * np.arange(4, dtype=np.uint8)[:, None]
     high = blocks[..., 128:192].reshape(*shape, 2, 1, 32) >> shifts & 3
@@ -113,7 +113,7 @@ def _iq4_nl(blocks: np.ndarray) -> _Parts:
 def _mxfp4(blocks: np.ndarray) -> _Parts | None:
     if blocks[..., 0].max(initial=0) > _LARGEST_EXPONENT:
         return None
-    # The table holds the doubled values.
+    # The table holds doubled values, hence the exponent bias of 128.
     table = np.asarray(gguf.quants.MXFP4.kvalues, np.int8)
     scale = np.ldexp(np.float32(1), blocks[..., :1].astype(np.int32) - 128)
     return table[_nibbles(blocks[..., 1:])], scale, None

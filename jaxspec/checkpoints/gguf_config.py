@@ -1,4 +1,4 @@
-"""The keys of a `config.json` from the metadata of a GGUF."""
+"""The keys of `config.json`, from the metadata of a GGUF."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from jaxspec.checkpoints.gguf_metadata import Metadata
 from jaxspec.checkpoints.gguf_tensor import PLAIN, GGUFTensor
 
 ROPE_FACTORS = "rope_freqs.weight"
-"""[D/2], divisors of the inverse frequencies: part of the config, though stored as a tensor."""
+"""[D/2] divisors of the inverse frequencies. A tensor in the file, but part of the config here."""
 
 _NOT_BUILT = (
     "logit_scale",
@@ -24,22 +24,22 @@ _NOT_BUILT = (
     "attention.max_alibi_bias",
     "attention.temperature_scale",
 )
-"""Keys whose value would change what a network computes."""
+"""Keys of features that are not supported, if their value is not 0."""
 
 
 def config_from_gguf(
     architecture: GGUFArchitecture, model_type: str, meta: Metadata, tensors: Mapping[str, GGUFTensor]
 ) -> dict[str, Any]:
-    """The `config.json` of a family's model.
+    """The contents of the `config.json` that corresponds to a GGUF.
 
     Args:
-      architecture: of the file.
-      model_type: of the family.
+      architecture: the file's architecture.
+      model_type: of the family, for the config.
       meta: all of the file's metadata.
-      tensors: of the file, by its own names.
+      tensors: the file's tensors, by their names in the file.
 
     Raises:
-      CheckpointError: metadata that is missing or asks for what is not built.
+      CheckpointError: metadata is missing, or has a value that is not supported.
     """
     own = meta.under(architecture.name)
     for key in _NOT_BUILT:
@@ -70,7 +70,7 @@ def config_from_gguf(
         "rope_scaling": None,
     }
     config |= architecture.config(own)
-    # Latent attention rotates a part of a head that is a key of its own.
+    # With latent attention only a part of each head is rotated, whose size has its own key.
     rotated = config.get("qk_rope_head_dim", head_dim)
     stated = own.positive("rope.dimension_count", rotated)
     if stated != rotated:
@@ -88,7 +88,7 @@ def _rope_scaling(meta: Metadata, factors: GGUFTensor | None, rotated: int) -> d
                 f"{list(factors.shape)}, expected F32 of shape {[rotated // 2]}"
             )
         return {"rope_type": "factors", "factors": factors.read().astype(np.float32).tolist()}
-    # The first GGUFs had a key of its own for linear scaling.
+    # Early GGUFs had a separate key for linear scaling.
     old = meta.decimal("rope.scale_linear", 1.0)
     kind = meta.text("rope.scaling.type", "none" if old == 1 else "linear")
     if kind == "none":

@@ -1,4 +1,4 @@
-"""Stacks of experts in GGUFs as gpt-oss's checkpoints hold them: gate and up projections in one tensor."""
+"""Experts of a GGUF in the layout of gpt-oss's checkpoints: gate and up projections in one tensor."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ _MXFP4 = gguf.GGMLQuantizationType.MXFP4
 
 
 def fuse_experts(tensors: Mapping[str, GGUFTensor]) -> dict[str, TensorSource]:
-    """Gate and up projections [E, F, M] as one `gate_up_proj` [E, M, 2F], in turns; down as [E, F, M].
+    """Joins gate and up projections [E, F, M] to `gate_up_proj` [E, M, 2F], interleaved.
 
-    What is in MXFP4 stays in it. Other tensors are as they were.
+    Down projections [E, M, F] become [E, F, M]. MXFP4 stays packed. Other tensors are unchanged.
 
     Raises:
-      CheckpointError: a stack has another shape than experts have, or no other that fits it.
+      CheckpointError: a stack does not have the shape of experts, or gate and up projections do not match.
     """
     fused: dict[str, TensorSource] = {}
     for name, tensor in tensors.items():
@@ -39,7 +39,7 @@ def fuse_experts(tensors: Mapping[str, GGUFTensor]) -> dict[str, TensorSource]:
             gate, up = (tensors.get(other.format(each)) for each in ("gate", "up"))
             if gate is None or up is None or gate.shape != up.shape:
                 raise CheckpointError(
-                    f"{tensor.header.path}: {name!r} of shape {list(tensor.shape)} has no other projection"
+                    f"{tensor.header.path}: {name!r} of shape {list(tensor.shape)} has no matching projection"
                 )
             if kind == "bias":
                 shape = (gate.shape[0], 2 * gate.shape[1])
@@ -50,13 +50,13 @@ def fuse_experts(tensors: Mapping[str, GGUFTensor]) -> dict[str, TensorSource]:
 
 
 def _in_turns(*stacks: np.ndarray) -> np.ndarray:
-    """[E, nF, …]: rows of n stacks [E, F, …], one of each after the other."""
+    """Interleaves the rows of n stacks [E, F, …]: [E, nF, …]."""
     first = stacks[0]
     return np.stack(stacks, axis=2).reshape(first.shape[0], -1, *first.shape[2:])
 
 
 def _transposed(stacks: list[GGUFTensor]) -> TensorSource:
-    """Matrices [E, in, n * out] of n stacks [E, out, in], their outputs in turns."""
+    """Matrices [E, in, n * out] from n stacks [E, out, in], with interleaved outputs."""
     count, out, width = stacks[0].shape
     if any(stack.info.quantization != _MXFP4 for stack in stacks):
         shape = (count, width, out * len(stacks))
@@ -71,7 +71,7 @@ def _transposed(stacks: list[GGUFTensor]) -> TensorSource:
 
 @dataclass(frozen=True)
 class _Mxfp4Blocks:
-    """The bytes of a stack in MXFP4, u8[E, out, in / 32, 17]: a scale and 32 values in each block."""
+    """The bytes of a stack in MXFP4, u8[E, out, in / 32, 17]: each block is a scale and 32 values."""
 
     stack: GGUFTensor
     dtype: np.dtype = np.dtype(np.uint8)  # noqa: RUF009 - a dtype does not change
@@ -86,7 +86,7 @@ class _Mxfp4Blocks:
 
 
 def _pairs_of_neighbours(blocks: np.ndarray) -> np.ndarray:
-    """u8[…, 16]: values 2i and 2i + 1 in byte i, where ggml has i and i + 16."""
+    """u8[…, 16]: byte i holds values 2i and 2i + 1, where ggml's holds values i and i + 16."""
     packed = blocks[..., 1:]
     values = np.concatenate([packed & 15, packed >> 4], axis=-1)
     return values[..., 0::2] | values[..., 1::2] << 4

@@ -20,11 +20,11 @@ _HEADS = {"self_attn.q_proj": "num_attention_heads", "self_attn.k_proj": "num_ke
 
 
 def open_gguf(path: Path) -> Checkpoint:
-    """Opens a GGUF of an architecture that a family describes; of one in several files, any of them.
+    """Opens a GGUF of a supported architecture; if it is split into several files, `path` is any of them.
 
     Raises:
-      CheckpointError: truncated or foreign, another architecture, a tensor or format that is not known, a
-        vocabulary that does not fit, or metadata that is missing.
+      CheckpointError: not a GGUF, truncated, an unknown architecture, tensor or format, a vocabulary that
+        does not fit, or missing metadata.
     """
     header = read_header(path)
     file = str(path)
@@ -56,15 +56,15 @@ def open_gguf(path: Path) -> Checkpoint:
 
 
 def _parts(path: Path, header: GGUFHeader) -> list[GGUFHeader]:
-    """The headers of all files of a model, of which `path` with its `header` is one."""
+    """The headers of all files of a model; `path`, with `header`, is one of the files."""
     meta = Metadata(str(path), header.metadata)
-    # A file that says it has 0 parts is whole too.
+    # Files that are not split may state 0 parts.
     count = meta.number("split.count", 1)
     if count <= 1:
         return [header]
     names = parts_of(path.name)
     if len(names) != count or path.name not in names:
-        raise CheckpointError(f"{path}: one of {count} parts, and not named NAME-00001-of-{count:05.0f}.gguf")
+        raise CheckpointError(f"{path}: one of {count} parts, but not named NAME-00001-of-{count:05.0f}.gguf")
     paths = [path.with_name(name) for name in names]
     headers = [header if part == path else read_header(part) for part in paths]
     for i, (part, each) in enumerate(zip(paths, headers, strict=True)):
@@ -75,7 +75,7 @@ def _parts(path: Path, header: GGUFHeader) -> list[GGUFHeader]:
 
 
 def _tensors(path: Path, parts: list[GGUFHeader], meta: Metadata) -> dict[str, GGUFTensor]:
-    """All tensors by their names in the file, each of a format that can be read."""
+    """All tensors by their names in the file, after checking their formats."""
     tensors: dict[str, GGUFTensor] = {}
     for header in parts:
         for name, info in header.tensors.items():
@@ -95,7 +95,7 @@ def _tensors(path: Path, parts: list[GGUFHeader], meta: Metadata) -> dict[str, G
 def _as_converted(
     name: str, hf_name: str, tensor: GGUFTensor, architecture: GGUFArchitecture, config: Mapping[str, Any]
 ) -> GGUFTensor:
-    """The tensor with what its converter did to the values, which reading undoes."""
+    """The tensor, marked with the converter's changes, which `read` undoes."""
     if architecture.norm_offset and "norm" in hf_name:
         return replace(tensor, offset=architecture.norm_offset)
     heads = next((config[key] for part, key in _HEADS.items() if f".{part}." in hf_name), 0)

@@ -1,8 +1,8 @@
-"""The header of a GGUF file: metadata and where each tensor lies.
+"""The header of a GGUF file: metadata, and the position of each tensor.
 
-The `gguf` package's own reader makes one numpy view per vocabulary entry, which takes two seconds for
-49,152 tokens, and follows any length that a damaged file states. This one checks every length
-against the file. Format: ggml's docs/gguf.md, versions 2 and 3, little-endian.
+The reader of the `gguf` package makes one numpy view per vocabulary entry, which takes two seconds for
+49,152 tokens, and trusts any length stated in a damaged file. This one checks every length against the size
+of the file. Format: ggml's docs/gguf.md, versions 2 and 3, little-endian.
 """
 
 import mmap
@@ -32,7 +32,7 @@ _SCALARS = {
 }
 _MAX_RANK = 4
 
-# The largest vocabularies make headers of 15 MB with 900,000 values; those of llama have 200 tensors.
+# The largest vocabularies make headers of 15 MB with 900,000 values.
 _MAX_BYTES = 32 * 2**20
 _MAX_VALUES = 1_500_000
 _MAX_TENSORS = 65_536
@@ -40,12 +40,12 @@ _MAX_TENSORS = 65_536
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where one tensor lies.
+    """Shape, format and position of one tensor.
 
     Attributes:
-      shape: rows first, as numpy has it (the file states it reversed).
-      quantization: how the values are packed.
-      offset, nbytes: the tensor's bytes in the file.
+      shape: in numpy's order (the file states it reversed).
+      quantization: the format of the values.
+      offset, nbytes: position and size in the file, in bytes.
     """
 
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """Metadata by key, tensors by the file's own names, and the mapped file."""
+    """Metadata by key, tensors by their names in the file, and the memory-mapped file."""
 
     path: Path
     metadata: dict[str, Any]
@@ -68,11 +68,11 @@ class GGUFHeader:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """Reads metadata and tensor places, and checks that the file holds every tensor.
+    """Reads the header, and checks that the file holds every tensor.
 
     Raises:
-      CheckpointError: not a GGUF, another version or byte order, truncated, or with a header larger than any
-        model needs.
+      CheckpointError: not a GGUF, an unsupported version or byte order, a truncated file, or a header larger
+        than any model's.
     """
     try:
         with path.open("rb") as file:
@@ -124,7 +124,7 @@ def _nbytes(path: Path, name: str, shape: tuple[int, ...], quantization: gguf.GG
 
 
 class _Cursor:
-    """Reads forward through the header, and never past the end of the file."""
+    """Reads the header from front to back, never past the end of the file."""
 
     def __init__(self, path: Path, data: mmap.mmap):
         self.path = path
@@ -133,7 +133,7 @@ class _Cursor:
         self.num_values = 0
 
     def count(self, values: int) -> None:
-        """Counts values before they are read."""
+        """Counts values before they are read; raises CheckpointError if there are too many."""
         self.num_values += values
         if self.num_values > _MAX_VALUES:
             raise CheckpointError(
@@ -141,7 +141,7 @@ class _Cursor:
             )
 
     def take(self, nbytes: int) -> int:
-        """Where the next `nbytes` begin."""
+        """Advances by `nbytes`; returns their offset."""
         start = self.offset
         if nbytes > len(self.data) - start:
             raise CheckpointError(f"{self.path}: truncated: the header runs past byte {len(self.data)}")
@@ -158,7 +158,7 @@ class _Cursor:
     def string(self) -> str:
         nbytes = self.scalar("Q")
         start = self.take(nbytes)
-        # Token texts in the wild hold bytes that are no UTF-8.
+        # Some published files have token texts that are not UTF-8.
         return self.data[start : start + nbytes].decode("utf-8", errors="replace")
 
     def value_type(self, key: str) -> gguf.GGUFValueType:

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF, of the types that its keys must have."""
+"""The metadata of a GGUF, with checks of types."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,16 +13,17 @@ Default = TypeVar("Default")
 
 @dataclass(frozen=True)
 class Metadata:
-    """Values by key.
+    """Typed access to metadata values by key.
 
-    Every method returns its default where the key is missing.
+    Methods with a default return it if the key is missing.
 
     Attributes:
-      file: for messages.
-      prefix: what stands in front of every key, "llama." for example.
+      file: the file, for messages.
+      values: all metadata by full key.
+      prefix: put in front of every key, "llama." for example.
 
     Raises:
-      CheckpointError: the value is of another type, naming the key.
+      CheckpointError: by every method, if the value has the wrong type; the message names the key.
     """
 
     file: str
@@ -34,7 +35,7 @@ class Metadata:
         return replace(self, prefix=f"{self.prefix}{name}.")
 
     def size(self, key: str) -> int:
-        """A positive integer that must be there."""
+        """A positive integer; the key is required."""
         value = self.positive(key, None)
         if value is None:
             raise CheckpointError(
@@ -49,7 +50,7 @@ class Metadata:
         return self._get(key, default, "a number", lambda v: type(v) in (int, float))
 
     def decimal(self, key: str, default: float) -> float:
-        """The decimal that a float32 was written from: 1e-05, not 9.99999974e-06."""
+        """The shortest decimal that rounds to the stored float32: 1e-05, not 9.99999974e-06."""
         value = self.number(key, default)
         return float(str(np.float32(value))) if abs(value) <= float(np.finfo(np.float32).max) else value
 
@@ -67,7 +68,7 @@ class Metadata:
         return self._get(key, default, words, lambda v: isinstance(v, list) and set(map(type, v)) <= {item})
 
     def token_id(self, key: str, num_tokens: int) -> int | None:
-        """An id of one of so many tokens."""
+        """A token id below `num_tokens`, or None."""
         value = self.values.get(self.prefix + key)
         if value is not None and (type(value) is not int or not 0 <= value < num_tokens):
             name = key.rpartition(".")[2].replace("_token_id", " token id")

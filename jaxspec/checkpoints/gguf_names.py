@@ -1,4 +1,4 @@
-"""What Hugging Face calls the tensors of a GGUF. The correspondence is the `gguf` package's."""
+"""Hugging Face's names of the tensors of a GGUF, from the tables of the `gguf` package."""
 
 import re
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ _NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 
 
 def layer_of(name: str) -> int | None:
-    """The layer that a tensor is of, by its name in a file; None for one of the whole network."""
+    """The layer of a tensor, from its name in the file; None for a tensor outside of the layers."""
     match = re.match(r"blk\.([0-9]{1,9})\.", name)
     return int(match[1]) if match else None
 
@@ -32,16 +32,16 @@ def layer_of(name: str) -> int | None:
 def hf_names(
     names: Iterable[str], architecture: str, layer_tensors: tuple[str, ...], file: str
 ) -> dict[str, str]:
-    """Every tensor of a file by its name there, with the one that Hugging Face gives it.
+    """Maps the names of a file's tensors to their Hugging Face names.
 
     Args:
-      names: of the file's tensors.
+      names: names in the file.
       architecture: `general.architecture`.
       layer_tensors: see `GGUFArchitecture`.
-      file: for messages.
+      file: the file, for messages.
 
     Raises:
-      CheckpointError: a tensor that the architecture has no place for.
+      CheckpointError: a tensor that is not part of the architecture.
     """
     top, layer = _tables(architecture, layer_tensors)
     found = {}
@@ -57,7 +57,7 @@ def hf_names(
 
 @cache
 def _tables(architecture: str, layer_tensors: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str]]:
-    """Hugging Face's names by those of the file, for what stands alone and for what a layer holds."""
+    """Hugging Face's names by the file's names: tensors outside of layers, and tensors of a layer."""
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     table = gguf.get_tensor_name_map(kinds[architecture], 1)
 

@@ -1,4 +1,4 @@
-"""Models in several GGUF files: how llama.cpp names them."""
+"""Models in several GGUF files, named as by llama.cpp's gguf-split."""
 
 import re
 
@@ -7,7 +7,7 @@ _MAX_PARTS = 1024
 
 
 def parts_of(name: str) -> list[str]:
-    """The names of all files of a model, in order; only `name` where that is not one of several."""
+    """The names of all files of a model, in order; only `name` if it does not name one of several."""
     match = _PART.fullmatch(name)
     if match is None or not 1 <= int(match[2]) <= _MAX_PARTS:
         return [name]

@@ -1,4 +1,4 @@
-"""How models with byte-level BPE cut a text into words, by the names that GGUFs give it."""
+"""Pre-tokenizers of byte-level BPE models, by their names in GGUF files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How a text is cut into words, and what else goes by its name.
+    """How a text is split into words, and other settings that the name implies.
 
     Attributes:
-      expressions: applied one after the other, each to the pieces that the last one left.
-      takes_whole_words: a word of the vocabulary is taken whole, whether merges reach it or not.
-      adds_bos: texts begin with the beginning-of-text token where a file does not say.
+      expressions: regular expressions, applied in order, each to the pieces left by the one before.
+      takes_whole_words: a word that is in the vocabulary becomes one token even if no merges produce it.
+      adds_bos: whether texts begin with the beginning-of-text token, if the file does not say.
     """
 
     expressions: tuple[str, ...]
@@ -29,7 +29,7 @@ def _words(numbers: str) -> str:
 
 
 def _cased_words(endings: str, numbers: str) -> str:
-    """Words that end where capital letters begin."""
+    """An expression for words that end before a capital letter."""
     upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     first = r"[^\r\n\p{L}\p{N}]?"
     words = f"{first}{upper}*{lower}+{endings}|{first}{upper}+{lower}*{endings}"
@@ -53,7 +53,7 @@ _DEEPSEEK3 = PreTokenizer(
 )
 
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
-    # What llama.cpp does for files that name none.
+    # llama.cpp's default for files that name none.
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
     "gpt-2": _GPT2_WORDS,
     "smollm": _GPT2_DIGITS,

@@ -1,4 +1,4 @@
-"""One tensor of a GGUF, and tensors made of several."""
+"""Tensors of a GGUF, and tensors made from several of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ PLAIN = {
 
 @cache
 def is_readable(kind: gguf.GGMLQuantizationType) -> bool:
-    """Whether values in this format can be read."""
+    """Whether this format can be read."""
     if kind in PLAIN:
         return True
     try:
@@ -37,9 +37,11 @@ class GGUFTensor:
     """One tensor of a GGUF.
 
     Attributes:
-      interleaved_heads: heads whose rows the converter interleaved for its rope; 0 for a tensor whose rows
-        stand as Hugging Face has them.
-      offset: what the converter added to the values.
+      header: header of the file.
+      info: shape, format and position of the tensor.
+      interleaved_heads: number of heads whose rows the converter interleaved for rope; 0 for rows in Hugging
+        Face's order.
+      offset: number that the converter added to the values.
     """
 
     header: GGUFHeader
@@ -61,7 +63,7 @@ class GGUFTensor:
         return self.header.bytes_of(self.info).reshape(*self.shape[:-1], -1)
 
     def parts(self) -> list["GGUFTensor"]:
-        """What lies along the first axis, each a tensor of its own."""
+        """The slices along the first axis, as separate tensors."""
         count, *rest = self.shape
         info, size = self.info, self.info.nbytes // count
         return [
@@ -70,7 +72,7 @@ class GGUFTensor:
         ]
 
     def read_blocks(self) -> Blocks | None:
-        """The integers and scales of a matrix; None where it is stored without, or otherwise."""
+        """The integers and scales of a matrix; None for other ranks and for formats without them."""
         if len(self.shape) != 2:
             return None
         blocks = unpack_ggml(self.packed, self.info.quantization)
@@ -79,13 +81,11 @@ class GGUFTensor:
         return blocks.map(lambda rows: _undo_interleaving(rows, self.interleaved_heads))
 
     def read(self) -> np.ndarray:
-        """The values: plain formats as stored, quantised blocks as float32 by ggml's formulas."""
+        """The values: unquantised formats as stored, quantised blocks as float32 by ggml's formulas."""
         if self.info.quantization in PLAIN:
             values = self.packed.view(self.dtype).reshape(self.shape).copy()
         else:
-            with np.errstate(
-                over="ignore", invalid="ignore"
-            ):  # whoever uses the values looks whether they are
+            with np.errstate(over="ignore", invalid="ignore"):  # NaN is found where the values are used
                 values = gguf.quants.dequantize(self.packed, self.info.quantization)
         if self.interleaved_heads:
             values = _undo_interleaving(values, self.interleaved_heads)
@@ -95,14 +95,14 @@ class GGUFTensor:
 
 
 def _undo_interleaving(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Interleaved rope order (0, D/2, 1, D/2 + 1, …) back to halves (0 … D/2 - 1, D/2 … D - 1)."""
+    """Restores rows from interleaved rope order (0, D/2, 1, D/2 + 1, …) to halves (0, 1, 2, …)."""
     pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])  # [H, D/2, 2, ...]
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
 @dataclass(frozen=True)
 class JoinedTensor:
-    """A tensor of `shape` that `join` makes of others."""
+    """A tensor of `shape`, computed by `join` from other tensors."""
 
     sources: tuple[TensorSource, ...]
     shape: tuple[int, ...]
@@ -110,7 +110,7 @@ class JoinedTensor:
 
     @property
     def dtype(self) -> np.dtype:
-        """That of the sources, or float32 where they differ."""
+        """The sources' dtype, or float32 if they differ."""
         dtypes = {source.dtype for source in self.sources}
         return dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
 

@@ -1,4 +1,4 @@
-"""A tokenizer from the metadata of a GGUF."""
+"""Tokenizers from the metadata of a GGUF."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,22 +22,22 @@ from jaxspec.checkpoints.tokenizer import Tokenizer
 # Token types, as in the `gguf` package's TokenType.
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
-# SentencePiece makes words of at most 16 characters by default, and every cut of one is looked up.
+# SentencePiece makes words of at most 16 characters by default; bounds the work of finding merges.
 _LONGEST_WORD = 256
 
-# Chat models end a turn with these; a file need not say that they end an answer.
+# Chat models end a turn with these, even if the file does not name them as end tokens.
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer | None:
-    """Builds the tokenizer that `tokenizer.*` describes; None where the file has none.
+    """Builds the tokenizer that `tokenizer.*` describes; None if the file has none.
 
     Args:
-      metadata: the header of the file.
+      metadata: all of the file's metadata.
       name: the file, for messages.
 
     Raises:
-      CheckpointError: a tokenizer model or pre-tokenizer that is not known, or damaged metadata.
+      CheckpointError: an unknown tokenizer model or pre-tokenizer, or damaged metadata.
     """
     meta = Metadata(name, metadata)
     model = meta.text("tokenizer.ggml.model", "none")
@@ -71,7 +71,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer | N
 
 
 def _end_tokens(meta: Metadata, tokens: Sequence[str], ids: Mapping[str, int | None]) -> list[int]:
-    """Ids that end an answer: those that the file names, and the end of a turn where it names none."""
+    """Ids that end an answer: those that the file names, and ends of turns if it names none of these."""
     found = [token_id for field in ("eos", "eot", "eom") if (token_id := ids[field]) is not None]
     if ids["eot"] is None:
         types = meta.list("tokenizer.ggml.token_type", int, [])
@@ -100,7 +100,7 @@ def _byte_level(meta: Metadata, tokens: list[str]) -> Backend:
 
 
 def _sentence_piece(meta: Metadata, tokens: list[str]) -> Backend:
-    """SentencePiece BPE (Llama 1 and 2, Mistral): the merge of highest score first, then bytes."""
+    """SentencePiece BPE (Llama 1 and 2, Mistral): merges by descending score, with byte fallback."""
     scores = meta.list("tokenizer.ggml.scores", float, [])
     if len(scores) != len(tokens):
         raise CheckpointError(f"{meta.file}: metadata tokenizer.ggml.scores does not fit the tokens")
@@ -137,7 +137,7 @@ def _add_special_tokens(backend: Backend, meta: Metadata, tokens: list[str]) -> 
 
 
 def _add_bos(backend: Backend, meta: Metadata, tokens: list[str], bos: int | None) -> None:
-    """Puts the beginning-of-text token in front, where the file or its kind of tokenizer wants it."""
+    """Prepends the beginning-of-text token, if the file or its kind of tokenizer asks for it."""
     if meta.text("tokenizer.ggml.model", "") == "llama":
         by_kind = True
     else:

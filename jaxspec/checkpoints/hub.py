@@ -1,4 +1,4 @@
-"""Repositories of the Hugging Face Hub, kept in its own cache folder."""
+"""Repositories of the Hugging Face Hub, downloaded to the Hub's own cache folder."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from jaxspec.checkpoints.errors import CheckpointError
 from jaxspec.checkpoints.gguf_parts import parts_of
 
 FILES = ("*.json", "*.safetensors", "*.jinja")
-"""What is downloaded of a repository: no pickles, no code."""
+"""The files to download from a repository: no pickles, no code."""
 
 
 def is_hub_id(source: str) -> bool:
@@ -19,17 +19,17 @@ def is_hub_id(source: str) -> bool:
 
 
 def hub_folder(repository: str, file: str | None = None, *, progress: bool = True) -> Path:
-    """The local folder of a repository, downloaded as far as it is not there yet.
+    """The local folder of a repository; downloads the files that are missing.
 
     Honours `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE` and the other variables of `huggingface_hub`.
 
     Args:
       repository: "organisation/name", perhaps with "@revision".
-      file: downloads only this file, a GGUF for instance; of one in several files, all.
+      file: downloads only this file, such as a GGUF, and all of its parts if it is split.
       progress: shows progress bars.
 
     Raises:
-      CheckpointError: no such repository, or it cannot be reached.
+      CheckpointError: the repository does not exist or cannot be reached.
     """
     import huggingface_hub  # imports slowly
 
@@ -39,7 +39,7 @@ def hub_folder(repository: str, file: str | None = None, *, progress: bool = Tru
             name,
             revision=revision or None,
             allow_patterns=parts_of(file) if file else list(FILES),
-            # Subfolders hold other formats of the same weights.
+            # Subfolders hold the same weights in other formats.
             ignore_patterns=None if file else ["*/*"],
             tqdm_class=None if progress else _SilentBar,
         )

@@ -1,4 +1,4 @@
-"""JSON objects on disk, bounded, with errors that name the file."""
+"""JSON files, with limits on size and depth, and errors that name the file."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from jaxspec.checkpoints.errors import CheckpointError, reading
 from jaxspec.documents import levels
 
 MAX_BYTES = 16 * 2**20
-"""The largest file that is read: twice the index of a checkpoint of 90,000 tensors."""
+"""The largest file that is read, in bytes: twice the index of a checkpoint with 90,000 tensors."""
 _MAX_VALUES = 500_000
 _MAX_DEPTH = 64
 
@@ -18,20 +18,20 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def read_json(path: Path, *, default: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The object in the file; `default` where the file is missing and one is given.
+    """The object in the file; `default` if the file is missing and a default is given.
 
-    Takes at most half a second and 50 MB whatever the file holds, or three times that where one character
-    makes Python keep long texts in 32 bits each.
+    Takes at most half a second and 50 MB, whatever the file holds, or three times as much if long texts have
+    characters that Python stores in 32 bits.
 
     Raises:
-      CheckpointError: missing, not a file, not JSON, not an object; larger, of more values or nested deeper
-        than any such file is; or a text in it is not valid Unicode.
+      CheckpointError: the file is missing, not a regular file, not JSON or not an object; it is larger,
+        deeper or has more values than any such file; or a text in it is not valid Unicode.
     """
     content = read_bytes(path, MAX_BYTES, missing_ok=default is not None)
     if content is None:
         assert default is not None
         return default
-    # An empty object takes three bytes here and seventy in memory.
+    # Counted before parsing: an empty object takes three bytes in the file and seventy in memory.
     if sum(map(content.count, b",:[{")) > _MAX_VALUES:
         raise CheckpointError(f"{path}: holds more than {_MAX_VALUES} values")
     try:
@@ -47,10 +47,10 @@ def read_json(path: Path, *, default: dict[str, Any] | None = None) -> dict[str,
 
 
 def read_bytes(path: Path, limit: int, *, missing_ok: bool = False) -> bytes | None:
-    """A regular file's content; None where there is none and `missing_ok`.
+    """A regular file's content; None if it is missing and `missing_ok` is set.
 
     Raises:
-      CheckpointError: missing, not a regular file, or of more than `limit` bytes.
+      CheckpointError: missing, not a regular file, or larger than `limit` bytes.
     """
     with reading(path):
         if not path.exists():

@@ -14,13 +14,13 @@ from jaxspec.checkpoints.checkpoint import TensorSource
 from jaxspec.checkpoints.errors import CheckpointError
 
 _VALUES = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
-# Both values of a byte: the low four bits come first.
+# Both values of each byte, the low four bits first.
 _PAIRS = np.stack([_VALUES[np.arange(256) & 15], _VALUES[np.arange(256) >> 4]], axis=-1)
 
 
 @dataclass(frozen=True)
 class Mxfp4Tensor:
-    """Matrices [E, in, out] out of `blocks` u8[E, out, in / 32, 16] and `scales` u8[E, out, in / 32]."""
+    """Matrices [E, in, out], stored as `blocks` u8[E, out, in / 32, 16] and `scales` u8[E, out, in / 32]."""
 
     blocks: TensorSource
     scales: TensorSource
@@ -32,7 +32,7 @@ class Mxfp4Tensor:
         return count, groups * size * 2, out
 
     def read_packed(self) -> tuple[np.ndarray, np.ndarray]:
-        """Values u8[E, in / 2, out], two a byte, lower four bits first, and scales u8[E, in / 32, out]."""
+        """Values u8[E, in / 2, out], two per byte, lower four bits first, and scales u8[E, in / 32, out]."""
         count, width, out = self.shape
         values = self.blocks.read().reshape(count, out, width // 2)
         return values.swapaxes(1, 2), self.scales.read().swapaxes(1, 2)
@@ -46,21 +46,21 @@ class Mxfp4Tensor:
 
 
 def dequantize_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """f32[..., in] out of `blocks` u8[..., in / 32, 16] and their exponents `scales` u8[..., in / 32]."""
+    """f32[..., in] from `blocks` u8[..., in / 32, 16] and biased exponents `scales` u8[..., in / 32]."""
     values = _PAIRS[blocks].reshape(*blocks.shape[:-1], -1)
     scaled = np.ldexp(values, scales[..., None].astype(np.int32) - 127)
     return scaled.reshape(*blocks.shape[:-2], -1)
 
 
 def expand_mxfp4(tensors: Mapping[str, TensorSource], name: str) -> dict[str, TensorSource]:
-    """Tensors in which every pair X_blocks, X_scales is one X, dequantised when it is read.
+    """Replaces every pair X_blocks, X_scales by one tensor X, which is dequantised when it is read.
 
     Args:
-      tensors: of a checkpoint.
-      name: the checkpoint's, for messages.
+      tensors: all tensors of a checkpoint, by name.
+      name: the checkpoint, for messages.
 
     Raises:
-      CheckpointError: one of a pair is missing, or their shapes do not belong together.
+      CheckpointError: one of a pair is missing, or their shapes do not match.
     """
     expanded = dict(tensors)
     for key in tensors:

@@ -1,4 +1,4 @@
-"""Orbax: the same tensors under the same names, in the format of JAX's own checkpoints."""
+"""Checkpoints in orbax's format, with the tensors and names of the original checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,10 +30,10 @@ class OrbaxTensor:
 
 
 def open_orbax(path: Path) -> dict[str, OrbaxTensor]:
-    """The arrays of an orbax checkpoint with one flat level of names, none of them read.
+    """The arrays of a flat orbax checkpoint, not read yet.
 
     Raises:
-      CheckpointError: not a finished orbax checkpoint, or a nested one.
+      CheckpointError: not an orbax checkpoint, an unfinished one, or a nested one.
     """
     path = path.absolute()
     checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
@@ -50,7 +50,7 @@ def open_orbax(path: Path) -> dict[str, OrbaxTensor]:
 
 
 def write_orbax(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays by name; orbax makes the folder appear only when it is complete.
+    """Writes arrays by name; the folder appears only when it is complete.
 
     Raises:
       CheckpointError: an array has no elements, which orbax cannot store.

@@ -1,4 +1,4 @@
-"""Safetensors files: one, or shards with an index."""
+"""Safetensors: a single file, or shards with an index."""
 
 import json
 import math
@@ -39,7 +39,7 @@ _DTYPES: Mapping[str, np.dtype] = {
 
 @dataclass(frozen=True)
 class SafetensorsTensor:
-    """One tensor of a safetensors file, read where it lies: of a part of it no more than that is read."""
+    """One tensor of a memory-mapped safetensors file: slicing it reads only the slice."""
 
     path: Path
     offset: int
@@ -55,10 +55,10 @@ class SafetensorsTensor:
 
 
 def open_safetensors(folder: Path) -> dict[str, TensorSource]:
-    """The tensors of a folder, none of them read.
+    """The tensors of a folder, not read yet.
 
     Raises:
-      CheckpointError: no safetensors, or a file that is missing, damaged or not what the index says.
+      CheckpointError: no safetensors, or a file is missing, damaged or does not match the index.
     """
     tensors: dict[str, TensorSource] = {}
     for name, keys in _files(folder).items():
@@ -75,7 +75,7 @@ def open_safetensors(folder: Path) -> dict[str, TensorSource]:
 
 
 def write_safetensors(folder: Path, arrays: Iterable[tuple[str, np.ndarray]], shard_bytes: int) -> None:
-    """Writes arrays as they come, a new file whenever one would grow past `shard_bytes`; and the index."""
+    """Writes arrays in order to files of at most `shard_bytes`, if a single array fits, and the index."""
     shards: list[Path] = []
     weight_map: dict[str, int] = {}
     pending: dict[str, np.ndarray] = {}
@@ -108,7 +108,7 @@ def write_safetensors(folder: Path, arrays: Iterable[tuple[str, np.ndarray]], sh
 
 
 def _files(folder: Path) -> Mapping[str, set[str] | None]:
-    """The files to open, each with the tensors that the index places there, or None without an index."""
+    """The files to open, each with its tensors by the index, or None without an index."""
     if (folder / INDEX).exists():
         weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict):
@@ -119,7 +119,7 @@ def _files(folder: Path) -> Mapping[str, set[str] | None]:
                 raise CheckpointError(
                     f"{folder / INDEX}: places tensor {key!r} in {name!r}, which is no file"
                 )
-            # The index may name files beside it, and nothing else on this machine.
+            # basename: the index must not lead to files outside of the folder.
             placed.setdefault(os.path.basename(name), set()).add(key)
         return placed
     single = folder / "model.safetensors"
@@ -144,14 +144,16 @@ def _open_file(path: Path) -> dict[str, TensorSource]:
         if dtype not in _DTYPES:
             raise CheckpointError(f"{path}: tensor {key!r} has dtype {dtype}, which is not supported")
         shape = tuple(view.get_shape())
-        if math.prod(max(n, 1) for n in shape) >= 2**59:  # empty by one length, and no array for the others
+        if (
+            math.prod(max(n, 1) for n in shape) >= 2**59
+        ):  # numpy allows no such array, even with a dimension of 0
             raise CheckpointError(f"{path}: tensor {key!r} has shape {list(shape)}, which is too large")
         tensors[key] = SafetensorsTensor(path, starts[key], shape, _DTYPES[dtype])
     return tensors
 
 
 def _starts(path: Path) -> dict[str, int]:
-    """Where each tensor's bytes begin in a file; safetensors has checked it."""
+    """The offset of each tensor in a file that safetensors has validated."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))

@@ -1,4 +1,4 @@
-"""Writing a checkpoint as a folder that `open_checkpoint` reads back."""
+"""Writing a checkpoint to a folder that `open_checkpoint` can read."""
 
 import json
 from collections.abc import Iterator
@@ -18,24 +18,24 @@ DTYPES = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-"""What weights can be rounded to when they are saved."""
+"""Dtypes to which weights can be rounded when they are saved."""
 
 
 def save_orbax(
     folder: str | Path, checkpoint: Checkpoint, *, dtype: str | None = None, progress: bool = True
 ) -> None:
-    """Writes the weights as orbax, with config and tokenizer beside them; bit for bit without `dtype`.
+    """Writes weights as orbax, with config and tokenizer; without `dtype`, weights are unchanged.
 
-    Holds the whole model in memory while it writes.
+    Holds the whole model in memory.
 
     Args:
-      folder: new or empty.
-      checkpoint: from any source.
-      dtype: rounds floating-point tensors to "float32", "float16" or "bfloat16"; None keeps each as it is.
+      folder: a new or empty folder.
+      checkpoint: the model or head to write.
+      dtype: rounds floating-point tensors to "float32", "float16" or "bfloat16"; None rounds nothing.
       progress: shows a progress bar.
 
     Raises:
-      CheckpointError: the folder has content or cannot be written, or the dtype is not known.
+      CheckpointError: the folder is not empty or cannot be written, or the dtype is unknown.
     """
     from jaxspec.checkpoints.orbax_folder import write_orbax  # imports jax
 
@@ -52,10 +52,10 @@ def save_safetensors(
     progress: bool = True,
     shard_bytes: int = 4 * 2**30,
 ) -> None:
-    """Writes the weights as safetensors, with config and tokenizer beside them; as `save_orbax` otherwise.
+    """Writes weights as safetensors, with config and tokenizer; otherwise like `save_orbax`.
 
     Args:
-      shard_bytes: the size past which another file is begun.
+      shard_bytes: the largest size of a file, in bytes.
     """
     folder = _new_folder(folder)
     write_safetensors(folder, _arrays(checkpoint, dtype, progress), shard_bytes)
@@ -67,7 +67,7 @@ def _new_folder(folder: str | Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be made: {error.strerror}") from None
+        raise CheckpointError(f"{folder}: cannot be created: {error.strerror}") from None
     if any(folder.iterdir()):
         raise CheckpointError(f"{folder}: the folder is not empty; nothing was written")
     return folder
@@ -84,7 +84,7 @@ def _arrays(checkpoint: Checkpoint, dtype: str | None, progress: bool) -> Iterat
 
 
 def _write_metadata(folder: Path, checkpoint: Checkpoint) -> None:
-    """Written last: a folder without `config.json` is one that was not finished."""
+    """Writes tokenizer and configs. `config.json` comes last, so a folder without it is unfinished."""
     if checkpoint.tokenizer is not None:
         checkpoint.tokenizer.save(folder)
     generation = {"eos_token_id": list(checkpoint.eos_token_ids)}

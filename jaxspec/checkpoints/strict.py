@@ -1,4 +1,4 @@
-"""Exact loading: every tensor is used once or named as ignored, and fits, before any is read."""
+"""Exact loading: checks that every tensor is used once or ignored by name, before any is read."""
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -11,10 +11,10 @@ from jaxspec.checkpoints.errors import CheckpointError
 
 
 class StrictTensors:
-    """Hands out the tensors of a checkpoint, and notices those that nobody asked for.
+    """Gives out the tensors of a checkpoint and reports those left over.
 
-    `take` checks and returns a tensor without reading it. A loader takes all it needs, calls `finish`,
-    and only then reads, so nothing large is allocated for a checkpoint that does not fit:
+    `take` checks and returns a tensor without reading it. A loader takes all tensors that it needs, calls
+    `finish`, and only then reads them, so nothing large is allocated for a checkpoint that does not fit:
 
         tensors = StrictTensors(checkpoint)
         fc = tensors.take("fc.weight", (576, 1728))
@@ -29,7 +29,7 @@ class StrictTensors:
         self._open = set(checkpoint.tensors)
 
     def has(self, name: str) -> bool:
-        """Whether the checkpoint holds the tensor, taken or not."""
+        """Whether the checkpoint holds the tensor, whether or not it was taken."""
         return name in self._tensors
 
     def take(self, name: str, shape: tuple[int, ...], kind: str = "float") -> TensorSource:
@@ -37,11 +37,11 @@ class StrictTensors:
 
         Args:
           name: as in `Checkpoint.tensors`.
-          shape: what the model needs.
+          shape: the shape that the model needs.
           kind: "float", "int" or "bool", of any width.
 
         Raises:
-          CheckpointError: it is missing, has another shape or kind of dtype, or was taken before.
+          CheckpointError: it is missing, has another shape or kind, or was taken before.
         """
         tensor = self._tensors.get(name)
         if tensor is None:
@@ -58,11 +58,11 @@ class StrictTensors:
         return tensor
 
     def ignore(self, *patterns: str) -> None:
-        """Marks tensors as known and unused; `*` matches any part of a name."""
+        """Marks tensors as intentionally unused; `*` in a pattern matches any text."""
         self._open = {n for n in self._open if not any(fnmatchcase(n, p) for p in patterns)}
 
     def finish(self) -> None:
-        """Ends the taking.
+        """Checks that no tensor is left.
 
         Raises:
           CheckpointError: a tensor was neither taken nor ignored.

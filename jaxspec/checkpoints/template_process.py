@@ -1,9 +1,10 @@
-"""The process that renders chat templates: requests on stdin, replies on stdout, a line of JSON each.
+"""The process that renders chat templates: requests on stdin, replies on stdout, one line of JSON each.
 
-A template is a program by whoever made the checkpoint. jinja2's sandbox keeps it from files and from Python's
-insides, but not from looping for ever or filling memory: no count of loops, calls or pieces of output sees
-`'x' * 10**10`, lists of lists of lists turned into text, or what jinja2 computes while it compiles. The
-operating system sees all of it. Run by `chat_template.py`, as a file: importing jaxspec takes seconds.
+A template is a program from an untrusted checkpoint. jinja2's sandbox denies it files and Python's internals,
+but not endless loops or unlimited memory. Counting loops, calls or pieces of output would miss
+`'x' * 10**10`, deeply nested lists turned into text, and what jinja2 computes while it compiles; limits of
+the operating system cover them all. `chat_template.py` runs this file directly, since importing jaxspec takes
+seconds.
 """
 
 import json
@@ -21,10 +22,10 @@ import jinja2.parser
 import jinja2.sandbox
 
 CPU_SECONDS = 1.0
-"""For one conversation; real templates take milliseconds."""
+"""CPU time for one conversation; real templates take milliseconds."""
 
 MEMORY = 512 * 2**20
-"""Bytes of address space, jinja2 and the conversation included."""
+"""Bytes of address space, including Python, jinja2 and the conversation."""
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
         try:
             request = json.loads(line.decode("utf-8", "surrogatepass"))
             reply = {"text": render(request["template"], request["variables"])}
-        except Exception as error:  # whatever the model's own program raises
+        except Exception as error:  # a template can raise anything
             reply = {"error": str(error) or type(error).__name__}
         encoded = json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass")
         _limit_time(0)
@@ -43,7 +44,7 @@ def main() -> None:
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
-    """The text that a template makes of its variables."""
+    """Renders a template with its variables."""
     return _compile(template).render(variables)
 
 
@@ -57,13 +58,13 @@ def _limit_memory() -> None:
 
 
 def _limit_time(seconds: float) -> None:
-    """Has this process end when it has computed for so many seconds more; 0 is for ever."""
+    """Ends this process after so many more seconds of CPU time; 0 removes the limit."""
     if hasattr(signal, "setitimer"):  # Unix
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's words for training masks; here it is only its content."""
+    """Renders only the content of `{% generation %}`, which marks assistant text for training masks."""
 
     tags = {"generation"}  # noqa: RUF012
 

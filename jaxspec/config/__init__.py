@@ -1,4 +1,4 @@
-"""Frozen configurations: TOML in, Hugging Face `config.json` in; and the axis glossary."""
+"""Frozen configurations, read from TOML files and Hugging Face `config.json`; and the axis glossary."""
 
 from jaxspec.config.axes import AXIS_TO_MESH, AXIS_UNIT, MESH_AXIS
 from jaxspec.config.drafter import DrafterConfig

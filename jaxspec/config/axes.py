@@ -1,22 +1,22 @@
 """The axis glossary, and which axes are split over devices.
 
-Axes, as they appear in shape comments and in `AXIS_TO_MESH`:
+Axes in the shape comments of jaxspec; kernels have their own glossary (`kernels/__init__.py`):
 
-    B  slots (rows of the batch)            N  key/value heads
-    Q  query rows per slot                  G  query heads per key/value head
-    K  drafts per step                      H  query heads, N * G
-    P  positions per page                   D  head size
-    T  width of the page table              M  model width (hidden size)
-    S  engine steps per dispatch            F  feed-forward width (intermediate size)
-    R  rows of one prefill program          V  vocabulary of the target
-    C  tokens per row of a prefill program  W  vocabulary of the drafter
-    E  experts of a layer
+    N  flat rows of a forward pass          M  model width (hidden size)
+    B  slots, or packed rows in training    F  feed-forward width (intermediate size)
+    G  groups of rows in a block [G, Q]     H  key/value heads, or query heads where there is no G
+    Q  rows per group                       G  query heads per key/value head, after H
+    C  tokens per piece of a prompt         D  head size
+    K  drafts per step                      V  vocabulary of the target
+    S  steps per dispatch; in training,     W  vocabulary of the drafter
+       tokens per packed row                E  experts of a layer
+    P  positions per page                   T  width of the page table
 """
 
 from collections.abc import Mapping
 
 MESH_AXIS = "tensor"
-"""The axis of a mesh of devices that weights and caches are split over."""
+"""Name of the device-mesh axis over which weights and caches are split."""
 
 AXIS_TO_MESH: Mapping[str, str | None] = {
     "kv_heads": MESH_AXIS,
@@ -31,12 +31,13 @@ AXIS_TO_MESH: Mapping[str, str | None] = {
     "page": None,
     "slots": None,
 }
-"""Which mesh axis each logical axis of an array is split over; None keeps it whole on every device.
+"""The mesh axis over which each logical axis of an array is split; None keeps it whole on every device.
 
-A mesh axis splits one axis of an array, the first of these: experts by their inner width, so that each device
-reads as much of every one, or, where that does not divide, a part of the experts each.
+A mesh axis splits only one axis of an array: the first in this order that divides evenly. So experts are
+split by their inner width, which gives every device an equal share of each expert; if that does not divide,
+each device holds some of the experts.
 """
 
 AXIS_UNIT: Mapping[str, int] = {"expert_inner": 32, "vocab": 2}
-"""What a device has of an axis is a multiple of this, 1 where nothing is said: experts in MXFP4 have blocks
-of 32 inputs, and a word of random bits belongs to two tokens."""
+"""A device's part of an axis is a multiple of this number (1 if not listed): MXFP4 experts have blocks of 32
+inputs, and each word of random bits serves two tokens."""

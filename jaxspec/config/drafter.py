@@ -1,4 +1,4 @@
-"""Which drafter, and how far it looks ahead."""
+"""The drafter of a configuration: its kind, checkpoint and number of drafts."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
@@ -6,15 +6,15 @@ from typing import Any, ClassVar, Literal, Protocol
 from jaxspec.config.errors import ConfigError, at_least
 
 _MOST = 1024
-"""Of drafts in a step, and of tokens in an n-gram; each is a row or an operation of the compiled program."""
+"""Limit of drafts per step and of tokens in an n-gram: each adds a row or an operation to the program."""
 
 
 class DrafterKind(Protocol):
-    """What a configuration has to know of a kind of drafter.
+    """What a configuration must know about a kind of drafter.
 
     Attributes:
-      weights_from: "own", a checkpoint that `drafter.source` has to name; "target", the target's unless a
-        source is named; "none", no checkpoint.
+      weights_from: "own": `drafter.source` must name a checkpoint; "target": the target's checkpoint, unless
+        `drafter.source` names one; "none": no checkpoint.
     """
 
     weights_from: ClassVar[Literal["own", "target", "none"]]
@@ -26,18 +26,18 @@ DRAFTERS: dict[str, type[DrafterKind]] = {}
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """Which drafter, and how far it looks ahead.
+    """The drafter, and how many tokens it drafts.
 
     Attributes:
       kind: "none", for plain decoding, or another name in `DRAFTERS`.
-      num_speculative_tokens: K, drafts per step, at most 1024; "auto" chooses it for every dispatch, by what
-        gives the most tokens per second.
+      num_speculative_tokens: K, drafts per step, at most 1024; "auto" chooses K for every dispatch to
+        maximise tokens per second.
       max_speculative_tokens: the largest K under "auto".
-      source, file, sha256: its checkpoint; see `DrafterKind.weights_from` for who needs none.
-      sampling: "probabilistic" draws drafts from the head's distribution at the request's temperature
-        and verifies against it; "greedy" takes the most likely token and verifies it as one-hot.
+      source, file, sha256: the drafter's checkpoint, as in `SourceConfig`; not every kind needs one.
+      sampling: "probabilistic" draws drafts from the drafter's distribution at the request's temperature
+        and verifies against it; "greedy" drafts the most likely token and verifies it as one-hot.
       max_ngram, min_ngram: n-gram lengths that prompt lookup tries, the longest first.
-      options: settings of a kind that was registered from outside, as it reads them.
+      options: settings of a drafter registered from outside, which reads them itself.
     """
 
     kind: str = "none"
@@ -72,12 +72,12 @@ class DrafterConfig:
 
     @property
     def is_auto(self) -> bool:
-        """Whether K is chosen for every dispatch."""
+        """Whether K is chosen anew for every dispatch."""
         return self.num_speculative_tokens == "auto"
 
     @property
     def num_drafts(self) -> int:
-        """K, the largest one under "auto"; 0 without a drafter."""
+        """K, or its maximum under "auto"; 0 without a drafter."""
         if self.kind == "none":
             return 0
         return self.max_speculative_tokens if self.is_auto else int(self.num_speculative_tokens)
@@ -89,7 +89,7 @@ class DrafterConfig:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What every drafter's constructor takes."""
+        """Keyword arguments that every drafter's constructor takes."""
         return {
             "num_speculative_tokens": self.num_drafts,
             "probabilistic": self.sampling == "probabilistic",

@@ -10,36 +10,37 @@ class EngineConfig:
     """Sizes of the compiled programs and of the cache.
 
     Attributes:
-      batch_size: slots B; requests beyond them wait in a queue.
-      max_model_len: positions a request may use, prompt and answer together; None takes the model's
-        limit, at most 2048 on the CPU and 8192 elsewhere.
+      batch_size: B, the number of slots; further requests wait in a queue.
+      max_model_len: the most tokens of a request, prompt and answer together; None takes the model's
+        limit, at most 2048 on a CPU and 8192 elsewhere.
       page_size: positions per cache page, a power of two.
-      num_pages: pages of the cache without page 0; None takes enough for every slot at max_model_len.
-      prefix_caching: keep full pages of prompts and answers until their room is needed; a prompt that begins
-        with the same tokens is read from there on.
-      prefill_chunk: C, the tokens that a prompt is cut into; None takes 64, and 32 on a GPU for weights of
-        4 GiB or more, where a row costs more than keeping account of it.
-      prefill_rows: the most pieces of C tokens that one program for prompts reads, of one prompt or of
-        several; there are programs for fewer, too. None takes 1 on the CPU, where rows cost what they cost in
-        any company, and 2048 rows elsewhere.
-      rows_beside: prompt rows that a decoding step reads at most beside its drafts, so that nobody waits
-        while a prompt is read; 0 reads prompts between dispatches. None takes 0 on the CPU and 1024
-        elsewhere.
-      slot_sizes: numbers of slots that there are decode programs for, beside batch_size: with fewer requests
-        running than that, fewer rows are computed. None takes the powers of two.
-      steps_per_dispatch: S, engine steps run on the device per host round trip; None takes 1 on the CPU and
-        for weights of 4 GiB or more, whose steps take longer than what the host does between them, and 4
-        elsewhere. Finished slots idle until the round trip ends.
-      dtype: "float32" or "bfloat16" for weights, activations and cache; None takes float32 on the CPU
+      num_pages: pages of the cache, not counting page 0; None takes enough for max_model_len in every slot.
+      prefix_caching: keep full pages of prompts and answers until their space is needed. A prompt that begins
+        with the same tokens reuses them and is read from there on.
+      prefill_chunk: C, tokens per piece of a prompt. None takes 32 on a GPU for weights of 4 GiB or more,
+        where computing a padding row costs more than handling a piece, and 64 otherwise.
+      prefill_rows: the most pieces of C tokens, of one prompt or several, in a program for prompts. Programs
+        for fewer pieces are compiled, too. None takes 1 on a CPU, where rows are no cheaper together, and
+        pieces of 2048 tokens in total elsewhere.
+      rows_beside: the most prompt tokens that a decoding step reads along with its drafts, so that decoding
+        does not stop while a prompt is read; 0 reads prompts between dispatches. None takes 0 on a CPU and
+        1024 elsewhere.
+      slot_sizes: numbers of slots to compile decode programs for, in addition to batch_size. A smaller
+        program computes fewer rows when fewer requests run. None takes the powers of two, and above
+        32 the numbers halfway between them.
+      steps_per_dispatch: S, engine steps run on the device per host round trip. None takes 1 on a CPU and
+        for weights of 4 GiB or more, whose steps take longer than the host's work between them, and 4
+        otherwise. Slots that finish are idle until the round trip ends.
+      dtype: "float32" or "bfloat16", of weights, activations and cache; None takes float32 on a CPU
         and bfloat16 elsewhere.
-      cpu_activations: what rows are rounded to on a CPU for products with packed weights: "int8", which
-        formats of integers (Q8_0, Q4_0, Q4_1, …) are several times faster with, or "float32", not at all.
-        With "int8" the bfloat16 weights of a head are rounded to Q8_0. None takes "int8" where it works.
+      cpu_activations: rounding of activations for products with packed weights on a CPU. "int8" makes integer
+        formats (Q8_0, Q4_0, Q4_1, …) several times faster, and rounds the bfloat16 weights of a head to Q8_0;
+        "float32" does not round. None takes "int8" where it is supported.
       draft_loop: "compiled", or "host" to drive the same functions step by step from Python.
-      synthetic_acceptance_length: a benchmark mode that ignores the drafts' quality and accepts so
-        many tokens per step on average, the emitted text being worthless; None is off.
-      tensor_parallel: devices that weights and cache are split over. Its divisors should be those of the
-        key/value heads: where it does not divide them, every device keeps all of attention.
+      synthetic_acceptance_length: benchmarks only: accepts so many tokens per step on average, whatever the
+        drafts are, so the text is meaningless; None turns this off.
+      tensor_parallel: devices over which weights and cache are split. It should divide the number of
+        key/value heads; otherwise every device computes all of attention.
     """
 
     batch_size: int = 8
@@ -85,7 +86,12 @@ class EngineConfig:
             raise ConfigError(f"engine.synthetic_acceptance_length must be at least 1, not {length}")
 
     def resolve(self, *, backend: str, model_limit: int, weight_bytes: int = 0) -> "ResolvedEngineConfig":
-        """Fills what was left open, for a backend ("cpu", "gpu") and a model of so many positions and bytes.
+        """Fills in the fields that are None.
+
+        Args:
+          backend: "cpu" or "gpu".
+          model_limit: the most positions that the model supports.
+          weight_bytes: size of the weights on a device.
 
         Raises:
           ConfigError: max_model_len is past the model's limit.
@@ -99,7 +105,8 @@ class EngineConfig:
         pages_per_slot = -(-max_model_len // self.page_size)
         is_large = not on_cpu and weight_bytes >= 1 << 32
         chunk = self.prefill_chunk or (32 if is_large else 64)
-        powers = tuple(1 << i for i in range(self.batch_size.bit_length()))
+        powers = [1 << i for i in range(self.batch_size.bit_length())]
+        halfway = [3 * power // 2 for power in powers if 32 <= power < self.batch_size]
         return ResolvedEngineConfig(
             batch_size=self.batch_size,
             max_model_len=max_model_len,
@@ -109,9 +116,9 @@ class EngineConfig:
             prefill_chunk=chunk,
             prefill_rows=self.prefill_rows or (1 if on_cpu else max(2048 // chunk, 1)),
             rows_beside=(0 if on_cpu else 1024) if self.rows_beside is None else self.rows_beside,
-            slot_sizes=powers if self.slot_sizes is None else tuple(self.slot_sizes),
+            slot_sizes=tuple(sorted(powers + halfway) if self.slot_sizes is None else self.slot_sizes),
             steps_per_dispatch=self.steps_per_dispatch or (1 if on_cpu or is_large else 4),
-            # XLA's bfloat16 products run at a twentieth of float32's speed on the CPU.
+            # On a CPU, XLA's bfloat16 products are twenty times slower than those in float32.
             dtype=self.dtype or ("float32" if on_cpu else "bfloat16"),
             draft_loop=self.draft_loop,
             synthetic_acceptance_length=self.synthetic_acceptance_length,
@@ -120,7 +127,7 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class ResolvedEngineConfig:
-    """`EngineConfig` with nothing left open; fields as there."""
+    """`EngineConfig` with every default filled in; the fields are the same."""
 
     batch_size: int
     max_model_len: int
@@ -135,3 +142,8 @@ class ResolvedEngineConfig:
     dtype: str
     draft_loop: str
     synthetic_acceptance_length: float | None
+
+    @property
+    def table_width(self) -> int:
+        """T, the pages that hold `max_model_len` positions of one slot: the width of the page table."""
+        return -(-self.max_model_len // self.page_size)

@@ -1,4 +1,4 @@
-"""The keys of a `config.json` that are read, and what their values may be."""
+"""The keys of a `config.json` that are read, and the types and ranges of their values."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,21 +6,21 @@ from typing import Any
 from jaxspec.config.errors import INT32_MAX, ConfigError
 
 Check = Callable[[Any], str | None]
-"""What is wrong with a value that is not null, as "must be …"; None where nothing is."""
+"""Takes a value that is not null; returns what is wrong with it, as "must be …", or None."""
 
 
 def check_keys(config: Mapping[str, Any], name: str = "config.json") -> None:
-    """Refuses a value of another type or size than its key may have; keys that nothing reads are ignored.
+    """Checks the types and ranges of all values, also in nested objects; unknown keys are ignored.
 
-    Null passes: most keys may be left open. Bounds are far beyond any published model; within them the
-    shapes that follow from a config can be compared with its checkpoint's in time.
+    Null is allowed, since most keys are optional. The bounds are far beyond any published model, but small
+    enough that the shapes that follow from a config can be compared with its checkpoint in a short time.
 
     Args:
-      config: with whatever objects it nests.
+      config: the contents of a `config.json`.
       name: the file, for messages.
 
     Raises:
-      ConfigError: naming the key.
+      ConfigError: a value has the wrong type or is out of range; the message names the key.
     """
     for key, value in config.items():
         check = KEYS.get(key)
@@ -33,13 +33,13 @@ def check_keys(config: Mapping[str, Any], name: str = "config.json") -> None:
 
 
 def without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a config without those whose null can mean nothing but that they are left open."""
+    """The config without null values, except for keys where null differs from absence."""
     return {key: value for key, value in config.items() if value is not None or key in _NULL_SAYS_NONE}
 
 
 def _number(words: str, types: tuple[type, ...], low: float, high: float) -> Check:
     def check(value: Any) -> str | None:
-        # Not isinstance: true and false are integers to it. NaN is not at least anything.
+        # Not isinstance, for which booleans are integers. `not >=` also catches NaN.
         if type(value) not in types or not value >= low:
             return f"must be {words}"
         return f"must be at most {high}" if value > high else None
@@ -77,7 +77,7 @@ _FACTORS = _one_of(
     "a list of numbers above 0",
     lambda value: isinstance(value, list | tuple) and not any(_POSITIVE(each) for each in value),
 )
-# Frequencies are powers of it, and their logarithm is divided by.
+# Frequencies are powers of theta, and YaRN divides by its logarithm.
 _THETA = _real("a number above 1", 1.001)
 
 KEYS: Mapping[str, Check] = {
@@ -166,7 +166,7 @@ KEYS: Mapping[str, Check] = {
     "routed_scaling_factor": _REAL,
     "input_embedding_scale": _REAL,
 }
-"""Every key whose value is used as more than something to compare with, wherever in a config it lies."""
+"""Every key whose value is used other than in a comparison, at any depth of the config."""
 
 _NULL_SAYS_NONE = frozenset(
     {"head_dim", "num_key_value_heads", "q_lora_rank", "rope_scaling", "rope_parameters", "sliding_window"}

@@ -1,4 +1,4 @@
-"""Multi-head latent attention, out of `config.json`."""
+"""Multi-head latent attention, as `config.json` describes it."""
 
 import math
 from collections.abc import Mapping
@@ -11,15 +11,17 @@ from jaxspec.config.rope import RopeConfig
 
 @dataclass(frozen=True)
 class LatentConfig:
-    """How keys and values are squeezed into one vector per position, in the names of `config.json`.
+    """Sizes of multi-head latent attention, with the names of `config.json`.
+
+    Keys and values of a position are compressed into one latent vector (DeepSeek-V2, arXiv:2405.04434).
 
     Attributes:
-      kv_lora_rank: size of the latent that keys and values are projected up from.
-      q_lora_rank: size of the one of the queries; None where they are projected directly.
-      qk_nope_head_dim: entries of a head's query and key without a rotation.
-      qk_rope_head_dim: entries with one; all heads share this part of the key.
+      kv_lora_rank: size of the latent from which keys and values are projected.
+      q_lora_rank: size of the latent of the queries; None if they are projected directly.
+      qk_nope_head_dim: entries of a head's query and key that are not rotated.
+      qk_rope_head_dim: entries that are rotated; all heads share this part of the key.
       v_head_dim: entries of a head's value.
-      rope_interleave: neighbouring entries are rotated against each other, not the halves.
+      rope_interleave: rope rotates neighbouring entries as pairs, instead of entries of the two halves.
     """
 
     kv_lora_rank: int
@@ -31,10 +33,10 @@ class LatentConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "LatentConfig":
-        """Reads a `config.json` whose absent keys have been filled in.
+        """Reads a `config.json` in which absent keys have been given defaults.
 
         Raises:
-          ConfigError: a bias is asked for.
+          ConfigError: `attention_bias` is set, which is not supported.
         """
         if config.get("attention_bias"):
             raise ConfigError("attention_bias True is not supported in latent attention; supported: False")
@@ -46,7 +48,7 @@ class LatentConfig:
         )
 
     def scale(self, rope: RopeConfig) -> float:
-        """What dot products are multiplied by: head size ** -0.5, and YaRN's factor for all dimensions twice.
+        """The factor of attention logits: head size ** -0.5, times YaRN's `mscale_all_dim` factor squared.
 
         Source: transformers, `yarn_apply_mscale` of DeepSeek-V3.
         """

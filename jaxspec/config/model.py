@@ -1,4 +1,4 @@
-"""The shape of a decoder, out of a Hugging Face `config.json`."""
+"""The shape of a decoder, read from a Hugging Face `config.json`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,20 +13,24 @@ from jaxspec.config.rope import RopeConfig
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a decoder, in the names of `config.json`.
+    """The shape of a decoder. Fields that are not listed have the meaning of the same key in `config.json`.
 
     Attributes:
-      layer_types: "full_attention" or "sliding_attention" per layer.
+      family: `model_type`, a name in `FAMILIES`.
+      layer_types: "full_attention" or "sliding_attention", for every layer.
       sliding_window: positions that a sliding layer sees, or None.
-      local_rope: rope of the sliding layers, where it differs from that of the others.
-      compress_ratios: positions per compressed entry, for every layer; 1 for a layer without them. Empty in
-        families that compress nothing.
-      qkv_bias: queries, keys and values have biases; with `attention_bias` so has the output projection.
-      attention_scale: what dot products are multiplied by; None takes head_dim ** -0.5.
-      attention_sinks: every head has a logit of its own in the softmax.
-      moe: the routed experts, or None where every layer is dense.
+      local_rope: rope of the sliding layers, if it differs from that of the others.
+      compress_ratios: positions per compressed entry, for every layer; 1 for a layer without such entries.
+        Empty in families without compression.
+      attention_bias: all projections of attention have biases, including the output projection.
+      qkv_bias: the projections of queries, keys and values have biases.
+      mlp_bias: the projections of the feed-forward network have biases.
+      qk_norm: queries and keys are normalised before rope.
+      attention_scale: the factor of attention logits; None takes head_dim ** -0.5.
+      attention_sinks: every head has an additional, learned logit in the softmax.
+      moe: the routed experts; None if every layer is dense.
       latent: latent attention, or None; `head_dim` is then the size of the rotated part.
-      num_nextn_predict_layers: layers past the last one that a checkpoint may hold to predict further tokens.
+      num_nextn_predict_layers: multi-token-prediction layers that the checkpoint holds after the last layer.
     """
 
     family: str
@@ -85,11 +89,11 @@ class ModelConfig:
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
         """Reads the `config.json` of a decoder; absent keys take transformers' defaults.
 
-        Of a model that also sees images, the keys of its language model count.
+        For a model that also takes images, the keys of its language model are read (`text_config`).
 
         Raises:
-          ConfigError: a key that must be there is missing, is of another type or size than it may be, or
-            asks for what is not built.
+          ConfigError: a required key is missing, or a value has the wrong type, is out of range or is not
+            supported.
         """
         check_keys(config)
         config = without_nulls(config.get("text_config") or config)
@@ -104,11 +108,15 @@ class ModelConfig:
 
 
 class Family(Protocol):
-    """What reading a `config.json` has to know of a family."""
+    """What reading a `config.json` needs from a family."""
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> ModelConfig:
-        """Raises ConfigError: a key that must be there is missing, or asks for what is not built."""
+        """The shape of a model of this family.
+
+        Raises:
+          ConfigError: a required key is missing, or a value is not supported.
+        """
         ...
 
 

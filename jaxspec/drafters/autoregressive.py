@@ -1,8 +1,8 @@
-"""The draft loop, once, for every drafter that drafts one token from the one before.
+"""The draft loop of all drafters that draft each token from the one before.
 
-`start` samples the first draft, `step` advances by one: position, metadata of every kind of attention,
-cache, network, draw into the column of the step. The compiled program runs `step` in a `fori_loop`; with
-`draft_loop="host"` the engine calls the very same functions from Python.
+`start` samples the first draft and `step` each further one: it computes the positions and the attention
+metadata, runs the network, writes the cache and draws into the step's column. The compiled program runs
+`step` in a `fori_loop`; with `draft_loop="host"` the engine calls the same functions from Python.
 """
 
 from abc import abstractmethod
@@ -36,11 +36,11 @@ class DraftState:
     """The carry of the draft loop.
 
     Attributes:
-      hidden: [B, M'], what the next step reads.
+      hidden: [B, M'], the input of the next step.
       tokens: i32[B, K], ids of the draft vocabulary, filled up to the current column.
-      logits: f32[B, K, W], what each was drawn from, or this device's part of W; None where drafts are the
-        most likely tokens.
-      cache: the drafter's layers.
+      logits: f32[B, K, W], the logits that each draft was drawn from, or this device's part of W; None if
+        drafts are the most likely tokens.
+      cache: the cache of the drafter's layers.
     """
 
     hidden: jax.Array
@@ -50,16 +50,16 @@ class DraftState:
 
 
 class AutoregressiveDrafter(Drafter):
-    """A drafter with a network of its own.
+    """A drafter whose network drafts one token at a time.
 
     Attributes:
       kinds: the kind of attention of each of its layers.
-      lead: where the first draft step writes, relative to the last committed position: 0 for EAGLE,
-        whose row i pairs the target's feature at i with the token at i + 1; 1 for a draft model, whose
-        row i reads the token at i.
+      lead: 0 for EAGLE, whose row at position p pairs the target's feature at p with the token at p + 1; 1
+        for a draft model, whose row at position p reads the token at p. Draft step i runs at position
+        length - 1 + lead + i.
       draft_vocab_size: W.
-      target_ids: i32[W], the target's id of every draft id; None where the two are one.
-      draft_ids: i32[V], its inverse, -1 for ids that are never drafted.
+      target_ids: i32[W], the target's id of every draft id; None if the vocabularies are the same.
+      draft_ids: i32[V], the inverse, -1 for ids that are never drafted; None if `target_ids` is.
     """
 
     kinds: tuple[AttentionKind, ...]
@@ -76,17 +76,17 @@ class AutoregressiveDrafter(Drafter):
 
         Args:
           tokens: i32[N], ids of the target's vocabulary.
-          hidden: [N, M'], features on refresh and the previous step's output afterwards.
+          hidden: [N, M'], features in a refresh, the previous step's output in the draft loop.
           positions: i32[N].
-          memory: what these rows attend to, made for layers of `kinds`.
+          memory: the memory of this pass, built for `kinds`.
 
         Returns:
-          [N, M'], which `logits` reads and the next step recycles, and the memory.
+          [N, M'], the input of `logits` and of the next step, and the memory.
         """
 
     @abstractmethod
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
-        """f32[..., W] of what `advance` returned; where its rows are split over devices, this one's part."""
+        """Logits f32[..., W] from the output of `advance`; this device's part of W if W is split."""
 
     @property
     def draft_vocab(self) -> DraftVocabulary | None:
@@ -95,7 +95,7 @@ class AutoregressiveDrafter(Drafter):
         return DraftVocabulary(self.target_ids[...], self.draft_ids[...])
 
     def to_target(self, tokens: jax.Array) -> jax.Array:
-        """Target ids of draft ids."""
+        """Maps draft ids to target ids."""
         return to_target_ids(self.target_ids, tokens)
 
     def run(
@@ -106,7 +106,7 @@ class AutoregressiveDrafter(Drafter):
         blocks: RowBlocks,
         cache: tuple[LayerCache, ...],
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        """`advance` over the paged cache."""
+        """Runs `advance` over the paged cache: returns its output [N, M'] and the cache."""
         memory = PagedMemory.build(self.kinds, cache, blocks)
         hidden, memory = self.advance(target, tokens, hidden, row_positions(blocks), memory)
         return hidden, memory.caches
@@ -114,7 +114,7 @@ class AutoregressiveDrafter(Drafter):
     def start(
         self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, mode: SamplingMode
     ) -> DraftState:
-        """Samples the first draft from the state that `refresh` left."""
+        """Samples the first draft from the hidden state that `refresh` returned."""
         batch, num_drafts = context.length.shape[0], self.num_speculative_tokens
         tokens = jnp.zeros((batch, num_drafts), jnp.int32)
         row, logits = self.logits(target, context.hidden), None
@@ -124,7 +124,7 @@ class AutoregressiveDrafter(Drafter):
         return self._draw(row, context, state, jnp.int32(0))
 
     def step(self, target: Target, context: Context, state: DraftState, i: jax.Array) -> DraftState:
-        """Draft i (1 <= i < K) from draft i - 1."""
+        """Drafts token i (1 <= i < K) from draft i - 1."""
         previous = lax.dynamic_index_in_dim(state.tokens, i - 1, axis=1, keepdims=False)
         positions = context.length - 1 + self.lead + i
         block = RowBlock(positions[:, None], context.active[:, None], context.page_table)
@@ -133,7 +133,7 @@ class AutoregressiveDrafter(Drafter):
         return self._draw(self.logits(target, hidden), context, state, i)
 
     def finish(self, context: Context, state: DraftState) -> Proposal:
-        """The drafts as the engine takes them."""
+        """The drafts in the form that the engine takes."""
         count = jnp.where(context.active, self.num_speculative_tokens, 0).astype(jnp.int32)
         return Proposal(self.to_target(state.tokens), count, state.logits)
 
@@ -166,7 +166,7 @@ class AutoregressiveDrafter(Drafter):
         return propose
 
     def _draw(self, row: jax.Array, context: Context, state: DraftState, i: jax.Array) -> DraftState:
-        """Draws draft i from its logits, of `logits`, into column i."""
+        """Draws draft i from `row`, the output of `logits`, into column i."""
         tokens, logits = gumbel_sample(
             row,
             context.sampling.temperature,
@@ -188,5 +188,9 @@ def refresh_shifted(
     features: jax.Array,
     cache: tuple[LayerCache, ...],
 ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-    """Refresh of drafters whose row at position i pairs the feature there with the token at i + 1."""
+    """The refresh of drafters whose row at position p pairs the feature at p with the token at p + 1.
+
+    Args:
+      features: [N, M'].
+    """
     return drafter.run(target, rows.next_tokens, features, rows.blocks, cache)

@@ -1,9 +1,9 @@
 """The contract between the engine and a drafter.
 
-A drafter is an `nnx.Module`: static facts as plain attributes, arrays as parameters. Its class finds out
-whether a checkpoint fits (`plan`), and says what a checkpoint is (`recognise`, `describe`). The engine calls
-`refresh` once per step over the rows that the target has just run, and `propose` once per step for K
-drafts. Neither the engine nor loading ever asks which drafter it is.
+A drafter is an `nnx.Module`: static facts are plain attributes, arrays are parameters. Its class checks
+whether a checkpoint fits (`plan`) and describes checkpoints (`recognise`, `describe`). In every step the
+engine calls `propose` for K drafts, and `refresh` on the rows that the target has just run. Neither the
+engine nor the loading code depends on the kind of drafter.
 """
 
 from abc import abstractmethod
@@ -33,12 +33,12 @@ from jaxspec.sampling import DraftVocabulary, SamplingMode, SamplingState
 
 
 class Target(Protocol):
-    """What the engine and drafters use of a target network.
+    """The part of a target network that the engine and drafters use.
 
     Attributes:
-      config: its shape.
+      config: the network's configuration.
       kinds: the kind of attention of every layer.
-      embedding: the token embedding that heads share: [..., M] of ids i32[...].
+      embedding: the token embedding that heads share; maps ids i32[...] to [..., M].
     """
 
     config: ModelConfig
@@ -47,12 +47,12 @@ class Target(Protocol):
 
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
-        """What each layer keeps in the paged cache."""
+        """The shape of every layer's cache."""
         ...
 
     @property
     def output_kernel(self) -> Any:
-        """[M, V], the output projection; an array, or packed as `jaxspec_kernels.matmul` takes it."""
+        """The output projection [M, V]: an array, or a `PackedWeight` of `jaxspec_kernels.matmul`."""
         ...
 
     def __call__(
@@ -67,9 +67,9 @@ class Target(Protocol):
 
         Args:
           tokens, positions: i32[N].
-          memory: what these rows attend to, made for layers of `kinds`.
-          capture: hidden states to return: i is the stream before layer i, the number of layers the output
-            of the last one before the final norm.
+          memory: the memory of this pass, built for `kinds`.
+          capture: hidden states to return: i is the residual stream before layer i, and the number of layers
+            is the output of the last one, before the final norm.
 
         Returns:
           The hidden states after the final norm [N, M], the captured ones [N, M] each, and the memory.
@@ -77,8 +77,7 @@ class Target(Protocol):
         ...
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """f32[..., V] of hidden states after the final norm [..., M]; where the rows of V are split over
-        devices, this one's part."""
+        """Logits f32[..., V] from normed hidden states [..., M]; this device's part of V if V is split."""
         ...
 
 
@@ -88,12 +87,13 @@ class Rows:
     """The N rows of one target forward pass, as a drafter needs them.
 
     Attributes:
-      tokens: i32[N], what the target read.
-      next_tokens: i32[N], the token after each row; at the last valid row of a group that ends what is known
-        of its sequence, the one just sampled.
+      tokens: i32[N], the tokens that the target read.
+      next_tokens: i32[N], the token after each row; for the last known token of a sequence, the one that was
+        just sampled.
       hidden: [N, M], the target's hidden states after its final norm.
       captured: one [N, M] per entry of the drafter's `capture`.
-      blocks: the rows' places. Valid are those whose token stands; the others are computed and ignored.
+      blocks: the rows' positions and pages. Rows of committed tokens are valid; the others are computed and
+        ignored.
     """
 
     tokens: jax.Array
@@ -104,7 +104,7 @@ class Rows:
 
     @property
     def positions(self) -> jax.Array:
-        """i32[N]."""
+        """The position of each row, i32[N]."""
         return row_positions(self.blocks)
 
 
@@ -114,12 +114,12 @@ class Context:
     """What a drafter may read when it proposes.
 
     Attributes:
-      hidden: [B, M'], what `refresh` returned for the row of each slot's last committed position.
-      history: i32[B, X], the tokens of each slot by position; what lies past `length` is stale.
+      hidden: [B, M'], the output of `refresh` for the row before each slot's last token.
+      history: i32[B, X], the tokens of each slot by position; entries past `length` are stale.
       length: i32[B], position of the last token.
-      active: bool[B].
-      page_table: of [B, T].
-      sampling: of each slot.
+      active: bool[B], the slots to draft for.
+      page_table: of shape [B, T].
+      sampling: the sampling parameters of each slot.
     """
 
     hidden: jax.Array
@@ -131,7 +131,7 @@ class Context:
 
     @property
     def last_token(self) -> jax.Array:
-        """i32[B]."""
+        """The last token of each slot, i32[B]."""
         return jnp.take_along_axis(self.history, self.length[:, None], axis=1, mode="clip")[:, 0]
 
 
@@ -142,9 +142,9 @@ class Proposal:
 
     Attributes:
       tokens: i32[B, K], ids of the target's vocabulary.
-      count: i32[B], how many of them are real.
-      logits: f32[B, K, W], already divided by the temperature, such that softmax is exactly what each
-        draft was drawn from, or this device's part of W; None where the drafts are one-hot.
+      count: i32[B], how many of them are drafts, 0 to K; the rest is ignored.
+      logits: f32[B, K, W], already divided by the temperature: each draft was drawn from their softmax. This
+        device's part of W if W is split. None if the drafts are one-hot.
     """
 
     tokens: jax.Array
@@ -154,10 +154,10 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Build:
-    """How the engine wants a drafter's arrays.
+    """How a drafter's weights are to be loaded.
 
     Attributes:
-      dtype: of weights and cache.
+      dtype: the dtype of weights and cache.
       mesh: the devices that weights are split over; one by default.
       packed, activations: see `ModulePlan.read`.
     """
@@ -170,14 +170,14 @@ class Build:
 
 @dataclass(frozen=True)
 class Description:
-    """What is known of a drafter's checkpoint without reading its weights.
+    """What a drafter's checkpoint says about the drafter, without reading its weights.
 
     Attributes:
       target: the targets that it fits, in words.
       layers: the target's hidden states that it reads, in words.
-      flags: what decides how it computes, found or assumed.
-      ignored: names of the tensors that loading leaves out.
-      stand_in: a target that it fits as far as it says itself; None where it does not say.
+      flags: the choices that decide how it computes, found or assumed.
+      ignored: names of the tensors that loading ignores.
+      stand_in: a made-up target with all that the checkpoint says about its target; None if it says nothing.
     """
 
     target: str = "unknown"
@@ -188,19 +188,19 @@ class Description:
 
 
 class Drafter(nnx.Module):
-    """Base of all drafters.
+    """The base class of all drafters.
 
     Attributes:
-      title: what a checkpoint of it is called, with its article.
+      title: how messages call a checkpoint of it, with an article.
       weights_from: see `jaxspec.config.drafter.DrafterKind`.
-      num_speculative_tokens: K. It is made with the largest one; a program of fewer drafts sets its own, 1 at
-        least, before it calls `propose`. Draft i is the same in all of them.
-      probabilistic: draw drafts from its distribution, or take its most likely tokens.
-      capture: the target's hidden states that `refresh` reads: i is the stream before layer i.
-      hidden_size: M', the width of what `refresh` returns.
-      trained_length: positions that its weights were made for; None where it has none.
-      is_split: its weights and caches are split over several devices as the target's are; otherwise they are
-        whole on each, and drafting needs nothing from the others.
+      num_speculative_tokens: K. The constructor takes the largest K; a program with fewer drafts, at least 1,
+        sets its own before it calls `propose`. Draft i must be the same for every K.
+      probabilistic: whether drafts are drawn from its distribution or are its most likely tokens.
+      capture: the target's hidden states that `refresh` reads; i is the residual stream before layer i.
+      hidden_size: M', the width of the state that `refresh` returns.
+      trained_length: the number of positions that it was trained on; None if it has no weights.
+      is_split: whether its weights and caches are split over devices as the target's are. If not, every
+        device has all of them, and drafting needs no communication.
     """
 
     title: ClassVar[str] = "a drafter"
@@ -217,54 +217,62 @@ class Drafter(nnx.Module):
 
     @classmethod
     def recognise(cls, checkpoint: Checkpoint) -> str | None:
-        """Whose format a checkpoint is in; None where it holds no such drafter."""
+        """The producer of a checkpoint's format; None if the checkpoint does not hold such a drafter."""
         return None
 
     @classmethod
     def describe(cls, checkpoint: Checkpoint, target: ModelConfig | None) -> Description:
-        """What a checkpoint of it holds, and where a target is given, what that means for this one."""
+        """Describes a checkpoint of this kind; with a `target`, as it would be used with that target."""
         return Description()
 
     @classmethod
     def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> "DrafterReader":
-        """Finds out whether `config` fits the target; no weights are read yet.
+        """Checks that the drafter which `config` names fits the target, without reading weights.
 
         Raises:
-          ConfigError: it does not fit the target.
-          CheckpointError: its checkpoint cannot be read, or holds other tensors than it should.
+          ConfigError: the drafter does not fit the target.
+          CheckpointError: its checkpoint cannot be read, or a tensor is missing, unexpected or of another
+            shape.
         """
         raise ConfigError(f"{cls.title} is made in Python: {cls.__name__} has no `plan` that loads it")
 
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
-        """What each of its layers keeps in the paged cache; none for a drafter without attention."""
+        """The shape of every layer's cache; empty for a drafter without attention."""
         return ()
 
     @property
     def draft_vocab(self) -> DraftVocabulary | None:
-        """Which of the target's tokens it can draft; None for all of them, by the same ids."""
+        """The target's tokens that it can draft; None if it drafts all of them and uses the target's ids."""
         return None
 
     @abstractmethod
     def refresh(
         self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        """Takes in the rows that the target ran.
+        """Updates the drafter's cache with the rows that the target has run.
 
         Returns:
-          [N, M'], what may be drafted from behind every valid row, and the cache.
+          [N, M'], the state to draft from after each valid row, and the cache.
         """
 
     @abstractmethod
     def propose(
         self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, mode: SamplingMode
     ) -> tuple[Proposal, tuple[LayerCache, ...]]:
-        """Drafts K tokens. `mode` serves every slot; in `GREEDY` drafts are the most likely tokens."""
+        """Drafts K tokens for each slot.
+
+        Args:
+          mode: a mode that serves every slot; with `GREEDY`, drafts are the most likely tokens.
+
+        Returns:
+          The drafts, and the cache.
+        """
 
     def host_propose(self, compiled: "Compile", *, mode: SamplingMode) -> "HostPropose":
-        """`propose` driven from Python: the oracle that the compiled form is held to.
+        """`propose` driven from Python: the oracle that the compiled form is tested against.
 
-        A drafter with a loop makes a program of each of its phases; this is one of the whole.
+        By default it is one program. A drafter with a loop compiles each of its phases separately.
         """
         return compiled(
             lambda drafter, target, context, cache: drafter.propose(target, context, cache, mode=mode)
@@ -272,11 +280,11 @@ class Drafter(nnx.Module):
 
 
 DrafterReader = Callable[[Target], Drafter]
-"""Reads the weights of a drafter that has been found to fit; called with its target's weights in place."""
+"""Reads the weights of a planned drafter; called with the target after the target's weights are loaded."""
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Compiles function(drafter, target, context, state, ...) into one of (context, state, ...) that donates the
-state."""
+"""Compiles function(drafter, target, context, state, ...) into a function of (context, state, ...), which
+donates the state."""
 
 HostPropose = Callable[[Context, tuple[LayerCache, ...]], tuple[Proposal, tuple[LayerCache, ...]]]
-"""A proposal and the cache, which is donated."""
+"""Maps context and cache, which is donated, to a proposal and the new cache."""

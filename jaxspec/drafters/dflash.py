@@ -1,4 +1,4 @@
-"""DFlash: a block of mask tokens drafted in one pass, over features of the target injected as context.
+"""DFlash: drafts a block of mask tokens in one pass, which attends to features of the target as context.
 
 Source: arXiv 2602.06036; `z-lab/dflash` dflash/model.py; `vllm-project/speculators` models/dflash; vLLM
 `model_executor/models/qwen3_dflash.py`.
@@ -42,16 +42,16 @@ class DFlashConfig:
 
     Attributes:
       layers: the draft transformer, of Qwen3's layers; its vocab_size is the target's.
-      block_size: rows of the largest block, the last token and its masks.
+      block_size: rows of the largest block: the last token and its masks.
       mask_token: id of the target's vocabulary that a mask row reads.
-      capture: the target's hidden states that make a context feature, i being the stream before layer i.
+      capture: the target's hidden states that form a context feature; i is the stream before layer i.
       target_hidden_size: width of the target's hidden states.
       draft_vocab_size: W.
-      causal: per layer, whether a row of the block sees the rows before it alone, and not the whole block.
-      window_before_block: a window counts the context positions before the block, the same ones for every
-        row of it (speculators), instead of the positions before each row (z-lab).
-      embedding_scale: what embedded tokens are multiplied by.
-      own_embedding, own_head: the checkpoint brings a token embedding, an output head.
+      causal: for each layer, whether a row of the block sees only the rows before it instead of all rows.
+      window_before_block: whether a window counts the context positions before the block, the same for all
+        of its rows (speculators), instead of the positions before each row (z-lab).
+      embedding_scale: factor of the token embeddings.
+      own_embedding, own_head: whether the checkpoint has a token embedding or an output head of its own.
     """
 
     layers: ModelConfig
@@ -70,15 +70,15 @@ class DFlashConfig:
     def from_hf(
         cls, config: Mapping[str, Any], tensors: Mapping[str, Any], target: ModelConfig
     ) -> "DFlashConfig":
-        """Reads a head's `config.json`, of z-lab's format or of speculators'.
+        """Reads a head's `config.json` in z-lab's or speculators' format.
 
         Raises:
-          ConfigError: the head does not fit the target, or asks for what is not built.
+          ConfigError: the head does not fit the target, or a value is not supported.
         """
         speculators = is_speculators(config)
         if architecture(config).startswith("DFlash2") or any(n.startswith("candidate_") for n in tensors):
             raise ConfigError("DFlash2 is not supported; supported: DFlash")
-        # z-lab's newer heads nest what its older ones have at the top.
+        # z-lab's newer heads nest keys that its older ones have at the top level.
         config = {**config, **(config.get("dflash_config") or {})}
         _check_supported(config)
         layers = ModelConfig.from_hf({**layer_config(config, target), "model_type": "qwen3"})
@@ -128,9 +128,9 @@ class DFlashConfig:
         if "sliding_attention" in self.layers.layer_types:
             speculators = is_speculators(config)
             keys = ("sliding_window_non_causal",) if speculators else ("causal", "is_causal")
-            causal = ", ".join("causal" if c else "both ways" for c in self.causal)
-            reason = "its producer's code makes windowed layers causal inside a block, and no others"
-            yield key_flag("sight inside a block, by layer", causal, merged, *keys, reason=reason)
+            causal = ", ".join("causal" if c else "bidirectional" for c in self.causal)
+            reason = "its producer's code makes only windowed layers causal inside a block"
+            yield key_flag("attention inside a block, by layer", causal, merged, *keys, reason=reason)
             window = "before the block" if self.window_before_block else "before each row"
             yield Flag("window counts positions", window, None, "its producer's attention mask does so")
         yield from layer_flags(self.layers, config)
@@ -147,7 +147,7 @@ _ONLY: Mapping[str, Any] = {
     "conv_kernel_size": 0,
     "markov_rank": 0,
 }
-"""Keys of this head's relatives, with the values under which it is the head that is built here."""
+"""Keys of related heads, each with the only value that is supported here."""
 
 
 def _check_supported(config: Mapping[str, Any]) -> None:
@@ -159,7 +159,7 @@ def _check_supported(config: Mapping[str, Any]) -> None:
 def _capture_ids(config: Mapping[str, Any], depth: int, speculators: bool) -> tuple[int, ...]:
     """The hidden states that the head reads; z-lab counts layer outputs, speculators streams before a layer.
 
-    The layers are a choice of the training, so none are guessed.
+    There is no default, because the layers are chosen in training.
     """
     key, offset = ("aux_hidden_state_layer_ids", 0) if speculators else ("target_layer_ids", 1)
     ids = config.get(key)
@@ -178,18 +178,22 @@ def _causal(config: Mapping[str, Any], layers: ModelConfig, speculators: bool) -
 
 
 class DFlash(Head, OnePassDrafter):
-    """The last token and K masks at their true positions; mask row i drafts the token of its own position.
+    """A head that runs the last token and K masks; a mask row drafts the token of its own position.
 
-    The context of every committed position is a feature of the target, which `refresh` turns into keys and
-    values of every layer; nothing else is kept, so the state between steps is empty. What a block caches
-    lies where the next refresh writes the context of the accepted tokens.
+    The context of a committed position is a feature of the target, which `refresh` turns into keys and values
+    for every layer. Nothing else is kept, so `hidden_size` is 0. The next refresh overwrites the entries that
+    a block has cached.
     """
 
     title = "a DFlash head"
     config_type = DFlashConfig
 
     def __init__(self, config: DFlashConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
-        """Raises ConfigError: more drafts than the head's block has masks."""
+        """Makes a head with random weights.
+
+        Raises:
+          ConfigError: there are more drafts than the head's block has masks.
+        """
         super().__init__(**settings)
         if self.num_speculative_tokens >= config.block_size:
             raise ConfigError(
@@ -200,7 +204,7 @@ class DFlash(Head, OnePassDrafter):
         layers = config.layers
         width, eps = layers.hidden_size, layers.rms_norm_eps
         self.config = config
-        # Rows of a block see one another, so that a draft depends on the number of masks.
+        # Rows of a block see each other, so drafts depend on the number of masks: every K runs the largest.
         self.num_masks = self.num_speculative_tokens
         self.capture = config.capture
         self.trained_length = layers.max_position_embeddings
@@ -270,7 +274,7 @@ class DFlash(Head, OnePassDrafter):
         return self.head(hidden, out_dtype=jnp.float32), memory.caches
 
     def _block_memory(self, block: RowBlock, cache: tuple[LayerCache, ...]) -> PagedMemory:
-        """The memory of a block whose rows may see later ones."""
+        """The memory of a block in which rows may see later rows."""
         memory = PagedMemory.build(self.kinds, cache, (block,))
         sights = (
             (block_sight(metadata, kind, causal, self.config.window_before_block),)
@@ -280,7 +284,7 @@ class DFlash(Head, OnePassDrafter):
 
 
 def _block_kinds(config: DFlashConfig) -> tuple[AttentionKind, ...]:
-    """The kind of attention of every layer; a window before the block is seen beside the row itself."""
+    """The kind of attention of every layer; a window before the block does not count the row itself."""
     beside = 1 if config.window_before_block else 0
     return tuple(
         SlidingWindow(kind.size + beside) if isinstance(kind, SlidingWindow) else kind
@@ -291,15 +295,15 @@ def _block_kinds(config: DFlashConfig) -> tuple[AttentionKind, ...]:
 def block_sight(
     metadata: AttentionMetadata, kind: AttentionKind, causal: bool, window_before_block: bool
 ) -> AttentionMetadata:
-    """What the rows of a block see, out of causal metadata built for them.
+    """The metadata of a block whose rows may see later rows, from the causal metadata of the same rows.
 
-    A block that runs past its request's pages ends at the last row that has one: the others lie in page 0.
+    If a block runs past its request's pages, its rows see no further than the last row with a page.
 
     Args:
-      metadata: of consecutive rows.
-      kind: the kind that it was built for.
-      causal: rows see no later row.
-      window_before_block: every row sees as far back as the first one.
+      metadata: causal metadata, [B, Q], of consecutive rows.
+      kind: the kind of attention that it was built for.
+      causal: whether rows see no later row.
+      window_before_block: whether every row sees as far back as the first one.
     """
     first, last = metadata.first, metadata.last
     if not causal:

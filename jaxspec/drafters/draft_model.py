@@ -1,4 +1,4 @@
-"""Drafting with a smaller model of the same vocabulary and a cache of its own.
+"""Drafts with a smaller model that has the target's vocabulary and a cache of its own.
 
 Source: Y. Leviathan et al., arXiv 2211.17192.
 """
@@ -18,12 +18,12 @@ from jaxspec.models.decoder import Decoder
 from jaxspec.models.loading import IGNORED, ModulePlan, matching, plan_target, target_config
 
 SPLIT_FROM = 160 << 20
-"""Bytes of a layer from which a draft model is split over devices: two sums over them take about as long as
-half of so many bytes, so what is smaller drafts sooner where every device has all of it."""
+"""Bytes per layer from which a draft model is split over devices. A split layer needs two sums over devices,
+which take about as long as reading half of so many bytes, so a smaller model drafts faster unsplit."""
 
 
 class DraftModel(AutoregressiveDrafter):
-    """An independent network: it reads the same tokens at the same positions, and no hidden states."""
+    """An independent network that reads the same tokens at the same positions, but no hidden states."""
 
     title = "a whole model"
     weights_from = "own"
@@ -40,14 +40,14 @@ class DraftModel(AutoregressiveDrafter):
 
     @classmethod
     def recognise(cls, checkpoint: Checkpoint) -> str | None:
-        # A head's own embedding has no prefix.
+        # The embedding of a head has no prefix in its name.
         whole = any(name.endswith(".embed_tokens.weight") for name in checkpoint.tensors)
         return f"model_type {checkpoint.config.get('model_type')}" if whole else None
 
     @classmethod
     def describe(cls, checkpoint: Checkpoint, target: ModelConfig | None) -> Description:
         own = target_config(checkpoint)
-        fitting = f"any model whose vocabulary is the same one of {own.vocab_size} tokens"
+        fitting = f"any model with the same vocabulary of {own.vocab_size} tokens"
         return Description(fitting, "none", ignored=matching(checkpoint, IGNORED), stand_in=own)
 
     @classmethod
@@ -76,7 +76,7 @@ class DraftModel(AutoregressiveDrafter):
     def refresh(
         self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        """Reads the first row's own token and, one position after each row, the token that follows it."""
+        """Reads the token of each group's first row, then every row's next token, one position later."""
         shapes = [block.shape for block in rows.blocks]
         tokens, blocks = [], []
         for block, own, following in zip(
@@ -109,5 +109,5 @@ def _bytes_of_a_layer(plan: ModulePlan[Decoder]) -> int:
 
 
 def _behind(first: jax.Array, rest: jax.Array) -> jax.Array:
-    """[G, Q + 1]: the first column of one, then all of the other."""
+    """[G, Q + 1]: the first column of `first`, then all of `rest`, both [G, Q]."""
     return jnp.concatenate([first[:, :1], rest], axis=1)

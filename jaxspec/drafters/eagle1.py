@@ -30,8 +30,8 @@ class Eagle1Config:
 
     Attributes:
       layers: the draft transformer, as wide as the target.
-      fc_bias: the projection of token and hidden state has a bias.
-      own_embedding: the checkpoint brings its own token embedding.
+      fc_bias: whether the projection of token and hidden state has a bias.
+      own_embedding: whether the checkpoint has a token embedding of its own.
     """
 
     own_head: ClassVar[bool] = False
@@ -54,7 +54,7 @@ class Eagle1Config:
                 raise ConfigError(
                     f"the head has {name} {getattr(layers, name)}, the target {getattr(target, name)}"
                 )
-        # A config without the key stands for a head with the bias; the key concerns `fc` alone.
+        # Heads without the key have the bias. The key only concerns `fc`.
         return cls(layers, bool(config.get("bias", True)), "embed_tokens.weight" in tensors)
 
     def reads(self, config: Mapping[str, Any], *, any_target: bool) -> str:
@@ -89,7 +89,7 @@ class Eagle1FirstLayer(nnx.Module):
 
 
 class Eagle1(Head, AutoregressiveDrafter):
-    """A head that regresses the target's final hidden state and shares its output projection."""
+    """A head that predicts the target's final hidden state and shares its output projection."""
 
     title = "an EAGLE-1 head"
     config_type = Eagle1Config
@@ -123,7 +123,7 @@ class Eagle1(Head, AutoregressiveDrafter):
     @classmethod
     def recognise(cls, checkpoint: Checkpoint) -> str | None:
         names = checkpoint.tensors
-        # Nothing is normed before the first layer's attention.
+        # EAGLE-1's first layer has no norm before its attention.
         is_one = "fc.weight" in names and any(name.startswith("layers.0.") for name in names)
         return "SafeAILab" if is_one and "layers.0.input_layernorm.weight" not in names else None
 
@@ -148,5 +148,5 @@ class Eagle1(Head, AutoregressiveDrafter):
         return x, memory
 
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
-        # No norm: the head imitates states that already went through the target's final norm.
+        # No norm, because the head predicts states after the target's final norm.
         return target.logits(hidden)

@@ -40,13 +40,13 @@ class Eagle3Config:
       layers: the draft transformer; its vocab_size is the target's.
       draft_vocab_size: W.
       target_hidden_size: width of the target's hidden states.
-      capture: the target's hidden states that are fused, i being the stream before layer i; empty where
-        the head reads the final hidden state as it is, without `fc`.
-      norm_before_residual: the first layer's residual is the normed hidden state.
-      norm_before_fc: one norm over the concatenated features (speculators `input_norm`).
-      fc_norm: one norm per feature.
-      norm_output: the recycled hidden state is the normed one (EAGLE-3.1).
-      own_embedding: the checkpoint brings its own token embedding.
+      capture: the target's hidden states that are fused; i is the stream before layer i. Empty if the head
+        reads the final hidden state directly, without `fc`.
+      norm_before_residual: whether the first layer's residual is the normed hidden state.
+      norm_before_fc: whether there is a norm over the concatenated features (speculators `input_norm`).
+      fc_norm: whether there is a norm for each feature.
+      norm_output: whether the recycled hidden state is the normed one (EAGLE-3.1).
+      own_embedding: whether the checkpoint has a token embedding of its own.
       first_layer: name of the first layer in the checkpoint, "midlayer" or "layers.0".
     """
 
@@ -66,10 +66,10 @@ class Eagle3Config:
     def from_hf(
         cls, config: Mapping[str, Any], tensors: Mapping[str, Any], target: ModelConfig
     ) -> "Eagle3Config":
-        """Reads a head's `config.json`; flags that only the tensors tell are read from their names.
+        """Reads a head's `config.json`, and from the names of its tensors what the config does not say.
 
         Raises:
-          ConfigError: the head does not fit the target, or asks for what is not built.
+          ConfigError: the head does not fit the target, or a value is not supported.
         """
         speculators = is_speculators(config)
         layer = layer_config(config, target)
@@ -91,8 +91,8 @@ class Eagle3Config:
             )
         if not capture and layers.hidden_size != target.hidden_size:
             raise ConfigError(
-                f"the head reads the target's final hidden state of width {target.hidden_size} as it is, "
-                f"and is itself {layers.hidden_size} wide"
+                f"the head reads the target's final hidden state of width {target.hidden_size} directly, "
+                f"but is {layers.hidden_size} wide"
             )
         own_embedding = "embed_tokens.weight" in tensors
         if layers.hidden_size != target.hidden_size and not own_embedding:
@@ -108,7 +108,7 @@ class Eagle3Config:
             norm_before_residual=config.get("norm_before_residual", speculators),
             norm_before_fc="input_norm.weight" in tensors,
             fc_norm="fc_norm.0.weight" in tensors,
-            # SpecForge writes the same key for another thing; only speculators means recycling by it.
+            # Only in speculators' configs does this key mean recycling; SpecForge's has another meaning.
             norm_output=bool(speculators and config.get("norm_output", False)),
             own_embedding=own_embedding,
             first_layer="midlayer" if any(k.startswith("midlayer.") for k in tensors) else "layers.0",
@@ -127,10 +127,12 @@ class Eagle3Config:
         config, tensors = checkpoint.config, checkpoint.tensors
         speculators = is_speculators(config)
         reason = (
-            "speculators' EAGLE-3 heads are trained so" if speculators else "other producers' code does so"
+            "the default of speculators' EAGLE-3 training"
+            if speculators
+            else "the default of other producers' code"
         )
         if "mask_hidden" in tensors:
-            reason = "P-EAGLE heads are trained so"
+            reason = "the default of P-EAGLE training"
         residual = self.norm_before_residual
         yield key_flag("norm before residual", residual, config, "norm_before_residual", reason=reason)
         yield tensor_flag("norm over all features", "yes", "no", tensors, "input_norm.weight")
@@ -146,8 +148,11 @@ class Eagle3Config:
 
 
 def _capture_ids(config: Mapping[str, Any], eagle: Mapping[str, Any], depth: int) -> tuple[int, ...]:
-    """Which hidden states the head reads: a top-level list counts streams before a layer, one nested in
-    `eagle_config` counts layer outputs, and without either the default of all producers holds."""
+    """The hidden states that the head reads.
+
+    A list at the top level counts streams before a layer; one nested in `eagle_config` counts layer outputs.
+    Without a list it is the default of all producers.
+    """
     if config.get("eagle_aux_hidden_state_layer_ids"):
         return captured_streams(config["eagle_aux_hidden_state_layer_ids"], depth)
     if eagle.get("eagle_aux_hidden_state_layer_ids"):
@@ -156,12 +161,12 @@ def _capture_ids(config: Mapping[str, Any], eagle: Mapping[str, Any], depth: int
 
 
 def default_capture(num_layers: int) -> tuple[int, int, int]:
-    """A low, a middle and a high hidden state of a target of so many layers."""
+    """The default hidden states for a target of `num_layers` layers: a low, a middle and a high one."""
     return (2, num_layers // 2, num_layers - 3)
 
 
 class Eagle3FirstLayer(nnx.Module):
-    """The layer that reads the token and the hidden state side by side."""
+    """The first layer, which attends over the concatenated token embedding and hidden state."""
 
     def __init__(self, config: Eagle3Config, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
@@ -185,7 +190,7 @@ class Eagle3FirstLayer(nnx.Module):
 
 
 class Eagle3(Head, AutoregressiveDrafter):
-    """A head over a target's hidden states."""
+    """A head that reads hidden states from several layers of the target."""
 
     title = "an EAGLE-3 head"
     config_type = Eagle3Config
@@ -239,11 +244,16 @@ class Eagle3(Head, AutoregressiveDrafter):
         return (CacheShape(layers.num_key_value_heads, layers.head_dim),) * len(self.kinds)
 
     def embed(self, target: Target, tokens: jax.Array) -> jax.Array:
-        """[..., M] of target ids, from the head's own table where it has one."""
+        """Embeddings [..., M] of target ids i32[...], from the head's own table if it has one."""
         return (self.embedding or target.embedding)(tokens)
 
     def fuse(self, hidden: jax.Array, captured: tuple[jax.Array, ...]) -> jax.Array:
-        """The feature of every row, [N, M], out of the target's hidden states."""
+        """The feature of every row, [N, M'], from the target's hidden states.
+
+        Args:
+          hidden: [N, M], after the final norm; used only by a head without `fc`.
+          captured: one [N, M] per entry of `capture`.
+        """
         if self.fc is None:
             return hidden
         if self.feature_norms is not None:
@@ -268,6 +278,6 @@ class Eagle3(Head, AutoregressiveDrafter):
         return (self.norm(x) if self.config.norm_output else x), memory
 
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
-        # Exactly one norm feeds the head, whichever form of the hidden state is recycled.
+        # The output head reads a state that is normed exactly once, whichever form is recycled.
         normed = hidden if self.config.norm_output else self.norm(hidden)
         return self.head(normed, out_dtype=jnp.float32)

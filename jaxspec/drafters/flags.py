@@ -1,4 +1,4 @@
-"""What decides how a head computes: found in its checkpoint, or assumed, and why."""
+"""The choices that decide how a head computes: found in its checkpoint, or assumed, with the reason."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ RECYCLED = "recycles the normed state"
 
 @dataclass(frozen=True)
 class Flag:
-    """One choice, as loading takes it.
+    """One choice, with the value that loading uses.
 
     Attributes:
-      name: of the choice.
-      value: what loading takes.
-      found: the key or tensor that says so; None where nothing does.
-      reason: why the value is assumed; empty where it was found.
+      name: the choice, in words.
+      value: the value that loading uses, in words.
+      found: the config key or tensor that decides it; None if the value is assumed.
+      reason: why the value is assumed; empty if it was found.
     """
 
     name: str
@@ -29,13 +29,13 @@ class Flag:
 
 
 def key_flag(name: str, value: Any, config: Mapping[str, Any], *keys: str, reason: str) -> Flag:
-    """A flag that a key of the config decides."""
+    """A flag that the first of `keys` in the config decides; if none is there, it is assumed for `reason`."""
     found = next((key for key in keys if config.get(key) is not None), None)
     return Flag(name, str(value), found, "" if found else reason)
 
 
 def tensor_flag(name: str, present: str, absent: str, tensors: Mapping[str, Any], tensor: str) -> Flag:
-    """A flag that a tensor decides by being there or not."""
+    """A flag that depends on whether the checkpoint has a tensor."""
     return Flag(name, present, tensor) if tensor in tensors else Flag(name, absent, f"no {tensor}")
 
 
@@ -47,17 +47,17 @@ def layer_flags(layers: ModelConfig, config: Mapping[str, Any]) -> Iterator[Flag
         style = "Qwen3 (norms on queries and keys)"
         yield key_flag("layer style", style, {**config, **nested}, by, reason="")
     else:
-        yield key_flag("layer style", "Llama", nested, "model_type", reason="EAGLE's heads are so by default")
-    # transformers 5 nests what was two keys before.
+        yield key_flag("layer style", "Llama", nested, "model_type", reason="the default of EAGLE's heads")
+    # transformers 5 nests two keys that were at the top level before.
     rope = {**(nested.get("rope_parameters") or {}), **nested}
-    reason = "the default of the class that trains it; a head never takes the target's"
+    reason = "the default of the class that trains it; a head does not inherit the target's"
     yield key_flag("rope theta", layers.rope.theta, rope, "rope_theta", reason=reason)
     reason = "none is stated"
     yield key_flag("rope scaling", layers.rope.kind, rope, "rope_scaling", "rope_type", reason=reason)
 
 
 def vocabulary_flags(draft_vocab_size: int, checkpoint: Checkpoint) -> Iterator[Flag]:
-    """The tokens that a head drafts, and whose embedding and output rows it uses."""
+    """The tokens that a head drafts, and whether it has an embedding and an output head of its own."""
     config, tensors = checkpoint.config, checkpoint.tensors
     reason = "the target's vocabulary"
     yield key_flag("draft vocabulary", draft_vocab_size, config, "draft_vocab_size", reason=reason)

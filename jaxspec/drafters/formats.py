@@ -1,4 +1,4 @@
-"""Which kinds of drafter a checkpoint holds, by its config and the names in it."""
+"""Identifies the drafter in a checkpoint from its config and its tensor names."""
 
 from jaxspec.checkpoints import Checkpoint, open_checkpoint
 from jaxspec.config import ConfigError, DrafterConfig, check_keys
@@ -6,23 +6,23 @@ from jaxspec.drafters.registry import KINDS
 
 
 def identify(checkpoint: Checkpoint) -> dict[str, str]:
-    """The kinds of drafter that a checkpoint holds, and whose format each is in; the likeliest first.
+    """The kinds of drafter that a checkpoint may hold, each with the producer of its format, likeliest first.
 
-    A checkpoint of speculators names its kind, which may be one that is not built.
+    A checkpoint of speculators names its kind, which may be one that is not supported.
 
     Raises:
-      ConfigError: a key of its config has a value of another type or size than it may have.
+      ConfigError: a value in its config has the wrong type or size.
     """
     config = checkpoint.config
     check_keys(config, f"{checkpoint.name}: config.json")
     depth = (config.get("transformer_layer_config") or config).get("num_hidden_layers") or 0
     count = len(checkpoint.tensors)
     if depth > count:
-        raise ConfigError(f"{checkpoint.name}: num_hidden_layers is {depth}, and there are {count} tensors")
+        raise ConfigError(f"{checkpoint.name}: num_hidden_layers is {depth}, but there are {count} tensors")
     stated = config.get("speculators_model_type")
     if isinstance(stated, str):
         return {stated: f"speculators {config.get('speculators_version') or ''}".strip()}
-    # What was registered later knows what came before it, and may resemble it.
+    # Kinds registered later come first: they may extend the format of an earlier kind.
     found = ((kind, KINDS[kind].recognise(checkpoint)) for kind in reversed(KINDS))
     return {kind: producer for kind, producer in found if producer is not None}
 
@@ -31,7 +31,7 @@ def open_drafter(config: DrafterConfig) -> Checkpoint:
     """The checkpoint that `config` names.
 
     Raises:
-      ConfigError: it plainly holds a drafter of another kind.
+      ConfigError: it holds a drafter of another kind.
       CheckpointError: it cannot be opened.
     """
     assert config.source is not None  # DrafterConfig checks it
@@ -41,5 +41,5 @@ def open_drafter(config: DrafterConfig) -> Checkpoint:
         other = next(iter(found))
         known = KINDS.get(other)
         what = f"{known.title}: use kind {other!r}" if known else f"a {other} head, which is not supported"
-        raise ConfigError(f"drafter.kind is {config.kind!r}, and {checkpoint.name} is {what}")
+        raise ConfigError(f"drafter.kind is {config.kind!r}, but {checkpoint.name} is {what}")
     return checkpoint

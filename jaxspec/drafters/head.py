@@ -1,4 +1,4 @@
-"""Drafters that were trained for one target, and come in a checkpoint of their own."""
+"""Draft heads: drafters that were trained for one target and have a checkpoint of their own."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,30 +19,44 @@ from jaxspec.drafters.vocabulary import check_vocabulary
 from jaxspec.models.loading import IGNORED, matching, plan_module
 
 _IGNORED = (*IGNORED, "verifier_lm_head.weight", "verifier_norm.weight")
-"""Tensors that are known and not used: copies of the target's that the training kept."""
+"""Tensors that loading ignores, among them copies of the target's tensors that training saved."""
 
 _ANY_DEPTH = 1 << 10
+"""Layers of the stand-in for a target of unknown depth."""
 
 
 class HeadConfig(Protocol):
-    """What a head's `config.json` and the names of its tensors say."""
+    """A head's configuration, from its `config.json` and the names of its tensors."""
 
     @property
     def own_head(self) -> bool:
-        """It has output rows of its own, the target's where its checkpoint brings none."""
+        """Whether it has output rows of its own; the target's are copied if its checkpoint has none."""
         ...
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], tensors: Mapping[str, Any], target: ModelConfig) -> Any:
-        """Raises ConfigError: the head does not fit the target, or asks for what is not built."""
+        """Reads a head's configuration.
+
+        Args:
+          config: its `config.json`.
+          tensors: its tensors by name.
+          target: the configuration of the target.
+
+        Raises:
+          ConfigError: the head does not fit the target, or a value is not supported.
+        """
         ...
 
     def reads(self, config: Mapping[str, Any], *, any_target: bool) -> str:
-        """The target's hidden states that it reads, in words; `any_target` if it was read for no target."""
+        """The target's hidden states that it reads, in words.
+
+        Args:
+          any_target: whether this configuration was read with a stand-in instead of a real target.
+        """
         ...
 
     def flags(self, checkpoint: Checkpoint) -> Iterator[Flag]:
-        """What decides how the head computes; values are those of this config."""
+        """The choices that decide how the head computes, with the values of this configuration."""
         ...
 
 
@@ -50,7 +64,7 @@ class Head(Drafter):
     """Loading and inspection of heads.
 
     Attributes:
-      config_type: what reads its config, and the first argument of its constructor.
+      config_type: the class of its configuration, which is the first argument of its constructor.
     """
 
     weights_from = "own"
@@ -102,7 +116,7 @@ class Head(Drafter):
 
 
 def _stand_in(checkpoint: Checkpoint) -> ModelConfig:
-    """A target that a head fits as far as its own config says, deep enough for any layer it names."""
+    """A made-up target that fits what a head's config says, deep enough for any layer it names."""
     config, tensors = checkpoint.config, checkpoint.tensors
     layers = config["transformer_layer_config"] if is_speculators(config) else config
 
@@ -111,7 +125,7 @@ def _stand_in(checkpoint: Checkpoint) -> ModelConfig:
 
     sizes: dict[str, Any] = {
         "hidden_size": config.get("target_hidden_size") or layers.get("hidden_size") or length("fc.weight"),
-        # speculators leaves out the vocabulary where it is that of the class in transformers.
+        # speculators omits the vocabulary's size if it is the default of the class in transformers.
         "vocab_size": layers.get("vocab_size") or length("t2d") or config.get("draft_vocab_size"),
         "num_hidden_layers": config.get("num_target_layers") or _ANY_DEPTH,
     }
@@ -128,7 +142,7 @@ def _stand_in(checkpoint: Checkpoint) -> ModelConfig:
 
 
 def _fitting(checkpoint: Checkpoint, own: ModelConfig) -> str:
-    """The targets that a head is for."""
+    """The targets that a head fits, in words."""
     depth = "" if own.num_hidden_layers == _ANY_DEPTH else f", {own.num_hidden_layers} layers"
     verifier = (checkpoint.config.get("speculators_config") or {}).get("verifier") or {}
     name = f": {verifier['name_or_path']}" if verifier.get("name_or_path") else ""
@@ -137,7 +151,7 @@ def _fitting(checkpoint: Checkpoint, own: ModelConfig) -> str:
 
 @dataclass(frozen=True)
 class DerivedTensor:
-    """A tensor that follows from another one of the checkpoint."""
+    """A tensor that is computed from another tensor of the checkpoint."""
 
     array: np.ndarray
 
@@ -155,12 +169,12 @@ class DerivedTensor:
 
 @dataclass(frozen=True, eq=False)
 class OutputRows:
-    """`lm_head.weight` of a head that brings none: the target's output rows of the tokens it drafts.
+    """`lm_head.weight` for a head without one: the target's output rows for the tokens that it drafts.
 
     Attributes:
-      ids: of these tokens.
+      ids: target ids of these tokens, [W].
       width: M of the target.
-      kernel: its output projection [M, V]; None until its weights are in place.
+      kernel: the target's output projection [M, V]; None until it is loaded.
     """
 
     ids: np.ndarray
@@ -178,7 +192,7 @@ class OutputRows:
     def read(self) -> np.ndarray:
         if isinstance(self.kernel, PackedWeight):
             return np.asarray(self.kernel).T[self.ids]
-        # The rows alone come to the host: all of a large model's would be gigabytes.
+        # Select the rows on the device: all of a large model's would be gigabytes on the host.
         return np.asarray(jnp.take(self.kernel, self.ids, axis=1)).T
 
     def read_blocks(self) -> Blocks | None:
@@ -198,7 +212,11 @@ def _target_ids(d2t: np.ndarray) -> np.ndarray:
 
 
 def _with_vocabulary(checkpoint: Checkpoint, vocab_size: int) -> Checkpoint:
-    """Checks a head's vocabulary maps, adds a `t2d` that was not saved, and drops maps of all tokens."""
+    """Checks a head's vocabulary maps, adds a missing `t2d`, and drops maps that cover every token.
+
+    Raises:
+      CheckpointError: the maps are malformed or do not agree.
+    """
     tensors = dict(checkpoint.tensors)
     if "d2t" not in tensors:
         return checkpoint
@@ -207,7 +225,7 @@ def _with_vocabulary(checkpoint: Checkpoint, vocab_size: int) -> Checkpoint:
         if tensor is not None and (len(tensor.shape) != 1 or tensor.dtype.kind not in kinds):
             item = "an integer" if name == "d2t" else "true or false"
             raise CheckpointError(
-                f"{checkpoint.name}: {name} is {tensor.dtype} of shape {list(tensor.shape)}, and holds "
+                f"{checkpoint.name}: {name} is {tensor.dtype} of shape {list(tensor.shape)}, but must hold "
                 f"{item} for each token"
             )
     d2t = tensors["d2t"].read()

@@ -1,7 +1,7 @@
-"""What a drafter's checkpoint is, which target it fits, which layers it reads, what loading assumes of it.
+"""Describes a drafter's checkpoint: its kind, the target it fits, the layers it reads, loading's assumptions.
 
-All of it comes from what loading uses: the same config readers and the same plan. No weights are read but
-the map of a draft vocabulary.
+It uses the config readers and the plan of loading itself. Of the weights, it reads only the map of a draft
+vocabulary.
 """
 
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ from jaxspec.models.loading import target_config
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Description):
-    """What is known of a drafter's checkpoint.
+    """The description of a drafter's checkpoint.
 
     Attributes:
-      name: of the checkpoint.
-      method: what it is.
-      producer: whose format it is in.
-      problem: why it cannot be loaded (for the given target, where there is one); None where it can.
+      name: the checkpoint's name.
+      method: the kind of drafter, with an article.
+      producer: the producer of its format.
+      problem: why it cannot be loaded, for the given target if there is one; None if it can.
     """
 
     name: str
@@ -38,20 +38,20 @@ class Report(Description):
 
 
 def inspect(drafter: SourceConfig, target: SourceConfig | None = None) -> Report:
-    """Looks at a drafter's checkpoint, and at whether it fits a target.
+    """Describes a drafter's checkpoint, and checks whether it fits a target.
 
     Args:
       drafter: where its checkpoint is.
-      target: where the target's is; of one on the Hub only `config.json` is fetched.
+      target: where the target's is; of one on the Hub, only `config.json` is downloaded.
 
     Raises:
-      CheckpointError: one of them cannot be opened, or holds no drafter that is known.
-      ConfigError: the config of the target, or the sizes in the drafter's, cannot be read.
+      CheckpointError: a checkpoint cannot be opened, or `drafter` is not a drafter of a known kind.
+      ConfigError: the config of the target, or a size in the drafter's, is not valid.
     """
     checkpoint = open_checkpoint(drafter.source, file=drafter.file, sha256=drafter.sha256)
     found = next(iter(identify(checkpoint).items()), None)
     if found is None:
-        raise CheckpointError(f"{checkpoint.name}: neither a head that is known nor a whole model")
+        raise CheckpointError(f"{checkpoint.name}: neither a known head nor a whole model")
     kind, producer = found
     problem = None
     if kind not in KINDS:

@@ -1,4 +1,4 @@
-"""What the `config.json` of every head says: the keys of its own layers, and the target's layers it reads."""
+"""Reads what all heads' `config.json` share: their own layers, and the target's layers that they read."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from jaxspec.config import ConfigError, ModelConfig
 
 LAST_LAYER = "the last one, after the final norm"
-"""What a drafter reads that captures none of the target's inner hidden states."""
+"""The description of the hidden state that is read by drafters without captured ones."""
 
 
 def layer_config(config: Mapping[str, Any], target: ModelConfig) -> dict[str, Any]:
-    """The keys of the layers as a decoder's `config.json` has them; the vocabulary is the target's.
+    """The head's layers as a decoder's `config.json`, by default with the target's vocabulary.
 
-    A head of speculators nests them in `transformer_layer_config` and leaves out what its class in
-    transformers assumes, so that is filled in.
+    speculators nests these keys in `transformer_layer_config` and omits values that are the default of the
+    class in transformers; those are filled in.
     """
     if not is_speculators(config):
         return {"vocab_size": target.vocab_size, **config}
@@ -28,26 +28,28 @@ def is_speculators(config: Mapping[str, Any]) -> bool:
 
 
 def architecture(config: Mapping[str, Any]) -> str:
-    """The class in the producer's code; empty where the config names none."""
+    """The class name in the producer's code; empty if the config has none."""
     return str((config.get("architectures") or [""])[0])
 
 
 def captured_streams(ids: Any, depth: int, *, offset: int = 0) -> tuple[int, ...]:
-    """The target's hidden states that a head reads, i being the stream before layer i.
+    """The target's hidden states that a head reads; i is the stream before layer i.
 
     Args:
       ids: the list in the config.
-      depth: layers of the target.
-      offset: 1 for a producer that counts the outputs of layers.
+      depth: the number of the target's layers.
+      offset: 1 for a producer that counts the outputs of layers, 0 for one that counts their inputs.
 
     Raises:
-      ConfigError: the target has no such layer.
+      ConfigError: `ids` is not a list of integers, or the target has no such layer.
     """
     if not isinstance(ids, (list, tuple)) or not all(isinstance(i, int) for i in ids):
         raise ConfigError(f"the head's layer ids must be a list of integers, got {ids!r}")
     outside = [i for i in ids if not 0 <= i + offset <= depth]
     if outside:
-        raise ConfigError(f"the head reads the target's layer {outside[0]}, and it has {depth} layers")
+        raise ConfigError(
+            f"the head reads the target's layer {outside[0]}, but the target has {depth} layers"
+        )
     return tuple(i + offset for i in ids)
 
 

@@ -1,4 +1,4 @@
-"""From a configuration to a drafter with its weights."""
+"""Loads the drafter that a configuration names."""
 
 from jaxspec.config import DrafterConfig, ModelConfig
 from jaxspec.drafters.base import Build, Drafter, DrafterReader, Target
@@ -9,12 +9,12 @@ def load_drafter(config: DrafterConfig, target: Target, build: Build) -> Drafter
     """The drafter that `config` names, with its weights.
 
     Raises:
-      ConfigError: it does not fit the target.
-      CheckpointError: its checkpoint cannot be read, or holds other tensors than it should.
+      ConfigError: the drafter does not fit the target.
+      CheckpointError: its checkpoint cannot be read, or a tensor is missing, unexpected or of another shape.
     """
     return plan_drafter(config, target.config, build)(target)
 
 
 def plan_drafter(config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
-    """`load_drafter` up to the point where it would read weights; raises the same."""
+    """`load_drafter` without reading the weights; raises the same errors."""
     return KINDS[config.kind].plan(config, target, build)

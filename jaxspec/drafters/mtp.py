@@ -1,10 +1,10 @@
-"""Multi-token prediction: the layer past the target's last one, out of the target's own checkpoint.
+"""Multi-token prediction (MTP): drafts with the layer past the target's last one, from the same checkpoint.
 
-The layer was trained to predict one token further than the target, and is run again on its own output for
-each further draft; of several such layers the first is used, as in vLLM 0.26. What it then reads of itself is
-a convention of the family: DeepSeek-V3's reads its output after `shared_head.norm`, GLM-4.7-Flash's before it
-(vLLM, `deepseek_mtp.py` and `glm4_moe_lite_mtp.py`; the `MtpLayer` of transformers 5.23 takes the normed one
-for both). Draft 0 is the same either way.
+The layer was trained to predict one token further than the target. For each further draft it runs again on
+its own output; of several such layers, only the first is used, as in vLLM 0.26. Which output it recycles
+depends on the family: DeepSeek-V3's layer reads its output after `shared_head.norm`, GLM-4.7-Flash's reads
+it before (vLLM, `deepseek_mtp.py` and `glm4_moe_lite_mtp.py`; the `MtpLayer` of transformers 5.23 takes the
+normed one for both). Draft 0 is the same either way.
 
 Source: DeepSeek-V3, arXiv 2412.19437, section 2.2; vLLM 0.26, as above.
 """
@@ -29,7 +29,7 @@ from jaxspec.models.registry import FAMILIES
 from jaxspec.models.rope import rope_tables
 
 COPIES = ("*.embed_tokens.weight", "*.shared_head.head.weight")
-"""Tensors of the layer that are copies of the target's embedding and output head, which are used instead."""
+"""Copies of the target's embedding and output head among the layer's tensors. The target's own are used."""
 
 
 def layer_name(config: ModelConfig) -> str:
@@ -38,10 +38,10 @@ def layer_name(config: ModelConfig) -> str:
 
 
 def mtp_config(checkpoint: Checkpoint, target: ModelConfig) -> ModelConfig:
-    """The config of the model whose checkpoint brings the layer, which must be the target's.
+    """The configuration of the checkpoint with the layer, which must be one of the target's model.
 
     Raises:
-      ConfigError: its family has no such layer, the checkpoint holds none, or it does not fit the target.
+      ConfigError: the family has no such layer, the checkpoint has none, or it does not fit the target.
     """
     config = ModelConfig.from_hf(checkpoint.config)
     if FAMILIES[config.family].recycles_normed is None:
@@ -61,7 +61,7 @@ def mtp_config(checkpoint: Checkpoint, target: ModelConfig) -> ModelConfig:
 
 
 class Mtp(AutoregressiveDrafter):
-    """One block of the target's family over the token and a hidden state; embedding and head are shared."""
+    """A layer of the target's family over token and hidden state; shares the target's embedding and head."""
 
     title = "a model with multi-token-prediction layers"
     weights_from = "target"
@@ -97,14 +97,14 @@ class Mtp(AutoregressiveDrafter):
         return Description(
             target="the model itself",
             layers=LAST_LAYER,
-            flags=(Flag(RECYCLED, recycled, None, f"vLLM runs the layer of {own.family} so"),),
+            flags=(Flag(RECYCLED, recycled, None, f"as vLLM runs the layer of {own.family}"),),
             ignored=matching(checkpoint, tuple(p.replace("*", layer_name(own), 1) for p in COPIES)),
             stand_in=own,
         )
 
     @classmethod
     def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
-        assert config.source is not None  # the target's by default
+        assert config.source is not None  # DrafterConfig sets it to the target's
         checkpoint = open_checkpoint(config.source, file=config.file, sha256=config.sha256)
         layer = mtp_config(checkpoint, target)
         prefix = f"{layer_name(layer)}."
@@ -128,7 +128,7 @@ class Mtp(AutoregressiveDrafter):
     def advance(
         self, target: Target, tokens: jax.Array, hidden: jax.Array, positions: jax.Array, memory: AnyMemory
     ) -> tuple[jax.Array, AnyMemory]:
-        # As in vLLM: the row at position 0 goes without its token.
+        # As in vLLM, the row at position 0 gets zeros instead of its token's embedding.
         embedded = jnp.where(positions[:, None] == 0, 0, target.embedding(tokens))
         x = self.projection(jnp.concatenate([self.token_norm(embedded), self.hidden_norm(hidden)], axis=-1))
         rope = rope_tables(self.config.rope, self.config.head_dim, positions)
@@ -136,5 +136,5 @@ class Mtp(AutoregressiveDrafter):
         return (self.norm(x) if self.recycles_normed else x), memory
 
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
-        # Exactly one norm feeds the head, whichever form of the hidden state is recycled.
+        # The output head reads a state that is normed exactly once, whichever form is recycled.
         return target.logits(hidden if self.recycles_normed else self.norm(hidden))

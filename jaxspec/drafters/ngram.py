@@ -1,8 +1,8 @@
-"""Drafting by prompt lookup: repeat what followed the last tokens the last time they occurred.
+"""Prompt lookup: drafts the tokens that followed the last n tokens at an earlier occurrence.
 
-Source: A. Saxena, "Prompt Lookup Decoding", 2023; vLLM's n-gram speculator. This one runs on the
-device, prefers the longest match and then the most recent one, and goes round when the match overlaps
-the end: after "a b a b" it drafts "a b a b" again.
+Source: A. Saxena, "Prompt Lookup Decoding", 2023; vLLM's n-gram speculator. This one runs on the device and
+prefers the longest match, then the most recent one. If the match reaches the end of the text, the drafts
+repeat periodically: after "a b a b" it drafts "a b a b" again.
 """
 
 import jax
@@ -15,7 +15,12 @@ from jaxspec.sampling import SamplingMode
 
 
 class NGramDrafter(Drafter):
-    """One-hot proposals out of each slot's own token history; no weights, no cache."""
+    """One-hot proposals from each slot's own token history, without weights or a cache.
+
+    Args:
+      max_ngram: the longest run of last tokens to match.
+      min_ngram: the shortest run that counts as a match.
+    """
 
     def __init__(self, num_speculative_tokens: int, *, max_ngram: int = 3, min_ngram: int = 1):
         super().__init__(num_speculative_tokens=num_speculative_tokens)
@@ -47,17 +52,17 @@ class NGramDrafter(Drafter):
 def lookup(
     history: jax.Array, last: jax.Array, *, num_drafts: int, max_ngram: int, min_ngram: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Finds the best earlier occurrence of each row's last tokens, and what followed it.
+    """Finds the best earlier occurrence of each slot's last tokens, and the tokens that followed it.
 
     Args:
-      history: i32[B, X], tokens by position; what lies past `last` is ignored.
+      history: i32[B, X], tokens by position; entries past `last` are ignored.
       last: i32[B], position of the last token.
       num_drafts: K.
       max_ngram: the longest run of last tokens to match.
       min_ngram: the shortest one that counts as a match.
 
     Returns:
-      i32[B, K] drafts, and i32[B] their number: K, or 0 without a match.
+      The drafts i32[B, K], and their number i32[B]: K, or 0 without a match.
     """
     width = history.shape[1]
     position = jnp.arange(width, dtype=jnp.int32)[None, :]
@@ -66,7 +71,7 @@ def lookup(
     matched = jnp.zeros(history.shape, jnp.int32)
     for back in range(max_ngram):
         wanted = jnp.take_along_axis(history, jnp.maximum(end - back, 0), axis=1)
-        # Shifted right by `back`: column p holds the token at p - back. Columns below are cut off.
+        # Column p of `shifted` holds the token at p - back.
         shifted = jnp.pad(history, ((0, 0), (back, 0)))[:, :width]
         running &= (shifted == wanted) & (position >= back) & (end >= back)
         matched += running

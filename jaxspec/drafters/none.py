@@ -1,4 +1,4 @@
-"""No drafting: plain decoding runs through the same step, with K = 0."""
+"""The drafter of plain decoding: K = 0 in the same step."""
 
 import jax
 import jax.numpy as jnp

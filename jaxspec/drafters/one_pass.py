@@ -1,4 +1,4 @@
-"""Drafters that make all K drafts in one pass over a block of rows, none of which has seen another's draw."""
+"""Drafters that run one pass over a block of rows for all K drafts, which are drawn independently."""
 
 from abc import abstractmethod
 
@@ -14,7 +14,7 @@ from jaxspec.sharding import split_over
 
 
 class OnePassDrafter(Drafter):
-    """A network of its own that is run once per proposal.
+    """A drafter whose network runs once per proposal.
 
     Attributes:
       draft_vocab_size: W.
@@ -29,7 +29,7 @@ class OnePassDrafter(Drafter):
         """Logits f32[B, K, W] of all drafts, or this device's part of W, and the cache."""
 
     def to_target(self, tokens: jax.Array) -> jax.Array:
-        """Target ids of draft ids."""
+        """Maps draft ids to target ids."""
         return tokens
 
     def propose(
@@ -46,7 +46,7 @@ class OnePassDrafter(Drafter):
 def draw_block(
     logits: jax.Array, context: Context, *, probabilistic: bool, axis: str | None = None
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Draws every draft of a block with the noise that the draft loop would give it.
+    """Draws every draft of a block, with the same noise as the draft loop.
 
     Args:
       logits: f32[B, K, W].
@@ -54,7 +54,8 @@ def draw_block(
       axis: the mesh axis that W is split over, `logits` being this device's part.
 
     Returns:
-      i32[B, K] ids of the draft vocabulary, and what they were drawn from, f32[B, K, W] or None.
+      Drafts i32[B, K] as ids of the draft vocabulary, and the logits f32[B, K, W] that they were drawn from,
+      or None.
     """
     batch, num_drafts, width = logits.shape
     positions = draft_position(context.length[:, None], jnp.arange(num_drafts, dtype=jnp.int32))

@@ -1,4 +1,4 @@
-"""P-EAGLE: an EAGLE-3 head that drafts K tokens in one pass, with masks for what it does not know yet.
+"""P-EAGLE: an EAGLE-3 head that drafts K tokens in one pass, with mask rows in place of unknown tokens.
 
 Source: arXiv 2602.01469; `vllm-project/speculators` models/peagle; vLLM `v1/spec_decode`.
 """
@@ -23,7 +23,7 @@ from jaxspec.models.parameters import Whole, parameter
 from jaxspec.sampling import DraftVocabulary
 
 MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
-"""What producers call the token that a mask row reads."""
+"""Producers' config keys for the token that a mask row reads."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class PEagleConfig:
     def from_hf(
         cls, config: Mapping[str, Any], tensors: Mapping[str, Any], target: ModelConfig
     ) -> "PEagleConfig":
-        """Reads a head's `config.json`; as `Eagle3Config.from_hf`, but for the default of one flag.
+        """Reads a head's `config.json` like `Eagle3Config.from_hf`, with another default for one flag.
 
         Raises:
-          ConfigError: the head does not fit the target, or names no mask token.
+          ConfigError: the head does not fit the target, or has no mask token.
         """
         head = Eagle3Config.from_hf({"norm_before_residual": False, **config}, tensors, target)
         if not head.capture:
@@ -64,10 +64,10 @@ class PEagleConfig:
 
 
 def checked_mask_token(token: Any, target: ModelConfig) -> int:
-    """`token` as it is.
+    """Returns `token` if it is an id of the target's vocabulary.
 
     Raises:
-      ConfigError: it is no id of the target's vocabulary.
+      ConfigError: it is not.
     """
     if not isinstance(token, int) or not 0 <= token < target.vocab_size:
         raise ConfigError(
@@ -77,10 +77,10 @@ def checked_mask_token(token: Any, target: ModelConfig) -> int:
 
 
 class PEagle(Head, OnePassDrafter):
-    """The last committed row gives draft 0, each of the K - 1 mask rows after it one more.
+    """A head that drafts token 0 from the last committed row and tokens 1 to K - 1 from mask rows after it.
 
-    A mask row reads the mask token and the feature of `mask_hidden`. What it caches lies where the next
-    refresh writes the rows of real tokens.
+    A mask row reads the mask token and the feature of `mask_hidden`. The next refresh overwrites the entries
+    that mask rows have cached.
     """
 
     title = "a P-EAGLE head"
@@ -130,7 +130,7 @@ class PEagle(Head, OnePassDrafter):
     def _mask_rows(
         self, target: Target, context: Context, cache: tuple[LayerCache, ...]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        """Runs the rows that draft tokens 1 to K - 1: [B, K - 1, M]."""
+        """Runs the rows that draft tokens 1 to K - 1; returns their states [B, K - 1, M'] and the cache."""
         index = jnp.arange(self.num_speculative_tokens - 1, dtype=jnp.int32)
         # The last real row, which drafts token 0, is at the position before `length`.
         positions = context.length[:, None] + index

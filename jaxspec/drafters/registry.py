@@ -1,4 +1,4 @@
-"""Every kind of drafter, by the name that a configuration gives it."""
+"""The registry of drafters, by their name in configurations."""
 
 from typing import Any, cast
 
@@ -10,14 +10,14 @@ KINDS: dict[str, type[Drafter]] = cast(Any, DRAFTERS)
 
 
 def register_drafter(kind: str, drafter: type[Drafter]) -> None:
-    """Makes a drafter known: `kind` then works in `jaxspec.load`, TOML files, scripts and inspection.
+    """Registers a drafter, so that `kind` works in `jaxspec.load`, TOML files, scripts and inspection.
 
     Args:
-      kind: for `drafter.kind`.
-      drafter: its class; see `jaxspec.drafters.base.Drafter` and docs/writing-a-drafter.md.
+      kind: the name for `drafter.kind`.
+      drafter: a subclass of `Drafter`; see docs/writing-a-drafter.md.
 
     Raises:
-      ValueError: another class has the name.
-      TypeError: it is no class of drafters.
+      ValueError: another class is registered under this name.
+      TypeError: `drafter` is not a subclass of `Drafter`.
     """
     register(KINDS, kind, drafter, Drafter)

@@ -13,7 +13,7 @@ from jaxspec.models.parameters import Buffer, Index
 
 @dataclass(frozen=True)
 class Offsets:
-    """`d2t` of a checkpoint: target id minus draft id. As a parameter, the target ids themselves."""
+    """The source of i32[W] target ids: a checkpoint's `d2t`, which stores target id minus draft id."""
 
     kind: ClassVar[str] = "int"
     draft_vocab_size: int
@@ -31,7 +31,7 @@ class Offsets:
 
 @dataclass(frozen=True)
 class Membership:
-    """`t2d` of a checkpoint: whether a target id is drafted. As a parameter, its draft id or -1."""
+    """The source of i32[V] draft ids, -1 for ids not drafted: a checkpoint's `t2d`, which stores booleans."""
 
     kind: ClassVar[str] = "bool"
     vocab_size: int
@@ -49,9 +49,9 @@ class Membership:
 
 
 def vocabulary_buffers(draft_vocab_size: int, vocab_size: int) -> tuple[Buffer | None, Buffer | None]:
-    """The two maps of a head, i32[W] draft to target and i32[V] target to draft; None for one vocabulary.
+    """The two maps of a head, i32[W] draft to target and i32[V] target to draft; None if W = V.
 
-    Until a checkpoint fills them they stand for the first W ids.
+    Until they are loaded from a checkpoint, they map the first W ids.
     """
     if draft_vocab_size == vocab_size:
         return None, None
@@ -65,15 +65,15 @@ def vocabulary_buffers(draft_vocab_size: int, vocab_size: int) -> tuple[Buffer |
 
 
 def to_target_ids(target_ids: Buffer | None, tokens: jax.Array) -> jax.Array:
-    """Target ids of draft ids, by the first map of `vocabulary_buffers`."""
+    """Maps draft ids to target ids, with the first map of `vocabulary_buffers`."""
     return tokens if target_ids is None else jnp.take(target_ids[...], tokens, mode="clip")
 
 
 def check_vocabulary(d2t: np.ndarray, t2d: np.ndarray) -> str | None:
-    """What is wrong with a checkpoint's two maps, or None."""
+    """The error in a checkpoint's two maps; None if there is none."""
     ids = d2t.astype(np.int64) + np.arange(d2t.size)
     if (np.diff(ids) <= 0).any():
-        return "d2t does not give rising token ids: it must hold target id minus draft id"
+        return "d2t does not give increasing token ids: it must hold target id minus draft id"
     if ids.size and not (ids[0] >= 0 and ids[-1] < t2d.size):
         return f"d2t reaches token {ids[-1]}, past the vocabulary of {t2d.size}"
     if not np.array_equal(np.flatnonzero(t2d), ids):

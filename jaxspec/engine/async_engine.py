@@ -13,18 +13,18 @@ from jaxspec.sampling import SamplingParams
 
 
 class AsyncEngine:
-    """Answers as they come, for any number of tasks of one event loop.
+    """Streams answers to any number of tasks of one event loop.
 
         async with AsyncEngine(jaxspec.load("smollm2-135m")) as engine:
             async for delta in engine.stream("Why is the sky blue?", max_new_tokens=64):
                 print(delta.text, end="")
 
-    Cancelling the task, or closing the iterator, aborts its request.
+    Cancelling a task, or closing its iterator, aborts its request.
 
     Attributes:
-      engine: what it is a client of; others may use it too.
-      max_unfinished: requests of this client that may be queued or running at once.
-      num_unfinished: how many there are.
+      engine: the engine that serves the requests; other clients may share it.
+      max_unfinished: the most requests of this client that may be queued or running at once.
+      num_unfinished: how many are.
     """
 
     def __init__(self, engine: Engine, *, max_unfinished: int = 1024):
@@ -41,7 +41,7 @@ class AsyncEngine:
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> Generation:
-        """Answers one prompt; arguments and errors as of `stream`."""
+        """Answers one prompt; arguments and errors as in `stream`."""
         generation = None
         async for delta in self.stream(prompt, params, is_streamed=False, **options):
             generation = delta.generation
@@ -72,10 +72,10 @@ class AsyncEngine:
           EngineError: the engine is closed, or its device failed for good.
         """
         if self.num_unfinished >= self.max_unfinished:
-            raise QueueFullError(f"{self.num_unfinished} requests are unfinished, and no more are taken")
+            raise QueueFullError(f"{self.num_unfinished} requests are unfinished, and no more are accepted")
         self.num_unfinished += 1
         try:
-            # A long prompt takes a while to tokenise, and the loop must not wait for it.
+            # Tokenising a long prompt takes a while and must not block the event loop.
             request = await asyncio.to_thread(
                 partial(
                     self.engine.make_request,
@@ -109,5 +109,5 @@ class AsyncEngine:
             self.num_unfinished -= 1
 
     async def close(self) -> None:
-        """Aborts what is unfinished and closes the engine."""
+        """Aborts every request, other clients' too, and closes the engine."""
         await asyncio.to_thread(self.engine.close)

@@ -1,4 +1,4 @@
-"""What the choice of K is told of an engine: its programs' times, and what became of drafts."""
+"""Connects the choice of K to an engine: times its programs and counts its accepted drafts."""
 
 import os
 import platform
@@ -21,10 +21,10 @@ from jaxspec.sampling import SamplingMode
 
 
 class AutoDrafts:
-    """Chooses K for a scheduler, by `DraftChoice`, and measures what that needs.
+    """Chooses K for a scheduler with a `DraftChoice`, and takes the measurements that this needs.
 
     Attributes:
-      choice: what decides.
+      choice: decides, from the measurements.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class AutoDrafts:
     ):
         """Args:
         drafts: the largest K.
-        mode_for: the mode of the program that serves some requests.
-        run_alone: seconds of a run of a program that serves nobody.
-        times_file: where times are kept; None for nowhere.
+        mode_for: returns the sampling mode of the program that serves these requests.
+        run_alone: runs a program once without requests and returns the seconds it took.
+        times_file: where times are kept between processes; None keeps none.
         """
         self._programs, self._scheduler, self._config = programs, scheduler, config
         self._mode_for, self._run_alone, self._times_file = mode_for, run_alone, times_file
@@ -58,7 +58,7 @@ class AutoDrafts:
         self._alone: dict[Key, list[float]] = {}
 
     def choose(self, decoding: Sequence[Running]) -> Choice:
-        """K for slots that decode."""
+        """K for the next dispatch of these slots, and which of them to read again first."""
         mode = self._mode_for([running.request for running in decoding])
         sizes = self._programs.by_drafts(Size(len(decoding), 0, mode))
         slots = []
@@ -85,12 +85,18 @@ class AutoDrafts:
         keys = {drafts: _key(size) for drafts, size in sizes.items()}
         drafts, again = self.choice.choose(slots, keys, None if row is None else row / rows)
         self._asked = sizes
-        # Those that come back have to be let in again at once.
+        # A request that is put back to be read again must be admitted at once.
         has_room = self._scheduler.pages.num_free > 2 * len(self._scheduler.running)
         return Choice(drafts, [decoding[i] for i in again] if has_room else [])
 
     def learn(self, dispatch: Dispatch, emitted: Sequence[Sequence[SlotStep]], timed: Size | None) -> None:
-        """Takes what a dispatch gave; `timed` is its program, where it ran behind another without a pause."""
+        """Records what a dispatch accepted, and how long it took.
+
+        Args:
+          emitted: for each step, of each slot.
+          timed: the dispatch's program if it followed another dispatch without a pause, so that the time
+            since that one's end is its own; otherwise None.
+        """
         now = time.perf_counter()
         if timed is not None and self._read_at is not None:
             self.choice.add_time(_key(timed), now - self._read_at)
@@ -101,10 +107,10 @@ class AutoDrafts:
                     self.choice.add_step(running.request.acceptance, limit, did.accepted)
 
     def time_programs(self) -> bool:
-        """Times some programs that have not been, while nobody waits; False if there are none."""
+        """Times some programs that have no time yet, while the engine is idle; False if all have one."""
         if self._programs.num_behind:
             return False
-        # The smallest program for prompts says what a row costs.
+        # The time of the smallest program for prompts gives the cost of a row.
         prompts = self._programs.best(Size(1, 1, None))
         sizes = [size for size in list(self._programs.compiled) if not size.pieces or size == prompts]
         if self._time_first(sizes):
@@ -114,7 +120,7 @@ class AutoDrafts:
         return False
 
     def time_beside(self) -> None:
-        """Times programs while requests run: what the choice asks for, and now and then one not timed yet."""
+        """Times programs while requests run: those that the choice asks for, now and then an untimed one."""
         self._round_number += 1
         if self.choice.to_compare:
             by_key = {_key(size): size for size in self._asked.values()}
@@ -128,9 +134,10 @@ class AutoDrafts:
             self._read_at = None
 
     def _time_first(self, sizes: Sequence[Size]) -> bool:
-        """Runs the programs that differ in K alone once in turn, of the first that are not timed yet.
+        """Runs once each program of the first group, alike except for K, that has no time yet.
 
-        One after another's runs would compare the machine's moods.
+        They take turns, because the machine's speed drifts: timed one after the other, each would be
+        measured at a different speed.
         """
         times = self.choice.times
         new = next((_key(size) for size in sizes if not times.is_known(_key(size))), None)
@@ -148,7 +155,7 @@ class AutoDrafts:
 def times_file(
     target: Target, drafter: Drafter, config: ResolvedEngineConfig, weights: Sequence[jax.Array]
 ) -> Path | None:
-    """Where the times of these programs on this machine are kept, beside the programs; None for nowhere."""
+    """The file for these programs' times on this machine, in the compilation cache; None without a cache."""
     shapes = [
         (weight.shape, weight.sharding.shard_shape(weight.shape), str(weight.dtype)) for weight in weights
     ]

@@ -1,8 +1,8 @@
-"""How many drafts pay: K of every dispatch, by measured times and estimated acceptance. No arrays.
+"""Chooses K for every dispatch from measured times and estimated acceptance. No arrays.
 
-A dispatch of K drafts gives the sum over its slots of E[tokens of a step | K], times its steps, in the time
-that its program takes. The largest quotient is taken, with a margin against noise. What is not in use is
-tried now and then, for a small share of the time.
+The expected tokens of a dispatch are its steps times the sum over its slots of E[tokens of a step | K]. The K
+with the most expected tokens per second is taken, with a margin against noise. Other values of K are tried
+now and then, for a small share of the time.
 """
 
 import json
@@ -17,38 +17,43 @@ Key = tuple[int, int, int]
 """A program: its slots, its sampling mode, its K."""
 
 MARGIN = 0.01
-"""By how much another K has to be better."""
+"""How much better, as a share, another K must be to replace the one in use."""
 SHARE = 0.008
-"""Of the time, for trying what is not in use."""
+"""The share of the time that goes to trying other values of K."""
 BURST = 8
-"""Dispatches of one trial, at least."""
+"""The least number of dispatches of one trial."""
 PATIENCE = 64
-"""Dispatches between trials, at least."""
+"""The least number of dispatches between two trials."""
 MEMORY, ENGINE_MEMORY = 128.0, 4096.0
-"""Tries of a draft that a request's estimate goes back, and the engine's."""
+"""Time constants of the fading counts, in tries of a draft: a request's, and the whole engine's."""
 ALONE = 12
-"""Runs without requests that a new program is timed by."""
+"""Runs without requests from which a new program's time is taken."""
 WEIGHT = 16.0
-"""Tries that what is believed beforehand counts for."""
+"""Tries that the prior acceptance rate counts for."""
 FIRST_GUESS = 0.98
-"""That a draft is accepted, before anything is known; of later drafts, what is known of the one before."""
+"""Prior acceptance rate of the first draft; that of each later draft is the rate of the draft before it."""
 
 
 class Acceptance:
-    """The chance that each draft is accepted where those before it were, by counts that fade."""
+    """The probability that each draft is accepted if all before it were, from counts that fade.
+
+    Attributes:
+      memory: the time constant of the fading, in tries.
+      tried, passed: fading counts of each draft, [drafts].
+    """
 
     def __init__(self, drafts: int, memory: float = MEMORY):
         self.memory = memory
         self.tried, self.passed = [0.0] * drafts, [0.0] * drafts
 
     def add(self, drafts: int, accepted: int) -> None:
-        """Counts a step; a slot without drafts counts, if it might have had some."""
+        """Counts a step that could have `drafts` drafts; one that was not proposed counts as rejected."""
         for i in range(min(accepted + 1, drafts)):
             self.tried[i] += 1 - self.tried[i] / self.memory
             self.passed[i] += (i < accepted) - self.passed[i] / self.memory
 
     def rates(self, before: Sequence[float] | None = None) -> list[float]:
-        """Of each draft; `before`, what is believed beforehand."""
+        """The rate of each draft; `before` gives the prior rates."""
         rates: list[float] = []
         for i, (tried, passed) in enumerate(zip(self.tried, self.passed, strict=True)):
             belief = before[i] if before else rates[-1] if rates else FIRST_GUESS
@@ -56,7 +61,7 @@ class Acceptance:
         return rates
 
     def expected(self, before: Sequence[float]) -> list[float]:
-        """Tokens of a step with 0, 1, … drafts."""
+        """Expected tokens of a step with 0, 1, … drafts; `before` gives the prior rates."""
         expected, chance = [1.0], 1.0
         for rate in self.rates(before):
             chance *= rate
@@ -65,10 +70,10 @@ class Acceptance:
 
 
 class StepTimes:
-    """Seconds that a dispatch of each program takes, as far as is known.
+    """Seconds of one dispatch of each program that has been timed.
 
-    The program in use says how the machine and the texts change: what it takes more, all take more. The
-    others say how they differ from it.
+    A change in the time of the program in use is taken for a change of the machine or of the texts, and
+    scales the times of all programs. The times of the others only correct their ratio to it.
     """
 
     def __init__(self) -> None:
@@ -77,7 +82,7 @@ class StepTimes:
 
     @classmethod
     def load(cls, path: Path | None) -> "StepTimes":
-        """What an earlier process has found; nothing where there is no such file, or another one."""
+        """The times that an earlier process saved; none if the file is missing or malformed."""
         times = cls()
         with suppress(OSError, ValueError, TypeError):
             for slots, mode, drafts, seconds in json.loads(path.read_text("utf-8")) if path else ():
@@ -86,7 +91,7 @@ class StepTimes:
         return times
 
     def save(self, path: Path) -> None:
-        """Replaces the file whole; without room for it, what is known is measured again next time."""
+        """Replaces the file atomically. If it cannot be written, the next process measures again."""
         rows = [[*key, seconds] for key, seconds in self.seconds.items() if self.is_known(key)]
         with suppress(OSError):
             partial = path.with_suffix(f".{os.getpid()}")
@@ -94,13 +99,13 @@ class StepTimes:
             partial.replace(path)
 
     def is_known(self, key: Key) -> bool:
-        """Whether it has been compared with others."""
+        """Whether the program has been measured against the others."""
         return key in self._counts
 
     def add(self, key: Key, seconds: float, *, in_use: bool) -> None:
-        """Takes a dispatch among requests."""
+        """Adds the time of a dispatch that served requests; `in_use`, if its K is the one in use."""
         error = math.log(seconds / self.seconds.setdefault(key, seconds))
-        # A pause of the process says nothing.
+        # The process may have been paused.
         error = min(max(error, -0.5), 0.5)
         if in_use:
             shift = math.exp(0.03 * error)
@@ -110,11 +115,11 @@ class StepTimes:
             self._correct(key, error)
 
     def add_alone(self, key: Key, seconds: float) -> None:
-        """Takes the median of `ALONE` runs without requests."""
+        """Sets a program's time to `seconds`, the median of `ALONE` runs without requests."""
         self.seconds[key], self._counts[key] = seconds, ALONE
 
     def compare(self, key: Key, seconds: float, to: Key, to_seconds: float) -> None:
-        """Takes a run of a program without requests, and one of another beside it."""
+        """Corrects a program's time by one run of it, without requests, and one run of another program."""
         error = math.log(seconds / to_seconds * self.seconds[to] / self.seconds[key])
         self._correct(key, min(max(error, -0.5), 0.5))
 
@@ -124,14 +129,14 @@ class StepTimes:
 
 
 class Slot(NamedTuple):
-    """What the choice has to know of a slot.
+    """What the choice needs to know about a slot.
 
     Attributes:
-      acceptance: of its request.
-      limit: its own number of drafts; None goes with the dispatch.
-      is_whole: whether the drafter has all rows of it; a slot that lacks some goes without drafts.
-      again: rows to read again, so that it has.
-      left: tokens that it may be expected to need still.
+      acceptance: its request's.
+      limit: the number of drafts its request asked for; None takes the dispatch's K.
+      is_whole: whether the drafter has cached all of its rows; a slot that lacks some gets no drafts.
+      again: rows to read again before the drafter has all of them.
+      left: tokens that it is expected to need still.
     """
 
     acceptance: Acceptance
@@ -145,16 +150,19 @@ class DraftChoice:
     """Chooses K.
 
     Attributes:
-      times: of the programs.
-      acceptance: of all requests, from which a new one's starts.
-      to_compare: a program to run without requests, and one to run beside it; whoever does empties it.
+      times: the programs' times.
+      acceptance: counts over all requests, the prior of each single one.
+      to_compare: two programs to run once each without requests, to compare their times; empty for none.
+        The caller empties it when that is done.
     """
 
     def __init__(self, drafts: int, steps: int, *, leaves_rows: bool, times: StepTimes | None = None):
         """Args:
         drafts: the largest K.
-        steps: of a dispatch.
-        leaves_rows: the drafter lacks rows after plain decoding, so that a slot has to be read again.
+        steps: S, engine steps of a dispatch.
+        leaves_rows: whether the drafter lacks cached rows after plain decoding, so that a slot must be read
+          again before it gets drafts.
+        times: measured earlier; None starts without any.
         """
         self.drafts, self.steps, self.leaves_rows = drafts, steps, leaves_rows
         self.times = times or StepTimes()
@@ -167,27 +175,27 @@ class DraftChoice:
         self._trial = (0, 0)  # K, and the dispatches left
 
     def new_acceptance(self) -> Acceptance:
-        """Of a new request."""
+        """The counts of a new request."""
         return Acceptance(self.drafts)
 
     def add_step(self, acceptance: Acceptance, drafts: int, accepted: int) -> None:
-        """Takes what became of a step's drafts, whether or not there were as many."""
+        """Counts a step in one request's counts and in the engine's; arguments as of `Acceptance.add`."""
         acceptance.add(drafts, accepted)
         self.acceptance.add(drafts, accepted)
 
     def add_time(self, key: Key, seconds: float) -> None:
-        """Takes what a dispatch among others took."""
+        """Adds the time of a dispatch that served requests."""
         self._budget = min(self._budget + SHARE * seconds, 100 * seconds)
         self.times.add(key, seconds, in_use=self._in_use.get(key[:2], self.drafts) == key[2])
 
     def choose(
         self, slots: Sequence[Slot], keys: Mapping[int, Key], row_seconds: float | None
     ) -> tuple[int, list[int]]:
-        """K for slots, and which of them to read again.
+        """K for these slots, and the indices of those to read again so that they can get drafts.
 
         Args:
-          keys: the programs that may run, by their K; of the largest K at least.
-          row_seconds: what reading a row of a prompt takes; None where that is not known.
+          keys: the programs that may run, by their K; the largest K is always among them.
+          row_seconds: time to read one row of a prompt; None if it is not known yet.
         """
         most = max(keys)
         least = max(slot.limit or 0 for slot in slots)
@@ -228,7 +236,7 @@ class DraftChoice:
         rate: Callable[[int, Iterable[int]], float],
         row_seconds: float | None,
     ) -> list[int]:
-        """The slots without some of the drafter's rows, where drafting for them pays for reading these."""
+        """All slots that lack rows of the drafter's, if drafting for them pays for reading these rows."""
         lacking = {i for i, slot in enumerate(slots) if not slot.is_whole and slot.limit is None}
         lacking = {i for i in lacking if slots[i].again <= slots[i].left}
         if not lacking or row_seconds is None or not any(seconds):
@@ -247,7 +255,7 @@ class DraftChoice:
         now: int,
         row_seconds: float | None,
     ) -> tuple[int, list[int]]:
-        """K in use, or another one for a few dispatches."""
+        """K in use, or a neighbouring K for a few dispatches where the budget allows a trial."""
         k, left = self._trial
         if left and k in rates:
             self._trial = k, left - 1
@@ -260,16 +268,16 @@ class DraftChoice:
         near = below + above
         k = near[self._tries % len(near)]
         if not k and self.leaves_rows:
-            # Among requests it would leave rows behind: without them, then.
+            # Serving requests, it would leave the drafter without their rows: run it without requests.
             price = 2 * seconds[now]
             if price <= self._budget:
                 self._spend(price)
                 self.to_compare = [keys[0], keys[now]]
             return now, []
-        # What it gives less than the one in use, were the drafts no good.
+        # The loss against the K in use if every draft were rejected,
         loss = max(seconds[k] - self.steps * len(slots) / rates[now], 0.02 * seconds[k])
+        # and at most twice the loss that the estimated rates give.
         loss = min(loss, max(seconds[k] * (1 - rates[k] / rates[now]), 0.02 * seconds[k]) * 2)
-        # The cheaper the longer.
         length = min(max(int(self._budget / loss / 2), BURST), 4 * BURST)
         price, again = length * loss, []
         lacking = [i for i, slot in enumerate(slots) if not slot.is_whole and slot.limit is None]
@@ -282,7 +290,7 @@ class DraftChoice:
         if price > self._budget:
             return now, []
         if again:
-            # It comes back with all rows, and is tried then.
+            # The trial follows once the request is back with all rows.
             self._budget -= price - length * loss
             return now, again
         self._spend(price)

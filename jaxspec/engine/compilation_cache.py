@@ -15,22 +15,22 @@ from jaxspec.checkpoints.cache import cache_folder, private_folder
 _SETTING = "jax_compilation_cache_dir"
 
 _lock = threading.Lock()
-_in_use: list[Path] = []  # the folder, once for everyone inside
+_in_use: list[Path] = []  # the folder, once for each `with` block that is active
 
 
 @contextmanager
 def compilation_cache() -> Iterator[Path | None]:
-    """Keeps what is compiled inside in a folder that only this user can read or write.
+    """Keeps programs compiled inside the `with` block in a folder that only this user can read or write.
 
-    A cache that others can write would let them run code here. Does nothing where the user chose a cache
-    (`JAX_COMPILATION_CACHE_DIR`) or switched it off (`JAX_ENABLE_COMPILATION_CACHE=0`); where the folder
-    cannot be had safely, it warns and does nothing. Several threads may be inside at once.
+    A cache that others can write would let them run code here. Does nothing if the user chose a cache
+    (`JAX_COMPILATION_CACHE_DIR`) or switched caching off (`JAX_ENABLE_COMPILATION_CACHE=0`); warns and does
+    nothing if there is no safe folder. Several threads may be inside at once.
 
     Yields:
-      The folder in use, or None for no cache of ours.
+      The folder in use; None if this package keeps no cache.
     """
-    # JAX has one cache for the process: a setting of this thread would not reach those that compile for it,
-    # and a cache once opened stays open whatever is set later. So it is set for all, and taken back whole.
+    # JAX has one cache per process. A thread-local setting would not reach JAX's compilation threads, and an
+    # open cache ignores later settings, so the setting is global and the cache is reset at the end.
     with _lock:
         folder = _in_use[0] if _in_use else _folder()
         if folder is not None and not _in_use:
@@ -55,6 +55,6 @@ def _folder() -> Path | None:
         folder = cache_folder() / "xla"
         private_folder(folder)
     except (CheckpointError, OSError) as error:
-        warnings.warn(f"compiled programs are not kept: {error}", stacklevel=4)
+        warnings.warn(f"compiled programs are not cached: {error}", stacklevel=4)
         return None
     return folder

@@ -1,4 +1,4 @@
-"""Rounds of dispatches, with the device always one round ahead of the host."""
+"""Runs rounds of dispatches, with the device always one round ahead of the host."""
 
 import logging
 import time
@@ -18,30 +18,40 @@ from jaxspec.drafters.base import Drafter, Target
 from jaxspec.engine.auto import AutoDrafts, times_file
 from jaxspec.engine.counters import Counters
 from jaxspec.engine.errors import EngineError
-from jaxspec.engine.packing import empty_pieces, empty_served, pack_pieces, pack_served
+from jaxspec.engine.packing import (
+    PackedOutput,
+    empty_pieces,
+    empty_served,
+    pack_pieces,
+    pack_served,
+    read_output,
+)
 from jaxspec.engine.pages import PagePool
 from jaxspec.engine.programs import Programs, Size
 from jaxspec.engine.request import Request
 from jaxspec.engine.scheduler import Dispatch, FirstToken, Scheduler, SlotStep
 from jaxspec.engine.state import Emitted, EngineState, init_state
-from jaxspec.engine.step import Models, StepSettings
+from jaxspec.engine.step import Models
 from jaxspec.sampling import SamplingMode, required_mode
 from jaxspec.sharding import replicated
 
 MAX_FAILURES = 2
-"""Rounds in a row that may fail before the engine gives up."""
+"""Consecutive rounds that may fail before the engine gives up."""
 
 _log = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """What one thread owns: the device's state, the programs, the scheduler.
+    """The device's state, the programs and the scheduler, all owned by the engine's thread.
 
     Attributes:
+      state: donated to each dispatch and replaced by its result; absent once the engine is closed.
       modes: the sampling modes that have a decode program.
-      later_sizes: the programs that are compiled behind its back.
-      error: why it takes no requests any more; None while it does.
-      when_idle: called once, as soon as there is nothing to do.
+      later_sizes: the programs that are compiled in the background.
+      error: why no more requests are accepted; None while they are.
+      when_idle: functions to call once, as soon as there is nothing to do.
+      when_prepared: functions to call once, as soon as `prepare_programs` has nothing to do either, and no
+        program is left to compile.
     """
 
     def __init__(
@@ -59,6 +69,7 @@ class EngineCore:
         self.counters = Counters()
         self.error: EngineError | None = None
         self.when_idle: list[Callable[[], object]] = []
+        self.when_prepared: list[Callable[[], object]] = []
         self.scheduler = Scheduler(
             batch_size=config.batch_size,
             pages=PagePool(config.num_pages, config.page_size),
@@ -72,25 +83,11 @@ class EngineCore:
         self._most_drafts = drafter.num_speculative_tokens
         self.auto: AutoDrafts | None = None
         self._whole = replicated(mesh)
-        self._in_flight: deque[tuple[Dispatch, jax.Array, Size, bool]] = deque()
+        self._in_flight: deque[tuple[Dispatch, PackedOutput, Size, bool]] = deque()
         self._num_failures = 0
-        self._table_width = -(-config.max_model_len // config.page_size)
         self._make_state: Callable[[], EngineState] = partial(init_state, target, drafter, config, mesh=mesh)
         self.state = self._make_state()
-        settings = StepSettings(
-            page_size=config.page_size,
-            steps_per_dispatch=config.steps_per_dispatch,
-            synthetic_acceptance_length=config.synthetic_acceptance_length,
-        )
-        self.programs = Programs(
-            Models(target, drafter),
-            settings,
-            state=self.state,
-            table_width=self._table_width,
-            chunk=config.prefill_chunk,
-            draft_loop=config.draft_loop,
-            mesh=mesh,
-        )
+        self.programs = Programs(Models(target, drafter), config, state=self.state, mesh=mesh)
         self._served = np.zeros(0), jnp.zeros(0)
         if is_auto:
             self.auto = AutoDrafts(
@@ -113,11 +110,11 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request waits or runs, or results are to be read."""
+        """Whether a request waits or runs, or a dispatch's results are still to be read."""
         return bool(self.scheduler) or bool(self._in_flight)
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Queues requests."""
+        """Queues requests; if the engine has failed or is closed, they fail at once."""
         for request in requests:
             if self.error is not None:
                 request.end("failed", str(self.error))
@@ -126,12 +123,12 @@ class EngineCore:
                 self.scheduler.add(request)
 
     def abort(self, requests: Sequence[Request], why: str) -> None:
-        """Ends requests wherever they are; those that have ended stay as they are."""
+        """Ends queued and running requests; ignores those that have ended."""
         for request in requests:
             self.scheduler.abort(request, why)
 
     def close(self, why: str, *, reason: Literal["aborted", "failed"] = "aborted") -> None:
-        """Ends every request, takes no more, and gives up the cache."""
+        """Ends every request, accepts no more, and frees the device's state."""
         self.error = EngineError(why)
         self.scheduler.restart()
         for request in self.scheduler.waiting:
@@ -143,12 +140,12 @@ class EngineCore:
     def step(self) -> None:
         """Plans and enqueues the next round, then reads the one before it.
 
-        A round that fails costs the device's state and no request: a new state is made, and what was running
-        is read again, prompt and answer so far, and goes on with the same tokens.
+        If a round fails, the device's state is lost but no request is: a new state is allocated, and each
+        running request's prompt and answer so far are read again. Its answer goes on with the same tokens.
         """
         try:
             self._round()
-        except BaseException as error:  # no interrupt reaches this thread; whatever this is, clients wait
+        except BaseException as error:  # interrupts never reach this thread, and clients wait for an answer
             self._start_afresh(error)
 
     def _round(self) -> None:
@@ -157,13 +154,13 @@ class EngineCore:
         plan = self.scheduler.plan()
         for dispatch in plan:
             output, size = self._dispatch(dispatch)
-            # What follows another one at once takes from that one's end to its own.
+            # A dispatch that directly follows another takes from that one's end to its own end.
             is_timed = len(plan) == 1 and not dispatch.chunks and bool(self._in_flight)
             self._in_flight.append((dispatch, output, size, is_timed))
-        # Without a plan all that can be done is in flight, and the oldest of it is waited for.
+        # An empty plan means that everything to do is in flight: wait for the oldest dispatch.
         ahead = len(plan) if plan else len(self._in_flight) - 1
         while len(self._in_flight) > max(ahead, 0):
-            # Taken off the queue when it is committed and not before, so that nothing can lose it.
+            # Removed only after its commit, so that an exception cannot lose it.
             self._commit(*self._in_flight[0])
             self._in_flight.popleft()
             self._num_failures = 0
@@ -171,7 +168,7 @@ class EngineCore:
             self.auto.time_beside()
 
     def _start_afresh(self, error: BaseException) -> None:
-        # The frames hold the old state, whose memory the new one needs.
+        # The traceback's frames keep the old state alive, and the new one needs its memory.
         traceback.clear_frames(error.__traceback__)
         self._num_failures += 1
         self._in_flight.clear()
@@ -187,10 +184,10 @@ class EngineCore:
         self.close(f"the device failed: {_one_line(error)}", reason="failed")
 
     def _drop_state(self) -> None:
-        # An engine that is closed, or that could not make a new one, has none.
+        # The attribute is missing if the engine is closed or failed to allocate a new state.
         self.__dict__.pop("state", None)
 
-    def _dispatch(self, dispatch: Dispatch) -> tuple[jax.Array, Size]:
+    def _dispatch(self, dispatch: Dispatch) -> tuple[PackedOutput, Size]:
         need = Size(
             len(dispatch.served),
             len(dispatch.chunks),
@@ -207,12 +204,12 @@ class EngineCore:
         self.state, output = self.programs.dispatch(
             self.state, self._put_served(dispatch, size.slots), pieces, size=size
         )
-        output.copy_to_host_async()
+        output.words.copy_to_host_async()
         self._count(dispatch, size)
         return output, size
 
     def _put_found(self, dispatch: Dispatch) -> None:
-        """Gives the slots' histories what was found of prompts in the cache: no program reads it."""
+        """Puts the tokens of prompts that were found in the prefix cache into the slots' histories."""
         begin = [chunk for chunk in dispatch.chunks if chunk.is_first and chunk.start]
         if begin:
             tokens = np.full(self.state.history.shape, -1, np.int32)
@@ -221,16 +218,16 @@ class EngineCore:
             self.state = self.programs.put_history(self.state, jax.device_put(tokens, self._whole))
 
     def _put_served(self, dispatch: Dispatch, places: int) -> jax.Array:
-        """The served slots on the device; the last ones again where nothing has changed."""
-        packed = pack_served(dispatch, places=places, table_width=self._table_width)
+        """The packed slots on the device; the same array as last time if nothing has changed."""
+        packed = pack_served(dispatch, places=places, table_width=self.config.table_width)
         before, _ = self._served
         if not np.array_equal(packed, before):
             self._served = packed, jax.device_put(packed, self._whole)
         return self._served[1]
 
-    def _commit(self, dispatch: Dispatch, packed: jax.Array, size: Size, is_timed: bool) -> None:
-        # All is read before anything is committed.
-        output = self.programs.read(packed, size=size)
+    def _commit(self, dispatch: Dispatch, packed: PackedOutput, size: Size, is_timed: bool) -> None:
+        # Read everything first: a dispatch is committed whole or not at all.
+        output = read_output(packed)
         first = [] if output.first is None else _rows(output.first, FirstToken)
         emitted = [] if output.emitted is None else _steps(output.emitted)
         if self.auto is not None:
@@ -239,7 +236,7 @@ class EngineCore:
         self.scheduler.commit(dispatch, first, emitted)
 
     def prepare_programs(self) -> bool:
-        """Runs programs that serve nobody, to warm up or time them; False if there is nothing to do."""
+        """Runs programs without requests, to warm them up or time them; False if there is nothing to do."""
         if self.error is not None:
             return False
         try:
@@ -249,7 +246,7 @@ class EngineCore:
             return False
 
     def _warm_one(self) -> bool:
-        """Runs a program that has not run yet, serving nobody; False if there are none."""
+        """Runs a program that has not run yet, without requests; False if all have."""
         cold = set(self.programs.compiled) - self._warm if _needs_warming() else None
         if not cold or self.config.draft_loop == "host":
             return False
@@ -260,8 +257,8 @@ class EngineCore:
         return True
 
     def _run_alone(self, size: Size) -> float:
-        """Seconds of a run that serves nobody."""
-        served = jax.device_put(empty_served(size.slots, self._table_width), self._whole)
+        """Runs a program without requests; returns the seconds it took."""
+        served = jax.device_put(empty_served(size.slots, self.config.table_width), self._whole)
         pieces = None
         if size.pieces:
             pieces = jax.device_put(empty_pieces(size.pieces, self.config.prefill_chunk), self._whole)
@@ -273,24 +270,23 @@ class EngineCore:
 
     def _count(self, dispatch: Dispatch, size: Size) -> None:
         counters = self.counters
-        steps = 1 if dispatch.chunks else self.config.steps_per_dispatch
         counters.dispatches += 1
         counters.prompt_rows += size.pieces * self.config.prefill_chunk
         counters.prompt_rows_used += sum(chunk.count for chunk in dispatch.chunks)
         counters.cached_rows += sum(chunk.start for chunk in dispatch.chunks if chunk.is_first)
         if dispatch.decodes:
-            counters.steps += steps
-            counters.slot_steps += steps * size.slots
+            counters.steps += self.config.steps_per_dispatch
+            counters.slot_steps += self.config.steps_per_dispatch * size.slots
         else:
             counters.prompt_passes += 1
 
     def _chunks_beside(self) -> list[int]:
-        """The numbers of pieces that a decoding step can read of prompts, with what is compiled so far."""
+        """The numbers of prompt pieces, ascending, that the step programs compiled so far can read."""
         everyone = Size(self.config.batch_size, 1, max(self.modes), self._most_drafts)
         return sorted(size.pieces for size in list(self.programs.compiled) if size.serves(everyone))
 
     def _mode_for(self, requests: Iterable[Request]) -> SamplingMode:
-        """The least mode that was compiled and serves all of these."""
+        """The least compiled mode that serves all of these requests."""
         required = max(required_mode(request.params) for request in requests)
         return min(mode for mode in self.modes if mode >= required)
 
@@ -298,17 +294,19 @@ class EngineCore:
 def program_sizes(
     config: ResolvedEngineConfig, modes: Sequence[SamplingMode], drafts: int, fewer: Sequence[int]
 ) -> tuple[list[Size], list[Size]]:
-    """The programs to compile before the first request, which serve any, and those to compile later.
+    """The programs to compile before the first request, which serve any request, and those to compile later.
 
     Args:
-      drafts, fewer: the largest K, and others that dispatches may choose.
+      modes: the sampling modes to compile decode programs for.
+      drafts: the largest K.
+      fewer: the other values of K that a dispatch may have, the largest first.
     """
     whole = config.batch_size
     prompts = [Size(min(pieces, whole), pieces, None) for pieces in _up_to(config.prefill_rows)]
     slots = [count for count in config.slot_sizes if count < whole]
     smaller = [Size(count, 0, mode, drafts) for mode in modes for count in slots]
     choices = [Size(count, 0, mode, k) for mode in modes for count in (*slots, whole) for k in fewer]
-    # A pass over rows of prompts costs what these cost, hardly what the slots beside them do.
+    # The prompt rows dominate the cost of such a pass, so few numbers of slots are worth a program.
     some = [count for count in slots if count * 8 <= whole][-1:]
     beside = [
         Size(count, pieces, max(modes), k)
@@ -321,12 +319,12 @@ def program_sizes(
 
 
 def _needs_warming() -> bool:
-    """Whether first runs of a program are slow: a GPU loads its kernels in one, makes graphs in the next."""
+    """Whether a program's first two runs are slow: a GPU loads kernels, then records CUDA graphs."""
     return jax.default_backend() == "gpu"
 
 
 def _up_to(most: int) -> list[int]:
-    """1, 2, 4, … and `most`; nothing for 0."""
+    """The powers of two below `most`, then `most`; empty for 0."""
     powers = [1 << i for i in range(most.bit_length()) if 1 << i < most]
     return [*powers, most] if most else []
 
@@ -336,7 +334,10 @@ def _one_line(error: BaseException) -> str:
 
 
 def _rows(output: Any, row: Callable) -> list[Any]:
-    """Of arrays with a leading axis a `row` of Python's numbers for each: arrays cost more to index."""
+    """Calls `row` with the values at each index of the leading axis, as Python numbers and lists.
+
+    Converting whole arrays is faster than indexing them.
+    """
     leaves = [leaf.tolist() for leaf in jax.tree.leaves(output)]
     return [row(*values) for values in zip(*leaves, strict=True)]
 

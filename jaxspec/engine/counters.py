@@ -1,4 +1,4 @@
-"""What an engine computed, and how much of it was for something."""
+"""Counts of an engine's work, and of how much of it was useful."""
 
 from dataclasses import dataclass
 from operator import sub
@@ -11,11 +11,11 @@ class Counters:
     Attributes:
       prompt_rows: prompt rows that programs computed, padding included.
       prompt_rows_used: those of them that were a prompt's tokens.
-      cached_rows: a prompt's tokens that were found in the cache instead.
-      slot_steps: slots of every decoding step's program, summed over the steps.
-      slot_steps_used: those of them that emitted; the others were empty, or ended earlier in the dispatch.
-      steps: passes over the target's weights that decoded, with or without prompt rows beside them.
-      prompt_passes: passes over the target's weights for prompts alone.
+      cached_rows: prompt tokens that were found in the prefix cache and not computed.
+      slot_steps: slots of the decode programs, summed over their steps.
+      slot_steps_used: those of them that emitted; the others were empty or had ended earlier in the dispatch.
+      steps: passes over the target's weights that decode, with or without prompt rows in the same pass.
+      prompt_passes: passes over the target's weights that only read prompts.
       dispatches: programs that the host enqueued.
       compiles: programs compiled, or read from disk.
     """

@@ -1,4 +1,4 @@
-"""Whether a model can be split over so many devices: refused before anything is loaded."""
+"""Checks whether a model can be split over several devices, before anything is loaded."""
 
 import ctypes
 import warnings
@@ -12,21 +12,21 @@ from jaxspec.sharding import divides
 
 
 def check_devices(config: EngineConfig, target: ModelConfig) -> None:
-    """Warns where attention stays whole on every device, for its heads do not divide.
+    """Warns if the heads do not divide, so that every device keeps all of attention.
 
     Raises:
-      ConfigError: the feed-forward networks, most of the weights, do not divide; the draft loop is the
-        host's; or GPUs have no NCCL to talk through.
+      ConfigError: the feed-forward networks, which are most of the weights, do not divide; the draft loop
+        runs on the host; or NCCL, which GPUs communicate through, is missing.
     """
     count = config.tensor_parallel
     if count == 1:
         return
     asked = f"engine.tensor_parallel is {count}"
     if config.draft_loop == "host":
-        raise ConfigError(f"{asked}, and engine.draft_loop 'host' runs on one device")
+        raise ConfigError(f"{asked}, but engine.draft_loop 'host' runs on one device")
     _check_feed_forward(asked, count, target)
     if jax.default_backend() == "gpu" and not _has_nccl():
-        raise ConfigError(f"{asked}, and there is no NCCL: pip install nvidia-nccl-cu13 (or -cu12)")
+        raise ConfigError(f"{asked}, but NCCL is missing: pip install nvidia-nccl-cu13 (or -cu12)")
     heads = target.num_attention_heads if target.latent else target.num_key_value_heads
     if not divides(count, "kv_heads", heads):
         kind = "heads" if target.latent else "key/value heads"

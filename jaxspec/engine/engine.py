@@ -34,9 +34,9 @@ from jaxspec.sharding import bytes_by_device, make_mesh
 class Engine:
     """Speculative generation with one target and one drafter. Made by `jaxspec.load`.
 
-    A thread of its own drives the device, so any thread may call any method at any time; requests of all of
-    them share the batch. `AsyncEngine` is the same for asyncio. Use it in a `with` statement, or `close` it,
-    to give the device's memory back at a moment of your choosing.
+    One background thread drives the device, so any thread may call any method at any time; the requests of
+    all callers share the batch. `AsyncEngine` is the client for asyncio. Use the engine in a `with` block,
+    or call `close`, to choose when the device's memory is freed.
     """
 
     def __init__(
@@ -55,11 +55,19 @@ class Engine:
         """Allocates the cache and compiles the programs.
 
         Args:
-          mesh: the devices that the weights lie on; one by default.
-          sampling_modes: which decode programs to compile: "greedy" serves batches in which every
-            temperature is 0, "sampled" serves any batch (by two programs where searching for top-k and
-            top-p costs the same whether a request uses them or not: on a GPU), a `SamplingMode` one program.
-          is_auto: choose K for every dispatch, the drafter's at most.
+          tokenizer: turns text into ids and back; None serves token ids alone.
+          eos_token_ids: ids that end an answer unless a request ignores them.
+          config: sizes; fields left open are resolved for this backend and target.
+          mesh: the devices that hold the weights; one by default.
+          sampling_modes: the decode programs to compile. "greedy" serves batches in which every temperature
+            is 0, "sampled" any batch; a `SamplingMode` names a single program. On a GPU "sampled" is two
+            programs, because searching for top-k and top-p there costs the same whether or not a request
+            uses them.
+          is_auto: choose K for every dispatch, up to the drafter's `num_speculative_tokens`.
+          progress: show a progress bar while programs compile.
+
+        Raises:
+          ConfigError: max_model_len is past the model's limit, or a sampling mode does not exist.
         """
         modes = parse_modes(sampling_modes)
         self.config = config.resolve(
@@ -75,14 +83,14 @@ class Engine:
         self.is_auto = is_auto and self.num_speculative_tokens > 0
         if drafter.trained_length is not None and self.max_model_len > drafter.trained_length:
             warnings.warn(
-                f"the drafter was made for {drafter.trained_length} positions, and max_model_len is "
-                f"{self.max_model_len}: expect few drafts to be accepted past the former",
+                f"the drafter was trained on {drafter.trained_length} positions and max_model_len is "
+                f"{self.max_model_len}: expect few accepted drafts past position {drafter.trained_length}",
                 stacklevel=2,
             )
         if self.config.synthetic_acceptance_length is not None:
             warnings.warn(
-                "synthetic_acceptance_length is a benchmark mode: it accepts drafts whatever they are, and "
-                "the text is worthless",
+                "synthetic_acceptance_length is for benchmarks: it accepts drafts whether or not they are "
+                "right, so the text is worthless",
                 stacklevel=2,
             )
         self._ids = count()
@@ -111,12 +119,12 @@ class Engine:
 
     @property
     def counters(self) -> Counters:
-        """What the engine has computed so far, and how much of it was for something."""
+        """The work done so far, and how much of it was useful."""
         return replace(self.core.counters, compiles=len(self.programs.compiled))
 
     @property
     def max_pending(self) -> int:
-        """Requests that keep every slot busy: one running and one waiting for each."""
+        """The number of requests that keeps every slot busy: for each slot one running and one waiting."""
         return 2 * self.config.batch_size
 
     def generate(
@@ -130,17 +138,17 @@ class Engine:
         """Answers one prompt, or several in one batch.
 
         Args:
-          prompts: a string (a user's turn, put through the model's chat template where it has one), a
-            list of chat messages ({"role", "content"}), a list of token ids, or a list of any of these.
-          params: how to sample; or its fields as keywords.
-          raw: pass strings as they stand, without the chat template.
+          prompts: a string (a user's turn, put through the model's chat template if it has one), a list of
+            chat messages ({"role", "content"}), a list of token ids, or a list of any of these.
+          params: how to sample; alternatively, its fields as keywords.
+          raw: use strings as they are, without the chat template.
 
         Returns:
-          A Generation for one prompt, a list of them, in the order of the prompts, for several.
+          A Generation for one prompt; for several a list of them, in the order of the prompts.
 
         Raises:
-          ValueError: a prompt that is empty, too long or of no known form, or a bad sampling parameter;
-            nothing has been generated then.
+          ValueError: a prompt is empty, too long or of no known form, or a sampling parameter is bad; nothing
+            has been generated.
           EngineError: the engine is closed, or its device failed for good.
         """
         params = merge_params(params, sampling)
@@ -168,6 +176,10 @@ class Engine:
         Args:
           params, raw: as in `generate`.
           priority, deadline: as in `make_request`.
+
+        Raises:
+          ValueError: at the call, as `generate`.
+          EngineError: while iterating: the engine is closed, or its device failed for good.
         """
         params = merge_params(params, sampling)
         request = self.make_request(
@@ -176,10 +188,14 @@ class Engine:
         return self._stream(request)
 
     def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Generation]]:
-        """Runs requests of `make_request`; yields (index, Generation) as they end, in that order.
+        """Runs requests from `make_request`; yields (index, Generation) in the order in which they end.
 
-        Takes them from the iterable a few ahead of the free slots, so a long one may make them on the
-        way. Closing the iterator aborts the requests that have not ended.
+        Takes requests from the iterable only as slots become free, at most `max_pending` ahead, so it may be
+        a long generator. Closing the iterator aborts the requests that have not ended.
+
+        Raises:
+          ValueError: a request has been queued before.
+          EngineError: the engine is closed, or its device failed for good.
         """
         numbered = enumerate(requests)
         pending: dict[Request, int] = {}
@@ -199,13 +215,14 @@ class Engine:
             self.abort(*pending)
 
     def submit(self, requests: Sequence[Request], listener: Callable[[Request], Listener]) -> None:
-        """Queues requests that were made by `make_request` and are new, all before the next round.
+        """Queues new requests from `make_request`, all of them before the next round.
 
         Args:
-          listener: makes, for each, what is called in the engine's thread with every piece of its answer.
+          listener: called with each request; returns the function that the engine's thread is to call with
+            every piece of that request's answer.
 
         Raises:
-          ValueError: one has been queued before.
+          ValueError: a request has been queued before; none of them is queued then.
           EngineError: the engine is closed, or its device failed for good.
         """
         if self.core.error is not None:
@@ -220,32 +237,44 @@ class Engine:
             self._thread.put(lambda core: core.add(requests))
 
     def abort(self, *requests: Request) -> None:
-        """Ends requests wherever they are, and frees their slots and pages; ended ones stay as they are."""
+        """Ends queued and running requests and frees their slots and pages; ignores those that have ended."""
         unfinished = [request for request in requests if request.finish_reason is None]
         if unfinished:
-            with suppress(EngineError):  # a closed engine has ended them
+            with suppress(EngineError):  # closing the engine has already ended them
                 self._thread.put(lambda core: core.abort(unfinished, "it was cancelled"))
 
     def checked(self, generation: Generation) -> Generation:
-        """The generation, unless the whole engine failed.
+        """Returns the generation, unless it failed because the whole engine did.
 
         Raises:
-          EngineError: it did.
+          EngineError: the engine's device failed for good.
         """
         if generation.finish_reason == "failed" and self.core.error is not None:
             raise self.core.error
         return generation
 
     def forget_prefixes(self) -> None:
-        """Keeps nothing of past prompts and answers: what is asked next is read whole."""
+        """Empties the prefix cache: later prompts are computed from their first token.
+
+        Raises:
+          EngineError: the engine is closed.
+        """
         self._thread.put(lambda core: core.scheduler.pages.clear())
 
     def wait_idle(self, timeout: float | None = None) -> bool:
-        """Waits until nothing is queued, running or in flight; False if that took more than `timeout` s."""
+        """Waits until nothing is queued, running or in flight; False if that took over `timeout` seconds."""
         return self._thread.wait_idle(timeout)
 
+    def wait_prepared(self, timeout: float | None = None) -> bool:
+        """Waits until all programs are compiled and warm; False if that took over `timeout` seconds.
+
+        Until then, a request may run in a larger program than it needs, or wait for a first run of one. A
+        benchmark should wait; a user need not. Requests that keep the engine busy delay the end of it.
+        """
+        return self._thread.wait_prepared(timeout)
+
     def close(self) -> None:
-        """Aborts what is queued or running, and gives the device's memory back. Later calls are refused."""
+        """Aborts all requests and frees the device's memory. Later requests raise EngineError."""
         self._thread.close()
 
     def make_request(
@@ -259,16 +288,17 @@ class Engine:
         priority: int = 0,
         deadline: float | None = None,
     ) -> Request:
-        """Checks a prompt and its parameters, and makes a request of them.
+        """Checks a prompt and its parameters, and makes a request from them.
 
         Args:
-          is_streamed: whether its pieces are wanted as they come, or the whole answer at its end.
-          id: a name for it; a number of the engine's own by default.
-          priority: larger ones are served first; equal ones in the order of arrival.
-          deadline: seconds from now after which it is aborted.
+          raw: as in `generate`.
+          is_streamed: deliver the answer piece by piece; otherwise as one piece when it has ended.
+          id: a name for the request; by default a number, counted from 0.
+          priority: larger values are served first, equal ones in the order of arrival.
+          deadline: seconds from now after which the request is aborted; None for no limit.
 
         Raises:
-          ValueError: as `generate`.
+          ValueError: as `generate`, or the deadline is not above 0.
         """
         ids = encode_prompt(prompt, self.tokenizer, raw=raw, vocab_size=self.vocab_size)
         room = self.max_model_len - len(ids)
@@ -288,7 +318,7 @@ class Engine:
                 f"num_speculative_tokens: this engine drafts at most {self.num_speculative_tokens}, "
                 f"got {num_drafts}"
             )
-        # What a seed gives may depend neither on the company nor on how fast the machine is.
+        # The answer to a seed must not depend on the other requests or on the machine's speed.
         if num_drafts is None and (not self.is_auto or (params.temperature > 0 and params.seed is not None)):
             num_drafts = self.num_speculative_tokens
         max_new_tokens = min(params.max_new_tokens, room)
@@ -340,10 +370,10 @@ class Engine:
 
 
 def parse_modes(sampling_modes: Sequence[str | SamplingMode]) -> tuple[SamplingMode, ...]:
-    """Which decode programs to compile.
+    """The decode programs to compile, the least mode first.
 
     Raises:
-      ConfigError: none, or one that does not exist.
+      ConfigError: no mode is named, or one that does not exist.
     """
     known = {"greedy": (SamplingMode.GREEDY,), "sampled": modes_for_sampling()}
     unknown = [mode for mode in sampling_modes if not isinstance(mode, SamplingMode) and mode not in known]
@@ -354,11 +384,15 @@ def parse_modes(sampling_modes: Sequence[str | SamplingMode]) -> tuple[SamplingM
 
 
 def merge_params(params: SamplingParams | None, sampling: dict[str, Any]) -> SamplingParams:
-    """Sampling parameters given as an object or as keywords, and not both ways."""
+    """Sampling parameters that are given either as an object or as keywords.
+
+    Raises:
+      ValueError: both are given, or a value is bad.
+    """
     if params is None:
         return SamplingParams(**sampling)
     if sampling:
-        raise ValueError(f"give {next(iter(sampling))} in params or as a keyword, not both ways")
+        raise ValueError(f"give {next(iter(sampling))} in params or as a keyword, not both")
     return params
 
 

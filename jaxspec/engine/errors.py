@@ -1,4 +1,4 @@
-"""What an engine can fail with, beside bad input."""
+"""Errors of an engine other than bad input."""
 
 
 class EngineError(RuntimeError):
@@ -6,4 +6,4 @@ class EngineError(RuntimeError):
 
 
 class QueueFullError(RuntimeError):
-    """As many requests are unfinished as a client allows itself."""
+    """A client has reached its limit of unfinished requests."""

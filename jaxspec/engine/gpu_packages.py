@@ -1,5 +1,4 @@
-"""Whether the installed packages can run the Triton kernels: refused before weights are read, not at a first
-kernel."""
+"""Checks that the installed packages can run the Triton kernels, before weights are read."""
 
 import importlib.metadata
 from importlib.util import find_spec
@@ -12,10 +11,10 @@ from jaxspec.config import ConfigError
 
 
 def check_gpu_packages() -> None:
-    """Does nothing where no Triton kernel will run: without a GPU, or without jax-triton.
+    """Checks package versions and `ptxas`; does nothing without a GPU or without jax-triton.
 
     Raises:
-      ConfigError: a package's version is not one that the extras allow, or no `ptxas` compiles for this GPU.
+      ConfigError: a package's version is outside what the extras allow, or no `ptxas` compiles for this GPU.
     """
     if jax.default_backend() != "gpu" or find_spec("jax_triton") is None or find_spec("triton") is None:
         return
@@ -38,7 +37,7 @@ def check_gpu_packages() -> None:
 
 
 def _requirements() -> list[Requirement]:
-    """What the extras for GPUs ask for; nothing of a jaxspec that is not installed."""
+    """The requirements of jaxspec's GPU extras; none if jaxspec is not installed as a package."""
     try:
         lines = importlib.metadata.requires("jaxspec") or []
     except importlib.metadata.PackageNotFoundError:
@@ -47,6 +46,6 @@ def _requirements() -> list[Requirement]:
 
 
 def _architecture() -> str:
-    """As `ptxas` names what Triton compiles for."""
+    """`ptxas`'s name of the architecture that Triton compiles for."""
     capability = jax.devices()[0].compute_capability.replace(".", "")
     return f"sm_{capability}a" if int(capability) >= 90 else f"sm_{capability}"

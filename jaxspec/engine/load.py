@@ -1,4 +1,4 @@
-"""From a name to an engine, and from a prompt to an answer in one call."""
+"""Loads an engine by name, or answers prompts in one call."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,17 +38,18 @@ def load(
 
     Args:
       model: the name of a configuration (`jaxspec.list_configs()`), the path of a TOML configuration, or
-        a checkpoint: a folder, a .gguf file or a Hugging Face Hub id. A checkpoint alone decodes plainly
+        a checkpoint: a folder, a .gguf file or a Hugging Face Hub id. A checkpoint decodes without drafts
         unless `drafter` says how to draft.
       drafter: keys of `DrafterConfig` to set, for example {"kind": "ngram"} or {"kind": "eagle3",
         "source": "path/of/head"}.
-      sampling_modes: "greedy" and "sampled" decode programs; leave one out to compile less. A `SamplingMode`
-        is one program, for requests that need no more than it.
+      sampling_modes: the decode programs to compile, "greedy", "sampled" or both. A `SamplingMode` compiles
+        a single program, for requests that need no higher mode.
       progress: show progress bars.
       **engine: fields of `EngineConfig` to set, for example batch_size=1.
 
     Raises:
-      ConfigError, CheckpointError: what is wrong with the configuration or a checkpoint, in one line.
+      ConfigError: the configuration is wrong, or does not fit the machine.
+      CheckpointError: a checkpoint cannot be read, or does not hold what the model needs.
     """
     config = resolve_config(model).replace(drafter=drafter, engine=engine)
     parse_modes(sampling_modes)
@@ -62,10 +63,10 @@ def load(
     dtype = jnp.dtype(config.engine.resolve(backend=jax.default_backend(), model_limit=limit).dtype)
     activations = resolve_activations(config.engine.cpu_activations, dtype)
     plan = plan_target(checkpoint, dtype=dtype)
-    # Steps are bound by reading weights.
+    # Decoding is bound by the bandwidth for weights, so packed ones stay packed where that works.
     packed = keeps_packed(dtype)
     read_drafter = plan_drafter(config.drafter, plan.module.config, Build(dtype, mesh, packed, activations))
-    # Everything fits; only now are weights read.
+    # The plans have checked names and shapes; only now are weights read.
     target = plan.read(mesh, packed=packed, activations=activations)
     with compilation_cache():
         return Engine(
@@ -95,16 +96,16 @@ def generate(
 
     Args:
       prompts: a string (a user's turn), chat messages, token ids, or a list of any of these.
-      model, drafter: see `load`.
-      raw: pass strings as they stand, without the chat template.
-      engine: fields of `EngineConfig`; without a batch_size it fits the number of prompts, up to 8.
+      model, drafter, progress: see `load`.
+      raw: use strings as they are, without the chat template.
+      engine: fields of `EngineConfig`; by default batch_size is the number of prompts, at most 8.
       **sampling: fields of `SamplingParams`: max_new_tokens, temperature, top_p, seed, stop, …
 
     Returns:
       A Generation for one prompt, a list of them for several.
 
     Raises:
-      ValueError: something about the prompts, the parameters, the configuration or a checkpoint.
+      ValueError: a prompt, a parameter, the configuration or a checkpoint is bad.
     """
     params = SamplingParams.merge(None, sampling)
     sizes = {"batch_size": max(1, min(len(as_prompts(prompts)), 8)), **(engine or {})}
@@ -114,11 +115,11 @@ def generate(
 
 
 def resolve_config(model: str | Path) -> Config:
-    """The configuration that `load`'s first argument stands for.
+    """The configuration that `load`'s first argument names.
 
     Raises:
-      ConfigError: it is neither a configuration nor anything that could be a checkpoint.
-      CheckpointError: it cannot even be a path.
+      ConfigError: it names neither a configuration nor anything that could be a checkpoint.
+      CheckpointError: it cannot be a path.
     """
     name = str(model)
     if name.endswith(".toml") or name in list_configs():
@@ -129,5 +130,5 @@ def resolve_config(model: str | Path) -> Config:
     if exists or is_hub_id:
         return Config(name=Path(name).name, target=SourceConfig(name))
     raise ConfigError(
-        f"{name!r} is no configuration ({', '.join(list_configs())}), file, folder or Hub id (org/name)"
+        f"{name!r} is not a configuration ({', '.join(list_configs())}), file, folder or Hub id (org/name)"
     )

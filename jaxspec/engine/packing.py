@@ -1,4 +1,6 @@
-"""What goes into a dispatch and what comes out of it, in an array or two: the host pays for every array."""
+"""Packs the arguments and the results of a dispatch into few arrays, since each array costs host time."""
+
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +13,13 @@ from jaxspec.engine.state import MAX_STOP_TOKENS, Pieces, Served, StepOutput
 from jaxspec.sampling import SamplingState, seed_words
 
 _SERVED = 9
-"""Columns before the stop tokens: slot, goes on, temperature, top-k, top-p, min-p, the seed's two, limit."""
+"""Columns before the stop tokens: slot, goes on, temperature, top-k, top-p, min-p, seed (two), limit."""
 _PIECE = 6
 """Columns before the tokens: place, start, count, is last, known, remaining."""
 
 
 def empty_served(places: int, table_width: int) -> np.ndarray:
-    """i32[places, …]: nobody is served."""
+    """i32[places, 9 + MAX_STOP_TOKENS + table_width] for `read_served`, with no slot in any place."""
     words = np.zeros((places, _SERVED + MAX_STOP_TOKENS + table_width), np.int32)
     words[:, 0] = np.iinfo(np.int32).max
     words[:, _SERVED : _SERVED + MAX_STOP_TOKENS] = -1
@@ -25,7 +27,7 @@ def empty_served(places: int, table_width: int) -> np.ndarray:
 
 
 def pack_served(dispatch: Dispatch, *, places: int, table_width: int) -> np.ndarray:
-    """i32[places, …] for `read_served`."""
+    """i32[places, 9 + MAX_STOP_TOKENS + table_width] for `read_served`; floats and seeds as their bits."""
     words = empty_served(places, table_width)
     floats, unsigned = words.view(np.float32), words.view(np.uint32)
     served = zip(dispatch.served, dispatch.goes_on, dispatch.limits, strict=True)
@@ -44,7 +46,7 @@ def pack_served(dispatch: Dispatch, *, places: int, table_width: int) -> np.ndar
 
 
 def read_served(words: jax.Array, page_size: int) -> Served:
-    """Inside a program, what `pack_served` packed."""
+    """Unpacks, inside a program, what `pack_served` packed."""
 
     def floats(column: int) -> jax.Array:
         return lax.bitcast_convert_type(words[:, column], jnp.float32)
@@ -66,14 +68,14 @@ def read_served(words: jax.Array, page_size: int) -> Served:
 
 
 def empty_pieces(pieces: int, width: int) -> np.ndarray:
-    """i32[pieces, …]: nothing is read."""
+    """i32[pieces, 6 + width + 1] for `read_pieces`, with no work in any piece."""
     words = np.zeros((pieces, _PIECE + width + 1), np.int32)
     words[:, 0] = np.iinfo(np.int32).max
     return words
 
 
 def pack_pieces(dispatch: Dispatch, *, pieces: int, width: int) -> np.ndarray:
-    """i32[pieces, …] for `read_pieces`; chunks have at most `width` tokens."""
+    """i32[pieces, 6 + width + 1] for `read_pieces`; the dispatch's chunks have at most `width` tokens."""
     place_of = {running: place for place, running in enumerate(dispatch.served)}
     words = empty_pieces(pieces, width)
     for row, chunk in zip(words, dispatch.chunks, strict=False):
@@ -86,14 +88,14 @@ def pack_pieces(dispatch: Dispatch, *, pieces: int, width: int) -> np.ndarray:
             -1 if running.known is None else running.known,
             running.remaining,
         )
-        # One token more than the chunk: the drafter pairs every row with the token after it.
+        # One token more than the chunk, because the drafter pairs every row with the token after it.
         tokens = running.tokens[chunk.start : chunk.start + chunk.count + 1]
         row[_PIECE : _PIECE + len(tokens)] = tokens
     return words
 
 
 def read_pieces(words: jax.Array) -> Pieces:
-    """Inside a program, what `pack_pieces` packed."""
+    """Unpacks, inside a program, what `pack_pieces` packed."""
     tokens = words[:, _PIECE:]
     return Pieces(
         place=words[:, 0],
@@ -107,15 +109,30 @@ def read_pieces(words: jax.Array) -> Pieces:
     )
 
 
-def pack_output(output: StepOutput) -> jax.Array:
-    """Inside a program, i32[N] for `read_output`."""
-    return jnp.concatenate([leaf.astype(jnp.int32).ravel() for leaf in jax.tree.leaves(output)])
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PackedOutput:
+    """A `StepOutput` as one array on the device, which one transfer brings to the host.
+
+    Attributes:
+      words: i32[N], all its arrays, one after another.
+      shapes: a `ShapeDtypeStruct` for each of them; static.
+    """
+
+    words: jax.Array
+    shapes: StepOutput = field(metadata={"static": True})
 
 
-def read_output(words: np.ndarray, shapes: StepOutput) -> StepOutput:
-    """What `pack_output` packed, in arrays on the host; of `shapes` the shapes and dtypes are read."""
-    leaves, structure = jax.tree.flatten(shapes)
+def pack_output(output: StepOutput) -> PackedOutput:
+    """Packs, inside a program, what `read_output` unpacks on the host."""
+    words = jnp.concatenate([leaf.astype(jnp.int32).ravel() for leaf in jax.tree.leaves(output)])
+    return PackedOutput(words, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), output))
+
+
+def read_output(packed: PackedOutput) -> StepOutput:
+    """Unpacks what `pack_output` packed into arrays on the host; waits for the program to end."""
+    leaves, structure = jax.tree.flatten(packed.shapes)
     ends = np.cumsum([leaf.size for leaf in leaves])
-    parts = np.split(words, ends[:-1])
+    parts = np.split(np.asarray(packed.words), ends[:-1])
     arrays = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
     return jax.tree.unflatten(structure, arrays)

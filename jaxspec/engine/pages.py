@@ -1,4 +1,4 @@
-"""Which pages of the cache belong to whom, and which are kept for what they hold; the host alone decides."""
+"""Allocates the pages of the cache, on the host, and keeps full ones for requests with the same prefix."""
 
 from array import array
 from collections.abc import Sequence
@@ -6,22 +6,22 @@ from hashlib import blake2b
 
 
 def page_key(before: bytes, tokens: Sequence[int]) -> bytes:
-    """What a full page holds, in 16 bytes: what all pages up to it were computed from.
+    """A hash, 16 bytes, of all tokens that a full page was computed from.
 
     Args:
-      before: the key of the page before it; empty for the first one.
-      tokens: the page's own, and the one after them: a drafter's row may read the token that follows, so the
-        last row of two texts that part behind a page differs.
+      before: the key of the page before it; empty for the first page.
+      tokens: the page's tokens and the one after them. A drafter's row may depend on the token that follows,
+        so two texts that differ only after the page have a different last row.
     """
     return blake2b(before + array("i", tokens).tobytes(), digest_size=16).digest()
 
 
 class PagePool:
-    """Hands out pages 1..num_pages; page 0 is nobody's.
+    """Hands out pages 1 to num_pages; page 0 has no owner.
 
-    A page that nobody will write any more may be kept under a key that says what it holds. Whoever needs the
-    same then shares it. A kept page without a user counts as free: it is given away when no other is left,
-    the least recently used first.
+    A full page, which is not written again, may be kept under a key of its content and shared by requests
+    that need the same content. A kept page without users counts as free: when no other page is left, the
+    least recently used one is given away.
     """
 
     def __init__(self, num_pages: int, page_size: int):
@@ -31,23 +31,23 @@ class PagePool:
         self._users: dict[int, int] = {}
         self._kept: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
-        # Kept and without a user, the least recently used first.
+        # Kept pages without users, the least recently used first.
         self._unused: dict[int, None] = {}
 
     @property
     def num_free(self) -> int:
-        """Pages without a user, kept ones included."""
+        """Pages without users, kept ones included."""
         return len(self._free) + len(self._unused)
 
     def pages_for(self, num_positions: int) -> int:
-        """Pages that hold so many positions."""
+        """The number of pages that hold so many positions."""
         return -(-num_positions // self.page_size)
 
     def allocate(self, count: int) -> list[int]:
-        """Takes pages that nobody uses.
+        """Takes `count` free pages.
 
         Raises:
-          ValueError: there are fewer.
+          ValueError: fewer are free.
         """
         if count > self.num_free:
             raise ValueError(f"{count} pages asked for, {self.num_free} free")
@@ -58,7 +58,7 @@ class PagePool:
         return pages
 
     def share(self, key: bytes) -> int | None:
-        """The page that is kept under a key, with one user more; None if there is none."""
+        """The page kept under `key`, with one more user; None if there is no such page."""
         page = self._kept.get(key)
         if page is not None:
             self._unused.pop(page, None)
@@ -66,13 +66,13 @@ class PagePool:
         return page
 
     def keep(self, page: int, key: bytes) -> None:
-        """Keeps a page in use, unless another one holds the same."""
+        """Keeps a page that is in use under `key`, unless another page is kept under it."""
         if key not in self._kept:
             self._kept[key], self._keys[page] = page, key
 
     def release(self, pages: Sequence[int]) -> None:
-        """Takes pages back from one user."""
-        # The last page of a text first, for the others are of use without it.
+        """Takes pages, in the order of their text, back from one user."""
+        # The last page of a text is given away first: a page is of use only with those before it.
         for page in reversed(pages):
             self._users[page] -= 1
             if not self._users[page]:
@@ -83,7 +83,7 @@ class PagePool:
                     self._free.append(page)
 
     def forget(self, pages: Sequence[int]) -> None:
-        """Keeps these no longer; their users still have them."""
+        """Removes pages from those that are kept; their users still have them."""
         for page in pages:
             if page in self._keys:
                 del self._kept[self._keys.pop(page)]
@@ -92,5 +92,5 @@ class PagePool:
                 self._free.append(page)
 
     def clear(self) -> None:
-        """Keeps nothing any longer."""
+        """Removes all pages from those that are kept."""
         self.forget([*self._keys])

@@ -1,4 +1,4 @@
-"""The compiled programs: a few when an engine is loaded, more sizes behind its back, none while one waits."""
+"""The compiled programs: a few when an engine is loaded, further sizes in the background."""
 
 import atexit
 import logging
@@ -20,10 +20,11 @@ from flax import nnx
 from jax.sharding import Mesh
 from tqdm import tqdm
 
+from jaxspec.config import ResolvedEngineConfig
 from jaxspec.engine.compilation_cache import compilation_cache
-from jaxspec.engine.packing import empty_pieces, empty_served, pack_output, read_output, read_served
-from jaxspec.engine.state import EngineState, StepOutput
-from jaxspec.engine.step import Models, StepSettings, dispatch, draft, verify_and_commit
+from jaxspec.engine.packing import PackedOutput, empty_pieces, empty_served, pack_output, read_served
+from jaxspec.engine.state import EngineState
+from jaxspec.engine.step import Models, dispatch, draft, verify_and_commit
 from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import bytes_by_device, on_shards, replicated, shardings
 
@@ -33,16 +34,16 @@ _log = logging.getLogger(__name__)
 def compiler_options(
     weights: Sequence[jax.Array], *, rows: int, num_devices: int = 1
 ) -> dict[str, str | bool]:
-    """How XLA is to compile a program that runs so many rows through these weights.
+    """XLA's options for a program that runs `rows` rows through these weights.
 
-    On a GPU, XLA picks for every product between kernels of its own and cuBLAS's by timing them on operands
-    that are in the cache, where real weights never are. Llama-3-8B with 128 rows took 8.49 ms a step with its
-    picks and 7.93 with cuBLAS alone (H100). With few rows or small weights its kernels are the better ones,
-    for they fuse what surrounds the product.
+    On a GPU, XLA chooses between its own kernels and cuBLAS's for every product by timing both on operands
+    that are in the GPU's cache, which real weights never are. Llama-3-8B with 128 rows took 8.49 ms a step
+    with XLA's choices and 7.93 ms with cuBLAS alone (H100). With few rows or small weights XLA's kernels are
+    faster, because they fuse the operations around the product.
 
-    Sums over several devices are NCCL's: XLA's own kernel for them failed on two H200s with jax 0.12.
+    Sums over several devices use NCCL: XLA's own kernel for them failed on two H200s with jax 0.12.
 
-    XLA_FLAGS take precedence.
+    Options that the variable XLA_FLAGS names are left out, so that it takes precedence.
     """
     if jax.default_backend() != "gpu":
         return {}
@@ -51,20 +52,20 @@ def compiler_options(
         options["xla_gpu_enable_triton_gemm"] = False
     if num_devices > 1:
         options["xla_gpu_unsupported_use_all_reduce_one_shot_kernel"] = False
-        if jax.__version_info__ >= (0, 12):  # no earlier XLA knows it
+        if jax.__version_info__ >= (0, 12):  # earlier versions of XLA reject it
             options["xla_gpu_experimental_use_collective_kernels"] = ""
     return {flag: value for flag, value in options.items() if flag not in os.environ.get("XLA_FLAGS", "")}
 
 
 @dataclass(frozen=True)
 class Size:
-    """What a program is compiled for; a larger one serves any smaller need.
+    """What a program is compiled for; a larger size also serves any smaller need.
 
     Attributes:
       slots: b, the slots that it serves.
-      pieces: G, the pieces of prompts that it reads, in one step; without any it has S steps.
-      mode: how the slots sample; None where none decodes.
-      drafts: K; 0 decodes plainly, without the drafter.
+      pieces: G, the pieces of prompts that it reads in its first step; 0 for none.
+      mode: the most general sampling that it does; None if it decodes nothing.
+      drafts: K; 0 is plain decoding, without the drafter.
     """
 
     slots: int
@@ -73,7 +74,7 @@ class Size:
     drafts: int = 0
 
     def serves(self, need: "Size") -> bool:
-        """Whether a dispatch of this need can run in it."""
+        """Whether a dispatch that needs the size `need` can run in a program of this size."""
         if (self.mode is None) != (need.mode is None) or bool(self.pieces) != bool(need.pieces):
             return False
         return (
@@ -87,43 +88,33 @@ class Size:
 class Programs:
     """Programs by size, compiled ahead of time.
 
-    The weights travel as a flat tuple of arrays: flattening a tree of modules at each call would cost
-    the host more than the dispatch.
+    They take the weights as a flat list of arrays, because flattening a tree of modules at each call would
+    cost the host more than the dispatch.
 
     Attributes:
-      compiled: by size; grows while the background compiles.
-      num_behind: programs that the background has still to compile.
-      when_compiled: called by the background when there are none left.
+      graph, leaves, treedef: the models, split into static structure, arrays and the arrays' tree.
+      compiled: the programs by size; grows while the background threads compile.
+      num_behind: programs that the background threads have still to compile.
+      when_compiled: called by a background thread when none are left.
     """
 
     def __init__(
         self,
         models: Models,
-        settings: StepSettings,
+        config: ResolvedEngineConfig,
         *,
         state: EngineState,
-        table_width: int,
-        chunk: int,
-        draft_loop: str,
         mesh: Mesh,
     ):
-        """Of a `state` only shapes and places are read.
-
-        Args:
-          table_width: T of the page tables.
-          chunk: C.
-        """
+        """Reads only the shapes, dtypes and shardings of `state`."""
         self.graph, parameters = nnx.split(models)
         self.leaves, self.treedef = jax.tree.flatten(parameters)
-        self.settings = settings
-        self.table_width, self.chunk = table_width, chunk
-        self.draft_loop = draft_loop
+        self.config = config
         self.mesh, self._whole = mesh, replicated(mesh)
         self._state = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
         )
         self.compiled: dict[Size, Callable] = {}
-        self._outputs: dict[Size, StepOutput] = {}
         history = self._state.history
         self._put_history = (
             jax.jit(
@@ -138,8 +129,8 @@ class Programs:
         self.when_compiled: Callable[[], object] = lambda: None
 
     def compile(self, sizes: Sequence[Size], *, progress: bool) -> None:
-        """Compiles these side by side, and returns when all are there."""
-        on_host = [size for size in sizes if self.draft_loop == "host" and size.mode is not None]
+        """Compiles these in parallel; returns when all are compiled."""
+        on_host = [size for size in sizes if self.config.draft_loop == "host" and size.mode is not None]
         self.compiled |= {size: self._host_decode(size) for size in on_host}
         lowered = {size: self._lower(size) for size in sizes if size not in on_host}
         with (
@@ -157,12 +148,12 @@ class Programs:
                 bar.update()
 
     def compile_behind(self, sizes: Sequence[Size]) -> None:
-        """Compiles these in their order, in threads of its own, until nobody holds the programs."""
-        if self.draft_loop == "host":
+        """Compiles these in background threads, in this order, until this object is garbage-collected."""
+        if self.config.draft_loop == "host":
             return
         left, threads = deque(sizes), []
         self.num_behind = len(left)
-        # Each takes a core, of which serving needs some.
+        # Each thread occupies a core, and serving needs some too.
         for _ in range(min(len(left), max((os.cpu_count() or 1) // 4, 1))):
             thread = threading.Thread(
                 target=_compile_behind, args=(weakref.ref(self), left), name="jaxspec-compile", daemon=True
@@ -170,22 +161,23 @@ class Programs:
             thread.start()
             threads.append(thread)
         self._behind = threads
-        # A process that ends while XLA compiles may crash; JAX asked for its own end before this.
+        # A process that exits while XLA compiles may crash. Exit handlers run last in, first out, so this
+        # one runs before JAX's.
         stop = weakref.finalize(self, _stop_compiling, left, threads)
         atexit.register(stop)
 
     def wait_compiled(self) -> None:
-        """Waits until the background has compiled everything."""
+        """Waits until the background threads have compiled everything."""
         for thread in self._behind:
             thread.join()
 
     def best(self, need: Size) -> Size | None:
-        """The size with the fewest rows that serves a need; None if none that is compiled does."""
+        """The compiled size with the fewest rows that serves `need`; None if there is none."""
         serving = [size for size in list(self.compiled) if size.serves(need)]
         return min(serving, key=lambda size: (self.rows(size), size.mode or 0), default=None)
 
     def by_drafts(self, need: Size) -> dict[int, Size]:
-        """Of each K that there is, the size with the fewest rows that serves a need but for its drafts."""
+        """For each compiled K, the size with the fewest rows that serves `need`, whose own K is ignored."""
         sizes: dict[int, Size] = {}
         need = replace(need, drafts=0)
         for size in list(self.compiled):
@@ -196,31 +188,32 @@ class Programs:
         return sizes
 
     def rows(self, size: Size) -> int:
-        """Rows of the target's pass."""
+        """Rows of the target's forward pass in a step."""
         decoding = 0 if size.mode is None else size.slots * (size.drafts + 1)
-        return decoding + size.pieces * self.chunk
+        return decoding + size.pieces * self.config.prefill_chunk
 
     def dispatch(
         self, state: EngineState, served: jax.Array, pieces: jax.Array | None, *, size: Size
-    ) -> tuple[EngineState, jax.Array]:
-        """See `step.dispatch`; donates the state, and returns what came out for `read`."""
+    ) -> tuple[EngineState, PackedOutput]:
+        """Enqueues a program (see `step.dispatch`); donates the state. Its output is for `read_output`.
+
+        Args:
+          served: i32[b, …] of `pack_served`.
+          pieces: i32[G, …] of `pack_pieces`; None for a size without pieces.
+        """
         return self.compiled[size](self.leaves, state, served, pieces)
 
-    def read(self, output: jax.Array, *, size: Size) -> StepOutput:
-        """What came out of a program, in arrays on the host; waits for it."""
-        return read_output(np.asarray(output), self._outputs[size])
-
     def put_history(self, state: EngineState, tokens: jax.Array) -> EngineState:
-        """Puts tokens i32[B, X] into the slots' histories, none where they are -1; donates the history."""
+        """Puts tokens i32[B, X] into the slots' histories, except where they are -1; donates the history."""
         return replace(state, history=self._put_history(state.history, tokens))
 
     def compiled_decode(self, *, mode: SamplingMode) -> Any:
-        """The executable that serves every slot, for its HLO and its memory analysis."""
+        """The largest decode program of `mode`, for its HLO and its memory analysis."""
         of_mode = [size for size in self.compiled if size.mode == mode and not size.pieces]
         return self.compiled[max(of_mode, key=self.rows)]
 
     def one_less(self) -> None:
-        """Has the background one program less to compile."""
+        """Counts one program less for the background threads to compile."""
         with self._lock:
             self.num_behind -= 1
         if not self.num_behind:
@@ -241,13 +234,12 @@ class Programs:
     def _lower(self, size: Size) -> Any:
         def program(leaves, state, served, pieces):
             models = self._models(leaves, size)
-            state, output = dispatch(models, state, served, pieces, settings=self.settings, mode=size.mode)
-            self._outputs[size] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), output)
+            state, output = dispatch(models, state, served, pieces, config=self.config, mode=size.mode)
             return state, pack_output(output)
 
-        served = empty_served(size.slots, self.table_width)
-        pieces = empty_pieces(size.pieces, self.chunk) if size.pieces else None
-        # The state comes back as it went in, so that it can be donated and passed on.
+        served = empty_served(size.slots, self.config.table_width)
+        pieces = empty_pieces(size.pieces, self.config.prefill_chunk) if size.pieces else None
+        # The state keeps its shardings, so that it can be donated and passed to the next dispatch.
         kept = shardings(self._state)
         arguments = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, np.int32, sharding=self._whole), (served, pieces)
@@ -260,8 +252,7 @@ class Programs:
         )
 
     def _host_decode(self, size: Size) -> Callable:
-        """A dispatch without prompts driven from Python, one call per draft: the compiled loop's oracle."""
-
+        """A decode dispatch driven from Python with one call per draft: the oracle of the compiled loop."""
         mode = size.mode
         assert mode is not None
 
@@ -277,13 +268,13 @@ class Programs:
         @partial(jax.jit, donate_argnums=1)
         def commit(leaves, state, slots, proposal):
             models = self._models(leaves, size)
-            return verify_and_commit(models, state, slots, proposal, None, settings=self.settings, mode=mode)
+            return verify_and_commit(models, state, slots, proposal, None, config=self.config, mode=mode)
 
         def run(leaves, whole, served, pieces):
             assert pieces is None
-            slots = read_served(served, self.settings.page_size)
+            slots = read_served(served, self.config.page_size)
             state, outputs = whole.take(slots), []
-            for _ in range(self.settings.steps_per_dispatch):
+            for _ in range(self.config.steps_per_dispatch):
                 if size.drafts:
                     proposal, draft_cache = propose(state.context(slots), state.draft_cache)
                 else:
@@ -291,7 +282,6 @@ class Programs:
                 state, output = commit(leaves, replace(state, draft_cache=draft_cache), slots, proposal)
                 outputs.append(output)
             output = jax.tree.map(lambda *steps: jnp.stack(steps), *outputs)
-            self._outputs[size] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), output)
             return whole.put(slots, state), pack_output(output)
 
         return run
@@ -305,7 +295,7 @@ def _compile_behind(programs: "weakref.ref[Programs]", left: deque[Size]) -> Non
                 with compilation_cache():
                     alive.compile_one(size)
             except Exception as error:
-                # Larger programs serve what this one would have.
+                # Larger programs serve the requests that this one would have served.
                 _log.warning("the program for %s does not compile: %s", size, error)
             alive.one_less()
             del alive

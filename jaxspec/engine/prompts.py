@@ -1,4 +1,4 @@
-"""Prompts of every form, as token ids."""
+"""Turns prompts of every form into token ids."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ _FORMS = "prompt must be a string, a list of token ids or a list of chat message
 
 
 def is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Whether `prompts` is one prompt: a string, token ids or messages, and not a list of prompts."""
+    """Whether `prompts` is one prompt (a string, token ids or messages) and not a list of prompts."""
     if isinstance(prompts, str):
         return True
     if not isinstance(prompts, Sequence | np.ndarray) or not len(prompts):
@@ -24,10 +24,10 @@ def is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts, of one or of several.
+    """One prompt or several, as a list.
 
     Raises:
-      ValueError: it is neither.
+      ValueError: `prompts` is neither.
     """
     if is_one_prompt(prompts):
         return [prompts]  # type: ignore[list-item]
@@ -46,16 +46,17 @@ def encode_prompt(
 ) -> list[int]:
     """Token ids of a prompt.
 
-    A string is a user's turn and goes through the chat template where the model has one; `raw` passes it
-    as it stands. Messages need a chat template. Token ids are always raw.
+    A string is a user's turn and goes through the model's chat template if it has one. Messages need a chat
+    template. Token ids are used unchanged.
 
     Args:
-      max_tokens: what there is room for; a text far beyond it is refused before all of it is read. The ids
-        may still be somewhat more.
+      raw: tokenise a string as it is, without the chat template.
+      max_tokens: a text that is clearly longer is refused before all of it is tokenised; the ids of others
+        may still be more than this. None tokenises any text.
 
     Raises:
-      ValueError: an empty prompt, a text far too long, an id outside the vocabulary, or a form that needs
-        what is not there.
+      ValueError: the prompt is empty, far too long, has an id outside the vocabulary, or needs a tokenizer
+        or a chat template that is missing.
     """
     if not isinstance(prompt, Sequence | np.ndarray):
         raise ValueError(f"{_FORMS}, got {prompt!r}")
@@ -71,7 +72,7 @@ def encode_prompt(
         raise ValueError(_FORMS)
     if not ids:
         raise ValueError("prompt is empty")
-    # A tokenizer's ids too: nobody has compared it with the model.
+    # A tokenizer's ids are checked too, as its vocabulary may be larger than the model's.
     outside = [token for token in ids if not 0 <= token < vocab_size]
     if outside:
         raise ValueError(f"prompt: token id {outside[0]} is outside the vocabulary of {vocab_size}")

@@ -1,4 +1,4 @@
-"""A request on its way through the engine, and the generation it ends as."""
+"""A request while it is in the engine, and the generation that results."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -12,26 +12,27 @@ from jaxspec.engine.choice import Acceptance
 from jaxspec.errors import optional
 from jaxspec.sampling import SamplingParams
 
-if TYPE_CHECKING:  # imports slowly, and need not be installed
+if TYPE_CHECKING:  # optional, and slow to import
     import pandas
 
 FinishReason = Literal["stop", "length", "aborted", "failed"]
 TokenSource = Literal["first", "accepted", "recovered", "bonus", "plain"]
-"""Where a token of an answer is from: the pass that read the prompt, a draft, the target in place of a
-rejected draft, the target after every draft was accepted, or a step without drafts."""
+"""Where a token of an answer comes from: "first" the pass that read the prompt, "accepted" a draft,
+"recovered" the target, in place of a rejected draft, "bonus" the target, after all drafts were accepted,
+"plain" a step without drafts."""
 Status = Literal["new", "queued", "running", "finished", "aborted", "failed"]
 
 
 @dataclass
 class AcceptanceStats:
-    """What verification did to the drafts of one request, or of many together.
+    """How many drafts of one request, or of several together, were verified and accepted.
 
     Attributes:
       steps: target passes after prefill.
-      draft_steps: those of them that had drafts to verify; the rates below are over these.
+      draft_steps: those of them that verified drafts; the rates below are per draft step.
       drafted: drafts verified.
       accepted: drafts that the target accepted.
-      accepted_at: how often the draft at each position was accepted.
+      accepted_at: how often the draft at each position, from 0, was accepted.
     """
 
     steps: int = 0
@@ -42,7 +43,7 @@ class AcceptanceStats:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AcceptanceStats":
-        """The counts that `to_dict` was made of."""
+        """The inverse of `to_dict`."""
         draft_steps = values["draft_steps"]
         accepted_at = [round(rate * draft_steps) for rate in values["acceptance_per_position"]]
         return cls(values["steps"], draft_steps, values["drafted"], values["accepted"], accepted_at)
@@ -71,17 +72,17 @@ class AcceptanceStats:
 
     @property
     def acceptance_length(self) -> float:
-        """Mean tokens per step that had drafts, the target's own token included; 1.0 without drafts."""
+        """Mean tokens per step that verified drafts, the target's own token included; 1.0 if none did."""
         return 1.0 + self.accepted / self.draft_steps if self.draft_steps else 1.0
 
     @property
     def acceptance_per_position(self) -> list[float]:
-        """Probability that the drafts up to and including each position were all accepted."""
+        """The share of draft steps that accepted all drafts up to and including each position."""
         return [count / self.draft_steps for count in self.accepted_at]
 
     @property
     def conditional_acceptance(self) -> list[float]:
-        """Probability that each draft was accepted, given that the ones before it were."""
+        """For each position, how often its draft was accepted where all drafts before it were."""
         reached = [self.draft_steps, *self.accepted_at]
         return [
             count / before if before else 0.0
@@ -125,18 +126,18 @@ class Generation:
     """The answer to one prompt.
 
     Attributes:
-      text: the answer, without special tokens and without the stop string that ended it; empty where
-        the checkpoint has no tokenizer.
+      text: the answer, without special tokens and without the stop string that ended it; empty if the
+        checkpoint has no tokenizer.
       token_ids: every generated token, the end-of-sequence token included.
-      finish_reason: "stop" for an end-of-sequence token, a stop token or a stop string, "length" for
-        a limit, "aborted" where it was cancelled or its deadline passed, "failed" where it could not go on.
-      prompt_token_ids: what the model read.
-      stats: what became of the drafts.
-      seed: what its draws were keyed by; given again, it gives the same answer, except where K was chosen.
-      cached_tokens: tokens of the prompt that were not read, for the cache had them.
+      finish_reason: "stop" at an end-of-sequence token, a stop token or a stop string; "length" at a limit;
+        "aborted" if it was cancelled or its deadline passed; "failed" if it could not go on.
+      prompt_token_ids: the prompt, as the model read it.
+      stats: counts of its drafts.
+      seed: the seed of its draws. The same seed gives the same answer, unless the engine chose K.
+      cached_tokens: tokens of the prompt that were found in the prefix cache and not computed.
       error: why it was aborted or failed, in one line; None otherwise.
-      verified: of every step that emitted, in order, how many drafts were verified and how many accepted.
-      tokenizer: turns ids into text; None where the checkpoint has none.
+      verified: for every step that emitted, in order: the drafts verified, and how many were accepted.
+      tokenizer: turns ids into text; None if the checkpoint has none.
     """
 
     text: str
@@ -151,12 +152,12 @@ class Generation:
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process gets: all but the tokenizer, which is larger than any answer."""
+        """Leaves out the tokenizer when pickled, because it is larger than any answer."""
         return {**vars(self), "tokenizer": None}
 
     @property
     def token_sources(self) -> list[TokenSource]:
-        """Where each token is from. What came after a stop is of no token."""
+        """Where each token comes from. Tokens that a step emitted past a stop are not listed."""
         sources: list[TokenSource] = ["first"]
         for drafted, accepted in self.verified:
             own: TokenSource = "plain" if not drafted else "bonus" if accepted == drafted else "recovered"
@@ -166,7 +167,7 @@ class Generation:
 
     @property
     def token_steps(self) -> list[int]:
-        """The step that each token came out of, from 1; 0 is the pass that read the prompt."""
+        """The number of the step that emitted each token, from 1; 0 is the pass that read the prompt."""
         steps = [0]
         for step, (_, accepted) in enumerate(self.verified, 1):
             steps += [step] * (accepted + 1)
@@ -174,9 +175,9 @@ class Generation:
 
     @property
     def token_texts(self) -> list[str]:
-        """What each token adds to the text, special tokens included; its id where there is no tokenizer.
+        """The text that each token adds, special tokens included; its id if there is no tokenizer.
 
-        A character of several tokens is the last one's.
+        A character that is split over several tokens belongs to the last one.
         """
         if self.tokenizer is None:
             return [str(token) for token in self.token_ids]
@@ -187,7 +188,7 @@ class Generation:
         return texts
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
+        """All fields except the tokenizer, ready for JSON."""
         return {
             "text": self.text,
             "token_ids": self.token_ids,
@@ -201,7 +202,7 @@ class Generation:
         }
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """A row for each token: its id, its text, where it is from, and the step that it came out of.
+        """A row for each token: its id, its text, where it comes from, and the step that emitted it.
 
         Raises:
           ModuleNotFoundError: pandas is not installed.
@@ -224,9 +225,9 @@ class Delta:
     """A piece of an answer as it streams.
 
     Attributes:
-      text: new text; empty while the tokens so far end inside a character, or might begin a stop string.
+      text: new text; empty while the answer ends inside a character or may be at the start of a stop string.
       token_ids: new tokens.
-      generation: the whole answer, with the last piece only.
+      generation: the whole answer; only in the last piece, None before.
     """
 
     text: str
@@ -239,33 +240,34 @@ Listener = Callable[[Delta], object]
 
 @dataclass(eq=False)
 class Request:
-    """A request and its life: new, queued, running, then finished, aborted or failed.
+    """A request: new, queued, running, then finished, aborted or failed.
 
-    Made by `Engine.make_request` and run once. Its slot and pages are the scheduler's business; once it is
-    queued only the engine's thread writes to it.
+    Made by `Engine.make_request` and run once. The scheduler keeps its slot and pages. Once the request is
+    queued, only the engine's thread writes to it.
 
     Attributes:
       prompt: token ids.
       params: how to sample.
-      max_new_tokens: `params.max_new_tokens`, cut to what the model's length leaves.
+      max_new_tokens: `params.max_new_tokens`, cut to the room that max_model_len leaves.
       stop_tokens: ids that end the answer.
-      seed: what the draws are keyed by, below 2**64.
-      num_drafts: K of its own, whatever the dispatch's; None goes with the dispatch.
-      tokenizer: turns ids into text; None where the checkpoint has none.
-      is_streamed: whether `listener` takes a piece for every block of tokens, or the last piece alone.
+      seed: the seed of its draws, 0 to 2**64 - 1.
+      tokenizer: turns ids into text; None if the checkpoint has none.
+      num_drafts: the K of this request, whatever the dispatch's; None takes the dispatch's.
+      is_streamed: whether `listener` gets every piece of the answer, or only the last one.
       id: a name for it.
-      priority: larger ones are served first; equal ones in the order of arrival.
-      deadline: the `time.monotonic()` at which it is aborted if it has not ended; None for never.
-      listener: called with every piece, in the engine's thread. If it raises, its reader is gone and the
-        request is aborted.
-      place: its place in the queue, which it keeps to its end.
+      priority: larger values are served first, equal ones in the order of arrival.
+      deadline: the `time.monotonic()` at which it is aborted if it has not ended; None for no limit.
+      listener: called with every piece, in the engine's thread. If it raises, the request is aborted.
+      place: its sort key in the queue, (-priority, number of arrival), which never changes.
       token_ids, text: the answer so far.
-      page_keys: what its first full pages hold, as far as it was asked for; the scheduler's.
-      cached_tokens: of the prompt, found in the cache when its reading began; None until then.
-      finish_reason: None until it ends.
-      stats: what became of the drafts so far.
+      page_keys: the keys of its first full pages, as far as the scheduler has computed them.
+      cached_tokens: tokens of the prompt that were found in the prefix cache; None until reading begins.
+      stage: how far it has come while `finish_reason` is None.
+      finish_reason: see `Generation`; None until it ends.
+      error: see `Generation`.
+      stats: counts of its drafts so far.
       verified: see `Generation`.
-      acceptance: the same as the choice of K sees it; None where nothing is chosen.
+      acceptance: fading counts of its drafts, from which K is chosen; None if K is fixed.
       arrived_at, first_token_at, finished_at: by `time.perf_counter()`; None until then.
     """
 
@@ -299,13 +301,13 @@ class Request:
     _text_stream: TextStream | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        # Text token by token costs the host more than the rest of a request: only where it is looked at.
+        # Decoding text token by token costs the host more than the rest of a request: only if it is needed.
         if self.tokenizer is not None and (self.is_streamed or self.params.stop):
             self._text_stream = TextStream(self.tokenizer)
 
     @property
     def status(self) -> Status:
-        """Where it is in its life."""
+        """The request's state: its stage, or how it ended."""
         if self.finish_reason is None:
             return self.stage
         if self.finish_reason == "aborted" or self.finish_reason == "failed":
@@ -313,7 +315,7 @@ class Request:
         return "finished"
 
     def tokens(self, start: int, stop: int) -> list[int]:
-        """Of the prompt and the answer as one text."""
+        """Tokens `start` to `stop - 1` of the prompt followed by the answer."""
         size = len(self.prompt)
         return self.prompt[start:stop] + self.token_ids[max(start - size, 0) : max(stop - size, 0)]
 
@@ -334,13 +336,13 @@ class Request:
             if ended and self.finish_reason is None:
                 is_stopped = self.token_ids[-1] in self.stop_tokens
                 self.finish_reason = "stop" if self._finish_text() or is_stopped else "length"
-        # A tokenizer that panics raises what is no Exception; the other requests go on.
+        # A panic in a Rust tokenizer is not an Exception. It fails this request; the others go on.
         except BaseException as error:
-            self.finish_reason, self.error = "failed", f"its text cannot be made: {error!r}"
+            self.finish_reason, self.error = "failed", f"its text cannot be decoded: {error!r}"
         self._emit(tokens)
 
     def end(self, reason: Literal["aborted", "failed"], error: str) -> None:
-        """Ends it from outside; an ended one stays as it is."""
+        """Ends the request from outside; does nothing if it has ended."""
         if self.finish_reason is None:
             self.finish_reason, self.error = reason, error
             with suppress(BaseException):  # as in `append`
@@ -348,7 +350,7 @@ class Request:
             self._emit([])
 
     def _read(self, text_stream: TextStream, tokens: list[int]) -> list[int]:
-        """Takes tokens one by one with their text; returns those up to a stop string's end."""
+        """Adds tokens and their text one by one; returns the tokens up to the end of a stop string."""
         for taken, token in enumerate(tokens, 1):
             self.token_ids.append(token)
             self.text += text_stream.feed((token,))
@@ -358,7 +360,7 @@ class Request:
         return tokens
 
     def _finish_text(self) -> bool:
-        """Adds what is held back; returns whether that completed a stop string."""
+        """Adds the text that was held back; returns whether that completed a stop string."""
         if self._text_stream is not None:
             self.text += self._text_stream.finish()
             return self._cut_at_stop_string()
@@ -384,10 +386,10 @@ class Request:
             self.listener(Delta(piece, tokens, self.generation() if self.finish_reason else None))
         except Exception as error:
             self.listener = None
-            self.end("aborted", f"its reader is gone: {error!r}")
+            self.end("aborted", f"its listener raised: {error!r}")
 
     def _held_back(self) -> int:
-        """Characters at the end of the text that may turn out to begin a stop string."""
+        """The number of characters at the end of the text that may be the start of a stop string."""
         longest = 0
         for stop in self.params.stop:
             for size in range(min(len(stop) - 1, len(self.text)), longest, -1):

@@ -1,4 +1,4 @@
-"""Which request runs in which slot, and what the next dispatch does. Plain Python, no arrays."""
+"""Decides which request runs in which slot and what the next dispatch does. Plain Python, no arrays."""
 
 from bisect import insort
 from collections.abc import Callable, Sequence
@@ -14,16 +14,20 @@ class Running:
     """A request in a slot.
 
     Attributes:
-      pages: the cache pages it uses; more are taken before each dispatch, as far as it may get by it.
-      tokens: what is read before it decodes: its prompt, and what it had answered if it starts again.
-      known: the token after them, if it starts again; otherwise it is sampled.
-      num_kept: of its first pages, those that are kept: found, or filled by itself.
-      num_read: of `tokens`, found in pages or sent to the device already.
-      is_begun: whether some have been sent.
-      sure, most: tokens that the dispatches not yet read emit at least, and at most.
-      missing_from: the position from which rows of the drafter's are missing, for it was decoded plainly;
-        None where none are.
-      is_leaving: it is put back once nothing of it is in flight, so that those rows are read.
+      request: the request.
+      slot: index of its slot.
+      pages: the cache pages it uses. Before each dispatch it gets those that the dispatch may write.
+      tokens: what is read before it decodes: its prompt and, if it starts again, its answer so far without
+        the last token.
+      known: the last token of that answer; None if the request starts for the first time.
+      num_kept: how many of its first pages the pool keeps, whether found there or filled by this request.
+      num_read: how many of `tokens` were found in the prefix cache or have been dispatched.
+      is_begun: whether any have been dispatched.
+      sure, most: the least and the most tokens that the dispatches in flight emit for it.
+      missing_from: the position from which the drafter's rows are missing, because of plain decoding; None
+        if none are.
+      is_leaving: whether it goes back to the queue, once nothing of it is in flight, so that the drafter's
+        missing rows are read.
     """
 
     request: Request
@@ -41,28 +45,31 @@ class Running:
 
     @property
     def is_read(self) -> bool:
-        """Whether its prompt has been sent to the device."""
+        """Whether all of `tokens` have been dispatched."""
         return self.num_read >= len(self.tokens)
 
     @property
     def remaining(self) -> int:
-        """Tokens that the device may emit from `tokens` on, the known one included."""
+        """The most tokens that the device may emit after `tokens`, the known one included."""
         return self.request.max_new_tokens - (len(self.tokens) - len(self.request.prompt))
 
     @property
     def decodes(self) -> bool:
-        """Whether tokens may be missing once everything in flight has been read."""
+        """Whether it may need more tokens than the dispatches in flight surely emit."""
         wanted = self.request.max_new_tokens - len(self.request.token_ids) > self.sure
         return self.is_read and wanted and not self.is_leaving
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """`count` tokens from `start` of what a request reads.
+    """Consecutive tokens of those that a request reads.
 
     Attributes:
-      is_first: what lies before it was found in pages.
-      is_last: nothing is left to read.
+      running: the request in its slot.
+      start: index of the first token in `running.tokens`.
+      count: the number of tokens, at most C.
+      is_first: whether it is the first chunk that is dispatched; tokens before it were found in the cache.
+      is_last: whether nothing is left to read after it.
     """
 
     running: Running
@@ -73,15 +80,15 @@ class Chunk:
 
     @property
     def samples(self) -> bool:
-        """Whether the first token of an answer comes out of it."""
+        """Whether it gives the first token of an answer."""
         return self.is_last and self.running.known is None
 
 
 class FirstToken(NamedTuple):
-    """What came out of the last chunk of a prompt: the answer's first token.
+    """The answer's first token, from the last chunk of a prompt.
 
     Attributes:
-      done: whether the device ended the request with it.
+      done: whether the device ended the request with this token.
       failed: whether it did so because the logits are not finite.
     """
 
@@ -91,12 +98,12 @@ class FirstToken(NamedTuple):
 
 
 class SlotStep(NamedTuple):
-    """What one step of a dispatch did for a slot that decodes.
+    """The result of one step of a dispatch for one decoding slot.
 
     Attributes:
-      tokens: emitted; none where the slot had ended.
+      tokens: the emitted tokens; empty if the slot had ended before.
       drafted: drafts verified.
-      accepted: those that the target accepted.
+      accepted: how many of them the target accepted.
       done: whether the device ended the request.
       failed: whether it did so because the logits after the tokens are not finite.
     """
@@ -113,13 +120,14 @@ class Dispatch:
     """One run of a program.
 
     Attributes:
-      served: what runs in its places.
-      goes_on: of each, whether it decodes what an earlier dispatch left.
-      decodes: whether slots decode: S steps long, or for the one step that reads prompts beside.
-      chunks: what it reads of prompts; empty for none.
-      sure, most: of each, tokens that it emits at least and at most.
+      served: the requests it serves, at most one per slot.
+      goes_on: for each of them, whether it decodes in the first step; False if its prompt is read.
+      decodes: whether any decodes, for S steps.
+      chunks: the chunks of prompts that it reads, in its first step; empty for none. If any request decodes,
+        one whose prompt ends decodes from the second step on.
+      sure, most: for each request, the least and the most tokens that it emits.
       drafts: K of those that decode.
-      limits: of each, the drafts that may be accepted.
+      limits: for each request, the most drafts that may be accepted in a step.
     """
 
     served: list[Running]
@@ -133,11 +141,11 @@ class Dispatch:
 
 
 class Choice(NamedTuple):
-    """K of a dispatch.
+    """The choice of K for a dispatch.
 
     Attributes:
-      drafts: K, at least what any of its requests is to have.
-      again: what is to be read again, so that it can be drafted for.
+      drafts: K; at least the number of drafts that any of its requests asked for.
+      again: requests to read again, so that they can get drafts.
     """
 
     drafts: int
@@ -146,36 +154,40 @@ class Choice(NamedTuple):
 
 @dataclass
 class Scheduler:
-    """Fills slots from a queue: by priority, and first come first served among equals.
+    """Fills slots from a queue: by priority, and first come, first served among equals.
 
-    The order is kept to the end: a request that waits for pages holds up those behind it, never longer than
-    those before it run, and prompts are read in the order in which they were admitted. Where the pages run
-    out, the last of the order gives its own back, and is read again later, prompt and answer so far.
+    Requests keep this order until they end. A request that waits for pages holds up those behind it, but
+    never for longer than those before it run. Prompts are read in the order of admission. When the pages run
+    out, the last request of the order gives its pages back; its prompt and answer are read again later.
 
-    A full page is kept for requests that begin with the same tokens (`_keep`). That is sound because each
-    program takes the state that the one before it returned: they run in the order in which they are planned.
-      - A page is kept once what fills it is planned, so whoever finds it is planned later, or in the same
-        step, where a layer writes the rows of all before any attends.
-      - Nobody writes a kept page. Its user's later chunks start behind it, and its steps, those in flight
-        included, write at the committed length and further on, which lies behind it as well: also where the
-        host has ended or put back the request and the device does not know it yet.
-      - Whoever gets a page that was in use writes every row of it before reading one, and is planned after
-        whatever else may still write or read it.
+    Full pages are kept for requests that begin with the same tokens (`_keep`). This is safe because each
+    program takes the state that the one before it returned, so programs run in the order of planning:
+      - A page is kept as soon as the dispatch that fills it is planned. A request that finds the page is
+        planned later, or in the same step, where a layer writes all rows before any attends.
+      - A kept page is never written. Its user's later chunks start behind it, and steps write only from the
+        committed length on, which also lies behind it. This includes steps in flight for a request that the
+        host has already ended or put back.
+      - A request that gets a page which was in use writes each row of it before reading it, and is planned
+        after everything else that may still read or write the page.
 
     Attributes:
-      steps: S, of a dispatch that decodes and reads no prompts.
-      tokens_per_step: K + 1, the most that a slot emits in a step.
-      choose: K for slots that decode; None always takes the largest.
-      drafter_has_rows: the drafter caches rows or keeps a state, which plain decoding leaves behind.
+      batch_size: B, the number of slots.
+      pages: the pool of cache pages.
+      steps: S, steps of a dispatch that decodes; the first of them may read prompts.
+      tokens_per_step: K + 1 for the largest K, the most tokens that a slot emits in a step.
       chunk: C, the most tokens of a chunk.
-      most_chunks: of a dispatch for prompts alone.
-      chunks_beside: the numbers of chunks, ascending, that a step can read beside the slots that decode:
-        there are programs for them. Empty where prompts are read between dispatches that decode,
-        `chunks_between` at a time.
-      prefix_caching: keep full pages.
+      most_chunks: the most chunks of a dispatch that only reads prompts.
+      chunks_beside: the numbers of chunks, ascending, that a decoding step can read in the same pass, one
+        for each such program. If it is empty, prompts are read between decode dispatches.
+      chunks_between: the most chunks that are then read between two decode dispatches.
+      prefix_caching: whether full pages are kept.
+      choose: chooses K for decoding slots; None always takes the largest.
+      drafter_has_rows: whether the drafter caches rows or keeps a state that plain decoding does not update.
       waiting: the queue.
-      slots: what runs in each slot.
-      running: the same in the order of the queue.
+      slots: what runs in each slot; None if nothing does.
+      running: the same, in the order of the queue.
+      num_added: requests queued so far.
+      num_preempted: how often a request gave its pages back.
     """
 
     batch_size: int
@@ -203,25 +215,23 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add(self, request: Request) -> None:
-        """Puts a request into the queue."""
+        """Puts a new request into the queue."""
         request.place = (-request.priority, self.num_added)
         self.num_added += 1
         request.stage = "queued"
         insort(self.waiting, request, key=_place)
 
     def plan(self) -> list[Dispatch]:
-        """Admits what fits, and says what to dispatch next; nothing if all that may be done is in flight."""
+        """Admits requests that fit; returns what to dispatch next, nothing if all work is in flight."""
         for running in [running for running in self.running if running.is_leaving and not running.most]:
             self._put_back(running)
         self._admit()
         self._reserve()
         decoding = [running for running in self.running if running.decodes]
         unread = [running for running in self.running if not running.is_read]
-        dispatches = []
         if decoding and unread and self.chunks_beside:
-            dispatches.append(self._dispatch(decoding, self._next_chunks(unread, self._num_beside(unread))))
-            if not all(running.is_read for running in unread):
-                return dispatches  # and the next ones in the next round, without the S steps between
+            return [self._dispatch(decoding, self._next_chunks(unread, self._num_beside(unread)))]
+        dispatches = []
         budget = self.chunks_between if decoding else self.most_chunks if self.chunks_beside else None
         while (unread := [running for running in unread if not running.is_read]) and budget != 0:
             chunks = self._next_chunks(unread, min(self.most_chunks, budget or self.most_chunks))
@@ -235,16 +245,16 @@ class Scheduler:
     def commit(
         self, dispatch: Dispatch, first: Sequence[FirstToken], emitted: Sequence[Sequence[SlotStep]]
     ) -> None:
-        """Takes what a dispatch did.
+        """Applies the results of a dispatch.
 
         Args:
-          first: of each of its chunks.
-          emitted: for each step, of each place; empty where the dispatch decodes nothing.
+          first: one for each of its chunks, and for the program's unused pieces behind them.
+          emitted: for each step, one for each served slot and for the unused places behind them; empty if
+            the dispatch decodes nothing.
         """
         for running, sure, most in zip(dispatch.served, dispatch.sure, dispatch.most, strict=True):
             running.sure -= sure
             running.most -= most
-        # What stands behind the last chunk and the last slot is of pieces and places without work.
         for chunk, token in zip(dispatch.chunks, first, strict=False):
             if chunk.is_last and self._is_current(chunk.running):
                 self._commit_first(chunk, token)
@@ -254,7 +264,7 @@ class Scheduler:
                     self._commit_step(running, did)
 
     def abort(self, request: Request, why: str) -> None:
-        """Ends a request wherever it is; one that has ended stays as it is."""
+        """Ends a queued or running request; does nothing if it has ended."""
         if request in self.waiting:
             self.waiting.remove(request)
         request.end("aborted", why)
@@ -264,15 +274,15 @@ class Scheduler:
                 return
 
     def expire(self, now: float) -> None:
-        """Aborts what should have ended before `now`, by `time.monotonic()`."""
+        """Aborts requests whose deadline is not after `now`, a time of `time.monotonic()`."""
         for request in [*self.waiting, *(running.request for running in self.running)]:
             if request.deadline is not None and request.deadline <= now:
                 self.abort(request, "its deadline has passed")
 
     def restart(self) -> None:
-        """Takes every running request back into the queue: the device has lost its state.
+        """Puts every running request back into the queue, after the device has lost its state.
 
-        They keep their places and what they have answered, which is read again with the prompt.
+        They keep their places in the order and their answers so far, which are read again with the prompts.
         """
         for running in list(self.running):
             self._put_back(running)
@@ -286,7 +296,7 @@ class Scheduler:
                 tokens, known = request.prompt + answered[:-1], answered[-1] if answered else None
                 found = self._find(request, 0, len(tokens))
                 missing = self.pages.pages_for(len(tokens) + 1) - len(found)
-                # What runs may grow by a page each before this one has to give its own back.
+                # Leave a page for each running request to grow into, so that this one is not preempted soon.
                 if missing + len(self.running) > self.pages.num_free:
                     self.pages.release(found)
                     return
@@ -298,11 +308,11 @@ class Scheduler:
                 insort(self.running, running, key=lambda running: running.request.place)
 
     def _reserve(self) -> None:
-        """Takes the pages that the next dispatch may write, for the first of the order from the last."""
+        """Allocates the pages that the next dispatch may write; the last in the order lose theirs first."""
         for running in list(self.running):
             if self._is_current(running):
                 request = running.request
-                # Every draft that may be accepted has a page; those past the request's end need none.
+                # Every draft that may be accepted needs a page; drafts past the request's end do not.
                 committed = len(request.prompt) + len(request.token_ids) + running.most
                 ahead = (self.steps + 1) * self.tokens_per_step
                 positions = min(committed + ahead, len(request.prompt) + request.max_new_tokens)
@@ -314,9 +324,10 @@ class Scheduler:
                     running.pages += self.pages.allocate(missing)
 
     def _find(self, request: Request, first: int, num_tokens: int) -> list[int]:
-        """Takes kept pages of a text of so many tokens from page `first` on, the last token's never.
+        """Shares kept pages of a text of `num_tokens` tokens, from page `first` on.
 
-        The row of the last one has to run, for it gives the logits and what the drafter goes on from.
+        The page of the last token is never shared: its row must run, because it gives the logits and the
+        state that the drafter continues from.
         """
         found: list[int] = []
         while self.prefix_caching and (first + len(found) + 1) * self.pages.page_size < num_tokens:
@@ -327,7 +338,7 @@ class Scheduler:
         return found
 
     def _begin(self, running: Running) -> None:
-        """Takes what others have filled since it was admitted, instead of its own pages."""
+        """Replaces its own pages by kept ones that other requests have filled since it was admitted."""
         first = running.num_kept
         found = self._find(running.request, first, len(running.tokens))
         behind = first + len(found)
@@ -339,7 +350,7 @@ class Scheduler:
             running.request.cached_tokens = running.num_read
 
     def _keep(self, running: Running) -> None:
-        """Keeps the pages of which every row is planned and the token after the last one known."""
+        """Keeps the pages whose rows are all planned and for which the token after the last one is known."""
         request = running.request
         text = len(request.prompt) + len(request.token_ids)
         end = text - 1 if running.is_read else running.num_read
@@ -357,9 +368,11 @@ class Scheduler:
         return keys[page]
 
     def _num_beside(self, unread: Sequence[Running]) -> int:
-        """Chunks to read in a step: those that fill a program, for the next step comes soon; one at least.
+        """The number of chunks to read in a step.
 
-        With several steps a dispatch the host is what is slow: as many as a step can read.
+        With one step per dispatch, the most chunks that fill a program, as the next step soon reads the
+        rest; at least the smallest program's. With several steps per dispatch the host is the bottleneck:
+        as many as a step can read.
         """
         if self.steps > 1:
             return self.chunks_beside[-1]
@@ -367,7 +380,7 @@ class Scheduler:
         return max((count for count in self.chunks_beside if count <= left), default=self.chunks_beside[0])
 
     def _next_chunks(self, unread: Sequence[Running], most: int) -> list[Chunk]:
-        """At most so many chunks, the first in the order first; several may be of one prompt."""
+        """At most `most` chunks, in the order of the requests; several may belong to one prompt."""
         chunks: list[Chunk] = []
         for running in unread:
             while len(chunks) < most and not running.is_read:
@@ -381,12 +394,14 @@ class Scheduler:
         return chunks
 
     def _dispatch(self, decoding: list[Running], chunks: list[Chunk]) -> Dispatch:
-        # Decoding slots emit a token a step at least, a slot whose prompt ends its first token.
-        steps = 1 if chunks else self.steps
-        drafts = self._choose(decoding)
-        sure = dict.fromkeys(decoding, steps)
+        # A decoding slot emits at least one token per step. A slot whose prompt ends emits its first token
+        # and, if others decode, decodes in the remaining steps.
+        steps_behind = self.steps - 1 if decoding else 0
+        beginning = [chunk.running for chunk in chunks if chunk.is_last and steps_behind]
+        drafts = self._choose(decoding, beginning)
+        sure = dict.fromkeys(decoding, self.steps)
         for chunk in chunks:
-            sure[chunk.running] = int(chunk.samples)
+            sure[chunk.running] = int(chunk.samples) + (steps_behind if chunk.is_last else 0)
         limits = [self._limit(running, drafts) for running in sure]
         most = [count * (limit + 1) for count, limit in zip(sure.values(), limits, strict=True)]
         for running, at_least, at_most in zip(sure, sure.values(), most, strict=True):
@@ -397,12 +412,12 @@ class Scheduler:
             list(sure), goes_on, bool(decoding), chunks, list(sure.values()), most, drafts, limits
         )
 
-    def _choose(self, decoding: Sequence[Running]) -> int:
-        """K for these; without drafts, the drafter's rows are missing from here on."""
+    def _choose(self, decoding: Sequence[Running], beginning: Sequence[Running]) -> int:
+        """K for slots that decode or begin to. With K = 0, they lack rows of the drafter from here on."""
         if self.choose is None or not decoding:
             return self.tokens_per_step - 1
         drafts, again = self.choose(decoding)
-        drafts = max(drafts, *(running.request.num_drafts or 0 for running in decoding))
+        drafts = max(drafts, *(running.request.num_drafts or 0 for running in [*decoding, *beginning]))
         for running in again:
             running.is_leaving = True
         if not drafts and self.drafter_has_rows:
@@ -410,17 +425,19 @@ class Scheduler:
                 if running.missing_from is None:
                     request = running.request
                     running.missing_from = len(request.prompt) + len(request.token_ids) + running.sure - 1
+            for running in beginning:
+                running.missing_from = len(running.tokens)
         return drafts
 
     def _limit(self, running: Running, drafts: int) -> int:
-        """The drafts of a K that may be accepted: its own number, none where the drafter lacks rows."""
+        """How many of a dispatch's drafts may be accepted: its own number, or 0 if the drafter lacks rows."""
         if running.missing_from is not None:
             return 0
         own = running.request.num_drafts
         return drafts if own is None else min(own, drafts)
 
     def _is_current(self, running: Running) -> bool:
-        """Whether it still has its slot; what a dispatch did for one that gave it up is of no use."""
+        """Whether it still has its slot; results for a request that has left its slot are dropped."""
         return self.slots[running.slot] is running
 
     def _commit_first(self, chunk: Chunk, first: FirstToken) -> None:
@@ -447,7 +464,7 @@ class Scheduler:
     def _fail(self, running: Running) -> None:
         at = len(running.request.prompt) + len(running.request.token_ids) - 1
         running.request.end("failed", f"the target's logits are NaN or infinite at position {at}")
-        # Whatever it is lies in its pages.
+        # Its pages may hold the NaN.
         self.pages.forget(running.pages)
 
     def _free(self, running: Running) -> None:

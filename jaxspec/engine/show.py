@@ -1,4 +1,4 @@
-"""How answers and statistics look in a notebook: HTML that reads on a dark ground and on a light one."""
+"""Renders answers and statistics for notebooks, as HTML that is readable on dark and light backgrounds."""
 
 from html import escape
 from typing import TYPE_CHECKING
@@ -13,20 +13,20 @@ COLOURS = {
     "bonus": "#56B4E9",
     "plain": "#999999",
 }
-"""Of every `TokenSource`, out of Okabe and Ito's palette, whose colours everybody tells apart."""
+"""The colour of every `TokenSource`, from Okabe and Ito's palette for colour-blind readers."""
 TITLES = {
     "first": "the pass that read the prompt",
     "accepted": "an accepted draft",
-    "recovered": "the target's own, for a draft that it rejected",
-    "bonus": "the target's own, after all drafts were accepted",
-    "plain": "the target's own, without drafts",
+    "recovered": "the target's token in place of a rejected draft",
+    "bonus": "the target's token after all drafts were accepted",
+    "plain": "the target's token of a step without drafts",
 }
 
 _BREAKS = str.maketrans({"\n": "⏎\n", "\t": "⇥"})
 
 
 def stats(stats: "AcceptanceStats") -> str:
-    """The counts in a line, and a bar for each draft position."""
+    """The counts in one line, and a bar for each draft position."""
     rows = zip(stats.acceptance_per_position, stats.conditional_acceptance, strict=True)
     bars = "".join(
         f"<tr><td>{position}</td><td>{rate:.2f}</td>"
@@ -42,7 +42,7 @@ def stats(stats: "AcceptanceStats") -> str:
 
 
 def generation(answer: "Generation") -> str:
-    """The tokens, coloured by where they are from, and a line about the answer."""
+    """The tokens, coloured by source, and a line about the answer."""
     sources = answer.token_sources
     tokens = "".join(
         token(text, source, f"token {i}, step {step}: {TITLES[source]}")
@@ -65,7 +65,7 @@ def generation(answer: "Generation") -> str:
 
 
 def token(text: str, source: str, title: str) -> str:
-    """A token on a ground of its source's colour, thin enough for letters of any colour."""
+    """A token on a background of its source's colour, transparent enough for text of any colour."""
     colour = COLOURS[source]
     return (
         f'<span title="{escape(title)}" style="background:{colour}40;border-bottom:2px solid {colour};'
@@ -74,5 +74,5 @@ def token(text: str, source: str, title: str) -> str:
 
 
 def bar(share: float, colour: str, *, width: int = 80) -> str:
-    """A bar as long as a share of `width` pixels."""
+    """A bar of `share` of `width` pixels; `share` is from 0 to 1."""
     return f'<div style="width:{width * share:.0f}px;height:0.8em;background:{colour}"></div>'

@@ -1,4 +1,4 @@
-"""What lives on the device between dispatches, and what comes back from one."""
+"""The state that stays on the device between dispatches, and a dispatch's arguments and results."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,21 +15,23 @@ from jaxspec.sampling import SamplingState
 from jaxspec.sharding import replicated
 
 MAX_STOP_TOKENS = 16
-"""Stop tokens that one request may have, the model's own end-of-sequence tokens included."""
+"""The most stop tokens of a request, the model's own end-of-sequence tokens included."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class EngineState:
-    """What the compiled programs carry; donated into each of them and returned by it.
+    """The state of all slots; donated to each program and returned by it.
 
     Attributes:
-      target_cache, draft_cache: the layers' pages.
-      history: i32[B, X], every slot's tokens by position; what lies past `length` is stale.
-      length: i32[B], committed tokens, and the position of the last token, whose KV is not cached yet.
-      hidden: [B, M'], what the drafter drafts from.
+      target_cache, draft_cache: each layer's pages (see `LayerCache`).
+      history: i32[B, X], every slot's tokens by position; entries past `length` are stale. X is
+        max_model_len + 1.
+      length: i32[B], the number of tokens with cached keys and values. It is also the position of the last
+        token, whose keys and values are not cached yet.
+      hidden: [B, M'], the state that the drafter drafts from, in the engine's dtype.
       remaining: i32[B], tokens that a slot may still emit.
-      active: bool[B], slots that are running; the others are computed and ignored.
+      active: bool[B], slots that are running; the others are computed, and their results dropped.
     """
 
     target_cache: tuple[LayerCache, ...]
@@ -41,35 +43,35 @@ class EngineState:
     active: jax.Array
 
     def take(self, served: "Served") -> "EngineState":
-        """The same for b of the slots; a slot that does not go on is not active."""
+        """The state of the b slots that a dispatch serves; slots that do not go on are not active."""
         take = partial(jnp.take, indices=served.slot, axis=0, mode="clip")
         taken: dict[str, Any] = {name: take(getattr(self, name)) for name in PER_SLOT}
         return replace(self, **taken | {"active": taken["active"] & served.goes_on})
 
     def put(self, served: "Served", state: "EngineState") -> "EngineState":
-        """This state with the slots of `state`, which was taken from it."""
+        """This state with the b slots of `state`, which `take` returned, written back."""
         put: dict[str, Any] = {
-            # Places without work name a slot past the end: dropped. (-1 would write the last slot.)
+            # Unused places name a slot past the end, which is dropped. (-1 would write the last slot.)
             name: getattr(self, name).at[served.slot].set(getattr(state, name), mode="drop")
             for name in PER_SLOT
         }
         return replace(state, **put)
 
     def context(self, served: "Served") -> Context:
-        """What the drafter sees of b slots."""
+        """What the drafter sees of this state, which `take` has cut to the b served slots."""
         return Context(
             self.hidden, self.history, self.length, self.active, served.page_table, served.sampling
         )
 
 
 PER_SLOT = ("history", "length", "hidden", "remaining", "active")
-"""The fields of `EngineState` that have a row for every slot."""
+"""The fields of `EngineState` with a leading axis of slots."""
 
 
 def init_state(target: Target, drafter: Drafter, config: ResolvedEngineConfig, *, mesh: Mesh) -> EngineState:
-    """An idle state, its caches split over `mesh`."""
+    """A state without requests, its caches split over `mesh` and the rest whole on every device."""
     batch_size, page_size, dtype = config.batch_size, config.page_size, jnp.dtype(config.dtype)
-    # One page more than the configuration's, page 0.
+    # One more for page 0, which the configuration does not count.
     cache = partial(init_cache, num_pages=config.num_pages + 1, page_size=page_size, dtype=dtype, mesh=mesh)
 
     def idle_slots() -> EngineState:
@@ -94,16 +96,16 @@ def init_state(target: Target, drafter: Drafter, config: ResolvedEngineConfig, *
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Served:
-    """The b slots that a dispatch serves, and what their requests ask for.
+    """The b slots that a dispatch serves, and the parameters of their requests.
 
     Attributes:
-      slot: i32[b]; past the end for a place without work.
-      goes_on: bool[b], the slot decodes what an earlier dispatch left; False while its prompt is read, and
-        for a place without work.
-      limit: i32[b], the drafts that may be accepted; those past it are as if they had not been drawn.
-      page_table: of [b, T].
+      slot: i32[b], index of the slot; past the last slot for an unused place.
+      goes_on: bool[b], whether the slot decodes in the first step; False if its prompt is read, and for an
+        unused place.
+      limit: i32[b], the most drafts that may be accepted; further ones count as not drawn.
+      page_table: of shape [b, T].
       stop_tokens: i32[b, MAX_STOP_TOKENS], padded with -1.
-      sampling: of each.
+      sampling: each slot's sampling parameters.
     """
 
     slot: jax.Array
@@ -120,14 +122,14 @@ class Pieces:
     """G pieces of prompts that one step reads; several may be consecutive pieces of one prompt.
 
     Attributes:
-      place: i32[G], which of the b served slots; past the end for a piece without work.
+      place: i32[G], index among the b served slots; past the last one for an unused piece.
       tokens: i32[G, C].
-      next_tokens: i32[G, C], the prompt's token after each; ignored at the prompt's last one.
+      next_tokens: i32[G, C], the token after each in the prompt; ignored for the prompt's last token.
       start: i32[G], position of the first token.
-      count: i32[G], tokens in the piece.
-      is_last: bool[G], the piece ends the prompt.
-      known: i32[G], the token after the last one where it is not to be sampled; -1 elsewhere.
-      remaining: i32[G], tokens that the request may emit, a known one included.
+      count: i32[G], tokens in the piece; the rest of C is padding.
+      is_last: bool[G], whether the piece ends the prompt.
+      known: i32[G], the token after the prompt if it is given; -1 if it is to be sampled.
+      remaining: i32[G], tokens that the request may still emit, the token after the prompt included.
     """
 
     place: jax.Array
@@ -143,12 +145,12 @@ class Pieces:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class FirstTokens:
-    """The first token of every prompt that a piece ended.
+    """The token after each piece; it counts only for pieces that end a prompt.
 
     Attributes:
       token: i32[G].
-      done: bool[G], the request ends with it.
-      failed: bool[G], for the logits that it was sampled from are not finite.
+      done: bool[G], whether the request ends with this token.
+      failed: bool[G], whether it ends because the logits of the token are not finite.
     """
 
     token: jax.Array
@@ -163,11 +165,11 @@ class Emitted:
 
     Attributes:
       tokens: i32[b, K+1].
-      num_tokens: i32[b], how many of them stand; 0 for a slot that did not run.
+      num_tokens: i32[b], how many of them are emitted; 0 for a slot that is not active.
       drafted: i32[b], drafts that were verified.
-      accepted: i32[b], how many of them the target accepted, whether or not a stop cut them off.
-      done: bool[b], the slot's request ended in this step.
-      failed: bool[b], it ended because the logits after the last emitted token are not finite.
+      accepted: i32[b], how many of them the target accepted, including any that a stop cut off.
+      done: bool[b], whether the slot's request ended in this step.
+      failed: bool[b], whether it ended because the logits after the last emitted token are not finite.
     """
 
     tokens: jax.Array
@@ -181,11 +183,11 @@ class Emitted:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StepOutput:
-    """What came out of a step, or of a dispatch.
+    """The results of a step or of a dispatch.
 
     Attributes:
-      emitted: by the slots that decode, of a dispatch with a leading axis of steps; None where none does.
-      first: of the prompts; None where none is read.
+      emitted: those of decoding slots, for a dispatch with a leading axis of steps; None if no slot decodes.
+      first: those of prompts; None if none are read.
     """
 
     emitted: Emitted | None

@@ -1,10 +1,10 @@
-"""The device side of the engine: one step drafts, verifies, commits and refreshes, and reads prompts beside.
+"""The device side of the engine: a step drafts, verifies, commits and refreshes; it may read prompts too.
 
-Drafting comes first, from the hidden state that the last refresh left, so a prompt needs no draft loop of its
+Drafting comes first, from the hidden state that the last refresh left. So a prompt needs no draft loop of its
 own, and drafts and their distributions are temporaries of the step instead of state.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -15,6 +15,7 @@ from jaxspec_kernels.random import Purpose
 
 from jaxspec.attention import PagedMemory, RowBlock
 from jaxspec.attention.rows import join_rows
+from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Proposal, Rows, Target
 from jaxspec.engine.packing import read_pieces, read_served
 from jaxspec.engine.state import Emitted, EngineState, FirstTokens, Pieces, Served, StepOutput
@@ -23,26 +24,11 @@ from jaxspec.sharding import all_parts, split_over
 
 
 class Models(nnx.Module):
-    """The target and its drafter, the weights that every program takes."""
+    """The target and its drafter; their weights are an argument of every program."""
 
     def __init__(self, target: Target, drafter: Drafter):
         self.target = target
         self.drafter = drafter
-
-
-@dataclass(frozen=True)
-class StepSettings:
-    """What is compiled into the programs.
-
-    Attributes:
-      page_size: P.
-      steps_per_dispatch: S.
-      synthetic_acceptance_length: see `EngineConfig`.
-    """
-
-    page_size: int
-    steps_per_dispatch: int = 1
-    synthetic_acceptance_length: float | None = None
 
 
 def dispatch(
@@ -51,32 +37,37 @@ def dispatch(
     served: jax.Array,
     pieces: jax.Array | None,
     *,
-    settings: StepSettings,
+    config: ResolvedEngineConfig,
     mode: SamplingMode | None,
 ) -> tuple[EngineState, StepOutput]:
-    """The engine steps of one program: S of them, or one that reads prompts.
+    """The engine steps of one program: S steps that decode, or a single one that only reads prompts.
+
+    The first step may read prompts too; a slot whose prompt ends in it decodes in the others.
 
     Args:
-      served: of `pack_served`: b slots.
-      pieces: of `pack_pieces`: what is read of prompts; None for nothing.
-      mode: how the slots sample; None where nobody decodes.
+      state: of all B slots.
+      served: i32[b, …] of `pack_served`, the b slots to serve.
+      pieces: i32[G, …] of `pack_pieces`, the pieces of prompts to read; None for none.
+      config: gives the page size, S and the synthetic acceptance length.
+      mode: how the slots sample; None if no slot decodes.
 
     Returns:
-      The state, and what came out: `emitted` of every step, with a leading axis.
+      The state, and the output; its `emitted` has a leading axis of steps.
     """
-    slots = read_served(served, settings.page_size)
-    step = partial(engine_step, models, served=slots, settings=settings, mode=mode)
+    slots = read_served(served, config.page_size)
+    step = partial(engine_step, models, served=slots, config=config, mode=mode)
     whole, state = state, state.take(slots)
+    first, outputs, num_steps = None, [], 0 if mode is None else config.steps_per_dispatch
     if pieces is not None:
         state, output = step(state, pieces=read_pieces(pieces))
-        emitted = jax.tree.map(lambda of_step: of_step[None], output.emitted)
-        return whole.put(slots, state), replace(output, emitted=emitted)
-
-    # Its trip count is static: one that XLA does not know would be copied to the host in every iteration.
-    state, outputs = lax.scan(
-        lambda state, _: step(state, pieces=None), state, length=settings.steps_per_dispatch
-    )
-    return whole.put(slots, state), outputs
+        first, num_steps = output.first, num_steps - 1
+        outputs.append(jax.tree.map(lambda of_step: of_step[None], output.emitted))
+    if num_steps > 0:
+        # The trip count is static: one that XLA does not know would be copied to the host in every iteration.
+        state, output = lax.scan(lambda state, _: step(state, pieces=None), state, length=num_steps)
+        outputs.append(output.emitted)
+    emitted = jax.tree.map(lambda *of_steps: jnp.concatenate(of_steps), *outputs)
+    return whole.put(slots, state), StepOutput(emitted, first)
 
 
 def engine_step(
@@ -85,21 +76,28 @@ def engine_step(
     served: Served,
     pieces: Pieces | None,
     *,
-    settings: StepSettings,
+    config: ResolvedEngineConfig,
     mode: SamplingMode | None,
 ) -> tuple[EngineState, StepOutput]:
-    """Draft, verify and read, accept, commit, refresh. Without drafts, decoding rows do not refresh."""
+    """One step: draft, verify and read prompts, accept, commit, refresh.
+
+    With K = 0 the decoding rows are not refreshed.
+
+    Args:
+      state: of the b served slots.
+      served, pieces, config, mode: as in `dispatch`, unpacked.
+    """
     proposal = None
     if mode is not None:
         proposal, draft_cache = draft(models, state, served, mode=mode)
         state = replace(state, draft_cache=draft_cache)
-    return verify_and_commit(models, state, served, proposal, pieces, settings=settings, mode=mode)
+    return verify_and_commit(models, state, served, proposal, pieces, config=config, mode=mode)
 
 
 def draft(
     models: Models, state: EngineState, served: Served, *, mode: SamplingMode
 ) -> tuple[Proposal, tuple]:
-    """K drafts for every slot, and the drafter's cache."""
+    """K drafts for each of the b slots, and the drafter's cache."""
     if models.drafter.num_speculative_tokens:
         context = state.context(served)
         return models.drafter.propose(models.target, context, state.draft_cache, mode=mode)
@@ -114,20 +112,23 @@ def verify_and_commit(
     proposal: Proposal | None,
     pieces: Pieces | None,
     *,
-    settings: StepSettings,
+    config: ResolvedEngineConfig,
     mode: SamplingMode | None,
 ) -> tuple[EngineState, StepOutput]:
-    """Verifies drafts and reads prompts in one target pass, commits what stands, and refreshes the drafter.
+    """Verifies drafts and reads prompts in one target pass, commits the results and refreshes the drafter.
 
     Args:
-      proposal, mode: of the slots that decode; None for none.
-      pieces: of the prompts; None for none.
+      proposal: the drafts; None if no slot decodes.
+      pieces: the pieces of prompts to read; None for none.
+      config: gives the synthetic acceptance length.
+      mode: how the slots sample; None if no slot decodes.
     """
     target, drafter = models.target, models.drafter
-    # Plain decoding leaves the drafter as it is; only what is read of prompts reaches it then.
+    # Plain decoding leaves the drafter as it is: then only the prompts' rows refresh it.
     is_plain = proposal is not None and not proposal.tokens.shape[1]
-    # Blocks of rows, and of each the rows that give tokens: all that verify, and the last of every piece.
-    tokens, blocks, giving = [], [], []
+    # The blocks of rows, and in each the rows whose logits are needed: every row that verifies, and the last
+    # row of every piece.
+    tokens, blocks, logit_rows = [], [], []
     if proposal is not None:
         proposal = replace(proposal, count=jnp.minimum(proposal.count, served.limit))
         index = jnp.arange(proposal.tokens.shape[1] + 1, dtype=jnp.int32)[None, :]
@@ -135,52 +136,54 @@ def verify_and_commit(
         valid = jnp.broadcast_to(state.active[:, None], positions.shape)
         tokens.append(jnp.concatenate([state.context(served).last_token[:, None], proposal.tokens], axis=1))
         blocks.append(RowBlock(positions, valid, served.page_table))
-        giving.append(jnp.arange(positions.size, dtype=jnp.int32).reshape(positions.shape))
+        logit_rows.append(jnp.arange(positions.size, dtype=jnp.int32).reshape(positions.shape))
     if pieces is not None:
         index = jnp.arange(pieces.tokens.shape[1], dtype=jnp.int32)[None, :]
         table = jax.tree.map(lambda of_slot: _take(of_slot, pieces.place), served.page_table)
         tokens.append(pieces.tokens)
         blocks.append(RowBlock(pieces.start[:, None] + index, index < pieces.count[:, None], table))
-        before = giving[0].size if giving else 0
+        before = logit_rows[0].size if logit_rows else 0
         last = jnp.maximum(pieces.count - 1, 0)
-        giving.append(before + jnp.arange(len(last), dtype=jnp.int32) * pieces.tokens.shape[1] + last)
+        logit_rows.append(before + jnp.arange(len(last), dtype=jnp.int32) * pieces.tokens.shape[1] + last)
     hidden, captured, memory = target(
         join_rows(tokens),
         join_rows(block.positions for block in blocks),
         PagedMemory.build(target.kinds, state.target_cache, tuple(blocks)),
         capture=drafter.capture,
     )
-    everything = pieces is None
+    needs_all = pieces is None
     logits = target.logits(
-        hidden if everything else _take(hidden, jnp.concatenate([*map(jnp.ravel, giving)]))
+        hidden if needs_all else _take(hidden, jnp.concatenate([*map(jnp.ravel, logit_rows)]))
     )
 
     next_tokens, ends, emitted, first = [], [], None, None
     if proposal is not None:
-        judged = logits[: giving[0].size].reshape(*giving[0].shape, -1)
+        verify_logits = logits[: logit_rows[0].size].reshape(*logit_rows[0].shape, -1)
         if mode is not SamplingMode.GREEDY:
-            judged, proposal = _whole_rows(judged, proposal, models)
+            verify_logits, proposal = _whole_rows(verify_logits, proposal, models)
         emitted, accepted = accept(
-            judged,
+            verify_logits,
             state,
             served,
             proposal,
             drafter,
-            settings=settings,
+            config=config,
             mode=mode,
             vocab_size=target.config.vocab_size,
         )
-        valid = state.active[:, None] & (jnp.arange(judged.shape[1]) <= accepted[:, None]) & (not is_plain)
+        valid = (
+            state.active[:, None] & (jnp.arange(verify_logits.shape[1]) <= accepted[:, None]) & (not is_plain)
+        )
         blocks[0] = replace(blocks[0], valid=valid)
         next_tokens.append(emitted.tokens)
-        ends.append(jnp.take_along_axis(giving[0], accepted[:, None], axis=1)[:, 0])
+        ends.append(jnp.take_along_axis(logit_rows[0], accepted[:, None], axis=1)[:, 0])
     if pieces is not None:
         last_rows = logits[-len(pieces.place) :]
         axis = split_over(last_rows.shape[-1], target.config.vocab_size)
         first = sample_first(all_parts(last_rows, axis), served, pieces)
         is_end = pieces.is_last[:, None] & (index == last[:, None])
         next_tokens.append(jnp.where(is_end, first.token[:, None], pieces.next_tokens))
-        ends.append(giving[-1])
+        ends.append(logit_rows[-1])
     state = replace(state, target_cache=memory.caches)
     if pieces is not None or not is_plain:
         rows = Rows(join_rows(tokens), join_rows(next_tokens), hidden, captured, tuple(blocks))
@@ -200,22 +203,28 @@ def accept(
     proposal: Proposal,
     drafter: Drafter,
     *,
-    settings: StepSettings,
+    config: ResolvedEngineConfig,
     mode: SamplingMode | None,
     vocab_size: int,
 ) -> tuple[Emitted, jax.Array]:
-    """Judges the drafts by the target's logits [b, K+1, V]: what is emitted, and drafts accepted i32[b].
+    """Accepts or rejects the drafts by the target's logits.
 
-    In `GREEDY` the logits may be this device's part of V, `vocab_size`.
+    Args:
+      logits: [b, K+1, V]; with `GREEDY`, V may be this device's part of the vocabulary.
+      config: gives the synthetic acceptance length.
+      vocab_size: V over all devices.
+
+    Returns:
+      What is emitted, and the number of accepted drafts, i32[b].
     """
     assert mode is not None
     drafts = proposal.tokens
     index = jnp.arange(drafts.shape[1] + 1, dtype=jnp.int32)[None, :]
-    judge = verify
-    if settings.synthetic_acceptance_length is not None and drafts.shape[1]:
-        length = min(settings.synthetic_acceptance_length, drafts.shape[1] + 1)
-        judge = partial(verify_synthetic, mean_acceptance_length=length)
-    verdict = judge(
+    verify_drafts = verify
+    if config.synthetic_acceptance_length is not None and drafts.shape[1]:
+        length = min(config.synthetic_acceptance_length, drafts.shape[1] + 1)
+        verify_drafts = partial(verify_synthetic, mean_acceptance_length=length)
+    verdict = verify_drafts(
         logits,
         drafts,
         proposal.count,
@@ -234,7 +243,7 @@ def accept(
     is_stop &= index <= accepted[:, None]
     up_to_stop = jnp.where(is_stop.any(axis=1), is_stop.argmax(axis=1) + 1, accepted + 1)
     wanted = jnp.minimum(up_to_stop, state.remaining).astype(jnp.int32)
-    # Row i gives token i, so what comes before the first row of NaN still stands.
+    # Row i gives token i, so the tokens before the first row that is not finite are still valid.
     finite = finite_rows(logits, split_over(logits.shape[-1], vocab_size))
     sound = jnp.where(finite.all(axis=1), wanted, finite.argmin(axis=1)).astype(jnp.int32)
     failed = state.active & (sound < wanted)
@@ -253,10 +262,10 @@ def accept(
 
 
 def _whole_rows(logits: jax.Array, proposal: Proposal, models: Models) -> tuple[jax.Array, Proposal]:
-    """The target's logits [b, K+1, V] and the drafts' with the parts of all devices.
+    """Gathers the target's logits [b, K+1, V] and the drafts' logits from all devices.
 
-    Greedy decoding asks for no more than maxima. Sampling sums over the vocabulary several times, and sums of
-    whole rows round as on one device: every device gets the few rows and computes the same.
+    Greedy decoding needs only maxima. Sampling sums over the vocabulary several times. With whole rows on
+    every device, these sums round as they do on a single device.
     """
     vocab_size, draft_vocab = models.target.config.vocab_size, models.drafter.draft_vocab
     logits = all_parts(logits, split_over(logits.shape[-1], vocab_size))
@@ -268,12 +277,12 @@ def _whole_rows(logits: jax.Array, proposal: Proposal, models: Models) -> tuple[
 
 
 def sample_first(logits: jax.Array, served: Served, pieces: Pieces) -> FirstTokens:
-    """The token after every piece, by the logits [G, V] of its last row; it counts where a prompt ends."""
+    """The token after every piece, from the logits [G, V] of its last row; used only where a prompt ends."""
     sampling = jax.tree.map(lambda of_slot: _take(of_slot, pieces.place), served.sampling)
     stop_tokens = _take(served.stop_tokens, pieces.place)
     last_position = pieces.start + jnp.maximum(pieces.count - 1, 0)
     failed = pieces.is_last & ~finite_rows(logits)
-    # A row or two of a whole prompt: a program per mode would not pay.
+    # One row per prompt costs little, so there are no programs for simpler sampling modes.
     processed = process_logits(logits[:, None], sampling, mode=SamplingMode.TRUNCATED)[:, 0]
     token = sample(processed, sampling, last_position, Purpose.BONUS)
     token = jnp.where(pieces.known < 0, token, pieces.known)
@@ -282,7 +291,7 @@ def sample_first(logits: jax.Array, served: Served, pieces: Pieces) -> FirstToke
 
 
 def commit_emitted(state: EngineState, emitted: Emitted, hidden: jax.Array) -> EngineState:
-    """Moves the slots on by what they emitted; `hidden` [b, M'] is what they draft from next."""
+    """Advances the slots by the tokens they emitted; `hidden` [b, M'] is the state they draft from next."""
     count = emitted.num_tokens
     index = jnp.arange(emitted.tokens.shape[1], dtype=jnp.int32)[None, :]
     at = jnp.where(index < count[:, None], state.length[:, None] + index + 1, state.history.shape[1])
@@ -298,13 +307,17 @@ def commit_emitted(state: EngineState, emitted: Emitted, hidden: jax.Array) -> E
 
 
 def commit_pieces(state: EngineState, pieces: Pieces, first: FirstTokens, hidden: jax.Array) -> EngineState:
-    """Puts pieces into the history, and starts the slots whose prompts end; `hidden` is [G, M']."""
+    """Puts the pieces' tokens into the history and starts the slots whose prompts end.
+
+    Args:
+      hidden: [G, M'], the drafter's state behind each piece's last token.
+    """
     past = state.history.shape[1]
     index = jnp.arange(pieces.tokens.shape[1], dtype=jnp.int32)[None, :]
     at = jnp.where(index < pieces.count[:, None], pieces.start[:, None] + index, past)
     history = state.history.at[pieces.place[:, None], at].set(pieces.tokens, mode="drop")
     end = pieces.start + pieces.count
-    # Past the end, so dropped, unless the prompt ends: then the slot has one such piece.
+    # An index past the end is dropped. At most one piece per slot ends a prompt, so none is written twice.
     ended = jnp.where(pieces.is_last, pieces.place, len(state.length))
 
     def put(into: jax.Array, of_piece: jax.Array) -> jax.Array:
@@ -321,7 +334,11 @@ def commit_pieces(state: EngineState, pieces: Pieces, first: FirstTokens, hidden
 
 
 def finite_rows(logits: jax.Array, axis: str | None = None) -> jax.Array:
-    """bool[...] of logits [..., V]: none is NaN or +inf, and not all are -inf; `axis` as for `all_parts`."""
+    """bool[...] for logits [..., V]: whether none is NaN or +inf and not all are -inf.
+
+    Args:
+      axis: the mesh axis that V is split over, as for `all_parts`; None if V is whole.
+    """
     best = logits.max(axis=-1)
     return jnp.isfinite(best if axis is None else all_parts(best[..., None], axis).max(axis=-1))
 

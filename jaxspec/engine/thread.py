@@ -1,7 +1,7 @@
-"""The one thread that drives an engine's device; everybody else is its client.
+"""The one thread that drives an engine's device; all other threads are its clients.
 
 Clients put commands into its queue and read answers from queues of their own. So an interrupt reaches a
-client and never a round of dispatches, and threads can share an engine.
+client and never a round of dispatches, and several threads can share an engine.
 """
 
 import atexit
@@ -29,13 +29,14 @@ class EngineThread:
         self._thread.start()
         core.programs.when_compiled = partial(self._inbox.put, _wake)
         self._is_closed = False
-        # Also before JAX gives its devices up at exit, which it asked for before this.
+        # At exit the thread must end before JAX releases its devices. Exit handlers run last in, first out,
+        # and JAX's was registered first.
         self._stop = weakref.finalize(core, _stop, self._inbox, self._thread)
         atexit.register(self._stop)
         weakref.finalize(self, atexit.unregister, self._stop)
 
     def put(self, command: Command) -> None:
-        """Has the thread run `command` before its next round.
+        """Queues `command`, which the thread runs before its next round.
 
         Raises:
           EngineError: the engine is closed.
@@ -46,13 +47,19 @@ class EngineThread:
             self._inbox.put(command)
 
     def wait_idle(self, timeout: float | None = None) -> bool:
-        """Waits until nothing is queued, running or in flight; False if that took more than `timeout` s."""
+        """Waits until nothing is queued, running or in flight; False if that took over `timeout` seconds."""
         idle = threading.Event()
         self.put(lambda core: core.when_idle.append(idle.set))
         return idle.wait(timeout)
 
+    def wait_prepared(self, timeout: float | None = None) -> bool:
+        """Waits until every program is compiled and has run; False if that took over `timeout` seconds."""
+        prepared = threading.Event()
+        self.put(lambda core: core.when_prepared.append(prepared.set))
+        return prepared.wait(timeout)
+
     def close(self) -> None:
-        """Ends every request as aborted, and the thread after the round that it is in."""
+        """Aborts every request and ends the thread after its current round."""
         with self._lock:
             if self._is_closed:
                 return
@@ -75,17 +82,23 @@ def _serve(inbox: SimpleQueue[Command | None], core_ref: weakref.ref[EngineCore]
                 core.close("the engine was closed")
                 return
             command(core)
-        for announce in core.when_idle:
-            announce()
-        core.when_idle.clear()
+        _announce(core.when_idle)
         while inbox.empty() and core.prepare_programs():
             pass
-        # Asleep, the thread keeps no engine alive.
+        if inbox.empty() and not core.programs.num_behind:
+            _announce(core.when_prepared)
+        # While it sleeps, the thread must not keep the engine alive.
         del core, command
 
 
+def _announce(listeners: list[Callable[[], object]]) -> None:
+    for announce in listeners:
+        announce()
+    listeners.clear()
+
+
 def _wake(core: EngineCore) -> None:
-    """Has the thread look whether there is something to do."""
+    """Does nothing; as a command, it makes the thread look for work."""
 
 
 def _stop(inbox: SimpleQueue[Command | None], thread: threading.Thread) -> None:

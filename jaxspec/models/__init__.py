@@ -1,4 +1,4 @@
-"""Target networks: a family is a file here and a line below. `register_family` adds one from outside."""
+"""Target networks. A family is a file here and a line below; `register_family` adds others from outside."""
 
 from jaxspec.models.deepseek import Deepseek
 from jaxspec.models.gemma3 import Gemma3

@@ -1,4 +1,4 @@
-"""What all families of target networks share: how a `config.json` is read, and a stack of layers."""
+"""The base class of all families of target networks: reads a `config.json` and runs a stack of layers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -32,18 +32,23 @@ from jaxspec.models.rope import rope_tables
 
 
 class Decoder(nnx.Module):
-    """A target network: pre-norm layers of grouped-query attention, where a family says nothing else.
+    """A target network; by default, pre-norm layers of grouped-query attention.
 
-    A family is a subclass: what its `config.json` leaves out, how the rest is read, and what its layers are.
+    A family is a subclass. It gives the defaults of its `config.json`, says how the other keys are read, and
+    builds its layers.
 
     Attributes:
-      defaults: what the configuration class of transformers 5.23 assumes for keys that a file leaves out.
-      activation: the key of the feed-forward networks' function, and the one that is built.
-      recycles_normed: whether the layer past the last one, drafting for itself, reads its output after its
-        last norm or before it; None for a family without such a layer.
-      gguf: how GGUFs hold the family's models; None where they do not.
-      attention_type, moe_type: the networks of a layer, the latter where a config has experts.
-      norm_type: of the last norm.
+      defaults: values for keys that a `config.json` leaves out, as in the family's configuration class of
+        transformers 5.23.
+      activation: the `config.json` key of the feed-forward activation, and its only supported value.
+      recycles_normed: for a family with an MTP layer: whether that layer, when it drafts several tokens,
+        reads its own output after its last norm (True) or before it (False). None for other families.
+      gguf: how GGUFs store the family's models; None if they are not supported.
+      attention_type, moe_type: the classes of a layer's attention and, for a config with experts, of its
+        feed-forward network.
+      norm_type: the class of the final norm.
+      kinds: the kind of attention of every layer.
+      ropes: the rotary embedding of every layer.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {}
@@ -59,7 +64,7 @@ class Decoder(nnx.Module):
         """Reads a `config.json` of the family.
 
         Raises:
-          ConfigError: a key that must be there is missing, or asks for what is not built.
+          ConfigError: a required key is missing, or a value is not supported.
         """
         config = {**cls.defaults, **config}
         key, built = cls.activation
@@ -101,12 +106,16 @@ class Decoder(nnx.Module):
 
     @classmethod
     def is_windowed(cls, config: Mapping[str, Any], layer: int) -> bool:
-        """Whether a layer is behind the window, where there is one and no list of `layer_types`."""
+        """Whether a layer uses the sliding window, for a config with a window and without `layer_types`."""
         return False
 
     @classmethod
     def own_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields of `ModelConfig` that the family reads in a way of its own; absent keys are filled in."""
+        """The fields of `ModelConfig` that the family reads in its own way.
+
+        Args:
+          config: the `config.json`, with `defaults` for the keys that it leaves out.
+        """
         return {}
 
     def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
@@ -126,7 +135,7 @@ class Decoder(nnx.Module):
 
     @classmethod
     def attention_kinds(cls, config: ModelConfig) -> tuple[AttentionKind, ...]:
-        """The kind of attention of every layer, full or behind a window."""
+        """The kind of attention of every layer, from `layer_types`: full or sliding-window."""
         return tuple(
             SlidingWindow(config.sliding_window or 0) if kind == "sliding_attention" else FullAttention()
             for kind in config.layer_types
@@ -134,28 +143,28 @@ class Decoder(nnx.Module):
 
     @classmethod
     def layer_ropes(cls, config: ModelConfig) -> tuple[RopeConfig, ...]:
-        """The rope of every layer."""
+        """The rotary embedding of every layer."""
         return (config.rope,) * config.num_hidden_layers
 
     @classmethod
     def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
-        """One block of the network, `model.layers.{index}` of a checkpoint."""
+        """The layer that a checkpoint calls `model.layers.{index}`."""
         sparse = config.moe is not None and index not in config.moe.dense_layers
         mlp = cls.moe_type if sparse else MLP
         return DecoderLayer(config, f"model.layers.{index}", attention=cls.attention_type, mlp=mlp, **args)
 
     @classmethod
     def layer_cache(cls, config: ModelConfig, kind: AttentionKind) -> LayerCacheShape:
-        """What a layer keeps in the paged cache."""
+        """The shape of a layer's cache."""
         return CacheShape(config.num_key_value_heads, config.head_dim)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
-        """What the first layer reads of `tokens`; `embedding` is what heads share."""
+        """The first layer's input [N, M] for `tokens` i32[N]. Draft heads share `embedding` instead."""
         return self.embedding(tokens)
 
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
-        """What each layer keeps in the paged cache."""
+        """The shape of every layer's cache."""
         return tuple(self.layer_cache(self.config, kind) for kind in self.kinds)
 
     def __call__(
@@ -170,12 +179,12 @@ class Decoder(nnx.Module):
 
         Args:
           tokens, positions: i32[N].
-          memory: what these rows attend to, made for layers of `kinds`.
-          capture: hidden states to return: i is the residual stream before layer i, and the number of
-            layers means the output of the last one before the final norm.
+          memory: the memory of this pass, built for the layers' `kinds`.
+          capture: hidden states to return: i is the residual stream before layer i, and the number of layers
+            is the output of the last one, before the final norm.
 
         Returns:
-          The hidden states after the final norm [N, M], the captured ones, and the memory.
+          The hidden states after the final norm [N, M], the captured ones [N, M] each, and the memory.
         """
         x = self.embed(tokens)
         tables = {
@@ -189,9 +198,9 @@ class Decoder(nnx.Module):
 
     @property
     def output_kernel(self) -> jax.Array:
-        """[M, V], the output projection."""
+        """The output projection, [M, V]; on shards, this device's part of V."""
         return (self.embedding if self.head is None else self.head).kernel[...]
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """f32[..., V] of hidden states after the final norm [..., M]; on shards, this device's part of V."""
+        """Logits f32[..., V] from normed hidden states [..., M]; on shards, this device's part of V."""
         return product(hidden, self.output_kernel, out_dtype=jnp.float32)

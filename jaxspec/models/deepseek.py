@@ -1,4 +1,4 @@
-"""DeepSeek-V3: latent attention, and experts that are scored each by itself.
+"""DeepSeek-V3: latent attention, and routed experts with sigmoid scores.
 
 Source: the `DeepseekV3ForCausalLM` of transformers.
 """
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 class DeepseekMoE(MoE):
-    """Experts with tensors of their own, beside a shared network that every row goes through."""
+    """Routed experts, stored one tensor per expert, plus a shared network that every row goes through."""
 
     def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         assert config.moe is not None
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         moe = config.moe
         super().__init__(config, name, **args)
-        # In float32 whatever the weights' dtype: it is trained in steps that bfloat16 would swallow.
+        # Always float32: training changes it in steps that are too small for bfloat16.
         self.selection_bias = parameter(
             rngs,
             (moe.num_experts,),
@@ -49,7 +49,7 @@ class DeepseekMoE(MoE):
         self.shared = MLP(shared, f"{name}.shared_experts", **args) if moe.shared_size else None
 
     def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Weights f32[R, k] and experts i32[R, k] of rows x [R, M]; the bias counts in the choice alone."""
+        """See `MoE.route`. The bias affects which experts are chosen, but not their weights."""
         scores = jax.nn.sigmoid(self.router(x, out_dtype=jnp.float32))
         _, chosen = jax.lax.top_k(
             self._in_best_groups(scores + self.selection_bias[...]), self.config.experts_per_token
@@ -60,7 +60,7 @@ class DeepseekMoE(MoE):
         return weights * self.config.scale, chosen
 
     def _in_best_groups(self, choice: jax.Array) -> jax.Array:
-        """f32[R, E], -inf for the experts outside the groups whose two best add up to the most."""
+        """Scores f32[R, E], -inf outside the groups whose two best scores have the largest sums."""
         groups, kept = self.config.num_groups, self.config.groups_per_token
         if kept == groups:
             return choice
@@ -76,17 +76,18 @@ class DeepseekMoE(MoE):
 
 
 _GATING = {0: "softmax", 1: "softmax", 2: "sigmoid", 3: "softmax_weight"}
-"""`expert_gating_func` of a GGUF; DeepSeek-V2's say nothing."""
+"""The scoring function for a GGUF's `expert_gating_func`; 0 if it is missing, as in DeepSeek-V2's files."""
 
 
 def _gguf_config(meta: Metadata) -> dict[str, Any]:
     heads, rotated = meta.size("attention.head_count"), meta.size("rope.dimension_count")
-    # Files that hold the halves of the projection up say the sizes of the latent as those of a head.
+    # Files that store the two halves of the up projection give the sizes of the latent under `key_length` and
+    # `value_length`, and those of a head under the names with `_mla`.
     key_size = meta.positive("attention.key_length_mla", meta.positive("attention.key_length", 0))
     value_size = meta.positive("attention.value_length_mla", meta.positive("attention.value_length", 0))
     gating = meta.count("expert_gating_func", 0)
     config: dict[str, Any] = {
-        # Layers that predict further tokens are counted with the others; no drafter reads them out of a GGUF.
+        # block_count includes MTP layers, which are not read from GGUFs.
         "num_hidden_layers": meta.size("block_count") - meta.count("nextn_predict_layers", 0),
         "num_nextn_predict_layers": 0,
         "num_key_value_heads": heads,
@@ -107,7 +108,7 @@ def _gguf_config(meta: Metadata) -> dict[str, Any]:
         "first_k_dense_replace": meta.count("leading_dense_block_count", 0),
         "scoring_func": _GATING.get(gating, gating),
     }
-    # The published models have the same factor for cosine and sine, so that it cancels there.
+    # In the published models mscale equals mscale_all_dim, so the factor of cosine and sine is 1.
     if weight := meta.decimal("rope.scaling.yarn_log_multiplier", 0.0):
         config["rope_scaling"] = dict.fromkeys(("mscale", "mscale_all_dim"), weight / 0.1)
     return config
@@ -194,7 +195,7 @@ class Deepseek(Decoder):
             if config.get(key, built) != built:
                 raise ConfigError(f"{key} {config[key]!r} is not supported; supported: {built}")
         layers = range(config["num_hidden_layers"])
-        # transformers 5 lists GLM's layers, published checkpoints count the dense ones.
+        # transformers 5 lists the type of each GLM layer; published checkpoints give the count of dense ones.
         kinds = config.get("mlp_layer_types") or ["dense"] * config["first_k_dense_replace"]
         moe = MoeConfig(
             num_experts=config["n_routed_experts"],

@@ -1,4 +1,4 @@
-"""How checkpoints keep the weights of experts: one tensor each, or all of a layer in one."""
+"""How checkpoints store the weights of experts: one tensor per expert, or one for all experts of a layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +11,12 @@ from jaxspec.models.parameters import Index, Projection, Source, fused_gate_up
 
 @dataclass(frozen=True)
 class ExpertSources:
-    """Where a checkpoint keeps the experts of a layer.
+    """Where a checkpoint stores the experts of a layer.
 
     Attributes:
-      gate_up: [E, M, 2, F]; with `gate_up_bias` [E, 2, F] or None.
-      down: [E, F, M]; with `down_bias` [E, M] or None.
+      gate_up: source of the gate and up projections, [E, M, 2, F].
+      down: source of the down projections, [E, F, M].
+      gate_up_bias, down_bias: sources of the biases, [E, 2, F] and [E, M]; None for experts without them.
     """
 
     gate_up: Source
@@ -26,7 +27,7 @@ class ExpertSources:
 
 @dataclass(frozen=True)
 class Stacked:
-    """One array [E, ...] of the experts' own parameters, each with tensors of its own."""
+    """One array [E, ...] of all experts' parameters, which the checkpoint stores in separate tensors."""
 
     kind: ClassVar[str] = "float"
     experts: tuple[Source, ...]
@@ -53,7 +54,7 @@ class Stacked:
 
 @dataclass(frozen=True)
 class InterleavedGateUp:
-    """Gate and up projections in alternating columns of one tensor [..., 2F], as [..., 2, F]."""
+    """Gate and up projections, [..., 2, F], stored in alternating columns of one tensor [..., 2F]."""
 
     kind: ClassVar[str] = "float"
     name: str
@@ -71,7 +72,13 @@ class InterleavedGateUp:
 
 
 def tensor_per_expert(name: str, count: int, width: int, inner: int) -> ExpertSources:
-    """Experts [E, M, 2, F] and [E, F, M] as `name`.{j}.{gate,up,down}_proj.weight."""
+    """Experts [E, M, 2, F] and [E, F, M] that are stored as `{name}.{j}.{gate,up,down}_proj.weight`.
+
+    Args:
+      count: E.
+      width: M.
+      inner: F.
+    """
     experts = [f"{name}.{i}" for i in range(count)]
     return ExpertSources(
         gate_up=Stacked(tuple(fused_gate_up(expert, "weight", (width,), inner) for expert in experts)),

@@ -21,7 +21,7 @@ from jaxspec.models.qwen3 import QK_NORMS
 
 
 class Gemma3Norm(nnx.Module):
-    """Root-mean-square norm whose weight is an offset from 1, all of it in float32."""
+    """Root-mean-square norm over the last axis in float32; the stored weight is an offset from 1."""
 
     def __init__(self, width: int, eps: float, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.eps = eps
@@ -30,7 +30,7 @@ class Gemma3Norm(nnx.Module):
         )
 
     def factors(self) -> jax.Array:
-        """f32[width], what normed rows are multiplied by."""
+        """f32[width], the factors of normed rows."""
         return 1 + self.offset[...].astype(jnp.float32)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -46,7 +46,7 @@ class Gemma3Attention(Attention):
 
 
 class Gemma3MLP(MLP):
-    """down(gelu(gate(x)) * up(x)), the Gaussian error linear unit by its tanh approximation."""
+    """down(gelu(gate(x)) * up(x)), with the tanh approximation of GELU."""
 
     def activation(self, x: jax.Array) -> jax.Array:
         return jax.nn.gelu(x, approximate=True)
@@ -80,7 +80,7 @@ _LAYERS_OF_27B = 62
 
 
 def _gguf_config(meta: Metadata) -> dict[str, Any]:
-    """Files leave the scale of dot products to the reader, who has to know the one that is no head size."""
+    """GGUFs omit `query_pre_attn_scalar`: head_dim, or hidden_size / num_heads in the 27B model."""
     head_dim = meta.size("attention.key_length")
     per_head = meta.size("embedding_length") // meta.size("attention.head_count")
     return {
@@ -94,9 +94,9 @@ def _gguf_config(meta: Metadata) -> dict[str, Any]:
 class Gemma3(Decoder):
     """A target network.
 
-    Only its own first layer reads the scaled embedding. EAGLE heads share the table as it is: they are
-    trained on a copy of its weights in a plain embedding (sgl-project/SpecForge, `load_embedding`), and
-    vLLM shares the module whose output the target scales afterwards.
+    Only the target's first layer reads the scaled embedding. EAGLE heads share the unscaled table: they are
+    trained on a copy of its weights in a plain embedding (sgl-project/SpecForge, `load_embedding`), and vLLM
+    shares the module whose output the target then scales.
     """
 
     defaults: ClassVar = {
@@ -128,8 +128,8 @@ class Gemma3(Decoder):
 
     @classmethod
     def own_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        # Published files say the sliding layers' rope in rope_local_base_freq, transformers 5 nests
-        # rope_parameters by kind.
+        # Published files give the sliding layers' rope in rope_local_base_freq; transformers 5 nests
+        # rope_parameters by kind of layer.
         nested = config.get("rope_parameters") or {}
         whole = {**config, "rope_parameters": nested.get("full_attention")}
         local = {
@@ -152,7 +152,7 @@ class Gemma3(Decoder):
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         x = self.embedding(tokens)
-        # Rounded to the dtype of the weights, as in training.
+        # The factor is rounded to the weights' dtype, as in training.
         return x * jnp.asarray(self.config.hidden_size**0.5, x.dtype)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""GLM-4.7-Flash: computes what DeepSeek-V3 does.
+"""GLM-4.7-Flash: the architecture of DeepSeek-V3 with other defaults.
 
 Source: the `Glm4MoeLiteForCausalLM` of transformers.
 """

@@ -1,4 +1,4 @@
-"""GPT-OSS: a Llama of routed experts, with attention sinks and every other layer behind a window.
+"""GPT-OSS: routed experts, attention sinks, and a sliding window in every other layer.
 
 Source: the `GptOssForCausalLM` of transformers; openai/gpt-oss, `gpt_oss/torch/model.py`.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class GptOssMoE(MoE):
-    """Experts with biases, all of a layer in one tensor, and a clamped activation."""
+    """Experts with biases and a clamped activation; a tensor holds all experts of a layer."""
 
     router_name = "router"
     router_bias = True

@@ -1,8 +1,8 @@
-"""A research family of ours: Llama blocks with DeepSeek-V4's kind of attention.
+"""A research family of this package: Llama blocks with DeepSeek-V4's kind of attention.
 
-`config.json` has Llama's keys, `sliding_window`, and DeepSeek-V4's `compress_ratios`, one per layer. It is
-there to be built on and tested with: metadata of this kind is what breaks first where it is not rebuilt
-between draft steps.
+Its `config.json` has Llama's keys, `sliding_window`, and DeepSeek-V4's `compress_ratios`, one per layer. It
+serves for research and tests: of all kinds of attention metadata, this one is the first to break if it is not
+rebuilt between draft steps.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class IndexedWindowModel(Decoder):
         ratios = config.get("compress_ratios")
         if not ratios:
             raise ConfigError(
-                "config.json: compress_ratios is missing: one per layer, 1 where only a window is seen"
+                "config.json: compress_ratios is missing; it has one ratio per layer, 1 for a window alone"
             )
         return {"compress_ratios": tuple(ratios)}
 

@@ -1,7 +1,8 @@
-"""Attention over a window of listed slots and compressed entries of all the past.
+"""Attention over a window, whose slots are listed, and over compressed entries of the whole past.
 
-Source: DeepSeek-V4 in vLLM 0.26, `models/deepseek_v4/compressor.py` and `attention.py`, on grouped-query
-heads instead of a latent, with every entry in sight (as there at a ratio of 128) and none overlapping.
+Source: DeepSeek-V4 in vLLM 0.26, `models/deepseek_v4/compressor.py` and `attention.py`. Unlike there, heads
+are grouped-query heads instead of a latent, every entry is visible (as there at a ratio of 128), and entries
+do not overlap.
 """
 
 from typing import Any
@@ -27,7 +28,7 @@ from jaxspec.sharding import own_part
 
 
 def cache_shape(config: ModelConfig, kind: IndexedWindow) -> LayerCacheShape:
-    """What such a layer keeps: keys and values; with entries also what they are made of, and the entries."""
+    """The cache of a layer: keys and values; with entries also contents and gates, and the entries."""
     each = CacheShape(config.num_key_value_heads, config.head_dim)
     if kind.ratio == 1:
         return each
@@ -36,10 +37,11 @@ def cache_shape(config: ModelConfig, kind: IndexedWindow) -> LayerCacheShape:
 
 
 class Compressor(nnx.Module):
-    """Pools r positions into one entry: a softmax over their gates, by channel, weighs their contents.
+    """Pools r positions into one entry: the sum of their contents, weighted by a softmax over their gates.
 
-    Contents and gates wait in the memory, since the positions of an entry come in several forward passes, and
-    drafts among them are replaced.
+    The softmax runs over the r positions, separately for each channel. Contents and gates are stored in the
+    memory, because the positions of an entry come in several forward passes and drafts among them are
+    replaced.
     """
 
     def __init__(self, config: ModelConfig, ratio: int, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
@@ -64,22 +66,22 @@ class Compressor(nnx.Module):
         self.norm = RMSNorm(size, config.rms_norm_eps, f"{name}.norm", dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> Pool:
-        """What the memory pools of rows x [N, M]."""
+        """The contents and gates of rows x [N, M], and how to pool them."""
         return Pool(product(x, self.content[...]), product(x, self.gate[...]), self._entry)
 
     def _entry(self, contents: jax.Array, gates: jax.Array, starts: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """See `Pool`."""
+        """See `Pool.entry`."""
         dtype = contents.dtype
         place = self.place[...].astype(jnp.float32).reshape(1, -1, self.kv_heads, self.head_dim)
         place = own_part(place, contents.shape[2], along=2)
         weights = jax.nn.softmax(gates.astype(jnp.float32) + place, axis=1)
         pooled = self.norm((weights * contents.astype(jnp.float32)).sum(axis=1).astype(dtype))
-        # One vector is key and value; the key stands at the first of its positions.
+        # One vector is key and value; the key is rotated to the first of its positions.
         return apply_rope(pooled, rope_tables(self.rope, self.head_dim, starts)), pooled
 
 
 class IndexedWindowAttention(nnx.Module):
-    """Grouped-query attention whose rows list the slots that they see, plus entries of a compressor."""
+    """Grouped-query attention over a window of listed slots and, for a ratio above 1, compressed entries."""
 
     def __init__(self, config: ModelConfig, name: str, *, ratio: int, dtype: jnp.dtype, rngs: nnx.Rngs):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
@@ -89,7 +91,7 @@ class IndexedWindowAttention(nnx.Module):
     def __call__(
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
     ) -> tuple[jax.Array, AnyMemory]:
-        """[N, M] of x [N, M], and the memory; `layer` is the layer's index in it."""
+        """Maps x [N, M] to [N, M]; also returns the memory. `layer` is the layer's index in the memory."""
         pool = None if self.compressor is None else self.compressor(x)
         attended, memory = memory.attend_indexed(
             layer, self.heads.project(x), rope, pool, scale=self.heads.scale

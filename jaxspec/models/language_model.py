@@ -1,4 +1,4 @@
-"""The language model inside a checkpoint that also sees images."""
+"""Extracts the language model of a vision-language checkpoint."""
 
 from dataclasses import replace
 
@@ -15,10 +15,10 @@ _OTHERS = tuple(
 
 
 def language_model(checkpoint: Checkpoint) -> Checkpoint:
-    """The same checkpoint with the names of its text-only sibling, and without what sees images.
+    """The checkpoint with the tensor names of a text-only model and without its vision tensors.
 
-    Both spellings are read: that of the published files and that of transformers 5. A checkpoint whose
-    `config.json` has no `text_config` is returned as it is.
+    Knows the names of published files and those of transformers 5. A checkpoint whose `config.json` has no
+    `text_config` is returned unchanged.
     """
     if "text_config" not in checkpoint.config:
         return checkpoint

@@ -1,7 +1,7 @@
-"""Multi-head latent attention: one vector per position is kept, which all heads share.
+"""Multi-head latent attention: the cache holds one vector per position, which all heads share.
 
-The projections from it up to each head's keys and values are absorbed: the one into the queries, the other
-into what attention returns.
+The up projection to each head's keys is absorbed into the queries; the one to its values is applied to the
+output of attention.
 
 Source: DeepSeek-V2, arXiv 2405.04434, section 2.1; `DeepseekV3Attention` of transformers.
 """
@@ -21,13 +21,13 @@ LATENT_EPS = 1e-6
 
 
 def latent_cache_shape(config: ModelConfig) -> CacheShape:
-    """What a layer keeps: the normed latent, then the rotated part of the key."""
+    """The cache of a layer: one vector per position, the normed latent followed by the rotated key."""
     assert config.latent is not None
     return CacheShape(1, config.latent.kv_lora_rank + config.latent.qk_rope_head_dim, planes=1)
 
 
 class LatentAttention(nnx.Module):
-    """Latent attention, its queries from the rows themselves or from a latent of their own."""
+    """Latent attention. Queries are projected from the rows directly or through a latent of their own."""
 
     def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         assert config.latent is not None
@@ -86,7 +86,7 @@ class LatentAttention(nnx.Module):
     def __call__(
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
     ) -> tuple[jax.Array, AnyMemory]:
-        """[N, M] of x [N, M], and the memory; `layer` is the layer's index in it."""
+        """Maps x [N, M] to [N, M]; also returns the memory. `layer` is the layer's index in the memory."""
         rank = self.config.kv_lora_rank
         query, latent, key = jnp.split(
             product(x, self.down[...]), (self.query_width, self.query_width + rank), axis=-1
@@ -100,7 +100,11 @@ class LatentAttention(nnx.Module):
         return all_sum(y, split_over(values.shape[1], self.num_heads)), memory
 
     def _queries(self, query: jax.Array, rope: RopeTables) -> jax.Array:
-        """[N, H, rank + rope] of the queries or of their latents [N, query_width], H this device's heads."""
+        """Absorbed queries [N, H, rank + rope], with H this device's heads.
+
+        Args:
+          query: [N, query_width], the queries, or their latents if there is a `q_lora_rank`.
+        """
         if self.query_norm is not None and self.query_up is not None:
             query = product(self.query_norm(query), self.query_up[...])
         else:
@@ -111,15 +115,18 @@ class LatentAttention(nnx.Module):
         return jnp.concatenate([absorbed, self._rotated(rotated, rope)], axis=-1)
 
     def _rotated(self, x: jax.Array, rope: RopeTables) -> jax.Array:
-        """x [N, heads..., rope], its pairs brought into halves first: for queries and keys alike, so that
-        their products stay the same."""
+        """Rotates x [N, heads..., rope].
+
+        Interleaved pairs are first reordered into halves, of queries and keys alike, which leaves their dot
+        products unchanged.
+        """
         if self.config.rope_interleave:
             x = jnp.swapaxes(x.reshape(*x.shape[:-1], -1, 2), -1, -2).reshape(x.shape)
         return apply_rope(x, rope)
 
 
 def _by_head(axes: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """A product for each head, in the dtype of x; sums are float32."""
+    """A product for each head, by einsum, in the dtype of x; sums are float32."""
     # Without "highest" a GPU would round float32 operands to TF32.
     precision = "highest" if kernel.dtype == jnp.float32 else None
     return jnp.einsum(axes, x, kernel, precision=precision, preferred_element_type=x.dtype)

@@ -25,7 +25,7 @@ from jaxspec.sharding import all_sum, first_of, own_part, split_over
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square norm over the last axis, in float32."""
+    """Root-mean-square norm over the last axis, computed in float32."""
 
     def __init__(self, width: int, eps: float, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.eps = eps
@@ -34,7 +34,7 @@ class RMSNorm(nnx.Module):
         )
 
     def factors(self) -> jax.Array:
-        """f32[width], what normed rows are multiplied by."""
+        """f32[width], the factors of normed rows."""
         return self.scale[...].astype(jnp.float32)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -44,10 +44,10 @@ class RMSNorm(nnx.Module):
 
 
 def mean_of_squares(x: jax.Array) -> jax.Array:
-    """f32[..., 1] over the last axis of f32[..., M], the same for a row whatever rows are beside it.
+    """The mean of x^2 over the last axis, f32[..., 1] from f32[..., M], independent of the number of rows.
 
-    XLA on a CPU sums eight rows or more in another order than fewer. Rows that are rounded to 8 bits carry
-    such a last bit on, so that an answer would depend on its company.
+    On a CPU, XLA sums eight rows or more in another order than fewer rows. Where activations are rounded to
+    8 bits, such a difference in the last bit grows, and an answer would depend on the other requests.
     """
     total = lax.platform_dependent(
         x * x, cpu=_sum_by_halves, default=partial(jnp.sum, axis=-1, keepdims=True)
@@ -56,7 +56,7 @@ def mean_of_squares(x: jax.Array) -> jax.Array:
 
 
 def _sum_by_halves(x: jax.Array) -> jax.Array:
-    """[..., 1] of [..., M], in an order that is written down: no compiler changes that of single sums."""
+    """The sum over the last axis, [..., 1], by elementwise additions, whose order XLA does not change."""
     while (width := x.shape[-1]) > 1:
         even = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width % 2)])
         x = even[..., : even.shape[-1] // 2] + even[..., even.shape[-1] // 2 :]
@@ -64,10 +64,10 @@ def _sum_by_halves(x: jax.Array) -> jax.Array:
 
 
 class Linear(nnx.Module):
-    """x @ kernel, with a bias where the checkpoint has one.
+    """x @ kernel, and an optional bias: maps [..., in] to [..., out].
 
-    A kernel that is split by its outputs gives this device's; split by its inputs it takes this device's, and
-    the sum over all devices is returned.
+    If the kernel is split over devices by its outputs, the result is this device's part of them. If it is
+    split by its inputs, x is this device's part, and the result is summed over all devices.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Linear(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """Token embedding, [V, M], whole on every device: a step reads a few rows of it."""
+    """Token embedding, [V, M], whole on every device, because a step reads only a few of its rows."""
 
     def __init__(self, vocab_size: int, width: int, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.table = parameter(
@@ -114,15 +114,15 @@ class Embedding(nnx.Module):
         )
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Rows [..., M] of `tokens` i32[...]; ids outside the vocabulary are clamped into it."""
+        """Embeddings [..., M] of `tokens` i32[...]; ids outside the vocabulary are clamped."""
         return jnp.take(self.table[...], tokens, axis=0, mode="clip")
 
 
 class TiedEmbedding(nnx.Module):
-    """Token embedding and output projection in one array, kept as the projection, [M, V].
+    """Token embedding and output projection in one array, stored as the projection, [M, V].
 
-    A product with the [V, M] table would transpose it in every step on the CPU; reading a token as a
-    column costs next to nothing.
+    On a CPU, a product with a [V, M] table would transpose it in every step. Reading embeddings as columns
+    costs little.
     """
 
     def __init__(self, vocab_size: int, width: int, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
@@ -137,7 +137,7 @@ class TiedEmbedding(nnx.Module):
         )
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """[..., M] of `tokens` i32[...]; ids outside the vocabulary are clamped into it."""
+        """Embeddings [..., M] of `tokens` i32[...]; ids outside the vocabulary are clamped."""
         kernel: Any = self.kernel[...]
         if isinstance(kernel, PackedWeight):
             return kernel.columns(tokens)
@@ -151,10 +151,10 @@ class TiedEmbedding(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention.
+    """Grouped-query attention, with one product for queries, keys and values.
 
-    The query, key and value projections are one product. `in_width` differs from the model's width in
-    the first layer of an EAGLE-3 head.
+    Attributes:
+      norm_type: the class of the norms of queries and keys, for a config with `qk_norm`.
     """
 
     norm_type: ClassVar[Callable[..., Any]] = RMSNorm
@@ -224,7 +224,7 @@ class Attention(nnx.Module):
         self.key_norm = norm(f"{name}.k_norm") if norms else None
 
     def project(self, x: jax.Array) -> jax.Array:
-        """[N, H, G + 2, D] of x [N, in]: for every key/value head its queries, its key and its value."""
+        """Maps x [N, in] to [N, H, G + 2, D]: for each key/value head its queries, its key and its value."""
         fused = product(x, self.qkv[...])
         if self.qkv_bias is not None:
             fused = fused + self.qkv_bias[...]
@@ -234,7 +234,7 @@ class Attention(nnx.Module):
         return jnp.concatenate([self.query_norm(queries), self.key_norm(keys), values], axis=-2)
 
     def combine(self, attended: jax.Array) -> jax.Array:
-        """[N, M] of attended values [N, H, G, D]."""
+        """The output projection: maps attended values [N, H, G, D] to [N, M]."""
         y = product(attended, self.output[...], contracting=3)
         y = all_sum(y, split_over(attended.shape[1], self.kv_heads))
         return y if self.output_bias is None else y + self.output_bias[...]
@@ -242,7 +242,7 @@ class Attention(nnx.Module):
     def __call__(
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
     ) -> tuple[jax.Array, AnyMemory]:
-        """[N, M] of x [N, in], and the memory; `layer` is the layer's index in it."""
+        """Maps x [N, in] to [N, M]; also returns the memory. `layer` is the layer's index in the memory."""
         projected = self.project(x)
         heads, group = projected.shape[1], projected.shape[2] - 2
         sinks = None if self.sinks is None else own_part(self.sinks[...], heads * group)
@@ -250,12 +250,15 @@ class Attention(nnx.Module):
         return self.combine(attended), memory
 
     def write(self, x: jax.Array, memory: PagedMemory, layer: int, rope: RopeTables) -> PagedMemory:
-        """Keeps the keys and values of x [N, in] for later rows."""
+        """Writes the keys and values of x [N, in] into the memory, without attending."""
         return memory.write(layer, self.project(x), rope)
 
 
 class MLP(nnx.Module):
-    """Gated feed-forward network, down(activation(gate(x)) * up(x)); gate and up are one product."""
+    """Gated feed-forward network, down(activation(gate(x)) * up(x)), with one product for gate and up.
+
+    Maps [..., M] to [..., M].
+    """
 
     def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         width, inner = config.hidden_size, config.intermediate_size
@@ -286,7 +289,7 @@ class MLP(nnx.Module):
         )
 
     def activation(self, x: jax.Array) -> jax.Array:
-        """Of the gate."""
+        """The activation function of the gate."""
         return jax.nn.silu(x)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -297,9 +300,9 @@ class MLP(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)).
+    """A pre-norm layer: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    `attention` and `mlp` make the two networks, from a config and a name.
+    The arguments `attention` and `mlp` build the two networks from a config and a name.
     """
 
     def __init__(
@@ -322,7 +325,7 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
     ) -> tuple[jax.Array, AnyMemory]:
-        """[N, M] of x [N, M], and the memory; `layer` is the layer's index in it."""
+        """Maps x [N, M] to [N, M]; also returns the memory. `layer` is the layer's index in the memory."""
         attended, memory = self.attention(self.input_norm(x), memory, layer, rope)
         x = x + attended
         return x + self.mlp(self.mlp_norm(x)), memory

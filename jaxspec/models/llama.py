@@ -1,4 +1,4 @@
-"""Llama, SmolLM2, and the Mistral of GGUFs, which have no name for its window.
+"""Llama and SmolLM2. GGUFs of Mistral, which do not store its window, also load as Llama.
 
 Source: the `LlamaForCausalLM` of transformers.
 """

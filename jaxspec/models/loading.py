@@ -1,4 +1,4 @@
-"""From a checkpoint to a network on the device, and back."""
+"""Loads networks from checkpoints, and exports their weights."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ from jaxspec.sharding import make_mesh, sharding
 
 Module = TypeVar("Module", bound=nnx.Module)
 
-# Buffers that older versions of transformers saved beside the weights.
+# Buffers that older versions of transformers saved with the weights.
 IGNORED = ("*rotary_emb.inv_freq",)
 
 _LAYER = re.compile(r"model\.layers\.([0-9]{1,9})\.")
@@ -33,7 +33,13 @@ _LAYER = re.compile(r"model\.layers\.([0-9]{1,9})\.")
 
 @dataclass(frozen=True)
 class ModulePlan(Generic[Module]):
-    """A module whose every parameter has been found in the checkpoint `name`; nothing has been read yet."""
+    """A module all of whose parameters were found in a checkpoint, but not read yet.
+
+    Attributes:
+      name: of the checkpoint, for error messages.
+      module: holds shapes instead of arrays until `read`.
+      parameters: each parameter, with the tensors that it is made of.
+    """
 
     name: str
     module: Module
@@ -48,18 +54,19 @@ class ModulePlan(Generic[Module]):
         activations: Activations = "float32",
         rounded: bool = False,
     ) -> Module:
-        """Fills the module, a parameter at a time, of which every device gets its part.
+        """Reads the weights, one parameter at a time, and puts every device's part on the device.
 
-        Beside what the devices have, the host holds no more than the parts of two parameters, and tensors of
-        formats that have to be expanded.
+        The host holds at most the parts of two parameters at a time, plus tensors of formats that must be
+        expanded.
 
         Args:
-          mesh: what it is split over; one device by default.
-          is_split: False puts all of it on every device of the mesh.
-          packed: keep weights as the checkpoint stores them where `packed_weights.py` can: for inference,
-            where `keeps_packed`. Otherwise every parameter is one array of the declared dtype.
-          activations: what packed weights are multiplied with; see `resolve_activations`.
-          rounded: make packed weights of matrices in bfloat16 and float32 too, rounded to ggml's Q8_0.
+          mesh: the devices that the module is split over; one device by default.
+          is_split: False puts the whole module on every device of the mesh.
+          packed: keep weights as the checkpoint stores them where `packed_weights.py` can, which is for
+            inference only (see `keeps_packed`). Otherwise every parameter is an array of its declared dtype.
+          activations: the format that activations are rounded to before products with packed weights; see
+            `resolve_activations`.
+          rounded: also pack matrices that are stored in bfloat16 or float32, rounded to ggml's Q8_0.
 
         Raises:
           CheckpointError: a weight is NaN or infinite.
@@ -67,7 +74,7 @@ class ModulePlan(Generic[Module]):
         mesh = mesh or make_mesh()
         before: Any = None
         for variable, stored in self.parameters:
-            # Copies to devices go on by themselves, and each holds its part on the host until it is done.
+            # Copies to devices are asynchronous and keep their part in host memory: wait for the last one.
             jax.block_until_ready(before)
             source, array = variable.get_metadata("source"), variable.get_value()
             axes = variable.get_metadata("axes") if is_split else None
@@ -95,7 +102,7 @@ class ModulePlan(Generic[Module]):
 
 
 def _part(source: Source, tensors: Sequence[np.ndarray], dtype: np.dtype, index: Index) -> np.ndarray:
-    """What a device has of a parameter: an array of its own, not a view of the tensors."""
+    """A device's part of a parameter, as a new array and never a view of the tensors."""
     part = np.ascontiguousarray(source.join(tensors, index), dtype)
     return part.copy() if any(np.may_share_memory(part, tensor) for tensor in tensors) else part
 
@@ -104,40 +111,40 @@ def load_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, mesh: Mesh | None =
     """A target network with a checkpoint's weights, split over `mesh` (one device by default).
 
     Raises:
-      ConfigError: its architecture is not supported.
-      CheckpointError: a tensor is missing, spare or misshaped.
+      ConfigError: the architecture is not supported.
+      CheckpointError: a tensor is missing, unexpected, of another shape, or not finite.
     """
     return plan_target(checkpoint, dtype=dtype).read(mesh)
 
 
 def plan_target(checkpoint: Checkpoint, *, dtype: jnp.dtype) -> ModulePlan[Decoder]:
-    """`load_target` up to the point where it would read weights; raises the same."""
+    """`load_target` without reading the weights; raises the same errors."""
     checkpoint = language_model(checkpoint)
     config = target_config(checkpoint)
     _check_depth(config.num_hidden_layers, checkpoint)
-    # Layers past the last one are the MTP drafter's.
+    # Layers past the last one are read by the MTP drafter.
     further = range(config.num_hidden_layers, config.num_hidden_layers + config.num_nextn_predict_layers)
     ignore = (*IGNORED, *(f"model.layers.{i}.*" for i in further))
     return plan_module(lambda rngs: make_target(config, dtype=dtype, rngs=rngs), checkpoint, ignore=ignore)
 
 
 def _check_depth(num_layers: int, checkpoint: Checkpoint) -> None:
-    """Refuses a checkpoint without a layer before all that its config states are built.
+    """Checks that every layer is in the checkpoint, before that many layers are built.
 
     Raises:
-      CheckpointError: naming the layer.
+      CheckpointError: a layer is missing.
     """
     matches = (_LAYER.match(name) for name in checkpoint.tensors)
     there = {int(match[1]) for match in matches if match}
     missing = next((layer for layer in range(num_layers) if layer not in there), None)
     if missing is not None:
         raise CheckpointError(
-            f"{checkpoint.name}: num_hidden_layers is {num_layers}, and no tensor is of layer {missing}"
+            f"{checkpoint.name}: num_hidden_layers is {num_layers}, but layer {missing} has no tensors"
         )
 
 
 class _OneKey(nnx.Rngs):
-    """Random streams of a module whose shapes alone are wanted: counting draws takes time squared in them."""
+    """Random streams for evaluating shapes; counting the draws, as `nnx.Rngs` does, takes quadratic time."""
 
     def params(self) -> jax.Array:
         return jax.random.key(0)
@@ -149,7 +156,13 @@ def make_target(config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> Dec
 
 
 def target_config(checkpoint: Checkpoint) -> ModelConfig:
-    """The shape of a checkpoint's network; an output head that is there is used, whatever the flag says."""
+    """The configuration of a checkpoint's network.
+
+    An output projection in the checkpoint is used even if `tie_word_embeddings` is set.
+
+    Raises:
+      ConfigError: the architecture is not supported.
+    """
     config = ModelConfig.from_hf(checkpoint.config)
     if "lm_head.weight" in language_model(checkpoint).tensors:
         return replace(config, tie_word_embeddings=False)
@@ -159,15 +172,15 @@ def target_config(checkpoint: Checkpoint) -> ModelConfig:
 def plan_module(
     make: Callable[[nnx.Rngs], Module], checkpoint: Checkpoint, *, ignore: tuple[str, ...] = ()
 ) -> ModulePlan[Module]:
-    """Finds every parameter of a module where it says that a checkpoint keeps it.
+    """Finds the tensors of every parameter of a module in a checkpoint.
 
     Args:
-      make: the constructor; it is only evaluated for shapes.
-      checkpoint: to read.
-      ignore: names of tensors that may be there and are not used; `*` matches anything.
+      make: the module's constructor; it is only evaluated for shapes.
+      checkpoint: the checkpoint to search.
+      ignore: name patterns of tensors that may be present but are not used; `*` matches anything.
 
     Raises:
-      CheckpointError: a tensor is missing, spare or misshaped.
+      CheckpointError: a tensor is missing, unexpected or of another shape.
     """
     module = nnx.eval_shape(lambda: make(_OneKey(0)))
     tensors = StrictTensors(checkpoint)
@@ -188,12 +201,12 @@ def plan_module(
 
 
 def matching(checkpoint: Checkpoint, patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of a checkpoint's tensors that match one of the patterns, in order."""
+    """The names of a checkpoint's tensors that match one of the patterns, sorted."""
     return tuple(n for n in sorted(checkpoint.tensors) if any(fnmatchcase(n, p) for p in patterns))
 
 
 def export_tensors(module: nnx.Module) -> dict[str, np.ndarray]:
-    """A module's parameters as a checkpoint names and lays them out: the inverse of loading."""
+    """A module's parameters with the names and layouts of a checkpoint: the inverse of loading."""
     exported: dict[str, np.ndarray] = {}
     for variable, source in declared(module):
         value = np.asarray(variable.get_value())
@@ -208,7 +221,7 @@ def export_tensors(module: nnx.Module) -> dict[str, np.ndarray]:
 
 
 def declared(module: nnx.Module) -> Iterator[tuple[nnx.Variable, Source]]:
-    """Every parameter and buffer of a module, with its place in a checkpoint."""
+    """Every parameter and buffer of a module, with its source in a checkpoint."""
     for _, node in nnx.iter_graph(module):
         if isinstance(node, nnx.Variable):
             yield node, node.get_metadata("source")

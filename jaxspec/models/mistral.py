@@ -1,4 +1,4 @@
-"""Mistral: a Llama whose every layer is behind a window, where there is one.
+"""Mistral: Llama with, in some models, a sliding window in every layer.
 
 Source: the `MistralForCausalLM` of transformers.
 """

@@ -14,18 +14,18 @@ from jaxspec.models.parameters import Source, parameter
 from jaxspec.sharding import all_sum, first_of, once, own_part, split_over
 
 STACKED_EXPERTS = tuple(f"mlp.experts.{projection}_proj" for projection in ("gate", "up", "down"))
-"""What GGUFs hold of a layer's experts, in Hugging Face's names."""
+"""The expert tensors of a layer in a GGUF, by their Hugging Face names."""
 
 
 class MoE(nnx.Module):
     """The weighted sum of the few experts that a linear router chooses for each row.
 
-    A tie between experts goes to the one of the lower index.
-    A device has a part of every expert's inner width, or some of the experts, and adds up what these give.
+    Of experts with equal scores, those with the lower index are chosen. With several devices, each holds a
+    part of every expert's inner width, or some of the experts, and the devices' results are summed.
 
     Attributes:
-      router_name: what a checkpoint calls the router.
-      router_bias: it has one.
+      router_name: the router's name in a checkpoint.
+      router_bias: whether the router has a bias.
     """
 
     router_name: ClassVar[str] = "gate"
@@ -74,15 +74,15 @@ class MoE(nnx.Module):
 
     @classmethod
     def sources(cls, name: str, count: int, width: int, inner: int) -> ExpertSources:
-        """Where a checkpoint keeps so many experts [M, F] that it calls `name`."""
+        """Where a checkpoint stores the `count` experts, of width M and inner width F, called `name`."""
         return tensor_per_expert(name, count, width, inner)
 
     def activate(self, gate: jax.Array, up: jax.Array) -> jax.Array:
-        """What the down projection reads, of the two others' outputs."""
+        """The input of the down projection, from the outputs of gate and up, [..., F] each."""
         return jax.nn.silu(gate) * up
 
     def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Weights f32[R, k] and experts i32[R, k] of rows x [R, M]."""
+        """Chooses k experts for each row of x [R, M]: their weights f32[R, k] and indices i32[R, k]."""
         logits = self.router(x, out_dtype=jnp.float32)
         chosen_logits, chosen = jax.lax.top_k(logits, self.config.experts_per_token)
         if self.config.normalize:
@@ -92,8 +92,8 @@ class MoE(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         rows = x.reshape(-1, x.shape[-1])
         weights, chosen = self.route(rows)
-        # Few rows read only the experts that they chose. Where each of them is copied, many rows would read
-        # most experts more than once.
+        # Reading only the chosen experts pays for few rows. For many rows it pays only if the kernel reads
+        # each expert once; a gather would copy most experts several times.
         reads_once = reads_each_expert_once(rows.dtype, self.gate_up[...])
         run = self._chosen if reads_once or chosen.size <= self.config.num_experts else self._every
         y = run(rows, weights, chosen).astype(x.dtype)
@@ -101,16 +101,16 @@ class MoE(nnx.Module):
 
     @property
     def _inner_axis(self) -> str | None:
-        """The mesh axis that every expert is split over."""
+        """The mesh axis that every expert's inner width is split over; None if it is whole."""
         return split_over(self.gate_up[...].shape[-1], self.config.intermediate_size)
 
     @property
     def _expert_axis(self) -> str | None:
-        """The mesh axis that the experts are split over."""
+        """The mesh axis that the experts are divided among; None if this device has all of them."""
         return split_over(self.gate_up[...].shape[0], self.config.num_experts)
 
     def _chosen(self, rows: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:
-        """f32[R, M], reading the experts that were chosen."""
+        """f32[R, M], reading only the chosen experts."""
         experts = chosen.reshape(-1)
         mine, part = experts, self.gate_up[...].shape[0]
         if self._expert_axis:
@@ -128,7 +128,7 @@ class MoE(nnx.Module):
         return (weights[..., None] * y.reshape(*chosen.shape, -1)).sum(axis=1)
 
     def _every(self, rows: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:
-        """f32[R, M], by way of all experts, those that a row did not choose with a weight of zero."""
+        """f32[R, M], running every row through all experts; those that it did not choose have weight 0."""
         count, part = self.config.num_experts, self.gate_up[...].shape[0]
         share = jnp.zeros((len(rows), count), jnp.float32)
         share = share.at[jnp.arange(len(rows))[:, None], chosen].set(weights)
@@ -145,9 +145,9 @@ class MoE(nnx.Module):
 
 
 def _einsum(axes: str, x: jax.Array, kernel: jax.Array | Mxfp4Weight) -> jax.Array:
-    """f32, whatever the operands' dtype."""
+    """An einsum whose result is float32, whatever the operands' dtypes."""
     if isinstance(kernel, Mxfp4Weight):
         kernel = kernel.dense()
-    # Without "highest" a GPU would round float32 operands to TF32, and greedy equality with them.
+    # Without "highest" a GPU rounds float32 operands to TF32, which can change greedy tokens.
     precision = "highest" if kernel.dtype == jnp.float32 else None
     return jnp.einsum(axes, x, kernel, precision=precision, preferred_element_type=jnp.float32)

@@ -1,4 +1,4 @@
-"""Weights that stay as their checkpoint stores them: the same values in fewer bytes to read."""
+"""Packed weights: kept in their checkpoint's quantised format, so that a step reads fewer bytes."""
 
 import math
 from collections.abc import Sequence
@@ -24,18 +24,18 @@ Activations = Literal["int8", "float32"]
 
 
 def keeps_packed(dtype: jnp.dtype) -> bool:
-    """Whether kernels that take packed weights run here, for a network of this dtype."""
+    """Whether this machine has kernels for packed weights, for a network of this dtype."""
     if dtype == jnp.float32:
         return matmul.why_not("numba") is None
     return dtype == jnp.bfloat16 and expert_matmul.why_not("triton") is None
 
 
 def resolve_activations(asked: str | None, dtype: jnp.dtype) -> Activations:
-    """What packed weights are multiplied with: rows rounded to "int8" or left as "float32".
+    """The format of activations in products with packed weights: rounded to "int8", or "float32".
 
     Args:
-      asked: `EngineConfig.cpu_activations`; None for "int8" where that works.
-      dtype: of the network.
+      asked: `EngineConfig.cpu_activations`; None takes "int8" where that works.
+      dtype: the network's dtype.
 
     Raises:
       ConfigError: "int8" was asked for and does not work here.
@@ -61,11 +61,11 @@ def stored_weight(
     activations: Activations = "float32",
     rounded: bool = False,
 ) -> PackedWeight | Mxfp4Weight | None:
-    """A parameter as its tensors are stored, on the host; None where it has to be dense.
+    """A parameter as a packed weight on the host; None if it has to be dense.
 
     Args:
-      source: of the parameter.
-      shape, dtype: of the parameter. Matrices stay packed in float32, experts in bfloat16.
+      source: where the parameter is stored.
+      shape, dtype: the parameter's. Matrices can be packed in a float32 network, experts in a bfloat16 one.
       stored: its tensors.
       activations, rounded: see `ModulePlan.read`.
     """
@@ -77,33 +77,33 @@ def stored_weight(
 def packed_sharding(
     weight: PackedWeight | Mxfp4Weight, mesh: Mesh, axes: tuple[str | None, ...] | None
 ) -> PackedWeight | Mxfp4Weight:
-    """The shardings of a packed weight's arrays: experts are split, other weights are for one device.
+    """The shardings of a packed weight's arrays. Experts are split; other packed weights are never split.
 
     Args:
-      axes: of the weight that it stands for; None for whole on every device.
+      axes: the logical axes of the dense weight; None puts all of it on every device.
     """
     if not isinstance(weight, Mxfp4Weight):
         return jax.tree.map(lambda _: replicated(mesh), weight)
     scale = sharding(mesh, axes, weight.shape)
     experts, inputs, *outputs = scale.spec
-    # The blocks of a scale are a unit of the axis, so that inputs are cut between two.
+    # One block per scale is the unit of the split, so that inputs are cut only between blocks.
     return Mxfp4Weight(NamedSharding(mesh, PartitionSpec(experts, *outputs, inputs)), scale)  # type: ignore[arg-type]
 
 
 def floats_of(weight: PackedWeight | Mxfp4Weight) -> list[np.ndarray]:
-    """The parts of a weight of `stored_weight` that could be no numbers."""
+    """The float arrays of a packed weight, which could hold NaN or infinity."""
     if isinstance(weight, Mxfp4Weight):
-        return []  # a scale that stands for NaN is past MAX_SCALE
+        return []  # the scale that means NaN is above MAX_SCALE
     values = [np.asarray(weight.values).view(ml_dtypes.bfloat16)] if weight.form == "bfloat16" else []
     return [*values, *(np.asarray(a) for a in (weight.scale, weight.offset) if a is not None)]
 
 
 def packed_experts(source: Source, stored: Sequence[TensorSource]) -> Mxfp4Weight | None:
-    """Experts as their tensor stores them in MXFP4, on the host; None where that is stored in another way."""
+    """Experts in MXFP4, as their tensor stores them, on the host; None if it has another format."""
     if not isinstance(source, Whole | InterleavedGateUp) or not isinstance(stored[0], Mxfp4Tensor):
         return None
     values, scale = stored[0].read_packed()
-    # A weight that could be 12 or more: no network has it.
+    # Such a scale allows weights above 12, which no real network has and the kernel does not support.
     if scale.max(initial=0) > MAX_SCALE:
         return None
     return pack_mxfp4(source.join([values]), source.join([scale]))
@@ -117,13 +117,13 @@ def packed_weight(
     activations: Activations = "float32",
     rounded: bool = False,
 ) -> PackedWeight | None:
-    """A parameter as its tensors are stored, on the host; None where it has to be dense.
+    """A matrix in its stored format, on the host; None if it has to be dense.
 
-    Only matrices that products alone read are packed: those of the two sources named here.
+    Only `Projection` and `Fused` sources are packed, because these matrices are used in products only.
 
     Args:
-      source: of the parameter.
-      shape: of the parameter, which is float32.
+      source: where the parameter is stored.
+      shape: the parameter's, which is float32.
       stored: its tensors.
       activations, rounded: see `ModulePlan.read`.
     """

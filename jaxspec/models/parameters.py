@@ -1,4 +1,4 @@
-"""Parameters: each one declared once, with its shape, axes, initial value and place in a checkpoint.
+"""Parameters, each declared once with its shape, axes, initial value and source in a checkpoint.
 
 Initialisation, loading, sharding and export all follow from the declaration.
 """
@@ -15,14 +15,14 @@ from flax import nnx
 from jaxspec_kernels.matmul import PackedWeight, matmul
 
 Index = tuple[slice, ...]
-"""A part of an array, a slice for each axis; () for all of it."""
+"""A part of an array: a slice for each axis; () is the whole array."""
 
 
 class Source(Protocol):
-    """How a parameter is stored in a checkpoint of Hugging Face names and [out, in] matrices.
+    """How a parameter is stored in a checkpoint with Hugging Face names and [out, in] matrices.
 
     Attributes:
-      kind: of its stored dtype, "float", "int" or "bool".
+      kind: the kind of the stored dtype, "float", "int" or "bool".
     """
 
     kind: ClassVar[str]
@@ -33,9 +33,9 @@ class Source(Protocol):
         ...
 
     def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
-        """The parameter made of its tensors, or the part that a device has of it.
+        """The parameter, or the part `index` of it, from its tensors.
 
-        Tensors may be views of files, and of what is not in the part next to nothing is read or copied.
+        Tensors may be views of files; little more than the part is read or copied.
         """
         ...
 
@@ -46,7 +46,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Whole:
-    """A tensor kept as it is stored."""
+    """A parameter with the layout of its stored tensor."""
 
     kind: ClassVar[str] = "float"
     name: str
@@ -82,7 +82,7 @@ class Projection:
         return ((self.name, (math.prod(self.out_shape), *width)),)
 
     def per_block(self, size: int) -> "Projection":
-        """Where one number for every `size` inputs would be stored."""
+        """The source of a parameter with one value for every block of `size` inputs, such as a scale."""
         return replace(self, in_shape=(math.prod(self.in_shape) // size,))
 
     def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
@@ -95,7 +95,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class Fused:
-    """Projections of the same rows, or their biases, side by side along an axis counted from the last."""
+    """Projections of the same input, or their biases, concatenated along `axis`, which is negative."""
 
     kind: ClassVar[str] = "float"
     parts: tuple[Projection, ...]
@@ -114,7 +114,7 @@ class Fused:
         return replace(self, parts=tuple(part.per_block(size) for part in self.parts))
 
     def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
-        # What lies side by side is cut along the other axes first.
+        # The parts are cut along the other axes before they are concatenated, and along this one after it.
         whole = slice(None)
         before = tuple(whole if i - len(index) == self.axis else each for i, each in enumerate(index))
         after = tuple(each if i - len(index) == self.axis else whole for i, each in enumerate(index))
@@ -128,17 +128,17 @@ class Fused:
 
 
 def fused_gate_up(name: str, leaf: str, in_shape: tuple[int, ...], inner: int) -> Fused:
-    """Gate and up projections as one [in, 2, F], or their biases as one [2, F]."""
+    """Gate and up projections as one parameter [in, 2, F], or their biases as [2, F]."""
     names = (f"{name}.{projection}_proj.{leaf}" for projection in ("gate", "up"))
     return Fused(tuple(Projection(each, in_shape, (1, inner)) for each in names), axis=-2)
 
 
 @dataclass(frozen=True)
 class HeadRows:
-    """Some of the rows that every head has in a matrix [H * rows, in], as [H, stop - start, in].
+    """Rows `start` to `stop - 1` of every head in a matrix [H * rows, in], as [H, stop - start, in].
 
-    Other parameters hold the matrix's other rows: one array of all of them would be sliced, and so copied,
-    in every step.
+    Other parameters hold the other rows. A single parameter for all rows would have to be sliced, and so
+    copied, in every step.
     """
 
     kind: ClassVar[str] = "float"
@@ -157,7 +157,7 @@ class HeadRows:
         return self._by_head(tensors[0])[:, self.start : self.stop][index]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
-        """The matrix with zeros in the rows of others."""
+        """The matrix, with zeros in the rows of other parameters."""
         ((_, shape),) = self.tensors
         whole = np.zeros(shape, value.dtype)
         self.put(whole, value)
@@ -173,7 +173,7 @@ class HeadRows:
 
 @dataclass(frozen=True)
 class Initial:
-    """The initial value of a parameter; its fields are arguments of `parameter`."""
+    """The initial value of a parameter; the fields are arguments of `parameter`."""
 
     init: str
     fan_in: int
@@ -189,7 +189,7 @@ class Initial:
 
 
 class Buffer(nnx.Variable):
-    """An array that comes with the weights but is not trained: an index table."""
+    """An array that is loaded with the weights but not trained, such as an index table."""
 
 
 def parameter(
@@ -205,11 +205,11 @@ def parameter(
     """Declares a parameter.
 
     Args:
-      rngs: random streams for the initial value; not used while shapes are evaluated.
-      shape: of the array on the device.
-      axes: logical axis of every dimension, keys of `config.AXIS_TO_MESH`.
-      source: where a checkpoint keeps it.
-      dtype: on the device.
+      rngs: random streams for the initial value.
+      shape: the shape on the device.
+      axes: the logical axis of every dimension, of `config.AXIS_TO_MESH`; None for one that is never split.
+      source: where a checkpoint stores it.
+      dtype: the dtype on the device.
       init: "normal" with variance 1 / fan_in, "ones" or "zeros".
       fan_in: inputs that one output sums over.
     """
@@ -227,7 +227,7 @@ def bias_parameter(
     *,
     dtype: jnp.dtype,
 ) -> nnx.Param | None:
-    """Declares a bias, zero until a checkpoint fills it; None for a layer without one."""
+    """Declares a bias, initially zero; returns None if it is not `present`. Arguments as of `parameter`."""
     return parameter(rngs, shape, axes, source, dtype=dtype, init="zeros") if present else None
 
 
@@ -243,9 +243,9 @@ def product(
     Args:
       x: [..., in axes].
       kernel: [in axes, out axes].
-      contracting: number of in axes. They are flattened here: left to itself, XLA sums over them in
+      contracting: the number of in axes. They are flattened here, because otherwise XLA sums over them in
         another order and transposes the weight in every step.
-      out_dtype: of the result; the dtype of x by default. Sums are float32 on every backend.
+      out_dtype: the dtype of the result; that of x by default. Sums are float32 on every backend.
 
     Returns:
       [..., out axes].

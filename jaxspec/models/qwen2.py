@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: a Llama with biases on q, k and v, whose last layers may be behind a window.
+"""Qwen2 and Qwen2.5: Llama with biases on q, k and v, and an optional sliding window in the last layers.
 
 Source: the `Qwen2ForCausalLM` of transformers.
 """
@@ -28,5 +28,5 @@ class Qwen2(Decoder):
 
     @classmethod
     def own_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        # Whatever a file says of attention_bias: the family's class reads no such key.
+        # The family's class in transformers ignores a file's attention_bias.
         return {"qkv_bias": True, "attention_bias": False}

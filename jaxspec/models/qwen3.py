@@ -1,4 +1,4 @@
-"""Qwen3: a Llama with norms on queries and keys, whose last layers may be behind a window.
+"""Qwen3: Llama with norms on queries and keys, and an optional sliding window in the last layers.
 
 Source: the `Qwen3ForCausalLM` of transformers.
 """

@@ -19,7 +19,7 @@ def _gguf_config(meta: Metadata) -> dict[str, Any]:
         "num_experts": meta.size("expert_count"),
         "num_experts_per_tok": meta.size("expert_used_count"),
         "moe_intermediate_size": meta.size("expert_feed_forward_length"),
-        # The published models say so, and the files nothing.
+        # GGUFs of the published models lack the key; the models' configs set it.
         "norm_topk_prob": meta.flag("expert_weights_norm", True),
     }
 
@@ -43,7 +43,7 @@ class Qwen3Moe(Decoder):
 
     @classmethod
     def is_windowed(cls, config: Mapping[str, Any], layer: int) -> bool:
-        # The family has max_window_layers too, and transformers does not read it.
+        # transformers ignores this family's max_window_layers.
         return True
 
     @classmethod
@@ -51,7 +51,7 @@ class Qwen3Moe(Decoder):
         step, dense = config["decoder_sparse_step"], config["mlp_only_layers"] or ()
         layers = range(config["num_hidden_layers"])
         moe = MoeConfig(
-            # transformers 5 writes the one, published checkpoints have the other.
+            # transformers 5 writes num_local_experts; published checkpoints have num_experts.
             num_experts=config.get("num_local_experts") or config["num_experts"],
             experts_per_token=config["num_experts_per_tok"],
             intermediate_size=config["moe_intermediate_size"],

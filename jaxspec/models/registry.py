@@ -1,4 +1,4 @@
-"""Every family of target networks, by the `model_type` of its `config.json`."""
+"""The registry of target families, by the `model_type` of their `config.json`."""
 
 from typing import Any, cast
 
@@ -11,17 +11,17 @@ FAMILIES: dict[str, type[Decoder]] = cast(Any, model.FAMILIES)
 
 
 def register_family(model_type: str, family: type[Decoder]) -> None:
-    """Makes a family known: its checkpoints are then targets and draft models like any other.
+    """Registers a family, so that its checkpoints can be loaded as targets and draft models.
 
     Args:
-      model_type: of its `config.json`.
-      family: its class; see `jaxspec.models.decoder.Decoder` and docs/adding-a-family.md.
+      model_type: the `model_type` of its `config.json`.
+      family: a subclass of `Decoder`; see docs/adding-a-family.md.
 
     Raises:
-      ValueError: another class has the name.
-      TypeError: it is no class of decoders.
+      ValueError: another class is registered under this name.
+      TypeError: `family` is not a subclass of `Decoder`.
     """
     register(FAMILIES, model_type, family, Decoder)
-    # A subclass of a family that GGUFs hold is not what they hold.
+    # Only the class's own `gguf`: an inherited one belongs to the parent's family.
     if architecture := vars(family).get("gguf"):
         ARCHITECTURES[architecture.name] = (model_type, architecture)

@@ -11,10 +11,10 @@ from jaxspec.config import RopeConfig
 
 
 def rope_frequencies(config: RopeConfig, head_dim: int) -> tuple[np.ndarray, float]:
-    """Inverse frequencies and the factor on cosine and sine.
+    """The frequencies of rotary embeddings, and the factor on cosine and sine.
 
     Returns:
-      f32[D/2] in radians per position, and the attention factor (1.0 but for YaRN).
+      f32[D/2] in radians per position, and the attention factor, which is 1.0 except for YaRN.
 
     Source: transformers `modeling_rope_utils.py`; YaRN, arXiv 2309.00071; Llama 3.1's model card.
     """

@@ -1,4 +1,4 @@
-"""From logits to tokens: temperature, top-k, top-p and min-p; Gumbel draws; rejection sampling."""
+"""Sampling: temperature, top-k, top-p and min-p; Gumbel draws; rejection sampling of drafts."""
 
 from jaxspec.sampling.draw import sample
 from jaxspec.sampling.logits import process_logits

@@ -12,16 +12,16 @@ from jaxspec.sampling.state import SamplingState
 def sample(
     logits: jax.Array, sampling: SamplingState, position: jax.Array, purpose: Purpose | jax.Array
 ) -> jax.Array:
-    """A token ~ softmax(logits) for each slot; the argmax where the temperature is 0.
+    """Draws a token from softmax(logits) for each slot; takes the argmax where the temperature is 0.
 
-    A row of NaN gives some id in range.
+    A row of NaN gives an arbitrary id in range.
 
     Args:
       logits: f32[B, V] from `process_logits`; they need not be normalised.
       sampling: the parameters of the B slots.
       position: i32[B], position of the row that the logits belong to.
-      purpose: the random stream: one for all slots, or i32[B]. A token drawn without a proposal is
-        a `Purpose.BONUS`.
+      purpose: the random stream, one for all slots or i32[B]. Tokens drawn without a proposal use
+        `Purpose.BONUS`.
 
     Returns:
       i32[B] token ids.

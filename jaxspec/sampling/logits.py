@@ -14,13 +14,13 @@ from jaxspec.sampling.threshold import kth_largest, mass_threshold
 def process_logits(logits: jax.Array, sampling: SamplingState, *, mode: SamplingMode) -> jax.Array:
     """The logits that tokens are drawn from.
 
-    In this order: temperature, min-p, top-k, top-p of what is left, renormalised. Tokens that tie
-    with the last one kept are kept; the best token always is.
+    Applies temperature, then min-p, then top-k, then top-p to the renormalised rest. Tokens that tie with the
+    last one kept are kept, and so is always the best token.
 
     Args:
-      logits: [B, Q, V].
+      logits: [B, Q, V], of any float dtype.
       sampling: the parameters of the B slots.
-      mode: top-k and top-p are heeded in `TRUNCATED` alone; no other has their searches.
+      mode: only `TRUNCATED` applies top-k and top-p.
 
     Returns:
       f32[B, Q, V], -inf where masked. Rows of slots with temperature 0 are the raw logits.
@@ -38,9 +38,9 @@ def process_logits(logits: jax.Array, sampling: SamplingState, *, mode: Sampling
 def _where_used(
     used: jax.Array, raise_floor: Callable, scaled: jax.Array, floor: jax.Array, parameter: jax.Array
 ) -> jax.Array:
-    """The floor [B, Q], raised in the slots that use a parameter.
+    """The floor f32[B, Q], raised in the slots where bool[B] `used` is true.
 
-    Where a program can branch, the search is skipped when no slot does.
+    If no slot uses the parameter, the search is skipped on backends where programs can branch.
     """
 
     def search(digit_bits: int) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Which parts of sampling a decode program has."""
+"""Sampling modes: which parts of sampling a decode program contains."""
 
 from enum import IntEnum
 
@@ -8,12 +8,12 @@ from jaxspec.sampling.params import SamplingParams
 
 
 class SamplingMode(IntEnum):
-    """How the slots of a program may sample; a greater mode gives slots of a lesser one the same tokens.
+    """How the slots of a program may sample. A higher mode gives a request the same tokens as a lower one.
 
     Attributes:
-      GREEDY: every temperature is 0, and only argmaxes are compared.
+      GREEDY: every temperature is 0; only argmaxes are computed.
       TEMPERATURE: temperature and min-p.
-      TRUNCATED: top-k and top-p too, whose thresholds are searched for.
+      TRUNCATED: also top-k and top-p, whose thresholds must be searched for.
     """
 
     GREEDY = 0
@@ -22,7 +22,7 @@ class SamplingMode(IntEnum):
 
 
 def required_mode(params: SamplingParams) -> SamplingMode:
-    """The least mode that serves a request."""
+    """The lowest mode that serves a request."""
     if params.temperature == 0:
         return SamplingMode.GREEDY
     if params.top_k > 0 or params.top_p < 1:
@@ -31,13 +31,13 @@ def required_mode(params: SamplingParams) -> SamplingMode:
 
 
 def modes_for_sampling() -> tuple[SamplingMode, ...]:
-    """The modes that are worth a program each, for an engine whose requests may sample."""
-    # One more program takes seconds to compile. That pays only where the other cannot skip its searches.
+    """The modes to compile a program for, in an engine whose requests may sample."""
+    # A program takes seconds to compile. A second one pays only if `TRUNCATED` cannot skip its searches.
     if can_branch():
         return (SamplingMode.TRUNCATED,)
     return (SamplingMode.TEMPERATURE, SamplingMode.TRUNCATED)
 
 
 def can_branch() -> bool:
-    """Whether a program may branch: a GPU's would copy the condition to the host, and cut its CUDA graph."""
+    """Whether programs may branch: on a GPU, a branch copies its condition to the host and ends a graph."""
     return jax.default_backend() == "cpu"

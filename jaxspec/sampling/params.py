@@ -1,4 +1,4 @@
-"""What a user may ask of one generation."""
+"""The sampling parameters of one request."""
 
 import dataclasses
 import math
@@ -18,19 +18,19 @@ class SamplingParams:
 
     Attributes:
       temperature: 0 is greedy; otherwise the logits are divided by it, 1e-30 to 1e30.
-      top_k: keep the k most likely tokens (and their ties); 0 or -1 keeps all.
+      top_k: keep the k most likely tokens and tokens that tie with the last of them; 0 or -1 keeps all.
       top_p: keep the smallest set of most likely tokens with at least this probability, in (0, 1].
       min_p: keep tokens with at least this fraction of the best token's probability, in [0, 1].
-      seed: same seed, same tokens; None draws a new one for every request.
-      max_new_tokens: length limit of the output.
-      stop: strings that end the output; they are cut off.
+      seed: 0 to 2**64 - 1; the same seed gives the same tokens. None draws a new one for every request.
+      max_new_tokens: the most tokens of the output.
+      stop: strings that end the output and are cut off.
       stop_token_ids: token ids that end the output.
       ignore_eos: go on after an end-of-sequence token.
-      speculate: False decodes plainly, as `num_speculative_tokens` of 0 does.
+      speculate: False decodes without drafts, like a `num_speculative_tokens` of 0.
       num_speculative_tokens: drafts per step, at most the engine's; None takes the engine's choice.
 
     Raises:
-      ValueError: a value is out of its range, or not a number where one is needed; one line.
+      ValueError: a value has the wrong type or is out of its range.
     """
 
     temperature: float = 0.0
@@ -50,7 +50,7 @@ class SamplingParams:
         top_p = _real("top_p", self.top_p, "above 0 and at most 1", lambda x: 0 < x <= 1)
         checked: dict[str, Any] = {
             "temperature": _temperature(self.temperature),
-            # The device holds both in 32 bits, and beyond these nothing changes.
+            # The device holds both in 32 bits. Values beyond these limits have the same effect.
             "top_k": min(max(top_k, 0), 2**31 - 1),
             "top_p": max(top_p, 1e-30),
             "min_p": _real("min_p", self.min_p, "0 to 1", lambda x: 0 <= x <= 1),
@@ -74,17 +74,17 @@ class SamplingParams:
     def merge(
         cls, params: "SamplingParams | Mapping[str, Any] | None", fields: Mapping[str, Any]
     ) -> "SamplingParams":
-        """The parameters of a call that takes them whole, as a mapping of fields, or field by field.
+        """Sampling parameters that a call takes as one argument or as keywords.
 
         Args:
-          params: what the call was given whole, or None.
-          fields: what it was given as keywords; empty unless `params` is None.
+          params: `SamplingParams`, a mapping of its fields, or None.
+          fields: the keywords; empty unless `params` is None.
 
         Raises:
-          ValueError: both ways at once, something else, an unknown field, or a bad value.
+          ValueError: both are given, `params` has another type, a field is unknown, or a value is bad.
         """
         if params is not None and fields:
-            raise ValueError(f"give {next(iter(fields))} in params or as a keyword, not both ways")
+            raise ValueError(f"give {next(iter(fields))} in params or as a keyword, not both")
         if isinstance(params, cls):
             return params
         if not isinstance(params, Mapping | None):
@@ -111,7 +111,7 @@ def _real(name: str, value: Any, wanted: str, allowed: Callable[[float], bool]) 
 
 
 def _temperature(value: Any) -> float:
-    """Logits divided by less, or by more, would not fit 32 bits: one answer would be as good as another."""
+    """Checks that the temperature is 0 or in the range for which the divided logits fit float32."""
     temperature = _real("temperature", value, "0 or more", lambda x: x >= 0)
     if temperature and not _COLDEST <= temperature <= _HOTTEST:
         raise _error("temperature", value, f"a number, 0 (greedy) or {_COLDEST:g} to {_HOTTEST:g}")

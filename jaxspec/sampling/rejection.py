@@ -1,8 +1,8 @@
-"""Rejection sampling of drafts: the tokens that come out are distributed as the target's.
+"""Rejection sampling of drafts: the emitted tokens have the target's distribution.
 
-Drafts that were drawn are accepted as a block (`block.py`). One-hot drafts are accepted one by one, for as a
-block they would be accepted as often: Leviathan et al., "Fast Inference from Transformers via Speculative
-Decoding", ICML 2023, algorithm 1.
+Drafts that were sampled are verified as a block (`block.py`). One-hot drafts are verified one by one, because
+block verification would accept no more of them: Leviathan et al., "Fast Inference from Transformers via
+Speculative Decoding", ICML 2023, algorithm 1.
 """
 
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ from jaxspec.sharding import split_over
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a slot's drafts.
+    """The result of verifying the slots' drafts.
 
     Attributes:
       accepted: i32[B], how many leading drafts were accepted, 0 to K.
-      token: i32[B], the token that follows them: recovered from the first rejected row, or the bonus
-        token of the row after the last draft.
+      token: i32[B], the token after them: the recovered token of the first rejected row, or the bonus token
+        of the row after the last draft.
     """
 
     accepted: jax.Array
@@ -51,21 +51,22 @@ def verify(
 ) -> Verdict:
     """Accepts a prefix of the drafts and draws the token after it.
 
-    With K = 0 this is plain decoding. The recovered and bonus draws have independent random streams, keyed
-    by the row's position; the accepting draws have one keyed by the first row's.
+    With K = 0 this is plain decoding. Recovered and bonus tokens are drawn from independent random streams,
+    each keyed by the row's position. Acceptance is drawn from a third stream, keyed by the first row's
+    position.
 
     Args:
-      logits: [B, Q, V] raw target logits with Q = K + 1; row i judges draft i.
+      logits: [B, Q, V] raw target logits with Q = K + 1; row i verifies draft i.
       drafts: i32[B, K] target ids; a negative id is never accepted.
-      draft_count: i32[B], how many drafts there are. What lies past them is never read as a draft.
-      draft_logits: f32[B, K, Vd], the very logits that each draft was drawn from (divided by the
-        temperature already), or None when the proposals are one-hot.
-      draft_vocab: None when the vocabularies are one.
+      draft_count: i32[B], the number of drafts; columns past it are ignored.
+      draft_logits: f32[B, K, Vd], the logits that each draft was drawn from, already divided by the
+        temperature; None if the proposals are one-hot.
+      draft_vocab: maps the draft vocabulary to the target's; None if they are the same.
       sampling: the parameters of the B slots.
       positions: i32[B, Q], position of each row.
-      mode: one that serves every slot; which of these does not change what comes out.
-      vocab_size: V where `logits` may be this device's part of them, in `GREEDY` alone; None where they are
-        whole.
+      mode: any mode that serves every slot; all of these give the same result.
+      vocab_size: V over all devices if `logits` may be this device's part, which only `GREEDY` allows; None
+        if they are whole.
     """
     if mode == SamplingMode.GREEDY:
         best = argmax(logits, split_over(logits.shape[-1], vocab_size or logits.shape[-1]))
@@ -86,19 +87,19 @@ def verify(
 
 
 def count_leading(accepts: jax.Array, draft_count: jax.Array) -> jax.Array:
-    """i32[B]: how many of the first `draft_count` columns of bool[B, K] hold before one does not."""
+    """i32[B]: how many leading columns of bool[B, K] are true, up to `draft_count` i32[B]."""
     drafted = jnp.arange(accepts.shape[1]) < draft_count[:, None]
     return jnp.cumprod((accepts & drafted).astype(jnp.int32), axis=1).sum(axis=1)
 
 
 def _count_through_last(accepts: jax.Array, draft_count: jax.Array) -> jax.Array:
-    """i32[B]: how many columns of bool[B, K] lead up to the last that holds, of the first `draft_count`."""
+    """i32[B]: one plus the index of the last true column of bool[B, K] before `draft_count`; 0 if none is."""
     columns = jnp.arange(1, accepts.shape[1] + 1, dtype=jnp.int32)
     return jnp.where(accepts & (columns <= draft_count[:, None]), columns, 0).max(axis=1)
 
 
 def row_at(x: jax.Array, index: jax.Array) -> jax.Array:
-    """x[b, index[b]] for each slot: [B, Q, ...] and i32[B] in range give [B, ...]."""
+    """x[b, index[b]] for each slot b: x [B, Q, ...] and index i32[B], in range, give [B, ...]."""
     return x.at[jnp.arange(x.shape[0]), index].get(mode="promise_in_bounds")
 
 
@@ -116,12 +117,11 @@ def token_after(
     """The token i32[B] after the accepted drafts.
 
     Args:
-      processed: f32[B, Q, V], of `process_logits`.
-      accepted: i32[B].
-      log_prefix: log p of the accepted prefix, f32[B, 1], which the recovered token makes up for; 0 where
-        drafts were accepted one by one.
-
-    The others are those of `verify`.
+      processed: f32[B, Q, V], from `process_logits`.
+      accepted: i32[B], accepted drafts.
+      log_prefix: log p of the accepted prefix, f32[B, 1] (see `block.py`), by which P is scaled in the
+        residual distribution; 0 if drafts are verified one by one.
+      drafts, draft_count, draft_logits, draft_vocab, sampling, positions: as in `verify`.
     """
     row = row_at(processed, accepted)
     position = row_at(positions, accepted)
@@ -137,7 +137,7 @@ def token_after(
     else:
         log_q = _log_proposal(row_at(draft_logits, column), draft_vocab)
         residual = _log_residual(log_prefix + log_p, log_q)
-    # An empty residual (p equals q, up to rounding) leaves p.
+    # An empty residual means that p equals q up to rounding. Then draw from p.
     recovers = rejected & (sampling.temperature > 0) & (residual.max(axis=-1) > -jnp.inf)
     purpose = jnp.where(rejected, Purpose.RECOVER, Purpose.BONUS)
     return sample(jnp.where(recovers[:, None], residual, row), sampling, position, purpose)
@@ -152,7 +152,7 @@ def _accept(
     sampling: SamplingState,
     positions: jax.Array,
 ) -> tuple[jax.Array, jax.Array | float]:
-    """How many drafts are accepted, i32[B], and `token_after`'s `log_prefix`."""
+    """The number of accepted drafts, i32[B], and `log_prefix` for `token_after`."""
     rows = processed[:, :-1]
     ids = jnp.clip(drafts, 0, rows.shape[-1] - 1)
     is_possible = drafts >= 0
@@ -165,7 +165,7 @@ def _accept(
         log_ratio -= _at(draft_logits, jnp.maximum(draft_ids, 0)) - draft_norm
     log_ratio = jnp.where(is_possible, log_ratio, -jnp.inf)
     keys = random.row_keys(sampling.seed, positions[:, 0], Purpose.ACCEPT)
-    # Not log p > log u + log q, whose rounding can reject where p equals q.
+    # log u is compared with log p - log q, because log u + log q can round up and reject although p equals q.
     log_u = jnp.log(random.uniform(keys, drafts.shape[1]))
     greedy = count_leading(argmax(rows) == drafts, draft_count)
     is_sampled = sampling.temperature > 0
@@ -179,12 +179,12 @@ def _accept(
 
 
 def _at(logits: jax.Array, ids: jax.Array) -> jax.Array:
-    """logits [B, K, V] at ids i32[B, K]."""
+    """logits [B, K, V] at ids i32[B, K], as [B, K]."""
     return jnp.take_along_axis(logits, ids[..., None], axis=-1, mode="promise_in_bounds")[..., 0]
 
 
 def _log_proposal(draft_logits: jax.Array, draft_vocab: DraftVocabulary | None) -> jax.Array:
-    """log q over the target vocabulary, f32[B, V], of one row of draft logits f32[B, Vd]."""
+    """log q over the target vocabulary, f32[B, V], from one row of draft logits f32[B, Vd]."""
     log_q = jax.nn.log_softmax(draft_logits)
     if draft_vocab is None:
         return log_q

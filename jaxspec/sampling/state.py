@@ -8,7 +8,7 @@ import jax
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SamplingState:
-    """What a compiled program needs to know of each slot's `SamplingParams`.
+    """The part of each slot's `SamplingParams` that a compiled program needs.
 
     Attributes:
       temperature: f32[B], 0 for greedy.

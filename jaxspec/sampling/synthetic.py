@@ -1,6 +1,6 @@
-"""Synthetic acceptance: a benchmark mode that accepts drafts at a given rate, whatever they are.
+"""Synthetic acceptance: a benchmark mode that accepts drafts at a given rate, right or wrong.
 
-Its output is not the target's. It makes engines comparable without a trained drafter.
+Its output does not have the target's distribution. It makes engines comparable without a trained drafter.
 """
 
 import math
@@ -32,12 +32,12 @@ def verify_synthetic(
     mean_acceptance_length: float,
     vocab_size: int | None = None,
 ) -> Verdict:
-    """Does the work of `verify`, and then accepts by rate.
+    """`verify` with acceptance at a given rate instead of by the drafts' probabilities.
 
     Args:
-      mean_acceptance_length: tokens per step including the one after the drafts, from 1 to K + 1
-        (vLLM's `synthetic_acceptance_length`): its whole part is always accepted, its fraction is
-        the chance of one more, later drafts are never accepted.
+      mean_acceptance_length: mean tokens per step, from 1 to K + 1, including the token after the drafts
+        (vLLM's `synthetic_acceptance_length`). With floor L and fraction f, the first L - 1 drafts are
+        always accepted, the next one with probability f, and later ones never.
 
     The other arguments and the result are those of `verify`.
 
@@ -59,7 +59,11 @@ def verify_synthetic(
 
 
 def acceptance_rates(mean_acceptance_length: float, drafts: int) -> list[float]:
-    """The chance of each draft, given that those before it were accepted."""
+    """The acceptance probability of each draft, given that those before it were accepted.
+
+    Raises:
+      ValueError: the mean acceptance length is out of range.
+    """
     if not 1 <= mean_acceptance_length <= drafts + 1:
         raise ValueError(
             f"mean_acceptance_length must lie between 1 and {drafts + 1} with {drafts} drafts, "

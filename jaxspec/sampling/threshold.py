@@ -1,7 +1,8 @@
-"""Exact thresholds over a vocabulary without sorting it.
+"""Exact thresholds over a vocabulary without sorting it: a radix search over the bits of floats.
 
-Read as integers, floats are in order. So the largest float at which some condition on "all elements at
-or above it" holds can be found bit by bit, in passes that only compare and add.
+The bits of floats, read as integers, can be mapped so that they keep the floats' order. So the largest float
+for which a condition on the elements at or above it holds can be found a few bits at a time, in passes over
+the elements that only compare and add.
 """
 
 from collections.abc import Callable
@@ -12,11 +13,15 @@ from jax import lax
 
 _SIGN = 0x80000000
 _SMALLEST_NORMAL = 0x00800000
-_NEGATIVE_INFINITY = 0x007FFFFF  # its place in the integer order; below it are only NaNs
+_NEGATIVE_INFINITY = 0x007FFFFF  # -inf in the integer order; only NaNs come before it
 
 
 def kth_largest(x: jax.Array, k: jax.Array, *, digit_bits: int) -> jax.Array:
-    """The k-th largest value of x f32[..., V], k i32[...] >= 1; -inf where k > V."""
+    """The k-th largest value of x f32[..., V], for k i32[...] of at least 1; -inf where k > V.
+
+    Args:
+      digit_bits: see `mass_threshold`.
+    """
 
     def reached(at_least: jax.Array) -> jax.Array:
         return jnp.sum(at_least, axis=-1, dtype=jnp.int32) >= k[..., None]
@@ -25,14 +30,14 @@ def kth_largest(x: jax.Array, k: jax.Array, *, digit_bits: int) -> jax.Array:
 
 
 def mass_threshold(x: jax.Array, weight: jax.Array, mass: jax.Array, *, digit_bits: int) -> jax.Array:
-    """The largest t with sum(weight where x >= t) >= mass; -inf where no t reaches it.
+    """The largest t, f32[...], with sum(weight where x >= t) >= mass; -inf if the sum is always smaller.
 
     Args:
       x: f32[..., V].
       weight: f32[..., V], not negative.
       mass: f32[...], above 0.
-      digit_bits: bits fixed in one pass over x, a divisor of 32. A pass sums for 2^digit_bits - 1
-        candidates at once: few and wide passes suit a GPU, many and narrow ones a CPU.
+      digit_bits: bits of t that one pass over x determines, a divisor of 32. A pass computes the sums for
+        2^digit_bits - 1 candidates: few wide passes suit a GPU, many narrow ones a CPU.
     """
 
     def reached(at_least: jax.Array) -> jax.Array:
@@ -55,7 +60,7 @@ def _largest(x: jax.Array, reached: Callable[[jax.Array], jax.Array], digit_bits
 
 
 def _float(order: jax.Array) -> jax.Array:
-    """The float32 at a place u32[...] of the integer order; subnormals count as 0, as they do on a CPU."""
+    """The float32 at index u32[...] of the integer order; subnormals become 0, as they do on a CPU."""
     order = jnp.maximum(order, jnp.uint32(_NEGATIVE_INFINITY))
     bits = jnp.where(order >= jnp.uint32(_SIGN), order ^ jnp.uint32(_SIGN), ~order)
     subnormal = (bits & ~jnp.uint32(_SIGN)) < jnp.uint32(_SMALLEST_NORMAL)

@@ -1,4 +1,4 @@
-"""Which of the target's tokens a drafter can draft."""
+"""The part of the target's vocabulary that a drafter uses."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ import jax
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DraftVocabulary:
-    """The part of the target's vocabulary that can be drafted.
+    """The mapping between a drafter's smaller vocabulary and the target's.
 
     Attributes:
       target_ids: i32[Vd], the target id of each draft id.
-      draft_ids: i32[V], its inverse; -1 for ids that are never drafted.
+      draft_ids: i32[V], the inverse; -1 for target ids that are never drafted.
     """
 
     target_ids: jax.Array

@@ -1,4 +1,4 @@
-"""Generating many answers through the engine, into shards that an interruption leaves whole."""
+"""Generating many answers with the engine, saved in shards that survive an interruption."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -22,16 +22,18 @@ def generate_answers(
     label: str,
     wanted: Sequence[int] | None = None,
 ) -> TokenRows:
-    """Answers every prompt that `folder` holds no answer to, and returns all answers.
+    """Answers every prompt that has no answer in `folder` yet, and returns all answers.
 
-    Every prompt has its own seed, so an answer does not depend on what was there before. An interruption
-    keeps the answers finished so far.
+    Every prompt has its own seed, so its answer does not depend on the others. An interruption keeps the
+    answers finished so far.
 
     Args:
-      prompts: token ids.
-      params: of the prompt with that index.
+      engine: answers the prompts.
+      prompts: token ids of every prompt.
+      params: returns the sampling parameters of the prompt with a given index.
+      folder: folder of the shards.
       label: of the progress bar.
-      wanted: indices of the prompts to answer; None takes all.
+      wanted: indices of the prompts to answer; None answers all.
     """
     folder.mkdir(exist_ok=True)
     done = set(read_shards(folder).index.tolist())

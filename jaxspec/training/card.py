@@ -1,4 +1,4 @@
-"""The card of an exported head: what it is, what it was trained on, and what it is worth."""
+"""The model card of an exported head: its shape, training data and acceptance."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from jaxspec.drafters.eagle3 import Eagle3Config
 from jaxspec.training.config import TrainConfig, TrainingRun
 
 _FORMATS = {
-    "speculators": "speculators', which vLLM reads; with the target's embedding and output rows",
+    "speculators": "speculators', which vLLM reads; includes the target's embedding and output rows",
     "shared": "speculators', without `embed_tokens.weight` and `lm_head.weight`: jaxspec takes the target's",
     "safeailab": "SafeAILab/EAGLE's",
 }
@@ -24,13 +24,16 @@ def head_card(
     acceptance: dict[str, dict[str, Any]],
     sizes: TrainConfig,
 ) -> str:
-    """A card in Markdown.
+    """The model card, in Markdown.
 
     Args:
+      run: the run's configuration.
+      head: the head's shape.
       form: one of `jaxspec.training.export.FORMATS`.
-      stages: what the finished stages reported.
-      acceptance: what the stage "evaluate" wrote; empty where it was not run.
-      sizes: of the training, with nothing left open.
+      target_name: name of the target.
+      stages: results of the finished stages, by name.
+      acceptance: results of the stage "evaluate"; empty if it was not run.
+      sizes: sizes of the training, as `jaxspec.training.sizes.settle` returns them.
     """
     layers, source = head.layers, run.target
     loaded = source.source + (f", `{source.file}`" if source.file else "")
@@ -64,7 +67,7 @@ def _acceptance(run: TrainingRun, acceptance: dict[str, dict[str, Any]]) -> str:
     if not acceptance:
         return "Not measured."
     config = run.evaluate
-    baseline = "the head that it started from" if run.head.initial else "prompt lookup"
+    baseline = "the initial head" if run.head.initial else "prompt lookup"
     rows = []
     for name, result in acceptance.items():
         if name.startswith("before, "):
@@ -82,9 +85,9 @@ def _acceptance(run: TrainingRun, acceptance: dict[str, dict[str, Any]]) -> str:
         )
     head = ("prompts", "temperature", baseline, "this head", "accepted up to position 0, 1, …")
     return (
-        f"Tokens a step, the target's own included, K = {config.num_speculative_tokens}, at most "
-        f"{config.max_new_tokens} new tokens, through jaxspec's engine. Held-out prompts are a part of the "
-        "data that was not trained on.\n\n" + _table(head, rows)
+        f"Tokens per step, including the target's own; K = {config.num_speculative_tokens}, at most "
+        f"{config.max_new_tokens} new tokens, measured with jaxspec's engine. Held-out prompts are a part of "
+        "the data that was not trained on.\n\n" + _table(head, rows)
     )
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: state, and the position of the data, saved together."""
+"""Checkpoints of a training run: the state and the loader's position, saved together."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from jaxspec.training.trainer import TrainState
 
 
 class Checkpoints:
-    """The last checkpoints of one run, through orbax; a half-written one is never seen."""
+    """The two latest checkpoints of a run, written atomically by orbax."""
 
     def __init__(self, folder: Path):
         self._manager = ocp.CheckpointManager(
@@ -19,7 +19,7 @@ class Checkpoints:
         )
 
     def save(self, state: TrainState, data: dict[str, Any]) -> None:
-        """Saves the state and the loader's position."""
+        """Saves the state and the loader's position, unless this step is already saved."""
         step = int(state.step)
         if self._manager.latest_step() == step:
             return
@@ -31,10 +31,10 @@ class Checkpoints:
         self._manager.save(step, args=args)
 
     def restore(self, state: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
-        """The newest state and data position, or None where none was saved.
+        """The latest state and loader position, or None if nothing was saved.
 
         Args:
-          state: of the same shapes, dtypes and sharding.
+          state: a state with the shapes, dtypes and sharding to restore.
         """
         step = self._manager.latest_step()
         if step is None:

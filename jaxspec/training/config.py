@@ -1,4 +1,4 @@
-"""What one training run is: a TOML file in, frozen sections out."""
+"""Training configurations: a TOML file as frozen dataclasses."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,20 +13,20 @@ from jaxspec.config.toml import read_toml
 
 @dataclass(frozen=True)
 class PromptsConfig:
-    """Where the user's turns come from.
+    """The prompts: from files, or sampled from the target.
 
     Attributes:
       files: JSONL files; see `jaxspec.training.prompt_files.read_rows` for what a row may hold.
-      held_out: JSONL files of evaluation prompts; a prompt that repeats one, or shares 13 words in a row
-        with one, is dropped.
-      held_out_share: of the prompts of `files` this share is not trained on, at least 8 of them, at most 128
-        and never more than a quarter; acceptance before and after is measured on it. Which ones follows from
-        their words, so it is the same in every run.
-      max_tokens: longer prompts are dropped, the chat template counted in.
-      synthetic: user turns to sample from the target itself.
-      synthetic_temperature: at which they are sampled.
+      held_out: JSONL files of benchmark prompts. A prompt that equals one, or shares 13 words in a row with
+        one, is dropped.
+      held_out_share: share of the prompts that is held out: at least 8, at most 128 and at most a quarter of
+        them. Acceptance before and after training is measured on these. Their text decides which ones they
+        are, so they are the same in every run.
+      max_tokens: longer prompts are dropped; the chat template counts.
+      synthetic: number of user turns to sample from the target itself.
+      synthetic_temperature: their sampling temperature.
       synthetic_max_tokens: longer ones are dropped.
-      seed: of the order of the prompts and of the sampling.
+      seed: seed of the order of the prompts and of sampling them.
     """
 
     files: tuple = ()
@@ -49,10 +49,10 @@ class ResponsesConfig:
     """How the target answers the prompts that come without an answer.
 
     Attributes:
-      temperatures: taken in turn, prompt by prompt.
-      extra_temperatures: every prompt is answered once more at each of them.
-      max_new_tokens: length limit of an answer.
-      seed: of the sampling.
+      temperatures: used in turn, one prompt after another.
+      extra_temperatures: every prompt gets a further answer at each of these.
+      max_new_tokens: the most tokens of an answer.
+      seed: seed of the sampling.
     """
 
     temperatures: tuple = (0.0, 1.0)
@@ -69,7 +69,7 @@ class VocabularyConfig:
     """The draft vocabulary: the `size` most frequent tokens of the answers.
 
     Attributes:
-      size: 0 takes that of the head to start from, else what `jaxspec.training.sizes` finds for the target.
+      size: 0 takes the size of the initial head, else `jaxspec.training.sizes.draft_vocabulary_size`.
     """
 
     size: int = 0
@@ -77,16 +77,17 @@ class VocabularyConfig:
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """The shape of the head; sizes left out are the target's, or those of the head to start from.
+    """The shape of the head; the defaults are the sizes of the target, or of the initial head.
 
     Attributes:
-      initial: an EAGLE-3 head to start from, of any draft vocabulary: a folder or a Hugging Face Hub id.
+      initial: an EAGLE-3 head to start from, with any draft vocabulary: a folder or a Hugging Face Hub id.
         Empty starts from random weights.
-      num_layers: decoder layers.
-      intermediate_size: of the feed-forward networks.
-      capture: the target's hidden states to read; empty takes (2, L // 2, L - 3).
-      rope_theta: base of the rotary frequencies; 10000 is what the code of SafeAILab assumes.
-      norm_before_residual, fc_norm, norm_output: see `Eagle3Config`. Only speculators' format has them.
+      num_layers: number of decoder layers.
+      intermediate_size: F, width of the feed-forward networks.
+      capture: indices of the target's hidden states that the head reads; i is the input of layer i. Empty
+        takes (2, L // 2, L - 3) for L layers.
+      rope_theta: base of the rotary frequencies; SafeAILab's code assumes 10000.
+      norm_before_residual, fc_norm, norm_output: see `Eagle3Config`. Only speculators' format has these.
     """
 
     initial: str = ""
@@ -104,26 +105,26 @@ class TrainConfig:
     """The optimisation.
 
     Attributes:
-      steps: updates; 0 takes as many as `epochs` are.
-      epochs: how often every row is seen where `steps` is 0, which is then at least 300. The intervals and
-        the rows below that are too many for so few updates are made smaller.
-      batch_size: packed rows per update, over all devices; 0 takes what gives `batch_tokens`.
-      batch_tokens: tokens per update where `batch_size` is 0; fewer where the device's memory has no room.
-      row_length: tokens per row; longer conversations are cut, and left out where nothing of their answer is
-        left. 0 takes the longest conversation's.
+      steps: number of updates; 0 derives it from `epochs`.
+      epochs: if `steps` is 0, how often every row is used; there are at least 300 updates. Warm-up,
+        intervals and validation rows are reduced if they are too many for the number of updates.
+      batch_size: packed rows per update, over all devices; 0 derives it from `batch_tokens`.
+      batch_tokens: tokens per update if `batch_size` is 0; fewer if the device's memory is too small.
+      row_length: tokens per row. Longer conversations are cut, and left out if nothing of the answer
+        remains. 0 takes the length of the longest conversation.
       optimizer: "adamw" for everything, or "muon" for the matrices and AdamW for the rest.
-      learning_rate: after warm-up; it falls to a hundredth along a cosine.
-      warmup_steps: updates in which it rises from 0.
-      clip_norm: largest norm of a gradient.
-      weight_decay, beta1, beta2: of AdamW.
-      objective: "cross_entropy" against the target's distribution on the draft vocabulary; or
-        "total_variation" of both distributions, which takes its place little by little over the first half
-        of the updates. See `jaxspec.training.loss.position_loss`.
+      learning_rate: the rate after warm-up; a cosine reduces it to a hundredth.
+      warmup_steps: updates over which the rate rises from 0.
+      clip_norm: the largest norm of a gradient.
+      weight_decay, beta1, beta2: parameters of AdamW.
+      objective: "cross_entropy" with the target's distribution on the draft vocabulary; or
+        "total_variation" between both distributions, which gradually replaces the cross-entropy during the
+        first half of the updates. See `jaxspec.training.loss.position_loss`.
       num_unroll_steps: draft steps of the training-time test.
-      step_decay: draft step k weighs step_decay ** k.
-      validation_rows: packed rows kept out of training.
-      validate_every, checkpoint_every, log_every: updates between them.
-      seed: of the initial weights, the packing and the order of the rows.
+      step_decay: the weight of draft step k is step_decay ** k.
+      validation_rows: packed rows not trained on.
+      validate_every, checkpoint_every, log_every: intervals, in updates.
+      seed: seed of the initial weights, the packing and the order of the rows.
     """
 
     steps: int = 0
@@ -170,13 +171,13 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """What the finished head is measured on, through the real engine.
+    """How the trained head is evaluated, with the engine.
 
     Attributes:
       files: JSONL files of prompts, as in `PromptsConfig`.
-      temperatures: each file is run at each of them.
+      temperatures: every file is answered at each of these.
       num_speculative_tokens: K.
-      max_new_tokens: per prompt.
+      max_new_tokens: the most tokens of an answer.
     """
 
     files: tuple = ()
@@ -187,15 +188,15 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """What the exported head says of itself.
+    """Metadata of the exported head.
 
     Attributes:
-      target_name: the target's name in the config and on the card: what speculators and vLLM find it by, a
-        Hugging Face Hub id or a folder of safetensors. Empty takes the name it was loaded by, which those two
-        cannot open where it is a GGUF.
-      license: of the head.
-      data: where the prompts are from, and their licences, a line each.
-      command: that trains it.
+      target_name: name of the target in the config and on the card. speculators and vLLM open the target by
+        it: a Hugging Face Hub id or a folder of safetensors. Empty takes the name by which it was loaded,
+        which these two cannot open if it is a GGUF.
+      license: the head's licence.
+      data: sources of the prompts with their licences, one per line.
+      command: the command that trains it.
     """
 
     target_name: str = ""
@@ -206,11 +207,12 @@ class ExportConfig:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """One TOML file.
+    """The contents of one TOML file.
 
     Attributes:
-      engine: sizes of the engine that generates and evaluates; they decide speed, not results.
-      others: see their classes.
+      target: the target's checkpoint.
+      engine: sizes of the engine that generates and evaluates; they affect speed, not results.
+      prompts, responses, vocabulary, head, train, evaluate, export: see their classes.
     """
 
     target: SourceConfig
@@ -224,7 +226,7 @@ class TrainingRun:
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def settings(self, *sections: str) -> dict[str, Any]:
-        """The named sections as plain JSON values."""
+        """The named sections as JSON values."""
         return {name: _plain(dataclasses.asdict(getattr(self, name))) for name in sections}
 
 
@@ -232,7 +234,7 @@ def load_training_run(path: str | Path) -> TrainingRun:
     """Reads a training configuration.
 
     Raises:
-      ConfigError: the file is not there, not TOML, or has an unknown or misfit key.
+      ConfigError: the file does not exist, is not TOML, or has an unknown key or a bad value.
     """
     path = Path(path)
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""Which of the target's tokens a head can draft: the most frequent ones of the answers."""
+"""The draft vocabulary: the most frequent tokens of the answers."""
 
 import numpy as np
 
@@ -8,19 +8,20 @@ VOCABULARY = "vocabulary.npy"
 
 
 def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """i64[V], how often each token occurs."""
+    """i64[V]: how often each token occurs."""
     return np.bincount(tokens, minlength=vocab_size)
 
 
 def choose_vocabulary(counts: np.ndarray, size: int, known: np.ndarray | None = None) -> np.ndarray:
-    """The `size` most frequent token ids, rising; where fewer occur, ids of `known` fill up, then the lowest.
+    """i32[size]: the most frequent token ids, ascending. Ties prefer ids in `known`, then lower ids.
 
     Args:
       counts: i64[V].
-      known: the ids that a head drafts already.
+      size: number of tokens, W.
+      known: ids that the initial head drafts.
 
     Raises:
-      ConfigError: more tokens are asked for than the target has.
+      ConfigError: `size` is less than 1 or more than V.
     """
     if not 1 <= size <= counts.size:
         raise ConfigError(
@@ -34,5 +35,5 @@ def choose_vocabulary(counts: np.ndarray, size: int, known: np.ndarray | None = 
 
 
 def coverage(counts: np.ndarray, target_ids: np.ndarray) -> float:
-    """The share of all tokens that the draft vocabulary holds."""
+    """The share of all counted tokens that are in the draft vocabulary."""
     return float(counts[target_ids].sum() / max(counts.sum(), 1))

@@ -1,4 +1,4 @@
-"""What a head is worth: acceptance through the real engine."""
+"""Measuring acceptance with the engine."""
 
 import time
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ ACCEPTANCE = "acceptance.json"
 def measure_acceptance(
     engine: Engine, prompts: list[list[int]], params: SamplingParams, *, label: str = "evaluate"
 ) -> dict[str, Any]:
-    """Answers every prompt and adds up what became of the drafts.
+    """Answers every prompt and sums up the acceptance statistics.
 
     Returns:
-      The counts and rates of `AcceptanceStats`, with "tokens", "seconds" and "tokens_per_second".
+      `AcceptanceStats.to_dict`, with "prompts", "tokens", "seconds" and "tokens_per_second".
     """
     total, tokens, begin = AcceptanceStats(), 0, time.monotonic()
     requests = (engine.make_request(prompt, params) for prompt in prompts)
@@ -41,10 +41,12 @@ def measure_acceptance(
 def measure(
     engine: Engine, prompts: Mapping[str, list[list[int]]], config: EvaluateConfig
 ) -> dict[str, dict[str, Any]]:
-    """`measure_acceptance` of every set of prompts at every temperature, as "set temperature t".
+    """`measure_acceptance` for every set of prompts at every temperature, by the key "SET temperature T".
 
     Args:
-      prompts: token ids, by the set's name.
+      engine: answers the prompts.
+      prompts: token ids of the prompts of each set, by name.
+      config: temperatures and lengths.
     """
     results = {}
     for name, encoded in prompts.items():

@@ -1,4 +1,4 @@
-"""A trained head in the public formats, and in the small one that this library ships."""
+"""Exporting a trained head: in the public formats, and in the smaller one of the shipped head."""
 
 import json
 import shutil
@@ -17,25 +17,30 @@ from jaxspec.models.decoder import Decoder
 from jaxspec.models.loading import export_tensors
 
 FORMATS = ("speculators", "safeailab", "shared")
-"""`speculators` is what speculators and vLLM load. `shared` is the same without what the target has, too:
-`embed_tokens.weight` and `lm_head.weight`; only this library takes the target's output rows instead."""
+"""speculators and vLLM load `speculators`. `shared` is the same without `embed_tokens.weight` and
+`lm_head.weight`, which equal the target's; only jaxspec loads it."""
 
 
 def embedding_rows(target: Decoder) -> np.ndarray:
-    """f32[V, M], every token's embedding as a head reads it."""
+    """f32[V, M]: the embedding of every token, as a head reads it."""
     ids = jnp.arange(target.config.vocab_size)
     return np.asarray(target.embedding(ids).astype(jnp.float32))
 
 
 def why_not_safeailab(config: Eagle3Config, target_depth: int) -> str | None:
-    """What of a head the format of SafeAILab/EAGLE cannot hold, or None."""
+    """Why the format of SafeAILab/EAGLE cannot represent a head, or None.
+
+    Args:
+      config: the head's shape.
+      target_depth: number of layers of the target.
+    """
     if config.layers.num_hidden_layers > 1:
         return f"holds one layer, the head has {config.layers.num_hidden_layers} (head.num_layers)"
     for flag in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
         if getattr(config, flag):
             return f"has no {flag} (head.{flag})"
     if config.layers.rope.theta != 10000.0:
-        return f"has no rope_theta, its code takes 10000 and the head {config.layers.rope.theta:g}"
+        return f"has no rope_theta: its code takes 10000, the head {config.layers.rope.theta:g}"
     if config.capture != default_capture(target_depth):
         default = list(default_capture(target_depth))
         return f"reads the hidden states {default}, the head {list(config.capture)} (head.capture)"
@@ -54,28 +59,30 @@ def export_head(
     embedding: np.ndarray | None = None,
     card: str = "",
 ) -> None:
-    """Writes `config.json`, `model.safetensors` and `README.md` into a new folder, whole or not at all.
+    """Atomically writes a new folder with `config.json`, `model.safetensors` and `README.md`.
 
     Args:
-      head: with its float32 parameters.
+      head: the head, with float32 parameters.
+      target: the target's shape.
+      folder: must not exist.
       form: one of `FORMATS`.
-      target_name, architectures: what the format records of the target. speculators opens the target by that
-        name when it loads a head, and vLLM where it is given the head alone.
+      target_name, architectures: name and architectures of the target, which the format records. speculators
+        opens the target by this name when it loads a head, and so does vLLM when it is given only the head.
       dtype: of the weights, "bfloat16" or "float32".
-      embedding: [V, M], the target's as the head reads it, for speculators' format, which holds a copy; a
-        head with one of its own needs none.
-      card: what `README.md` says.
+      embedding: [V, M], the target's embedding as the head reads it. speculators' format holds a copy, unless
+        the head has its own embedding.
+      card: contents of `README.md`.
 
     Raises:
-      ConfigError: the format cannot hold this head, or the folder is there already.
+      ConfigError: the format cannot represent this head, or the folder exists.
     """
     if form not in FORMATS:
         raise ConfigError(f"export format {form!r} is unknown; known: {', '.join(FORMATS)}")
     if folder.exists():
-        raise ConfigError(f"{folder}: is there already; nothing was written")
+        raise ConfigError(f"{folder}: exists already; nothing was written")
     if form == "safeailab" and (reason := why_not_safeailab(head.config, target.num_hidden_layers)):
         raise ConfigError(f"the format of SafeAILab {reason}")
-    # Read from another format, it keeps that one's names.
+    # A head read from another format keeps the names of that format.
     tensors = {
         name.replace("midlayer.", "layers.0.", 1): _rounded(array, dtype)
         for name, array in export_tensors(head).items()

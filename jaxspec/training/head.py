@@ -1,4 +1,4 @@
-"""A new head for a target."""
+"""Making the head that is trained."""
 
 import dataclasses
 
@@ -14,10 +14,10 @@ from jaxspec.training.config import HeadConfig
 
 
 def head_config(config: HeadConfig, target: ModelConfig, draft_vocab_size: int) -> Eagle3Config:
-    """The shape of the head that a training run asks for.
+    """The shape of a new head.
 
     Raises:
-      ConfigError: it cannot be built on this target.
+      ConfigError: `config` does not fit the target.
     """
     if config.num_layers < 1:
         raise ConfigError(f"head.num_layers must be at least 1, got {config.num_layers}")
@@ -46,10 +46,11 @@ def head_config(config: HeadConfig, target: ModelConfig, draft_vocab_size: int) 
 def config_from(
     initial: Eagle3Config, config: HeadConfig, target: ModelConfig, draft_vocab_size: int
 ) -> Eagle3Config:
-    """The shape of a run that goes on from a head: that head's, but for the draft vocabulary.
+    """The shape of a head that starts from another: the same except for the draft vocabulary.
 
     Raises:
-      ConfigError: `config` asks for another shape, or the head has what training or exporting it has not.
+      ConfigError: `config` contradicts the initial head, or the head has a feature that cannot be trained or
+        exported.
     """
     layers = initial.layers
     ours = HeadConfig(
@@ -68,12 +69,12 @@ def config_from(
             raise ConfigError(f"head.{field.name} is {asked!r}, that of head.initial {has!r}; leave it out")
     if not initial.capture:
         raise ConfigError(
-            "head.initial: it reads the target's final hidden state alone; such are not trained"
+            "head.initial: it reads only the target's final hidden state; such heads cannot be trained"
         )
     if layers.hidden_size != target.hidden_size:
         raise ConfigError(
             f"head.initial: it is {layers.hidden_size} wide and the target {target.hidden_size}; such heads "
-            "are not trained"
+            "cannot be trained"
         )
     plain = _layers(layers, layers.num_hidden_layers, layers.intermediate_size, layers.rope.theta)
     for item in dataclasses.fields(ModelConfig):
@@ -82,7 +83,7 @@ def config_from(
             has, wanted = has.kind, wanted.kind
         if has != wanted and item.name not in ("tie_word_embeddings", "num_nextn_predict_layers"):
             raise ConfigError(
-                f"head.initial: its {item.name} is {has!r}; only heads with {wanted!r} are trained"
+                f"head.initial: its {item.name} is {has!r}; only heads with {wanted!r} can be trained"
             )
     return dataclasses.replace(
         initial, draft_vocab_size=draft_vocab_size, own_embedding=False, first_layer="layers.0"
@@ -90,7 +91,7 @@ def config_from(
 
 
 def _layers(shape: ModelConfig, num_layers: int, intermediate_size: int, rope_theta: float) -> ModelConfig:
-    """Plain Llama layers of a target's or head's width and heads."""
+    """Llama layers with the width and the heads of a target or a head."""
     return ModelConfig(
         family="llama",
         vocab_size=shape.vocab_size,
@@ -117,8 +118,11 @@ def new_head(
     """An untrained head with float32 weights; its output rows and final norm are the target's.
 
     Args:
-      target_ids: i32[W], the draft vocabulary, rising.
+      config: its shape.
+      target: the target.
+      target_ids: i32[W], the draft vocabulary, ascending.
       num_speculative_tokens: K of the engine that will run the head.
+      seed: seed of the weights.
     """
     head = Eagle3(
         config,
@@ -132,16 +136,16 @@ def new_head(
         head.target_ids.set_value(jnp.asarray(target_ids, jnp.int32))
         head.draft_ids.set_value(jnp.asarray(inverse))
     head.head.kernel.set_value(target.output_kernel[:, target_ids])
-    # The output rows expect what the target's final norm makes.
+    # The output rows are trained for the output of the target's final norm.
     head.norm.scale.set_value(jnp.array(target.norm.factors()))
     return head
 
 
 def start_from(head: Eagle3, trained: Eagle3, target: Decoder) -> None:
-    """Gives a new head the trained parameters of another one, of any draft vocabulary.
+    """Copies the trained parameters of `trained`, with any draft vocabulary, into a new head.
 
     Raises:
-      ConfigError: the other one has another shape, or embeddings or output rows that are not the target's.
+      ConfigError: `trained` has another shape, or an embedding or output rows that are not the target's.
     """
     ours, theirs = (_shapes(nnx.state(module, is_trained)) for module in (head, trained))
     if ours != theirs:
@@ -152,15 +156,15 @@ def start_from(head: Eagle3, trained: Eagle3, target: Decoder) -> None:
         )
     ids = slice(None) if trained.target_ids is None else trained.target_ids[...]
     if not _alike(trained.head.kernel[...], target.output_kernel[:, ids]):
-        raise ConfigError("head.initial: its output rows are not the target's; such heads are not trained")
+        raise ConfigError("head.initial: its output rows are not the target's; such heads cannot be trained")
     tokens = jnp.arange(target.config.vocab_size)
     if trained.embedding is not None and not _alike(trained.embedding(tokens), target.embedding(tokens)):
-        raise ConfigError("head.initial: its embedding is not the target's; such heads are not trained")
+        raise ConfigError("head.initial: its embedding is not the target's; such heads cannot be trained")
     nnx.update(head, nnx.state(trained, is_trained))
 
 
 def _alike(ours: jax.Array, theirs: jax.Array) -> bool:
-    """Equal but for how they were rounded or packed."""
+    """Whether arrays are equal up to rounding or quantisation."""
     ours, theirs = ours.astype(jnp.float32), theirs.astype(jnp.float32)
     return bool(jnp.abs(ours - theirs).mean() < 0.2 * jnp.abs(theirs).mean())
 
@@ -170,11 +174,11 @@ def _shapes(state: nnx.State) -> dict[str, tuple[int, ...]]:
 
 
 def is_trained(path: tuple, value: object) -> bool:
-    """Which variables of a head are trained: all parameters but the output rows and an embedding,
+    """A filter for the trained variables of a head: all parameters except the output rows and the embedding,
     which are the target's."""
     return isinstance(value, nnx.Param) and path[0] not in ("head", "embedding")
 
 
 def cast(tree: nnx.State, dtype: jnp.dtype) -> nnx.State:
-    """The floating-point arrays of a tree in another dtype."""
+    """Casts the floating-point arrays of a tree."""
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)

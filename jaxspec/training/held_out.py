@@ -12,7 +12,7 @@ def normalise(text: str) -> tuple[str, ...]:
 
 
 class HeldOut:
-    """Evaluation prompts, and the question whether a text repeats one."""
+    """A set of evaluation prompts; `in` tells whether a text repeats one."""
 
     def __init__(self, texts: Iterable[str]):
         self._whole: set[tuple[str, ...]] = set()
@@ -23,7 +23,7 @@ class HeldOut:
             self._runs.update(_runs(words))
 
     def __contains__(self, text: str) -> bool:
-        """Whether `text` is one of them, or shares a run of 13 words with one."""
+        """Whether `text` equals a prompt, or shares 13 words in a row with one."""
         words = normalise(text)
         return words in self._whole or any(run in self._runs for run in _runs(words))
 

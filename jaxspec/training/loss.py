@@ -1,7 +1,8 @@
-"""The loss of the training-time test: the head against the target's distribution, step by step.
+"""The loss of the training-time test: the head's distribution against the target's, in every draft step.
 
-Rows and steps count where inference drafts: the row's newest token and the drafted one both belong to an
-answer. A position whose best token is outside the draft vocabulary counts as wrong in the accuracy.
+A row counts in a step if inference could draft there: if the row's newest token and the drafted token both
+belong to the same answer. If the target's most likely token is outside the draft vocabulary, the position
+counts as wrong in the accuracy.
 """
 
 from collections.abc import Callable
@@ -20,20 +21,21 @@ from jaxspec.sharding import all_sum
 from jaxspec.training.packed_rows import PackedRows, run_target, shift_left
 from jaxspec.training.unroll import unroll_step
 
-# Positions whose logits exist at a time: over the whole vocabulary, and over the draft vocabulary.
-# Few enough for a GPU's cache, where all passes over them then run.
+# The number of positions per chunk of logits over the whole vocabulary and over the draft vocabulary. A chunk
+# fits a GPU's cache, so that repeated passes over it do not read from memory.
 _LABELLED, _DRAFTED = 256, 1024
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Labels:
-    """What the target says after every position; positions come first, to be taken in chunks.
+    """The target's predictions after every position. The axis of positions comes first, for chunks.
 
     Attributes:
-      probabilities: [S, B, W] in the dtype of the hidden states, its distribution on the draft vocabulary.
-        What is missing from a sum of 1 lies outside.
-      best: i32[S, B], the draft id of its most likely token, -1 for one that cannot be drafted.
+      probabilities: [S, B, W] in the dtype of the hidden states: the target's probabilities of the tokens in
+        the draft vocabulary; their sum may be less than 1.
+      best: i32[S, B]: the draft id of the target's most likely token, or -1 if it is not in the draft
+        vocabulary.
     """
 
     probabilities: jax.Array
@@ -43,15 +45,15 @@ class Labels:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StepSums:
-    """Sums over a batch, per draft step: f32[steps] each.
+    """Sums over a batch for every draft step, f32[steps] each.
 
     Attributes:
-      loss: cross-entropy in nats against the target's distribution renormalised over the draft
-        vocabulary, over the positions whose best token can be drafted.
-      overlap: of both distributions, the sum over tokens of the smaller probability: how likely a draft
-        sampled at temperature 1 is accepted.
-      correct: positions where the head's and the target's most likely tokens agree.
-      count: positions that inference may draft.
+      loss: cross-entropy in nats with the target's distribution, renormalised over the draft vocabulary, over
+        the positions whose most likely token is in the draft vocabulary.
+      overlap: sum over tokens of the smaller of both probabilities: the acceptance probability of a draft
+        sampled at temperature 1.
+      correct: positions where the most likely tokens of head and target agree.
+      count: positions where inference could draft.
     """
 
     loss: jax.Array
@@ -60,7 +62,7 @@ class StepSums:
     count: jax.Array
 
     def means(self) -> dict[str, jax.Array]:
-        """f32[steps] each, per position that inference may draft: "loss", "overlap" and "accuracy"."""
+        """ "loss", "overlap" and "accuracy", f32[steps] each: means over the `count` positions."""
         count = jnp.maximum(self.count, 1)
         return {
             "loss": self.loss / count,
@@ -70,7 +72,7 @@ class StepSums:
 
 
 def make_labels(head: Eagle3, target: Target, hidden: jax.Array) -> Labels:
-    """Labels of the target's final hidden states [B, S, M]."""
+    """The labels for the target's final hidden states [B, S, M]."""
 
     def label(x: jax.Array) -> Labels:
         logits = target.logits(x)
@@ -91,7 +93,7 @@ def make_labels(head: Eagle3, target: Target, hidden: jax.Array) -> Labels:
 
 
 def drafted_positions(rows: PackedRows, k: int) -> jax.Array:
-    """bool[B, S]: rows from which inference may draft in step k."""
+    """bool[B, S]: rows from which inference could draft in step k."""
     newest = shift_left(rows.answer, 1)
     drafted = shift_left(rows.answer, 2 + k)
     return newest & drafted & (rows.segments == shift_left(rows.segments, 2 + k))
@@ -108,16 +110,19 @@ def unrolled_loss(
     cross_entropy_weight: jax.Array | float = 1.0,
     axis: str | None = None,
 ) -> tuple[jax.Array, StepSums]:
-    """The loss of one batch. The head's output rows get no gradient: they are frozen.
+    """The loss of one batch. The head's output rows are frozen and get no gradient.
 
     Args:
+      head, target: the head to train and its target.
+      rows: the batch.
+      num_steps: draft steps.
+      step_decay: the weight of step k is step_decay ** k.
       objective, cross_entropy_weight: see `position_loss`.
-      axis: the mesh axis that the batch is split over, `rows` being this device's part. The loss and the
-        sums are then this part's, and their sums over the devices the batch's.
+      axis: the mesh axis over which the batch is split, if it is; `rows` is then this device's part. Summing
+        the results over all devices gives those of the whole batch.
 
     Returns:
-      f32[], the sum over steps k of step_decay ** k times the mean loss of a position; and the sums of what
-      is measured in any case.
+      f32[], the weighted sum over steps of the mean loss per position; and the sums for the metrics.
     """
     hidden, captured = lax.stop_gradient(run_target(target, rows, head.capture))
     batch, length = rows.tokens.shape
@@ -148,12 +153,15 @@ def unrolled_loss(
 def position_loss(
     objective: str, cross_entropy: jax.Array, overlap: jax.Array, cross_entropy_weight: jax.Array | float
 ) -> jax.Array:
-    """What is minimised at a position, out of its cross-entropy and its overlap.
+    """The loss of a position, from its cross-entropy and overlap.
 
     Args:
-      objective: "cross_entropy"; or "total_variation", 1 - overlap, which is how likely a draft is rejected
-        at temperature 1, with `cross_entropy_weight` of the cross-entropy and the rest of this. It has next
-        to no gradient where the distributions hardly overlap: an untrained head needs the cross-entropy.
+      objective: "cross_entropy"; or "total_variation", which is 1 - overlap, the probability that a draft is
+        rejected at temperature 1.
+      cross_entropy, overlap: f32[...] of the positions.
+      cross_entropy_weight: weight of the cross-entropy under "total_variation", whose weight is the rest. The
+        total variation has almost no gradient where the distributions hardly overlap, so an untrained head
+        needs the cross-entropy.
 
     Source: A. Samarin et al., arXiv 2602.23881.
     """
@@ -191,8 +199,7 @@ def _by_chunks(
     """Sums `loss(logits, counted, start)` over chunks [size, B, ...] of project(x [B, S, M]) and counted
     [B, S].
 
-    The gradient is taken chunk by chunk on the way forward, so that no chunk's logits are kept or computed
-    twice.
+    Each chunk's gradient is computed in the forward pass, so that logits are neither kept nor computed twice.
     """
     x, counted = jnp.moveaxis(x, 1, 0), counted.T
 
@@ -205,7 +212,7 @@ def _by_chunks(
         return value, sums, gradient
 
     values, sums, gradient = lax.map(one, jnp.arange(0, x.shape[0], size))
-    # Zero, with the gradient as its derivative.
+    # A zero whose derivative is the gradient computed above.
     gradient = lax.stop_gradient(gradient.reshape(x.shape))
     zero = (gradient * (x - lax.stop_gradient(x))).sum(dtype=jnp.float32)
     return lax.stop_gradient(values.sum()) + zero, jax.tree.map(lambda x: x.sum(axis=0), sums)
@@ -216,5 +223,5 @@ def _chunk(tree: Any, start: jax.Array | int, size: int) -> Any:
 
 
 def _lengthen(x: jax.Array, length: int) -> jax.Array:
-    """[B, S, ...] with zeros up to [B, length, ...]."""
+    """Pads [B, S, ...] with zeros to [B, length, ...]."""
     return jnp.pad(x, [(0, 0), (0, length - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])

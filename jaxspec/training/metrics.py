@@ -1,4 +1,4 @@
-"""Metrics of a training run: a JSONL file, and its plot."""
+"""Metrics of a training run: a JSONL file and its plot."""
 
 import json
 from importlib.util import find_spec
@@ -17,13 +17,13 @@ class MetricsFile:
         self.path = path
 
     def rows(self) -> list[dict[str, Any]]:
-        """Everything written so far."""
+        """All rows written so far."""
         if not self.path.is_file():
             return []
         return [json.loads(line) for line in self.path.read_text("utf-8").splitlines()]
 
     def cut(self, step: int) -> None:
-        """Forgets what was written after `step`, which a resumed run does again."""
+        """Removes rows after `step`, which a resumed run writes again."""
         kept = [json.dumps(row) + "\n" for row in self._whole_rows() if row["step"] <= step]
         write_atomically(self.path, "".join(kept).encode())
 
@@ -32,7 +32,7 @@ class MetricsFile:
             file.write(json.dumps(row) + "\n")
 
     def _whole_rows(self) -> list[dict[str, Any]]:
-        """The rows, without a last one that an interruption cut."""
+        """The rows, without an incomplete last one."""
         if not self.path.is_file():
             return []
         whole = self.path.read_text("utf-8").rpartition("\n")[0]
@@ -40,22 +40,22 @@ class MetricsFile:
 
 
 def expected_length(rates: list[float]) -> float:
-    """Tokens a step, the target's own included, if the draft at position k passes at rate k behind others."""
+    """Mean tokens per step, with the target's own, if draft k is accepted at rate k once those before are."""
     return 1 + float(np.cumprod(rates).sum())
 
 
 def can_plot() -> bool:
-    """Whether matplotlib is there."""
+    """Whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 
 def plot_progress(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draws, as PNG, what validation says against tokens seen: accuracy per draft position, with that of
-    training thin, and the acceptance length to be expected of it."""
+    """Plots metrics against the number of tokens seen, as PNG: the accuracy per draft position (training as
+    thin lines), and the expected acceptance length."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    # Not pyplot's: which backend that has is the caller's business.
+    # Without pyplot, whose backend belongs to the caller.
     figure = Figure(figsize=(12, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
     num_steps = len(rows[0]["accuracy"]) if rows else 0
@@ -69,7 +69,7 @@ def plot_progress(rows: list[dict[str, Any]], path: Path) -> None:
                 left.plot(*zip(*points, strict=True), color=colour, linewidth=width, alpha=alpha, label=label)
     left.set_ylabel("accuracy (teacher-forced)")
     left.set_ylim(0, 1)
-    # Of few conversations none is left for validation.
+    # Small data sets have no validation rows.
     shown = "validation" if any(row["kind"] == "validation" for row in rows) else "train"
     for rates, label in (("accuracy", "temperature 0"), ("overlap", "temperature 1")):
         lengths = [(row["tokens"], expected_length(row[rates])) for row in rows if row["kind"] == shown]

@@ -1,4 +1,4 @@
-"""How much arithmetic an update takes: what a throughput is a share of."""
+"""Floating-point operations of an update, for comparing throughput with a device's peak."""
 
 from typing import Any
 
@@ -13,23 +13,23 @@ from jaxspec.models.decoder import Decoder
 def operations_per_token(target: Decoder, head: Eagle3, *, row_length: int, num_unroll_steps: int) -> float:
     """Floating-point operations of matrix products per token of a packed row.
 
-    Counts the target's forward pass and output projections, and the head forward and backward in every
-    draft step; neither what is recomputed on the way back, nor norms and softmax. Attention is counted
-    over the whole row, as it is computed, and of routed experts those that a row chooses.
+    Counts the target's forward pass and output projections, and the forward and backward passes of the head
+    in every draft step, without recomputation, norms and softmax. Attention is counted over the whole row,
+    as it is computed; only the chosen experts are counted.
     """
     outputs = head.config.draft_vocab_size
     forward = _layers(target.layers, target.config, row_length) + 2 * target.config.hidden_size * (
         target.config.vocab_size + outputs
     )
     layers = _layers((head.first, *head.rest), head.config.layers, row_length)
-    # The output rows are frozen: of their two backward products only the one for the input is left.
+    # The output rows are frozen, so the backward pass needs only the product for the input.
     step = 3 * layers + 2 * (2 * head.hidden_size * outputs)
     fuse = 2 * _products(head.fc, head.config.layers)
     return float(forward + fuse + num_unroll_steps * step)
 
 
 def _layers(layers: Any, config: ModelConfig, row_length: int) -> float:
-    """Of the forward pass of decoder layers."""
+    """Operations per token of the forward pass of decoder layers."""
     latent = config.latent
     width = 2 * latent.kv_lora_rank + latent.qk_rope_head_dim if latent else 2 * config.head_dim
     attention = 2 * row_length * config.num_attention_heads * width
@@ -37,7 +37,7 @@ def _layers(layers: Any, config: ModelConfig, row_length: int) -> float:
 
 
 def _products(module: Any, config: ModelConfig) -> float:
-    """Of one row with every matrix of a module."""
+    """Operations of multiplying one row by every matrix of a module."""
     moe, total = config.moe, 0.0
     for weight in jax.tree.leaves(nnx.state(module, nnx.Param)):
         if weight.ndim < 2:

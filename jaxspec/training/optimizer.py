@@ -9,11 +9,11 @@ from optax import contrib
 from jaxspec.models.parameters import Projection
 from jaxspec.training.config import TrainConfig
 
-_UPDATE_RMS = 0.2  # what AdamW's updates measure per unit of learning rate; Muon's are scaled to it
+_UPDATE_RMS = 0.2  # RMS of AdamW's updates per unit of learning rate, to which Muon's are scaled
 
 
 def learning_rate_schedule(config: TrainConfig) -> optax.Schedule:
-    """A linear warm-up, then a cosine down to a hundredth."""
+    """A linear warm-up, then a cosine decay to a hundredth."""
     return optax.warmup_cosine_decay_schedule(
         0.0, config.learning_rate, config.warmup_steps, config.steps, 0.01 * config.learning_rate
     )
@@ -23,10 +23,11 @@ def make_optimizer(config: TrainConfig, params: Any) -> optax.GradientTransforma
     """AdamW; or Muon for the matrices and AdamW for the rest.
 
     Args:
-      params: a module's parameters as `nnx.split` gives them; their declarations say which axes of a
-        matrix are its inputs.
+      config: the optimisation.
+      params: a module's parameters, as `nnx.split` returns them; their declarations say which axes of a
+        matrix are inputs.
 
-    Source of Muon: K. Jordan, 2024; its scale, arXiv 2502.16982.
+    Source of Muon: K. Jordan, 2024; of its scale: arXiv 2502.16982.
     """
     schedule = learning_rate_schedule(config)
     if config.optimizer == "muon":
@@ -45,7 +46,7 @@ def make_optimizer(config: TrainConfig, params: Any) -> optax.GradientTransforma
 
 
 def _matrix_axes(params: Any) -> Any:
-    """For each leaf of `params`, which axes are inputs and which outputs of a matrix; None for a vector."""
+    """The input and output axes of each matrix in `params`; None for a vector."""
 
     def axes(variable: Any) -> contrib.MuonDimensionNumbers | None:
         dimensions = len(variable.get_value().shape)

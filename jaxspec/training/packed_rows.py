@@ -16,9 +16,9 @@ class PackedRows:
 
     Attributes:
       tokens: i32[B, S].
-      positions: i32[B, S], each token's place in its own conversation.
-      segments: i32[B, S], which conversation of the row; 0 is padding.
-      answer: bool[B, S], the token is part of an answer.
+      positions: i32[B, S], position of each token in its conversation.
+      segments: i32[B, S], number of the conversation in the row, from 1; 0 is padding.
+      answer: bool[B, S], whether the token is part of an answer.
     """
 
     tokens: jax.Array
@@ -28,7 +28,7 @@ class PackedRows:
 
 
 def shift_left(x: jax.Array, by: int) -> jax.Array:
-    """x[:, i + by] at i, [B, S, ...]; zero (or False) past the end."""
+    """Shifts [B, S, ...]: element i is x[:, i + by], and zero (or False) past the end."""
     padding = [(0, 0), (0, by), *[(0, 0)] * (x.ndim - 2)]
     return jnp.pad(x[:, by:], padding)
 
@@ -36,7 +36,7 @@ def shift_left(x: jax.Array, by: int) -> jax.Array:
 def run_target(
     target: Target, rows: PackedRows, capture: tuple[int, ...]
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """The target's hidden states after its final norm [B * S, M], and those that `capture` names."""
+    """The target's hidden states after its final norm, [B * S, M], and those of the layers in `capture`."""
     memory = PackedMemory(target.kinds, rows.positions, rows.segments)
     hidden, captured, _ = target(rows.tokens.reshape(-1), rows.positions.reshape(-1), memory, capture=capture)
     return hidden, captured

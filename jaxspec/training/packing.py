@@ -1,4 +1,4 @@
-"""Conversations packed into rows of one length, and the loader over them."""
+"""Packing conversations into rows of equal length, and the data loader."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,17 +9,19 @@ import numpy as np
 
 from jaxspec.training.token_rows import TokenRows
 
-_OPEN_ROWS = 64  # rows that may still take a conversation; more fill better and search longer
+_OPEN_ROWS = (
+    64  # rows that can still take a conversation; more rows waste less space and take longer to search
+)
 
 
 @dataclass(frozen=True)
 class Conversations:
-    """Prompts and their answers, end to end.
+    """Prompts with their answers, concatenated.
 
     Attributes:
-      tokens: i32[total].
-      start: i64[n + 1], where each conversation begins.
-      prompt_length: i32[n].
+      tokens: i32[total], all tokens.
+      start: i64[n + 1], the first token of each conversation, and the total.
+      prompt_length: i32[n], tokens of each prompt.
     """
 
     tokens: np.ndarray
@@ -31,7 +33,7 @@ class Conversations:
 
 
 def join_answers(prompts: TokenRows, answers: TokenRows) -> Conversations:
-    """Every answer behind its prompt; answer i belongs to prompt i modulo their number."""
+    """Joins every answer to its prompt; answer i belongs to prompt i modulo the number of prompts."""
     sequences, prompt = prompts.sequences(), answers.index % len(prompts)
     pieces = [
         np.concatenate([sequences[index], answer])
@@ -44,13 +46,15 @@ def join_answers(prompts: TokenRows, answers: TokenRows) -> Conversations:
 
 
 def pack(lengths: np.ndarray, row_length: int, seed: int) -> list[list[int]]:
-    """Which conversations share a row: first fit, in a random order.
+    """The conversations of each row, by first fit in a random order.
 
     Args:
-      lengths: of the conversations; one longer than a row gets a row of its own and is cut.
+      lengths: tokens of each conversation. One that is longer than a row gets its own row and is cut.
+      row_length: tokens per row.
+      seed: seed of the order.
     """
     rows: list[list[int]] = []
-    room: dict[int, int] = {}  # of the rows still open, oldest first
+    room: dict[int, int] = {}  # free tokens of the rows still open, oldest first
     for conversation in np.random.default_rng(seed).permutation(len(lengths)).tolist():
         length = min(int(lengths[conversation]), row_length)
         row = next((row for row, left in room.items() if left >= length), None)
@@ -66,10 +70,9 @@ def pack(lengths: np.ndarray, row_length: int, seed: int) -> list[list[int]]:
 
 
 class PackedSource:
-    """Random access to packed rows, as `grain.MapDataset.source` takes it.
+    """Random access to packed rows, for `grain.MapDataset.source`.
 
-    A row is {"tokens", "positions", "segments": i32[S], "answer": bool[S]}; segments count from 1, and 0
-    is padding.
+    A row is {"tokens", "positions", "segments": i32[S], "answer": bool[S]}; see `PackedRows`.
     """
 
     def __init__(self, conversations: Conversations, rows: Sequence[Sequence[int]], row_length: int):
@@ -96,7 +99,7 @@ class PackedSource:
 
 
 def training_batches(source: PackedSource, *, batch_size: int, seed: int) -> Any:
-    """An endless iterator over shuffled batches, with `get_state` and `set_state`; new order every epoch."""
+    """An endless iterator over batches, shuffled anew every epoch, with `get_state` and `set_state`."""
     rows = grain.MapDataset.source(source).shuffle(seed=seed).repeat(None)
     batches = rows.batch(batch_size, drop_remainder=True)
     return iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)))

@@ -1,4 +1,4 @@
-"""The stages of a training run, each of which can be run, interrupted and run again by itself."""
+"""The stages of a training run; each can be run, interrupted and resumed separately."""
 
 import dataclasses
 import json
@@ -43,7 +43,7 @@ from jaxspec.training.token_rows import TokenRows, read_shards
 from jaxspec.training.train import restore_head, train
 from jaxspec.training.trainer import Trainer, TrainState
 
-# The sections of the configuration that decide what a stage's folder holds.
+# The sections of the configuration on which the content of each stage's folder depends.
 _DECISIVE = {
     "prompts": ("target", "prompts"),
     "responses": ("target", "prompts", "responses"),
@@ -58,12 +58,15 @@ class Pipeline:
     """One training run in one output folder."""
 
     def __init__(self, run: TrainingRun, output: Path, *, data: Path):
-        """
+        """Opens the target and checks the configuration.
+
         Args:
-          data: the folder that the configuration's file names start from.
+          run: the configuration.
+          output: the run's folder.
+          data: the folder to which file names in the configuration are relative.
 
         Raises:
-          ConfigError: the output folder is not one of a training run, or the head cannot be built.
+          ConfigError: the output folder holds something else, or the head cannot be built.
           CheckpointError: the target cannot be opened.
         """
         check_output(output)
@@ -87,10 +90,10 @@ class Pipeline:
         self.tokenizer: Tokenizer = check_tokenizer(self.checkpoint.tokenizer, source.source)
 
     def run_stage(self, name: str) -> dict:
-        """Runs a stage, or continues it; returns what it reports. A finished stage is not run again.
+        """Runs a stage, or resumes it, and returns its results. A finished stage is not run again.
 
         Raises:
-          ConfigError: an earlier stage is missing, or the folder belongs to another run.
+          ConfigError: an earlier stage is not finished, or the folder belongs to another run.
         """
         folder = self._folder(name)
         if not folder.is_done:
@@ -105,7 +108,7 @@ class Pipeline:
 
     def _folder(self, stage: str) -> StageFolder:
         settings = self.run.settings(*_DECISIVE[stage])
-        # That it was resumed by other words does not make it another run.
+        # A resumed run may have another command.
         settings.get("export", {}).pop("command", None)
         return StageFolder(self.output, stage, settings)
 
@@ -123,11 +126,11 @@ class Pipeline:
         return Engine(
             self.target,
             drafter or NoDrafter(),
-            # Answers are kept as token ids: turning them into text would cost the host more than the rest.
+            # Answers are kept as token ids; decoding them would take the host more time than everything else.
             tokenizer=None,
             eos_token_ids=self.checkpoint.eos_token_ids,
             config=config,
-            # No answer is truncated by top-k or top-p; this one program serves greedy answers as well.
+            # Answers use neither top-k nor top-p; the program for temperatures also serves greedy ones.
             sampling_modes=(SamplingMode.TEMPERATURE,)
             if drafter is None
             else (SamplingMode.GREEDY, SamplingMode.TEMPERATURE),
@@ -138,14 +141,14 @@ class Pipeline:
         return target_config(self.checkpoint).max_position_embeddings
 
     def _positions(self, prompts: TokenRows, max_new_tokens: int) -> int:
-        """What a slot needs for the longest prompt and its answer."""
+        """The number of positions that a slot needs for the longest prompt and its answer."""
         longest = int(prompts.length.max()) if len(prompts) else 0
         return min(longest + max_new_tokens, self._most_positions)
 
     def _prompts(self, folder: StageFolder) -> None:
         config, most = self.run.prompts, self._most_positions
         engine = self._engine(min(64 + config.synthetic_max_tokens, most)) if config.synthetic else None
-        # An answer needs room, too.
+        # Leave room for an answer.
         longest = max(most - self.run.responses.max_new_tokens, most // 2)
         make_prompts(config, self.tokenizer, folder, data=self.data, engine=engine, longest=longest)
 
@@ -231,7 +234,7 @@ class Pipeline:
         return head
 
     def _before(self) -> Drafter:
-        """What the trained head is compared with: the head that it started from, else prompt lookup."""
+        """The baseline for the trained head: the initial head, else prompt lookup."""
         config = self._initial_source() if self.run.head.initial else None
         if config is None:
             config = DrafterConfig("ngram", self.run.evaluate.num_speculative_tokens)

@@ -17,11 +17,11 @@ _NEEDS = 'needs a text "prompt", a list of texts "turns" or a list of messages "
 
 @dataclass(frozen=True)
 class PromptRow:
-    """What the target is asked in one row.
+    """One row of a file.
 
     Attributes:
-      messages: the conversation up to and with the user's turn that is to be answered.
-      answer: what the row answers, or None.
+      messages: the conversation, ending with the user's turn to answer.
+      answer: the row's answer, or None.
     """
 
     messages: tuple[Message, ...]
@@ -29,36 +29,36 @@ class PromptRow:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Of all messages: rows of the same words are the same prompt."""
+        """The words of all messages; rows with the same words are the same prompt."""
         return normalise("\n".join(message["content"] for message in self.messages))
 
     @property
     def place(self) -> float:
-        """From 0 to below 1, by the words: where in an order that is the same everywhere."""
+        """A number in [0, 1) from a hash of the words: the same order in every run and file."""
         digest = hashlib.sha256(" ".join(self.words).encode()).digest()
         return int.from_bytes(digest[:7], "big") / 2**56
 
 
 def read_rows(path: Path) -> list[PromptRow]:
-    """Every row of a JSONL file, an object with one of
+    """The rows of a JSONL file. Each is an object with one of
 
-    - "prompt", a text, and perhaps "response", its answer;
-    - "turns", a list of the user's texts, of which the first is taken;
-    - "messages", each with "role" and "content"; where the last is the assistant's, it is the answer.
+    - "prompt", a text, and optionally "response", its answer;
+    - "turns", a list of the user's turns, of which the first is used;
+    - "messages", each with "role" and "content"; if the last is the assistant's, it is the answer.
 
     Raises:
-      ConfigError: the file cannot be read, or a row is none of these.
+      ConfigError: the file cannot be read, or a row has another form.
     """
     return [_prompt_row(row, where) for row, where in _objects(path)]
 
 
 def read_prompts(path: Path) -> list[tuple[Message, ...]]:
-    """The messages of every row that are to be answered; as `read_rows` otherwise."""
+    """The messages to answer, for every row; otherwise like `read_rows`."""
     return [row.messages for row in read_rows(path)]
 
 
 def read_texts(path: Path) -> list[str]:
-    """Every message and turn of a file, answers left out; as `read_rows` otherwise."""
+    """All messages and turns of a file except answers; otherwise like `read_rows`."""
     texts: list[str] = []
     for row, where in _objects(path):
         messages = _prompt_row(row, where).messages
@@ -67,18 +67,18 @@ def read_texts(path: Path) -> list[str]:
 
 
 def encode_messages(tokenizer: Tokenizer, messages: tuple[Message, ...]) -> list[int]:
-    """A conversation through the chat template up to the assistant's turn, as the engine encodes it."""
+    """Token ids of a conversation up to the assistant's turn, encoded as by the engine."""
     return tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)
 
 
 def encode_answer(tokenizer: Tokenizer, row: PromptRow) -> list[int]:
-    """The tokens of a row's answer, as the target would have given it: up to and with its end."""
+    """Token ids of a row's answer, as the target would generate it, including the end token."""
     assert row.answer is not None
     before = tokenizer.apply_chat_template(row.messages)
     whole = tokenizer.apply_chat_template(
         [*row.messages, {"role": "assistant", "content": row.answer}], add_generation_prompt=False
     )
-    # A template that writes past turns otherwise than those to come says nothing of what is answered.
+    # Some templates render past turns differently from the current one; then only the text is used.
     text = whole[len(before) :] if whole.startswith(before) else row.answer
     tokens = tokenizer.encode(text, add_special_tokens=False)
     ends = [i for i, token in enumerate(tokens) if token in tokenizer.eos_token_ids]

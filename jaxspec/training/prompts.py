@@ -1,4 +1,4 @@
-"""The user's turns: read from files, sampled from the target itself, and cleared of evaluation prompts."""
+"""Making the prompts: from files or sampled from the target, without evaluation prompts."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -19,13 +19,13 @@ from jaxspec.training.token_rows import TokenRows
 
 PROMPTS, ANSWERS, HELD_OUT = "prompts.npz", "answers.npz", "held_out.npz"
 Encoded = tuple[PromptRow, list[int]]
-_FEWEST, _MOST = 8, 128  # prompts to measure on
+_FEWEST, _MOST = 8, 128  # of held-out prompts
 _PLACE = "@@the user's turn@@"
-_SHORTEST = 3  # words of a sampled user turn that is worth an answer
+_SHORTEST = 3  # words; shorter sampled turns are dropped
 
 
 def user_turn_prefix(tokenizer: Tokenizer) -> list[int]:
-    """What the chat template puts before a user's turn: the prompt that makes the target write one."""
+    """The chat template's tokens before a user's turn, as a prompt for the target to write such a turn."""
     chat = tokenizer.apply_chat_template([{"role": "user", "content": _PLACE}], add_generation_prompt=False)
     return tokenizer.encode(chat[: chat.index(_PLACE)], add_special_tokens=False)
 
@@ -50,16 +50,21 @@ def make_prompts(
     engine: Engine | None,
     longest: int,
 ) -> None:
-    """The stage "prompts": writes `prompts.npz`, token ids in a random order, `answers.npz`, what some of
-    them came with, `held_out.npz`, the part that is not trained on, and `synthetic.jsonl`.
+    """The stage "prompts".
+
+    Writes `prompts.npz` (token ids in a random order), `answers.npz` (the answers that some prompts came
+    with), `held_out.npz` (the prompts that are held out) and `synthetic.jsonl`.
 
     Args:
-      data: the folder that the configuration's file names start from.
-      engine: samples the synthetic turns; None where there are none to sample.
-      longest: tokens that a prompt may have, whatever `max_tokens` says.
+      config: the prompts' section of the configuration.
+      tokenizer: the target's.
+      folder: the stage's folder.
+      data: the folder to which file names in the configuration are relative.
+      engine: samples the synthetic turns; None if there are none.
+      longest: a further limit on the tokens of a prompt, besides `max_tokens`.
 
     Raises:
-      ConfigError: a file is missing or malformed, or nothing is left of them.
+      ConfigError: a file is missing or malformed, or no prompt is left.
     """
     held_out = HeldOut(text for name in config.held_out for text in read_texts(data / name))
     rows = [row for name in config.files for row in read_rows(data / name)]
@@ -71,7 +76,7 @@ def make_prompts(
         write_atomically(folder.path / "synthetic.jsonl", lines.encode())
         sampled = [PromptRow(({"role": "user", "content": text},)) for text in texts]
     if not rows and not sampled:
-        raise ConfigError(f"prompts: there is none in {', '.join(map(str, config.files)) or 'no file'}")
+        raise ConfigError(f"prompts: none in {', '.join(map(str, config.files)) or 'no file'}")
     distinct = {row.words: row for row in [*rows, *sampled]}
     kept = [row for row in distinct.values() if not any(map(held_out.__contains__, _texts(row)))]
     limit = min(config.max_tokens, longest)
@@ -108,7 +113,7 @@ def _texts(row: PromptRow) -> Iterator[str]:
 
 
 def _split(encoded: list[Encoded], share: float) -> tuple[list[Encoded], list[Encoded]]:
-    """Those to measure on, and those to train on."""
+    """The prompts to hold out, and those to train on."""
     if not share:
         return [], encoded
     by_place = sorted(encoded, key=lambda each: each[0].place)

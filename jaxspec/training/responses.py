@@ -1,4 +1,4 @@
-"""The target's own answers to the prompts, and those that prompts came with."""
+"""Collecting answers: the target's own, and those that prompts came with."""
 
 from collections.abc import Callable
 
@@ -19,12 +19,14 @@ def make_responses(
 ) -> None:
     """The stage "responses": one answer per prompt, in shards, and one more at every extra temperature.
 
-    Answer i belongs to prompt i modulo the number of prompts. A prompt that came with an answer has that one
-    only.
+    Answer i belongs to prompt i modulo the number of prompts. A prompt that came with an answer keeps it.
 
     Args:
-      given: answers, by the index of their prompt.
-      make_engine: called where there is something to answer.
+      config: the responses' section of the configuration.
+      prompts: all prompts.
+      given: answers that prompts came with, by index of the prompt.
+      folder: the stage's folder.
+      make_engine: called only if there are prompts to answer.
     """
 
     def temperature(index: int) -> float:

@@ -1,4 +1,4 @@
-"""Sizes that a run leaves open, by its target, its data and the device's memory."""
+"""Default sizes of a run, derived from its target, its data and the device's memory."""
 
 import dataclasses
 import json
@@ -17,26 +17,26 @@ from jaxspec.training.stage_folder import write_atomically
 
 SIZES = "sizes.json"
 _FEWEST_STEPS = 300
-_ROUND = 64  # rows are whole multiples of so many tokens
+_ROUND = 64  # row lengths are multiples of this
 _SHORTEST_ROW = 512
 
 
 def device_memory() -> int:
-    """Bytes that one device may use; on a CPU half of the machine's."""
+    """Bytes that one device may use; on a CPU, half of the machine's memory."""
     stats = jax.devices()[0].memory_stats() or {}
     limit = stats.get("bytes_limit")
     return int(limit or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
 
 
 def draft_vocabulary_size(target: ModelConfig) -> int:
-    """How many tokens a new head drafts: all of a small vocabulary, 8,192 of up to 65,536, else 32,768."""
+    """W of a new head: all tokens of a vocabulary up to 16,384, else 8,192 up to 65,536, else 32,768."""
     if target.vocab_size <= 16384:
         return target.vocab_size
     return 8192 if target.vocab_size <= 65536 else 32768
 
 
 def fitting_slots(target: Decoder, wanted: int, positions: int, *, memory: int) -> int:
-    """How many of `wanted` slots of so many positions fit with their cache into two fifths of the memory."""
+    """The number of slots, at most `wanted`, whose caches of `positions` fit two fifths of the memory."""
     size = max(array.dtype.itemsize for array in jax.tree.leaves(nnx.state(target, nnx.Param)))
     position = size * sum(
         shape.num_kv_heads * shape.head_dim * shape.planes / shape.positions_per_entry
@@ -49,11 +49,14 @@ def fitting_slots(target: Decoder, wanted: int, positions: int, *, memory: int) 
 def settle(
     config: TrainConfig, head: Eagle3, target: Decoder, lengths: np.ndarray, *, memory: int, devices: int
 ) -> TrainConfig:
-    """The configuration with nothing left open.
+    """The configuration with all defaults filled in.
 
     Args:
-      lengths: of the conversations.
-      memory: bytes of each of `devices` devices.
+      config: may have sizes of 0.
+      head, target: the head to train and its target.
+      lengths: tokens of each conversation.
+      memory: bytes of each device.
+      devices: number of devices.
     """
     row_length = config.row_length
     if not row_length:
@@ -66,7 +69,7 @@ def settle(
     if not batch_size:
         fitting = _fitting_tokens(head, target, row_length, config.num_unroll_steps, memory) * devices
         tokens = min(config.batch_tokens, fitting)
-        # Of little data many small updates: a validation row and four updates an epoch at least.
+        # With little data, smaller updates: at least four updates per epoch, and rows for validation.
         wanted = min(tokens // row_length, rows // 5)
         batch_size = max(wanted // devices, 1) * devices
     validation = config.validation_rows
@@ -88,12 +91,12 @@ def settle(
 
 
 def save_sizes(config: TrainConfig, folder: Path) -> None:
-    """Keeps a settled configuration: another machine that goes on has other memory."""
+    """Saves a settled configuration, since the run may be resumed on a machine with other memory."""
     write_atomically(folder / SIZES, json.dumps(dataclasses.asdict(config), indent=2).encode())
 
 
 def read_sizes(folder: Path) -> TrainConfig | None:
-    """What `save_sizes` kept, or None.
+    """The configuration written by `save_sizes`, or None.
 
     Raises:
       ConfigError: the file holds something else.
@@ -108,12 +111,11 @@ def read_sizes(folder: Path) -> TrainConfig | None:
 
 
 def _fitting_tokens(head: Eagle3, target: Decoder, row_length: int, num_steps: int, memory: int) -> int:
-    """Tokens of an update that fit into a device's memory, by an estimate of what the way back needs."""
+    """Tokens per update that fit a device's memory, by an estimate of the backward pass."""
     size = max(array.dtype.itemsize for array in jax.tree.leaves(nnx.state(target, nnx.Param)))
     shape, layers = target.config, head.config.layers
-    weights = size * (_count(target) + _count(head)) + 16 * _count(
-        head
-    )  # masters, their gradient, two moments
+    # 16 bytes: float32 master weights, their gradient and two moments.
+    weights = size * (_count(target) + _count(head)) + 16 * _count(head)
     widest = shape.intermediate_size
     if shape.moe is not None:
         widest = max(widest, shape.moe.experts_per_token * shape.moe.intermediate_size)

@@ -1,4 +1,4 @@
-"""The folder of one stage: bound to the settings that decide its content, finished or to be continued."""
+"""The folder of one stage, with a manifest of its settings, and whether it is finished."""
 
 import json
 import os
@@ -12,19 +12,24 @@ STAGES = ("prompts", "responses", "vocabulary", "train", "evaluate", "export")
 
 
 class StageFolder:
-    """A stage's own folder inside the output folder of a run.
+    """The folder of a stage inside a run's output folder.
 
     Attributes:
       path: the folder.
-      is_done: the stage was finished; what is in the folder is complete.
-      results: what the finished stage reported.
+      is_done: whether the stage is finished and the folder complete.
+      results: the results of the finished stage.
     """
 
     def __init__(self, output: Path, stage: str, settings: dict[str, Any]):
-        """Opens or makes the folder.
+        """Opens or creates the folder.
+
+        Args:
+          output: the run's folder.
+          stage: one of `STAGES`.
+          settings: the settings on which the stage's content depends, as JSON values.
 
         Raises:
-          ConfigError: the output folder is somebody else's, or the stage was begun with other settings;
+          ConfigError: the output folder holds something else, or the stage was begun with other settings;
             nothing is written then.
         """
         check_output(output)
@@ -53,7 +58,7 @@ class StageFolder:
         except ValueError:
             raise ConfigError(f"{path}: not a stage's manifest; give another --output") from None
         if not manifest.get("done") and len(list(self.path.iterdir())) == 1:
-            return {}  # It failed before it wrote anything.
+            return {}  # the stage failed before it wrote anything
         theirs, ours = _flat(manifest.get("settings", {})), _flat(self._settings)
         different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
         if different:
@@ -75,7 +80,7 @@ def has_stages(output: Path) -> bool:
 
 
 def holds_a_run(output: Path) -> bool:
-    """Whether anything is in the folders of a training run's stages but their settings."""
+    """Whether any stage is finished, or its folder holds more than a manifest."""
     folders = [output / stage for stage in STAGES if (output / stage).is_dir()]
     return any(path.name != MANIFEST or _is_done(path) for folder in folders for path in folder.iterdir())
 
@@ -84,14 +89,14 @@ def _is_done(manifest: Path) -> bool:
     try:
         return bool(json.loads(manifest.read_text("utf-8")).get("done"))
     except (OSError, ValueError):
-        return True  # What it is, opening the stage will say.
+        return True  # opening the stage will report the problem
 
 
 def check_output(output: Path) -> None:
-    """Refuses a folder with content of which nothing is a stage.
+    """Checks that an output folder is empty or belongs to a training run.
 
     Raises:
-      ConfigError: it is one.
+      ConfigError: it is a file, or holds something else.
     """
     if output.exists() and not output.is_dir():
         raise ConfigError(f"{output}: is a file; --output needs a folder")
@@ -102,7 +107,7 @@ def check_output(output: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file that is either whole or not there."""
+    """Writes a file atomically."""
     part = path.with_name(f"{path.name}.part")
     with part.open("wb") as file:
         file.write(content)

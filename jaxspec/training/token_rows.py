@@ -1,4 +1,4 @@
-"""Many token sequences of uneven length, in memory and in shard files."""
+"""Token sequences of different lengths, in memory and in shard files."""
 
 import io
 from collections.abc import Iterable, Sequence
@@ -12,13 +12,13 @@ from jaxspec.training.stage_folder import write_atomically
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Sequences end to end.
+    """Concatenated sequences.
 
     Attributes:
-      index: i32[n], which prompt each belongs to.
-      length: i32[n].
-      stopped: bool[n], it ended with an end-of-sequence token, not at a limit.
-      tokens: i32[sum of length].
+      index: i32[n], the index of each sequence's prompt.
+      length: i32[n], tokens of each sequence.
+      stopped: bool[n], whether it ended with an end-of-sequence token rather than at a limit.
+      tokens: i32[sum of length], all tokens.
     """
 
     index: np.ndarray
@@ -28,7 +28,7 @@ class TokenRows:
 
     @classmethod
     def of(cls, rows: Iterable[tuple[int, Sequence[int] | np.ndarray, bool]]) -> "TokenRows":
-        """Of (index, token ids, stopped) triples."""
+        """Makes rows from triples (index, token ids, stopped)."""
         rows = list(rows)
         arrays = [np.asarray(tokens, np.int32) for _, tokens, _ in rows]
         return cls(
@@ -42,15 +42,15 @@ class TokenRows:
         return len(self.index)
 
     def sequences(self) -> list[np.ndarray]:
-        """Each row's tokens."""
+        """The tokens of each sequence."""
         return np.split(self.tokens, np.cumsum(self.length)[:-1]) if len(self) else []
 
     def rows(self) -> list[tuple[int, np.ndarray, bool]]:
-        """(index, tokens, stopped) of each row: the inverse of `of`."""
+        """The triples (index, tokens, stopped): the inverse of `of`."""
         return list(zip(self.index.tolist(), self.sequences(), self.stopped.tolist(), strict=True))
 
     def save(self, path: Path) -> None:
-        """Writes one .npz file, whole or not at all."""
+        """Writes an .npz file atomically."""
         buffer = io.BytesIO()
         np.savez_compressed(
             buffer, index=self.index, length=self.length, stopped=self.stopped, tokens=self.tokens
@@ -64,12 +64,12 @@ class TokenRows:
 
 
 def read_shards(folder: Path) -> TokenRows:
-    """All shards of a folder as one, in the order of the prompts; half-written files are passed over."""
+    """All shards of a folder together, sorted by index; incomplete files are ignored."""
     shards = [TokenRows.load(path) for path in sorted(folder.glob("shard-*.npz"))]
     return TokenRows.of(sorted((row for shard in shards for row in shard.rows()), key=lambda row: row[0]))
 
 
 def next_shard(folder: Path) -> Path:
-    """The path of a shard that is not there yet."""
+    """The path of the next shard to write."""
     numbers = [int(path.stem.removeprefix("shard-")) for path in folder.glob("shard-*.npz")]
     return folder / f"shard-{max(numbers, default=-1) + 1:05}.npz"

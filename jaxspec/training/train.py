@@ -26,17 +26,20 @@ METRICS, PLOT, CHECKPOINTS = "metrics.jsonl", "progress.png", "checkpoints"
 def train(
     head: Eagle3, target: Decoder, conversations: Conversations, config: TrainConfig, folder: StageFolder
 ) -> None:
-    """Trains until `config.steps`, from the newest checkpoint where there is one.
+    """Trains up to `config.steps` updates, starting from the latest checkpoint if there is one.
 
     Args:
-      head: untrained, as `new_head` makes it.
-      target: its weights' dtype is the one computed in.
+      head: from `new_head`, perhaps with parameters from `start_from`.
+      target: the target; the computation uses the dtype of its weights.
+      conversations: prompts with answers.
+      config: settled sizes, without zeros.
+      folder: the stage's folder.
 
     Raises:
-      ConfigError: too little data for a batch, or a batch that does not split over the devices.
+      ConfigError: there is too little data, or a batch does not split evenly over the devices.
     """
     trainer = Trainer(head, target, config)
-    # What a row cuts off is an answer: nothing can be learnt of a prompt that fills the row.
+    # Rows cut off the end of a conversation: if the prompt fills the row, nothing of the answer is left.
     usable = np.flatnonzero(conversations.prompt_length + 2 <= config.row_length)
     packed = pack(np.diff(conversations.start)[usable], config.row_length, config.seed)
     rows = [usable[row].tolist() for row in packed]
@@ -83,10 +86,10 @@ def train(
 def restore_head(
     head: Eagle3, target: Decoder, config: TrainConfig, folder: Path
 ) -> tuple[Trainer, TrainState]:
-    """The trainer and the newest state of a run.
+    """The trainer and the latest state of a run.
 
     Raises:
-      ConfigError: nothing was trained yet.
+      ConfigError: there is no checkpoint yet.
     """
     trainer = Trainer(head, target, config)
     checkpoints = Checkpoints(folder / CHECKPOINTS)
@@ -107,7 +110,7 @@ def _loop(
     plot: Path,
 ) -> TrainState:
     if not can_plot():
-        print("matplotlib is not installed, so there will be no picture of the progress", file=sys.stderr)
+        print("matplotlib is not installed, so progress is not plotted", file=sys.stderr)
     config = trainer.config
     batch_tokens = config.batch_size * config.row_length
     done = int(state.step)
@@ -157,19 +160,19 @@ def _loop(
 
 
 def _so_far(metrics: MetricsFile) -> float | None:
-    """The acceptance length at temperature 0 that the last validation lets expect."""
+    """The expected acceptance length at temperature 0 by the last validation, or None."""
     rows = [row for row in metrics.rows() if row["kind"] == "validation"]
     return expected_length(rows[-1]["accuracy"]) if rows else None
 
 
 def _means(sums: list[StepSums]) -> dict[str, list[float]]:
-    """Loss, overlap and accuracy per draft step, over several batches."""
+    """Loss, overlap and accuracy of every draft step, as means over several batches."""
     total = jax.tree.map(lambda *parts: np.sum(jax.device_get(parts), axis=0), *sums)
     return {name: np.asarray(mean).tolist() for name, mean in total.means().items()}
 
 
 def _validation_batches(source: PackedSource, batch_size: int) -> list[dict]:
-    """Whole batches only, so that every program has one shape."""
+    """The validation rows in full batches; only one shape is compiled."""
     starts = range(0, len(source) - batch_size + 1, batch_size)
     rows = [[source[i] for i in range(start, start + batch_size)] for start in starts]
     return [{name: np.stack([row[name] for row in batch]) for name in batch[0]} for batch in rows]

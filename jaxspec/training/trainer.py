@@ -1,4 +1,4 @@
-"""The optimiser, and the two compiled programs: one update, and one validation batch."""
+"""The compiled programs of training: one update, and one validation batch."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -22,18 +22,18 @@ from jaxspec.training.optimizer import learning_rate_schedule, make_optimizer
 from jaxspec.training.packed_rows import PackedRows
 
 _AXIS = "data"
-"""The mesh axis that rows are split over."""
+"""The mesh axis over which rows are split."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """What an update changes.
+    """The state of training.
 
     Attributes:
-      step: i32[], updates done.
-      params: float32, the head's trained parameters.
-      opt_state: of the optimiser.
+      step: i32[], number of updates done.
+      params: the head's trained parameters, in float32.
+      opt_state: the optimiser's state.
     """
 
     step: jax.Array
@@ -42,15 +42,20 @@ class TrainState:
 
 
 class Trainer:
-    """Trains a head on the visible devices: rows split over them, weights copied to each.
+    """Trains a head on all visible devices, with rows split over them and weights copied to each.
 
-    Computes in the target's dtype; the trained parameters and the optimiser's state are float32.
+    Computes in the target's dtype; trained parameters and the optimiser's state are float32.
     """
 
     def __init__(self, head: Eagle3, target: Decoder, config: TrainConfig):
-        """
+        """Builds the programs; they compile when they are first called.
+
+        Args:
+          head, target: the head to train and its target.
+          config: settled sizes, without zeros.
+
         Raises:
-          ConfigError: the batch does not split over the devices.
+          ConfigError: the batch size is not a multiple of the number of devices.
         """
         devices = jax.device_count()
         if config.batch_size % devices:
@@ -89,13 +94,13 @@ class Trainer:
         self._validate = jax.jit(validate)
 
     def initial_state(self) -> TrainState:
-        """Before the first update."""
+        """The state before the first update."""
         params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), self._initial_params)
         state = TrainState(jnp.int32(0), params, self.optimizer.init(jax.tree.leaves(params)))
         return jax.device_put(state, self._copied)
 
     def put(self, batch: dict) -> PackedRows:
-        """A loader's batch on the devices."""
+        """Puts a loader's batch on the devices."""
         return PackedRows(**jax.device_put(batch, self._split))
 
     def update(self, state: TrainState, rows: PackedRows) -> tuple[TrainState, StepSums]:
@@ -103,11 +108,11 @@ class Trainer:
         return self._update(state, self._frozen, rows)
 
     def validate(self, state: TrainState, rows: PackedRows) -> StepSums:
-        """The loss's parts on rows that are not trained on."""
+        """The sums of the loss on validation rows."""
         return self._validate(state.params, self._frozen, rows)
 
     def head(self, state: TrainState) -> Eagle3:
-        """The head as an engine takes it, in the compute dtype."""
+        """The head for an engine, in the compute dtype."""
         return self._merged(cast(state.params, self.dtype))
 
     def masters(self, state: TrainState) -> Eagle3:
@@ -132,7 +137,7 @@ def _loss(
     head_graph, target_graph = graphs
     head = nnx.merge(head_graph, cast(params, dtype), frozen["head"])
     target = nnx.merge(target_graph, frozen["target"])
-    # All of the loss at the start, none of it from the half on.
+    # Falls from 1 at the start to 0 halfway.
     cross_entropy_weight = jnp.maximum(0, 1 - 2 * step / config.steps)
     return unrolled_loss(
         head,

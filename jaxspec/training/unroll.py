@@ -1,8 +1,8 @@
-"""The training-time test: every row of a batch drafts several steps ahead, as inference would from it.
+"""The training-time test: every row of a batch drafts several steps ahead, as in inference.
 
-Row i pairs the feature at i with the token at i + 1. In draft step k it reads the token at i + 1 + k and
-its own previous output, at position i + k, and sees the step-0 keys of the rows up to i and its own keys
-of steps 1..k: what the cache holds when the engine drafts from row i. Rows never shift.
+Row i pairs the feature at i with the token at i + 1. In draft step k, at position i + k, it reads the token
+at i + 1 + k and its own output of the previous step. It attends to the step-0 keys of the rows up to i and to
+its own keys of steps 1 to k, which are the keys in the cache when the engine drafts from row i.
 
 Source: EAGLE-3, arXiv 2503.01840; `SafeAILab/EAGLE` traineagle3/cnets.py.
 """
@@ -18,13 +18,16 @@ from jaxspec.training.packed_rows import PackedRows, shift_left
 def unroll_step(
     head: Eagle3, target: Target, rows: PackedRows, hidden: jax.Array, memory: PackedMemory
 ) -> tuple[jax.Array, PackedMemory]:
-    """Draft step k of every row, k being the number of steps that `memory` holds.
+    """Draft step k of every row, where k is the number of steps in `memory`.
 
     Args:
-      hidden: [B * S, M], `head.fuse` of the target's features at step 0, then what this returned.
+      head, target: the head and its target.
+      rows: the batch.
+      hidden: [B * S, M], at step 0 `head.fuse` of the target's features, then the previous step's result.
+      memory: the keys and values of the steps so far.
 
     Returns:
-      [B * S, M], which `head.logits` reads and the next step recycles, and the memory.
+      Hidden states [B * S, M], for `head.logits` and the next step, and the memory.
     """
     tokens = shift_left(rows.tokens, 1 + memory.ahead)
     positions = rows.positions + memory.ahead

@@ -8,12 +8,12 @@ from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
 
 
 def takes(dtype: jnp.dtype, weights: jax.Array | Mxfp4Weight) -> bool:
-    """Whether the Triton kernels are for this product; what they are not for is left to the reference."""
+    """Whether the Triton kernels support this product; the reference computes others."""
     return dtype == jnp.bfloat16 and weights.dtype == dtype
 
 
 def reads_each_expert_once(dtype: jnp.dtype, weights: jax.Array | Mxfp4Weight) -> bool:
-    """Whether the implementation that runs here reads each chosen expert where it lies, and copies none."""
+    """Whether the default implementation here reads each chosen expert in place, without copying it."""
     return takes(dtype, weights) and expert_matmul.why_not("triton") is None
 
 

@@ -23,11 +23,12 @@ and.b32 a, a, 0x01C001C0;
 lop3.b32 a, $4, s, a, 0xEA;
 fma.rn.bf16x2 $3, a, $5, s;
 }"""
-"""bf16x2 $0 … $3: the weights of four-bit codes 0 … 3 of two words u16x2 $4, whose factors are bf16x2 $5.
+"""Outputs bf16x2 $0 to $3, the weights of the four-bit codes 0 to 3 in two words; inputs u16x2 $4, the words,
+and bf16x2 $5, their factors.
 
-A code's sign goes to a bfloat16's sign and its other three bits to the two lowest of the exponent and the
-highest of the mantissa, bits 8 … 6: then it is 2**-126 times what it means, the subnormal code, too. The
-factor, 2**(scale - 127 + 126), makes up for it. To add -0 (s) leaves a product's sign alone.
+The sign bit of a code becomes a bfloat16's sign. Its other three bits become bits 8 to 6: the two lowest of
+the exponent and the highest of the mantissa. This bfloat16 is 2**-126 times the code's value, also for the
+subnormal code, and the factor, 2**(scale - 127 + 126), compensates. Adding -0 (s) keeps a product's sign.
 """
 FACTOR_BIAS = 126
-"""A factor's exponent, as a bfloat16 stores it, less the scale."""
+"""The stored exponent of a bfloat16 factor minus the scale."""

@@ -14,7 +14,7 @@ import numpy as np
 BLOCK = 32
 """Inputs that share an exponent."""
 MAX_SCALE = 128
-"""The largest exponent, which stands for a factor of 2: what one product reaches in `mxfp4_ptx.py`."""
+"""The largest supported exponent, a factor of 2: the most that one product in `mxfp4_ptx.py` can express."""
 
 _VALUES = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
 
@@ -22,11 +22,11 @@ _VALUES = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.
 @partial(jax.tree_util.register_dataclass, data_fields=("values", "scale"), meta_fields=())
 @dataclass(frozen=True)
 class Mxfp4Weight:
-    """Weights [E, M, out axes] of experts, each of whose values is exactly a bfloat16.
+    """Weights [E, M, out axes] of experts; every weight is exact in bfloat16.
 
     Attributes:
-      values: u16[E, out axes, M / 4]; the four bits i of word j, counted from the lowest, are input 4j + i.
-      scale: u8[E, M / BLOCK, out axes]; the weight is value * 2 ** (scale - 127).
+      values: u16[E, out axes, M / 4]. Input 4j + i is in the four bits i, counted from the lowest, of word j.
+      scale: u8[E, M / BLOCK, out axes]; a weight is its value times 2 ** (scale - 127).
     """
 
     values: jax.Array
@@ -50,7 +50,7 @@ class Mxfp4Weight:
         return jnp.dtype(jnp.bfloat16)
 
     def __getitem__(self, index: object) -> "Mxfp4Weight":
-        assert index is Ellipsis, "a packed weight is read whole, as a parameter is"
+        assert index is Ellipsis, "a packed weight can only be read as a whole, with [...]"
         return self
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
@@ -59,7 +59,7 @@ class Mxfp4Weight:
     def dense(self) -> jax.Array:
         """The weights as bfloat16, of `shape`."""
         codes = self.values[..., None] >> jnp.arange(0, 16, 4, dtype=jnp.uint16) & jnp.uint16(15)
-        # Two factors, neither of which is a subnormal number, which XLA may take for zero.
+        # The scale is split over two factors, so that neither is subnormal: XLA may flush those to zero.
         values = jnp.asarray(_VALUES * 2.0**-64)[codes].reshape(*self.values.shape[:-1], -1)
         factor = jax.lax.bitcast_convert_type((self.scale.astype(jnp.int32) + 64) << 23, jnp.float32)
         weights = jnp.moveaxis(values, -1, 1) * jnp.repeat(factor, BLOCK, axis=1)
@@ -70,11 +70,11 @@ def pack_mxfp4(values: np.ndarray, scale: np.ndarray) -> Mxfp4Weight:
     """A packed weight, on the host.
 
     Args:
-      values: u8[E, M / 2, out axes], two inputs a byte, the first in the lower four bits.
+      values: u8[E, M / 2, out axes], two inputs per byte, the first in the lower four bits.
       scale: u8[E, M / BLOCK, out axes], none above MAX_SCALE.
 
     Raises:
-      ValueError: they do not belong together, or a scale is too large.
+      ValueError: the shapes do not fit, or a scale is too large.
     """
     count, blocks, *outputs = scale.shape
     if values.shape != (count, blocks * BLOCK // 2, *outputs):

@@ -11,10 +11,10 @@ def expert_matmul(x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4We
     Args:
       x: [A, M].
       experts: i32[A], each in 0..E-1.
-      weights: [E, M, out axes]; packed ones are multiplied as the bfloat16 weights that they stand for.
+      weights: [E, M, out axes]; packed ones are expanded to bfloat16.
 
     Returns:
-      f32[A, out axes]. The reference copies the weights of every row's expert.
+      f32[A, out axes]. This reference copies the weights of every row's expert.
     """
     if isinstance(weights, Mxfp4Weight):
         weights = weights.dense()
@@ -23,7 +23,7 @@ def expert_matmul(x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4We
         "am,amn->an",
         x,
         columns[experts],
-        # Without "highest" a GPU would round float32 operands to TF32, and greedy equality with them.
+        # Without "highest" a GPU rounds float32 operands to TF32, which can change greedy tokens.
         precision="highest" if weights.dtype == jnp.float32 else None,
         preferred_element_type=jnp.float32,
     )

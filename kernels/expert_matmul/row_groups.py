@@ -1,26 +1,29 @@
-"""Rows by the expert that they chose."""
+"""Groups rows by the expert that they chose."""
 
 import jax
 import jax.numpy as jnp
 
 FEW_ROWS = 64
-"""So many find the others of their expert inside a kernel, sooner than a sort before it would."""
+"""Up to this many rows, finding the rows of an expert inside the kernel is faster than sorting before it."""
 
 
 def group_rows(experts: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Rows i32[A] in the order of their experts, and where each of these begins, i32[count + 1].
+    """Sorts rows by their experts.
 
     Args:
       experts: i32[A], each in 0..count-1.
-      count: of experts. The rows of expert e are order[starts[e] : starts[e + 1]].
+      count: the number of experts.
+
+    Returns:
+      `order` i32[A] and `starts` i32[count + 1]: the rows of expert e are order[starts[e] : starts[e + 1]].
     """
     order = jnp.argsort(experts, stable=True).astype(jnp.int32)
-    # A search would be a loop of small kernels.
+    # Counting is one kernel; `searchsorted` would be a loop of small ones.
     starts = (experts < jnp.arange(count + 1)[:, None]).sum(axis=1, dtype=jnp.int32)
     return order, starts
 
 
 def most_tiles(rows: int, count: int, block: int) -> int:
-    """How many tiles of `block` rows, none with rows of two experts, so many rows can need."""
+    """The most tiles that `rows` rows need, in tiles of up to `block` rows of one expert each."""
     chosen = min(rows, count)
     return chosen + (rows - chosen) // block

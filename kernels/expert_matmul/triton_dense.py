@@ -22,6 +22,14 @@ def dense_expert_matmul(
     block_width: tl.constexpr,
     block_outputs: tl.constexpr,
 ):
+    """Multiplies a tile of rows of one expert with a block of its outputs.
+
+    Args:
+      x: [rows, width].
+      experts_or_order, starts: see `triton_rows.py`.
+      weights: [count, width, columns].
+      y: f32[rows, columns], the result.
+    """
     expert, first, works = program_tile(experts_or_order, starts, rows, count, grouped, padded, block_rows)
     if works:
         row, taken = tile_rows(experts_or_order, starts, expert, first, rows, grouped, padded, block_rows)

@@ -1,4 +1,4 @@
-"""Products with chosen experts in Triton kernels that read each where it lies, once for a tile of rows."""
+"""Products with chosen experts in Triton kernels that read an expert in place, once per tile of rows."""
 
 import math
 from typing import Any
@@ -16,13 +16,13 @@ from jaxspec_kernels.triton_call import triton_call
 
 
 def expert_matmul(x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4Weight) -> jax.Array:
-    """See `reference.expert_matmul`, to which it leaves what it is not for."""
+    """See `reference.expert_matmul`, which is called for cases that the kernels do not support."""
     if not takes(x.dtype, weights):
         return reference(x, experts, weights)
     (rows, width), count, outputs = x.shape, weights.shape[0], weights.shape[2:]
     columns = math.prod(outputs)
     grouped = rows > FEW_ROWS
-    # Twice the rows of an expert that nobody favours: mostly all of them are one tile.
+    # Twice the average number of rows per expert: then the rows of most experts fit into one tile.
     block_rows = min(64, max(16, triton.next_power_of_2(2 * rows // count)))
     is_low = block_rows == 16
     options: dict[str, Any] = {
@@ -37,8 +37,8 @@ def expert_matmul(x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4We
     if isinstance(weights, Mxfp4Weight):
         kernel, arrays = mxfp4_expert_matmul, [weights.values, weights.scale]
         x = x.reshape(rows, width // 4, 4).swapaxes(1, 2)
-        # A thread copies four scales of a tile, one word: fewer would not be copied ahead, and a tile would
-        # wait for them. With more rows and no more outputs a program would read as much of x as of weights.
+        # These sizes let a thread copy four scales at once, a word: smaller copies are not prefetched, and
+        # tiles would wait for them. More rows without more outputs would read as much of x as of weights.
         options |= {"block_outputs": 64 if is_low else 128, "num_warps": 4 if is_low else 8}
         options |= {"block_width": 256, "num_stages": 3 if block_rows < 64 else 2}
     else:

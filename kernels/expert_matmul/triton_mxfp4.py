@@ -1,7 +1,7 @@
 """The kernel of `expert_matmul` for experts in MXFP4, which it expands in registers.
 
-The product is transposed, weights first: tensor cores take their first operand out of registers, so expanded
-weights never pass through shared memory.
+The product is transposed, with the weights first: tensor cores can read their first operand from registers,
+so the expanded weights never go through shared memory.
 """
 
 import triton
@@ -31,7 +31,7 @@ def mxfp4_expert_matmul(
     block_width: tl.constexpr,
     block_outputs: tl.constexpr,
 ):
-    """`x` is [rows, 4, width / 4]: every fourth input side by side, as the words of four of them are."""
+    """`x` is [rows, 4, width / 4]: x[:, i, j] is input 4j + i, which is code i of the weights' word j."""
     expert, first, works = program_tile(experts_or_order, starts, rows, count, grouped, padded, block_rows)
     if works:
         row, taken = tile_rows(experts_or_order, starts, expert, first, rows, grouped, padded, block_rows)
@@ -67,7 +67,7 @@ def mxfp4_expert_matmul(
 
 @triton.jit
 def _expand(packed, exponent):
-    """bf16[outputs, words] four times, the weights of the words' first, second, third and fourth codes."""
+    """The weights of the words' codes 0 to 3, four arrays bf16[outputs, words]."""
     factor = ((exponent.to(tl.int16) + _FACTOR_BIAS) << 7).to(tl.bfloat16, bitcast=True)
     shared = tl.broadcast_to(factor[:, :, None], (factor.shape[0], factor.shape[1], 8))
     return tl.inline_asm_elementwise(

@@ -1,7 +1,8 @@
-"""Which rows a program works on: up to `block` of them, all of one expert, by either of two ways.
+"""Finds the rows of a program's tile: up to `block` rows of one expert.
 
-Few rows find one another: there are as many programs, and the one of the first of every `block` rows of an
-expert works on these. More come with `group_rows`: there are `most_tiles` programs.
+There are two ways. Few rows are not sorted: there is a program for every row, and of every `block` rows of an
+expert, the program of the first one computes them all. More rows are sorted with `group_rows`, and there are
+`most_tiles` programs.
 """
 
 import triton
@@ -18,10 +19,14 @@ def program_tile(
     padded: tl.constexpr,
     block: tl.constexpr,
 ):
-    """The tile of this program, along the grid's second axis; `padded` is a power of two.
+    """The tile of this program, which is its index along the grid's second axis.
+
+    Args:
+      experts_or_order, starts: the result of `group_rows` if `grouped`; otherwise twice the rows' experts.
+      padded: a power of two, at least `count` if `grouped`, otherwise at least `rows`.
 
     Returns:
-      Its expert, the rank of its first row among that expert's, and whether there is anything to do.
+      The tile's expert, the rank of its first row among the expert's rows, and whether the program has work.
     """
     mine = tl.program_id(1)
     index = tl.arange(0, padded)
@@ -51,7 +56,7 @@ def tile_rows(
     padded: tl.constexpr,
     block: tl.constexpr,
 ):
-    """The rows [block] of a tile, and which of them there are."""
+    """The indices of a tile's rows, [block], and a mask of those that exist."""
     rank = first + tl.arange(0, block)
     if grouped:
         at = tl.load(starts + expert) + rank

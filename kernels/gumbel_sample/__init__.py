@@ -1,4 +1,4 @@
-"""Sampling one token per slot and storing it, with the logits it was drawn from, in a column."""
+"""Samples one token per slot and stores it, with the logits that it was drawn from, in a column."""
 
 from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.gumbel_sample import reference

@@ -22,20 +22,21 @@ def gumbel_sample(
 ) -> tuple[jax.Array, jax.Array | None]:
     """Draws token ~ softmax(logits / temperature) and writes token and processed logits into column `step`.
 
-    Made for the body of a draft loop: the buffers that it is given are updated in place. A row of
-    NaN gives some id in range.
+    In the body of a draft loop, the buffers `tokens` and `processed` are updated in place. A row of NaN gives
+    an arbitrary id in range.
 
     Args:
       logits: f32[B, V].
-      temperature: f32[B]; 0 takes the argmax, and stores the logits as they are.
+      temperature: f32[B]; 0 takes the argmax and stores the unchanged logits.
       seed: u32[B, 2], one per request.
       position: i32[B], position of the row that the logits belong to.
       step: i32[], the column, in [0, K).
       tokens: i32[B, K].
-      processed: f32[B, K, V], or None: every row is greedy (`temperature` is not read, no noise drawn).
+      processed: f32[B, K, V]. If it is None, every row is greedy: `temperature` is ignored and no noise is
+        drawn.
       purpose: the random stream.
-      axis: the mesh axis that the vocabulary is split over, `logits` and `processed` being this device's
-        part, of an even size; the tokens are those of the whole. None for all of it.
+      axis: the mesh axis that the vocabulary is split over, or None. `logits` and `processed` are then this
+        device's part, of an even size; the tokens are ids of the whole vocabulary.
 
     Returns:
       (tokens, processed) with column `step` replaced.

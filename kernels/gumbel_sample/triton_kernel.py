@@ -1,4 +1,4 @@
-"""Gumbel sampling into a column in Triton: the best of every block of the vocabulary, then of the row."""
+"""Gumbel sampling into a column in Triton: the best of each block of the vocabulary, then of the row."""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ def gumbel_sample(
     if processed is None:
         ranks, ids = triton_call(_greedy_kernel, (logits,), best, grid=(batch, blocks), **sizes)
     else:
-        # Where all of the vocabulary is here, the pointer to its first index is never read.
+        # If the vocabulary is not split, this pointer is never read.
         first = step if axis is None else lax.axis_index(axis) * vocabulary
         processed, ranks, ids = triton_call(
             _draw_kernel,
@@ -74,7 +74,7 @@ def _log(x):
 
 @triton.jit
 def _rank(x):
-    """An int32 that orders as `argmax` does: NaN above all, and no difference between zeros."""
+    """An int32 with the order that `argmax` uses: NaN above everything, and both zeros equal."""
     x = tl.where(x == 0.0, 0.0, x)
     word = x.to(tl.int32, bitcast=True)
     ordered = tl.where(word < 0, word ^ 0x7FFFFFFF, word)
@@ -155,7 +155,7 @@ def _draw_kernel(
     heat = tl.load(temperature + slot)
     sampled = heat > 0
     row = tl.load(logits + slot * vocabulary + index, mask=in_row, other=0.0)
-    # Triton's own division is not correctly rounded, and the reference's is.
+    # Triton's default division is not correctly rounded; the reference's is.
     row = tl.div_rn(row, tl.where(sampled, heat, 1.0))
     column = slot.to(tl.int64) * columns + tl.load(step)
     tl.store(processed + column * vocabulary + index, row, mask=in_row)

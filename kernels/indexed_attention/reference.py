@@ -19,24 +19,24 @@ def indexed_attention(
     *,
     scale: float,
 ) -> jax.Array:
-    """Softmax attention of every query row over the slots that it lists and its slot's first entries.
+    """Softmax attention of every query row over the cache slots that it lists and its slot's first entries.
 
-    The work follows the longest context in the batch, not the width of the page table: the loop over
-    blocks of entries has a traced trip count.
+    The work is proportional to the longest context in the batch, not to the width of the page table, because
+    the loop over blocks of entries has a traced trip count.
 
     Args:
       queries: [B, Q, H, D]. Query head h reads key/value head h // (H / N).
       cache: [pages, N, 2, P, D]; axis 2 holds keys, then values.
-      window_slots: i32[B, Q, W], page * P + offset in `cache`; any slot past a row's length.
-      window_lengths: i32[B, Q], how many of them a row sees.
-      entries: [pages, N, 2, E, D], E to a page; None where nothing is compressed.
+      window_slots: i32[B, Q, W], page * P + offset in `cache`; arbitrary valid slots past a row's length.
+      window_lengths: i32[B, Q], how many of `window_slots` a row sees.
+      entries: [pages, N, 2, E, D], E entries per page; None if there are no compressed entries.
       page_table: i32[B, T], the page that holds entries i*E..i*E+E-1 of the slot.
-      num_entries: i32[B, Q], how many of them a row sees, from the first on.
-      scale: what the dot products are multiplied by, normally D ** -0.5.
+      num_entries: i32[B, Q], how many of its slot's entries a row sees, from the first on.
+      scale: factor of the dot products, normally D ** -0.5.
 
     Returns:
-      [B, Q, H, D] in the dtype of `queries`; zeros for a row that sees nothing. What a row does not see is
-      never used, not even where the arrays hold NaN.
+      [B, Q, H, D] in the dtype of `queries`; zeros for a row that sees nothing. Slots and entries that a row
+      does not see have no effect, even if they hold NaN.
 
     Source: DeepSeek-V4 in vLLM 0.26, `models/deepseek_v4/sparse_mla.py`.
     """
@@ -87,11 +87,11 @@ def _absorb(carry: Carry, rows: jax.Array, keys_values: jax.Array, seen: jax.Arr
     """One step of an online softmax.
 
     Args:
-      keys_values: [B, Q, S, N, 2, D], or [B, 1, S, N, 2, D] where all rows of a slot share them.
+      keys_values: [B, Q, S, N, 2, D], or [B, 1, S, N, 2, D] if all rows of a slot share them.
       seen: bool[B, Q, S].
     """
     peak, total, output = carry
-    # Zero times NaN is NaN, so what no row sees is not even multiplied by a weight of zero.
+    # Zero times NaN is NaN, so values that no row sees are replaced before they get a weight of zero.
     read = seen if keys_values.shape[1] > 1 else seen.any(axis=1, keepdims=True)
     keys_values = jnp.where(read[..., None, None, None], keys_values.astype(jnp.float32), 0.0)
     keys_values = jnp.broadcast_to(keys_values, (*rows.shape[:2], *keys_values.shape[2:]))
@@ -99,7 +99,7 @@ def _absorb(carry: Carry, rows: jax.Array, keys_values: jax.Array, seen: jax.Arr
     scores = jnp.einsum("bqngd,bqsnd->bqngs", rows, keys, precision="highest")
     scores = jnp.where(seen[:, :, None, None], scores, -jnp.inf)
     new_peak = jnp.maximum(peak, scores.max(axis=-1, keepdims=True))
-    # A row that has seen nothing yet has a peak of -inf, and -inf - -inf is NaN.
+    # The peak of a row that has seen nothing yet is -inf, and -inf - -inf is NaN.
     safe_peak = jnp.where(new_peak == -jnp.inf, 0.0, new_peak)
     weights, shrink = jnp.exp(scores - safe_peak), jnp.exp(peak - safe_peak)
     total = total * shrink + weights.sum(axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Writing new keys and values into the paged cache."""
+"""Writes new keys and values into the paged cache."""
 
 from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.kv_write import reference

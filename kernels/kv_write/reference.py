@@ -5,9 +5,9 @@ import jax.numpy as jnp
 
 
 def kv_write(cache: jax.Array, slots: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-    """Writes one key and one value row per slot; in place when the cache is donated.
+    """Writes one key and one value row per slot; in place if the cache is donated.
 
-    Where several rows name one slot (of page 0, by contract), any of them may stay.
+    If several rows have the same slot, which is allowed only in page 0, any of them may remain.
 
     Args:
       cache: [pages, N, 2, P, D]; axis 2 holds keys, then values.
@@ -19,8 +19,8 @@ def kv_write(cache: jax.Array, slots: jax.Array, keys: jax.Array, values: jax.Ar
       The cache, same shape and dtype.
     """
     if slots.size == 1:
-        # XLA on a CPU fuses the write of a single row into the gather that follows, and then keeps the
-        # cache from before the write: a copy of all of it. A scatter of two rows, be they the same, stays.
+        # On a CPU, XLA fuses the write of a single row into the following gather and, to keep the old cache,
+        # copies all of it. It does not do so for a scatter of two rows, even equal ones.
         slots, keys, values = (jnp.concatenate([x, x], axis=1) for x in (slots, keys, values))
     page, offset = jnp.divmod(slots, cache.shape[3])
     rows = jnp.stack([keys, values], axis=3).astype(cache.dtype)  # [B, Q, N, 2, D]

@@ -44,7 +44,7 @@ def _kv_write_kernel(
     dim = tl.arange(0, block_dim)[None, :]
     mask = (head < heads) & (dim < head_dim)
     source = (row * heads + head) * head_dim + dim
-    # 64 bits: a cache may hold more than 2^31 numbers.
+    # 64 bits, because a cache may have more than 2^31 elements.
     page = (slot // page_size).to(tl.int64)
     target = ((page * heads + head) * 2 * page_size + slot % page_size) * head_dim + dim
     dtype = cache.dtype.element_ty

@@ -1,4 +1,4 @@
-"""Latent attention in pure JAX: the loop of `paged_attention` over a cache of one plane."""
+"""Latent attention in pure JAX: the loop of `paged_attention` over a cache with one vector per position."""
 
 import jax
 from jaxspec_kernels.paged_attention.reference import attend
@@ -16,9 +16,9 @@ def latent_attention(
 ) -> jax.Array:
     """Softmax attention of every query row over the positions first..last of its slot.
 
-    All heads share one vector per position, which is the key, and whose first entries are the value: the
-    latent that keys and values would be projected up from, and the rotated part of the key. The projections
-    are in the queries and applied to the result instead (DeepSeek-V2, arXiv 2405.04434, section 2.1.2).
+    All heads share one vector per position: the latent, followed by the rotated part of the key. The whole
+    vector is the key, and its first elements are the value. The up projections to keys and values are applied
+    to the queries and to the result instead (DeepSeek-V2, arXiv 2405.04434, section 2.1.2).
 
     Args:
       queries: [B, Q, H, D].
@@ -26,11 +26,11 @@ def latent_attention(
       page_table: i32[B, T], the page that holds positions i*P..i*P+P-1 of the slot.
       first: i32[B, Q], the first position that a row sees.
       last: i32[B, Q], the last one, inclusive; less than `first` for a row that sees nothing.
-      value_dim: entries of the vector that are the value.
-      scale: what the dot products are multiplied by.
+      value_dim: how many elements of the vector are the value.
+      scale: factor of the dot products.
 
     Returns:
       [B, Q, H, value_dim] in the dtype of `queries`; zeros for a row that sees nothing. Positions outside
-      first..last are never used, not even where the cache holds NaN.
+      first..last have no effect, even if the cache holds NaN there.
     """
     return attend(queries, cache, page_table, first, last, value_dim=value_dim, scale=scale)

@@ -22,8 +22,8 @@ def latent_attention(
 ) -> jax.Array:
     """See `reference.latent_attention`.
 
-    Heads and rows of a slot share a tile, and the tile of keys that was loaded for the scores is the one of
-    values too. The context is split as in `paged_attention`, whose second kernel merges the splits.
+    The heads and rows of a slot share a tile of keys, which is loaded once and used for scores and values.
+    The context is split as in `paged_attention`, and the same second kernel merges the splits.
     """
     batch, num_rows, heads, size = queries.shape
     page_size, width = cache.shape[3], page_table.shape[1]
@@ -45,10 +45,10 @@ def latent_attention(
     parts = triton_call(
         _split_kernel,
         (queries, cache, page_table, first, last),
-        # One split writes the result itself; the kernel takes as many pointers either way.
+        # A single split writes the result directly; the kernel takes the same number of pointers.
         [result, *(jax.ShapeDtypeStruct((1,), jnp.float32) for _ in range(2))] if splits == 1 else partial,
         grid=(batch, tiles, splits),
-        # A tile's sums, rows by value_dim in float32, fill the registers.
+        # The accumulator, rows by value_dim in float32, fills the registers.
         num_warps=4 if block_rows <= 16 else 8,
         num_stages=2,
         num_rows=num_rows,
@@ -119,7 +119,7 @@ def _split_kernel(
     row_last = tl.load(last + query_row, mask=in_rows, other=-1)
     begin, end = split_bounds(row_first, row_last, width * page_size, split, splits, block_keys)
 
-    # A position's vector in two parts, so that neither is padded to the next power of two of both.
+    # The vector is loaded in two parts: as a whole it would be padded to the next power of two.
     value_at = tl.arange(0, block_value)[None, :]
     rope_at = value_dim + tl.arange(0, block_rope)[None, :]
     in_value, in_rope = value_at < value_dim, rope_at < size
@@ -137,7 +137,7 @@ def _split_kernel(
             position = start + tl.arange(0, block_keys)
             used = position < end
             page = tl.load(page_table + slot * width + position // page_size, mask=used, other=0)
-            # 64 bits: a cache may hold more than 2^31 numbers.
+            # 64 bits, because a cache may have more than 2^31 elements.
             key_at = (page.to(tl.int64) * page_size + position % page_size)[:, None] * size
             in_context = used[:, None]
             key_value = tl.load(cache + key_at + value_at, mask=in_context & in_value, other=0.0).to(dtype)

@@ -1,4 +1,4 @@
-"""Writing new latents into the paged cache."""
+"""Writes new latents into the paged cache."""
 
 from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.latent_write import reference

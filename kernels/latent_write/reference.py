@@ -5,9 +5,9 @@ import jax.numpy as jnp
 
 
 def latent_write(cache: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
-    """Writes one vector per slot; in place when the cache is donated.
+    """Writes one vector per slot; in place if the cache is donated.
 
-    Where several rows name one slot (of page 0, by contract), any of them may stay.
+    If several rows have the same slot, which is allowed only in page 0, any of them may remain.
 
     Args:
       cache: [pages, 1, 1, P, D].

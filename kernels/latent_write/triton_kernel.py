@@ -28,7 +28,7 @@ def _latent_write_kernel(cache, slots, rows, size: tl.constexpr, block_size: tl.
     row = tl.program_id(0)
     at = tl.arange(0, block_size)
     mask = at < size
-    # 64 bits: a cache may hold more than 2^31 numbers. Pages follow each other, so a slot is a row.
+    # 64 bits, because a cache may have more than 2^31 elements. A slot is the index of a row of the cache.
     slot = tl.load(slots + row).to(tl.int64)
     value = tl.load(rows + row * size + at, mask=mask)
     tl.store(cache + slot * size + at, value.to(cache.dtype.element_ty), mask=mask)

@@ -4,7 +4,7 @@ from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.matmul.packed_weight import BLOCK, PackedWeight, pack
 from jaxspec_kernels.matmul.reference import matmul as reference
 
-# A weight that stays in a CPU's caches is worth neither a kernel's calls nor packing.
+# Smaller weights stay in a CPU's caches, so that neither the kernel nor packing pays for them.
 MIN_WEIGHT_BYTES = 1 << 20
 
 

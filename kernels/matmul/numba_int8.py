@@ -1,12 +1,12 @@
-"""Products with packed weights on a CPU, rows rounded to 8 bits in blocks of 16 inputs.
+"""Products with packed weights on a CPU, with activations rounded to 8 bits in blocks of 16 inputs.
 
-A block of a row is d * q, d being its largest magnitude / 127 and q integers. Integers are multiplied and
-summed exactly, by the best instruction that the processor has; what is left in float32 is a product with d a
-block and one with the weight's scale. All ways give the same sums bit for bit, and a row's do not depend on
-those beside it.
+A block of a row is d * q, where d is its largest magnitude / 127 and q are integers. Integers are multiplied
+and summed exactly, with the best instruction that the processor has. In float32 remain a product with d for
+each block of the row and one with the weight's scale. All paths give the same sums bit for bit, and a row's
+sums do not depend on the other rows.
 
-llama.cpp's blocks are of 32 (ggml-quants.c, `quantize_row_q8_1_ref`), which changes likelihoods three times
-as much (docs/measurements.md).
+llama.cpp uses blocks of 32 (ggml-quants.c, `quantize_row_q8_1_ref`), which changes likelihoods three times as
+much (docs/measurements.md).
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from numba.core.extending import intrinsic
 from numba.core.registry import cpu_target
 
 PATHS = ("vnni512", "vnni256", "avx2", "generic")
-"""Ways to multiply bytes, the best first."""
+"""Instruction sets to multiply bytes with, the fastest first."""
 _NEEDS = {
     "vnni512": [{"avx512f", "avx512bw", "avx512vnni"}],
     "vnni256": [{"avxvnni"}, {"avx512vnni", "avx512vl"}],
@@ -38,30 +38,30 @@ _LANES = {"vnni512": 16, "vnni256": 8, "avx2": 8, "generic": 4}
 
 @cache
 def available_paths() -> tuple[str, ...]:
-    """The ways that the processor for which Numba compiles can go."""
+    """The paths that the processor supports for which Numba compiles, the fastest first."""
     return paths_with(cpu_target.target_context.codegen().magic_tuple()[2])
 
 
 def paths_with(features: str) -> tuple[str, ...]:
-    """The ways that a processor can go, whose features LLVM lists as "+avx2,-avx512f"."""
+    """The paths for a processor with these features, in LLVM's form "+avx2,-avx512f"."""
     known = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
     return tuple(path for path in PATHS if any(needed <= known for needed in _NEEDS[path]))
 
 
 def int8_matmul(x: jax.Array, weight: PackedWeight, *, path: str | None = None) -> jax.Array:
-    """f32[rows, outputs] of x f32[rows, width], rounded as the module's text says.
+    """The product f32[rows, outputs] of x, rounded as described above, and a weight.
 
-    A row that holds NaN has NaN for its products.
+    The products of a row with NaN are NaN.
 
     Args:
       x: f32[rows, width].
-      weight: with values of "int8" or "uint8".
-      path: one of `available_paths`; None for the best.
+      weight: a packed weight of form "int8" or "uint8".
+      path: one of `available_paths`; None for the fastest.
     """
     return by_groups(x, weight, partial(_target, Form.of(weight), path or available_paths()[0]))
 
 
-# A row's largest magnitude is found once per thread; that is less than a hundredth of the products.
+# Every thread rounds all rows itself, which takes less than a hundredth of the time of the products.
 _PART = """
 def {name}_part(frame, part, parts):
     x_, w_, y_ = call.argument(frame, 0), call.argument(frame, 1), call.result(frame, 0)
@@ -105,7 +105,7 @@ def {name}_handler(frame):
 
 @call.once
 def _target(form: Form, path: str, group: int) -> str:
-    """Compiles and registers the kernel for a form of weight and groups of so many rows; returns its name."""
+    """Compiles and registers the kernel for a storage format and groups of `group` rows; returns its name."""
     name = f"jaxspec_int8_matmul_{form.name}_{path}_{group}"
     scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
     scope |= {"address": call.address_of(name)}
@@ -125,22 +125,22 @@ def _target(form: Form, path: str, group: int) -> str:
 
 
 def _code_bytes(path: str) -> int:
-    """Bytes of a row's integer: where pairs of 16 bits are multiplied it is kept in as many."""
+    """Bytes of an integer of a row: 2 for the paths that multiply 16-bit integers."""
     return 1 if path.startswith("vnni") else 2
 
 
 def _zero(form: Form) -> int:
-    """What is added to a weight's integers, so that they are unsigned bytes."""
+    """The number that is added to a weight's integers to make them unsigned bytes."""
     return 128 if form.values == "int8" else 0
 
 
 def _quantise(form: Form, path: str) -> Any:
-    """A function of Numba's that rounds rows.
+    """A Numba intrinsic that rounds rows.
 
-    Its arguments: the address of x f32, the number of its pieces, a piece being the inputs that share a scale
-    of the weight, and the addresses of what it writes: integers q; by block of a row its scale d f32 and what
-    sums of products start from i32; by piece the sum of d * q f32. Integers lie as they are, or as pairs of
-    16 bits, of every four the first and third before the second and fourth.
+    Its arguments are the address of x f32, the number of its pieces (a piece is the inputs that share a scale
+    of the weight), and the addresses of four outputs: the integers q; for each block of a row, its scale d
+    f32 and the initial value of its sums i32; for each piece, the sum of d * q f32. The integers are bytes in
+    their order, or 16-bit integers in which the second and third of every four are swapped.
     """
 
     @intrinsic
@@ -157,7 +157,7 @@ def _quantise(form: Form, path: str) -> Any:
     return quantise
 
 
-# Added to a float32 of fewer than 22 bits before its point, it leaves the integer in the lowest bits.
+# Added to a float32 of magnitude below 2**22, this leaves the rounded integer in the lowest bits.
 _ROUND = 12582912.0
 _ROUND_BITS = 0x4B400000
 _SMALLEST = 2.0**-100
@@ -166,14 +166,14 @@ _SMALLEST = 2.0**-100
 def _quantise_piece(
     code: VectorCode, form: Form, path: str, x: Any, piece: Any, written: Sequence[Any]
 ) -> None:
-    """The blocks of a row that share a scale of the weight."""
+    """Rounds the blocks of a row that share a scale of the weight."""
     codes, scales, starts, moments = written
     build, blocks = code.builder, form.block // ROW_BLOCK
     total_moment = ir.Constant(FLOAT, 0.0)
     for i in range(blocks):
         block = build.add(build.mul(piece, word(blocks)), word(i))
         row = code.load(code.at(x, block, 4 * ROW_BLOCK), code.floats, align=4)
-        # Magnitudes are ordered as their bits are, NaN above all.
+        # Magnitudes have the same order as their bits, with NaN above everything.
         sizes = build.and_(build.bitcast(row, code.integers), code.constant(0x7FFFFFFF))
         largest = build.bitcast(code.call(f"llvm.vector.reduce.umax.v{code.lanes}i32", INTEGER, sizes), FLOAT)
         scale = build.fdiv(largest, ir.Constant(FLOAT, 127.0))
@@ -203,16 +203,16 @@ def _store_codes(code: VectorCode, integers: Any, address: Any, path: str) -> No
 
 
 def _multiply(form: Form, path: str, rows: int) -> Any:
-    """A function of Numba's: the products of so many rows with one tile.
+    """A Numba intrinsic that computes the products of `rows` rows with one tile.
 
-    Its arguments: the addresses of what `_quantise` wrote for the rows, their width, the addresses of the
-    tile's values, scales and offsets, and that of the result f32[rows, TILE].
+    Its arguments are the addresses of the rows' part of `_quantise`'s outputs, the width, the addresses of
+    the tile's values, scales and offsets, and the address of the result f32[rows, TILE].
     """
 
     @intrinsic
     def multiply(typing_context, codes, scales, starts, moments, width, values, scale, offset, result):
         def generate(context, builder, signature, arguments):
-            # As many sums as there are registers for.
+            # As many columns as there are registers for their sums.
             columns = range(2 if path == "vnni512" else 1)
             outputs = len(columns) * _LANES[path]
             *of_rows, values, scale, offset, result = arguments
@@ -234,7 +234,7 @@ def _multiply(form: Form, path: str, rows: int) -> Any:
 
 
 class _Columns(WeightCode):
-    """Writes the code of `_multiply` for some columns of a tile. Loops within a block are written out."""
+    """Generates the code of `_multiply` for some columns of a tile, with loops within a block unrolled."""
 
     def __init__(
         self,
@@ -301,7 +301,7 @@ class _Columns(WeightCode):
         return [start] * len(self.columns)
 
     def _scaled(self, row: int, block: Any, sums: list[Any], before: list[Any]) -> list[Any]:
-        """Sums of a block in float32, added to those of the blocks before."""
+        """The sums of a block times its scale, in float32, added to those of the blocks before."""
         factor = self.spread(self._of_row(self.scales, row, block, FLOAT))
         floats = [self.builder.sitofp(total, self.floats) for total in sums]
         return [
@@ -310,27 +310,27 @@ class _Columns(WeightCode):
         ]
 
     def _of_row(self, base: Any, row: int, index: Any, kind: ir.Type, inputs: int = ROW_BLOCK) -> Any:
-        """A row's number of a block, or of as many inputs."""
+        """Loads a row's value for a block, or for a piece of `inputs` inputs, from the array at `base`."""
         build = self.builder
         count = build.udiv(self.width, word(inputs))
         return self.load(self.at(base, build.add(build.mul(count, word(row)), index), 4), kind, align=4)
 
     def _unsigned(self, words: Any, half: int) -> Any:
-        """Four unsigned bytes a lane."""
+        """The weight's integers as four unsigned bytes per lane."""
         build = self.builder
         if self.form.values == "int8":
             return build.xor(words, self.constant(0x80808080))
         return build.and_(build.lshr(words, self.constant(4 * half)), self.constant(0x0F0F0F0F))
 
     def _operands(self, weight: Any) -> tuple[Any, ...]:
-        """What `_dot` takes of a weight: all of it, or its pairs of 16 bits."""
+        """The weight's operands of `_dot`: the bytes, or two vectors of pairs of 16-bit integers."""
         if self.path.startswith("vnni"):
             return (weight,)
         build, pairs = self.builder, self.constant(0x00FF00FF)
         return build.and_(weight, pairs), build.and_(build.lshr(weight, self.constant(8)), pairs)
 
     def _codes(self, row: int, block: Any, quad: int) -> list[Any]:
-        """A row's four integers in every lane, as `_dot` takes them."""
+        """A row's four integers in every lane, as operands of `_dot`."""
         build, size = self.builder, _code_bytes(self.path)
         k = build.add(build.mul(block, word(ROW_BLOCK)), word(QUAD * quad))
         start = self.at(self.codes, build.add(build.mul(self.width, word(row)), k), size)
@@ -340,7 +340,7 @@ class _Columns(WeightCode):
         return [self.spread(self.load(self.at(start, i, 4), INTEGER)) for i in range(size)]
 
     def _dot(self, total: Any, *operands: Any) -> Any:
-        """`total` and the sum of four products in every lane."""
+        """Adds the sum of four products to `total`, in every lane."""
         build = self.builder
         *weights, codes = operands
         if self.path.startswith("vnni"):

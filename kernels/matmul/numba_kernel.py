@@ -1,8 +1,8 @@
-"""Products of one to eight rows on a CPU, each weight read once.
+"""Products of one to eight rows on a CPU that read each weight once.
 
-The weight is read in tiles of columns whose sums stay in the first-level cache. A row's sums are taken in the
-same order whatever the number of rows, so a row verified among drafts equals the same row decoded alone bit
-for bit. XLA's products promise no such thing; they are about as fast where memory is the limit.
+The weight is read in tiles of columns, whose sums stay in the first-level cache. A row's sums have the same
+order for any number of rows, so a row that is verified among drafts equals the same row decoded alone, bit
+for bit. XLA's products do not guarantee this; they are about as fast where memory bandwidth is the limit.
 """
 
 import math
@@ -26,11 +26,11 @@ UNROLL = 8
 def matmul(
     x: jax.Array, kernel: jax.Array | PackedWeight, *, out_dtype: jnp.dtype | None = None
 ) -> jax.Array:
-    """See `jaxspec_kernels.matmul.reference`, which computes what this kernel is not for."""
+    """See `jaxspec_kernels.matmul.reference`, which is called for cases that the kernels do not support."""
     rows, width = math.prod(x.shape[:-1]), x.shape[-1]
     if not (
         rows > 0
-        # XLA would expand a packed weight every time: for 64 rows that takes three times as long.
+        # XLA would expand a packed weight in every call, which for 64 rows takes three times as long.
         and (isinstance(kernel, PackedWeight) or (rows <= MAX_ROWS and kernel.size * 4 >= MIN_WEIGHT_BYTES))
         and x.dtype == kernel.dtype == jnp.float32
         and out_dtype in (None, jnp.float32)
@@ -48,7 +48,7 @@ def matmul(
 
 @call.once
 def _target(rows: int) -> str:
-    """Compiles and registers the kernel for so many rows; returns its name."""
+    """Compiles and registers the kernel for `rows` rows; returns its name."""
     name = f"jaxspec_matmul_float32_{rows}"
     scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
     scope["address"] = call.address_of(name)
@@ -58,17 +58,17 @@ def _target(rows: int) -> str:
 
 
 def _source(rows: int, name: str) -> str:
-    """The kernel, its loops over rows and over UNROLL weight rows written out.
+    """The source of the kernel, with the loops over rows and over UNROLL weight rows unrolled.
 
-    LLVM vectorises the loops over columns only if the rows' sums are arrays of their own and the weight's
-    rows are slices: with loops in their place it took five times as long.
+    LLVM vectorises the loops over columns only if each row's sums are a separate array and the weight's rows
+    are slices. With loops instead, the kernel took five times as long.
     """
     r, u = range(rows), range(UNROLL)
 
     def each(template: str) -> str:
         return "; ".join(template.format(m=m) for m in r)
 
-    # A chain: the order that the kernel of packed weights takes too.
+    # A chain of additions, in the same order as the kernel for packed weights.
     term = "x{m}_{u} * w{u}[j]"
     lines = [
         f"def {name}_part(frame, part, parts):",

@@ -1,7 +1,7 @@
 """Products with packed weights on a CPU: widened to float32 in registers, summed in the dense kernel's order.
 
-The sums of eight rows and a tile of outputs fit into the registers of a CPU with AVX-512, so a weight is
-read once and is all that is read, and LLVM's own vectors say what Numba's loops would leave to luck.
+The sums of eight rows and a tile of outputs fit into the registers of a CPU with AVX-512, so each weight is
+read from memory once. The vector code is generated (`vector_code.py`).
 """
 
 from functools import partial
@@ -22,7 +22,7 @@ LANES = 16
 
 
 def packed_matmul(x: jax.Array, weight: PackedWeight) -> jax.Array:
-    """f32[rows, outputs] of x f32[rows, width]."""
+    """The product f32[rows, outputs] of x f32[rows, width] and a weight."""
     return by_groups(x, weight, partial(_target, Form.of(weight)))
 
 
@@ -53,7 +53,7 @@ def {name}_handler(frame):
 
 @call.once
 def _target(form: Form, group: int) -> str:
-    """Compiles and registers the kernel for a form of weight and groups of so many rows; returns its name."""
+    """Compiles and registers the kernel for a storage format and groups of `group` rows; returns its name."""
     name = f"jaxspec_matmul_{form.name}_{group}"
     scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
     scope |= {"address": call.address_of(name), "multiply": _multiply(form, group)}
@@ -64,10 +64,10 @@ def _target(form: Form, group: int) -> str:
 
 
 def _multiply(form: Form, rows: int) -> Any:
-    """A function of Numba's: the products of so many rows with one tile.
+    """A Numba intrinsic that computes the products of `rows` rows with one tile.
 
-    Its arguments: the address of x f32[rows, width], width, the addresses of the tile's values, scales and
-    offsets, and that of the result f32[rows, TILE].
+    Its arguments are the address of x f32[rows, width], the width, the addresses of the tile's values, scales
+    and offsets, and the address of the result f32[rows, TILE].
     """
 
     @intrinsic
@@ -82,7 +82,7 @@ def _multiply(form: Form, rows: int) -> Any:
 
 
 class _Tile(WeightCode):
-    """Writes the code of `_multiply`. The loops over rows and columns are written out."""
+    """Generates the code of `_multiply`, with the loops over rows and columns unrolled."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class _Tile(WeightCode):
                 build.store(self.fma(x, weight, build.load(address)), address)
 
     def _integers(self, words: Any, i: int) -> Any:
-        """Input i of the words of a column."""
+        """Input i of a vector of words, as integers."""
         build = self.builder
         if self.form.values == "int8":
             return build.ashr(build.shl(words, self.constant(24 - 8 * i)), self.constant(24))

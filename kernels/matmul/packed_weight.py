@@ -1,4 +1,4 @@
-"""A float32 weight in the fewer bytes that its checkpoint stores it in."""
+"""A weight of a float32 network in its checkpoint's smaller format."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,13 +12,13 @@ import numpy as np
 from jax import lax
 
 BLOCK = 32
-"""Inputs that share a scale, but for Q6_K's, of which 16 do."""
+"""Inputs that share a scale of the weight; in Q6_K it is 16."""
 ROW_BLOCK = 16
-"""Inputs of a row that share a scale where rows are rounded to 8 bits."""
+"""Inputs that share a scale of the activations when these are rounded to 8 bits."""
 QUAD = 4
-"""Inputs of an output that lie side by side: what one instruction multiplies in a lane of 32 bits."""
+"""Adjacent inputs of one output: as many as one instruction multiplies in a lane of 32 bits."""
 TILE = 32
-"""Outputs that lie side by side; a tile's inputs follow one another, so that it is read as one stream."""
+"""Outputs of a tile, which are adjacent for each input, so that a tile is read as one stream."""
 
 
 @partial(
@@ -28,23 +28,23 @@ TILE = 32
 )
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight in fewer bits than float32, each of which stands for an exact float32 value.
+    """A weight with fewer bits than float32, whose values are defined exactly in float32.
 
-    Outputs lie in tiles, of which the last is filled up.
+    Outputs are stored in tiles; the last tile is padded.
 
     Attributes:
       values: one of
-        u16[tiles, width, TILE], the weight as bfloat16, its bits: XLA on a CPU would gather bfloat16 out of
-        a float32 copy of all of it, made in every step;
-        i8[tiles, width / 4, TILE, 4], the weight being scale * q;
-        u8[tiles, width / 8, TILE, 4], the same of q in 0 … 15: of row i, the lower four bits of byte j are
+        u16[tiles, width, TILE]: the bits of the weight as bfloat16. (From a bfloat16 array, XLA on a CPU
+        would gather through a float32 copy of all of it in every step.)
+        i8[tiles, width / 4, TILE, 4]: q, where the weight is scale * q;
+        u8[tiles, width / 8, TILE, 4]: q in 0 to 15, two per byte. In row i, the lower four bits of byte j are
         input 8i + j and the upper ones input 8i + 4 + j.
-      scale: [tiles, width / block, TILE], a block being 32 or 16 inputs; float16 where that holds it
-        exactly, else float32. None for bfloat16. scale * q is exact in float32.
-      offset: as `scale`, or None: what is added to scale * q, rounded once.
-      shape: of the weight: axes of `width` inputs, then axes of outputs.
-      activations: "float32", or "int8" for products with rows rounded to 8 bits (`numba_int8.py`); of
-        bfloat16 always "float32".
+      scale: [tiles, width / block, TILE] for blocks of 32 or 16 inputs; float16 if that is exact, else
+        float32. None for bfloat16. scale * q is exact in float32.
+      offset: like `scale`: added to scale * q, with one rounding. None if there is none.
+      shape: the shape of the weight: axes of `width` inputs, then axes of outputs.
+      activations: "float32", or "int8" for products with activations rounded to 8 bits (`numba_int8.py`);
+        always "float32" for bfloat16.
     """
 
     values: jax.Array
@@ -59,43 +59,45 @@ class PackedWeight:
 
     @property
     def size(self) -> int:
+        """The number of weights."""
         return math.prod(self.shape)
 
     @property
     def form(self) -> str:
-        """What the values are: "bfloat16", "int8" or "uint8"."""
+        """The kind of `values`: "bfloat16", "int8" or "uint8"."""
         return "bfloat16" if self.values.dtype == np.uint16 else str(self.values.dtype)
 
     @property
     def width(self) -> int:
-        """Inputs."""
+        """The number of inputs."""
         return self.values.shape[1] * {"bfloat16": 1, "int8": QUAD, "uint8": 2 * QUAD}[self.form]
 
     @property
     def block(self) -> int:
-        """Inputs that share a scale; without scales BLOCK."""
+        """Inputs that share a scale; BLOCK if there are no scales."""
         return BLOCK if self.scale is None else self.width // self.scale.shape[1]
 
     @property
     def outputs(self) -> int:
+        """The number of outputs, without padding."""
         return self.size // self.width
 
     def __getitem__(self, index: object) -> "PackedWeight":
-        assert index is Ellipsis, "a packed weight is read whole, as a parameter is"
+        assert index is Ellipsis, "a packed weight can only be read as a whole, with [...]"
         return self
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.dense(), dtype)
 
     def reshape(self, *shape: int) -> "PackedWeight":
-        """With other axes; the boundary between inputs and outputs stays where it is."""
+        """The weight with other axes. The boundary between input and output axes must stay the same."""
         rest = -math.prod(shape)
         return replace(self, shape=tuple(self.size // rest if size < 0 else size for size in shape))
 
     def stored(self, outputs: jax.Array | np.ndarray) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-        """Values [..., width] of some outputs i32[...]; f32 scales and offsets [..., width / block].
+        """The stored values [..., width] of some outputs i32[...], and f32 scales and offsets.
 
-        Ids outside the weight are clamped into it.
+        Scales and offsets are [..., width / block], or None. Ids outside the weight are clamped.
         """
         tile, lane = jnp.divmod(jnp.clip(outputs, 0, self.outputs - 1), TILE)
         values, scale, offset = (
@@ -112,7 +114,7 @@ class PackedWeight:
         return values, scale, offset
 
     def columns(self, outputs: jax.Array | np.ndarray) -> jax.Array:
-        """f32[..., width] of some outputs i32[...]; ids outside the weight are clamped into it."""
+        """The weights f32[..., width] of some outputs i32[...]; ids outside the weight are clamped."""
         values, scale, offset = self.stored(outputs)
         columns = values.astype(jnp.float32)
         if scale is not None:
@@ -137,9 +139,9 @@ def pack(
     """A packed weight, on the host.
 
     Args:
-      values: bf16[width, outputs], or q: i8, or u8 in 0 … 15.
+      values: [width, outputs]: the weights in bfloat16, or q in int8, or q from 0 to 15 in uint8.
       scale, offset: f32[width / block, outputs], or None.
-      shape: of the weight.
+      shape: the shape of the weight.
       activations: see `PackedWeight`.
     """
     if values.dtype == ml_dtypes.bfloat16:
@@ -154,7 +156,7 @@ def pack(
 
 
 def _short(array: np.ndarray | None) -> np.ndarray | None:
-    """As float16 where that is exact."""
+    """The array as float16 if that is exact, otherwise unchanged."""
     if array is None:
         return None
     with np.errstate(over="ignore"):
@@ -163,7 +165,7 @@ def _short(array: np.ndarray | None) -> np.ndarray | None:
 
 
 def _tiled(array: np.ndarray | None) -> Any:
-    """[tiles, inputs, TILE] of [inputs, outputs]."""
+    """Rearranges [inputs, outputs] to [tiles, inputs, TILE], padded with zeros."""
     if array is None:
         return None
     tiles = -(-array.shape[1] // TILE)

@@ -13,9 +13,9 @@ def matmul(
 
     Args:
       x: [..., M].
-      kernel: [M, out axes]; a packed one is multiplied as the float32 weight that it stands for, with x
-        rounded where the weight's `activations` say so.
-      out_dtype: of the result; the dtype of x by default.
+      kernel: [M, out axes]. A packed one is expanded to float32; if its `activations` are "int8", x is
+        rounded first.
+      out_dtype: the dtype of the result; that of x by default.
 
     Returns:
       [..., out axes]; sums are float32 on every backend.
@@ -28,16 +28,16 @@ def matmul(
         x,
         kernel,
         (((x.ndim - 1,), (0,)), ((), ())),
-        # Without "highest" a GPU would round float32 operands to TF32, and greedy equality with them.
+        # Without "highest" a GPU rounds float32 operands to TF32, which can change greedy tokens.
         precision="highest" if kernel.dtype == jnp.float32 else None,
         preferred_element_type=out_dtype or x.dtype,
     )
 
 
 def round_rows(x: jax.Array) -> jax.Array:
-    """x [..., M] as 8 bits give it back: blocks of 16 are d * q, d their largest magnitude / 127."""
+    """Rounds x [..., M] to 8 bits: blocks of 16 become d * q with d = largest magnitude / 127, q integers."""
     blocks = x.reshape(*x.shape[:-1], -1, ROW_BLOCK)
     largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
-    # Zero, and what has no inverse; that is nothing beside any other block.
+    # Blocks that are zero, or so small that 127 / largest overflows, are rounded to zero.
     integers = jnp.round(blocks * jnp.where(largest > 2.0**-100, 127 / largest, 0))
     return (integers * (largest / 127)).reshape(x.shape)

@@ -1,4 +1,4 @@
-"""Writing LLVM's code for vectors, which Numba's loops would leave to luck."""
+"""Generates LLVM code for vectors, because LLVM does not reliably vectorise Numba's loops."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ FLOAT, HALF = ir.FloatType(), ir.HalfType()
 
 
 class VectorCode:
-    """Operations on vectors of so many lanes of 32 bits, at addresses held in 64-bit words."""
+    """Operations on vectors of `lanes` lanes of 32 bits; addresses are 64-bit words."""
 
     def __init__(self, builder: Any, lanes: int):
         self.builder = builder
@@ -23,16 +23,18 @@ class VectorCode:
         return self.builder.add(base, self.builder.mul(index, word(size)))
 
     def load(self, address: Any, kind: ir.Type, *, align: int = 1) -> Any:
+        """Loads a value of LLVM's type `kind`; `align` is the alignment in bytes."""
         return self.builder.load(self._pointer(address, kind), align=align)
 
     def store(self, value: Any, address: Any, *, align: int = 1) -> None:
+        """Stores a value."""
         self.builder.store(value, self._pointer(address, value.type), align=align)
 
     def _pointer(self, address: Any, kind: ir.Type) -> Any:
         return self.builder.inttoptr(address, kind.as_pointer())
 
     def floats_at(self, address: Any, kind: ir.Type) -> Any:
-        """The float32 of a vector of HALF or FLOAT."""
+        """Loads a vector of `kind`, HALF or FLOAT, as float32."""
         vector = self.load(address, ir.VectorType(kind, self.lanes), align=2)
         return vector if kind is FLOAT else self.builder.fpext(vector, self.floats)
 
@@ -43,17 +45,19 @@ class VectorCode:
         return self.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), self.constant(0))
 
     def constant(self, value: int) -> ir.Constant:
-        """An integer in every lane."""
+        """A vector with the same integer in every lane."""
         return ir.Constant(self.integers, [value] * self.lanes)
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
+        """a * b + c of float vectors, with one rounding."""
         return self.call(f"llvm.fma.v{self.lanes}f32", self.floats, a, b, c)
 
     def call(self, name: str, result: ir.Type, *arguments: Any) -> Any:
-        """One of LLVM's intrinsics."""
+        """Calls an intrinsic of LLVM."""
         kind = ir.FunctionType(result, [argument.type for argument in arguments])
         return self.builder.call(get_or_insert_function(self.builder.module, kind, name), arguments)
 
 
 def word(value: int) -> ir.Constant:
+    """A 64-bit constant."""
     return ir.Constant(WORD, value)

@@ -1,4 +1,4 @@
-"""What the kernels of packed weights share: how a weight is stored, and reading it into vectors."""
+"""Parts of the kernels for packed weights: the storage format, and code that reads it into vectors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from llvmlite import ir
 from numba.core.cgutils import get_or_insert_function
 
 GROUP = 8
-"""Rows whose sums are taken side by side."""
+"""Rows whose sums are computed together."""
 AHEAD = 4096
-"""Bytes from what is read to what is asked for: a page, at whose end the processor stops looking ahead."""
+"""Distance of prefetches, in bytes: a page, because hardware prefetching stops at page boundaries."""
 _KINDS = {"float16": HALF, "float32": FLOAT}
 
 
@@ -48,8 +48,7 @@ class Form:
         return 2 if self.values == "uint8" else 1
 
     def byte_offsets(self) -> dict[str, str]:
-        """Expressions for `{values}`, `{scale}` and `{offset}` in a kernel's source: where those of `tile`
-        begin."""
+        """Expressions for `{values}`, `{scale}` and `{offset}` in a kernel's source: addresses for `tile`."""
         width = {"bfloat16": "2 * width", "int8": "width", "uint8": "width // 2"}[self.values]
         places = {"values": f"call.address(call.argument(frame, 1)) + tile * {TILE} * ({width})"}
         for i, name in enumerate(("scale", "offset")):
@@ -60,12 +59,16 @@ class Form:
 
 
 def bytes_of(kind: str | None) -> int:
-    """Of a number of a scale or an offset; 0 where there is none."""
+    """Bytes of an element of a scale or an offset; 0 if there is none."""
     return {None: 0, "float16": 2, "float32": 4}[kind]
 
 
 def by_groups(x: jax.Array, weight: PackedWeight, target: Any) -> jax.Array:
-    """f32[rows, outputs] of x f32[rows, width], by the kernels that `target(rows of a group)` names."""
+    """The product f32[rows, outputs] of x f32[rows, width] and a weight, in groups of up to GROUP rows.
+
+    Args:
+      target: returns the name of the kernel for a group of so many rows.
+    """
     arrays = [array for array in (weight.values, weight.scale, weight.offset) if array is not None]
 
     def product(x: jax.Array, group: int) -> jax.Array:
@@ -80,13 +83,13 @@ def by_groups(x: jax.Array, weight: PackedWeight, target: Any) -> jax.Array:
 
 
 class WeightCode(VectorCode):
-    """Reads some columns of a tile, each as wide as a vector.
+    """Reads columns of a tile; a column is as many outputs as a vector has lanes.
 
     Args:
-      form: of the weight.
-      lanes: of a vector.
-      columns: which of the tile's.
-      values, scale, offset: addresses of the tile's.
+      form: the weight's storage format.
+      lanes: lanes of a vector.
+      columns: indices of the columns to read.
+      values, scale, offset: addresses of the tile's arrays.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class WeightCode(VectorCode):
         self.values, self.scale, self.offset = values, scale, offset
 
     def words(self, index: Any) -> list[Any]:
-        """The words that hold `QUAD * quads` inputs of the columns: the index-th of them."""
+        """Word `index`, which holds `QUAD * quads` inputs, of every output: a vector for each column."""
         return [self.load(address, self.integers) for address in self._row(self.values, index, QUAD)]
 
     def prefetch(self, index: Any) -> None:
@@ -119,7 +122,7 @@ class WeightCode(VectorCode):
             self.builder.call(function, [pointer, *(ir.Constant(INTEGER, i) for i in (0, 3, 1))])
 
     def factors(self, block: Any) -> tuple[list[Any], list[Any]]:
-        """The scales and the offsets of a block; no offsets where the form has none."""
+        """The scales and the offsets of a block, a vector for each column; empty if the form has none."""
         return self._floats(self.scale, self.form.scale, block), self._floats(
             self.offset, self.form.offset, block
         )
@@ -130,6 +133,6 @@ class WeightCode(VectorCode):
         return [self.floats_at(address, _KINDS[kind]) for address in self._row(base, block, bytes_of(kind))]
 
     def _row(self, base: Any, index: Any, size: int) -> list[Any]:
-        """Addresses of the columns in a row of TILE elements of so many bytes."""
+        """Addresses of the columns in row `index` of TILE elements of `size` bytes."""
         start = self.at(base, index, TILE * size)
         return [self.at(start, column * self.lanes, size) for column in self.columns]

@@ -1,7 +1,7 @@
-"""Attention of a few rows over the pages, in place, on a CPU.
+"""Paged attention of a few rows on a CPU, without a copy of the pages.
 
-The pure-JAX reference gathers pages into an array of their own; this kernel reads each where it lies. Of the
-cases that it is for, two cores: "pages of one" 82 us and the reference 292, "window of one" 10 and 304
+The pure-JAX reference gathers pages into a new array; this kernel reads them in place. On two cores, the case
+"pages of one" takes 82 us and the reference 292 us, "window of one" 10 us and 304 us
 (`scripts/bench_kernels.py --op paged_attention`).
 """
 
@@ -28,7 +28,7 @@ def paged_attention(
     scale: float,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """See `jaxspec_kernels.paged_attention.reference`, which computes what this kernel is not for."""
+    """See `jaxspec_kernels.paged_attention.reference`, which is called for cases that the kernel lacks."""
     if not (queries.dtype == cache.dtype == jnp.float32 and queries.shape[1] <= MAX_ROWS and sinks is None):
         return reference(queries, cache, page_table, first, last, scale=scale, sinks=sinks)
     return jax.ffi.ffi_call(_target(), jax.ShapeDtypeStruct(queries.shape, jnp.float32))(
@@ -43,20 +43,21 @@ def _target() -> str:
     return _NAME
 
 
-# Inlined, so that there is one of it: a process that compiled the kernel would call this function as compiled
-# alone, and one that found the kernel in Numba's cache the copy in there, which sums in another order.
+# Always inlined, so that every process runs the same code. Otherwise a process that compiles the kernel calls
+# a separately compiled function, while one that loads the kernel from Numba's cache runs an inlined copy,
+# which sums in another order.
 @njit(fastmath=_FASTMATH, forceinline=True)
 def _exponentials(scores, powers):
-    """Replaces scores by exp(score - the largest one) and returns their sum.
+    """Replaces scores by exp(score - largest score) and returns their sum.
 
-    Written so that LLVM vectorises it: exp is 2 ** n, made as bits in `powers` (i32, as long as the scores
-    or longer), times a polynomial of the rest. The library's exp took most of the kernel's time.
+    Written so that LLVM vectorises it: exp(x) is 2 ** n, built from bits in `powers` (i32, at least as long
+    as `scores`), times a polynomial of the remainder. The library's exp took most of the kernel's time.
     """
     peak = np.float32(-np.inf)
     for i in range(scores.size):
         peak = max(peak, scores[i])
     for i in range(scores.size):
-        # Below 2 ** -126 a weight is nothing beside the largest, which is one.
+        # The largest weight is 1; weights below 2 ** -126 do not matter.
         scores[i] = max((scores[i] - peak) * np.float32(1.4426950408889634), np.float32(-126))
         powers[i] = np.int32(scores[i])
     for i in range(scores.size):
@@ -82,8 +83,9 @@ def _exponentials(scores, powers):
 
 
 def _part(frame, part, parts):
-    """Four rows of queries share each key and value that is loaded: rows of the same key/value head. The
-    last four of a head may hold a row twice.
+    """Computes a share of all rows, in blocks of four query rows of one key/value head.
+
+    The rows of a block share each key and value that is loaded. The last block of a head may repeat a row.
     """
     queries_, cache_, output_ = call.argument(frame, 0), call.argument(frame, 1), call.result(frame, 0)
     batch, rows, heads, dim = call.shape(queries_, 4)

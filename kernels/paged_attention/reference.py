@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-# Keys per block. On two CPU cores, 128 and 512 keys a block ran within 10 % of each other at contexts
-# of 400 and 1900; one gather of a whole 2048-key table cost 16 ms against 2.5 ms at a context of 100.
+# Keys per block. On two CPU cores, blocks of 128 and of 512 keys were equally fast within 10 % at contexts of
+# 400 and 1900. Gathering a whole table of 2048 keys took 16 ms instead of 2.5 ms at a context of 100.
 BLOCK_KEYS = 128
 
 
@@ -21,8 +21,8 @@ def paged_attention(
 ) -> jax.Array:
     """Softmax attention of every query row over the positions first..last of its slot.
 
-    The work follows the longest context in the batch, not the width of the page table: the loop over
-    blocks of pages has a traced trip count.
+    The work is proportional to the longest context in the batch, not to the width of the page table, because
+    the loop over blocks of pages has a traced trip count.
 
     Args:
       queries: [B, Q, H, D]. Query head h reads key/value head h // (H / N).
@@ -30,13 +30,13 @@ def paged_attention(
       page_table: i32[B, T], the page that holds positions i*P..i*P+P-1 of the slot.
       first: i32[B, Q], the first position that a row sees.
       last: i32[B, Q], the last one, inclusive; less than `first` for a row that sees nothing.
-      scale: what the dot products are multiplied by, normally D ** -0.5.
-      sinks: f32[H] or None. One more logit per head that takes part in the softmax, not multiplied by
-        `scale`, and brings no value (gpt-oss; G. Xiao et al., arXiv 2309.17453).
+      scale: factor of the dot products, normally D ** -0.5.
+      sinks: f32[H] or None. One more logit per head in the softmax, without a value and not multiplied by
+        `scale` (gpt-oss; G. Xiao et al., arXiv 2309.17453).
 
     Returns:
       [B, Q, H, D] in the dtype of `queries`; zeros for a row that sees nothing. Positions outside
-      first..last are never used, not even where the cache holds NaN.
+      first..last have no effect, even if the cache holds NaN there.
     """
     return attend(
         queries, cache, page_table, first, last, value_dim=queries.shape[-1], scale=scale, sinks=sinks
@@ -54,9 +54,9 @@ def attend(
     scale: float,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """`paged_attention`, also over a cache of one plane, [pages, N, 1, P, D].
+    """`paged_attention`, also over a cache with one vector per position, [pages, N, 1, P, D].
 
-    Values are then the first `value_dim` entries of the keys. Returns [B, Q, H, value_dim].
+    Values are then the first `value_dim` elements of the keys. Returns [B, Q, H, value_dim].
     """
     batch, num_rows, num_heads, head_dim = queries.shape
     num_kv_heads, page_size = cache.shape[1], cache.shape[3]
@@ -69,7 +69,7 @@ def attend(
     rows = rows.transpose(0, 2, 3, 1, 4).reshape(batch, num_kv_heads, group * num_rows, head_dim)
     first_row = jnp.tile(first, (1, group))[:, None, :, None]  # [B, 1, G*Q, 1]
     last_row = jnp.tile(last, (1, group))[:, None, :, None]
-    # Per slot, so that a poisoned position beyond every row is not even multiplied by zero.
+    # The range of each slot: values outside it are replaced by zero, since zero times NaN is NaN.
     slot_first = jnp.where(last < first, jnp.iinfo(jnp.int32).max, first).min(axis=1)
     slot_last = last.max(axis=1)
 
@@ -85,7 +85,7 @@ def attend(
         visible = (position >= first_row) & (position <= last_row)
         scores = jnp.where(visible, scores, -jnp.inf)
         new_peak = jnp.maximum(peak, scores.max(axis=-1, keepdims=True))
-        # A row that has seen nothing yet has a peak of -inf, and -inf - -inf is NaN.
+        # The peak of a row that has seen nothing yet is -inf, and -inf - -inf is NaN.
         safe_peak = jnp.where(new_peak == -jnp.inf, 0.0, new_peak)
         weights = jnp.exp(scores - safe_peak)
         shrink = jnp.exp(peak - safe_peak)
@@ -97,7 +97,7 @@ def attend(
     if sinks is None:
         peak, total = jnp.full(shape, -jnp.inf, jnp.float32), jnp.zeros(shape, jnp.float32)
     else:
-        # A sink is a key that every row has seen before the first block.
+        # A sink acts like a key, without a value, that every row has seen before the first block.
         per_row = jnp.repeat(sinks.astype(jnp.float32).reshape(num_kv_heads, group), num_rows, axis=1)
         peak, total = jnp.broadcast_to(per_row[None, :, :, None], shape), jnp.ones(shape, jnp.float32)
     start = (peak, total, jnp.zeros((*shape[:-1], value_dim), jnp.float32))

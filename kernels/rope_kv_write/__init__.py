@@ -1,4 +1,4 @@
-"""Rotating new queries and keys and writing keys and values into the paged cache, in one pass."""
+"""Rotates new queries and keys and writes keys and values into the paged cache, in one pass."""
 
 from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.rope_kv_write import reference

@@ -10,10 +10,10 @@ def rope_kv_write(
 ) -> tuple[jax.Array, jax.Array]:
     """Rotates queries and keys by their positions, and writes keys and values as `kv_write` does.
 
-    Halves are rotated against each other (the NeoX order), in float32.
+    Rotates in float32 and in the NeoX order: element i is paired with element i + D/2.
 
     Args:
-      cache: [pages, N, 2, P, D]; axis 2 holds keys, then values. In place when it is donated.
+      cache: [pages, N, 2, P, D]; axis 2 holds keys, then values. It is updated in place if it is donated.
       slots: i32[B, Q] from `slot_mapping`; must lie in the cache.
       projected: [B, Q, N, G + 2, D]: for every key/value head its queries, its key, its value.
       cos, sin: f32[B, Q, D/2] of every row's position.

@@ -70,7 +70,7 @@ def _rope_kv_write_kernel(
     tl.store(target + half, new_right, mask=mask)
 
     slot = tl.load(slots + row)
-    # 64 bits: a cache may hold more than 2^31 numbers.
+    # 64 bits, because a cache may have more than 2^31 elements.
     page = (slot // page_size).to(tl.int64)
     offset = ((page * heads + head) * 2 + part - group) * page_size + slot % page_size
     target = cache + offset * 2 * half + dim

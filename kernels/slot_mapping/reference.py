@@ -9,13 +9,13 @@ def slot_mapping(
 ) -> jax.Array:
     """The cache slot of each row: page * P + position mod P.
 
-    A row that has no page of its own gets a slot of page 0, which is nobody's: a row that is not valid,
-    a position below 0 or at T * P and beyond, a table entry 0.
+    A row without a page gets a slot of page 0, which has no owner. These are rows that are not valid, that
+    have a position below 0 or not below T * P, or whose table entry is 0.
 
     Args:
       positions: i32[B, Q].
       valid: bool[B, Q], False for padding rows and finished slots.
-      page_table: i32[B, T], page of each block of P positions; 0 where none is assigned.
+      page_table: i32[B, T], page of each block of P positions; 0 if none is assigned.
       page_size: P.
 
     Returns:
@@ -36,15 +36,15 @@ def place_rows(
     page_size: int,
     window: int | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Where rows write, and what they see under full attention or within a window.
+    """The slots that rows write, and the positions that they see with full or sliding-window attention.
 
     Args:
       positions, valid, page_table, page_size: see `slot_mapping`.
-      window: how many positions a row sees, its own included; None for all up to its own.
+      window: how many positions a row sees, its own included; None for all positions up to its own.
 
     Returns:
-      The slots, i32[B, Q], and the first and the last position that each row sees, i32[B, Q] both; the last
-      is -1 for a row whose slot lies in page 0, which sees nothing.
+      The slots, the first and the last visible position of each row, all i32[B, Q]. The last position is -1
+      for a row whose slot is in page 0, so that it sees nothing.
     """
     slots = slot_mapping(positions, valid, page_table, page_size=page_size)
     first = jnp.zeros_like(positions) if window is None else jnp.maximum(positions - (window - 1), 0)

@@ -13,10 +13,16 @@ from jaxspec.sharding import make_mesh
 
 
 def build_engine(shape: Shape, config: EngineConfig, *, num_drafts: int, **settings: Any) -> Engine:
-    """An engine of a shape over as many devices as `config` says; `settings` are more of `Engine`'s.
+    """An engine with random weights of a shape.
+
+    Args:
+      shape: target and drafter.
+      config: sizes of the engine and the number of devices.
+      num_drafts: K; 0 for plain decoding.
+      **settings: further arguments of `Engine`.
 
     Raises:
-      ConfigError: there are not so many devices, or the configuration does not fit the shape.
+      ConfigError: there are fewer devices, or the configuration does not fit the shape.
     """
     limit = shape.target["max_position_embeddings"]
     dtype = jnp.dtype(config.resolve(backend=jax.default_backend(), model_limit=limit).dtype)

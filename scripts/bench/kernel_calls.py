@@ -1,4 +1,4 @@
-"""Arguments of every kernel for its case list, the bytes that it must move and how near it must come."""
+"""Calls of every kernel for its cases: arguments, bytes to move, and the allowed error."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from jaxspec_kernels.slot_mapping import place_rows
 from bench import kernel_cases as cases
 from bench.random_mxfp4 import random_mxfp4
 
-# Sums that differ in their order only, by the norm of the difference over the norm of the result.
+# Relative error, as a ratio of norms, of sums that differ only in their order.
 _SUM_BOUND = {"float32": 2e-6, "bfloat16": 8e-3}
 _ROUNDED_BOUND = 1e-3
 
@@ -34,11 +34,12 @@ class Call:
 
     Attributes:
       op: the operation.
-      name: of the case.
-      arguments: makes fresh arrays from a seed; the first `in_place` of them are updated.
-      static: keywords.
-      bytes_moved: each input that the result depends on read once, each output written once.
-      bound: on the relative error; 0 where the kernel must agree on every bit.
+      name: name of the case.
+      arguments: makes new arrays from a seed; the first `in_place` of them are updated in place.
+      static: keyword arguments.
+      in_place: number of arrays updated in place.
+      bytes_moved: bytes to read each needed input once and to write each output once.
+      bound: the largest relative error; 0 if every bit must agree.
     """
 
     op: Op
@@ -117,12 +118,12 @@ def _gumbel_sample(case: cases.gumbel_sample.Case) -> Call:
         )
 
     moved = 2 * 4 * case.slots * case.vocabulary
-    # The tokens are the same; of the logits over the temperature XLA on a GPU rounds some an ulp off.
+    # Tokens agree exactly, but on a GPU XLA rounds some of the scaled logits differently in the last bit.
     return Call(_Reordered(gumbel_sample), case.name, arguments, {}, 2, moved, 1e-7)
 
 
 class _Reordered(Op):
-    """`gumbel_sample` with its buffers first, where the benchmark looks for them."""
+    """`gumbel_sample` with its buffers as first arguments, as `Call` requires."""
 
     def __init__(self, op: Op):
         self.op, self.name = op, op.name
@@ -137,7 +138,7 @@ class _Reordered(Op):
 def _sight(
     case: cases.paged_attention.Case | cases.latent_attention.Case,
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """First and last visible position of every row, and how many positions the slots' rows see."""
+    """The first and the last visible position of every row, and how many positions all slots read."""
     end = case.context * (np.arange(case.slots) + 1) // case.slots
     if case.empty:
         end[1::3] = -1
@@ -221,7 +222,7 @@ def _matmul(case: cases.matmul.Case) -> Call:
     each = itemsize[case.packed] if case.packed else jnp.dtype(case.dtype).itemsize
     moved = int(each * case.width * case.outputs)
     moved += case.rows * (case.width + case.outputs) * jnp.dtype(case.dtype).itemsize
-    # The kernel and the reference may round a row to neighbouring integers.
+    # Kernel and reference may round an activation to neighbouring integers.
     bound = _SUM_BOUND[case.dtype] if case.activations == "float32" else _ROUNDED_BOUND
     return Call(matmul, case.name, arguments, {}, 0, moved, bound)
 

@@ -1,4 +1,4 @@
-"""llama.cpp over the same file, as a yardstick."""
+"""llama.cpp over the same file, for comparison."""
 
 import os
 from pathlib import Path
@@ -8,14 +8,14 @@ from jaxspec.checkpoints import Checkpoint
 
 
 class LlamaCpp:
-    """Greedy decoding of one prompt at a time by llama.cpp, through the package xllamacpp.
+    """Greedy decoding by llama.cpp, one prompt at a time, with the package xllamacpp.
 
     Args:
       path: a GGUF.
-      context: positions, prompt and answer together.
+      context: the most tokens of prompt and answer together.
 
     Raises:
-      ValueError: the package is not there.
+      ValueError: the package is not installed.
     """
 
     def __init__(self, path: Path, *, context: int = 2048):
@@ -32,7 +32,11 @@ class LlamaCpp:
         self._server = xllamacpp.Server(params)
 
     def generate(self, prompt: list[int], max_new_tokens: int) -> None:
-        """Answers token ids, past end-of-sequence tokens, keeping nothing of the prompt."""
+        """Answers a prompt of token ids; ignores end-of-sequence tokens and caches nothing.
+
+        Raises:
+          RuntimeError: llama.cpp computed another number of tokens.
+        """
         request: dict[str, Any] = {
             "prompt": prompt,
             "n_predict": max_new_tokens,
@@ -47,12 +51,12 @@ class LlamaCpp:
 
 
 def gguf_of(checkpoint: Checkpoint) -> Path:
-    """The file that a checkpoint was read from.
+    """The GGUF from which a checkpoint was read.
 
     Raises:
-      ValueError: it is no GGUF.
+      ValueError: it was read from another format.
     """
     header = getattr(next(iter(checkpoint.tensors.values())), "header", None)
     if header is None:
-        raise ValueError(f"--peer llamacpp: {checkpoint.name} is no GGUF")
+        raise ValueError(f"--peer llamacpp: {checkpoint.name} is not a GGUF")
     return header.path

@@ -1,4 +1,4 @@
-"""Driving an engine with requests that arrive over time, and when each was answered."""
+"""Sending an engine requests that arrive over time, and timing their answers."""
 
 import time
 from collections import defaultdict, deque
@@ -17,12 +17,14 @@ from jaxspec.engine.request import Request
 
 @dataclass
 class Answered:
-    """One request's times, in seconds of `time.perf_counter`, and its answer's size.
+    """Times and sizes of one answered request; times are in seconds of `time.perf_counter`.
 
     Attributes:
-      first_token_at: when the host had its first token.
-      finished_at: when it had the last one.
-      waits: between one piece of the answer and the next.
+      arrived: when the request was submitted.
+      first_token_at, finished_at: when the host received the first and the last token.
+      prompt_tokens, tokens: lengths of prompt and answer.
+      stats: acceptance statistics.
+      waits: seconds between consecutive pieces of the answer.
     """
 
     arrived: float
@@ -41,14 +43,14 @@ class Answered:
 
 @dataclass(frozen=True)
 class Run:
-    """All requests once: their answers, and what the engine did meanwhile."""
+    """One run of all requests: their answers, and the engine's counters over the run."""
 
     answers: list[Answered]
     work: Counters
 
     @property
     def seconds(self) -> float:
-        """From the first request handed over to the last answer complete."""
+        """Seconds from the first submission to the end of the last answer."""
         return max(a.finished_at for a in self.answers) - min(a.arrived for a in self.answers)
 
 
@@ -60,15 +62,17 @@ def run(
     *,
     is_streamed: bool = False,
 ) -> Run:
-    """Hands every request over when it is due and waits for all answers; no earlier run's prompts are kept.
+    """Submits every request when it is due, and waits for all answers.
 
     Args:
+      engine: answers the requests; its prefix cache is emptied first.
+      asked: the requests.
       arrivals: seconds from the start, ascending.
-      params: of every request, apart from its seed, the request's index, and its length.
-      is_streamed: answers come piece by piece, and the waits between pieces are kept.
+      params: sampling parameters of every request, except for the length; the seed is the request's index.
+      is_streamed: stream the answers, and record the waits between pieces.
 
     Raises:
-      ValueError: a request that the engine refuses, or that it would cut short.
+      ValueError: the engine rejects a request, or would cut its answer short.
     """
     # A repeated run must not find the prompts of the one before.
     engine.forget_prefixes()
@@ -87,7 +91,7 @@ def run(
             made = engine.make_request(request.prompt, own, is_streamed=is_streamed)
             if made.max_new_tokens < request.new_tokens:
                 raise ValueError(
-                    f"prompt of {len(made.prompt)} tokens and {request.new_tokens} new ones need more than "
+                    f"a prompt of {len(made.prompt)} and an answer of {request.new_tokens} tokens exceed "
                     f"max_model_len {engine.max_model_len}"
                 )
             ready.append(made)
@@ -113,14 +117,16 @@ def _answered(request: Request, waits: Sequence[float]) -> Answered:
 
 
 def summary(runs: Sequence[Run], *, step_bytes: int, prompt_bytes: int, bandwidth: float) -> dict[str, Any]:
-    """Figures of several runs of the same requests, ready for JSON.
+    """Figures over several runs of the same requests, as JSON values.
 
-    Totals are the median run's; percentiles are over the requests of all runs; shares are of all the work.
+    Totals are those of the median run, percentiles are over the requests of all runs, and shares are over the
+    work of all runs.
 
     Args:
-      step_bytes: weights that a decoding step reads.
-      prompt_bytes: weights that a pass for prompts alone reads.
-      bandwidth: of the memory, in bytes per second.
+      runs: the runs.
+      step_bytes: bytes of weights that a decoding step reads.
+      prompt_bytes: bytes of weights that a pass over prompts alone reads.
+      bandwidth: memory bandwidth, in bytes per second.
     """
     answers = [answer for run in runs for answer in run.answers]
     work = sum((run.work for run in runs), Counters())
@@ -152,7 +158,7 @@ def summary(runs: Sequence[Run], *, step_bytes: int, prompt_bytes: int, bandwidt
 
 
 def _percentiles(seconds: Sequence[float]) -> dict[str, float] | None:
-    """Milliseconds at the 50th and the 99th percentile; None of nothing."""
+    """The 50th and the 99th percentile, in milliseconds; None without values."""
     if not seconds:
         return None
     return {f"p{rank}": float(np.percentile(seconds, rank)) * 1e3 for rank in (50, 99)}

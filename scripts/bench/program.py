@@ -1,4 +1,4 @@
-"""The decode program of an engine, on slots that are in the middle of their answers."""
+"""Running the decode program of an engine on slots with a given context."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -10,13 +10,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxspec.config import EngineConfig
-from jaxspec.engine.packing import pack_served
+from jaxspec.engine.packing import PackedOutput, pack_served, read_output
 from jaxspec.engine.programs import Programs, Size
 from jaxspec.engine.request import Request
 from jaxspec.engine.scheduler import Dispatch
 from jaxspec.engine.scheduler import Running as Slot
 from jaxspec.engine.state import Emitted, EngineState, init_state
-from jaxspec.engine.step import Models, StepSettings
+from jaxspec.engine.step import Models
 from jaxspec.sampling import SamplingParams, required_mode
 from jaxspec.sharding import make_mesh, replicated
 
@@ -30,7 +30,7 @@ def _noise(shape: tuple[int, ...], dtype: jnp.dtype, sharding: NamedSharding) ->
 
 @dataclass
 class Running:
-    """A compiled decode program and its state, every slot at `context` committed tokens."""
+    """A compiled decode program and its state, with `context` committed tokens in every slot."""
 
     programs: Programs
     size: Size
@@ -45,21 +45,21 @@ class Running:
         return self.programs.compiled[self.size]
 
     def rewind(self) -> None:
-        """Puts every slot back to the start of its answer."""
+        """Resets every slot to the start of its answer."""
         batch_size, whole = self.state.length.size, replicated(self.programs.mesh)
         length, remaining = (np.full(batch_size, n, np.int32) for n in (self.context, 1 << 30))
         active = np.ones(batch_size, bool)
         length, remaining, active = jax.device_put((length, remaining, active), whole)
         self.state = replace(self.state, length=length, remaining=remaining, active=active)
 
-    def dispatch(self) -> jax.Array:
-        """Enqueues one dispatch; returns what comes out of it, for `read`."""
+    def dispatch(self) -> PackedOutput:
+        """Enqueues one dispatch; returns its output, for `read`."""
         self.state, output = self.programs.dispatch(self.state, self.served, None, size=self.size)
         return output
 
-    def read(self, output: jax.Array) -> Emitted:
-        """What a dispatch emitted."""
-        emitted = self.programs.read(output, size=self.size).emitted
+    def read(self, output: PackedOutput) -> Emitted:
+        """The emitted tokens of a dispatch."""
+        emitted = read_output(output).emitted
         assert emitted is not None
         return emitted
 
@@ -81,12 +81,15 @@ def start(
     """Compiles the decode program and fills the slots' caches with noise.
 
     Args:
+      models: target and drafter.
+      batch_size: B, number of slots.
       context: committed tokens of every slot.
-      new_tokens: room for so many more.
+      new_tokens: room for new tokens in every slot.
+      max_model_len, page_size, steps_per_dispatch: as in `EngineConfig`.
       acceptance: synthetic tokens per step; None verifies the drafts.
-      params: temperature, top-k and top-p of every slot; the program is that of the least mode that
-        serves them.
-      mesh: the devices that the models lie on; one by default.
+      dtype: of weights and cache.
+      params: temperature, top-k and top-p of every slot; they decide the sampling mode of the program.
+      mesh: the devices of the models; one device by default.
     """
     mesh = mesh or make_mesh()
     whole = replicated(mesh)
@@ -96,7 +99,9 @@ def start(
         max_model_len=max_model_len,
         page_size=page_size,
         num_pages=batch_size * pages_per_slot,
+        steps_per_dispatch=steps_per_dispatch,
         dtype=str(dtype),
+        synthetic_acceptance_length=acceptance,
     )
     limit = models.target.config.max_position_embeddings
     resolved = config.resolve(backend=jax.default_backend(), model_limit=limit)
@@ -114,15 +119,7 @@ def start(
         history=jax.device_put(history, whole),
         hidden=noise(next(keys), state.hidden) if state.hidden.size else state.hidden,
     )
-    programs = Programs(
-        models,
-        StepSettings(page_size, steps_per_dispatch, acceptance),
-        state=state,
-        table_width=-(-resolved.max_model_len // page_size),
-        chunk=resolved.prefill_chunk,
-        draft_loop="compiled",
-        mesh=mesh,
-    )
+    programs = Programs(models, resolved, state=state, mesh=mesh)
     size = Size(batch_size, 0, required_mode(params), models.drafter.num_speculative_tokens)
     programs.compile([size], progress=False)
     pages = 1 + np.random.default_rng(0).permutation(batch_size * pages_per_slot)
@@ -138,7 +135,7 @@ def start(
     ]
     limits = [size.drafts] * batch_size
     everyone = Dispatch(slots, [True] * batch_size, True, [], [], [], size.drafts, limits)
-    packed = pack_served(everyone, places=batch_size, table_width=programs.table_width)
+    packed = pack_served(everyone, places=batch_size, table_width=resolved.table_width)
     served = jax.device_put(packed, whole)
     running = Running(programs, size, served, state, context, new_tokens)
     running.rewind()

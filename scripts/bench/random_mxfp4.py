@@ -6,7 +6,7 @@ from jaxspec_kernels.expert_matmul import BLOCK, Mxfp4Weight
 
 
 def random_mxfp4(key: jax.Array, shape: tuple[int, ...]) -> Mxfp4Weight:
-    """Weights [E, M, out axes] whose outputs are about as large as their inputs."""
+    """Random weights [E, M, out axes], scaled so that outputs are about as large as inputs."""
     (count, width, *outputs), (words, scales) = shape, jax.random.split(key)
     return Mxfp4Weight(
         jax.random.bits(words, (count, *outputs, width // 4), jnp.uint16),

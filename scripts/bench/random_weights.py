@@ -1,4 +1,4 @@
-"""Random weights, each made on the devices that it lies on: no device ever holds another's part."""
+"""Random weights, generated on the devices that hold them, so that no device holds another's part."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -27,16 +27,18 @@ def random_module(
     """A module with random weights.
 
     Args:
-      make: its constructor; it is only evaluated for shapes.
-      packed_experts: experts are in MXFP4.
-      is_split: its weights are split over `mesh`; otherwise each device has all of them.
+      make: constructs the module; evaluated only for shapes.
+      mesh: the devices.
+      seed: seed of the weights.
+      packed_experts: make experts in MXFP4.
+      is_split: split weights over `mesh`; otherwise every device has all of them.
     """
     module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
     key = jax.random.key(seed)
     for i, (variable, _) in enumerate(declared(module)):
         axes, shape = variable.get_metadata("axes"), variable.get_value().shape
         if not isinstance(variable, nnx.Param):
-            continue  # a table, which its owner fills
+            continue  # a table, filled by the caller
         placed_by = axes if is_split else None
         if packed_experts and {"embed", "expert_inner"} <= set(axes):
             fill, place = _packed(shape, mesh, placed_by)
@@ -47,7 +49,7 @@ def random_module(
 
 
 def put_whole(module: nnx.Module, mesh: Mesh) -> None:
-    """Puts what is not random on every device."""
+    """Puts all variables that are not parameters on every device."""
     for variable, _ in declared(module):
         if not isinstance(variable, nnx.Param):
             variable.set_value(jax.device_put(variable.get_value(), replicated(mesh)))
@@ -62,5 +64,5 @@ def _packed(shape: tuple[int, ...], mesh: Mesh, axes: tuple[str | None, ...] | N
 
 @cache
 def _filling(fill: Callable[[Callable[[], jax.Array]], Any], place: Any) -> Callable[[jax.Array], Any]:
-    """One program for all weights of a shape and a place."""
+    """One compiled program for all weights with the same shape and sharding."""
     return jax.jit(lambda key: fill(lambda: key), out_shardings=place)

@@ -24,14 +24,14 @@ from jaxspec.sharding import make_mesh
 
 @dataclass(frozen=True)
 class Shape:
-    """A target and what drafts for it.
+    """A target and its drafter.
 
     Attributes:
-      target: the keys of its `config.json`.
-      packed_experts: its checkpoint has experts in MXFP4, and they stay so where a kernel takes them.
+      target: the keys of the target's `config.json`.
+      packed_experts: the checkpoint has experts in MXFP4, which stay packed if a kernel supports it.
       drafter: "eagle3", "eagle1" or "mtp".
-      head: keys of the head's layer that differ from a Llama layer of the target's sizes.
-      draft_vocab_size: of an EAGLE-3 head.
+      head: keys of the head's layer that differ from a Llama layer with the target's sizes.
+      draft_vocab_size: W of an EAGLE-3 head.
     """
 
     target: Mapping[str, Any]
@@ -160,11 +160,14 @@ def build_models(
     mesh: Mesh | None = None,
     split_drafter: bool = True,
 ) -> Models:
-    """A target with its drafter of `num_drafts` tokens; with 0 a target alone.
+    """A target and a drafter with random weights.
 
     Args:
-      mesh: the devices that they are split over; one by default.
-      split_drafter: False has all of the drafter on every device.
+      shape: their sizes.
+      num_drafts: K; 0 for no drafter.
+      dtype: of the weights.
+      mesh: the devices over which they are split; one by default.
+      split_drafter: False puts the whole drafter on every device.
     """
     mesh = mesh or make_mesh()
     config = ModelConfig.from_hf(shape.target)
@@ -188,7 +191,7 @@ def build_models(
 
 
 def _drafter(shape: Shape, config: ModelConfig) -> tuple[Callable[..., Drafter], Any]:
-    """The drafter's class, and the first argument of its constructor."""
+    """The drafter's class, and its constructor's first argument."""
     if shape.drafter == "mtp":
         return Mtp, config
     sizes = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")

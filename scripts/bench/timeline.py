@@ -1,4 +1,4 @@
-"""Reading a profiler trace: what ran on the device, and how long it stood idle."""
+"""Reading a profiler trace: the kernels that ran on the device, and its idle time."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from jax.profiler import ProfileData
 
 @dataclass(frozen=True)
 class Kernel:
-    """One stretch of work on the device, in nanoseconds."""
+    """One kernel on the device; times are in nanoseconds."""
 
     name: str
     begin: float
@@ -20,7 +20,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Idle:
-    """Idle shares of the traced stretch, and its length in nanoseconds."""
+    """Idle time inside and between dispatches as shares of the trace, and its length in nanoseconds."""
 
     inside: float
     between: float
@@ -28,10 +28,10 @@ class Idle:
 
 
 def read_kernels(folder: Path) -> list[Kernel]:
-    """Everything that ran on the streams of the first GPU, in order.
+    """All kernels on the streams of the first GPU, ordered by their beginning.
 
     Raises:
-      ValueError: the trace holds no GPU work.
+      ValueError: the trace holds no work of a GPU.
     """
     (path,) = folder.rglob("*.xplane.pb")
     kernels = [
@@ -48,10 +48,10 @@ def read_kernels(folder: Path) -> list[Kernel]:
 
 
 def idle_shares(kernels: Sequence[Kernel], num_dispatches: int) -> Idle:
-    """Splits the idle time into what lies inside a dispatch and what lies between two.
+    """Splits idle time into gaps inside dispatches and gaps between them.
 
-    Every dispatch runs the same program, so the gaps between them are the ones that start at the same
-    place of the sequence.
+    Every dispatch runs the same number of kernels, so the gaps between dispatches are those before every n-th
+    kernel.
     """
     per_dispatch = len(kernels) // num_dispatches
     inside = between = 0.0
@@ -67,9 +67,14 @@ def idle_shares(kernels: Sequence[Kernel], num_dispatches: int) -> Idle:
     return Idle(inside / length, between / length, length)
 
 
-def time_by_name(kernels: Sequence[Kernel]) -> list[tuple[str, int, float]]:
-    """Name, count and nanoseconds in total of every kind of kernel, the longest first."""
+def kernel_table(kernels: Sequence[Kernel], rows: int, *, steps: int = 1) -> str:
+    """The names with the longest total times, a line each: time per step, count per step, mean time."""
     found: dict[str, list[float]] = defaultdict(list)
     for kernel in kernels:
         found[kernel.name].append(kernel.end - kernel.begin)
-    return sorted(((name, len(times), sum(times)) for name, times in found.items()), key=lambda row: -row[2])
+    longest = sorted(found.items(), key=lambda item: -sum(item[1]))[:rows]
+    return "\n".join(
+        f"{sum(times) / steps / 1e3:11.1f} us {len(times) / steps:9.1f} x "
+        f"{sum(times) / len(times) / 1e3:8.2f} us  {name[:90]}"
+        for name, times in longest
+    )

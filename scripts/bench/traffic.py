@@ -1,4 +1,4 @@
-"""Bytes that a step must read, and the bandwidth that a copy reaches."""
+"""The bytes that a step must read, and the bandwidth of a copy."""
 
 import time
 
@@ -9,16 +9,15 @@ from jaxspec.drafters.base import Target
 from jaxspec.engine.step import Models
 from jaxspec.sharding import bytes_by_device
 
-# Of a head, what runs once per step; its layers and its output run once per draft.
+# Parts of a head that run once per step; its layers and output head run once per draft.
 _ONCE = ("fc", "input_norm", "feature_norms")
 
 
 def weight_bytes(models: Models, *, batch_size: int) -> int:
-    """Bytes of weights that one step reads on each device; a token embedding, of which it reads a few rows,
-    does not count.
+    """Bytes of weights that one step reads on each device, not counting token embeddings.
 
-    Of a layer's routed experts it reads those that some row chose; as many as are expected of a router that
-    favours none.
+    Of the routed experts of a layer, as many count as a router without preferences is expected to choose for
+    all rows together.
     """
     drafts = models.drafter.num_speculative_tokens
     target = models.target
@@ -31,13 +30,13 @@ def weight_bytes(models: Models, *, batch_size: int) -> int:
         once = _read(drafter[name], target, batch_size)
         total += once if name in _ONCE else drafts * once
     if "head" not in drafter:
-        # Such a head drafts with the target's output projection.
+        # The drafter uses the target's output head.
         total += drafts * bytes_by_device(target.output_kernel)
     return total
 
 
 def cache_bytes(models: Models, *, batch_size: int, context: int, itemsize: int, devices: int = 1) -> int:
-    """Bytes of keys and values that one step reads on each device with so many tokens committed."""
+    """Bytes of keys and values that one step reads on each device, with `context` tokens in every slot."""
 
     def per_position(shapes: tuple, is_split: bool = True) -> int:
         def heads(count: int) -> int:
@@ -56,9 +55,9 @@ def cache_bytes(models: Models, *, batch_size: int, context: int, itemsize: int,
 
 
 def copy_bandwidth(num_bytes: int = 1 << 31) -> float:
-    """Bytes read plus bytes written per second by a pass over an array, the median of ten."""
+    """Bytes read plus bytes written per second by a pass over an array: the median of ten measurements."""
     x = jax.random.bits(jax.random.key(0), (num_bytes // 4,))
-    # In place, so that no allocation is timed, and several at once, so that no launch is.
+    # In place and several at a time, so that neither allocation nor launching is timed.
     add = jax.jit(lambda x: x + 1, donate_argnums=0)
     x = add(x).block_until_ready()
     times = []
@@ -72,7 +71,7 @@ def copy_bandwidth(num_bytes: int = 1 << 31) -> float:
 
 
 def _read(tree: object, target: Target, rows: int) -> int:
-    """Bytes of a tree's weights that so many rows read."""
+    """Bytes of the weights in a tree that `rows` rows read."""
     moe = target.config.moe
     total = 0
     for leaf in jax.tree.leaves(tree):

@@ -1,4 +1,4 @@
-"""Requests that load an engine: what every engine is timed on, and prompts of a file."""
+"""The requests of the load benchmark."""
 
 import random
 from collections.abc import Sequence
@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt, text or token ids or messages, and how many tokens to answer it with."""
+    """A prompt (text, token ids or messages) and the length of its answer in tokens."""
 
     prompt: str | Sequence
     new_tokens: int
 
 
 def workloads(*, vocab_size: int, seed: int = 7, scale: float = 1.0) -> dict[str, list[Asked]]:
-    """The requests of every workload by its name; the same seed gives the same.
+    """The requests of every workload, by name; they are determined by the seed.
 
     Args:
-      vocab_size: token ids are taken modulo it.
-      scale: of the lengths and numbers of requests; the lengths of "mixed" stay.
+      vocab_size: V; token ids are below it.
+      seed: of token ids and lengths.
+      scale: factor of the lengths and numbers of requests, except for the lengths of "mixed".
     """
     rng = random.Random(seed)
 
@@ -31,7 +32,7 @@ def workloads(*, vocab_size: int, seed: int = 7, scale: float = 1.0) -> dict[str
     def length(median: int, sigma: float, most: int) -> int:
         return max(16, min(most, int(rng.lognormvariate(0, sigma) * median)))
 
-    # In this order, for all draw from one stream.
+    # The order matters: all workloads draw from one random stream.
     requests = {
         "ttft 512": [Asked(ids(size(512)), 1)],
         "ttft 4096": [Asked(ids(size(4096)), 1)],
@@ -43,7 +44,7 @@ def workloads(*, vocab_size: int, seed: int = 7, scale: float = 1.0) -> dict[str
     }
     head = ids(size(1024))
     requests["shared 64x1024"] = [Asked(head + ids(32), size(64)) for _ in range(size(64))]
-    # How long does a very long prompt keep the tokens of others waiting?
+    # Measures how long a very long prompt delays the tokens of others.
     requests["beside 32k"] = [
         *(Asked(ids(size(512)), size(1024)) for _ in range(8)),
         Asked(ids(size(32000)), 1),
@@ -52,7 +53,7 @@ def workloads(*, vocab_size: int, seed: int = 7, scale: float = 1.0) -> dict[str
 
 
 def poisson(count: int, *, rate: float | None, seed: int) -> list[float]:
-    """When each of so many requests arrives, in seconds from the first; all at once without a rate."""
+    """Arrival times of requests, in seconds from the first, at `rate` per second; None for all at once."""
     if rate is None:
         return [0.0] * count
     rng = random.Random(seed)

@@ -30,7 +30,7 @@ SHAPE = {
     "bos_token_id": None,
     "eos_token_id": 2,
 }
-# `rms_norm_eps` is large, for latents are normed with another one whatever it says.
+# `rms_norm_eps` is large, to differ from the fixed epsilon of the norms of latents.
 CASES: dict[str, tuple[type[PreTrainedModel], dict]] = {
     "deepseek-v3": (
         DeepseekV3ForCausalLM,
@@ -73,7 +73,7 @@ CASES: dict[str, tuple[type[PreTrainedModel], dict]] = {
 
 
 def prepare(model: PreTrainedModel, generator: torch.Generator) -> None:
-    """In every sparse layer biases that change the choice, and ties of experts that are equal in everything.
+    """Sets router biases that change the choice of experts, and makes some experts identical and so tie.
 
     Experts 1 and 2 are; with four groups of two, the first and the third group too.
     """

@@ -1,7 +1,7 @@
-"""DFlash heads: in plain torch, checked by the speculators package where it computes the same.
+"""DFlash heads in plain torch, checked against the speculators package where both compute the same.
 
-Formulas: z-lab/dflash `dflash/model.py`, speculators `models/dflash`. One block of a token and K masks at
-positions S … S+K, behind the context of positions 0 … S-1. S rows, M draft width, V draft vocabulary.
+Formulas: z-lab/dflash `dflash/model.py`, speculators `models/dflash`. A block is a token and K masks at
+positions S … S+K, after a context at positions 0 … S-1. S rows, M draft width, V draft vocabulary.
 """
 
 import json
@@ -47,7 +47,7 @@ CASES: dict[str, dict] = {
 
 
 def visible(case: str, sliding: bool, size: int) -> Tensor:
-    """bool [size, S + size]: what every row of a block of `size` rows sees."""
+    """bool[size, S + size]: the positions that every row of a block of `size` rows sees."""
     query, key = ROWS + torch.arange(size)[:, None], torch.arange(ROWS + size)[None, :]
     if not sliding:
         return torch.ones(size, ROWS + size, dtype=torch.bool)
@@ -62,7 +62,7 @@ def visible(case: str, sliding: bool, size: int) -> Tensor:
 
 
 def block_logits(head: DraftHead, case: str, anchor: Tensor, features: Tensor, size: int) -> Tensor:
-    """Logits [size-1, V] of a block of `size` rows behind features [S, captures * M]."""
+    """Logits [size-1, V] of a block of `size` rows after features [S, captures * M]."""
     config = head.config
     context = head.norm("hidden_norm", head.linear("fc", features))
     x = head.embed(torch.cat([anchor[None], torch.full((size - 1,), MASK_TOKEN)]))
@@ -113,7 +113,7 @@ def build(case: str, target: Target) -> DFlashDraftModel:
         ),
         **{"draft_vocab_size": target.config.vocab_size, **chosen.get("head", {})},
     )
-    # The package would look the verifier up on the Hub for its norm, which only training uses.
+    # The package would fetch the verifier's norm from the Hub, which only training uses.
     with mock.patch.object(core, "resolve_verifier_norm_class", return_value=Qwen3RMSNorm):
         model = DFlashDraftModel(config)
     for name, parameter in model.named_parameters():
@@ -149,7 +149,7 @@ def save(case: str, model: DFlashDraftModel, folder: Path) -> None:
     """Writes the checkpoint in the case's format."""
     if CASES[case]["format"] == "speculators":
         model.save_pretrained(folder)
-        (folder / "config.py").unlink()  # the package's own source, saved beside the config
+        (folder / "config.py").unlink()  # the package saves its source beside the config
         return
     folder.mkdir(parents=True)
     layers = model.config.transformer_layer_config.to_dict()
@@ -179,7 +179,7 @@ def write(root: Path) -> None:
         config = model.config.transformer_layer_config
         head = DraftHead(config, {name: tensor.detach() for name, tensor in model.state_dict().items()})
         logits = block_logits(head, case, anchor, features, BLOCK)
-        # z-lab's windows are other ones than the package's.
+        # z-lab and the package define windows differently.
         if chosen["format"] == "speculators" or "layers" not in chosen:
             published = published_logits(model, anchor, features)
             torch.testing.assert_close(published, logits, rtol=1e-4, atol=2e-5)

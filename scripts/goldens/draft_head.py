@@ -1,4 +1,4 @@
-"""EAGLE heads in plain torch, one sequence at a time, the whole sequence recomputed at every step.
+"""EAGLE heads in plain torch, one sequence at a time; every step recomputes the whole sequence.
 
 Formulas: SafeAILab/EAGLE `eagle/model/cnets1.py` (EAGLE-1) and `cnets.py` (EAGLE-3), vLLM
 `model_executor/models/llama_eagle.py` and `llama_eagle3.py`. Row i pairs token i+1 with the target's feature
@@ -20,7 +20,7 @@ Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class DraftHead:
-    """Weights under their `layers.0.*` names, the transformers config of the layers, and two flags."""
+    """Weights by their `layers.0.*` names, the transformers config of the layers, and two flags."""
 
     config: PretrainedConfig
     weights: dict[str, Tensor]
@@ -38,7 +38,7 @@ class DraftHead:
         return self.weights["embed_tokens.weight"][tokens]
 
     def window(self, layer: int) -> int | None:
-        """Keys visible to a query, its own included; None: all before it."""
+        """The number of keys that a query sees, including its own; None for all before it."""
         types = getattr(self.config, "layer_types", None)
         return self.config.sliding_window if types and types[layer] == "sliding_attention" else None
 
@@ -62,7 +62,7 @@ def attention(head: DraftHead, layer: int, x: Tensor) -> Tensor:
 
 
 def feed_forward(head: DraftHead, layer: int, x: Tensor) -> Tensor:
-    """x [S,M] plus its SwiGLU, normed before."""
+    """x [S,M] plus the SwiGLU of its norm."""
     name = f"layers.{layer}.mlp"
     y = head.norm(f"layers.{layer}.post_attention_layernorm", x)
     gate, up = head.linear(f"{name}.gate_proj", y), head.linear(f"{name}.up_proj", y)
@@ -80,7 +80,7 @@ def fuse(head: DraftHead, features: Tensor) -> Tensor:
 
 
 def eagle3_step(head: DraftHead, tokens: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """One forward over tokens [S] and rows [S,M], fused or recycled: logits [S,V], recycled [S,M]."""
+    """One forward pass over tokens [S] and fused or recycled rows [S,M]: logits [S,V], recycled [S,M]."""
     normed = head.norm("layers.0.hidden_norm", rows)
     x = torch.cat([head.norm("layers.0.input_layernorm", head.embed(tokens)), normed], dim=-1)
     x = (normed if head.norm_before_residual else rows) + attention(head, 0, x)
@@ -93,9 +93,9 @@ def eagle3_step(head: DraftHead, tokens: Tensor, rows: Tensor) -> tuple[Tensor, 
 
 
 def eagle1_step(head: DraftHead, lm_head: Tensor, tokens: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """One forward over tokens [S] and rows [S,M], final hidden states of the target or recycled.
+    """One forward pass over tokens [S] and rows [S,M], the target's final hidden states or recycled ones.
 
-    `lm_head` [V,M] is the target's. Layer 0 has no input norm; the output is normed nowhere.
+    `lm_head` [V,M] is the target's. Layer 0 has no input norm, and the output is not normed.
     """
     x = head.linear("fc", torch.cat([head.embed(tokens), rows], dim=-1))
     for layer in range(head.config.num_hidden_layers):
@@ -105,7 +105,7 @@ def eagle1_step(head: DraftHead, lm_head: Tensor, tokens: Tensor, rows: Tensor) 
 
 
 def draft(step: Step, tokens: Tensor, rows: Tensor, d2t: Tensor | None, count: int) -> dict[str, Tensor]:
-    """All rows once, then `count` greedy drafts from the last row, each fed back with its recycled hidden.
+    """One pass over all rows, then `count` greedy drafts from the last row, each fed back with its hidden.
 
     Returns logits [1,S,V], hidden [1,S,M] and, per draft, draft_tokens [1,K] in target ids, draft_logits
     [1,K,V], draft_hidden [1,K,M]; draft 0 comes from the last of the S rows.

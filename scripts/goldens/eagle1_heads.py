@@ -1,4 +1,4 @@
-"""EAGLE-1 heads: the config of `eagle/train/EAGLE-LLaMA3-Instruct-8B`, the tensors of `cnets1.py`."""
+"""EAGLE-1 heads with the config of `eagle/train/EAGLE-LLaMA3-Instruct-8B` and the tensors of `cnets1.py`."""
 
 import json
 from functools import partial
@@ -43,7 +43,7 @@ def config_json(case: str, target: Target) -> dict:
 
 
 def shapes(config: dict) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every trained tensor in the file."""
+    """Names and shapes of all trained tensors in the file."""
     width, inner = config["hidden_size"], config["intermediate_size"]
     keys = config["num_key_value_heads"] * (width // config["num_attention_heads"])
     names: dict[str, tuple[int, ...]] = {"fc.weight": (width, 2 * width)}

@@ -15,7 +15,7 @@ GOLDENS = Path(__file__).resolve().parents[2] / "tests" / "goldens"
 
 
 def load(folder: Path) -> Eagle3DraftModel:
-    """What speculators makes of the folder; all but the path of its target is as it was exported."""
+    """The head as speculators loads it; only the path of its target is changed."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(shutil.copytree(folder, Path(scratch) / "head"))
         config = json.loads((copy / "config.json").read_text("utf-8"))
@@ -31,7 +31,7 @@ def load(folder: Path) -> Eagle3DraftModel:
 
 
 def write(root: Path) -> None:
-    """Write `root/eagle3-exported`: outputs of the checkpoint that lies among the goldens, and its copy."""
+    """Write `root/eagle3-exported`: a copy of the checkpoint in the goldens, and its outputs."""
     model, target = load(GOLDENS / NAME / "checkpoint"), Target(TARGET)
     features, results = checked(model, target)
     if root != GOLDENS:

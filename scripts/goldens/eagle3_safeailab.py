@@ -1,4 +1,4 @@
-"""EAGLE-3 heads in SafeAILab's format: `midlayer.*`, the config of `eagle/traineagle3/config.json`."""
+"""EAGLE-3 heads in SafeAILab's format: `midlayer.*`, with the config of `eagle/traineagle3/config.json`."""
 
 import json
 from functools import partial
@@ -13,7 +13,7 @@ from goldens.draft_head import DraftHead, draft, eagle3_step, fuse
 from goldens.head_cases import DRAFTS, LAYERS, Target, vocabulary_map, write_outputs
 from goldens.llama_targets import random_weight
 
-# The format names no captures; the default (2, L/2, L-3) needs the target of seven layers.
+# The format does not state the captures; their default (2, L/2, L-3) needs a target of seven layers.
 TARGET = "llama-seven-layers"
 CASES: dict[str, dict] = {
     "eagle3-safeailab": {"hidden_size": 16},
@@ -49,7 +49,7 @@ def config_json(case: str, vocab_size: int) -> dict:
 
 
 def shapes(config: LlamaConfig, target_width: int) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every trained tensor in the file."""
+    """Names and shapes of all trained tensors in the file."""
     width, inner = config.hidden_size, config.intermediate_size
     keys = config.num_key_value_heads * config.head_dim
     return {

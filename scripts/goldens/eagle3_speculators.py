@@ -21,7 +21,7 @@ SLIDING = {
     "use_sliding_window": True,
 }
 
-# What differs: `head` in the speculators config, `layers` in its transformer_layer_config.
+# How cases differ: `head` in the speculators config, `layers` in its transformer_layer_config.
 CASES: dict[str, dict] = {
     "eagle3-residual-normed": {"head": {"norm_before_residual": True}},
     "eagle3-residual-raw": {"head": {"norm_before_residual": False, "draft_vocab_size": 128}},
@@ -83,10 +83,10 @@ def build(case: str, target: Target) -> Eagle3DraftModel:
 
 
 def published_logits(model: Eagle3DraftModel, tokens: Tensor, features: Tensor, steps: int) -> list[Tensor]:
-    """Logits [S,V] of the package's own forward, per step of its training-time unroll.
+    """Logits [S,V] of the package's own forward pass, for every step of its training-time test.
 
-    The unroll feeds token i+k to row i at step k; with the drafts appended to the tokens, its last row sees
-    what drafting sees.
+    At step k, row i reads token i+k. With the drafts appended to the tokens, the last row computes what
+    drafting computes.
     """
     logits: list[Tensor] = []
     hook = model.lm_head.register_forward_hook(lambda _, __, output: logits.append(output[0]))
@@ -98,10 +98,10 @@ def published_logits(model: Eagle3DraftModel, tokens: Tensor, features: Tensor, 
 
 
 def check(model: Eagle3DraftModel, target: Target, features: Tensor, results: dict[str, Tensor]) -> None:
-    """Raise unless the package's forward gives the logits in `results`."""
+    """Raise if the package's forward pass gives other logits than `results`."""
     tokens = torch.cat([target.tokens, results["draft_tokens"][0, :-1]])
     padded = torch.cat([features, features.new_zeros(DRAFTS - 1, features.shape[1])])
-    # The unroll's window stays where row i put it, so under a sliding window only step 0 is comparable.
+    # In later steps the window stays at row i, so with a sliding window only step 0 is comparable.
     steps = 1 if model.uses_sliding_window_attn else DRAFTS
     published = published_logits(model, tokens, padded, steps)
     torch.testing.assert_close(published[0][:ROWS], results["logits"][0], rtol=1e-4, atol=2e-5)
@@ -110,7 +110,7 @@ def check(model: Eagle3DraftModel, target: Target, features: Tensor, results: di
 
 
 def checked(model: Eagle3DraftModel, target: Target) -> tuple[Tensor, dict[str, Tensor]]:
-    """The features that a published head reads, and its outputs over them, which `check` has seen."""
+    """The features that a published head reads, and its outputs for them, after `check`."""
     config = model.config
     head = DraftHead(
         config.transformer_layer_config,
@@ -131,7 +131,5 @@ def write(root: Path) -> None:
         model = build(case, target)
         features, results = checked(model, target)
         model.save_pretrained(root / case / "checkpoint")
-        (
-            root / case / "checkpoint" / "config.py"
-        ).unlink()  # the package's own source, saved beside the config
+        (root / case / "checkpoint" / "config.py").unlink()  # the package saves its source beside the config
         write_outputs(root / case, target, features, results)

@@ -14,10 +14,10 @@ from goldens.head_cases import DRAFTS, Target
 
 
 def published_model(case: Path, target: Target) -> torch.nn.Module:
-    """The repository's `Model` with the checkpoint of `case`, its embedding where the file has none."""
+    """The repository's `Model` with the checkpoint of `case`, or the target's embedding if that has none."""
     from eagle.model import cnets, cnets1
 
-    # EConfig, by hand: transformers 5 puts rope settings of its own into every PretrainedConfig.
+    # Replaces EConfig, because transformers 5 adds rope settings to every PretrainedConfig.
     stored = json.loads((case / "checkpoint" / "config.json").read_text())
     config = SimpleNamespace(rope_scaling=None, pretraining_tp=1, **stored)
     module = cnets if "draft_vocab_size" in stored else cnets1
@@ -40,7 +40,7 @@ def logits_of(model: torch.nn.Module, target: Target, hidden: Tensor) -> Tensor:
 
 
 def compare(goldens: Path, repository: Path) -> None:
-    """Raise where prefill or a draft step, run with the repository's KV cache, differs from a golden."""
+    """Raise if prefill or a draft step, run with the repository's KV cache, differs from a golden."""
     sys.path.insert(0, str(repository))
     cases = dict.fromkeys(eagle3_safeailab.CASES, eagle3_safeailab.TARGET)
     cases |= {case: chosen["target"] for case, chosen in eagle1_heads.CASES.items()}

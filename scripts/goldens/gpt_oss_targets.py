@@ -45,9 +45,9 @@ PACKED = ("gate_up_proj", "down_proj")
 
 
 def prepare(model: GptOssForCausalLM, generator: torch.Generator) -> None:
-    """Sinks that matter, experts that reach the clamp of 7, and in every layer a tie of two experts.
+    """Sets sinks that matter, experts that reach the clamp of 7, and a tie of two experts in every layer.
 
-    The two are equal in everything, for which of them `torch.topk` prefers is not defined.
+    The two experts are identical, because `torch.topk` does not define which of them it prefers.
     """
     for layer in model.model.layers:
         sinks = layer.self_attn.sinks
@@ -68,7 +68,7 @@ def pack(shape: tuple[int, int, int], generator: torch.Generator) -> tuple[torch
 
 
 def write(root: Path) -> None:
-    """Write `gpt-oss/` and `gpt-oss-mxfp4/`, the outputs of the latter being of its dequantised weights."""
+    """Write `gpt-oss/` and `gpt-oss-mxfp4/`; the latter's outputs are those of its dequantised weights."""
     config = GptOssConfig(**SHAPE, attn_implementation="eager")
     write_target(root / "gpt-oss", GptOssForCausalLM(config), seed=201, prepare=prepare)
 

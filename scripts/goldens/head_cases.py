@@ -1,4 +1,4 @@
-"""What every EAGLE golden shares: prompts and features from a Llama target, sizes, the files of a case."""
+"""Shared by all EAGLE goldens: prompts and features from a Llama target, sizes, and files of a case."""
 
 from pathlib import Path
 
@@ -35,12 +35,12 @@ class Target:
         self.hidden = outputs["hidden"][:, 0, :ROWS]
 
     def features(self, captures: list[int]) -> Tensor:
-        """[S, captures * M], the chosen layers' inputs side by side."""
+        """[S, captures * M]: the inputs of the chosen layers, concatenated."""
         return torch.cat([self.hidden[layer] for layer in captures], dim=-1)
 
 
 def vocabulary_map(size: int, draft_size: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """d2t [draft_size] int64, target id minus draft id, and t2d [size] bool."""
+    """d2t int64[draft_size], target id minus draft id, and t2d bool[size]."""
     chosen = torch.randperm(size, generator=generator)[:draft_size].sort().values
     t2d = torch.zeros(size, dtype=torch.bool)
     t2d[chosen] = True
@@ -48,7 +48,7 @@ def vocabulary_map(size: int, draft_size: int, generator: torch.Generator) -> di
 
 
 def greedy_drafts(logits: Tensor, d2t: Tensor | None) -> dict[str, Tensor]:
-    """draft_logits [1,K,V] and draft_tokens [1,K], in target ids, of one pass's logits [K,V]."""
+    """draft_logits [1,K,V] and draft_tokens [1,K], as target ids, from the logits [K,V] of one pass."""
     best = logits.topk(2).values
     if (best[:, 0] - best[:, 1]).min() < 1e-3:
         raise ValueError("the two best logits of a draft nearly tie; change the seed")
@@ -58,7 +58,7 @@ def greedy_drafts(logits: Tensor, d2t: Tensor | None) -> dict[str, Tensor]:
 
 
 def write_outputs(folder: Path, target: Target, features: Tensor, results: dict[str, Tensor]) -> None:
-    """Write `folder/outputs.safetensors`: inputs with a leading axis of one, and `results`."""
+    """Write `folder/outputs.safetensors`: the inputs, with a leading axis of size 1, and `results`."""
     inputs = {"token_ids": target.tokens[None], "features": features[None]}
     tensors = {name: tensor.contiguous() for name, tensor in {**inputs, **results}.items()}
     save_file(tensors, folder / "outputs.safetensors")

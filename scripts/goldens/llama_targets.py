@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 BATCH, LENGTH = 2, 48
 
-# Lengths above the original context, and frequencies on both sides of every threshold of the scaling.
+# Prompts are longer than the original context; frequencies lie on both sides of every scaling threshold.
 CASES: dict[str, dict] = {
     "llama-tied": {
         "tie_word_embeddings": True,
@@ -35,7 +35,7 @@ CASES: dict[str, dict] = {
     },
     "llama-linear-rope": {
         "tie_word_embeddings": False,
-        "rms_norm_eps": 1e-2,  # large enough that a wrong epsilon shows
+        "rms_norm_eps": 1e-2,  # large enough to detect a wrong epsilon
         "rope_parameters": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0},
     },
     "llama-yarn-rope": {
@@ -84,7 +84,7 @@ def random_weight(name: str, shape: torch.Size, generator: torch.Generator) -> t
 
 
 def build(case: str) -> tuple[LlamaForCausalLM, torch.Tensor]:
-    """The model of `case` with its random weights, and its prompts [B,S]."""
+    """The model of `case` with random weights, and its prompts [B,S]."""
     generator = torch.Generator().manual_seed(1 + list(CASES).index(case))
     model = LlamaForCausalLM(LlamaConfig(**{**SHAPE, **CASES[case]}, attn_implementation="eager"))
     for name, parameter in model.named_parameters():

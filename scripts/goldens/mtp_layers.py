@@ -1,8 +1,8 @@
 """MTP layers of the DeepSeek-V3 and GLM-4.7-Flash goldens, with the layer that transformers drafts with.
 
 Formula: vLLM 0.26 `deepseek_mtp.py` and `glm4_moe_lite_mtp.py`. Row i pairs token i+1, whose embedding is
-zero at position 0, with the target's final hidden state i, at position i. The first one recycles its output
-after `shared_head.norm`, the second one before it. Rows are recomputed from the first one on at every step.
+zero at position 0, with the target's final hidden state i, at position i. DeepSeek-V3 recycles its output
+after `shared_head.norm`, GLM-4.7-Flash before it. Every step recomputes all rows.
 """
 
 import json
@@ -29,7 +29,7 @@ CASES: dict[str, dict] = {
 
 
 class GoldenTarget(Target):
-    """A target as its golden has it."""
+    """A target, read from its golden."""
 
     def __init__(self, case: str) -> None:
         folder = GOLDENS / case
@@ -64,7 +64,7 @@ class Layer:
 
     @torch.no_grad()
     def step(self, tokens: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens [S] and hidden states [S,M] to logits [S,V] and what is recycled [S,M]."""
+        """Logits [S,V] and recycled hidden states [S,M], from tokens [S] and hidden states [S,M]."""
         embedded = self.target.embedding[tokens].clone()
         embedded[0] = 0
         count = len(tokens)
@@ -84,7 +84,7 @@ class Layer:
         return normed @ self.target.lm_head.T, normed if self.recycles_normed else raw[0]
 
     def tensors(self) -> dict[str, Tensor]:
-        """The weights under their published names."""
+        """The weights by their published names."""
         named: dict[str, Tensor] = {}
         for name, tensor in self.layer.state_dict().items():
             name = name.removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.")
@@ -101,7 +101,7 @@ class Layer:
 
 
 def write(root: Path) -> None:
-    """Write `root/<case>/checkpoint`, of the layer alone, and `root/<case>/outputs.safetensors`."""
+    """Write `root/<case>/checkpoint`, with this layer only, and `root/<case>/outputs.safetensors`."""
     for seed, (case, chosen) in enumerate(CASES.items(), start=551):
         target = GoldenTarget(chosen["target"])
         layer = Layer(case, target, seed)

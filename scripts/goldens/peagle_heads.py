@@ -18,7 +18,7 @@ from goldens.llama_targets import random_weight
 
 DRAFTS, MASK_TOKEN = 7, 11
 
-# What differs: `head` in the speculators config, `layers` in its transformer_layer_config.
+# How cases differ: `head` in the speculators config, `layers` in its transformer_layer_config.
 CASES: dict[str, dict] = {
     "peagle": {"layers": {"num_hidden_layers": 2}, "head": {"norm_before_residual": False}},
     "peagle-qwen3-sliding": {
@@ -28,7 +28,7 @@ CASES: dict[str, dict] = {
             "num_key_value_heads": 1,
             "head_dim": 12,
             "layer_types": ["full_attention", "sliding_attention"],
-            "sliding_window": 9,  # more than the drafts: the package shows a chain to itself past a window
+            "sliding_window": 9,  # more than K: past a window, the package lets a chain see itself
             "use_sliding_window": True,
         },
         "head": {"norm_before_residual": True, "norm_before_fc": True, "draft_vocab_size": 128},
@@ -37,7 +37,7 @@ CASES: dict[str, dict] = {
 
 
 def build(case: str, target: Target) -> PEagleDraftModel:
-    """The published model with random weights; its embedding is its own, as its training leaves it."""
+    """The published model with random weights and, as after training, its own embedding."""
     chosen = CASES[case]
     generator = torch.Generator().manual_seed(301 + list(CASES).index(case))
     layers = {**LAYERS, "vocab_size": target.config.vocab_size, **chosen["layers"]}
@@ -64,10 +64,10 @@ def build(case: str, target: Target) -> PEagleDraftModel:
 
 
 def published_logits(model: PEagleDraftModel, tokens: Tensor, features: Tensor) -> Tensor:
-    """Logits [K,V] of the package's own forward, its sampling of chains replaced by one chain at the end."""
+    """Logits [K,V] of the package's own forward pass, with one chain at the end instead of sampled chains."""
     anchors = torch.cat([torch.arange(ROWS), torch.full((DRAFTS - 1,), ROWS - 1)])
     depths = torch.cat([torch.zeros(ROWS, dtype=torch.long), torch.arange(1, DRAFTS)])
-    # What lies past the rows is masked by depth; the package only needs something to index.
+    # Values past the rows are masked by depth; the package only needs to be able to index them.
     tokens = torch.nn.functional.pad(tokens, (0, DRAFTS - 1))[None]
     features = torch.nn.functional.pad(features, (0, 0, 0, DRAFTS - 1))[None]
     logits: list[Tensor] = []
@@ -105,7 +105,5 @@ def write(root: Path) -> None:
         published = published_logits(model, target.tokens, features)
         torch.testing.assert_close(published, logits, rtol=1e-4, atol=2e-5)
         model.save_pretrained(root / case / "checkpoint")
-        (
-            root / case / "checkpoint" / "config.py"
-        ).unlink()  # the package's own source, saved beside the config
+        (root / case / "checkpoint" / "config.py").unlink()  # the package saves its source beside the config
         write_outputs(root / case, target, features, greedy_drafts(logits, model.d2t))

@@ -40,7 +40,7 @@ SHAPE = {
 
 
 def tie(model: Qwen3MoeForCausalLM, generator: torch.Generator) -> None:
-    """Makes experts 2 and 5 of every layer equal in everything, for `torch.topk` leaves their order open."""
+    """Makes experts 2 and 5 of every layer identical, a tie whose order `torch.topk` leaves open."""
     for layer in model.model.layers:
         if hasattr(layer.mlp, "experts"):
             for parameter in layer.mlp.parameters():

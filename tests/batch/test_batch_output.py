@@ -142,7 +142,7 @@ def test_a_pipe_takes_rows_and_cannot_be_resumed(tmp_path):
     os.close(writing)
     with open(reading, "rb") as pipe:
         assert [json.loads(line)["id"] for line in pipe] == [1, 2]
-    with pytest.raises(OutputError, match="/dev/null is no plain file: there is nothing to resume"):
+    with pytest.raises(OutputError, match="/dev/null is not a regular file: there is nothing to resume"):
         OutputFile(Path("/dev/null"), resume=True)
 
 

@@ -176,14 +176,14 @@ def test_parquet_in_and_out(tmp_path, monkeypatch):
     [
         (["--replicas", "9"], "9 engines need a CPU core each, and the cluster has 2"),
         (["--tensor-parallel", "2"], "engine.tensor_parallel is 2: the cluster has no GPUs"),
-        (["--resume"], "--resume: not with --ray, which writes files whole"),
-        (["--input", "-"], "--input: with --ray files or folders that every machine of the cluster can read"),
+        (["--resume"], "--resume cannot be used with --ray"),
+        (["--input", "-"], "--input: --ray needs files or folders that every machine of the cluster"),
         (["--input", "no.jsonl"], "cannot read no.jsonl: No such file or directory"),
         (
             ["--input", "in.jsonl", "in.parquet"],
-            "--input: files of Parquet and of JSON lines are not answered",
+            "--input: Parquet and JSON lines cannot be mixed",
         ),
-        (["--output", "there"], "there exists: with --ray a new folder is written"),
+        (["--output", "there"], "there exists: --ray needs a new folder"),
     ],
 )
 def test_what_ray_cannot_do_is_one_line(script, tiny_config, tmp_path, monkeypatch, capsys, options, problem):

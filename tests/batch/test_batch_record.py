@@ -41,7 +41,7 @@ def test_what_differs_is_named_and_force_goes_on(tmp_path):
     assert str(refused.value) == (
         f"cannot resume {path}: it was begun with another model, temperature 0.0 and not 1.0, "
         'stop ["a"] and not [], raw none and not true, seed 1 and not none; '
-        "--resume=force goes on all the same"
+        "--resume=force continues anyway"
     )
     assert (path.read_bytes(), record_path(path).read_bytes()) == held
 

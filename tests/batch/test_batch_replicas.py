@@ -97,7 +97,7 @@ def test_a_replica_is_killed_and_the_answers_are_those_of_one_engine():
             if len(ended) == 10:
                 assert run._replicas[0].given  # it has rows to lose
                 os.kill(first, signal.SIGKILL)
-    assert notes == ["replica 1 of 2 died: signal 9, Killed; its rows are done again"]
+    assert notes == ["replica 1 of 2 died: signal 9, Killed; its rows are answered again"]
     assert sorted(shown(ended), key=str) == sorted(expected, key=str)
     assert counts(run) == counts(alone)
     assert pids(run) == []
@@ -138,7 +138,7 @@ def test_a_replica_that_dies_again_and_again_ends_the_run_with_its_last_words(mo
     )
     assert notes[1:] == [
         "replica 1 of 1 died: signal 11, Segmentation fault; its last words: out of memory; "
-        "its rows are done again"
+        "its rows are answered again"
     ]
     assert str(error.value) == (
         "replica 1 of 1 died: exit status 1; its last words: MemoryError: none left; "

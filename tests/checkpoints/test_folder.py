@@ -75,7 +75,7 @@ def test_weights_in_a_format_that_is_not_read_are_refused_by_its_name(tmp_path, 
 )
 def test_packed_weights_that_the_config_does_not_mention_are_refused_by_name(tmp_path, name, method):
     save_file({name: np.zeros((2, 2), np.int32)}, write_folder(tmp_path) / "model.safetensors")
-    with pytest.raises(CheckpointError, match=f"{name}' is of weights quantised by {method}"):
+    with pytest.raises(CheckpointError, match=f"{name}' was quantised by {method}"):
         open_checkpoint(tmp_path)
 
 

@@ -179,7 +179,7 @@ def test_metadata_that_is_missing_or_not_supported_is_named(tmp_path, case, chan
             "experts.up_proj.weight' of shape [8, 9] is not",
         ),
         ("qwen3-moe", "blk.1.ffn_up_exps.weight", (7, 16, 32), "experts.7.up_proj.weight' is missing"),
-        ("gpt-oss", "blk.1.ffn_up_exps.weight", (4, 9, 32), "has no other projection"),
+        ("gpt-oss", "blk.1.ffn_up_exps.weight", (4, 9, 32), "has no matching projection"),
         ("gpt-oss", "blk.1.ffn_down_exps.weight", (4, 9), "down_proj.weight' of shape [4, 9] is not"),
         ("deepseek-v3", "blk.1.attn_k_b.weight", (4, 9), "are not the halves of one projection"),
         ("deepseek-v3", "blk.1.attn_v_b.weight", (4, 10, 9), "are not the halves of one projection"),

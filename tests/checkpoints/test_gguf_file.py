@@ -118,7 +118,7 @@ def test_half_precision_is_read_as_stored(tmp_path, kind, dtype):
     ("changes", "message"),
     [
         ({"llama.block_count": None}, r"llama\.block_count must be a positive integer, got None"),
-        ({"split.count": 3}, "one of 3 parts, and not named NAME-00001-of-00003"),
+        ({"split.count": 3}, "one of 3 parts, but not named NAME-00001-of-00003"),
         ({"llama.rope.dimension_count": 32}, "rope over 32 of 64 dimensions"),
     ],
 )

@@ -69,7 +69,7 @@ def incomplete(parts):
     ("damage", "message"),
     [
         (missing, r"tiny-00002-of-00003\.gguf: cannot be read: No such file"),
-        (renamed, r"tiny\.gguf: one of 3 parts, and not named NAME-00001-of-00003\.gguf"),
+        (renamed, r"tiny\.gguf: one of 3 parts, but not named NAME-00001-of-00003\.gguf"),
         (swapped, r"tiny-00003-of-00003\.gguf: metadata split\.no is 1, expected 2"),
         (whole, r"tiny-00002-of-00003\.gguf: metadata split\.no is None, expected 1"),
         (incomplete, r"its parts hold \d+ tensors, and it states 13|appears twice"),

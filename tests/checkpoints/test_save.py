@@ -61,7 +61,7 @@ def test_nothing_is_overwritten(tmp_path, head, save):
     (tmp_path / "full" / "precious").write_text("x")
     with pytest.raises(CheckpointError, match="full: the folder is not empty"):
         save(tmp_path / "full", head)
-    with pytest.raises(CheckpointError, match="precious: cannot be made"):
+    with pytest.raises(CheckpointError, match="precious: cannot be created"):
         save(tmp_path / "full" / "precious", head)
     assert [p.name for p in (tmp_path / "full").iterdir()] == ["precious"]
 

@@ -129,7 +129,7 @@ def test_blocks_are_causal_in_windowed_layers_unless_the_config_says_otherwise(r
         (
             "dflash",
             {"mask_token_id": 1, "dflash_config": {"target_layer_ids": [4]}},
-            "layer 4, and it has 4 layers",
+            "layer 4, but the target has 4 layers",
         ),
         ("dflash", {"hidden_size": 64}, "for targets of hidden size 64, this one has 32"),
         (

@@ -190,8 +190,8 @@ def test_query_and_key_norms_come_with_qwen3_layers(folders):
         ("eagle3", {"hidden_size": 16}, {}, "for targets of hidden size 16, this one has 32"),
         ("eagle3", {"target_hidden_size": 24}, {}, "for targets of hidden size 24, this one has 32"),
         ("eagle3", {"vocab_size": 64}, {}, "for a vocabulary of 64, the target's has 48"),
-        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [0, 3, 8]}, {}, "layer 8, and it has 7 layers"),
-        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [-1, 3, 7]}, {}, "layer -1, and it has 7 layers"),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [0, 3, 8]}, {}, "layer 8, but the target has 7"),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [-1, 3, 7]}, {}, "layer -1, but the target has 7"),
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": "all"}, {}, "a list of integers, got 'all'"),
         (
             "eagle3",
@@ -208,7 +208,7 @@ def test_query_and_key_norms_come_with_qwen3_layers(folders):
                 "eagle_config": {"use_aux_hidden_state": False},
             },
             {},
-            "of width 32 as it is, and is itself 16 wide",
+            "of width 32 directly, but is 16 wide",
         ),
         ("eagle3", {"model_type": "t5"}, {}, "model_type 't5' is not supported"),
         ("eagle3", {"draft_vocab_size": 39}, {}, "expected [39"),
@@ -221,11 +221,11 @@ def test_query_and_key_norms_come_with_qwen3_layers(folders):
         ),
         ("eagle3", {}, {"fc.bias": np.zeros(32, np.float32)}, "spare tensor 'fc.bias'"),
         ("eagle3", {}, {"d2t": np.arange(40) * 2}, "d2t reaches token 117, past the vocabulary of 48"),
-        ("eagle3", {}, {"d2t": -np.arange(40)}, "d2t does not give rising token ids"),
+        ("eagle3", {}, {"d2t": -np.arange(40)}, "d2t does not give increasing token ids"),
         ("eagle3", {}, {"t2d": np.ones(48, bool)}, "d2t and t2d name different tokens"),
-        ("eagle3", {}, {"d2t": np.ones(40, np.float32)}, "d2t is float32 of shape [40], and holds an"),
-        ("eagle3", {}, {"d2t": np.ones((40, 1), int)}, "d2t is int64 of shape [40, 1], and holds an"),
-        ("eagle3", {}, {"t2d": np.ones(48, int)}, "t2d is int64 of shape [48], and holds true or false"),
+        ("eagle3", {}, {"d2t": np.ones(40, np.float32)}, "d2t is float32 of shape [40], but must hold an"),
+        ("eagle3", {}, {"d2t": np.ones((40, 1), int)}, "d2t is int64 of shape [40, 1], but must hold an"),
+        ("eagle3", {}, {"t2d": np.ones(48, int)}, "t2d is int64 of shape [48], but must hold true or false"),
         ("eagle1", {"hidden_size": 16}, {}, "the head has hidden_size 16, the target 32"),
         ("eagle1", {"vocab_size": 64}, {}, "the head has vocab_size 64, the target 48"),
         ("eagle1", {"bias": None}, {}, "'fc.bias' is missing"),
@@ -244,7 +244,7 @@ def test_heads_that_do_not_fit_are_refused_in_one_line(changed, target, kind, co
 def test_a_head_of_another_kind_is_refused_by_name(target, kind, case):
     right = HEAD_KINDS[case]
     if kind != right:
-        with pytest.raises(ValueError, match=f"drafter.kind is '{kind}', and .* head: use kind '{right}'"):
+        with pytest.raises(ValueError, match=f"drafter.kind is '{kind}', but .* head: use kind '{right}'"):
             load(kind, golden_folder(case), target)
 
 

@@ -22,7 +22,7 @@ from jaxspec.drafters.inspect import inspect
 from jaxspec.drafters.registry import KINDS
 from jaxspec.models.loading import target_config
 
-SIGHT = "sight inside a block, by layer"
+SIGHT = "attention inside a block, by layer"
 
 
 def look(case, target=None):
@@ -106,9 +106,9 @@ def test_a_specforge_head(changed):
         ("dflash", "block size", "block_size", "16"),
         (
             "dflash-speculators",
-            "sight inside a block, by layer",
+            "attention inside a block, by layer",
             "sliding_window_non_causal",
-            "causal, both ways",
+            "causal, bidirectional",
         ),
     ],
 )
@@ -131,7 +131,7 @@ def test_what_the_config_does_not_say_is_assumed_for_a_reason(changed, case, nam
         ("eagle3-safeailab-own-embedding", "token embedding", "its own"),
         ("peagle", "mask token", "11"),
         ("dflash", "output head", "rows of the target's"),
-        ("dflash-sliding-non-causal", SIGHT, "both ways, both ways"),
+        ("dflash-sliding-non-causal", SIGHT, "bidirectional, bidirectional"),
         ("dflash-sliding", "window counts positions", "before each row"),
     ],
 )
@@ -169,7 +169,7 @@ def test_why_a_drafter_does_not_fit(case, target, problem):
 def test_a_whole_model_is_a_draft_model():
     report = look("qwen3-tied", "qwen3-windowed")
     assert (report.method, report.layers, report.problem) == ("a whole model", "none", None)
-    assert "the same one of 96 tokens" in report.target
+    assert "the same vocabulary of 96 tokens" in report.target
 
 
 @pytest.mark.parametrize(("case", "recycled"), [("deepseek-v3-mtp", "True"), ("glm4-moe-lite-mtp", "False")])
@@ -194,7 +194,7 @@ def test_methods_that_are_not_built_are_named(changed):
 
 def test_what_holds_no_drafter_is_refused(changed, tmp_path):
     folder = write_folder(tmp_path / "other", {}, {"weight": np.ones(3, np.float32)})
-    with pytest.raises(CheckpointError, match="neither a head that is known nor a whole model"):
+    with pytest.raises(CheckpointError, match="neither a known head nor a whole model"):
         inspect(SourceConfig(str(folder)))
 
 
@@ -203,7 +203,7 @@ def test_what_holds_no_drafter_is_refused(changed, tmp_path):
     [
         ("eagle1", {"hidden_size": "wide"}, "hidden_size must be a positive integer, got 'wide'"),
         ("eagle1", {"head_dim": -1}, "head_dim must be a positive integer, got -1"),
-        ("eagle1", {"num_hidden_layers": 900}, "num_hidden_layers is 900, and there are 9 tensors"),
+        ("eagle1", {"num_hidden_layers": 900}, "num_hidden_layers is 900, but there are 9 tensors"),
         ("eagle1", {"vocab_size": None}, "vocab_size must be an integer, got None"),
         ("eagle1", {"rope_theta": "fast"}, "rope_theta must be a number above 1, got 'fast'"),
         ("eagle3-safeailab", {"eagle_config": [1]}, r"eagle_config must be an object, got \[1\]"),

@@ -68,7 +68,7 @@ def test_the_residual_is_the_raw_state_unless_the_config_says_otherwise(config, 
     [
         ({"mask_token_id": None}, "mask_token_id must be a token of the target, 0 to 127, got None"),
         ({"mask_token_id": 128}, "got 128"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}, "reads the target's layer 5, and it has 4 layers"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}, "layer 5, but the target has 4 layers"),
         (
             {"eagle_aux_hidden_state_layer_ids": None, "eagle_config": {"use_aux_hidden_state": False}},
             "P-EAGLE head without aux hidden states is not supported",

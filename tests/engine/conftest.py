@@ -19,7 +19,7 @@ def tiny_engines(engines_of):
 
 @pytest.fixture(scope="module", autouse=True)
 def few_engines(engines_of):
-    """Lets go of the engines where they take too much memory; they are a third of it."""
+    """Closes all engines after a module if the process is large; they are a third of its memory."""
     yield
     if is_large():
         for engines in engines_of.values():

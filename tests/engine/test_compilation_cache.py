@@ -32,7 +32,7 @@ def enter():
 
 
 def refused(message):
-    with pytest.warns(UserWarning, match=f"compiled programs are not kept: .*{message}"):
+    with pytest.warns(UserWarning, match=f"compiled programs are not cached: .*{message}"):
         assert enter() == (None, None)
 
 

@@ -108,7 +108,7 @@ DRAFTERS = {
 def test_pairs_of_tokens_are_as_likely_as_in_plain_decoding(folder, exact, name, monkeypatch):
     drafter = dict(DRAFTERS[name])
     target = drafter.pop("target", "target")
-    if target == "indexed":  # its programs run for longer than they compile
+    if target == "indexed":  # they run for longer than they compile
         monkeypatch.setattr(programs, "compiler_options", lambda weights, **_: OPTIONS)
     if "source" in drafter:
         drafter["source"] = str(folder / drafter["source"])

@@ -17,7 +17,7 @@ import jaxspec
 from jaxspec import AsyncEngine, EngineError, SamplingParams
 from jaxspec.engine import core
 from jaxspec.engine.core import MAX_FAILURES, EngineCore
-from jaxspec.engine.packing import read_served
+from jaxspec.engine.packing import read_output, read_served
 
 LONG = SamplingParams(max_new_tokens=70, ignore_eos=True)
 
@@ -227,16 +227,14 @@ def test_logits_that_are_not_finite_end_their_request_and_no_other(
 
 
 def test_logits_after_a_prompt_that_are_not_finite_fail_it(engine, prompts, monkeypatch):
-    read = engine.programs.read
-
-    def poisoned(packed, *, size):
-        output = read(packed, size=size)
+    def poisoned(packed):
+        output = read_output(packed)
         if output.first is not None:
             failed = np.ones_like(output.first.failed)
             output = replace(output, first=replace(output.first, done=failed, failed=failed))
         return output
 
-    monkeypatch.setattr(engine.programs, "read", poisoned)
+    monkeypatch.setattr(core, "read_output", poisoned)
     generation = engine.generate(prompts[0], max_new_tokens=5)
     assert (generation.finish_reason, generation.token_ids) == ("failed", [])
     assert generation.error == "the target's logits are NaN or infinite at position 2"
@@ -256,7 +254,7 @@ def test_a_tokenizer_that_fails_fails_its_request_alone(tiny_engine):
     requests[0].tokenizer = Broken()
     generations = dict(tiny_engine.run(requests))
     assert generations[0].finish_reason == "failed"
-    assert generations[0].error == "its text cannot be made: BaseException('panic')"
+    assert generations[0].error == "its text cannot be decoded: BaseException('panic')"
     assert generations[1].finish_reason == "length"
 
 
@@ -270,7 +268,7 @@ def test_a_listener_that_raises_aborts_its_request_alone(engine, prompts):
     engine.submit(requests, lambda request: gone if request is requests[0] else pieces.append)
     assert engine.wait_idle(60)
     assert [request.finish_reason for request in requests] == ["aborted", "length"]
-    assert "its reader is gone" in requests[0].error
+    assert "its listener raised" in requests[0].error
 
 
 def test_a_closed_engine_ends_its_requests_and_refuses_more(tiny_engines, prompts):

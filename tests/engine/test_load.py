@@ -4,7 +4,7 @@ import jaxspec
 
 
 def test_more_devices_than_there_are_are_refused(tiny_engines):
-    with pytest.raises(jaxspec.ConfigError, match=r"engine\.tensor_parallel is 99, and jax sees"):
+    with pytest.raises(jaxspec.ConfigError, match=r"engine\.tensor_parallel is 99, but jax sees"):
         jaxspec.load(tiny_engines.folders["target"], tensor_parallel=99, progress=False)
 
 

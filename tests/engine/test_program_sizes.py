@@ -1,6 +1,5 @@
 """Programs of several sizes, prompts beside answers, and pages that run out: the tokens of a lone run."""
 
-import time
 from collections import Counter
 from dataclasses import replace
 
@@ -99,10 +98,7 @@ def test_nobody_waits_for_the_slow_first_runs(tiny_engines, prompts, name, way, 
     monkeypatch.setattr(engine.programs, "dispatch", counted)
     monkeypatch.setattr(engine.core, "_warm", set())
     monkeypatch.setattr(core, "_needs_warming", lambda: True)
-    engine.wait_idle()
-    while engine.core._warm < sizes:
-        time.sleep(0.01)
-    engine.wait_idle()
+    assert engine.wait_prepared(60)
     assert times == dict.fromkeys(sizes, 2)
     assert tokens_of(engine.generate(prompts, max_new_tokens=30, **way)) == alone
     assert sum(times.values()) > 2 * len(sizes)

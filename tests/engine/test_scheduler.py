@@ -71,10 +71,14 @@ class Device:
         for running, goes_on in zip(dispatch.served, dispatch.goes_on, strict=True):
             if not goes_on:
                 self.slots[running.slot] = None
-        steps = scheduler.steps if dispatch.decodes and not dispatch.chunks else int(dispatch.decodes)
         served = list(zip(dispatch.served, dispatch.limits, strict=True))
-        emitted = [[self._step(*each, dispatch.drafts) for each in served] for _ in range(steps)]
-        return [self._read(chunk) for chunk in dispatch.chunks], emitted
+        emitted, first = [], []
+        for step in range(scheduler.steps if dispatch.decodes else 1):
+            if dispatch.decodes:
+                emitted.append([self._step(*each, dispatch.drafts) for each in served])
+            if not step:
+                first = [self._read(chunk) for chunk in dispatch.chunks]
+        return first, emitted
 
     def _write(self, running, start, text, drafts=True):
         """Writes the rows of a text from `start` on whose next token is known, and a row ahead."""
@@ -334,10 +338,34 @@ def test_a_prompt_that_ends_beside_others_decodes_with_them_at_once():
     scheduler.add(make_request(3, 30))
     scheduler.plan()
     scheduler.add(make_request(6, 30))
-    beside, decode = scheduler.plan()
-    assert [(chunk.start, chunk.count) for chunk in beside.chunks] == [(0, 5), (5, 1)]
-    assert (beside.goes_on, beside.sure) == ([True, False], [1, 1])
-    assert (decode.goes_on, decode.sure) == ([True, True], [4, 4])
+    (dispatch,) = scheduler.plan()
+    assert [(chunk.start, chunk.count) for chunk in dispatch.chunks] == [(0, 5), (5, 1)]
+    assert dispatch.goes_on == [True, False]
+    assert dispatch.sure == [4, 1 + 3]  # the first token of an answer, and a token of each step behind it
+
+
+def test_a_prompt_that_ends_beside_plain_decoding_lacks_the_drafters_rows_from_its_end_on():
+    scheduler = make_scheduler(
+        chunks_beside=(1, 2), steps=4, pages=PagePool(40, 4), choose=lambda decoding: Choice(0)
+    )
+    scheduler.add(make_request(3, 30))
+    scheduler.plan()
+    scheduler.add(make_request(6, 30))
+    (dispatch,) = scheduler.plan()
+    assert dispatch.limits == [0, 0]
+    assert scheduler.running[1].missing_from == 6
+
+
+def test_a_request_with_its_own_number_of_drafts_has_it_from_the_first_step_on():
+    scheduler = make_scheduler(
+        chunks_beside=(1, 2), steps=4, pages=PagePool(40, 4), choose=lambda decoding: Choice(0)
+    )
+    scheduler.add(make_request(3, 30))
+    scheduler.plan()
+    scheduler.add(make_request(6, 30))
+    scheduler.waiting[0].num_drafts = 2
+    (dispatch,) = scheduler.plan()
+    assert (dispatch.drafts, dispatch.limits) == (2, [0, 2])
 
 
 def test_with_more_to_read_the_next_step_reads_on():

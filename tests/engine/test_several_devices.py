@@ -105,6 +105,6 @@ def test_a_host_driven_loop_is_for_one_device():
 def test_gpus_without_nccl_are_refused(monkeypatch):
     monkeypatch.setattr(devices.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(devices, "_has_nccl", lambda: False)
-    with pytest.raises(jaxspec.ConfigError, match=r"engine\.tensor_parallel is 2, and there is no NCCL"):
+    with pytest.raises(jaxspec.ConfigError, match=r"engine\.tensor_parallel is 2, but NCCL is missing"):
         check_devices(EngineConfig(tensor_parallel=2), LLAMA)
     check_devices(EngineConfig(), LLAMA)

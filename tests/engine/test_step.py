@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from jaxspec.attention import PageTable
+from jaxspec.config import EngineConfig
 from jaxspec.drafters.base import Proposal
 from jaxspec.engine.state import MAX_STOP_TOKENS, EngineState, Pieces, Served
-from jaxspec.engine.step import StepSettings, accept, sample_first, verify_and_commit
+from jaxspec.engine.step import accept, sample_first, verify_and_commit
 from jaxspec.sampling import SamplingMode, SamplingState
 
 VOCABULARY, LONGEST = 12, 32
-SETTINGS = StepSettings(page_size=4)
+CONFIG = EngineConfig(page_size=4).resolve(backend="cpu", model_limit=LONGEST)
 GREEDY = SamplingMode.GREEDY
 
 
@@ -88,7 +89,7 @@ def test_blocks_are_accepted_and_end_as_token_by_token():
         served,
         Proposal(jnp.asarray(drafts, jnp.int32), jnp.asarray(drafted, jnp.int32), None),
         SimpleNamespace(draft_vocab=None),
-        settings=SETTINGS,
+        config=CONFIG,
         mode=GREEDY,
         vocab_size=VOCABULARY,
     )
@@ -168,7 +169,7 @@ def verify(state, served, proposal, pieces):
         served,
         proposal,
         pieces,
-        settings=SETTINGS,
+        config=CONFIG,
         mode=None if proposal is None else GREEDY,
     )
     return state, drafter.rows

@@ -12,7 +12,7 @@ def test_the_mean_acceptance_length_is_the_one_asked_for_and_the_mode_says_what_
 ):
     drafter = {"kind": "eagle1", "source": str(tiny_engines.folders["random eagle1"])}
     mode = "sampled" if temperature else "greedy"
-    with pytest.warns(UserWarning, match="a benchmark mode: .* the text is worthless"):
+    with pytest.warns(UserWarning, match="for benchmarks: .* the text is worthless"):
         engine = jaxspec.load(
             tiny_engines.folders["target"],
             drafter=drafter,

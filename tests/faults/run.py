@@ -1,11 +1,11 @@
-"""Puts every fault of `faults.toml` into a copy of the working tree and runs the test that is to notice.
+"""Applies every fault of `faults.toml` to a copy of the working tree and runs the test that should fail.
 
-    python tests/faults/run.py                 all of them, a quarter of an hour or more
-    python tests/faults/run.py pages "a draft" those whose names contain one of these
+    python tests/faults/run.py                 all faults; takes a quarter of an hour or more
+    python tests/faults/run.py pages "a draft" faults whose names contain one of these
     python tests/faults/run.py --without       the same tests without the faults: they must pass
-    python tests/faults/run.py --table         writes README.md anew and runs nothing
+    python tests/faults/run.py --table         only rewrites README.md
 
-Exits with 1 if a fault is not caught, or its text has changed and it cannot be put in.
+Exits with 1 if a fault is not caught, or cannot be applied because the code has changed.
 """
 
 import argparse
@@ -22,19 +22,19 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 TIME_LIMIT = 180
-"""Seconds that one test may take: a hang is a failure, too."""
+"""Seconds that one test may take; a hang counts as a failure."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A wrong program, and who is to notice.
+    """A change that makes the program wrong, and the test that should fail with it.
 
     Attributes:
       name: what it does wrong.
-      file: where, from the root.
-      before, after: the text that is replaced, which the file holds once, and what by.
-      test: a file of tests, from the root.
-      k: pytest's `-k`; all of the file if empty.
+      file: the file to change, relative to the root.
+      before, after: the text to replace, which the file holds exactly once, and its replacement.
+      test: a test file, relative to the root.
+      k: pytest's `-k`; empty to run the whole file.
     """
 
     name: str
@@ -45,10 +45,10 @@ class Fault:
     k: str = ""
 
     def apply(self, root: Path) -> str:
-        """Puts it into the file under `root` and returns the text that was there.
+        """Applies the fault to its file under `root` and returns the original text.
 
         Raises:
-          ValueError: the file is gone, or does not hold `before` exactly once.
+          ValueError: the file does not exist, or does not hold `before` exactly once.
         """
         path = root / self.file
         text = path.read_text("utf-8") if path.exists() else ""
@@ -64,7 +64,7 @@ def read_faults() -> list[Fault]:
 
 
 def copy_tree(root: Path) -> None:
-    """Copies what git tracks, as it stands in the working tree."""
+    """Copies all tracked files of the working tree, with uncommitted changes."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True)
     for name in filter(None, listed.stdout.split("\0")):
         if os.path.lexists(ROOT / name):
@@ -73,14 +73,14 @@ def copy_tree(root: Path) -> None:
 
 
 def run_test(fault: Fault, root: Path) -> tuple[int, str]:
-    """The exit status of the fault's tests under `root`, and what they printed."""
+    """The exit status of the fault's tests under `root`, and their output."""
     command = [sys.executable, "-m", "pytest", "-n0", "-x", "-p", "no:cacheprovider", fault.test]
     command += [f"--timeout={TIME_LIMIT}", "--timeout-method=thread"]
     command += ["-k", fault.k] if fault.k else []
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(root), str(root / "src")]),
-        # A fault of the same length, put in within the same second, would not look like a change.
+        # Python would reuse bytecode for a file of the same length changed within the same second.
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
@@ -88,7 +88,7 @@ def run_test(fault: Fault, root: Path) -> tuple[int, str]:
 
 
 def try_fault(fault: Fault, root: Path) -> str:
-    """What came of it: "caught", or why not."""
+    """Returns "caught", or why the fault was not caught."""
     try:
         text = fault.apply(root)
     except ValueError as error:
@@ -97,20 +97,20 @@ def try_fault(fault: Fault, root: Path) -> str:
         status, printed = run_test(fault, root)
     finally:
         (root / fault.file).write_text(text, "utf-8")
-    # 1 is that tests ran and failed; a file that cannot be imported or a name that selects nothing is 2 to 5.
+    # Status 1 means that tests ran and failed; 2 to 5 are import errors or a `-k` that selects nothing.
     if status == 1:
         return "caught"
     return f"NOT CAUGHT (pytest ended with {status})\n{'' if status == 0 else printed[-2000:]}".rstrip()
 
 
 def try_without(fault: Fault, root: Path) -> str:
-    """What came of the fault's tests without it: "passed", or what they printed."""
+    """Runs the fault's tests without the fault: returns "passed", or their output."""
     status, printed = run_test(fault, root)
     return "passed" if status == 0 else f"FAILED (pytest ended with {status})\n{printed[-2000:]}".rstrip()
 
 
 def table(faults: list[Fault]) -> str:
-    """The page of all faults."""
+    """The text of README.md."""
 
     def cell(text: str) -> str:
         return text.replace("|", "\\|")
@@ -120,13 +120,12 @@ def table(faults: list[Fault]) -> str:
         [
             "# Deliberate faults",
             "",
-            f"Ways in which the engine could be wrong, {len(faults)} of them, each a patch in `faults.toml`,",
-            "and the test that fails with it.",
-            "`python tests/faults/run.py` puts one after the other into a copy and runs its test.",
-            "`test_faults.py`, in every run of the suite, checks that all can be put in.",
-            "This page is made by `run.py --table`.",
+            f"{len(faults)} ways to break the engine: patches in `faults.toml`, each with a test that fails.",
+            "`python tests/faults/run.py` applies them one by one to a copy of the tree and runs the tests.",
+            "`test_faults.py`, part of the suite, checks that every patch still applies.",
+            "This page is generated by `run.py --table`.",
             "",
-            "| the fault | where | noticed by |",
+            "| fault | file | caught by |",
             "|---|---|---|",
             *rows,
             "",
@@ -143,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", help="parts of the names of those to run; all by default")
+    parser.add_argument("names", nargs="*", help="run faults whose names contain one of these; default: all")
     parser.add_argument("--without", action="store_true", help="run the tests without the faults")
     parser.add_argument("--table", action="store_true", help="write README.md and run nothing")
     args = parser.parse_args(arguments)

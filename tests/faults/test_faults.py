@@ -1,4 +1,4 @@
-"""Every fault can be put in, so that the list stays true as the code changes; `run.py` runs them."""
+"""Every fault of `faults.toml` still applies to the code; `run.py` runs their tests."""
 
 import ast
 import shutil
@@ -16,7 +16,7 @@ def test_a_fault_can_be_put_in(fault, tmp_path):
     before = fault.apply(tmp_path)
     after = (tmp_path / fault.file).read_text("utf-8")
     assert after != before
-    # It is wrong, and no mistake in writing.
+    # The fault must be valid Python.
     ast.parse(after)
     with pytest.raises(ValueError, match="0 times"):
         fault.apply(tmp_path)

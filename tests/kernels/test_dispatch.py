@@ -66,7 +66,7 @@ def test_weights_split_over_devices_are_left_to_xla(monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: 2)
     op = make_op(numba=lambda: pytest.fail("loaded"))
     assert op(1) == ("xla", 1)
-    with pytest.raises(UnavailableImplementationError, match="runs on one device, and jax sees 2"):
+    with pytest.raises(UnavailableImplementationError, match="runs on one device, but jax sees 2"):
         op(1, implementation="numba")
 
 

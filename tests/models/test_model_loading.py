@@ -62,7 +62,7 @@ def test_layers_that_are_not_there_are_refused_before_they_are_built(tmp_path, m
     checkpoint = open_checkpoint(write_target(tmp_path / "target"))
     monkeypatch.setattr(loading, "make_target", lambda *_, **__: pytest.fail("built the network"))
     deep = replace(checkpoint, config={**checkpoint.config, "num_hidden_layers": 1000})
-    with pytest.raises(CheckpointError, match="num_hidden_layers is 1000, and no tensor is of layer 2"):
+    with pytest.raises(CheckpointError, match="num_hidden_layers is 1000, but layer 2 has no tensors"):
         load_target(deep, dtype=jnp.float32)
     with pytest.raises(ConfigError, match="num_hidden_layers must be at most 1024, got 1000000"):
         load_target(replace(deep, config={**deep.config, "num_hidden_layers": 10**6}), dtype=jnp.float32)

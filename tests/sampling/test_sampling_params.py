@@ -104,8 +104,8 @@ def test_parameters_come_whole_or_as_a_mapping_or_field_by_field():
 @pytest.mark.parametrize(
     ("params", "fields", "message"),
     [
-        ({}, {"top_p": 1}, "give top_p in params or as a keyword, not both ways"),
-        (SamplingParams(), {"top_p": 1}, "give top_p in params or as a keyword, not both ways"),
+        ({}, {"top_p": 1}, "give top_p in params or as a keyword, not both"),
+        (SamplingParams(), {"top_p": 1}, "give top_p in params or as a keyword, not both"),
         ({"temprature": 1}, {}, "unknown sampling parameter 'temprature'; known: temperature, top_k"),
         ({3: 1}, {}, "unknown sampling parameter 3; known: "),
         (None, {"temprature": 1}, "unknown sampling parameter 'temprature'"),

@@ -168,16 +168,16 @@ def test_figures_of_runs():
         (["--shape", "tiny", "--repeats", "0"], "--repeats must be above 0, got 0 (see --help)"),
         (
             ["--shape", "tiny", "--engine", "slots=3"],
-            "argument --engine: 'slots=3' is no field of EngineConfig and its value (see --help)",
+            "argument --engine: 'slots=3' is not NAME=VALUE for a field of EngineConfig (see --help)",
         ),
-        ([*SHAPE, "--only", "mixed"], "--only: 'mixed' is none of 'ttft 512', 'ttft 4096', "),
+        ([*SHAPE, "--only", "mixed"], "--only: 'mixed' is unknown; known: 'ttft 512', 'ttft 4096', "),
         (
             [*SHAPE, "--only", "single 512+256", "--scale", "2"],
             "prompt of 1024 tokens leaves no room to answer: max_model_len is 1024",
         ),
         (
             [*SHAPE, "--only", "single 512+256", "--scale", "1.5"],
-            "prompt of 768 tokens and 384 new ones need more than max_model_len 1024",
+            "a prompt of 768 and an answer of 384 tokens exceed max_model_len 1024",
         ),
     ],
 )

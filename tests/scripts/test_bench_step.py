@@ -61,4 +61,4 @@ def test_a_bad_parameter_is_one_line(capsys):
 
 def test_more_devices_than_there_are_are_one_line(capsys):
     assert bench_step.main([*OPTIONS, "--tensor-parallel", "99"]) != 0
-    assert capsys.readouterr().err.startswith("error: engine.tensor_parallel is 99, and jax sees ")
+    assert capsys.readouterr().err.startswith("error: engine.tensor_parallel is 99, but jax sees ")

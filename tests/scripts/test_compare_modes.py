@@ -40,4 +40,4 @@ def test_a_mode_that_drafts_otherwise_is_found_out(ask, monkeypatch, capsys):
 
 def test_what_cannot_be_loaded_is_one_line(capsys):
     assert compare_modes.main(["no-such-thing"]) == 2
-    assert capsys.readouterr().err.startswith("error: 'no-such-thing' is no configuration")
+    assert capsys.readouterr().err.startswith("error: 'no-such-thing' is not a configuration")

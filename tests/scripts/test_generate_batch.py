@@ -329,7 +329,7 @@ def test_other_settings_are_not_mixed_into_an_output(run, faked, tmp_path, capsy
     error = capsys.readouterr().err
     assert error == (
         f"error: cannot resume {tmp_path / 'out.jsonl'}: it was begun with {problem}; "
-        "--resume=force goes on all the same\n"
+        "--resume=force continues anyway\n"
     )
     assert (tmp_path / "out.jsonl").read_bytes() == before
     assert run("--resume=force", *options) == 0
@@ -408,7 +408,7 @@ def test_answers_to_stdout_are_all_that_is_there(run, faked, tmp_path, monkeypat
         (["--output", "missing/out.jsonl"], "cannot write missing/out.jsonl: No such file or directory"),
         (
             ["--output", "full.jsonl"],
-            "full.jsonl exists: give --resume to go on with it, or another --output",
+            "full.jsonl exists: give --resume to continue it, or another --output",
         ),
         (["--output", "full.jsonl", "--resume"], "full.jsonl line 1 is no output row"),
         (["--summary", "full.jsonl", "--output", "full.jsonl"], "must be different files"),
@@ -417,7 +417,7 @@ def test_answers_to_stdout_are_all_that_is_there(run, faked, tmp_path, monkeypat
         (["--input", "in.jsonl", "in.jsonl"], "must be different files"),
         (["--input", "full.jsonl", "--output", "full.jsonl"], "must be different files"),
         (["--summary", "out.jsonl.run.json", "--output", "out.jsonl"], "must be different files"),
-        (["--output", "/dev/null", "--resume"], "/dev/null is no plain file: there is nothing to resume"),
+        (["--output", "/dev/null", "--resume"], "/dev/null is not a regular file: there is nothing"),
         (["--resume=yes"], "argument --resume: invalid choice: 'yes' (choose from"),
         (["--replicas", "0"], "--replicas must be at least 1, got 0"),
         (["--replicas", "-2"], "--replicas must be at least 1, got -2"),
@@ -449,7 +449,7 @@ def test_bad_input_is_one_line_before_anything_is_loaded(
 @pytest.mark.parametrize(
     ("config", "options", "problem"),
     [
-        ("nothing", [], "'nothing' is no configuration"),
+        ("nothing", [], "'nothing' is not a configuration"),
         ("missing.toml", [], "configuration file not found: missing.toml"),
         (None, ["--batch-size", "0"], "engine.batch_size must be a whole number of at least 1, got 0"),
         (None, ["--num-speculative-tokens", "0"], "drafter.num_speculative_tokens must be a whole number"),

@@ -5,12 +5,11 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from child_process import python
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "generate_batch.py"
 OPTIONS = ["--max-new-tokens", "8", "--ignore-eos", "--temperature", "1", "--seed", "3", "--keep-order"]
@@ -44,29 +43,19 @@ def test_interrupted_with_two_engines_and_resumed_with_one(run_alone, tiny_confi
     source.write_text("".join(lines(30)), "utf-8")
     assert run_alone([str(tiny_config), "--input", str(source), "--output", str(whole), *OPTIONS]) == 0
 
-    command = [sys.executable, str(SCRIPT), str(tiny_config), "--input", "-", "--output", str(output)]
-    with (
-        (tmp_path / "stderr").open("w+") as errors,
-        subprocess.Popen(
-            [*command, *OPTIONS, "--replicas", "2"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            text=True,
-            start_new_session=True,
-        ) as process,
-    ):
+    files = ["--input", "-", "--output", output]
+    command = [SCRIPT, tiny_config, *files, *OPTIONS, "--replicas", "2"]
+    with python(*command, stderr=tmp_path / "stderr", start_new_session=True) as process:
         process.stdin.writelines(lines(20))
         process.stdin.flush()
         while process.poll() is None and (not output.exists() or output.read_bytes().count(b"\n") < 20):
             time.sleep(0.02)
         replicas = children(process.pid)
         os.killpg(process.pid, signal.SIGINT)
-        process.wait()
-        errors.seek(0)
-        said = re.split("[\r\n]+", errors.read())
+        process.wait()  # while its input is open
+    said = re.split("[\r\n]+", (tmp_path / "stderr").read_text())
     assert process.returncode == 130, said
-    assert said[-2:] == [f"interrupted: {output} holds what was finished; --resume goes on", ""]
+    assert said[-2:] == [f"interrupted: {output} holds what was finished; --resume continues", ""]
     assert len(replicas) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in replicas)
     assert not [line for line in said if "Traceback" in line]

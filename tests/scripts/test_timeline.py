@@ -5,7 +5,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from bench.timeline import Kernel, idle_shares, time_by_name
+from bench.timeline import Kernel, idle_shares, kernel_table
 
 
 def test_idle_time_is_split_at_the_end_of_every_dispatch():
@@ -24,5 +24,14 @@ def test_work_that_overlaps_leaves_no_gap():
 
 
 def test_kernels_are_summed_by_name_the_longest_first():
-    kernels = [Kernel("a", 0, 1), Kernel("b", 1, 6), Kernel("a", 6, 8)]
-    assert time_by_name(kernels) == [("b", 1, 5), ("a", 2, 3)]
+    kernels = [
+        Kernel("a", 0, 1000),
+        Kernel("b", 1000, 6000),
+        Kernel("a", 6000, 8000),
+        Kernel("c", 8000, 8001),
+    ]
+    lines = kernel_table(kernels, 2, steps=2).splitlines()
+    assert [line.split() for line in lines] == [
+        ["2.5", "us", "0.5", "x", "5.00", "us", "b"],
+        ["1.5", "us", "1.0", "x", "1.50", "us", "a"],
+    ]

@@ -141,12 +141,12 @@ def test_refusals(runs, tmp_path, capsys):
     known = ["--target", target, "--output", tmp_path / "out"]
     (tmp_path / "empty.jsonl").write_text("\n")
     assert "--prompts: name at least one JSONL file" in fails(capsys, *known)
-    assert "there is none in" in fails(capsys, *known, "--prompts", tmp_path / "empty.jsonl")
+    assert "prompts: none in" in fails(capsys, *known, "--prompts", tmp_path / "empty.jsonl")
     assert "--target: name the model" in fails(capsys, "--output", tmp_path / "out", "--prompts", asked)
-    assert "'nowhere' is no configuration" in fails(
+    assert "'nowhere' is not a configuration" in fails(
         capsys, "--target", "nowhere", "--output", tmp_path / "out", "--prompts", asked
     )
-    assert "--resume goes on with it" in fails(
+    assert "--resume continues it" in fails(
         capsys, "--target", target, "--prompts", asked, "--output", runs / "first"
     )
     asked_of = [*known, "--prompts", asked, "--adapt"]

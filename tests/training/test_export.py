@@ -121,7 +121,7 @@ def test_a_head_goes_from_one_format_into_another(target, tmp_path, form, capsys
     np.testing.assert_array_equal(logits(again, target), logits(read, target))
     assert (tmp_path / form / "README.md").read_text().startswith("# A head")
     assert main([*map(str, arguments)]) == 2
-    assert "is there already; nothing was written" in capsys.readouterr().err
+    assert "exists already; nothing was written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_head_goes_from_one_format_into_another(target, tmp_path, form, capsys
         ({"num_layers": 2}, "holds one layer, the head has 2"),
         ({"fc_norm": True}, "has no fc_norm"),
         ({"norm_before_residual": True}, "has no norm_before_residual"),
-        ({"rope_theta": 5e5}, "takes 10000 and the head 500000"),
+        ({"rope_theta": 5e5}, "takes 10000, the head 500000"),
         ({"capture": (1, 2, 3)}, r"reads the hidden states \[2, 2, 2\]"),
     ],
 )
@@ -142,7 +142,7 @@ def test_safeailab_refuses_what_it_cannot_hold(target, tmp_path, shape, message)
 
 def test_nothing_is_overwritten(target, tmp_path):
     (tmp_path / "head").mkdir()
-    with pytest.raises(ConfigError, match="is there already; nothing was written"):
+    with pytest.raises(ConfigError, match="exists already; nothing was written"):
         export(trained(target), target, tmp_path / "head", "shared")
 
 

@@ -99,8 +99,8 @@ def test_a_run_has_the_shape_of_the_head_that_it_goes_on_from():
     ("changes", "layers", "message"),
     [
         ({}, {"intermediate_size": 48}, "head.intermediate_size is 96, that of head.initial 48"),
-        ({"capture": ()}, {}, "the target's final hidden state alone"),
-        ({}, {"qk_norm": True}, "its qk_norm is True; only heads with False are trained"),
+        ({"capture": ()}, {}, "only the target's final hidden state"),
+        ({}, {"qk_norm": True}, "its qk_norm is True; only heads with False can be trained"),
         ({}, {"attention_bias": True}, "its attention_bias is True"),
         ({}, {"hidden_size": 512}, "it is 512 wide and the target 576"),
     ],

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Case:
-    """`rows` rows, each with one of `experts` weights [width, outputs], of which it uses `spread`.
+    """`rows` rows, each multiplied by one of `experts` weights [width, outputs]; `spread` of these are used.
 
-    With `packed` the weights are MXFP4.
+    With `packed` the weights are in MXFP4.
     """
 
     name: str

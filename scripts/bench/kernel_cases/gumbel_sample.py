@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Case:
-    """One call that writes column `step` of `drafts` columns."""
+    """One call, which writes column `step` of `drafts` columns."""
 
     name: str
     slots: int

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Case:
-    """One call; the last row of the fullest slot sits at position `context`.
+    """One call; the last row of the fullest slot is at position `context`.
 
-    Slot b has its last row at context * (b + 1) / slots, so that contexts differ, and every third slot
-    but the first is empty where `empty` is set. Rows see everything before them, or `window` positions.
+    The last row of slot b is at context * (b + 1) / slots, so that contexts differ. With `empty`, slots 1,
+    4, 7, … are empty. Rows see all positions before them, or `window` positions.
     """
 
     name: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Case:
     """[rows, width] times [width, outputs].
 
-    `packed` is the form of a `PackedWeight`, of these `activations`; empty for a dense weight of `dtype`.
+    `packed` is the form of a `PackedWeight` with these `activations`; empty for a dense weight of `dtype`.
     """
 
     name: str

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Case:
-    """One call: `start` is the position of every slot's first row; `window` is for `place_rows`."""
+    """One call. `start` is the position of every slot's first row; only `place_rows` uses `window`."""
 
     name: str
     slots: int
