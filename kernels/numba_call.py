@@ -58,7 +58,7 @@ def _pointer_to(element: Any) -> Any:
     return pointer_at
 
 
-_words_at, _integers_at, _floats_at = map(_pointer_to, (types.int64, types.int32, types.float32))
+_words_at, _integers_at, floats_at = map(_pointer_to, (types.int64, types.int32, types.float32))
 
 
 @intrinsic
@@ -150,7 +150,7 @@ def shape(buffer, rank):
 @njit
 def floats(buffer):
     """A pointer to a buffer's float32 elements."""
-    return _floats_at(buffer[_BUFFER_DATA])
+    return floats_at(buffer[_BUFFER_DATA])
 
 
 @njit

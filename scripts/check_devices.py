@@ -92,6 +92,7 @@ CASES: Mapping[str, tuple[Shape, int]] = {
         3,
     ),
     "glm4_moe_lite, mtp": (Shape({**_SIZES, **_LATENT}, drafter="mtp"), 3),
+    "glm4, eagle1": (Shape({"model_type": "glm4", **_SIZES, "head_dim": 32}, drafter="eagle1"), 3),
     "gemma3, eagle3": (Shape({**_SIZES, **_GEMMA}, draft_vocab_size=512), 3),
     "indexed window, plain": (Shape({**_SIZES, **_INDEXED}), 0),
 }

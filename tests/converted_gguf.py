@@ -17,6 +17,7 @@ ARCHITECTURES = {
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
+    "glm4": "glm4",
     "gpt_oss": "gpt-oss",
     "deepseek_v3": "deepseek2",
     "glm4_moe_lite": "deepseek2",
@@ -78,6 +79,10 @@ def _gemma3(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any
     }
 
 
+def _glm4(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    return {"rope.dimension_count": int(config["head_dim"] * rope["partial_rotary_factor"])}
+
+
 def _gpt_oss(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "attention.sliding_window": config["sliding_window"],
@@ -112,6 +117,7 @@ def _deepseek(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, A
 
 OWN = {
     "gemma3_text": _gemma3,
+    "glm4": _glm4,
     "gpt_oss": _gpt_oss,
     "deepseek_v3": _deepseek,
     "glm4_moe_lite": _deepseek,

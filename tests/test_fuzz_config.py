@@ -25,7 +25,7 @@ from jaxspec.training.config import load_training_run
 
 TARGETS = (
     *("llama-untied-llama3-rope", "llama-yarn-rope", "qwen3-windowed", "qwen3-moe-windowed", "gpt-oss-mxfp4"),
-    *("gemma3", "deepseek-v3", "glm4-moe-lite"),
+    *("gemma3", "glm4-yarn-rope", "deepseek-v3", "glm4-moe-lite"),
 )
 HEADS = ("eagle3-norm-output", "eagle3-safeailab", "eagle1", "peagle", "dflash-sliding", "dflash-speculators")
 FLOAT32 = jnp.dtype(jnp.float32)

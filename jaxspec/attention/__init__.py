@@ -8,7 +8,7 @@ from jaxspec.attention.memory import AnyMemory, Memory, Pool
 from jaxspec.attention.metadata import AttentionMetadata
 from jaxspec.attention.packed import PackedMemory
 from jaxspec.attention.paged import PagedMemory
-from jaxspec.attention.rope import RopeTables, apply_rope
+from jaxspec.attention.rope import RopeTables, apply_rope, pairs_to_halves
 from jaxspec.attention.rows import PageTable, RowBlock, RowBlocks, join_rows, row_positions, split_rows
 from jaxspec.attention.sliding_window import SlidingWindow
 
@@ -35,6 +35,7 @@ __all__ = [
     "build_metadata",
     "init_cache",
     "join_rows",
+    "pairs_to_halves",
     "row_positions",
     "split_rows",
 ]

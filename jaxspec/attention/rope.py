@@ -13,3 +13,11 @@ def apply_rope(x: jax.Array, tables: RopeTables) -> jax.Array:
     left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
     return rotated.astype(x.dtype)
+
+
+def pairs_to_halves(x: jax.Array) -> jax.Array:
+    """Reorders x [..., D] from interleaved pairs (2i, 2i + 1) to the pairs of `apply_rope`.
+
+    Applied to queries and keys alike, it leaves their dot products unchanged.
+    """
+    return jnp.swapaxes(x.reshape(*x.shape[:-1], -1, 2), -1, -2).reshape(x.shape)

@@ -4,7 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import ml_dtypes
 import numpy as np
+
+_DOUBLED = (2 * np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)).astype(
+    np.int8
+)
 
 
 @dataclass(frozen=True)
@@ -12,9 +17,10 @@ class Blocks:
     """A packed matrix, equal to scale * values + offset in float32, rounded once.
 
     Attributes:
-      values: i8[out, in], or u8[out, in] of 0 to 15, both with a scale; or bf16[out, in] without.
-      scale: f32[out, in / 32] or f32[out, in / 16], one for 32 or 16 inputs; or None. scale * values is exact
-        in float32.
+      values: i8[out, in], or u8[out, in] of 0 to 15, both with a scale; or bf16[out, in] without. With a
+        uint8 scale, u8[out, in] are codes of MXFP4, and the scale multiplies twice their values.
+      scale: f32[out, in / 32] or f32[out, in / 16], one for 32 or 16 inputs; or None. scale * values is
+        exact in float32. For MXFP4 u8[out, in / 32]: s stands for 2 ** (s - 127), except that 0 stands for 0.
       offset: same shape as `scale`, or None.
     """
 
@@ -26,6 +32,17 @@ class Blocks:
     def inputs(self) -> int:
         """The number of inputs that share a scale; 1 without a scale."""
         return 1 if self.scale is None else self.values.shape[1] // self.scale.shape[1]
+
+    @property
+    def is_mxfp4(self) -> bool:
+        """Whether `values` are codes of MXFP4."""
+        return self.scale is not None and self.scale.dtype == np.uint8
+
+    def as_integers(self) -> "Blocks":
+        """The same values; MXFP4 becomes int8 with a float32 scale."""
+        if self.scale is None or not self.is_mxfp4:
+            return self
+        return Blocks(_DOUBLED[self.values], (self.scale.astype(np.uint32) << 23).view(np.float32))
 
     def map(self, change: Callable[[np.ndarray], np.ndarray]) -> "Blocks":
         """The same blocks with `change`, a permutation of rows, applied to every array."""
@@ -67,6 +84,8 @@ def alike(tensors: Sequence[Blocks]) -> list[Blocks] | None:
         return list(tensors)
     if not all(scaled):
         return None
+    if not all(blocks.is_mxfp4 for blocks in tensors):
+        tensors = [blocks.as_integers() for blocks in tensors]
     inputs = min(blocks.inputs for blocks in tensors)
     has_offset = any(blocks.offset is not None for blocks in tensors)
     dtype = np.uint8 if all(blocks.values.dtype == np.uint8 for blocks in tensors) else np.int8

@@ -28,7 +28,7 @@ def unpack_ggml(packed: np.ndarray, kind: gguf.GGMLQuantizationType) -> Blocks |
     return Blocks(*(None if part is None else part.reshape(rows, -1) for part in parts))  # type: ignore[arg-type]
 
 
-# The largest exponent of MXFP4 with finite values.
+# The largest exponent of MXFP4 with finite values. Below 2 they may be subnormal, which products flush to 0.
 _LARGEST_EXPONENT = 252
 
 _Parts = tuple[np.ndarray, np.ndarray, np.ndarray | None]
@@ -111,12 +111,12 @@ def _iq4_nl(blocks: np.ndarray) -> _Parts:
 
 
 def _mxfp4(blocks: np.ndarray) -> _Parts | None:
-    if blocks[..., 0].max(initial=0) > _LARGEST_EXPONENT:
+    exponents, packed = blocks[..., :1], blocks[..., 1:]
+    # The scale of the doubled values has an exponent that is smaller by 1.
+    is_small = exponents < 2
+    if exponents.max(initial=0) > _LARGEST_EXPONENT or (packed[is_small[..., 0]] & 0x77).any():
         return None
-    # The table holds doubled values, hence the exponent bias of 128.
-    table = np.asarray(gguf.quants.MXFP4.kvalues, np.int8)
-    scale = np.ldexp(np.float32(1), blocks[..., :1].astype(np.int32) - 128)
-    return table[_nibbles(blocks[..., 1:])], scale, None
+    return _nibbles(packed), np.where(is_small, np.uint8(0), exponents - np.uint8(1)), None
 
 
 _KINDS: Mapping[str, Callable[[np.ndarray], _Parts | None]] = {

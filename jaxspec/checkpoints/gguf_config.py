@@ -73,6 +73,8 @@ def config_from_gguf(
     # With latent attention only a part of each head is rotated, whose size has its own key.
     rotated = config.get("qk_rope_head_dim", head_dim)
     stated = own.positive("rope.dimension_count", rotated)
+    if "partial_rotary_factor" in config:
+        rotated = min(stated, head_dim)
     if stated != rotated:
         raise CheckpointError(f"{meta.file}: rope over {stated} of {rotated} dimensions is not supported")
     if scaling := _rope_scaling(own, tensors.get(ROPE_FACTORS), rotated):

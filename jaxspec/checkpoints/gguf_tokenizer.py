@@ -28,6 +28,9 @@ _LONGEST_WORD = 256
 # Chat models end a turn with these, even if the file does not name them as end tokens.
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
 
+# GLM models end a tool call with this token, and their GGUFs do not name it.
+_CALL_ENDS = ("<|observation|>",)
+
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer | None:
     """Builds the tokenizer that `tokenizer.*` describes; None if the file has none.
@@ -71,12 +74,12 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer | N
 
 
 def _end_tokens(meta: Metadata, tokens: Sequence[str], ids: Mapping[str, int | None]) -> list[int]:
-    """Ids that end an answer: those that the file names, and ends of turns if it names none of these."""
+    """Ids that end an answer: those that the file names, and others that it may leave out."""
     found = [token_id for field in ("eos", "eot", "eom") if (token_id := ids[field]) is not None]
-    if ids["eot"] is None:
-        types = meta.list("tokenizer.ggml.token_type", int, [])
-        typed = zip(tokens, types, strict=False)
-        found += [i for i, (token, kind) in enumerate(typed) if kind == _CONTROL and token in _TURN_ENDS]
+    ends = _CALL_ENDS if ids["eot"] is not None else (*_TURN_ENDS, *_CALL_ENDS)
+    types = meta.list("tokenizer.ggml.token_type", int, [])
+    typed = zip(tokens, types, strict=False)
+    found += [i for i, (token, kind) in enumerate(typed) if kind == _CONTROL and token in ends]
     return list(dict.fromkeys(found))
 
 

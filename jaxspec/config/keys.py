@@ -158,6 +158,7 @@ KEYS: Mapping[str, Check] = {
     "rope_theta": _THETA,
     "rope_local_base_freq": _THETA,
     "rms_norm_eps": _real("a number from 0 to 1", 0.0, 1.0),
+    "partial_rotary_factor": _real("a number above 0, at most 1", 1e-30, 1.0),
     "mscale": _NOT_NEGATIVE,
     "mscale_all_dim": _NOT_NEGATIVE,
     "factors": _FACTORS,

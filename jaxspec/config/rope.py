@@ -15,17 +15,24 @@ class RopeConfig:
       theta: the base of the frequencies.
       kind: "default", "linear", "dynamic", "llama3", "yarn" or "factors".
       parameters: the kind's parameters as (name, value) pairs, named as in `config.json`.
+      share: the fraction of a head's entries, counted from the first, that are rotated.
     """
 
     theta: float = 10000.0
     kind: str = "default"
     parameters: tuple[tuple[str, Any], ...] = ()
+    share: float = 1.0
 
     def __getitem__(self, name: str) -> Any:
         return dict(self.parameters)[name]
 
     def get(self, name: str, default: Any = None) -> Any:
         return dict(self.parameters).get(name, default)
+
+    def rotated(self, head_dim: int) -> int:
+        """The number of entries that are rotated in a head of this size."""
+        # In floating point 3/49 * 49 is slightly less than 3.
+        return int(head_dim * self.share + 1e-6)
 
     def check(self, head_dim: int) -> None:
         """Checks that heads of this size can be rotated so.
@@ -35,12 +42,25 @@ class RopeConfig:
         """
         if head_dim % 2:
             raise ConfigError(f"head_dim {head_dim} is odd, and rope rotates pairs")
-        if self.kind == "factors" and len(self["factors"]) != head_dim // 2:
-            raise ConfigError(f"rope_scaling: {len(self['factors'])} factors for {head_dim // 2} frequencies")
+        rotated = self.rotated(head_dim)
+        if rotated % 2 or not rotated:
+            raise ConfigError(
+                f"partial_rotary_factor {self.share!r} is {rotated} of {head_dim} entries, "
+                "and rope rotates pairs"
+            )
+        if self.kind == "factors" and len(self["factors"]) != rotated // 2:
+            raise ConfigError(f"rope_scaling: {len(self['factors'])} factors for {rotated // 2} frequencies")
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any], *, default_theta: float = 10000.0) -> "RopeConfig":
+    def from_hf(
+        cls, config: Mapping[str, Any], *, default_theta: float = 10000.0, partial: bool = False
+    ) -> "RopeConfig":
         """Reads `rope_theta` and `rope_scaling`, or `rope_parameters` as in transformers 5.
+
+        Args:
+          config: of the model.
+          default_theta: used if the config has no theta.
+          partial: whether the family supports a `partial_rotary_factor` below 1.
 
         Raises:
           ConfigError: an unknown kind, a missing parameter, or a value that is not supported.
@@ -53,9 +73,9 @@ class RopeConfig:
             raise ConfigError(
                 f"rope_scaling: unknown rope_type {kind!r}; known: {', '.join(ROPE_PARAMETERS)}"
             )
-        partial = merged.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
-        if partial != 1.0:
-            raise ConfigError(f"partial_rotary_factor {partial!r} is not supported; supported: 1")
+        share = merged.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
+        if share != 1.0 and not partial:
+            raise ConfigError(f"partial_rotary_factor {share!r} is not supported; supported: 1")
         stated = {name: merged[name] for name in _NAMES if merged.get(name) is not None}
         missing = [name for name in ROPE_PARAMETERS[kind] if name not in stated]
         if missing:
@@ -65,7 +85,7 @@ class RopeConfig:
         # As in transformers, the default is the model's own length.
         stated.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
         freeze = {name: tuple(v) if isinstance(v, list) else v for name, v in stated.items()}
-        return cls(float(theta), kind, tuple(sorted(freeze.items())))
+        return cls(float(theta), kind, tuple(sorted(freeze.items())), float(share))
 
 
 ROPE_PARAMETERS: Mapping[str, tuple[str, ...]] = {

@@ -2,6 +2,7 @@
 
 from jaxspec.models.deepseek import Deepseek
 from jaxspec.models.gemma3 import Gemma3
+from jaxspec.models.glm4 import Glm4
 from jaxspec.models.glm4_moe_lite import Glm4MoeLite
 from jaxspec.models.gpt_oss import GptOss
 from jaxspec.models.indexed_window import IndexedWindowModel
@@ -18,6 +19,7 @@ register_family("qwen2", Qwen2)
 register_family("qwen3", Qwen3)
 register_family("qwen3_moe", Qwen3Moe)
 register_family("gemma3_text", Gemma3)
+register_family("glm4", Glm4)
 register_family("deepseek_v3", Deepseek)
 register_family("glm4_moe_lite", Glm4MoeLite)
 register_family("jaxspec_indexed_window", IndexedWindowModel)

@@ -102,7 +102,9 @@ class Decoder(nnx.Module):
         }
         if fields["head_dim"] < 1:
             raise ConfigError(f"config.json: hidden_size {config['hidden_size']} is less than {heads} heads")
-        return ModelConfig(**({"rope": RopeConfig.from_hf(config)} | fields))
+        if "rope" not in fields:
+            fields["rope"] = RopeConfig.from_hf(config)
+        return ModelConfig(**fields)
 
     @classmethod
     def is_windowed(cls, config: Mapping[str, Any], layer: int) -> bool:

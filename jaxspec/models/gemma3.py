@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import AnyMemory, RopeTables
 from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.checkpoints.gguf_metadata import Metadata
 from jaxspec.config import ModelConfig, RopeConfig
 from jaxspec.models.decoder import Decoder
-from jaxspec.models.layers import MLP, Attention, mean_of_squares
+from jaxspec.models.layers import MLP, Attention, SandwichLayer, mean_of_squares
 from jaxspec.models.parameters import Whole, parameter
 from jaxspec.models.qwen3 import QK_NORMS
 
@@ -52,30 +51,12 @@ class Gemma3MLP(MLP):
         return jax.nn.gelu(x, approximate=True)
 
 
-class Gemma3Layer(nnx.Module):
-    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
-
-    def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
-
-        def norm(leaf: str) -> Gemma3Norm:
-            return Gemma3Norm(config.hidden_size, config.rms_norm_eps, f"{name}.{leaf}", **args)
-
-        self.input_norm = norm("input_layernorm")
-        self.attention = Gemma3Attention(config, f"{name}.self_attn", **args)
-        self.attention_norm = norm("post_attention_layernorm")
-        self.mlp_input_norm = norm("pre_feedforward_layernorm")
-        self.mlp = Gemma3MLP(config, f"{name}.mlp", **args)
-        self.mlp_output_norm = norm("post_feedforward_layernorm")
-
-    def __call__(
-        self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
-    ) -> tuple[jax.Array, AnyMemory]:
-        attended, memory = self.attention(self.input_norm(x), memory, layer, rope)
-        x = x + self.attention_norm(attended)
-        return x + self.mlp_output_norm(self.mlp(self.mlp_input_norm(x))), memory
-
-
+_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
 _LAYERS_OF_27B = 62
 
 
@@ -115,7 +96,7 @@ class Gemma3(Decoder):
     }
     gguf = GGUFArchitecture(
         "gemma3",
-        (*QK_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+        (*QK_NORMS, *_NORMS[2:]),
         norm_offset=1.0,
         config=_gguf_config,
     )
@@ -157,4 +138,12 @@ class Gemma3(Decoder):
 
     @classmethod
     def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
-        return Gemma3Layer(config, f"model.layers.{index}", **args)
+        return SandwichLayer(
+            config,
+            f"model.layers.{index}",
+            _NORMS,
+            norm=Gemma3Norm,
+            attention=Gemma3Attention,
+            mlp=Gemma3MLP,
+            **args,
+        )

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import AnyMemory, CacheShape, RopeTables, apply_rope
+from jaxspec.attention import AnyMemory, CacheShape, RopeTables, apply_rope, pairs_to_halves
 from jaxspec.config import ModelConfig
 from jaxspec.models.layers import RMSNorm
 from jaxspec.models.parameters import Fused, HeadRows, Projection, parameter, product
@@ -115,14 +115,8 @@ class LatentAttention(nnx.Module):
         return jnp.concatenate([absorbed, self._rotated(rotated, rope)], axis=-1)
 
     def _rotated(self, x: jax.Array, rope: RopeTables) -> jax.Array:
-        """Rotates x [N, heads..., rope].
-
-        Interleaved pairs are first reordered into halves, of queries and keys alike, which leaves their dot
-        products unchanged.
-        """
-        if self.config.rope_interleave:
-            x = jnp.swapaxes(x.reshape(*x.shape[:-1], -1, 2), -1, -2).reshape(x.shape)
-        return apply_rope(x, rope)
+        """Rotates x [N, heads..., rope]."""
+        return apply_rope(pairs_to_halves(x) if self.config.rope_interleave else x, rope)
 
 
 def _by_head(axes: str, x: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.models.parameters import (
     Fused,
     Projection,
+    Source,
     Whole,
     bias_parameter,
     fused_gate_up,
@@ -258,7 +259,12 @@ class MLP(nnx.Module):
     """Gated feed-forward network, down(activation(gate(x)) * up(x)), with one product for gate and up.
 
     Maps [..., M] to [..., M].
+
+    Attributes:
+      gate_up_source: where a checkpoint keeps the two; takes the arguments of `fused_gate_up`.
     """
+
+    gate_up_source: ClassVar[Callable[..., Source]] = staticmethod(fused_gate_up)
 
     def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         width, inner = config.hidden_size, config.intermediate_size
@@ -266,7 +272,7 @@ class MLP(nnx.Module):
             rngs,
             (width, 2, inner),
             ("embed", None, "feed_forward"),
-            fused_gate_up(name, "weight", (width,), inner),
+            self.gate_up_source(name, "weight", (width,), inner),
             dtype=dtype,
             fan_in=width,
         )
@@ -275,7 +281,7 @@ class MLP(nnx.Module):
             rngs,
             (2, inner),
             (None, "feed_forward"),
-            fused_gate_up(name, "bias", (), inner),
+            self.gate_up_source(name, "bias", (), inner),
             dtype=dtype,
         )
         self.down = Linear(
@@ -329,3 +335,40 @@ class DecoderLayer(nnx.Module):
         attended, memory = self.attention(self.input_norm(x), memory, layer, rope)
         x = x + attended
         return x + self.mlp(self.mlp_norm(x)), memory
+
+
+class SandwichLayer(nnx.Module):
+    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))).
+
+    `attention` and `mlp` build the two networks from a config and a name, and `norm` builds the norms.
+    `norms` are their names in a checkpoint, in the order in which they are applied.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        name: str,
+        norms: tuple[str, str, str, str],
+        *,
+        norm: Callable[..., Any] = RMSNorm,
+        attention: Callable[..., Any] = Attention,
+        mlp: Callable[..., Any] = MLP,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
+        before, after, mlp_before, mlp_after = (
+            norm(config.hidden_size, config.rms_norm_eps, f"{name}.{leaf}", **args) for leaf in norms
+        )
+        self.input_norm, self.attention_norm = before, after
+        self.mlp_input_norm, self.mlp_output_norm = mlp_before, mlp_after
+        self.attention = attention(config, f"{name}.self_attn", **args)
+        self.mlp = mlp(config, f"{name}.mlp", **args)
+
+    def __call__(
+        self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
+    ) -> tuple[jax.Array, AnyMemory]:
+        """[N, M] of x [N, M], and the memory; `layer` is the layer's index in it."""
+        attended, memory = self.attention(self.input_norm(x), memory, layer, rope)
+        x = x + self.attention_norm(attended)
+        return x + self.mlp_output_norm(self.mlp(self.mlp_input_norm(x))), memory

@@ -5,7 +5,13 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxspec_kernels.expert_matmul import Mxfp4Weight, expert_matmul, reads_each_expert_once
+from jaxspec_kernels.expert_matmul import (
+    Mxfp4Weight,
+    PackedExperts,
+    Weights,
+    expert_matmul,
+    reads_each_expert_once,
+)
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.expert_sources import ExpertSources, tensor_per_expert
@@ -91,13 +97,22 @@ class MoE(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         rows = x.reshape(-1, x.shape[-1])
-        weights, chosen = self.route(rows)
+        weights, chosen = self._route_each(rows)
         # Reading only the chosen experts pays for few rows. For many rows it pays only if the kernel reads
         # each expert once; a gather would copy most experts several times.
-        reads_once = reads_each_expert_once(rows.dtype, self.gate_up[...])
+        stored = (self.gate_up[...], self.down[...])
+        reads_once = all(reads_each_expert_once(rows.dtype, weight) for weight in stored)
         run = self._chosen if reads_once or chosen.size <= self.config.num_experts else self._every
         y = run(rows, weights, chosen).astype(x.dtype)
         return all_sum(y, self._inner_axis or self._expert_axis).reshape(x.shape)
+
+    def _route_each(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Like `route`; with packed experts, a row's result does not depend on the number of rows."""
+        if not isinstance(self.gate_up[...], PackedExperts):
+            return self.route(rows)
+        # XLA's products and sums depend on the number of rows in the last bits. One row at a time costs
+        # little beside the experts.
+        return jax.lax.map(lambda row: jax.tree.map(lambda each: each[0], self.route(row[None])), rows)
 
     @property
     def _inner_axis(self) -> str | None:
@@ -125,7 +140,9 @@ class MoE(nnx.Module):
         y = expert_matmul(inner, mine, self.down[...])
         if self.down_bias is not None:
             y = y + once(self.down_bias[...], self._inner_axis)[experts]
-        return (weights[..., None] * y.reshape(*chosen.shape, -1)).sum(axis=1)
+        y = y.reshape(*chosen.shape, -1)
+        # The order of XLA's reductions depends on the number of rows; that of separate additions does not.
+        return sum((weights[:, i, None] * y[:, i] for i in range(1, y.shape[1])), weights[:, :1] * y[:, 0])
 
     def _every(self, rows: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:
         """f32[R, M], running every row through all experts; those that it did not choose have weight 0."""
@@ -144,9 +161,9 @@ class MoE(nnx.Module):
         return y + _einsum("re,em->rm", share, bias)
 
 
-def _einsum(axes: str, x: jax.Array, kernel: jax.Array | Mxfp4Weight) -> jax.Array:
+def _einsum(axes: str, x: jax.Array, kernel: Weights) -> jax.Array:
     """An einsum whose result is float32, whatever the operands' dtypes."""
-    if isinstance(kernel, Mxfp4Weight):
+    if isinstance(kernel, Mxfp4Weight | PackedExperts):
         kernel = kernel.dense()
     # Without "highest" a GPU rounds float32 operands to TF32, which can change greedy tokens.
     precision = "highest" if kernel.dtype == jnp.float32 else None

@@ -9,18 +9,27 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxspec_kernels.expert_matmul import MAX_SCALE, Mxfp4Weight, expert_matmul, pack_mxfp4
+from jaxspec_kernels.expert_matmul import (
+    MAX_SCALE,
+    Mxfp4Weight,
+    PackedExperts,
+    expert_matmul,
+    pack_mxfp4,
+    stack_experts,
+    stack_mxfp4,
+)
 from jaxspec_kernels.matmul import BLOCK, MIN_WEIGHT_BYTES, PackedWeight, matmul, pack
 
 from jaxspec.checkpoints import TensorSource
 from jaxspec.checkpoints.blocks import Blocks, BlockSource, alike, round_to_blocks
 from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
 from jaxspec.config import ConfigError
-from jaxspec.models.expert_sources import InterleavedGateUp
+from jaxspec.models.expert_sources import InterleavedGateUp, Stacked
 from jaxspec.models.parameters import Fused, Projection, Source, Whole
 from jaxspec.sharding import replicated, sharding
 
 Activations = Literal["int8", "float32"]
+Packed = PackedWeight | PackedExperts | Mxfp4Weight
 
 
 def keeps_packed(dtype: jnp.dtype) -> bool:
@@ -60,24 +69,24 @@ def stored_weight(
     *,
     activations: Activations = "float32",
     rounded: bool = False,
-) -> PackedWeight | Mxfp4Weight | None:
+) -> Packed | None:
     """A parameter as a packed weight on the host; None if it has to be dense.
 
     Args:
       source: where the parameter is stored.
-      shape, dtype: the parameter's. Matrices can be packed in a float32 network, experts in a bfloat16 one.
+      shape, dtype: the parameter's. In a bfloat16 network only experts can be packed.
       stored: its tensors.
       activations, rounded: see `ModulePlan.read`.
     """
     if dtype == jnp.float32:
+        if isinstance(source, Stacked | Whole | InterleavedGateUp):
+            return packed_experts(source, shape, stored, activations=activations, rounded=rounded)
         return packed_weight(source, shape, stored, activations=activations, rounded=rounded)
-    return packed_experts(source, stored) if dtype == jnp.bfloat16 else None
+    return mxfp4_experts(source, stored) if dtype == jnp.bfloat16 else None
 
 
-def packed_sharding(
-    weight: PackedWeight | Mxfp4Weight, mesh: Mesh, axes: tuple[str | None, ...] | None
-) -> PackedWeight | Mxfp4Weight:
-    """The shardings of a packed weight's arrays. Experts are split; other packed weights are never split.
+def packed_sharding(weight: Packed, mesh: Mesh, axes: tuple[str | None, ...] | None) -> Packed:
+    """The shardings of a packed weight's arrays. Only a GPU's experts are split.
 
     Args:
       axes: the logical axes of the dense weight; None puts all of it on every device.
@@ -90,23 +99,70 @@ def packed_sharding(
     return Mxfp4Weight(NamedSharding(mesh, PartitionSpec(experts, *outputs, inputs)), scale)  # type: ignore[arg-type]
 
 
-def floats_of(weight: PackedWeight | Mxfp4Weight) -> list[np.ndarray]:
+def floats_of(weight: Packed) -> list[np.ndarray]:
     """The float arrays of a packed weight, which could hold NaN or infinity."""
-    if isinstance(weight, Mxfp4Weight):
-        return []  # the scale that means NaN is above MAX_SCALE
+    if isinstance(weight, PackedExperts):
+        return floats_of(weight.stack)
+    # The scale of MXFP4 that means NaN is above MAX_SCALE.
+    if isinstance(weight, Mxfp4Weight) or weight.form == "mxfp4":
+        return []
     values = [np.asarray(weight.values).view(ml_dtypes.bfloat16)] if weight.form == "bfloat16" else []
     return [*values, *(np.asarray(a) for a in (weight.scale, weight.offset) if a is not None)]
 
 
-def packed_experts(source: Source, stored: Sequence[TensorSource]) -> Mxfp4Weight | None:
-    """Experts in MXFP4, as their tensor stores them, on the host; None if it has another format."""
+def mxfp4_experts(source: Source, stored: Sequence[TensorSource]) -> Mxfp4Weight | None:
+    """Experts in MXFP4 for a GPU, as their tensor stores them, on the host; None if it has another format."""
+    found = _mxfp4(source, stored)
+    return found and pack_mxfp4(*found)
+
+
+def _mxfp4(source: Source, stored: Sequence[TensorSource]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Values and scales as `pack_mxfp4` takes them; None if the tensor has another format."""
     if not isinstance(source, Whole | InterleavedGateUp) or not isinstance(stored[0], Mxfp4Tensor):
         return None
     values, scale = stored[0].read_packed()
     # Such a scale allows weights above 12, which no real network has and the kernel does not support.
     if scale.max(initial=0) > MAX_SCALE:
         return None
-    return pack_mxfp4(source.join([values]), source.join([scale]))
+    return source.join([values]), source.join([scale])
+
+
+def packed_experts(
+    source: Source,
+    shape: tuple[int, ...],
+    stored: Sequence[TensorSource],
+    *,
+    activations: Activations = "float32",
+    rounded: bool = False,
+) -> PackedExperts | None:
+    """Experts in their stored format for a CPU, on the host; None if they have to be dense.
+
+    Args:
+      source: where the parameter is stored; a `Stacked` of matrices, or one tensor in MXFP4.
+      shape: the parameter's, which is float32.
+      stored: its tensors.
+      activations, rounded: see `ModulePlan.read`.
+    """
+    if math.prod(shape) * 4 < MIN_WEIGHT_BYTES:
+        return None
+    if not isinstance(source, Stacked):
+        found = _mxfp4(source, stored)
+        return found and stack_mxfp4(*found, activations=activations)
+    experts: list[PackedWeight] = []
+    each = len(stored) // len(source.experts)
+    for i, expert in enumerate(source.experts):
+        tensors = stored[i * each : (i + 1) * each]
+        weight = _packed_matrix(expert, shape[1:], tensors, activations=activations, rounded=rounded)
+        if weight is None or (experts and not _have_one_form(weight, experts[0])):
+            return None
+        experts.append(weight)
+    return stack_experts(experts)
+
+
+def _have_one_form(one: PackedWeight, other: PackedWeight) -> bool:
+    """Whether two packed weights have the same kinds of arrays."""
+    forms = ((w.form, w.block, w.scale is None, w.offset is None) for w in (one, other))
+    return len(set(forms)) == 1
 
 
 def packed_weight(
@@ -127,9 +183,21 @@ def packed_weight(
       stored: its tensors.
       activations, rounded: see `ModulePlan.read`.
     """
-    if not isinstance(source, Projection | Fused) or not source.in_shape:
-        return None
     if math.prod(shape) * 4 < MIN_WEIGHT_BYTES:
+        return None
+    return _packed_matrix(source, shape, stored, activations=activations, rounded=rounded)
+
+
+def _packed_matrix(
+    source: Source,
+    shape: tuple[int, ...],
+    stored: Sequence[TensorSource],
+    *,
+    activations: Activations,
+    rounded: bool,
+) -> PackedWeight | None:
+    """`packed_weight` for a matrix of any size."""
+    if not isinstance(source, Projection | Fused) or not source.in_shape:
         return None
     found = [blocks for tensor in stored if (blocks := _blocks(tensor, rounded))]
     tensors = alike(found) if len(found) == len(stored) else None

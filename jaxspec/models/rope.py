@@ -14,10 +14,12 @@ def rope_frequencies(config: RopeConfig, head_dim: int) -> tuple[np.ndarray, flo
     """The frequencies of rotary embeddings, and the factor on cosine and sine.
 
     Returns:
-      f32[D/2] in radians per position, and the attention factor, which is 1.0 except for YaRN.
+      f32[D/2] in radians per position, D being the number of entries that are rotated, and the attention
+      factor, which is 1.0 except for YaRN.
 
     Source: transformers `modeling_rope_utils.py`; YaRN, arXiv 2309.00071; Llama 3.1's model card.
     """
+    head_dim = config.rotated(head_dim)
     exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
     frequencies = config.theta**-exponents
     if config.kind == "linear":
@@ -71,7 +73,9 @@ def _yarn_attention_factor(config: RopeConfig, factor: float) -> float:
 
 
 def rope_tables(config: RopeConfig, head_dim: int, positions: jax.Array) -> RopeTables:
-    """Cosine and sine, f32[N, D/2] each, for rows at `positions` i32[N]."""
+    """Cosine and sine, f32[N, D/2] each, for rows at `positions` i32[N]; 1 and 0 for what is not rotated."""
     frequencies, factor = rope_frequencies(config, head_dim)
     angles = positions[:, None].astype(jnp.float32) * frequencies[None, :]
-    return jnp.cos(angles) * factor, jnp.sin(angles) * factor
+    cos, sin = jnp.cos(angles) * factor, jnp.sin(angles) * factor
+    still = ((0, 0), (0, head_dim // 2 - len(frequencies)))
+    return jnp.pad(cos, still, constant_values=1), jnp.pad(sin, still)

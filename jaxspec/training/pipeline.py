@@ -123,6 +123,9 @@ class Pipeline:
         if config.num_pages is None:
             slots = fitting_slots(self.target, config.batch_size, max_model_len, memory=device_memory())
             config = dataclasses.replace(config, batch_size=slots)
+        if config.slot_sizes is None:
+            # It runs for a minute or two: more programs would take longer to compile than they save.
+            config = dataclasses.replace(config, slot_sizes=(max(config.batch_size // 8, 1),))
         return Engine(
             self.target,
             drafter or NoDrafter(),

@@ -4,16 +4,21 @@ import jax
 import jax.numpy as jnp
 from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.expert_matmul.mxfp4_weight import BLOCK, MAX_SCALE, Mxfp4Weight, pack_mxfp4
+from jaxspec_kernels.expert_matmul.packed_experts import PackedExperts, stack_experts, stack_mxfp4
 from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
 
+Weights = jax.Array | Mxfp4Weight | PackedExperts
 
-def takes(dtype: jnp.dtype, weights: jax.Array | Mxfp4Weight) -> bool:
+
+def takes(dtype: jnp.dtype, weights: Weights) -> bool:
     """Whether the Triton kernels support this product; the reference computes others."""
     return dtype == jnp.bfloat16 and weights.dtype == dtype
 
 
-def reads_each_expert_once(dtype: jnp.dtype, weights: jax.Array | Mxfp4Weight) -> bool:
+def reads_each_expert_once(dtype: jnp.dtype, weights: Weights) -> bool:
     """Whether the default implementation here reads each chosen expert in place, without copying it."""
+    if isinstance(weights, PackedExperts):
+        return dtype == weights.dtype and expert_matmul.why_not("numba") is None
     return takes(dtype, weights) and expert_matmul.why_not("triton") is None
 
 
@@ -23,6 +28,23 @@ def _triton():
     return expert_matmul
 
 
-expert_matmul = Op("expert_matmul", xla=reference, triton=_triton)
+def _numba():
+    from jaxspec_kernels.expert_matmul.numba_kernel import expert_matmul
 
-__all__ = ["BLOCK", "MAX_SCALE", "Mxfp4Weight", "expert_matmul", "pack_mxfp4", "reads_each_expert_once"]
+    return expert_matmul
+
+
+expert_matmul = Op("expert_matmul", xla=reference, triton=_triton, numba=_numba)
+
+__all__ = [
+    "BLOCK",
+    "MAX_SCALE",
+    "Mxfp4Weight",
+    "PackedExperts",
+    "Weights",
+    "expert_matmul",
+    "pack_mxfp4",
+    "reads_each_expert_once",
+    "stack_experts",
+    "stack_mxfp4",
+]

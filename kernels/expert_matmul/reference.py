@@ -3,20 +3,27 @@
 import jax
 import jax.numpy as jnp
 from jaxspec_kernels.expert_matmul.mxfp4_weight import Mxfp4Weight
+from jaxspec_kernels.expert_matmul.packed_experts import PackedExperts
+from jaxspec_kernels.matmul.reference import round_rows
 
 
-def expert_matmul(x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4Weight) -> jax.Array:
+def expert_matmul(
+    x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4Weight | PackedExperts
+) -> jax.Array:
     """x[a] @ weights[experts[a]] for every a.
 
     Args:
       x: [A, M].
       experts: i32[A], each in 0..E-1.
-      weights: [E, M, out axes]; packed ones are expanded to bfloat16.
+      weights: [E, M, out axes]; packed ones are expanded, and x is rounded if the `activations` of
+        `PackedExperts` say so.
 
     Returns:
       f32[A, out axes]. This reference copies the weights of every row's expert.
     """
-    if isinstance(weights, Mxfp4Weight):
+    if isinstance(weights, PackedExperts) and weights.stack.activations == "int8":
+        x = round_rows(x)
+    if isinstance(weights, Mxfp4Weight | PackedExperts):
         weights = weights.dense()
     columns = weights.reshape(*weights.shape[:2], -1)
     y = jnp.einsum(

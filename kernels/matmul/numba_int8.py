@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from jaxspec_kernels import numba_call as call
-from jaxspec_kernels.matmul.packed_weight import QUAD, ROW_BLOCK, TILE, PackedWeight
+from jaxspec_kernels.matmul.packed_weight import DOUBLED, QUAD, ROW_BLOCK, TILE, PackedWeight
 from jaxspec_kernels.matmul.vector_code import BYTE, FLOAT, HALF_WORD, INTEGER, VectorCode, word
 from jaxspec_kernels.matmul.weight_code import Form, WeightCode, by_groups, bytes_of
 from llvmlite import ir
@@ -34,6 +34,7 @@ _NEEDS = {
     "generic": [set[str]()],
 }
 _LANES = {"vnni512": 16, "vnni256": 8, "avx2": 8, "generic": 4}
+_MXFP4_ZERO = 12
 
 
 @cache
@@ -55,7 +56,7 @@ def int8_matmul(x: jax.Array, weight: PackedWeight, *, path: str | None = None) 
 
     Args:
       x: f32[rows, width].
-      weight: a packed weight of form "int8" or "uint8".
+      weight: a packed weight of form "int8", "uint8" or "mxfp4".
       path: one of `available_paths`; None for the fastest.
     """
     return by_groups(x, weight, partial(_target, Form.of(weight), path or available_paths()[0]))
@@ -109,14 +110,14 @@ def _target(form: Form, path: str, group: int) -> str:
     name = f"jaxspec_int8_matmul_{form.name}_{path}_{group}"
     scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
     scope |= {"address": call.address_of(name)}
-    scope |= {"quantise": _quantise(form, path), "multiply": _multiply(form, path, group)}
+    scope |= {"quantise": quantise_code(form, path), "multiply": multiply_code(form, path, group)}
     source = _PART.format(
         name=name,
         group=group,
         TILE=TILE,
         ROW_BLOCK=ROW_BLOCK,
         block=form.block,
-        code_bytes=_code_bytes(path),
+        code_bytes=code_bytes(path),
         **form.byte_offsets(),
     )
     call.define(source, __file__, scope)
@@ -124,17 +125,17 @@ def _target(form: Form, path: str, group: int) -> str:
     return name
 
 
-def _code_bytes(path: str) -> int:
+def code_bytes(path: str) -> int:
     """Bytes of an integer of a row: 2 for the paths that multiply 16-bit integers."""
     return 1 if path.startswith("vnni") else 2
 
 
 def _zero(form: Form) -> int:
     """The number that is added to a weight's integers to make them unsigned bytes."""
-    return 128 if form.values == "int8" else 0
+    return {"int8": 128, "mxfp4": _MXFP4_ZERO}.get(form.values, 0)
 
 
-def _quantise(form: Form, path: str) -> Any:
+def quantise_code(form: Form, path: str) -> Any:
     """A Numba intrinsic that rounds rows.
 
     Its arguments are the address of x f32, the number of its pieces (a piece is the inputs that share a scale
@@ -184,7 +185,7 @@ def _quantise_piece(
         magic = ir.Constant(code.floats, [_ROUND] * code.lanes)
         shifted = build.fadd(build.fmul(row, code.spread(inverse)), magic)
         integers = build.sub(build.bitcast(shifted, code.integers), code.constant(_ROUND_BITS))
-        _store_codes(code, integers, code.at(codes, block, ROW_BLOCK * _code_bytes(path)), path)
+        _store_codes(code, integers, code.at(codes, block, ROW_BLOCK * code_bytes(path)), path)
         total = code.call(f"llvm.vector.reduce.add.v{code.lanes}i32", INTEGER, integers)
         start = build.mul(total, ir.Constant(INTEGER, -_zero(form)))
         code.store(start, code.at(starts, block, 4), align=4)
@@ -194,7 +195,7 @@ def _quantise_piece(
 
 def _store_codes(code: VectorCode, integers: Any, address: Any, path: str) -> None:
     build = code.builder
-    if _code_bytes(path) == 1:
+    if code_bytes(path) == 1:
         code.store(build.trunc(integers, ir.VectorType(BYTE, code.lanes)), address)
         return
     short = build.trunc(integers, ir.VectorType(HALF_WORD, code.lanes))
@@ -202,11 +203,11 @@ def _store_codes(code: VectorCode, integers: Any, address: Any, path: str) -> No
     code.store(build.shuffle_vector(short, short, ir.Constant(code.integers, order)), address)
 
 
-def _multiply(form: Form, path: str, rows: int) -> Any:
+def multiply_code(form: Form, path: str, rows: int) -> Any:
     """A Numba intrinsic that computes the products of `rows` rows with one tile.
 
-    Its arguments are the addresses of the rows' part of `_quantise`'s outputs, the width, the addresses of
-    the tile's values, scales and offsets, and the address of the result f32[rows, TILE].
+    Its arguments are the addresses of the rows' part of `quantise_code`'s outputs, the width, the addresses
+    of the tile's values, scales and offsets, and the address of the result f32[rows, TILE].
     """
 
     @intrinsic
@@ -234,7 +235,7 @@ def _multiply(form: Form, path: str, rows: int) -> Any:
 
 
 class _Columns(WeightCode):
-    """Generates the code of `_multiply` for some columns of a tile, with loops within a block unrolled."""
+    """Generates the code of `multiply_code` for some columns of a tile; loops within a block are unrolled."""
 
     def __init__(
         self,
@@ -320,7 +321,21 @@ class _Columns(WeightCode):
         build = self.builder
         if self.form.values == "int8":
             return build.xor(words, self.constant(0x80808080))
-        return build.and_(build.lshr(words, self.constant(4 * half)), self.constant(0x0F0F0F0F))
+        values = build.and_(build.lshr(words, self.constant(4 * half)), self.constant(0x0F0F0F0F))
+        return self._mxfp4(values) if self.form.values == "mxfp4" else values
+
+    def _mxfp4(self, codes: Any) -> Any:
+        """Twice the values of four codes in every lane, plus `_MXFP4_ZERO`."""
+        build, vector = self.builder, ir.VectorType(BYTE, QUAD * self.lanes)
+        codes = build.bitcast(codes, vector)
+        if self.path == "generic":
+            found = build.add(self.doubled(codes), ir.Constant(vector, [_MXFP4_ZERO] * vector.count))
+        else:
+            # The instruction looks up each 128 bits in 128 bits of their own.
+            table = ir.Constant(vector, [int(value) + _MXFP4_ZERO for value in DOUBLED] * (self.lanes // 4))
+            name = "llvm.x86.avx512.pshuf.b.512" if self.lanes == 16 else "llvm.x86.avx2.pshuf.b"
+            found = self.call(name, vector, table, codes)
+        return build.bitcast(found, self.integers)
 
     def _operands(self, weight: Any) -> tuple[Any, ...]:
         """The weight's operands of `_dot`: the bytes, or two vectors of pairs of 16-bit integers."""
@@ -331,7 +346,7 @@ class _Columns(WeightCode):
 
     def _codes(self, row: int, block: Any, quad: int) -> list[Any]:
         """A row's four integers in every lane, as operands of `_dot`."""
-        build, size = self.builder, _code_bytes(self.path)
+        build, size = self.builder, code_bytes(self.path)
         k = build.add(build.mul(block, word(ROW_BLOCK)), word(QUAD * quad))
         start = self.at(self.codes, build.add(build.mul(self.width, word(row)), k), size)
         if self.path == "generic":

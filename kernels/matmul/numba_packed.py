@@ -56,14 +56,14 @@ def _target(form: Form, group: int) -> str:
     """Compiles and registers the kernel for a storage format and groups of `group` rows; returns its name."""
     name = f"jaxspec_matmul_{form.name}_{group}"
     scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
-    scope |= {"address": call.address_of(name), "multiply": _multiply(form, group)}
+    scope |= {"address": call.address_of(name), "multiply": multiply_code(form, group)}
     source = _PART.format(name=name, group=group, TILE=TILE, **form.byte_offsets())
     call.define(source, __file__, scope)
     call.register(name, scope[f"{name}_part"], scope[f"{name}_handler"], fastmath=set())
     return name
 
 
-def _multiply(form: Form, rows: int) -> Any:
+def multiply_code(form: Form, rows: int) -> Any:
     """A Numba intrinsic that computes the products of `rows` rows with one tile.
 
     Its arguments are the address of x f32[rows, width], the width, the addresses of the tile's values, scales
@@ -82,7 +82,7 @@ def _multiply(form: Form, rows: int) -> Any:
 
 
 class _Tile(WeightCode):
-    """Generates the code of `_multiply`, with the loops over rows and columns unrolled."""
+    """Generates the code of `multiply_code`, with the loops over rows and columns unrolled."""
 
     def __init__(
         self,
@@ -145,7 +145,8 @@ class _Tile(WeightCode):
         build = self.builder
         if self.form.values == "int8":
             return build.ashr(build.shl(words, self.constant(24 - 8 * i)), self.constant(24))
-        return build.and_(build.lshr(words, self.constant(i % QUAD * 8 + i // QUAD * 4)), self.constant(15))
+        values = build.and_(build.lshr(words, self.constant(i % QUAD * 8 + i // QUAD * 4)), self.constant(15))
+        return self.doubled(values) if self.form.values == "mxfp4" else values
 
     def _bfloat16(self, k: Any) -> list[Any]:
         build, vector = self.builder, ir.VectorType(HALF_WORD, self.lanes)

@@ -19,6 +19,8 @@ QUAD = 4
 """Adjacent inputs of one output: as many as one instruction multiplies in a lane of 32 bits."""
 TILE = 32
 """Outputs of a tile, which are adjacent for each input, so that a tile is read as one stream."""
+DOUBLED = 2 * np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+"""Twice the values of MXFP4's codes, which makes them integers."""
 
 
 @partial(
@@ -38,9 +40,11 @@ class PackedWeight:
         would gather through a float32 copy of all of it in every step.)
         i8[tiles, width / 4, TILE, 4]: q, where the weight is scale * q;
         u8[tiles, width / 8, TILE, 4]: q in 0 to 15, two per byte. In row i, the lower four bits of byte j are
-        input 8i + j and the upper ones input 8i + 4 + j.
+        input 8i + j and the upper ones input 8i + 4 + j. If the scale is uint8, they are codes of MXFP4, and
+        q is twice the value of a code.
       scale: [tiles, width / block, TILE] for blocks of 32 or 16 inputs; float16 if that is exact, else
-        float32. None for bfloat16. scale * q is exact in float32.
+        float32. For MXFP4 uint8: s stands for 2 ** (s - 127), except that 0 stands for 0. None for bfloat16.
+        scale * q is exact in float32.
       offset: like `scale`: added to scale * q, with one rounding. None if there is none.
       shape: the shape of the weight: axes of `width` inputs, then axes of outputs.
       activations: "float32", or "int8" for products with activations rounded to 8 bits (`numba_int8.py`);
@@ -64,13 +68,16 @@ class PackedWeight:
 
     @property
     def form(self) -> str:
-        """The kind of `values`: "bfloat16", "int8" or "uint8"."""
+        """The kind of `values`: "bfloat16", "int8", "uint8" or "mxfp4"."""
+        if self.scale is not None and self.scale.dtype == np.uint8:
+            return "mxfp4"
         return "bfloat16" if self.values.dtype == np.uint16 else str(self.values.dtype)
 
     @property
     def width(self) -> int:
         """The number of inputs."""
-        return self.values.shape[1] * {"bfloat16": 1, "int8": QUAD, "uint8": 2 * QUAD}[self.form]
+        held = {"bfloat16": 1, "int8": QUAD, "uint8": 2 * QUAD, "mxfp4": 2 * QUAD}
+        return self.values.shape[1] * held[self.form]
 
     @property
     def block(self) -> int:
@@ -107,9 +114,13 @@ class PackedWeight:
         assert values is not None
         if self.form == "bfloat16":
             return lax.bitcast_convert_type(values, jnp.bfloat16), None, None
-        if self.form == "uint8":
+        if self.form in ("uint8", "mxfp4"):
             values = jnp.stack([values & 15, values >> 4], axis=-2)
         values = values.reshape(*lane.shape, self.width)
+        if self.form == "mxfp4":
+            assert scale is not None
+            factor = lax.bitcast_convert_type(scale.astype(jnp.int32) << 23, jnp.float32)
+            return jnp.asarray(DOUBLED, jnp.int8)[values], factor, None
         scale, offset = (None if a is None else a.astype(jnp.float32) for a in (scale, offset))
         return values, scale, offset
 
@@ -139,8 +150,9 @@ def pack(
     """A packed weight, on the host.
 
     Args:
-      values: [width, outputs]: the weights in bfloat16, or q in int8, or q from 0 to 15 in uint8.
-      scale, offset: f32[width / block, outputs], or None.
+      values: [width, outputs]: the weights in bfloat16, or q in int8, or q from 0 to 15 in uint8, or codes of
+        MXFP4 in uint8.
+      scale, offset: f32[width / block, outputs], or None; for MXFP4 the scale is u8, as in `PackedWeight`.
       shape: the shape of the weight.
       activations: see `PackedWeight`.
     """
@@ -157,8 +169,8 @@ def pack(
 
 def _short(array: np.ndarray | None) -> np.ndarray | None:
     """The array as float16 if that is exact, otherwise unchanged."""
-    if array is None:
-        return None
+    if array is None or array.dtype == np.uint8:
+        return array
     with np.errstate(over="ignore"):
         short = array.astype(np.float16)
     return short if np.array_equal(short.astype(np.float32), array) else array

@@ -36,7 +36,7 @@ def matmul(
 
 def round_rows(x: jax.Array) -> jax.Array:
     """Rounds x [..., M] to 8 bits: blocks of 16 become d * q with d = largest magnitude / 127, q integers."""
-    blocks = x.reshape(*x.shape[:-1], -1, ROW_BLOCK)
+    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // ROW_BLOCK, ROW_BLOCK)
     largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
     # Blocks that are zero, or so small that 127 / largest overflows, are rounded to zero.
     integers = jnp.round(blocks * jnp.where(largest > 2.0**-100, 127 / largest, 0))

@@ -23,7 +23,7 @@ class Form:
     """How a weight is stored; see `PackedWeight`.
 
     Attributes:
-      values: "bfloat16", "int8" or "uint8".
+      values: "bfloat16", "int8", "uint8" or "mxfp4".
       scale, offset: dtypes, or None.
       block: inputs that share a scale.
     """
@@ -45,11 +45,11 @@ class Form:
     @property
     def quads(self) -> int:
         """Groups of four inputs that a word of 32 bits holds."""
-        return 2 if self.values == "uint8" else 1
+        return 2 if self.values in ("uint8", "mxfp4") else 1
 
     def byte_offsets(self) -> dict[str, str]:
         """Expressions for `{values}`, `{scale}` and `{offset}` in a kernel's source: addresses for `tile`."""
-        width = {"bfloat16": "2 * width", "int8": "width", "uint8": "width // 2"}[self.values]
+        width = "width // 2" if self.quads == 2 else "2 * width" if self.values == "bfloat16" else "width"
         places = {"values": f"call.address(call.argument(frame, 1)) + tile * {TILE} * ({width})"}
         for i, name in enumerate(("scale", "offset")):
             kind = getattr(self, name)
@@ -60,7 +60,7 @@ class Form:
 
 def bytes_of(kind: str | None) -> int:
     """Bytes of an element of a scale or an offset; 0 if there is none."""
-    return {None: 0, "float16": 2, "float32": 4}[kind]
+    return {None: 0, "uint8": 1, "float16": 2, "float32": 4}[kind]
 
 
 def by_groups(x: jax.Array, weight: PackedWeight, target: Any) -> jax.Array:
@@ -130,7 +130,33 @@ class WeightCode(VectorCode):
     def _floats(self, base: Any, kind: str | None, block: Any) -> list[Any]:
         if kind is None:
             return []
+        if kind == "uint8":
+            return [self._powers_of_2(address) for address in self._row(base, block, 1)]
         return [self.floats_at(address, _KINDS[kind]) for address in self._row(base, block, bytes_of(kind))]
+
+    def _powers_of_2(self, address: Any) -> Any:
+        """Powers of 2 in float32 from the bytes at an address, which are their exponent bits."""
+        build = self.builder
+        exponents = build.zext(self.load(address, ir.VectorType(BYTE, self.lanes)), self.integers)
+        return build.bitcast(build.shl(exponents, self.constant(23)), self.floats)
+
+    def doubled(self, codes: Any) -> Any:
+        """Twice the values of MXFP4 codes, -12 to 12, in a vector of the same integer type."""
+        build = self.builder
+
+        def constant(value: int) -> ir.Constant:
+            return ir.Constant(codes.type, [value] * codes.type.count)
+
+        def past(limit: int) -> Any:
+            beyond = build.sub(size, constant(limit))
+            return build.select(build.icmp_unsigned(">", size, constant(limit)), beyond, constant(0))
+
+        # The sizes 0 to 7 stand for 0, 1, 2, 3, 4, 6, 8 and 12.
+        size = build.and_(codes, constant(7))
+        last = past(6)
+        value = build.add(build.add(size, past(4)), build.add(last, last))
+        is_negative = build.icmp_unsigned(">", codes, constant(7))
+        return build.select(is_negative, build.sub(constant(0), value), value)
 
     def _row(self, base: Any, index: Any, size: int) -> list[Any]:
         """Addresses of the columns in row `index` of TILE elements of `size` bytes."""

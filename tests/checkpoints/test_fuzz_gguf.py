@@ -27,6 +27,7 @@ EXPERTS = tuple(
 HALVES = ("blk.0.attn_k_b.weight", "blk.0.attn_v_b.weight", "blk.0.attn_kv_b.weight")
 FAMILIES = {
     "gemma3": ("gemma3", ("blk.0.post_ffw_norm.weight", "blk.0.attn_q_norm.weight")),
+    "glm4": ("glm4", ("blk.0.post_ffw_norm.weight", "blk.0.post_attention_norm.weight")),
     "qwen3moe": ("qwen3-moe", (*EXPERTS, "blk.0.ffn_gate_inp.weight")),
     "gpt-oss": ("gpt-oss", (*EXPERTS, "blk.0.attn_sinks.weight")),
     "deepseek2": ("deepseek-v3", (*EXPERTS, *HALVES, "blk.0.exp_probs_b.bias")),

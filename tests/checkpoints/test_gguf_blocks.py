@@ -29,7 +29,7 @@ def random_rows(kind, size):
         halves = np.random.default_rng(start).normal(size=(5, 6, 1)).astype("<f2")
         packed[..., start : start + 2] = halves.view(np.uint8)
     if kind == "MXFP4":
-        packed[..., 0] %= 253
+        packed[..., 0] = packed[..., 0] % 251 + 2
     return packed.reshape(5, -1)
 
 
@@ -38,7 +38,7 @@ def test_blocks_mean_what_the_gguf_package_reads(kind):
     quantization = gguf.GGMLQuantizationType[kind]
     packed = random_rows(kind, gguf.GGML_QUANT_SIZES[quantization][1])
     expected = gguf.quants.dequantize(packed, quantization)
-    blocks = unpack_ggml(packed, quantization)
+    blocks = unpack_ggml(packed, quantization).as_integers()
     assert blocks.values.shape == expected.shape
     assert blocks.values.dtype == np.int8 or blocks.values.max() < 16
     values = blocks.values.reshape(*blocks.scale.shape, -1).astype(np.float32)
@@ -57,12 +57,23 @@ def test_other_formats_are_no_blocks():
 def test_exponents_of_infinite_values_are_no_blocks():
     packed = np.zeros((2, 17), np.uint8)
     packed[1, 0] = 252
-    assert np.isfinite(unpack_ggml(packed, gguf.GGMLQuantizationType.MXFP4).scale).all()
+    assert np.isfinite(unpack_ggml(packed, gguf.GGMLQuantizationType.MXFP4).as_integers().scale).all()
     packed[1, 0] = 253
     assert unpack_ggml(packed, gguf.GGMLQuantizationType.MXFP4) is None
 
 
+@pytest.mark.parametrize("exponent", [0, 1])
+def test_exponents_of_subnormal_values_are_blocks_of_zeros_alone(exponent):
+    packed = np.full((2, 17), 0x80, np.uint8)  # zeros of either sign
+    packed[:, 0] = exponent
+    blocks = unpack_ggml(packed, gguf.GGMLQuantizationType.MXFP4).as_integers()
+    assert (blocks.values * blocks.scale == 0).all()
+    packed[1, 3] = 0x10
+    assert unpack_ggml(packed, gguf.GGMLQuantizationType.MXFP4) is None
+
+
 def dense(blocks):
+    blocks = blocks.as_integers()
     values = blocks.values.reshape(*blocks.scale.shape, -1) * blocks.scale[..., None]
     return (values if blocks.offset is None else values + blocks.offset[..., None]).reshape(
         blocks.values.shape
@@ -81,6 +92,9 @@ def unpacked(kind):
         (("Q4_0", "Q4_1"), np.uint8, 32, True),
         (("Q5_0", "Q8_0"), np.int8, 32, False),
         (("Q6_K",), np.int8, 16, False),
+        (("MXFP4", "MXFP4"), np.uint8, 32, False),
+        (("MXFP4", "Q8_0"), np.int8, 32, False),
+        (("MXFP4", "Q4_1"), np.int8, 32, True),
     ],
 )
 def test_blocks_of_several_formats_take_one_form(kinds, dtype, inputs, has_offset):

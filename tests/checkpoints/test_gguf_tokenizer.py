@@ -108,6 +108,35 @@ def test_the_end_of_a_turn_ends_an_answer_where_the_file_names_none():
     assert tokenizer_from_gguf(text, "file").eos_token_ids == (2,)
 
 
+def test_glm_ends_an_answer_where_a_tools_would_begin():
+    values = byte_level("glm4", ggml__eot_token_id=1)
+    values["tokenizer.ggml.tokens"][0] = "<|observation|>"
+    assert tokenizer_from_gguf(values, "file").eos_token_ids == (2, 1, 0)
+    del values["tokenizer.ggml.eot_token_id"]
+    assert tokenizer_from_gguf(values, "file").eos_token_ids == (2, 0)
+
+
+GLM_TEMPLATE = """[gMASK]<sop>{%- if tools -%}<|system|>
+{% for tool in tools %}{{ tool | tojson(ensure_ascii=False) }}{% endfor %}{%- endif -%}
+{%- for message in messages -%}<|{{ message.role }}|>
+{{ message.content }}{%- endfor -%}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+
+
+def test_what_a_template_writes_in_front_becomes_ids_once():
+    """GLM's begins with "[gMASK]<sop>", and its files name "[gMASK]" as the token that texts begin with."""
+    values = byte_level("glm4", chat_template=GLM_TEMPLATE)
+    tokens = values["tokenizer.ggml.tokens"]
+    tokens[:3] = ["<|user|>", "[gMASK]", "<|assistant|>"]
+    tokens[3], values["tokenizer.ggml.token_type"][3] = "<sop>", 3
+    tokenizer = tokenizer_from_gguf(values, "file")
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "hello"}])
+    assert chat == "[gMASK]<sop><|user|>\nhello<|assistant|>"
+    ids = tokenizer.encode(chat)
+    assert [tokenizer.backend.id_to_token(i) for i in ids] == [
+        *("[gMASK]", "<sop>", "<|user|>", "Ċ", "hello", "<|assistant|>")
+    ]
+
+
 def test_sentence_piece_merges_by_score():
     tokenizer = tokenizer_from_gguf(sentence_piece(), "file")
     tokens = [tokenizer.backend.id_to_token(i) for i in tokenizer.encode("hit hi é")]

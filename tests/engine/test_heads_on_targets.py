@@ -27,6 +27,7 @@ PAIRS = [
     ("gpt-oss", "peagle"),
     ("gemma3", "eagle3 windowed"),
     ("gemma3", "eagle1"),
+    ("glm4", "eagle3"),
 ]
 
 

@@ -18,7 +18,7 @@ from jaxspec.sharding import on_shards
 FAMILIES = {
     2: (
         *("llama-tied", "qwen2-tied", "qwen3-windowed", "gemma3", "gpt-oss", "inner width", "qwen3-moe"),
-        *("deepseek-v3", "deepseek-v3-direct", "glm4-moe-lite"),
+        *("glm4", "deepseek-v3", "deepseek-v3-direct", "glm4-moe-lite"),
     ),
     4: ("gpt-oss", "deepseek-v3"),
 }

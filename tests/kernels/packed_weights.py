@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jaxspec_kernels.expert_matmul import PackedExperts, stack_experts
 from jaxspec_kernels.matmul import PackedWeight, pack
 
 WIDTH, OUTPUTS = 576, 530
@@ -15,17 +16,36 @@ FORMS = {
     "Q4_K": ("uint8", 32, 17, True),
     "Q5_K": ("int8", 32, 17, True),
     "Q6_K": ("int8", 16, 17, False),
+    "MXFP4": ("mxfp4", 32, 0, False),
 }
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
-def weight(form: str, **settings: str) -> tuple[PackedWeight, np.ndarray]:
+def experts(form: str, activations: str) -> tuple[PackedExperts, np.ndarray]:
+    """Three packed experts of axes [WIDTH, 2, OUTPUTS / 2], and their values f32[3, WIDTH, OUTPUTS]."""
+    packed, values = zip(*(weight(form, seed, activations=activations) for seed in range(3)), strict=True)
+    host = [jax.tree.map(np.asarray, each).reshape(WIDTH, 2, -1) for each in packed]
+    return jax.tree.map(jnp.asarray, stack_experts(host)), np.stack(values)
+
+
+def weight(form: str, seed: int = 0, **settings: str) -> tuple[PackedWeight, np.ndarray]:
     """A packed weight, and its values by the formula, float32."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     size = (WIDTH, OUTPUTS)
     if FORMS[form] is None:
         values = rng.standard_normal(size, np.float32).astype(ml_dtypes.bfloat16)
-        return jax.tree.map(jnp.asarray, pack(values, None, None, size)), values.astype(np.float32)
+        return jax.tree.map(jnp.asarray, pack(values, None, None, size, **settings)), values.astype(
+            np.float32
+        )
     kind, block, bits, has_offset = FORMS[form]
+    if kind == "mxfp4":
+        codes = rng.integers(0, 16, size, np.uint8)
+        exponents = rng.integers(115, 125, (WIDTH // block, OUTPUTS), np.uint8)
+        exponents[3] = 0
+        packed = jax.tree.map(jnp.asarray, pack(codes, exponents, None, size, **settings))
+        # Of half a unit; the exponent 0 stands for no weight.
+        factors = np.where(exponents == 0, 0, np.ldexp(np.float32(2), exponents.astype(int) - 127))
+        return packed, (E2M1[codes] * np.repeat(factors, block, axis=0)).astype(np.float32)
 
     def factors() -> np.ndarray:
         exact = rng.standard_normal((WIDTH // block, OUTPUTS), np.float32)

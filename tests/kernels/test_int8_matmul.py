@@ -48,7 +48,7 @@ def test_every_path_gives_the_same_numbers(form, path):
     np.testing.assert_array_equal(numba_int8.int8_matmul(x, packed, path=path), best)
 
 
-@pytest.mark.parametrize("form", ["Q4_1", "Q8_0"])
+@pytest.mark.parametrize("form", ["Q4_1", "Q8_0", "MXFP4"])
 def test_a_row_does_not_depend_on_those_beside_it(form):
     packed, _ = weight(form)
     x = jnp.asarray(rows(19))
@@ -70,7 +70,7 @@ def test_the_largest_integers_are_summed_exactly(path):
     assert (np.asarray(y) == 127 * (WIDTH // 2) * (127 - 128)).all()
 
 
-@pytest.mark.parametrize("form", ["Q4_1", "Q8_0"])
+@pytest.mark.parametrize("form", ["Q4_1", "Q8_0", "MXFP4"])
 def test_what_is_no_number_stays_in_its_row(form):
     packed, _ = weight(form)
     x = rows(3)

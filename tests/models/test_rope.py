@@ -1,5 +1,7 @@
 """Rope parameters in the old and the new spelling of `config.json`, and the frequencies they give."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -69,6 +71,19 @@ def test_angles_stay_exact_far_into_a_context():
     angle = 8191 * np.array([1.0, 0.01])
     np.testing.assert_allclose(cos[0], np.cos(angle), atol=1e-3)
     np.testing.assert_allclose(sin[0], np.sin(angle), atol=1e-3)
+
+
+@pytest.mark.parametrize(("kind", "parameters"), [("default", {}), ("yarn", {"factor": 4.0})])
+def test_what_is_not_rotated_stays_as_it_is(kind, parameters):
+    config = RopeConfig(1e4, kind, (*parameters.items(), ("original_max_position_embeddings", 32)), share=0.5)
+    cos, sin = rope_tables(config, 16, np.arange(5))
+    assert cos.shape == sin.shape == (5, 8)
+    assert (cos[:, 4:] == 1).all()
+    assert (sin[:, 4:] == 0).all()
+    assert (sin[1:, :4] != 0).all()
+    whole_cos, whole_sin = rope_tables(replace(config, share=1.0), 8, np.arange(5))
+    np.testing.assert_array_equal(cos[:, :4], whole_cos)
+    np.testing.assert_array_equal(sin[:, :4], whole_sin)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ GOLDENS = {
     "qwen3": "qwen3-windowed",
     "qwen3_moe": "qwen3-moe",
     "gemma3_text": "gemma3",
+    "glm4": "glm4",
     "gpt_oss": "gpt-oss",
     "deepseek_v3": "deepseek-v3",
     "glm4_moe_lite": "glm4-moe-lite",

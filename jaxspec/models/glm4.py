@@ -1,0 +1,84 @@
+"""GLM-4-0414: norms before and after attention and feed-forward network, and partial rotary embedding.
+
+Source: the `Glm4ForCausalLM` of transformers.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxspec.attention import pairs_to_halves
+from jaxspec.checkpoints import CheckpointError
+from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
+from jaxspec.checkpoints.gguf_metadata import Metadata
+from jaxspec.config import ModelConfig, RopeConfig
+from jaxspec.models.decoder import Decoder
+from jaxspec.models.layers import MLP, Attention, SandwichLayer
+from jaxspec.models.parameters import Projection
+
+
+class Glm4Attention(Attention):
+    """Attention with interleaved rope pairs."""
+
+    def project(self, x: jax.Array) -> jax.Array:
+        projected = super().project(x)
+        rotated, values = projected[..., :-1, :], projected[..., -1:, :]
+        return jnp.concatenate([pairs_to_halves(rotated), values], axis=-2)
+
+
+class Glm4MLP(MLP):
+    """Feed-forward network whose gate and up projections are one tensor in a checkpoint, gate first."""
+
+    @staticmethod
+    def gate_up_source(name: str, leaf: str, in_shape: tuple[int, ...], inner: int) -> Projection:
+        return Projection(f"{name}.gate_up_proj.{leaf}", in_shape, (2, inner))
+
+
+_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+
+
+def _gguf_config(meta: Metadata) -> dict[str, Any]:
+    # Multimodal models have three positions per token, and the converter reorders the rows of their q and k.
+    if meta.list("rope.dimension_sections", int, None):
+        raise CheckpointError(f"{meta.file}: metadata {meta.prefix}rope.dimension_sections is not supported")
+    head_dim = meta.positive("attention.key_length", None)
+    head_dim = head_dim or meta.size("embedding_length") // meta.size("attention.head_count")
+    return {"partial_rotary_factor": meta.positive("rope.dimension_count", head_dim) / head_dim}
+
+
+class Glm4(Decoder):
+    """A target network."""
+
+    defaults: ClassVar = {
+        "vocab_size": 151552,
+        "hidden_size": 4096,
+        "intermediate_size": 13696,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1.5625e-7,
+        "attention_bias": True,
+        "partial_rotary_factor": 0.5,
+    }
+    gguf = GGUFArchitecture("glm4", (*_NORMS[1::2], "mlp.gate_up_proj"), config=_gguf_config)
+
+    @classmethod
+    def own_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        # The class of transformers has no other biases, whatever a config says.
+        return {
+            "qkv_bias": bool(config["attention_bias"]),
+            "attention_bias": False,
+            "mlp_bias": False,
+            "rope": RopeConfig.from_hf(config, partial=True),
+        }
+
+    @classmethod
+    def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
+        return SandwichLayer(
+            config, f"model.layers.{index}", _NORMS, attention=Glm4Attention, mlp=Glm4MLP, **args
+        )
