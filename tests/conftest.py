@@ -1,17 +1,27 @@
 """A tiny model for all tests: random weights, a word-level tokenizer and a chat template."""
 
+import atexit
 import ctypes
 import gc
 import json
 import os
 import shutil
+import tempfile
 from contextlib import suppress
 from pathlib import Path
+
+# All processes of a run, including those that tests start, share compiled programs. JAX reads this on import.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    COMPILED = tempfile.mkdtemp(prefix="jaxspec-tests-")
+    atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
 
 import hypothesis
 import jax
 import pytest
 import tokenizers
+from memory import is_large
 
 import jaxspec
 from jaxspec.engine.programs import Programs
@@ -62,6 +72,13 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(os.cpu_count() or 1, 8)
 
 
+def pytest_collection_finish() -> None:
+    """Exempts imported objects from garbage collection, which tracing triggers often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives slow tests an hour instead of the limit in pyproject.toml."""
     for item in items:
@@ -71,19 +88,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def little_memory():
-    """Frees programs before the process nears Linux's limit of 65,530 memory maps, at which LLVM crashes.
+    """Frees programs if the process is large; near the limit of memory maps LLVM crashes.
 
     After every module, memory left over from compiling is returned to the system; it exceeds that of
     programs.
     """
     yield
-    maps = Path("/proc/self/maps")
-    if maps.exists():
-        if maps.read_text().count("\n") > 20_000:
-            jax.clear_caches()
-        gc.collect()
-        with suppress(OSError, AttributeError):  # another C library than glibc
-            ctypes.CDLL(None).malloc_trim(0)
+    if is_large():
+        jax.clear_caches()
+    gc.collect()
+    with suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 COMPILE_BEHIND = Programs.compile_behind

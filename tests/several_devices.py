@@ -1,24 +1,26 @@
-"""Compares programs over several CPU devices with programs on one; run as a separate process.
+"""Runs programs over several CPU devices, in a separate process.
 
-    python tests/several_devices.py DEVICES pairs KIND WAY DRAFTER ...
-    python tests/several_devices.py DEVICES families NAME ...
-    python tests/several_devices.py DEVICES loading
+    python tests/several_devices.py pairs KIND WAY DRAFTER@DEVICES ...
+    python tests/several_devices.py families NAME@DEVICES ...
+    python tests/several_devices.py loading
 
-JAX fixes the number of devices when it starts, and Numba's kernels support only one, so both sides run the
-reference kernels. Prints one line of JSON, which the tests read.
+JAX fixes the number of devices when it starts, and Numba's kernels support only one, so the reference kernels
+run. Prints one line of JSON; the tests read it through `run`.
 """
 
 import json
 import re
+import subprocess
 import sys
 import tempfile
 import tracemalloc
+from functools import cache, partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from conftest import GOLDENS  # also sets its compiler flags
+from golden_files import golden_folder
 from jaxspec_kernels.dispatch import Op
 from tiny_engines import DRAFTERS, SIZES, TinyEngines
 from tiny_models import write_target
@@ -33,7 +35,7 @@ from jaxspec.models.loading import export_tensors, load_target
 from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import bytes_by_device, make_mesh
 
-DEVICES = int(sys.argv[1])
+DEVICES = 4
 PROMPTS = [np.random.default_rng(0).integers(48, size=length).tolist() for length in (3, 17, 30, 9, 1)]
 WAYS: dict[str, list[dict]] = {
     "greedy": [{}],
@@ -55,15 +57,23 @@ of them, so that decoding reads the chosen ones and prompts run through all."""
 MOVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 
 
+@cache
+def run(*arguments):
+    """What this program prints."""
+    command = [sys.executable, __file__, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def answers(engine, way):
     """Tokens and acceptance of every answer; acceptance reveals a drafter that computes something else."""
     given = [engine.generate(PROMPTS, max_new_tokens=24, **params) for params in WAYS[way]]
     return [[answer.token_ids, list(answer.stats.accepted_at)] for each in given for answer in each]
 
 
-def compared(load, way):
-    """Answers over the devices and on one, and what the program moves; `load` takes the number of devices."""
-    one = load(1)
+def observed(load, devices, way):
+    """Answers of an engine over several devices, and what its program moves; `load` takes their number."""
     kernels, call = {}, Op.__call__
 
     def watched(op, *args, **kwargs):
@@ -71,20 +81,17 @@ def compared(load, way):
         return call(op, *args, **kwargs)
 
     Op.__call__ = watched
-    several = load(DEVICES)
+    engine = load(devices)
     Op.__call__ = call
-    expected, got = answers(one, way), answers(several, way)
-    weights = several.programs.leaves
+    weights = engine.programs.leaves
     result = {
-        "same": expected == got,
-        "answers": got,
-        "moves": moves(several),
+        "answers": answers(engine, way),
+        "moves": moves(engine),
         "kernels": kernels,
         "split": sum(w.nbytes for w in weights if bytes_by_device(w) < w.nbytes)
         / sum(w.nbytes for w in weights),
     }
-    one.close()
-    several.close()
+    engine.close()
     return result
 
 
@@ -99,11 +106,19 @@ def moves(engine):
     ]
 
 
-def pairs(kind, way, *names):
-    """Compares drafters over a kind of attention; "split" splits the draft model even if it is small."""
+def named(text):
+    """The name and the number of devices of "name@devices"."""
+    name, devices = text.split("@")
+    return name, int(devices)
+
+
+def pairs(kind, way, *texts):
+    """Runs drafters over a kind of attention; "split" splits the draft model even if it is small."""
+    result = {}
     with tempfile.TemporaryDirectory() as folder:
-        engines, result = TinyEngines(Path(folder), kind), {}
-        for name in names:
+        engines = TinyEngines(Path(folder), kind)
+        for text in texts:
+            name, devices = named(text)
             drafter = name.removesuffix(" split")
             draft_model.SPLIT_FROM = 0 if drafter != name else SPLIT_FROM
 
@@ -111,24 +126,32 @@ def pairs(kind, way, *names):
                 k = DRAFTERS.get(drafter, 0)
                 return engines.load(drafter, k, sampling_modes=(way,), tensor_parallel=devices)
 
-            result[name] = compared(load, way)
-        return result
+            result[text] = observed(load, devices, way)
+            engines.loaded.clear()  # another split has the same arguments
+    return result
 
 
-def families(*names):
-    """Compares plain decoding of golden checkpoints."""
+def families(*texts):
+    """Compares plain decoding of golden checkpoints with one device."""
+    result = {}
     with tempfile.TemporaryDirectory() as folder:
         inner = write_target(Path(folder, "target"), **INNER_WIDTH)
-        result = {}
-        for name in names:
-            model = inner if name == "inner width" else GOLDENS / name / "checkpoint"
 
-            def load(devices, model=model):
-                sizes = {**SIZES, "sampling_modes": ("greedy",), "progress": False}
-                return jaxspec.load(model, tensor_parallel=devices, **sizes)
+        def load(name, devices):
+            model = inner if name == "inner width" else golden_folder(name)
+            sizes = {**SIZES, "sampling_modes": ("greedy",), "progress": False}
+            return jaxspec.load(model, tensor_parallel=devices, **sizes)
 
-            result[name] = compared(load, "greedy")
-        return result
+        @cache
+        def alone(name):
+            with load(name, 1) as engine:
+                return answers(engine, "greedy")
+
+        for text in texts:
+            name, devices = named(text)
+            result[text] = observed(partial(load, name), devices, "greedy")
+            result[text]["same"] = result[text].pop("answers") == alone(name)
+    return result
 
 
 def loading():
@@ -157,10 +180,10 @@ def loading():
 
         jax.make_array_from_callback = counted
         tracemalloc.start()
-        load_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16), mesh=make_mesh(DEVICES))
+        load_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16), mesh=make_mesh(2))
         tracemalloc.stop()
         jax.make_array_from_callback = make
-        target = load_target(checkpoint, dtype=jnp.dtype(jnp.float32), mesh=make_mesh(DEVICES))
+        target = load_target(checkpoint, dtype=jnp.dtype(jnp.float32), mesh=make_mesh(2))
         exported = export_tensors(target)
         same = all(np.array_equal(exported[name], t.read()) for name, t in checkpoint.tensors.items())
         return {"peaks": peaks, "same": same and exported.keys() == checkpoint.tensors.keys()}
@@ -169,5 +192,5 @@ def loading():
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", DEVICES)
     Programs.compile_behind = lambda programs, sizes: None  # type: ignore[method-assign]
-    what, *names = sys.argv[2:]
-    print(json.dumps({"pairs": pairs, "families": families, "loading": loading}[what](*names)))
+    what, *texts = sys.argv[1:]
+    print(json.dumps({"pairs": pairs, "families": families, "loading": loading}[what](*texts)))

@@ -13,6 +13,7 @@ from tiny_mtp import LATENT, write_with_mtp
 
 import jaxspec
 from jaxspec import Engine, Generation
+from jaxspec.engine.pages import PagePool
 
 SIZES = {
     "batch_size": 3,
@@ -103,6 +104,11 @@ class TinyEngines:
             )
         return self.loaded[key]
 
+    def close(self) -> None:
+        """Closes all engines and forgets them."""
+        while self.loaded:
+            self.loaded.popitem()[1].close()
+
 
 def tokens_of(generations: Iterable[Generation]) -> list[list[int]]:
     return [generation.token_ids for generation in generations]
@@ -112,6 +118,13 @@ def compile_all(engine: Engine) -> None:
     """Compiles the programs that engines compile in the background, which conftest.py turns off."""
     left = [size for size in engine.core.later_sizes if size not in engine.programs.compiled]
     engine.programs.compile(left, progress=False)
+
+
+def leave_pages(engine: Engine, count: int, monkeypatch: Any) -> None:
+    """Restricts an idle engine to `count` pages; it keeps its programs."""
+    engine.forget_prefixes()
+    assert engine.wait_idle(timeout=60)
+    monkeypatch.setattr(engine.core.scheduler, "pages", PagePool(count, engine.config.page_size))
 
 
 def start_afresh(engine: Engine) -> None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from memory import is_large
 from tiny_engines import ATTENTION, TinyEngines, assert_idle
 
 
@@ -14,6 +15,15 @@ def engines_of(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny_engines(engines_of):
     return engines_of["full"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_engines(engines_of):
+    """Closes all engines after a module if the process is large; they are a third of its memory."""
+    yield
+    if is_large():
+        for engines in engines_of.values():
+            engines.close()
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from tiny_engines import DRAFTERS, ONLY_OVER, assert_idle, compile_all, tokens_of
+from tiny_engines import DRAFTERS, ONLY_OVER, assert_idle, compile_all, leave_pages, tokens_of
 
 from jaxspec import SamplingParams
 from jaxspec.engine.scheduler import Choice
@@ -78,8 +78,9 @@ def test_a_request_of_fewer_drafts_gets_in_a_program_of_more_what_its_own_gives(
 
 def test_pages_that_run_out_cost_no_token(tiny_engines, prompts, monkeypatch):
     expected = tokens_of(tiny_engines.load("none").generate(prompts, max_new_tokens=40))
-    engine = tiny_engines.load("near", "auto", num_pages=12, sampling_modes=("sampled",))
+    engine = tiny_engines.load("near", "auto", sampling_modes=("sampled",))
     compile_all(engine)
+    leave_pages(engine, 12, monkeypatch)
     for seed in range(5):
         force(engine, monkeypatch, [0, 4, 0, 1], seed)
         before = engine.core.scheduler.num_preempted

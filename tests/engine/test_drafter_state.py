@@ -11,6 +11,7 @@ from tiny_engines import start_afresh
 
 from jaxspec.engine.packing import read_served
 
+ALONE = {"batch_size": 1, "sampling_modes": ("greedy",)}
 WITH_CACHE = ("eagle3", "eagle1", "near", "peagle", "dflash")
 
 
@@ -32,7 +33,7 @@ def test_after_decoding_the_cache_holds_what_prefilling_the_text_would_have_put_
     engines_of, prompts, kind, name
 ):
     """Also the drafter's part: entries that its own drafts left are made again from the target's states."""
-    engine = engines_of[kind].load(name, batch_size=1)
+    engine = engines_of[kind].load(name, **ALONE)
     accepted = 0
     for prompt in prompts:
         generation = engine.generate(prompt, max_new_tokens=30)
@@ -63,7 +64,7 @@ def test_a_target_that_drafts_for_itself_has_everything_accepted(tiny_engines, p
 
 @pytest.mark.parametrize("name", ["ngram", "bigram", *WITH_CACHE], scope="module")
 def test_drafts_past_the_end_of_a_request_write_into_no_page_but_its_own(tiny_engines, name):
-    engine = tiny_engines.load(name, batch_size=1)
+    engine = tiny_engines.load(name, **ALONE)
     start_afresh(engine)
     state = engine.core.state
     fill = lambda layer: jnp.full_like(layer, 7.0)  # noqa: E731
@@ -81,7 +82,7 @@ def test_drafts_past_the_end_of_a_request_write_into_no_page_but_its_own(tiny_en
 
 @pytest.mark.parametrize("name", ["ngram", "bigram", *WITH_CACHE], scope="module")
 def test_the_models_limit_ends_an_answer_as_in_plain_decoding(tiny_engines, name):
-    plain, engine = tiny_engines.load(), tiny_engines.load(name, batch_size=1)
+    plain, engine = tiny_engines.load(), tiny_engines.load(name, **ALONE)
     for length in (88, 93, 95):
         prompt = (np.arange(length) * 5 % 48).tolist()
         expected = plain.generate(prompt, max_new_tokens=500)

@@ -2,20 +2,40 @@
 
 The draft loop driven from Python is the oracle of the compiled one. Pages hold eight positions and windows
 see six, so seven drafts cross the edges of both.
+
+Over several devices, what a GPU runs, with the reference kernels inside: answers and what was accepted of
+drafts are those of one device, in float32, and nothing moves between devices but sums of activations, the
+maxima of logits, and for sampling rows of logits.
 """
 
 from functools import cache
+from math import prod
 
 import jax
 import numpy as np
 import pytest
 from conversations import assert_as_alone, conversation
 from jax.stages import Compiled
+from several_devices import answers, run
 from tiny_engines import ATTENTION, DRAFTERS, PAIRS, start_afresh, tokens_of
 
 from jaxspec import SamplingParams
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.sampling import SamplingMode
+
+BATCH, WIDTH, VOCABULARY = 3, 32, 48
+# Two key/value heads stay whole on four devices; those of P-EAGLE and DFlash, four, are split, and so are the
+# latent kind's.
+ON_FOUR = {"full": ("eagle3", "eagle1", "peagle", "dflash"), "latent": ("ngram", "mtp")}
+# The program for sampling serves greedy requests as well; the other one is compared over one kind.
+MODES = {kind: ("greedy", "sampled") if kind == "full" else ("sampled",) for kind in ATTENTION}
+SAMPLED = ("eagle3", "peagle", "dflash", "near split")
+
+
+def on_devices(kind):
+    """What engines of every pair of this kind do on two devices, and of some on four."""
+    on_two = (f"{name}@2" for of, name in PAIRS if of == kind)
+    return run("pairs", kind, "greedy", *on_two, *(f"{name}@4" for name in ON_FOUR.get(kind, ())))
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)
@@ -27,9 +47,7 @@ def pair(request):
 @pytest.fixture
 def engine(engines_of, pair):
     kind, name = pair
-    # The program for sampling serves greedy requests as well; the other one is compared over one kind.
-    modes = ("greedy", "sampled") if kind == "full" else ("sampled",)
-    return engines_of[kind].load(name, DRAFTERS[name], sampling_modes=modes)
+    return engines_of[kind].load(name, DRAFTERS[name], sampling_modes=MODES[kind])
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +116,47 @@ def test_a_cached_prefix_changes_no_token(engine, prompts):
     answers = conversation(engine, prompts)
     assert all(answer.cached_tokens >= 24 for _, answer in answers[4:])
     assert_as_alone(engine, answers)
+
+
+def assert_only_meant(moves, count, largest_gather):
+    """Sums are of rows as wide as the model, and what is gathered has at most so many numbers."""
+    for operation, shapes in moves:
+        assert operation in ("all-reduce", "all-gather"), (operation, shapes)
+        for shape in shapes:
+            if operation == "all-reduce":
+                assert shape[-1] == WIDTH, shape
+            else:
+                assert prod(shape) <= largest_gather, shape
+
+
+def test_several_devices_answer_as_one(engine, pair):
+    kind, name = pair
+    expected = answers(engine, "greedy")
+    for count in (2, 4) if name in ON_FOUR.get(kind, ()) else (2,):
+        result = on_devices(kind)[f"{name}@{count}"]
+        assert result["answers"] == expected
+        assert result["kernels"]["matmul"] == count
+        # An index and a value of every row, from each device.
+        assert_only_meant(result["moves"], count, 2 * count * BATCH * (DRAFTERS[name] + 1))
+
+
+def test_several_devices_sample_as_one(engines_of):
+    results = run("pairs", "full", "sampled", *(f"{name}@2" for name in SAMPLED))
+    for name, result in zip(SAMPLED, results.values(), strict=True):
+        drafter = name.removesuffix(" split")
+        engine = engines_of["full"].load(drafter, DRAFTERS[drafter], sampling_modes=MODES["full"])
+        assert result["answers"] == answers(engine, "sampled"), name
+        assert_only_meant(result["moves"], 2, BATCH * (DRAFTERS["near"] + 1) * VOCABULARY)
+    assert len({str(result["answers"]) for result in results.values()}) > 1
+
+
+def test_every_kernel_runs_on_shards():
+    """XLA cannot split a kernel: one outside of `on_shards` would be given whole caches, if it ran at all."""
+    results = [result for kind in ATTENTION for result in on_devices(kind).values()]
+    assert {name for result in results for name in result["kernels"]} == {
+        *("matmul", "place_rows", "slot_mapping", "gumbel_sample", "rope_kv_write", "paged_attention"),
+        *("latent_write", "latent_attention", "kv_write", "indexed_attention"),
+    }
 
 
 @pytest.mark.parametrize("kind", ATTENTION)

@@ -54,7 +54,7 @@ def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, 
     `ahead`: positions that the drafter has cached beyond the target. EAGLE's last row pairs the last token
     with the position before it, and DFlash keeps none for the last token; a draft model has read it.
     """
-    engine = tiny_engines.load(name, batch_size=1)
+    engine = tiny_engines.load(name, batch_size=1, sampling_modes=("greedy",))
     clean = tokens_of(engine.generate(prompts, max_new_tokens=30))
     engine.forget_prefixes()
     dispatch = engine.programs.dispatch

@@ -64,15 +64,16 @@ def whole_rows_loss(head, target, objective, weight):
     x, total, parts = head.fuse(hidden, captured), 0.0, []
     for k in range(2):
         x, memory = unroll_step(head, target, ROWS, x, memory)
-        i = np.flatnonzero(drafted_positions(ROWS, k)[0])
+        with jax.ensure_compile_time_eval():
+            i = np.flatnonzero(drafted_positions(ROWS, k)[0])
         logits, p = head.logits(target, x)[i], p_full[i + 1 + k]
         best = p.argmax(-1)
         renormalised = p[:, IDS] / p[:, IDS].sum(-1, keepdims=True)
-        cross_entropy = -(renormalised * jax.nn.log_softmax(logits)).sum(-1) * np.isin(best, IDS)
+        cross_entropy = -(renormalised * jax.nn.log_softmax(logits)).sum(-1) * jnp.isin(best, IDS)
         overlap = jnp.minimum(p[:, IDS], jax.nn.softmax(logits)).sum(-1)
         direct = cross_entropy if objective == "cross_entropy" else 1 - overlap
         total += 0.8**k * (weight * cross_entropy + (1 - weight) * direct).mean()
-        correct = (IDS[logits.argmax(-1)] == best).sum()
+        correct = (jnp.asarray(IDS)[logits.argmax(-1)] == best).sum()
         parts.append([cross_entropy.sum(), overlap.sum(), correct, len(i)])
     return total, jnp.array(parts).T
 
@@ -98,8 +99,8 @@ def test_loss_and_gradient_equal_those_of_whole_logits(models, monkeypatch, obje
     def whole(params):
         return whole_rows_loss(nnx.merge(graph, params, frozen), target, objective, weight)
 
-    (value, sums), gradient = jax.value_and_grad(by_chunks, has_aux=True)(params)
-    (expected, parts), expected_gradient = jax.value_and_grad(whole, has_aux=True)(params)
+    (value, sums), gradient = jax.jit(jax.value_and_grad(by_chunks, has_aux=True))(params)
+    (expected, parts), expected_gradient = jax.jit(jax.value_and_grad(whole, has_aux=True))(params)
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     np.testing.assert_allclose([sums.loss, sums.overlap, sums.correct, sums.count], parts, rtol=1e-5)
     for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
@@ -130,7 +131,7 @@ def test_labels_mark_what_cannot_be_drafted():
     config = head_config(HeadConfig(), TARGET, ids.size)
     head = new_head(config, target, ids, num_speculative_tokens=2, seed=1)
     rows = packed((3, 61), length=64)
-    hidden, _ = run_target(target, rows, ())
+    hidden, _ = jax.jit(lambda: run_target(target, rows, ()))()
     best = np.asarray(target.logits(hidden).argmax(axis=-1))
     inside = (best >= 10) & (best < 30)
     assert 0 < inside.sum() < 64

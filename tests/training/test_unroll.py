@@ -1,6 +1,7 @@
 """The training graph sees what the real draft loop sees: same logits, row by row, step by step."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -33,17 +34,18 @@ def make_head(**changes) -> Eagle3:
     return Eagle3(config, num_speculative_tokens=STEPS, dtype=jnp.float32, rngs=nnx.Rngs(1))
 
 
-def trained_shape_logits(head, target, rows: PackedRows) -> list[jax.Array]:
+def trained_shape_logits(head, target, rows: PackedRows) -> jax.Array:
+    """[row, step, W]."""
     hidden, captured = run_target(target, rows, head.capture)
     memory = PackedMemory(head.kinds, rows.positions, rows.segments)
     x, logits = head.fuse(hidden, captured), []
     for _ in range(STEPS):
         x, memory = unroll_step(head, target, rows, x, memory)
         logits.append(head.logits(target, x))
-    return logits
+    return jnp.stack(logits, axis=1)
 
 
-def drafted_logits(head, target, tokens: np.ndarray) -> np.ndarray:
+def drafted_logits(head, target, tokens: jax.Array) -> jax.Array:
     """[row, step, W]: the real loop, slot i drafting from row i, fed the true tokens as its drafts."""
     count = len(tokens) - 1 - STEPS
     pages = -(-len(tokens) // PAGE)
@@ -83,7 +85,7 @@ def drafted_logits(head, target, tokens: np.ndarray) -> np.ndarray:
         state = replace(state, tokens=state.tokens.at[:, k - 1].set(true))
         state = head.step(target, context, state, jnp.int32(k))
         logits.append(head.logits(target, state.hidden))
-    return np.stack(logits, axis=1)
+    return jnp.stack(logits, axis=1)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,8 @@ def test_step_k_has_the_draft_loops_logits(changes):
     positions = np.concatenate([np.arange(13), np.arange(13), np.zeros(3, int)])
     segments = np.repeat([1, 2, 0], [13, 13, 3])
     packed = PackedRows(*(jnp.asarray(x)[None] for x in (tokens, positions, segments, segments > 0)))
-    trained = np.stack(trained_shape_logits(head, target, packed), axis=1)
+    trained = jax.jit(partial(trained_shape_logits, head, target))(packed)
+    drafted = jax.jit(partial(drafted_logits, head, target))
     for begin, alone in ((0, first), (13, second)):
-        real = drafted_logits(head, target, alone)
+        real = drafted(alone)
         np.testing.assert_allclose(trained[begin : begin + len(real)], real, atol=2e-5)
