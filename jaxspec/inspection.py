@@ -25,7 +25,6 @@ from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Context, HostPropose, Proposal, Rows
 from jaxspec.engine import Engine, Generation, Request, show
 from jaxspec.engine.compilation_cache import compilation_cache
-from jaxspec.engine.engine import merge_params
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt
 from jaxspec.engine.state import MAX_STOP_TOKENS, Emitted, EngineState, Pieces, Served, init_state
@@ -225,7 +224,7 @@ def inspect_steps(
     Raises:
       ValueError: as in `Engine.generate`.
     """
-    request = engine.make_request(prompt, merge_params(params, sampling), raw=raw)
+    request = engine.make_request(prompt, SamplingParams.merge(params, sampling), raw=raw)
     with compilation_cache():
         run = _Run(engine, request)
         steps = []

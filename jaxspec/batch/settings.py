@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxspec.checkpoints import CheckpointError
 from jaxspec.checkpoints.folder import ORBAX
 from jaxspec.checkpoints.hub import FILES, hub_folder, is_hub_id
 from jaxspec.config import Config, DrafterConfig
 from jaxspec.config.toml import SourceConfig
+from jaxspec.models.packed_weights import resolve_activations
 from jaxspec.sampling import SamplingParams
 
 _BLOCK = 2**16
@@ -43,11 +45,16 @@ def run_settings(
       CheckpointError: a checkpoint does not exist.
     """
     # The model's own limit is part of the model.
-    engine = config.engine.resolve(backend=backend or jax.default_backend(), model_limit=2**62)
+    backend = backend or jax.default_backend()
+    engine = config.engine.resolve(backend=backend, model_limit=2**62)
+    activations = None
+    if backend == "cpu":
+        activations = resolve_activations(config.engine.cpu_activations, jnp.dtype(engine.dtype))
     return {
         "model": checkpoint_digest(config.target),
         **_drafter(config.drafter),
         "engine.dtype": engine.dtype,
+        "engine.cpu_activations": activations,
         "engine.max_model_len": engine.max_model_len,
         "engine.synthetic_acceptance_length": engine.synthetic_acceptance_length,
         **dataclasses.asdict(params),

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
-from jaxspec.engine.engine import Engine, merge_params
+from jaxspec.engine.engine import Engine
 from jaxspec.engine.errors import QueueFullError
 from jaxspec.engine.prompts import Prompt
 from jaxspec.engine.request import Delta, Generation
@@ -80,7 +80,7 @@ class AsyncEngine:
                 partial(
                     self.engine.make_request,
                     prompt,
-                    merge_params(params, sampling),
+                    SamplingParams.merge(params, sampling),
                     raw=raw,
                     is_streamed=is_streamed,
                     id=id,

@@ -151,7 +151,7 @@ class Engine:
             has been generated.
           EngineError: the engine is closed, or its device failed for good.
         """
-        params = merge_params(params, sampling)
+        params = SamplingParams.merge(params, sampling)
         every = as_prompts(prompts)
         requests = [self.make_request(prompt, params, raw=raw) for prompt in every]
         generations = dict(self.run(requests))
@@ -181,7 +181,7 @@ class Engine:
           ValueError: at the call, as `generate`.
           EngineError: while iterating: the engine is closed, or its device failed for good.
         """
-        params = merge_params(params, sampling)
+        params = SamplingParams.merge(params, sampling)
         request = self.make_request(
             prompt, params, raw=raw, is_streamed=True, priority=priority, deadline=deadline
         )
@@ -381,19 +381,6 @@ def parse_modes(sampling_modes: Sequence[str | SamplingMode]) -> tuple[SamplingM
         raise ConfigError(f"sampling_modes must be some of {list(known)}, got {sampling_modes!r}")
     named = ((mode,) if isinstance(mode, SamplingMode) else known[mode] for mode in sampling_modes)
     return tuple(sorted(set().union(*named)))
-
-
-def merge_params(params: SamplingParams | None, sampling: dict[str, Any]) -> SamplingParams:
-    """Sampling parameters that are given either as an object or as keywords.
-
-    Raises:
-      ValueError: both are given, or a value is bad.
-    """
-    if params is None:
-        return SamplingParams(**sampling)
-    if sampling:
-        raise ValueError(f"give {next(iter(sampling))} in params or as a keyword, not both")
-    return params
 
 
 def _put(queue: SimpleQueue[Request], request: Request, piece: Delta) -> None:

@@ -67,7 +67,9 @@ def test_every_field_of_the_sampling_parameters_counts(tiny_config):
     [
         ("drafter", {"num_speculative_tokens": 5}, {"drafter.num_speculative_tokens"}),
         ("drafter", {"max_ngram": 5}, {"drafter.max_ngram"}),
-        ("engine", {"dtype": "bfloat16"}, {"engine.dtype"}),
+        ("engine", {"dtype": "bfloat16"}, {"engine.dtype", "engine.cpu_activations"}),
+        ("engine", {"cpu_activations": "float32"}, {"engine.cpu_activations"}),
+        ("engine", {"cpu_activations": "int8"}, set()),
         ("engine", {"max_model_len": 64}, {"engine.max_model_len"}),
         ("engine", {"synthetic_acceptance_length": 2.0}, {"engine.synthetic_acceptance_length"}),
         # These change when answers come and not what they are.
