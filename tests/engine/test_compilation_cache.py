@@ -4,6 +4,7 @@ import threading
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 from jaxspec.engine.compilation_cache import compilation_cache
 
@@ -16,9 +17,11 @@ def cache(tmp_path, monkeypatch):
     before = {f"jax_{name}": jax.config.values[f"jax_{name}"] for name in names}
     for name, value in zip(before, (None, True, 0.0), strict=True):
         jax.config.update(name, value)
+    jax_cache.reset_cache()  # the run's own, of conftest.py, is open
     yield tmp_path / "xla"
     for name, value in before.items():
         jax.config.update(name, value)
+    jax_cache.reset_cache()
 
 
 def compile_program(number):
