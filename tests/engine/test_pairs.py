@@ -155,7 +155,7 @@ def test_every_kernel_runs_on_shards():
     results = [result for kind in ATTENTION for result in on_devices(kind).values()]
     assert {name for result in results for name in result["kernels"]} == {
         *("matmul", "place_rows", "slot_mapping", "gumbel_sample", "rope_kv_write", "paged_attention"),
-        *("latent_write", "latent_attention", "kv_write", "indexed_attention"),
+        *("latent_write", "latent_attention", "kv_write", "indexed_attention", "rms_norm"),
     }
 
 

@@ -50,6 +50,7 @@ def parameters(tiny_config):
 
     registered = dict(KINDS)
     before = matplotlib.get_backend()
+    pyplot.close("all")  # what another file of tests left open
     pyplot.switch_backend("svg")
     yield of
     # Who takes the notebook's own backend away takes its pictures away.
