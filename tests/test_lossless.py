@@ -52,7 +52,8 @@ def test_drafts_that_are_never_rejected_are_found_out(drafter, target, monkeypat
     first = report.differences[0]
     assert 1 <= first.token < 16
     assert first.plain != first.drafted
-    assert f"prompt {first.prompt} differs at token {first.token}: {first.plain} without drafts" in str(report)
+    said = f"prompt {first.prompt} differs at token {first.token}: {first.plain} without drafts"
+    assert said in str(report)
     assert report.p_value < 1e-4
     assert "another distribution" in str(report)
 
