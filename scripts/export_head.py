@@ -63,7 +63,7 @@ def _pair(head: str, target: str | None) -> Config:
 def _export(pair: Config, args: argparse.Namespace) -> None:
     source = pair.target
     checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
-    target = load_target(checkpoint, dtype=jnp.float32)
+    target = load_target(checkpoint, dtype=jnp.dtype(jnp.float32))
     head = load_drafter(pair.drafter, target, Build(jnp.dtype(jnp.float32)))
     assert isinstance(head, Eagle3)
     # Heads that training cannot start from cannot be exported either.

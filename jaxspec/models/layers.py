@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.typing import DTypeLike
 from jaxspec_kernels.matmul import PackedWeight
 from jaxspec_kernels.rms_norm import mean_of_squares, rms_norm
 
@@ -78,7 +79,7 @@ class Linear(nnx.Module):
             bias, rngs, (out_width,), axes[1:], Whole(f"{name}.bias", (out_width,)), dtype=dtype
         )
 
-    def __call__(self, x: jax.Array, *, out_dtype: jnp.dtype | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array, *, out_dtype: DTypeLike | None = None) -> jax.Array:
         y = product(x, self.kernel[...], out_dtype=out_dtype)
         y = all_sum(y, split_over(x.shape[-1], self.in_width))
         return y if self.bias is None else y + self.bias[...]

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxspec_kernels.matmul import PackedWeight, matmul
 
 Index = tuple[slice, ...]
@@ -236,7 +237,7 @@ def product(
     kernel: jax.Array | PackedWeight,
     *,
     contracting: int = 1,
-    out_dtype: jnp.dtype | None = None,
+    out_dtype: DTypeLike | None = None,
 ) -> jax.Array:
     """Multiplies the last axes of x with the first axes of a weight.
 

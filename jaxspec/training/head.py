@@ -127,7 +127,7 @@ def new_head(
     head = Eagle3(
         config,
         num_speculative_tokens=num_speculative_tokens,
-        dtype=jnp.float32,
+        dtype=jnp.dtype(jnp.float32),
         rngs=nnx.Rngs(seed),
     )
     if head.target_ids is not None and head.draft_ids is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.matmul import MIN_WEIGHT_BYTES, reference
 from jaxspec_kernels.matmul.numba_int8 import int8_matmul
@@ -24,7 +25,7 @@ UNROLL = 8
 
 
 def matmul(
-    x: jax.Array, kernel: jax.Array | PackedWeight, *, out_dtype: jnp.dtype | None = None
+    x: jax.Array, kernel: jax.Array | PackedWeight, *, out_dtype: DTypeLike | None = None
 ) -> jax.Array:
     """See `jaxspec_kernels.matmul.reference`, which is called for cases that the kernels do not support."""
     rows, width = math.prod(x.shape[:-1]), x.shape[-1]

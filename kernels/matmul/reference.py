@@ -3,11 +3,12 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxspec_kernels.matmul.packed_weight import ROW_BLOCK, PackedWeight
 
 
 def matmul(
-    x: jax.Array, kernel: jax.Array | PackedWeight, *, out_dtype: jnp.dtype | None = None
+    x: jax.Array, kernel: jax.Array | PackedWeight, *, out_dtype: DTypeLike | None = None
 ) -> jax.Array:
     """x @ kernel.
 
