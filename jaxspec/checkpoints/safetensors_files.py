@@ -144,9 +144,8 @@ def _open_file(path: Path) -> dict[str, TensorSource]:
         if dtype not in _DTYPES:
             raise CheckpointError(f"{path}: tensor {key!r} has dtype {dtype}, which is not supported")
         shape = tuple(view.get_shape())
-        if (
-            math.prod(max(n, 1) for n in shape) >= 2**59
-        ):  # numpy allows no such array, even with a dimension of 0
+        # numpy allows no such array, even with a dimension of 0
+        if math.prod(max(n, 1) for n in shape) >= 2**59:
             raise CheckpointError(f"{path}: tensor {key!r} has shape {list(shape)}, which is too large")
         tensors[key] = SafetensorsTensor(path, starts[key], shape, _DTYPES[dtype])
     return tensors

@@ -344,28 +344,29 @@ def test_a_prompt_that_ends_beside_others_decodes_with_them_at_once():
     assert dispatch.sure == [4, 1 + 3]  # the first token of an answer, and a token of each step behind it
 
 
-def test_a_prompt_that_ends_beside_plain_decoding_lacks_the_drafters_rows_from_its_end_on():
+def begin_beside_plain_decoding(num_drafts: int | None):
+    """A request of 6 tokens, and the dispatch that reads it while another decodes without drafts."""
     scheduler = make_scheduler(
         chunks_beside=(1, 2), steps=4, pages=PagePool(40, 4), choose=lambda decoding: Choice(0)
     )
     scheduler.add(make_request(3, 30))
     scheduler.plan()
     scheduler.add(make_request(6, 30))
+    scheduler.waiting[0].num_drafts = num_drafts
     (dispatch,) = scheduler.plan()
+    return scheduler.running[1], dispatch
+
+
+def test_a_prompt_that_ends_beside_plain_decoding_lacks_the_drafters_rows_from_its_end_on():
+    running, dispatch = begin_beside_plain_decoding(None)
     assert dispatch.limits == [0, 0]
-    assert scheduler.running[1].missing_from == 6
+    assert running.missing_from == 6
 
 
 def test_a_request_with_its_own_number_of_drafts_has_it_from_the_first_step_on():
-    scheduler = make_scheduler(
-        chunks_beside=(1, 2), steps=4, pages=PagePool(40, 4), choose=lambda decoding: Choice(0)
-    )
-    scheduler.add(make_request(3, 30))
-    scheduler.plan()
-    scheduler.add(make_request(6, 30))
-    scheduler.waiting[0].num_drafts = 2
-    (dispatch,) = scheduler.plan()
+    running, dispatch = begin_beside_plain_decoding(2)
     assert (dispatch.drafts, dispatch.limits) == (2, [0, 2])
+    assert running.missing_from is None
 
 
 def test_with_more_to_read_the_next_step_reads_on():
