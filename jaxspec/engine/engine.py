@@ -266,7 +266,7 @@ class Engine:
         return self._thread.wait_idle(timeout)
 
     def wait_prepared(self, timeout: float | None = None) -> bool:
-        """Waits until all programs are compiled and warm; False if that took over `timeout` seconds.
+        """Waits until all programs are compiled and warm; False after `timeout` seconds, or if it is closed.
 
         Until then, a request may run in a larger program than it needs, or wait for a first run of one. A
         benchmark should wait; a user need not. Requests that keep the engine busy delay the end of it.

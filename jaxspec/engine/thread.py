@@ -53,10 +53,10 @@ class EngineThread:
         return idle.wait(timeout)
 
     def wait_prepared(self, timeout: float | None = None) -> bool:
-        """Waits until every program is compiled and has run; False if that took over `timeout` seconds."""
+        """Waits until every program is compiled and has run; False after `timeout` seconds, or if closed."""
         prepared = threading.Event()
         self.put(lambda core: core.when_prepared.append(prepared.set))
-        return prepared.wait(timeout)
+        return prepared.wait(timeout) and not self._is_closed
 
     def close(self) -> None:
         """Aborts every request and ends the thread after its current round."""
@@ -69,6 +69,14 @@ class EngineThread:
 
 
 def _serve(inbox: SimpleQueue[Command | None], core_ref: weakref.ref[EngineCore]) -> None:
+    _run_commands(inbox, core_ref)
+    # An engine that is closed lets go of those that wait for it.
+    if (core := core_ref()) is not None:
+        _announce(core.when_idle)
+        _announce(core.when_prepared)
+
+
+def _run_commands(inbox: SimpleQueue[Command | None], core_ref: weakref.ref[EngineCore]) -> None:
     while (command := inbox.get()) is not None:
         core = core_ref()
         if core is None:

@@ -286,6 +286,21 @@ def test_a_closed_engine_ends_its_requests_and_refuses_more(tiny_engines, prompt
     engine.close()
 
 
+def test_whoever_waits_for_an_engine_is_let_go_when_it_is_closed(tiny_engines, prompts, monkeypatch):
+    engine = jaxspec.load(tiny_engines.folders["target"], progress=False, **SIZES)
+    programs = engine.programs
+    monkeypatch.setattr(programs, "num_behind", 1)  # it is never prepared
+    waits = [threading.Thread(target=wait, daemon=True) for wait in (engine.wait_prepared, engine.wait_idle)]
+    for wait in waits:
+        wait.start()
+    engine.generate(prompts[0], max_new_tokens=2)
+    assert waits[0].is_alive()
+    engine.close()
+    for wait in waits:
+        wait.join(30)
+        assert not wait.is_alive()
+
+
 def test_an_engine_that_nobody_holds_ends_its_thread(tiny_engines):
     engine = jaxspec.load(tiny_engines.folders["target"], progress=False, **SIZES)
     engine.generate([1, 2], max_new_tokens=3)
