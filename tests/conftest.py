@@ -46,6 +46,19 @@ hypothesis.settings.register_profile("long", database=None, deadline=None, max_e
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
 GOLDENS = Path(__file__).parent / "goldens"
+# Files that take half a minute or more, the longest first; see `pytest_collection_modifyitems`.
+LONG = [
+    "engine/test_pairs.py",
+    "engine/test_distribution.py",
+    "engine/test_auto.py",
+    "engine/test_real_greedy_equality.py",
+    "engine/test_greedy_equality.py",
+    "training/test_every_family.py",
+    "engine/test_program_sizes.py",
+    "engine/test_heads_on_targets.py",
+    "engine/test_fresh_metadata.py",
+    "sampling/test_losslessness.py",
+]
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} {% endfor %}"
     "{% if add_generation_prompt %}assistant{% endif %}"
@@ -80,7 +93,10 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives slow tests an hour instead of the limit in pyproject.toml."""
+    """Puts long files first, so that no process is left alone with one at the end, and gives slow tests an
+    hour instead of the limit in pyproject.toml."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path, len(LONG)))
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(3600))
