@@ -3,10 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from tiny_engines import ATTENTION
-from tiny_models import write_target
+from tiny_engines import ATTENTION, start_afresh
 
-import jaxspec
 from jaxspec.attention import paged
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 
@@ -21,31 +19,23 @@ STALE_PARTS = [
 """Parts of metadata that, left behind alone while all else moves on, draft wrong tokens."""
 
 
-@pytest.fixture(scope="module")
-def targets(tmp_path_factory):
-    """A model of every kind of attention, which is to draft for itself."""
-    root = tmp_path_factory.mktemp("fresh")
-    return {kind: write_target(root / kind, **changes) for kind, changes in ATTENTION.items()}
+@pytest.fixture
+def load(engines_of):
+    """Loads an engine by its target's kind of attention; the target drafts for itself."""
+    sizes = {"batch_size": 1, "page_size": 4, "prefill_chunk": 16, "sampling_modes": ("greedy",)}
+    return lambda kind: engines_of[kind].load("self", 5, **sizes)
 
 
-def acceptance_length(target) -> float:
-    drafter = {"kind": "draft_model", "source": str(target), "num_speculative_tokens": 5}
-    engine = jaxspec.load(
-        target,
-        drafter=drafter,
-        sampling_modes=("greedy",),
-        progress=False,
-        batch_size=1,
-        max_model_len=96,
-        page_size=4,
-        prefill_chunk=16,
-    )
-    stats = engine.generate(list(range(11)), max_new_tokens=60, ignore_eos=True).stats
-    return stats.acceptance_length
+def acceptance_length(engine) -> float:
+    start_afresh(engine)
+    return engine.generate(list(range(11)), max_new_tokens=60, ignore_eos=True).stats.acceptance_length
 
 
-def freeze(monkeypatch, *parts):
-    """Gives draft step i the metadata of step 1 again: these parts of it, or all."""
+def freeze(engine, monkeypatch, *parts):
+    """Gives draft step i the metadata of step 1 again: these parts of it, or all.
+
+    Only the engine's decode program drafts, so only this one is compiled again.
+    """
     build, step = paged.build_metadata, AutoregressiveDrafter.step
 
     def frozen(kinds, block):
@@ -66,21 +56,24 @@ def freeze(monkeypatch, *parts):
 
     monkeypatch.setattr(paged, "build_metadata", frozen)
     monkeypatch.setattr(AutoregressiveDrafter, "step", counted)
+    (decode,) = (size for size in engine.programs.compiled if size.mode is not None)
+    monkeypatch.setitem(engine.programs.compiled, decode, None)
+    engine.programs.compile([decode], progress=False)
 
 
 @pytest.mark.parametrize("kind", ATTENTION)
-def test_a_target_that_drafts_for_itself_has_all_accepted(targets, kind):
-    assert acceptance_length(targets[kind]) == 6.0
+def test_a_target_that_drafts_for_itself_has_all_accepted(load, kind):
+    assert acceptance_length(load(kind)) == 6.0
 
 
 @pytest.mark.parametrize("kind", ATTENTION)
-def test_frozen_metadata_loses_acceptance(targets, kind, monkeypatch):
-    freeze(monkeypatch)
-    assert acceptance_length(targets[kind]) < 5.0
+def test_frozen_metadata_loses_acceptance(load, kind, monkeypatch):
+    freeze(load(kind), monkeypatch)
+    assert acceptance_length(load(kind)) < 5.0
 
 
 @pytest.mark.parametrize(("kind", "part"), STALE_PARTS)
-def test_a_part_that_stays_behind_alone_loses_acceptance(targets, kind, part, monkeypatch):
+def test_a_part_that_stays_behind_alone_loses_acceptance(load, kind, part, monkeypatch):
     """As where lengths were advanced and the slots that they stand for were not."""
-    freeze(monkeypatch, part)
-    assert acceptance_length(targets[kind]) < 5.9
+    freeze(load(kind), monkeypatch, part)
+    assert acceptance_length(load(kind)) < 5.9
