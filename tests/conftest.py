@@ -1,13 +1,11 @@
 """A tiny model for all tests: random weights, a word-level tokenizer and a chat template."""
 
 import atexit
-import ctypes
 import gc
 import json
 import os
 import shutil
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 # All processes of a run, including those that tests start, share compiled programs. JAX reads this on import.
@@ -21,7 +19,7 @@ import hypothesis
 import jax
 import pytest
 import tokenizers
-from memory import is_large
+from memory import give_back, is_large
 
 import jaxspec
 from jaxspec.engine.programs import Programs
@@ -104,17 +102,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def little_memory():
-    """Frees programs if the process is large; near the limit of memory maps LLVM crashes.
-
-    After every module, memory left over from compiling is returned to the system; it exceeds that of
-    programs.
-    """
+    """Frees programs if the process is large; near the limit of memory maps LLVM crashes."""
     yield
     if is_large():
         jax.clear_caches()
-    gc.collect()
-    with suppress(OSError, AttributeError):  # another C library than glibc
-        ctypes.CDLL(None).malloc_trim(0)
+        give_back()
 
 
 COMPILE_BEHIND = Programs.compile_behind
