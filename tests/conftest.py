@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 # All processes of a run, including those that tests start, share compiled programs. JAX reads this on import.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -57,6 +58,12 @@ LONG = [
     "engine/test_fresh_metadata.py",
     "sampling/test_losslessness.py",
 ]
+# Files of `engine` that use the same engines: one process runs them, and compiles each engine once.
+TOGETHER = [
+    {"greedy_equality", "poison", "drafter_state", "prefixes", "inspection", "lifecycle", "generation"},
+    {"program_sizes", "invariance"},
+    {"auto", "soak"},
+]
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} {% endfor %}"
     "{% if add_generation_prompt %}assistant{% endif %}"
@@ -81,6 +88,22 @@ slot_sizes = []
 def pytest_xdist_auto_num_workers() -> int:
     """The number of processes of `-n auto`, each of which needs up to 3 GB."""
     return min(os.cpu_count() or 1, 8)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile`, with files that share engines as one."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            name = file.removeprefix("tests/engine/test_").removesuffix(".py")
+            return next((" ".join(sorted(names)) for names in TOGETHER if name in names), file)
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_finish() -> None:
