@@ -1,3 +1,6 @@
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,16 +22,11 @@ def arguments(case):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_row_gets_the_slot_of_its_page_or_one_of_page_0_and_sees_as_much(case, implementation):
     positions, valid, page_table = arguments(case)
-    placed = OP(
-        positions,
-        valid,
-        page_table,
-        page_size=case.page_size,
-        window=case.window,
-        implementation=implementation,
-    )
+    options = {"page_size": case.page_size, "window": case.window, "implementation": implementation}
+    placed = jax.jit(partial(OP, **options))(positions, valid, page_table)
     assert all((x.shape, x.dtype) == (positions.shape, jnp.int32) for x in placed)
     slots, first, last = map(np.asarray, placed)
+    valid, page_table = np.asarray(valid), np.asarray(page_table)
     for (b, q), position in np.ndenumerate(positions):
         page, offset = divmod(int(position), case.page_size)
         if valid[b, q] and 0 <= page < case.table_width and page_table[b, page]:
@@ -45,8 +43,8 @@ def test_every_row_gets_the_slot_of_its_page_or_one_of_page_0_and_sees_as_much(c
 def test_implementations_agree_on_every_row(case, implementation):
     options = {"page_size": case.page_size, "window": case.window}
     for mine, reference in zip(
-        OP(*arguments(case), **options, implementation=implementation),
-        OP(*arguments(case), **options, implementation="xla"),
+        jax.jit(partial(OP, **options, implementation=implementation))(*arguments(case)),
+        jax.jit(partial(OP, **options, implementation="xla"))(*arguments(case)),
         strict=True,
     ):
         np.testing.assert_array_equal(mine, reference)
