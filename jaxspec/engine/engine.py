@@ -228,9 +228,11 @@ class Engine:
         if self.core.error is not None:
             raise self.core.error
         with self._submitting:
-            for at, request in enumerate(requests):
-                if request.stage != "new" or request in requests[:at]:
+            seen: set[Request] = set()
+            for request in requests:
+                if request.stage != "new" or request in seen:
                     raise ValueError(f"request {request.id} has been queued before; make a new one")
+                seen.add(request)
             for request in requests:
                 request.stage, request.listener = "queued", listener(request)
         if requests:

@@ -119,10 +119,10 @@ def test_pairs_of_tokens_are_as_likely_as_in_plain_decoding(folder, exact, name,
         drafter=drafter,
         sampling_modes=("sampled",),
         progress=False,
-        batch_size=32,
+        batch_size=16,
         max_model_len=24,
         page_size=8,
-        prefill_chunk=16,
+        prefill_chunk=4,
         prefill_rows=8,
     )
     accepted = drafted = 0
