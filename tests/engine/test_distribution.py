@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from extensions import write_bigram
-from optimised import OPTIONS
 from paged_rows import PagedTarget
 from tiny_engines import ATTENTION
 from tiny_models import perturb, write_dflash, write_eagle1, write_eagle3, write_peagle, write_target
@@ -20,7 +19,6 @@ from tiny_mtp import LATENT, write_with_mtp
 import jaxspec
 from jaxspec import SamplingParams
 from jaxspec.checkpoints import open_checkpoint
-from jaxspec.engine import programs
 from jaxspec.models.loading import load_target
 
 VOCABULARY, SAMPLES = 16, 4000
@@ -105,11 +103,9 @@ DRAFTERS = {
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_pairs_of_tokens_are_as_likely_as_in_plain_decoding(folder, exact, name, monkeypatch):
+def test_pairs_of_tokens_are_as_likely_as_in_plain_decoding(folder, exact, name):
     drafter = dict(DRAFTERS[name])
     target = drafter.pop("target", "target")
-    if target == "indexed":  # they run for longer than they compile
-        monkeypatch.setattr(programs, "compiler_options", lambda weights, **_: OPTIONS)
     if "source" in drafter:
         drafter["source"] = str(folder / drafter["source"])
     if drafter:
