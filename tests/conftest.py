@@ -45,22 +45,30 @@ hypothesis.settings.register_profile("long", database=None, deadline=None, max_e
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
 GOLDENS = Path(__file__).parent / "goldens"
-# Files that take half a minute or more, the longest first; see `pytest_collection_modifyitems`.
+# Files that take 20 seconds or more, the longest first; see `pytest_collection_modifyitems`.
 LONG = [
     "engine/test_pairs.py",
-    "engine/test_distribution.py",
-    "engine/test_auto.py",
-    "engine/test_real_greedy_equality.py",
     "engine/test_greedy_equality.py",
-    "training/test_every_family.py",
+    "engine/test_distribution.py",
     "engine/test_program_sizes.py",
+    "engine/test_several_devices.py",
+    "engine/test_auto.py",
+    "training/test_every_family.py",
+    "engine/test_real_greedy_equality.py",
+    "sampling/test_losslessness.py",
+    "training/test_pipeline.py",
+    "notebooks/test_notebooks.py",
     "engine/test_heads_on_targets.py",
     "engine/test_fresh_metadata.py",
-    "sampling/test_losslessness.py",
+    "kernels/test_packed_weight.py",
+    "kernels/test_int8_matmul.py",
+    "training/test_command.py",
+    "test_fuzz_config.py",
 ]
 # Files of `engine` that use the same engines: one process runs them, and compiles each engine once.
 TOGETHER = [
-    {"greedy_equality", "poison", "drafter_state", "prefixes", "inspection", "lifecycle", "generation"},
+    {"greedy_equality", "poison", "drafter_state", "prefixes", "inspection", "lifecycle", "generation"}
+    | {"sampling_modes", "clients", "counters"},
     {"program_sizes", "invariance"},
     {"auto", "soak"},
 ]

@@ -118,6 +118,22 @@ def compile_all(engine: Engine) -> None:
     engine.programs.compile(left, progress=False)
 
 
+def drive_from_python(engine: Engine, monkeypatch: Any) -> list[Any]:
+    """Has the host run every decode dispatch draft by draft; returns the list of the modes that it ran."""
+    programs = engine.programs
+    ran: list[Any] = []
+
+    def counted(size):
+        decode = programs._host_decode(size)
+        return lambda *args: ran.append(size.mode) or decode(*args)
+
+    # An engine loaded with draft_loop="host" does the same and compiles the prompts' programs again.
+    for size in programs.compiled:
+        if size.mode is not None:
+            monkeypatch.setitem(programs.compiled, size, counted(size))
+    return ran
+
+
 def leave_pages(engine: Engine, count: int, monkeypatch: Any) -> None:
     """Restricts an idle engine to `count` pages; it keeps its programs."""
     engine.forget_prefixes()

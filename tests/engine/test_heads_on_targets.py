@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from golden_files import golden_folder
-from tiny_engines import start_afresh, tokens_of
+from tiny_engines import drive_from_python, start_afresh, tokens_of
 from tiny_models import write_dflash, write_eagle1, write_eagle3, write_peagle
 
 import jaxspec
@@ -35,14 +35,13 @@ PAIRS = [
 def load():
     engines = {}
 
-    def load(target, drafter=None, draft_loop="compiled"):
-        key = (target, drafter and drafter["source"], draft_loop)
+    def load(target, drafter=None):
+        key = (target, drafter and drafter["source"])
         if key not in engines:
             engines[key] = jaxspec.load(
                 golden_folder(target),
                 drafter=drafter and {**drafter, "num_speculative_tokens": 7},
                 sampling_modes=("greedy",),
-                draft_loop=draft_loop,
                 progress=False,
                 batch_size=2,
                 max_model_len=96,
@@ -55,20 +54,24 @@ def load():
 
 
 @pytest.mark.parametrize(("target", "head"), PAIRS)
-def test_drafting_changes_no_token_and_the_host_driven_loop_does_the_same(load, tmp_path, target, head):
+def test_drafting_changes_no_token_and_the_host_driven_loop_does_the_same(
+    load, tmp_path, monkeypatch, target, head
+):
     source = HEADS[head](tmp_path / "head", golden_folder(target))
     drafter = {"kind": head.split()[0], "source": str(source)}
     prompts = [[5, 6, 7, 8, 5, 6, 7, 8, 5, 6], [9, *range(20, 37), 9], [40, 41]]
     ask = {"max_new_tokens": 40, "ignore_eos": True}
     plain = load(target).generate(prompts, **ask)
-    results = []
-    for draft_loop in ("compiled", "host"):
-        engine = load(target, drafter, draft_loop)
+    engine, ran, results = load(target, drafter), None, []
+    for is_driven in (False, True):
+        if is_driven:
+            ran = drive_from_python(engine, monkeypatch)
         start_afresh(engine)
         generations = engine.generate(prompts, **ask)
         assert tokens_of(generations) == tokens_of(plain)
         cache = [np.asarray(layer)[1:] for layer in engine.core.state.draft_cache]
         results.append(([g.stats.accepted_at for g in generations], cache))
+    assert ran
     (accepted, cache), (host_accepted, host_cache) = results
     assert accepted == host_accepted
     assert sum(map(sum, accepted)) > 0

@@ -17,7 +17,7 @@ import pytest
 from conversations import assert_as_alone, conversation
 from jax.stages import Compiled
 from several_devices import answers, run
-from tiny_engines import ATTENTION, DRAFTERS, PAIRS, start_afresh, tokens_of
+from tiny_engines import ATTENTION, DRAFTERS, PAIRS, drive_from_python, start_afresh, tokens_of
 
 from jaxspec import SamplingParams
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
@@ -80,21 +80,6 @@ def assert_same(compiled, host):
         # Page 0 is nobody's: rows that are not kept may land there in any order. The programs are
         # compiled apart, so XLA may fuse a sum otherwise and round its last bit.
         np.testing.assert_allclose(one[1:], other[1:], rtol=0, atol=2e-5)
-
-
-def drive_from_python(engine, monkeypatch):
-    """Has the host run every decode dispatch draft by draft; returns the list of the modes that it ran."""
-    programs, ran = engine.programs, []
-
-    def counted(size):
-        decode = programs._host_decode(size)
-        return lambda *args: ran.append(size.mode) or decode(*args)
-
-    # An engine loaded with draft_loop="host" does the same and compiles the prompts' programs again.
-    for size in programs.compiled:
-        if size.mode is not None:
-            monkeypatch.setitem(programs.compiled, size, counted(size))
-    return ran
 
 
 def test_the_compiled_loop_drafts_what_the_host_driven_one_does(engine, pair, prompts, monkeypatch):

@@ -59,10 +59,8 @@ def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, 
     engine.forget_prefixes()
     dispatch = engine.programs.dispatch
 
-    def poisoned_dispatch(state, served, pieces, *, size):
-        state, output = dispatch(state, served, pieces, size=size)
-        if size.mode is None:
-            return state, output
+    @jax.jit
+    def poisoned(state, served):
         page_size = state.target_cache[0].shape[3]
         table = read_served(served, page_size).page_table.pages[0]
         position = jnp.arange(table.size * page_size)
@@ -72,12 +70,15 @@ def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, 
             return jax.tree.map(lambda layer: layer.at[page, :, :, position % page_size].set(jnp.nan), cache)
 
         length = state.length[0]
-        state = replace(
+        return replace(
             state,
             target_cache=fill(state.target_cache, length),
             draft_cache=fill(state.draft_cache, length + ahead),
         )
-        return state, output
+
+    def poisoned_dispatch(state, served, pieces, *, size):
+        state, output = dispatch(state, served, pieces, size=size)
+        return (state if size.mode is None else poisoned(state, served)), output
 
     monkeypatch.setattr(engine.programs, "dispatch", poisoned_dispatch)
     assert tokens_of(engine.generate(prompts, max_new_tokens=30)) == clean
