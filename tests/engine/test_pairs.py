@@ -34,7 +34,9 @@ SAMPLED = ("eagle3", "peagle", "dflash", "near split")
 
 def on_devices(kind):
     """What engines of every pair of this kind do on two devices, and of some on four."""
-    on_two = (f"{name}@2" for of, name in PAIRS if of == kind)
+    on_two = [f"{name}@2" for of, name in PAIRS if of == kind]
+    if kind == "full":
+        on_two += ["none@2", "near split@2"]
     return run("pairs", kind, "greedy", *on_two, *(f"{name}@4" for name in ON_FOUR.get(kind, ())))
 
 
@@ -137,6 +139,21 @@ def test_several_devices_sample_as_one(engines_of):
         assert result["answers"] == answers(engine, "sampled"), name
         assert_only_meant(result["moves"], 2, BATCH * (DRAFTERS["near"] + 1) * VOCABULARY)
     assert len({str(result["answers"]) for result in results.values()}) > 1
+
+
+def test_a_layer_is_two_sums_and_a_draw_one_exchange():
+    plain, eagle3 = (on_devices("full")[name]["moves"] for name in ("none@2", "eagle3@2"))
+    count = [[operation for operation, _ in moves].count for moves in (plain, eagle3)]
+    assert [of("all-reduce") for of in count] == [2 * 2, 2 * 2 + 2 + 2]  # the head drafts, and is refreshed
+    # The best token and whether its row is finite; the first draft and the loop's.
+    assert [of("all-gather") for of in count] == [2, 2 + 2]
+
+
+def test_a_small_draft_model_is_whole_on_every_device():
+    small, split = (on_devices("full")[name] for name in ("near@2", "near split@2"))
+    assert small["answers"] == split["answers"]
+    assert len(small["moves"]) < len(split["moves"])
+    assert small["split"] < 0.6 < split["split"]
 
 
 def test_every_kernel_runs_on_shards():

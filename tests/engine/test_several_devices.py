@@ -1,6 +1,6 @@
-"""Programs over several devices, on CPU devices: how weights are split and what moves, and every family.
+"""Programs over several devices, on CPU devices: every family, how weights are split and what is refused.
 
-`test_pairs.py` has every drafter over every kind of attention.
+`test_pairs.py` has every drafter over every kind of attention, and what moves.
 """
 
 import jax
@@ -22,29 +22,6 @@ FAMILIES = {
     ),
     4: ("gpt-oss", "deepseek-v3"),
 }
-
-
-PLAIN, EAGLE3, SMALL, SPLIT = OVER_FULL = ("none@2", "eagle3@2", "near@2", "near split@2")
-
-
-@pytest.fixture(scope="module")
-def over_full():
-    return run("pairs", "full", "greedy", *OVER_FULL)
-
-
-def test_a_layer_is_two_sums_and_a_draw_one_exchange(over_full):
-    plain, eagle3 = (over_full[text]["moves"] for text in (PLAIN, EAGLE3))
-    count = [[operation for operation, _ in moves].count for moves in (plain, eagle3)]
-    assert [of("all-reduce") for of in count] == [2 * 2, 2 * 2 + 2 + 2]  # the head drafts, and is refreshed
-    # The best token and whether its row is finite; the first draft and the loop's.
-    assert [of("all-gather") for of in count] == [2, 2 + 2]
-
-
-def test_a_small_draft_model_is_whole_on_every_device(over_full):
-    small, split = (over_full[text] for text in (SMALL, SPLIT))
-    assert small["answers"] == split["answers"]
-    assert len(small["moves"]) < len(split["moves"])
-    assert small["split"] < 0.6 < split["split"]
 
 
 @pytest.fixture(scope="module")
