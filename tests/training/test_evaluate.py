@@ -13,7 +13,7 @@ SETS = {"one": [[6, 7, 6, 7, 6], [8, 9, 8]], "two": [[11, 12, 11, 12, 11, 12]]}
 
 
 def test_every_answer_counts_for_its_own_set_temperature_and_seed(tmp_path):
-    engine = TinyEngines(tmp_path).load("near", sampling_modes=("temperature",))
+    engine = TinyEngines(tmp_path).load("near", sampling_modes=("sampled",))
     config = EvaluateConfig(temperatures=(0.0, 1.0), seeds=(3, 4), max_new_tokens=40)
     accepted = 0
     found = measure(engine, SETS, config)
