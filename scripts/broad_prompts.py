@@ -7,7 +7,8 @@ where they come from, their licences, and how many rows of which task each one g
 `train.jsonl`, `heldout/TASK.jsonl` and `sources.md`, the table of sources. The same folder and seed give the
 same rows. `scripts/data/prompt_templates.toml` has the wordings; held-out prompts have their own.
 
-A training row that shares 13 words in a row with a held-out prompt, or with a file after --apart, is left out.
+A row that shares 13 words in a row with a file after --apart is left out, and a training row that shares them
+with a held-out prompt.
 """
 
 import argparse
@@ -51,7 +52,7 @@ def fill(draws: Draws, templates: Templates, text: str, ask: str, kind: str = "t
 def transcript(draws: Draws, dialogue: Dialogue, words: int) -> str:
     """Some consecutive turns of a dialogue, one a line, of about as many words."""
     turns = dialogue.turns
-    start = draws.randrange(max(1, len(turns) - 8))
+    start = draws.choice((0, draws.randrange(max(1, len(turns) - 8))))
     lines: list[str] = []
     for speaker, text in turns[start:]:
         lines.append(f"{speaker}: {text}")
@@ -102,7 +103,9 @@ def translation(draws: Draws, item: Item, others: list[Item], templates: Templat
     if not isinstance(item, Text | Document):
         return None
     source = item.language
-    wanted = draws.choices(("de", "fr", "es", "it", "ru", "zh", "pt", "nl", "pl", "ja"), (8, 6, 6, 4, 3, 3, 1, 1, 1, 1))
+    wanted = draws.choices(
+        ("de", "fr", "es", "it", "ru", "zh", "pt", "nl", "pl", "ja"), (8, 6, 6, 4, 3, 3, 1, 1, 1, 1)
+    )
     target = wanted[0] if source == "en" else "en"
     ask = draws.choice(templates["translation"]["asks"])
     return ask.format(source=LANGUAGES[source], target=LANGUAGES[target], text=item.text)
@@ -154,7 +157,10 @@ def turns(draws: Draws, item: Item, others: list[Item], templates: Templates) ->
     elif isinstance(item, Asked):
         first = draws.choice(follow["passage"]).format(text=item.text, question=item.exchanges[0][0])
         chosen = item.exchanges[: draws.randint(2, 5)]
-        texts = [first, *(text for at, (question, _) in enumerate(chosen[1:]) for text in (chosen[at][1], question))]
+        texts = [
+            first,
+            *(text for at, (question, _) in enumerate(chosen[1:]) for text in (chosen[at][1], question)),
+        ]
     elif isinstance(item, Document):
         lead = " ".join(item.sentences[:2])
         texts = [fill(draws, templates, item.text, draws.choice(templates["summaries"]["text"])), lead]
@@ -186,7 +192,7 @@ MAKERS: dict[str, Maker] = {
 }
 # Shortest and longest passage cut from a document, in words.
 CUTS = {
-    "summaries": (110, 850), "passages": (50, 260), "translation": (8, 90), "rewriting": (12, 130),
+    "summaries": (120, 900), "passages": (50, 260), "translation": (8, 90), "rewriting": (12, 130),
     "extraction": (30, 300), "turns": (80, 400),
 }  # fmt: skip
 
@@ -196,11 +202,15 @@ def compositions(draws: Draws, templates: Templates, kind: str) -> Iterator[Item
     part = templates[kind]
     for _ in range(100_000):
         wording = draws.choice(part["asks"])
-        slots = {name: draws.choice(values) for name, values in part["slots"].items() if f"{{{name}}}" in wording}
+        slots = {
+            name: draws.choice(values) for name, values in part["slots"].items() if f"{{{name}}}" in wording
+        }
         yield Text(wording.format(**slots), "en")
 
 
-def items_of(source: dict[str, Any], folder: Path, task: str, draws: Draws, templates: Templates) -> Iterator[Item]:
+def items_of(
+    source: dict[str, Any], folder: Path, task: str, draws: Draws, templates: Templates
+) -> Iterator[Item]:
     """The items of a source for one task, in a drawn order; documents are cut into passages."""
     if source["reader"] == "own":
         yield from compositions(draws, templates, task)
@@ -221,9 +231,9 @@ def items_of(source: dict[str, Any], folder: Path, task: str, draws: Draws, temp
 
 
 class Rows:
-    """Collects distinct rows that are short enough and not apart."""
+    """Collects distinct rows that are short enough and repeat none of the named texts to keep apart."""
 
-    def __init__(self, tokens: Callable[[list[Message]], int], apart: HeldOut):
+    def __init__(self, tokens: Callable[[list[Message]], int], apart: dict[str, HeldOut]):
         self.rows: list[dict[str, Any]] = []
         self.removed: Counter[str] = Counter()
         self._seen: set[tuple[str, ...]] = set()
@@ -237,9 +247,10 @@ class Rows:
             self.removed["repeated"] += 1
             return False
         self._seen.add(words)
-        if any(message["content"] in self._apart for message in messages):
-            self.removed["13 words in a row with held-out or benchmark prompts"] += 1
-            return False
+        for name, texts in self._apart.items():
+            if any(message["content"] in texts for message in messages):
+                self.removed[f"13 words in a row with {name}"] += 1
+                return False
         if self._tokens(messages) > LIMIT:
             self.removed[f"more than {LIMIT} tokens"] += 1
             return False
@@ -278,11 +289,16 @@ def build(
     seed: int,
 ) -> str:
     """Writes the training and the held-out rows; returns what was written and removed, in words."""
-    parts = {held: {n: s for n, s in sources.items() if s.get("held_out", False) == held} for held in (True, False)}
-    shared = {s["origin"] for s in parts[True].values()} & {s["origin"] for s in parts[False].values()} - {OWN}
+    parts = {
+        held: {n: s for n, s in sources.items() if s.get("held_out", False) == held} for held in (True, False)
+    }
+    shared = {s["origin"] for s in parts[True].values()} & {s["origin"] for s in parts[False].values()} - {
+        OWN
+    }
     if shared:
         raise ValueError(f"both trained on and held out: {', '.join(sorted(shared))}")
-    held_out = Rows(tokens, HeldOut(apart))
+    files = HeldOut(apart)
+    held_out = Rows(tokens, {"a file apart": files})
     counts = make_rows(parts[True], folder, templates["held_out"], seed, held_out)
     for task in MAKERS:
         rows = [row for row in held_out.rows if row["task"] == task]
@@ -290,7 +306,7 @@ def build(
             numbered = [{"id": f"{task}-{number}", **row} for number, row in enumerate(rows)]
             write(output / "heldout" / f"{task}.jsonl", numbered)
     kept_apart = [text for row in held_out.rows for text in texts_of(row)]
-    trained = Rows(tokens, HeldOut([*apart, *kept_apart]))
+    trained = Rows(tokens, {"a file apart": files, "a held-out prompt": HeldOut(kept_apart)})
     counts += make_rows(parts[False], folder, templates["train"], seed, trained)
     random.Random(seed).shuffle(trained.rows)
     write(output / "train.jsonl", trained.rows)

@@ -7,15 +7,21 @@ import html
 import json
 import random
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_END = re.compile(r"(?<=[.!?…])[\"'”’»)]*\s+(?=[\"'“‘«(¿¡]?[A-ZÀ-ÞА-Я0-9])|(?<=[。！？])")
-_ENDS_WELL = re.compile(r"[.!?…。！？][\"'”’»)]*$")
+_END = re.compile(
+    r"(?<=[.!?…])[\"'\u201d\u2019»)]*\s+(?=[\"'\u201c\u2018«(¿¡]?[A-ZÀ-Þ\u0410-\u042f0-9])"
+    r"|(?<=[\u3002\uff01\uff1f])"
+)
+_ENDS_WELL = re.compile(r"[.!?…\u3002\uff01\uff1f][\"'\u201d\u2019»)]*$")
 _NAME = re.compile(r"(?<=[a-z,] )[A-Z][a-z]{2,}(?: (?:of |the |de )?[A-Z][a-z]{2,}){0,3}")
-_ABBREVIATED = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|St|Prof|vs|etc|e\.g|i\.e|z\.B|d\.h|bzw|[A-Z])\.[\"'”]*$")
+_ABBREVIATED = re.compile(
+    r"\b(?:Mr|Mrs|Ms|Dr|St|Prof|vs|etc|e\.g|i\.e|viz|z\.B|d\.h|bzw|[A-Z]|\d{1,2})\.[\"'”]*$"
+)
 
 
 def sentences(text: str) -> list[str]:
@@ -134,7 +140,7 @@ def _prose(paragraphs: list[str], language: str = "en", shortest: int = 8) -> Do
         if words(text) >= shortest
         and _ENDS_WELL.search(text)
         and not text[0].islower()
-        and not re.search(r"[{}<>|\\]|https?:|&\w+;|__|\*\*|==|^\d+\.\s|\[\d", text)
+        and not re.search(r"[{}<>|\\]|https?:|&\w+;|__|\*\*|==|^\d+\.\s|\[\d|^[A-ZÀ-Þ]{4,}\s", text)
         and (language == "en") == _english(text)
     )
     return Document(tuple(kept), language)
@@ -145,7 +151,11 @@ def _english(text: str) -> bool:
     return sum(word in _COMMON for word in found) >= 0.12 * max(len(found), 1) and bool(found)
 
 
-_COMMON = frozenset("the of and to is are was were that it with as for you your this be by his her he she they not".split())
+_COMMON = {
+    "the", "of", "and", "to", "is", "are", "was", "were", "that", "it", "with",
+    "as", "for", "you", "your", "this", "be", "by", "his", "her", "he", "she",
+    "they", "not",
+}  # fmt: skip
 
 
 def books(paths: list[Path], language: str = "en") -> Iterator[Item]:
@@ -163,7 +173,9 @@ def markdown(paths: list[Path]) -> Iterator[Item]:
         text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text)
         text = re.sub(r"\[([^\]]*)\](?:\([^)]*\)|\[[^\]]*\])", r"\1", text)
         text = re.sub(r"\*\*|__|(?<!\w)[*_]|[*_](?!\w)|`", "", html.unescape(text))
-        blocks = [block for block in text.split("\n\n") if not re.match(r"\s*([#>|+]|[-*] |\d+\. |    )", block)]
+        blocks = [
+            block for block in text.split("\n\n") if not re.match(r"\s*([#>|+]|[-*] |\d+\. |    )", block)
+        ]
         yield _prose(blocks)
 
 
@@ -174,14 +186,21 @@ def restructured(paths: list[Path]) -> Iterator[Item]:
         text = re.sub(r"`([^`<]*?) ?<[^>]*>`_+", r"\1", text).replace("``", "")
         text = re.sub(r"`([^`]*)`_*|\*\*?([^*\n]+)\*\*?", r"\1\2", text)
         text = re.sub(r"\s?\[[\w#-]+\]_|::(?=\n)", "", text)
-        blocks = [block for block in text.split("\n\n") if not re.match(r"\s|\.\.|[-*+#|] |\d+\.|\w[\w-]*:", block)]
+        blocks = [
+            block for block in text.split("\n\n") if not re.match(r"\s|\.\.|[-*+#|] |\d+\.|\w[\w-]*:", block)
+        ]
         yield _prose([block for block in blocks if not re.search(r"\n[=~^'\"-]{4,}", block)])
 
 
 def markup(paths: list[Path], language: str = "en", tag: str = "p") -> Iterator[Item]:
     """The paragraphs of HTML, Mallard or CNXML pages."""
     for path in paths:
-        text = re.sub(r"<(script|style|head|note|table|figure|equation|exercise)\b.*?</\1>", " ", _read(path), flags=re.S)
+        text = re.sub(
+            r"<(script|style|head|note|table|figure|equation|exercise)\b.*?</\1>",
+            " ",
+            _read(path),
+            flags=re.S,
+        )
         found = re.findall(rf"<{tag}(?:\s[^>]*)?>(.*?)</{tag}>", text, flags=re.S)
         plain = [html.unescape(re.sub(r"<[^>]*>", "", each)) for each in found]
         yield _prose([re.sub(r"\s+([.,;:)])", r"\1", each) for each in plain], language)
@@ -255,7 +274,9 @@ def meetings(paths: list[Path]) -> Iterator[Item]:
             yield Dialogue(tuple((who, text) for who, text in said[at : at + 25] if words(text) > 2))
         for pair in meeting["specific_query_list"]:
             spans = [range(int(a), int(b) + 1) for a, b in pair["relevant_text_span"]]
-            lines = [": ".join(said[i]) for span in spans for i in span if i < len(said) and words(said[i][1]) > 2]
+            lines = [
+                ": ".join(said[i]) for span in spans for i in span if i < len(said) and words(said[i][1]) > 2
+            ]
             if 60 < words("\n".join(lines)) < 900:
                 yield Asked("\n".join(lines), ((pair["query"], pair["answer"]),))
 
@@ -312,7 +333,11 @@ def trivia(paths: list[Path]) -> Iterator[Item]:
     for path in paths:
         for question, answer in re.findall(r"#Q (.*?)\n\^ (.*?)\n", _read(path), flags=re.S):
             question = re.sub(r"\s+", " ", question).strip()
-            if question.endswith("?") and "�" not in question and not re.search(r"(?i)these|following", question):
+            if (
+                question.endswith("?")
+                and "�" not in question
+                and not re.search(r"(?i)these|following", question)
+            ):
                 yield Exchange(question, answer.strip())
 
 
@@ -348,13 +373,15 @@ def intents(paths: list[Path]) -> Iterator[Item]:
         if path.suffix == ".json":
             pairs = [pair for part in json.loads(_read(path)).values() for pair in part]
         else:
-            pairs = [row for row in csv.reader(_read(path).splitlines())][1:]
+            pairs = list(csv.reader(_read(path).splitlines()))[1:]
         for text, label in pairs:
             if words(text) >= 4:
                 yield Text(text, "en", label)
 
 
-def exchanges(paths: list[Path], request: str, answer: str, extra: str = "", code: bool = False) -> Iterator[Item]:
+def exchanges(
+    paths: list[Path], request: str, answer: str, extra: str = "", code: bool = False
+) -> Iterator[Item]:
     """Requests with answers in JSON or JSONL; the arguments name the fields."""
     for path in paths:
         text = _read(path)
@@ -385,7 +412,8 @@ def functions(paths: list[Path]) -> Iterator[Item]:
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and 5 <= (node.end_lineno or 0) - node.lineno <= 60:
-                yield Code("Python", ast.get_source_segment(text, node) or "")
+                lines = text.split("\n")[node.lineno - 1 : node.end_lineno]
+                yield Code("Python", textwrap.dedent("\n".join(lines)))
 
 
 def programs(paths: list[Path], language: str) -> Iterator[Item]:

@@ -24,7 +24,10 @@ def prose(seed: int, paragraphs: int = 40) -> str:
     draws = random.Random(seed)
     names = [f"word{number}" for number in range(400)]
     lines = [
-        " ".join(f"The {' '.join(draws.choices(names, k=draws.randint(5, 12)))} of the sea was old." for _ in range(5))
+        " ".join(
+            f"The {' '.join(draws.choices(names, k=draws.randint(5, 12)))} of the sea was old."
+            for _ in range(5)
+        )
         for _ in range(paragraphs)
     ]
     return "\n\n".join(lines)
@@ -36,7 +39,7 @@ def source(name: str, rows: dict[str, int], reader: str = "markdown", **more) ->
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two sources to train on, of which the second repeats a paragraph of a held-out one, and two held out."""
+    """Three sources to train on, of which one repeats a paragraph of a fourth, which is held out."""
     texts = {"trained": prose(1), "leaky": prose(2), "apart": prose(3)}
     texts["leaky"] += "\n\n" + texts["apart"].split("\n\n")[0]
     for name, text in texts.items():
@@ -57,7 +60,9 @@ TINY = {
 }
 
 
-def build(folder: Path, output: Path, seed: int = 0, sources: dict = TINY, apart: tuple[str, ...] = ()) -> str:
+def build(
+    folder: Path, output: Path, seed: int = 0, sources: dict = TINY, apart: tuple[str, ...] = ()
+) -> str:
     return broad_prompts.build(
         sources,
         folder,
@@ -84,8 +89,12 @@ def runs(row: dict) -> set[tuple[str, ...]]:
 
 def test_training_shares_no_source_and_no_13_words_with_held_out(folder):
     report = build(folder, folder / "out")
-    trained, held_out = rows(folder / "out" / "train.jsonl"), rows(folder / "out" / "heldout" / "summaries.jsonl")
-    assert len(trained) > 60 and len(held_out) > 10
+    trained, held_out = (
+        rows(folder / "out" / "train.jsonl"),
+        rows(folder / "out" / "heldout" / "summaries.jsonl"),
+    )
+    assert len(trained) > 60
+    assert len(held_out) > 10
     assert not {row["source"] for row in trained} & {row["source"] for row in held_out}
     apart = set().union(*map(runs, held_out))
     assert not any(runs(row) & apart for row in trained)
@@ -97,7 +106,8 @@ def test_files_apart_are_in_neither(folder):
     build(folder, folder / "out", apart=told)
     apart = set().union(*(runs({"prompt": text}) for text in told))
     made = rows(folder / "out" / "train.jsonl") + rows(folder / "out" / "heldout" / "summaries.jsonl")
-    assert made and not any(runs(row) & apart for row in made)
+    assert made
+    assert not any(runs(row) & apart for row in made)
 
 
 def test_no_prompt_is_over_the_limit(folder, monkeypatch):
@@ -120,14 +130,16 @@ def test_a_dialogue_begins_with_what_the_user_said(folder):
     build(folder, folder / "out")
     talks = [row["messages"] for row in rows(folder / "out" / "train.jsonl") if row["source"] == "talks"]
     even = [f"Line {at} of the talk." for at in range(0, 12, 2)]
-    assert talks and all(message["content"] in even for talk in talks for message in talk[::2])
+    assert talks
+    assert all(message["content"] in even for talk in talks for message in talk[::2])
 
 
 def test_same_seed_same_rows_another_seed_others(folder):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         build(folder, folder / name, seed)
     a, b, c = ((folder / name / "train.jsonl").read_bytes() for name in "abc")
-    assert a == b != c
+    assert a == b
+    assert sorted(a.splitlines()) != sorted(c.splitlines())
 
 
 def test_a_source_cannot_be_trained_on_and_held_out(folder):
@@ -162,17 +174,21 @@ def test_sentences(text, expected):
 def test_markup_and_what_is_no_prose_are_left_out(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
-        "---\ntitle: A\n---\n# Head\n\nThe [old](http://x) *house* is by `the` sea and it was not for sale.\n\n"
-        "- A list of things that are to be left out of the text.\n\n```\ncode of the house is not prose.\n```\n\n"
+        "---\ntitle: A\n---\n# Head\n\nThe [old](http://x) *house* is by `the` sea, not for sale.\n\n"
+        "- A list of things that are to be left out of the text.\n\n"
+        "```\nThe code of the house is not prose, but ends like it.\n```\n\n"
         "This paragraph is not whole and ends with a colon, so it is to be left out:\n"
     )
     (document,) = READERS["markdown"]([page])
-    assert document.paragraphs == ("The old house is by the sea and it was not for sale.",)
+    assert document.paragraphs == ("The old house is by the sea, not for sale.",)
 
 
 def test_foreign_paragraphs_that_were_left_in_english_are_dropped(tmp_path):
     page = tmp_path / "page.html"
-    page.write_text("<p>Das alte Haus am Meer wurde im letzten Jahr verkauft.</p><p>The old house by the sea was sold to her.</p>")
+    page.write_text(
+        "<p>Das alte Haus am Meer wurde im letzten Jahr verkauft.</p>"
+        "<p>The old house by the sea was sold to her.</p>"
+    )
     (document,) = READERS["markup"]([page], language="de")
     assert document.paragraphs == ("Das alte Haus am Meer wurde im letzten Jahr verkauft.",)
 
@@ -194,8 +210,11 @@ def test_every_template_can_be_filled(part, task):
     draws = random.Random(0)
     made = [broad_prompts.MAKERS[task](draws, item, every, TEMPLATES[part]) for item in every * 60]
     said = [str(each) for each in made if each]
-    assert said and all("{sea}" in each for each in said if "Old House" in each)
-    assert not any(slot in each for each in said for slot in ("{text}", "{ask}", "{label", "{name}", "{question}"))
+    assert said
+    assert all("{sea}" in each for each in said if "Old House" in each)
+    assert not any(
+        slot in each for each in said for slot in ("{text}", "{ask}", "{label", "{name}", "{question}")
+    )
 
 
 def test_wordings_for_training_and_for_held_out_prompts_differ():
@@ -211,4 +230,5 @@ def test_every_source_names_a_reader_tasks_and_a_free_licence():
     for name, each in SOURCES.items():
         assert each["reader"] in {*READERS, "own"}, name
         assert set(each["rows"]) <= set(broad_prompts.MAKERS), name
-        assert each["licence"] and not {"NC", "ND"} & set(each["licence"].replace("-", " ").split()), name
+        assert each["licence"], name
+        assert not {"NC", "ND"} & set(each["licence"].replace("-", " ").split()), name
