@@ -1,6 +1,6 @@
 """Write a broad set of prompts for training a draft head, and held-out prompts by task.
 
-    python scripts/broad_prompts.py SOURCES OUTPUT [--target CONFIG] [--apart FILE.jsonl ...] [--seed 0]
+    python scripts/broad_prompts.py SOURCES OUTPUT [--target TARGET] [--apart FILE.jsonl ...] [--seed 0]
 
 SOURCES is a folder of unpacked packages and repositories; `scripts/data/prompt_sources.toml` says which ones,
 where they come from, their licences, and how many rows of which task each one gives. OUTPUT gets
@@ -24,7 +24,8 @@ from typing import Any
 from prompt_readers import READERS, Asked, Code, Dialogue, Document, Exchange, Item, Text
 
 from jaxspec.checkpoints import open_checkpoint
-from jaxspec.config import load_config
+from jaxspec.command_line import Parser
+from jaxspec.engine.load import resolve_config
 from jaxspec.training.held_out import HeldOut, normalise
 from jaxspec.training.prompt_files import encode_messages, read_texts
 from jaxspec.training.prompts import check_tokenizer
@@ -339,18 +340,16 @@ def table(sources: dict[str, Any], counts: Counter[tuple[str, str]]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", type=Path, help="the folder of unpacked sources")
     parser.add_argument("output", type=Path)
-    parser.add_argument("--target", default="smollm2-135m", help="the configuration whose tokens are counted")
+    parser.add_argument("--target", default="smollm2-135m", help="whose tokens are counted")
     parser.add_argument("--apart", type=Path, nargs="*", default=[], help="prompts to keep out of all rows")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)
     sources = tomllib.loads((DATA / "prompt_sources.toml").read_text("utf-8"))
     templates = tomllib.loads((DATA / "prompt_templates.toml").read_text("utf-8"))
-    target = load_config(args.target).target
+    target = resolve_config(args.target).target
     checkpoint = open_checkpoint(target.source, file=target.file, sha256=target.sha256)
     tokenizer = check_tokenizer(checkpoint.tokenizer, args.target)
     report = build(
