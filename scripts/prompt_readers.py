@@ -182,7 +182,8 @@ def markdown(paths: list[Path]) -> Iterator[Item]:
 def restructured(paths: list[Path]) -> Iterator[Item]:
     """reStructuredText; code, directives and lists are left out."""
     for path in paths:
-        text = re.sub(r":[\w:-]+:`([^`<]*?)(?: ?<[^>]*>)?`", r"\1", _read(path))
+        text = re.sub(r":pep:`(\d+)`", r"PEP \1", _read(path))
+        text = re.sub(r":[\w:-]+:`([^`<]*?)(?: ?<[^>]*>)?`", r"\1", text)
         text = re.sub(r"`([^`<]*?) ?<[^>]*>`_+", r"\1", text).replace("``", "")
         text = re.sub(r"`([^`]*)`_*|\*\*?([^*\n]+)\*\*?", r"\1\2", text)
         text = re.sub(r"\s?\[[\w#-]+\]_|::(?=\n)", "", text)
@@ -192,8 +193,8 @@ def restructured(paths: list[Path]) -> Iterator[Item]:
         yield _prose([block for block in blocks if not re.search(r"\n[=~^'\"-]{4,}", block)])
 
 
-def markup(paths: list[Path], language: str = "en", tag: str = "p") -> Iterator[Item]:
-    """The paragraphs of HTML, Mallard or CNXML pages."""
+def markup(paths: list[Path], language: str = "en", tag: str = "p", attributes: str = "") -> Iterator[Item]:
+    """The paragraphs of HTML, Mallard or CNXML pages: elements with this tag and these first attributes."""
     for path in paths:
         text = re.sub(
             r"<(script|style|head|note|table|figure|equation|exercise)\b.*?</\1>",
@@ -201,9 +202,9 @@ def markup(paths: list[Path], language: str = "en", tag: str = "p") -> Iterator[
             _read(path),
             flags=re.S,
         )
-        found = re.findall(rf"<{tag}(?:\s[^>]*)?>(.*?)</{tag}>", text, flags=re.S)
+        found = re.findall(rf"<{tag}\b\s*{attributes}[^>]*>(.*?)</{tag}>", text, flags=re.S)
         plain = [html.unescape(re.sub(r"<[^>]*>", "", each)) for each in found]
-        yield _prose([re.sub(r"\s+([.,;:)])", r"\1", each) for each in plain], language)
+        yield _prose([re.sub(r"\s+([.,)])", r"\1", each) for each in plain], language)
 
 
 def factbook(paths: list[Path]) -> Iterator[Item]:
@@ -375,7 +376,7 @@ def intents(paths: list[Path]) -> Iterator[Item]:
         else:
             pairs = list(csv.reader(_read(path).splitlines()))[1:]
         for text, label in pairs:
-            if words(text) >= 4:
+            if words(text) >= 4 and label != "oos":  # CLINC's label for requests out of scope
                 yield Text(text, "en", label)
 
 

@@ -186,7 +186,7 @@ def test_markup_and_what_is_no_prose_are_left_out(tmp_path):
 def test_foreign_paragraphs_that_were_left_in_english_are_dropped(tmp_path):
     page = tmp_path / "page.html"
     page.write_text(
-        "<p>Das alte Haus am Meer wurde im letzten Jahr verkauft.</p>"
+        '<p class="x">Das alte Haus am Meer wurde im letzten Jahr verkauft.</p>'
         "<p>The old house by the sea was sold to her.</p>"
     )
     (document,) = READERS["markup"]([page], language="de")
