@@ -27,7 +27,7 @@ from jaxspec.checkpoints import open_checkpoint
 from jaxspec.command_line import Parser
 from jaxspec.engine.load import resolve_config
 from jaxspec.training.held_out import HeldOut, normalise
-from jaxspec.training.prompt_files import encode_messages, read_texts
+from jaxspec.training.prompt_files import read_texts
 from jaxspec.training.prompts import check_tokenizer
 
 DATA = Path(__file__).parent / "data"
@@ -358,7 +358,9 @@ def main(arguments: list[str] | None = None) -> int:
         templates,
         args.output,
         apart=[text for path in args.apart for text in read_texts(path)],
-        tokens=lambda messages: len(encode_messages(tokenizer, tuple(messages))),
+        tokens=lambda messages: len(
+            tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)
+        ),
         seed=args.seed,
     )
     print(report)
