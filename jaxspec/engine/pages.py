@@ -33,8 +33,8 @@ class PagePool:
         self._users: dict[int, int] = {}
         self._kept: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
-        # Kept pages without users, the least recently used first. A plain dict finds its first key more slowly
-        # the more keys before it were deleted.
+        # Kept pages without users, the least recently used first. A plain dict takes the longer to find its
+        # first key the more keys before it were deleted.
         self._unused: OrderedDict[int, None] = OrderedDict()
 
     @property

@@ -1,10 +1,20 @@
 """What the host packs for a dispatch is what the program reads."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from jaxspec.engine.packing import pack_pieces, pack_served, read_pieces, read_served
+from jaxspec.engine.packing import (
+    empty_pieces,
+    empty_served,
+    pack_pieces,
+    pack_served,
+    read_pieces,
+    read_served,
+)
 from jaxspec.engine.request import Request
 from jaxspec.engine.scheduler import Chunk, Dispatch, Running
 from jaxspec.sampling import SamplingParams
@@ -67,3 +77,15 @@ def test_pieces_know_the_token_after_each_of_theirs():
     assert pieces.known.tolist()[:3] == [-1, -1, 24]
     # Of ten, two stand before the known one.
     assert pieces.remaining.tolist()[:3] == [10, 10, 8]
+
+
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [(partial(read_served, page_size=16), empty_served(1, 9)), (read_pieces, empty_pieces(1, 8))],
+)
+def test_fields_of_a_single_row_start_where_triton_expects_arrays(read, words):
+    """The page table of a lone short prompt started at 100 bytes, and its program failed on a GPU."""
+    traced = jax.make_jaxpr(read)(words).jaxpr
+    slices = [each for each in traced.eqns if each.primitive.name == "slice" and each.invars == traced.invars]
+    assert len(slices) > 6
+    assert all(4 * each.params["start_indices"][1] % 16 == 0 for each in slices)
