@@ -12,22 +12,23 @@ from jaxspec.engine.scheduler import Dispatch
 from jaxspec.engine.state import MAX_STOP_TOKENS, Pieces, Served, StepOutput
 from jaxspec.sampling import SamplingState, seed_words
 
-_SERVED = 9
-"""Columns before the stop tokens: slot, goes on, temperature, top-k, top-p, min-p, seed (two), limit."""
+_SERVED = 10
+"""Columns before the stop tokens: slot, goes on, temperature, top-k, top-p, min-p, seed (two), limit, steps.
+"""
 _PIECE = 6
 """Columns before the tokens: place, start, count, is last, known, remaining."""
 
 
 def empty_served(places: int, table_width: int) -> np.ndarray:
-    """i32[places, 9 + MAX_STOP_TOKENS + table_width] for `read_served`, with no slot in any place."""
+    """i32[places, 10 + MAX_STOP_TOKENS + table_width] for `read_served`, with no slot in any place."""
     words = np.zeros((places, _SERVED + MAX_STOP_TOKENS + table_width), np.int32)
-    words[:, 0] = np.iinfo(np.int32).max
+    words[:, 0] = words[:, 9] = np.iinfo(np.int32).max
     words[:, _SERVED : _SERVED + MAX_STOP_TOKENS] = -1
     return words
 
 
 def pack_served(dispatch: Dispatch, *, places: int, table_width: int) -> np.ndarray:
-    """i32[places, 9 + MAX_STOP_TOKENS + table_width] for `read_served`; floats and seeds as their bits."""
+    """i32[places, 10 + MAX_STOP_TOKENS + table_width] for `read_served`; floats and seeds as their bits."""
     words = empty_served(places, table_width)
     floats, unsigned = words.view(np.float32), words.view(np.uint32)
     served = zip(dispatch.served, dispatch.goes_on, dispatch.limits, strict=True)
@@ -38,7 +39,7 @@ def pack_served(dispatch: Dispatch, *, places: int, table_width: int) -> np.ndar
         floats[place, 2], floats[place, 4], floats[place, 5] = params.temperature, params.top_p, params.min_p
         row[3] = min(params.top_k, np.iinfo(np.int32).max)
         unsigned[place, 6:8] = seed_words(request.seed)
-        row[8] = limit
+        row[8], row[9] = limit, dispatch.steps
         row[_SERVED : _SERVED + len(request.stop_tokens)] = request.stop_tokens
         start = _SERVED + MAX_STOP_TOKENS
         row[start : start + len(running.pages)] = running.pages
@@ -55,6 +56,7 @@ def read_served(words: jax.Array, page_size: int) -> Served:
         slot=words[:, 0],
         goes_on=words[:, 1] > 0,
         limit=words[:, 8],
+        steps=words[:, 9],
         page_table=PageTable(words[:, _SERVED + MAX_STOP_TOKENS :], page_size),
         stop_tokens=words[:, _SERVED : _SERVED + MAX_STOP_TOKENS],
         sampling=SamplingState(
