@@ -67,12 +67,12 @@ def dispatch(
     if num_steps > 0:
         if can_branch():
             left = jnp.minimum(slots.steps.min() - len(outputs), num_steps)
-            state, emitted = _decode_while_active(models, step, state, slots, num_steps, left)
+            state, decoded = _decode_while_active(models, step, state, slots, num_steps, left)
+            outputs.append(decoded)
         else:
             # A trip count that XLA does not know would be copied to the host in every iteration.
             state, output = lax.scan(lambda state, _: step(state, pieces=None), state, length=num_steps)
-            emitted = output.emitted
-        outputs.append(emitted)
+            outputs.append(output.emitted)
     emitted = jax.tree.map(lambda *of_steps: jnp.concatenate(of_steps), *outputs)
     return whole.put(slots, state), StepOutput(emitted, first)
 
@@ -80,7 +80,7 @@ def dispatch(
 def _decode_while_active(
     models: Models, step: Callable, state: EngineState, served: Served, most: int, wanted: jax.Array
 ) -> tuple[EngineState, Emitted]:
-    """Decodes `wanted` of at most `most` steps, or fewer if no slot is left; what is not run emits nothing."""
+    """Decodes `wanted` of at most `most` steps, and stops when no slot is left; the rest emits nothing."""
     # A dispatch without requests is there to be timed.
     is_timed = ~served.goes_on.any()
 
