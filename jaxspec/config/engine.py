@@ -17,11 +17,12 @@ class EngineConfig:
       num_pages: pages of the cache, not counting page 0; None takes enough for max_model_len in every slot.
       prefix_caching: keep full pages of prompts and answers until their space is needed. A prompt that begins
         with the same tokens reuses them and is read from there on.
-      prefill_chunk: C, tokens per piece of a prompt. None takes 32 on a GPU for weights of 4 GiB or more,
-        where computing a padding row costs more than handling a piece, and 64 otherwise.
+      prefill_chunk: C, tokens per piece of a prompt. None takes 64 on a GPU, but 32 for weights of 4 GiB or
+        more, where computing a padding row costs more than handling a piece, and 16 on a CPU, where it always
+        does.
       prefill_rows: the most pieces of C tokens, of one prompt or several, in a program for prompts. Programs
-        for fewer pieces are compiled, too. None takes 1 on a CPU, where rows are no cheaper together, and
-        pieces of 2048 tokens in total elsewhere.
+        for fewer pieces are compiled, too. None takes pieces of 64 tokens in total on a CPU, where more rows
+        are no cheaper together, and of 2048 elsewhere.
       rows_beside: the most prompt tokens that a decoding step reads along with its drafts, so that decoding
         does not stop while a prompt is read; 0 reads prompts between dispatches. None takes 0 on a CPU and
         1024 elsewhere.
@@ -105,7 +106,7 @@ class EngineConfig:
             )
         pages_per_slot = -(-max_model_len // self.page_size)
         is_large = weight_bytes >= 1 << (29 if on_cpu else 32)
-        chunk = self.prefill_chunk or (32 if is_large and not on_cpu else 64)
+        chunk = self.prefill_chunk or (16 if on_cpu else 32 if is_large else 64)
         powers = [1 << i for i in range(self.batch_size.bit_length())]
         halfway = [3 * power // 2 for power in powers if 32 <= power < self.batch_size]
         return ResolvedEngineConfig(
@@ -115,7 +116,7 @@ class EngineConfig:
             num_pages=self.num_pages or pages_per_slot * self.batch_size,
             prefix_caching=self.prefix_caching,
             prefill_chunk=chunk,
-            prefill_rows=self.prefill_rows or (1 if on_cpu else max(2048 // chunk, 1)),
+            prefill_rows=self.prefill_rows or max((64 if on_cpu else 2048) // chunk, 1),
             rows_beside=(0 if on_cpu else 1024) if self.rows_beside is None else self.rows_beside,
             slot_sizes=tuple(sorted(powers + halfway) if self.slot_sizes is None else self.slot_sizes),
             steps_per_dispatch=self.steps_per_dispatch or (1 if is_large else 4),

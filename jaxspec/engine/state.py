@@ -159,6 +159,11 @@ class FirstTokens:
     done: jax.Array
     failed: jax.Array
 
+    @classmethod
+    def none(cls, pieces: int) -> "FirstTokens":
+        """Those of pieces none of which ends a prompt."""
+        return cls(jnp.zeros(pieces, jnp.int32), jnp.zeros(pieces, bool), jnp.zeros(pieces, bool))
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)

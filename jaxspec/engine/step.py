@@ -179,13 +179,12 @@ def verify_and_commit(
         PagedMemory.build(target.kinds, state.target_cache, tuple(blocks)),
         capture=drafter.capture,
     )
-    needs_all = pieces is None
-    logits = target.logits(
-        hidden if needs_all else _take(hidden, jnp.concatenate([*map(jnp.ravel, logit_rows)]))
-    )
+    rows = hidden if pieces is None else _take(hidden, jnp.concatenate([*map(jnp.ravel, logit_rows)]))
+    # Where programs may branch, a pass that only reads prompts computes logits only if one of them ends.
+    logits = None if proposal is None and can_branch() else target.logits(rows)
 
     next_tokens, ends, emitted, first = [], [], None, None
-    if proposal is not None:
+    if proposal is not None and logits is not None:
         verify_logits = logits[: logit_rows[0].size].reshape(*logit_rows[0].shape, -1)
         if mode is not SamplingMode.GREEDY:
             verify_logits, proposal = _whole_rows(verify_logits, proposal, models)
@@ -206,16 +205,27 @@ def verify_and_commit(
         next_tokens.append(emitted.tokens)
         ends.append(jnp.take_along_axis(logit_rows[0], accepted[:, None], axis=1)[:, 0])
     if pieces is not None:
-        last_rows = logits[-len(pieces.place) :]
-        axis = split_over(last_rows.shape[-1], target.config.vocab_size)
-        first = sample_first(all_parts(last_rows, axis), served, pieces)
+        num_pieces = len(pieces.place)
+
+        def first_tokens(last_rows: jax.Array) -> FirstTokens:
+            axis = split_over(last_rows.shape[-1], target.config.vocab_size)
+            return sample_first(all_parts(last_rows, axis), served, pieces)
+
+        if logits is not None:
+            first = first_tokens(logits[-num_pieces:])
+        else:
+            first = lax.cond(
+                pieces.is_last.any(),
+                lambda: first_tokens(target.logits(rows)),
+                lambda: FirstTokens.none(num_pieces),
+            )
         is_end = pieces.is_last[:, None] & (index == last[:, None])
         next_tokens.append(jnp.where(is_end, first.token[:, None], pieces.next_tokens))
         ends.append(logit_rows[-1])
     state = replace(state, target_cache=memory.caches)
     if pieces is not None or not is_plain:
-        rows = Rows(join_rows(tokens), join_rows(next_tokens), hidden, captured, tuple(blocks))
-        draft_hidden, draft_cache = drafter.refresh(target, rows, state.draft_cache)
+        read = Rows(join_rows(tokens), join_rows(next_tokens), hidden, captured, tuple(blocks))
+        draft_hidden, draft_cache = drafter.refresh(target, read, state.draft_cache)
         state = replace(state, draft_cache=draft_cache)
     if emitted is not None:
         state = commit_emitted(state, emitted, state.hidden if is_plain else _take(draft_hidden, ends[0]))

@@ -18,8 +18,9 @@ from numba.core.cgutils import alloca_once_value, for_range, for_range_slice
 from numba.core.registry import cpu_target
 
 MAX_ROWS = 16
-_ROWS = 4
-"""Query rows, of one key/value head, that go through the keys and values together."""
+_ROWS, _FEW_ROWS = 16, 4
+"""The most query rows, of one key/value head, that go through keys and values together; and the most if that
+leaves too few pieces of work for the threads."""
 
 
 def paged_attention(
@@ -62,15 +63,16 @@ def {name}_part(frame, part, parts):
     last = carray(call.integers(call.argument(frame, 4)), (batch, rows))
     scale = carray(call.floats(call.argument(frame, 5)), 1)[0]
     group, width = heads // kv_heads, table_width * page_size
-    scratch = call.allocate(4 * {ROWS} * (width + 2 * dim))
-    weights_at = scratch + 8 * {ROWS} * dim
-    query = carray(call.floats_at(scratch), ({ROWS}, dim))
-    sums_at = scratch + 4 * {ROWS} * dim
-    sums = carray(call.floats_at(sums_at), ({ROWS}, dim))
-    begin, end = np.empty({ROWS}, np.int64), np.empty({ROWS}, np.int64)
-    total = np.empty({ROWS}, np.float32)
     pairs = rows * group
     blocks = -(-pairs // {ROWS})
+    if batch * kv_heads * blocks < 4 * parts:
+        blocks = -(-pairs // {FEW_ROWS})
+    most = -(-pairs // blocks)
+    scratch = call.allocate(4 * most * (width + 2 * dim))
+    sums_at, weights_at = scratch + 4 * most * dim, scratch + 8 * most * dim
+    query = carray(call.floats_at(scratch), (most, dim))
+    sums = carray(call.floats_at(sums_at), (most, dim))
+    begin, end, total = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.float32)
     units = batch * kv_heads * blocks
     for unit in range(units * part // parts, units * (part + 1) // parts):
         b, kv_head, block = unit // blocks // kv_heads, unit // blocks % kv_heads, unit % blocks
@@ -131,7 +133,7 @@ def _registered(tile: int, lanes: int, unrolled: int) -> str:
     scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
     scope |= {"address": call.address_of(name), "scores": _scores_code(tile, lanes)}
     scope |= {"softmax": _softmax_code(lanes), "add_values": _values_code(lanes, unrolled)}
-    call.define(_PART.format(name=name, TILE=tile, ROWS=_ROWS), __file__, scope)
+    call.define(_PART.format(name=name, TILE=tile, ROWS=_ROWS, FEW_ROWS=_FEW_ROWS), __file__, scope)
     call.register(name, scope[f"{name}_part"], scope[f"{name}_handler"], fastmath=set())
     return name
 
