@@ -15,7 +15,9 @@ from jaxspec.sampling import SamplingState, seed_words
 _FIELD = 4
 """Words from the start of a field to the next. XLA passes a field of a single row to a kernel without copying
 it, and Triton's kernels expect arrays to start at a multiple of 16 bytes."""
-_SLOT, _GOES_ON, _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _SEED, _LIMIT, _STOP = range(0, 9 * _FIELD, _FIELD)
+_SLOT, _GOES_ON, _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _SEED, _LIMIT, _STEPS, _STOP = range(
+    0, 10 * _FIELD, _FIELD
+)
 _PAGES = _STOP + MAX_STOP_TOKENS
 _PLACE, _START, _COUNT, _IS_LAST, _KNOWN, _REMAINING, _TOKENS = range(0, 7 * _FIELD, _FIELD)
 
@@ -23,7 +25,7 @@ _PLACE, _START, _COUNT, _IS_LAST, _KNOWN, _REMAINING, _TOKENS = range(0, 7 * _FI
 def empty_served(places: int, table_width: int) -> np.ndarray:
     """i32[places, words] for `read_served`, with no slot in any place."""
     words = np.zeros((places, _PAGES + table_width), np.int32)
-    words[:, _SLOT] = np.iinfo(np.int32).max
+    words[:, _SLOT] = words[:, _STEPS] = np.iinfo(np.int32).max
     words[:, _STOP:_PAGES] = -1
     return words
 
@@ -36,7 +38,8 @@ def pack_served(dispatch: Dispatch, *, places: int, table_width: int) -> np.ndar
     for place, (running, goes_on, limit) in enumerate(served):
         request, params = running.request, running.request.params
         row = words[place]
-        row[_SLOT], row[_GOES_ON], row[_LIMIT] = running.slot, goes_on, limit
+        row[_SLOT], row[_GOES_ON] = running.slot, goes_on
+        row[_LIMIT], row[_STEPS] = limit, dispatch.steps
         floats[place, _TEMPERATURE] = params.temperature
         floats[place, _TOP_P], floats[place, _MIN_P] = params.top_p, params.min_p
         row[_TOP_K] = min(params.top_k, np.iinfo(np.int32).max)
@@ -56,6 +59,7 @@ def read_served(words: jax.Array, page_size: int) -> Served:
         slot=words[:, _SLOT],
         goes_on=words[:, _GOES_ON] > 0,
         limit=words[:, _LIMIT],
+        steps=words[:, _STEPS],
         page_table=PageTable(words[:, _PAGES:], page_size),
         stop_tokens=words[:, _STOP:_PAGES],
         sampling=SamplingState(

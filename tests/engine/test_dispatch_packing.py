@@ -32,7 +32,7 @@ def running(slot, prompt, *, pages, seed=0, answered=(), known=None):
 def dispatch(served, goes_on, chunks=()):
     counts = [1] * len(served)
     limits = list(range(len(served)))
-    return Dispatch(served, goes_on, any(goes_on), list(chunks), counts, counts, 3, limits)
+    return Dispatch(served, goes_on, any(goes_on), 2, list(chunks), counts, counts, 3, limits)
 
 
 def test_served_slots_and_places_without_work():
@@ -45,6 +45,9 @@ def test_served_slots_and_places_without_work():
     assert (np.asarray(read.slot)[2:] > 1000).all()
     assert read.goes_on.tolist() == [True, False, False, False]
     assert read.limit.tolist() == [0, 1, 0, 0]
+    # Past every number of steps, so that the least of them is that of the served slots.
+    assert read.steps.tolist()[:2] == [2, 2]
+    assert (np.asarray(read.steps)[2:] > 1000).all()
     assert read.page_table.pages.tolist() == [[4, 9, 0, 0, 0], [3, 0, 0, 0, 0], [0] * 5, [0] * 5]
     assert read.page_table.page_size == 8
     assert read.stop_tokens[:2, :3].tolist() == [[7, 5, -1]] * 2
