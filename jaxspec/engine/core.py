@@ -78,6 +78,8 @@ class EngineCore:
             tokens_per_step=drafter.num_speculative_tokens + 1,
             chunk=config.prefill_chunk,
             most_chunks=config.prefill_rows,
+            # Until a program that reads beside is compiled, as many are read between.
+            chunks_between=max(config.rows_beside // config.prefill_chunk, 8),
             prefix_caching=config.prefix_caching,
             drafter_has_rows=bool(drafter.cache_shapes or drafter.hidden_size),
         )

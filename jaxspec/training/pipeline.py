@@ -53,6 +53,9 @@ _DECISIVE = {
     "export": ("target", "prompts", "responses", "vocabulary", "head", "train", "export"),
 }
 
+_ROWS_BESIDE = 16
+"""Prompt tokens that a dispatch reads per slot, on a GPU."""
+
 
 class Pipeline:
     """One training run in one output folder."""
@@ -123,6 +126,12 @@ class Pipeline:
         if config.num_pages is None:
             slots = fitting_slots(self.target, config.batch_size, max_model_len, memory=device_memory())
             config = dataclasses.replace(config, batch_size=slots)
+        if config.rows_beside is None and jax.default_backend() != "cpu":
+            # Many slots with short answers need many new prompts; nobody waits for a single token here.
+            rows = max(_ROWS_BESIDE * config.batch_size, 1024)
+            config = dataclasses.replace(
+                config, rows_beside=rows, prefill_rows=rows // (config.prefill_chunk or 64)
+            )
         if config.slot_sizes is None:
             # It runs for a minute or two: more programs would take longer to compile than they save.
             config = dataclasses.replace(config, slot_sizes=(max(config.batch_size // 8, 1),))
