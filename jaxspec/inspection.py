@@ -302,6 +302,7 @@ class _Run:
             slot=jnp.zeros(1, jnp.int32),
             goes_on=jnp.ones(1, bool),
             limit=jnp.full(1, limit, jnp.int32),
+            steps=jnp.ones(1, jnp.int32),
             page_table=PageTable(jnp.arange(1, pages + 1, dtype=jnp.int32)[None], config.page_size),
             stop_tokens=jnp.asarray(stop_tokens),
             sampling=SamplingState(

@@ -6,7 +6,8 @@ median over prompts. Loading and compiling are not counted.
     python scripts/bench_generate.py smollm2-135m --max-new-tokens 128 --output result.json
 
 With `--peer llamacpp` (extra `bench`) llama.cpp answers each prompt, too. `--first-token 512` times the first
-token of a prompt of 512 tokens, and `--batch-size 8` also answers prompts eight at a time.
+token of a prompt of 512 tokens, and `--batch-size 8` also answers prompts eight at a time, with K chosen by
+the engine unless it is given.
 """
 
 import argparse
@@ -71,15 +72,21 @@ def main(argv: list[str] | None = None) -> int:
         checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
         peer = LlamaCpp(gguf_of(checkpoint)) if args.peer else None
         sizes = _SIZES | {"batch_size": args.batch_size}
+        # The best K depends on the batch size, so the engine chooses it if none is given.
+        drafter = {"num_speculative_tokens": "auto"} | drafter
         batch = jaxspec.load(args.config, drafter=drafter, **sizes) if args.batch_size else None
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    # An engine that still compiles or times its programs would take a core from the others.
+    for engine in (*engines.values(), *([batch] if batch else [])):
+        engine.wait_prepared()
     result = measure(engines, prompts, args.max_new_tokens, peer)
     if args.first_token:
         result["first_token_ms"] = time_first_token(engines, args.first_token, peer)
     if batch:
         result["batch_size"] = args.batch_size
+        result["batch_speculative_tokens"] = drafter["num_speculative_tokens"]
         result["batch_tokens_per_second"] = measure_batch(batch, prompts, args.max_new_tokens)
     result |= provenance(shlex.join([Path(sys.argv[0]).name, *(argv or sys.argv[1:])]), Path(__file__).parent)
     print(_table(result))
@@ -163,7 +170,7 @@ def time_first_token(
 
 
 def measure_batch(engine: jaxspec.Engine, prompts: list[Prompt], max_new_tokens: int) -> float:
-    """Tokens per second of all prompts together: the better of two runs, as the first may compile."""
+    """Tokens per second of all prompts together: the better of two runs."""
     speeds = []
     for _ in range(2):
         started = time.perf_counter()
@@ -209,7 +216,14 @@ def _table(result: dict) -> str:
             f"  speed-up         {result['speedup_median']:7.2f} x (median over prompts)",
             *peer,
             *([f"  first token      {first}"] if first else []),
-            *([f"  batch {result['batch_size']:<2}         {batch:7.1f} tokens/s"] if batch else []),
+            *(
+                [
+                    f"  batch {result['batch_size']:<2}         {batch:7.1f} tokens/s, "
+                    f"K = {result['batch_speculative_tokens']}"
+                ]
+                if batch
+                else []
+            ),
             f"  acceptance       {result['acceptance_length']:7.2f} tokens a step; per position {rates}",
             f"  same answers     {result['identical_answers']:4d} of {result['prompts']}",
         ]

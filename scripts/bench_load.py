@@ -35,7 +35,7 @@ from flax import nnx
 
 from jaxspec.batch import RowError, read_rows
 from jaxspec.checkpoints import CheckpointError
-from jaxspec.command_line import CommandError, Parser, drafter_options, report
+from jaxspec.command_line import CommandError, Parser, drafter_options, drafts_option, report
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.engine import Engine
@@ -44,6 +44,7 @@ from jaxspec.engine.step import Models
 from jaxspec.provenance import provenance
 from jaxspec.sampling import SamplingParams, required_mode
 
+_MOST_DRAFTS = 4
 _COLUMNS = "{:<16} {:>5} {:>8} {:>8} {:>10} {:>9} {:>8} {:>8} {:>7} {:>7} {:>7} {:>7} {:>8} {:>8} {:>6} {:>6}"
 
 
@@ -115,10 +116,12 @@ def _load(args: argparse.Namespace) -> Engine:
         if args.shape is None:
             drafter = drafter_options(args, resolve_config(args.config))
             return load(args.config, drafter=drafter, sampling_modes=(mode,), progress=False, **sizes)
+        is_auto = args.num_speculative_tokens == "auto"
         return build_engine(
             SHAPES[args.shape],
             EngineConfig(**sizes),
-            num_drafts=args.num_speculative_tokens,
+            num_drafts=_MOST_DRAFTS if is_auto else args.num_speculative_tokens,
+            is_auto=is_auto,
             sampling_modes=(mode,),
         )
 
@@ -232,10 +235,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     drafts = parser.add_mutually_exclusive_group()
     drafts.add_argument(
         "--k",
-        type=int,
+        type=drafts_option,
         dest="num_speculative_tokens",
         metavar="K",
-        help="drafts per step; default: 4, or the configuration's",
+        help="drafts per step, or auto (at most 4); default: 4, or the configuration's",
     )
     drafts.add_argument("--no-speculation", action="store_true", help="plain decoding")
     parser.add_argument(
@@ -302,7 +305,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         parser.error(str(error))
     if args.shape is not None:
         given = args.num_speculative_tokens
-        args.num_speculative_tokens = 0 if args.no_speculation else 4 if given is None else given
+        args.num_speculative_tokens = 0 if args.no_speculation else _MOST_DRAFTS if given is None else given
         if args.acceptance is None and args.num_speculative_tokens:
             args.acceptance = 3.0
     return args

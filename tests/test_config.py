@@ -199,14 +199,16 @@ def test_overrides_are_checked_like_files():
 def test_sizes_left_open_follow_the_backend_and_the_model():
     cpu = EngineConfig(batch_size=3, page_size=8).resolve(backend="cpu", model_limit=100)
     assert (cpu.max_model_len, cpu.num_pages, cpu.dtype) == (100, 3 * 13, "float32")
+    assert (cpu.prefill_chunk, cpu.prefill_rows) == (16, 4)
     gpu = EngineConfig().resolve(backend="gpu", model_limit=131072)
     assert (gpu.max_model_len, gpu.dtype, gpu.prefill_chunk) == (8192, "bfloat16", 64)
-    steps = [
-        config.resolve(backend=backend, model_limit=100, weight_bytes=size).steps_per_dispatch
+    sizes = [
+        config.resolve(backend=backend, model_limit=100, weight_bytes=size)
         for config in (EngineConfig(), EngineConfig(steps_per_dispatch=2))
-        for backend, size in (("cpu", 1), ("gpu", 1 << 31), ("gpu", 1 << 33))
+        for backend, size in (("cpu", 1 << 28), ("cpu", 1 << 30), ("gpu", 1 << 31), ("gpu", 1 << 33))
     ]
-    assert steps == [1, 4, 1, 2, 2, 2]
+    assert [size.steps_per_dispatch for size in sizes] == [4, 1, 4, 1, 2, 2, 2, 2]
+    assert [size.adapts_steps for size in sizes] == [True, True, *[False] * 6]
     large = EngineConfig().resolve(backend="gpu", model_limit=100, weight_bytes=1 << 33)
     assert large.prefill_chunk == 32
     assert "past the model's limit of 100" in refused(

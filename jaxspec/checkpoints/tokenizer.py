@@ -98,12 +98,17 @@ class Tokenizer:
         Raises:
           CheckpointError: the text holds a lone surrogate, or the tokenizer fails.
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise CheckpointError(f"text is not valid Unicode: lone surrogate at {error.start}") from None
+        _check_unicode(text)
         with foreign("text", "the tokenizer failed"):
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_all(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of many texts, encoded on all cores; otherwise like `encode`."""
+        for text in texts:
+            _check_unicode(text)
+        with foreign("text", "the tokenizer failed"):
+            encoded = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [each.ids for each in encoded]
 
     def check_length(self, text: str, max_tokens: int) -> None:
         """Rejects a text that is far too long without encoding all of it: a million characters take seconds.
@@ -139,6 +144,13 @@ class Tokenizer:
         return render_chat(
             self.chat_template, messages, self.special_tokens, add_generation_prompt=add_generation_prompt
         )
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"text is not valid Unicode: lone surrogate at {error.start}") from None
 
 
 def _folder_template(folder: Path, config: Mapping) -> str | None:

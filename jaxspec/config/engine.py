@@ -17,20 +17,22 @@ class EngineConfig:
       num_pages: pages of the cache, not counting page 0; None takes enough for max_model_len in every slot.
       prefix_caching: keep full pages of prompts and answers until their space is needed. A prompt that begins
         with the same tokens reuses them and is read from there on.
-      prefill_chunk: C, tokens per piece of a prompt. None takes 32 on a GPU for weights of 4 GiB or more,
-        where computing a padding row costs more than handling a piece, and 64 otherwise.
+      prefill_chunk: C, tokens per piece of a prompt. None takes 64 on a GPU, but 32 for weights of 4 GiB or
+        more, where computing a padding row costs more than handling a piece, and 16 on a CPU, where it always
+        does.
       prefill_rows: the most pieces of C tokens, of one prompt or several, in a program for prompts. Programs
-        for fewer pieces are compiled, too. None takes 1 on a CPU, where rows are no cheaper together, and
-        pieces of 2048 tokens in total elsewhere.
+        for fewer pieces are compiled, too. None takes pieces of 64 tokens in total on a CPU, where more rows
+        are no cheaper together, and of 2048 elsewhere.
       rows_beside: the most prompt tokens that a decoding step reads along with its drafts, so that decoding
         does not stop while a prompt is read; 0 reads prompts between dispatches. None takes 0 on a CPU and
         1024 elsewhere.
       slot_sizes: numbers of slots to compile decode programs for, in addition to batch_size. A smaller
         program computes fewer rows when fewer requests run. None takes the powers of two, and above
         32 the numbers halfway between them.
-      steps_per_dispatch: S, engine steps run on the device per host round trip. None takes 1 on a CPU and
-        for weights of 4 GiB or more, whose steps take longer than the host's work between them, and 4
-        otherwise. Slots that finish are idle until the round trip ends.
+      steps_per_dispatch: S, engine steps run on the device per host round trip. None takes 4, but 1 for
+        weights of 4 GiB or more (512 MiB on a CPU), whose steps take much longer than the host's work between
+        them. Slots that finish are idle until the round trip ends. On a CPU, None also divides the 4 steps by
+        the number of slots that decode, and takes 1 while prompts wait to be read.
       dtype: "float32" or "bfloat16", of weights, activations and cache; None takes float32 on a CPU
         and bfloat16 elsewhere.
       cpu_activations: rounding of activations for products with packed weights on a CPU. "int8" makes integer
@@ -103,8 +105,8 @@ class EngineConfig:
                 f"engine.max_model_len {max_model_len} is past the model's limit of {model_limit}"
             )
         pages_per_slot = -(-max_model_len // self.page_size)
-        is_large = not on_cpu and weight_bytes >= 1 << 32
-        chunk = self.prefill_chunk or (32 if is_large else 64)
+        is_large = weight_bytes >= 1 << (29 if on_cpu else 32)
+        chunk = self.prefill_chunk or (16 if on_cpu else 32 if is_large else 64)
         powers = [1 << i for i in range(self.batch_size.bit_length())]
         halfway = [3 * power // 2 for power in powers if 32 <= power < self.batch_size]
         return ResolvedEngineConfig(
@@ -114,10 +116,11 @@ class EngineConfig:
             num_pages=self.num_pages or pages_per_slot * self.batch_size,
             prefix_caching=self.prefix_caching,
             prefill_chunk=chunk,
-            prefill_rows=self.prefill_rows or (1 if on_cpu else max(2048 // chunk, 1)),
+            prefill_rows=self.prefill_rows or max((64 if on_cpu else 2048) // chunk, 1),
             rows_beside=(0 if on_cpu else 1024) if self.rows_beside is None else self.rows_beside,
             slot_sizes=tuple(sorted(powers + halfway) if self.slot_sizes is None else self.slot_sizes),
-            steps_per_dispatch=self.steps_per_dispatch or (1 if on_cpu or is_large else 4),
+            steps_per_dispatch=self.steps_per_dispatch or (1 if is_large else 4),
+            adapts_steps=on_cpu and self.steps_per_dispatch is None,
             # On a CPU, XLA's bfloat16 products are twenty times slower than those in float32.
             dtype=self.dtype or ("float32" if on_cpu else "bfloat16"),
             draft_loop=self.draft_loop,
@@ -127,7 +130,11 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class ResolvedEngineConfig:
-    """`EngineConfig` with every default filled in; the fields are the same."""
+    """`EngineConfig` with every default filled in; the fields are the same, and one is added.
+
+    Attributes:
+      adapts_steps: whether a dispatch may have fewer steps than `steps_per_dispatch`.
+    """
 
     batch_size: int
     max_model_len: int
@@ -139,6 +146,7 @@ class ResolvedEngineConfig:
     rows_beside: int
     slot_sizes: tuple[int, ...]
     steps_per_dispatch: int
+    adapts_steps: bool
     dtype: str
     draft_loop: str
     synthetic_acceptance_length: float | None

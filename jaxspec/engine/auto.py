@@ -99,7 +99,9 @@ class AutoDrafts:
         """
         now = time.perf_counter()
         if timed is not None and self._read_at is not None:
-            self.choice.add_time(_key(timed), now - self._read_at)
+            # Times are those of S steps.
+            steps = self._config.steps_per_dispatch
+            self.choice.add_time(_key(timed), (now - self._read_at) * steps / dispatch.steps)
         self._read_at = now
         for step in emitted:
             for running, limit, did in zip(dispatch.served, dispatch.limits, step, strict=False):

@@ -74,9 +74,12 @@ class EngineCore:
             batch_size=config.batch_size,
             pages=PagePool(config.num_pages, config.page_size),
             steps=config.steps_per_dispatch,
+            adapts_steps=config.adapts_steps,
             tokens_per_step=drafter.num_speculative_tokens + 1,
             chunk=config.prefill_chunk,
             most_chunks=config.prefill_rows,
+            # Until a program that reads beside is compiled, as many are read between.
+            chunks_between=max(config.rows_beside // config.prefill_chunk, 8),
             prefix_caching=config.prefix_caching,
             drafter_has_rows=bool(drafter.cache_shapes or drafter.hidden_size),
         )
@@ -231,7 +234,9 @@ class EngineCore:
         first = [] if output.first is None else _rows(output.first, FirstToken)
         emitted = [] if output.emitted is None else _steps(output.emitted)
         if self.auto is not None:
-            self.auto.learn(dispatch, emitted, size if is_timed else None)
+            # A dispatch whose slots have all ended may have left out its last steps.
+            is_whole = is_timed and any(slot.tokens for slot in emitted[dispatch.steps - 1])
+            self.auto.learn(dispatch, emitted, size if is_whole else None)
         self.counters.slot_steps_used += sum(bool(slot.tokens) for step in emitted for slot in step)
         self.scheduler.commit(dispatch, first, emitted)
 
@@ -275,8 +280,8 @@ class EngineCore:
         counters.prompt_rows_used += sum(chunk.count for chunk in dispatch.chunks)
         counters.cached_rows += sum(chunk.start for chunk in dispatch.chunks if chunk.is_first)
         if dispatch.decodes:
-            counters.steps += self.config.steps_per_dispatch
-            counters.slot_steps += self.config.steps_per_dispatch * size.slots
+            counters.steps += dispatch.steps
+            counters.slot_steps += dispatch.steps * size.slots
         else:
             counters.prompt_passes += 1
 

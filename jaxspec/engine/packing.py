@@ -12,36 +12,40 @@ from jaxspec.engine.scheduler import Dispatch
 from jaxspec.engine.state import MAX_STOP_TOKENS, Pieces, Served, StepOutput
 from jaxspec.sampling import SamplingState, seed_words
 
-_SERVED = 9
-"""Columns before the stop tokens: slot, goes on, temperature, top-k, top-p, min-p, seed (two), limit."""
-_PIECE = 6
-"""Columns before the tokens: place, start, count, is last, known, remaining."""
+_FIELD = 4
+"""Words from the start of a field to the next. XLA passes a field of a single row to a kernel without copying
+it, and Triton's kernels expect arrays to start at a multiple of 16 bytes."""
+_SLOT, _GOES_ON, _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _SEED, _LIMIT, _STEPS, _STOP = range(
+    0, 10 * _FIELD, _FIELD
+)
+_PAGES = _STOP + MAX_STOP_TOKENS
+_PLACE, _START, _COUNT, _IS_LAST, _KNOWN, _REMAINING, _TOKENS = range(0, 7 * _FIELD, _FIELD)
 
 
 def empty_served(places: int, table_width: int) -> np.ndarray:
-    """i32[places, 9 + MAX_STOP_TOKENS + table_width] for `read_served`, with no slot in any place."""
-    words = np.zeros((places, _SERVED + MAX_STOP_TOKENS + table_width), np.int32)
-    words[:, 0] = np.iinfo(np.int32).max
-    words[:, _SERVED : _SERVED + MAX_STOP_TOKENS] = -1
+    """i32[places, words] for `read_served`, with no slot in any place."""
+    words = np.zeros((places, _PAGES + table_width), np.int32)
+    words[:, _SLOT] = words[:, _STEPS] = np.iinfo(np.int32).max
+    words[:, _STOP:_PAGES] = -1
     return words
 
 
 def pack_served(dispatch: Dispatch, *, places: int, table_width: int) -> np.ndarray:
-    """i32[places, 9 + MAX_STOP_TOKENS + table_width] for `read_served`; floats and seeds as their bits."""
+    """i32[places, words] for `read_served`; floats and seeds as their bits."""
     words = empty_served(places, table_width)
     floats, unsigned = words.view(np.float32), words.view(np.uint32)
     served = zip(dispatch.served, dispatch.goes_on, dispatch.limits, strict=True)
     for place, (running, goes_on, limit) in enumerate(served):
         request, params = running.request, running.request.params
         row = words[place]
-        row[0], row[1] = running.slot, goes_on
-        floats[place, 2], floats[place, 4], floats[place, 5] = params.temperature, params.top_p, params.min_p
-        row[3] = min(params.top_k, np.iinfo(np.int32).max)
-        unsigned[place, 6:8] = seed_words(request.seed)
-        row[8] = limit
-        row[_SERVED : _SERVED + len(request.stop_tokens)] = request.stop_tokens
-        start = _SERVED + MAX_STOP_TOKENS
-        row[start : start + len(running.pages)] = running.pages
+        row[_SLOT], row[_GOES_ON] = running.slot, goes_on
+        row[_LIMIT], row[_STEPS] = limit, dispatch.steps
+        floats[place, _TEMPERATURE] = params.temperature
+        floats[place, _TOP_P], floats[place, _MIN_P] = params.top_p, params.min_p
+        row[_TOP_K] = min(params.top_k, np.iinfo(np.int32).max)
+        unsigned[place, _SEED : _SEED + 2] = seed_words(request.seed)
+        row[_STOP : _STOP + len(request.stop_tokens)] = request.stop_tokens
+        row[_PAGES : _PAGES + len(running.pages)] = running.pages
     return words
 
 
@@ -52,35 +56,36 @@ def read_served(words: jax.Array, page_size: int) -> Served:
         return lax.bitcast_convert_type(words[:, column], jnp.float32)
 
     return Served(
-        slot=words[:, 0],
-        goes_on=words[:, 1] > 0,
-        limit=words[:, 8],
-        page_table=PageTable(words[:, _SERVED + MAX_STOP_TOKENS :], page_size),
-        stop_tokens=words[:, _SERVED : _SERVED + MAX_STOP_TOKENS],
+        slot=words[:, _SLOT],
+        goes_on=words[:, _GOES_ON] > 0,
+        limit=words[:, _LIMIT],
+        steps=words[:, _STEPS],
+        page_table=PageTable(words[:, _PAGES:], page_size),
+        stop_tokens=words[:, _STOP:_PAGES],
         sampling=SamplingState(
-            temperature=floats(2),
-            top_k=words[:, 3],
-            top_p=floats(4),
-            min_p=floats(5),
-            seed=lax.bitcast_convert_type(words[:, 6:8], jnp.uint32),
+            temperature=floats(_TEMPERATURE),
+            top_k=words[:, _TOP_K],
+            top_p=floats(_TOP_P),
+            min_p=floats(_MIN_P),
+            seed=lax.bitcast_convert_type(words[:, _SEED : _SEED + 2], jnp.uint32),
         ),
     )
 
 
 def empty_pieces(pieces: int, width: int) -> np.ndarray:
-    """i32[pieces, 6 + width + 1] for `read_pieces`, with no work in any piece."""
-    words = np.zeros((pieces, _PIECE + width + 1), np.int32)
-    words[:, 0] = np.iinfo(np.int32).max
+    """i32[pieces, words] for `read_pieces`, with no work in any piece."""
+    words = np.zeros((pieces, _TOKENS + width + 1), np.int32)
+    words[:, _PLACE] = np.iinfo(np.int32).max
     return words
 
 
 def pack_pieces(dispatch: Dispatch, *, pieces: int, width: int) -> np.ndarray:
-    """i32[pieces, 6 + width + 1] for `read_pieces`; the dispatch's chunks have at most `width` tokens."""
+    """i32[pieces, words] for `read_pieces`; the dispatch's chunks have at most `width` tokens."""
     place_of = {running: place for place, running in enumerate(dispatch.served)}
     words = empty_pieces(pieces, width)
     for row, chunk in zip(words, dispatch.chunks, strict=False):
         running = chunk.running
-        row[:_PIECE] = (
+        row[:_TOKENS:_FIELD] = (
             place_of[running],
             chunk.start,
             chunk.count,
@@ -90,22 +95,22 @@ def pack_pieces(dispatch: Dispatch, *, pieces: int, width: int) -> np.ndarray:
         )
         # One token more than the chunk, because the drafter pairs every row with the token after it.
         tokens = running.tokens[chunk.start : chunk.start + chunk.count + 1]
-        row[_PIECE : _PIECE + len(tokens)] = tokens
+        row[_TOKENS : _TOKENS + len(tokens)] = tokens
     return words
 
 
 def read_pieces(words: jax.Array) -> Pieces:
     """Unpacks, inside a program, what `pack_pieces` packed."""
-    tokens = words[:, _PIECE:]
+    tokens = words[:, _TOKENS:]
     return Pieces(
-        place=words[:, 0],
+        place=words[:, _PLACE],
         tokens=tokens[:, :-1],
         next_tokens=tokens[:, 1:],
-        start=words[:, 1],
-        count=words[:, 2],
-        is_last=words[:, 3] > 0,
-        known=words[:, 4],
-        remaining=words[:, 5],
+        start=words[:, _START],
+        count=words[:, _COUNT],
+        is_last=words[:, _IS_LAST] > 0,
+        known=words[:, _KNOWN],
+        remaining=words[:, _REMAINING],
     )
 
 

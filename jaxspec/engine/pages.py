@@ -1,8 +1,10 @@
 """Allocates the pages of the cache, on the host, and keeps full ones for requests with the same prefix."""
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import islice
 
 
 def page_key(before: bytes, tokens: Sequence[int]) -> bytes:
@@ -31,8 +33,9 @@ class PagePool:
         self._users: dict[int, int] = {}
         self._kept: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
-        # Kept pages without users, the least recently used first.
-        self._unused: dict[int, None] = {}
+        # Kept pages without users, the least recently used first. A plain dict takes the longer to find its
+        # first key the more keys before it were deleted.
+        self._unused: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
@@ -52,7 +55,7 @@ class PagePool:
         if count > self.num_free:
             raise ValueError(f"{count} pages asked for, {self.num_free} free")
         if count > len(self._free):
-            self.forget([*self._unused][: count - len(self._free)])
+            self.forget(list(islice(self._unused, count - len(self._free))))
         pages = [self._free.pop() for _ in range(count)]
         self._users.update(dict.fromkeys(pages, 1))
         return pages

@@ -274,7 +274,7 @@ class Programs:
             assert pieces is None
             slots = read_served(served, self.config.page_size)
             state, outputs = whole.take(slots), []
-            for _ in range(self.config.steps_per_dispatch):
+            for _ in range(min(self.config.steps_per_dispatch, int(slots.steps.min()))):
                 if size.drafts:
                     proposal, draft_cache = propose(state.context(slots), state.draft_cache)
                 else:

@@ -122,7 +122,8 @@ class Dispatch:
     Attributes:
       served: the requests it serves, at most one per slot.
       goes_on: for each of them, whether it decodes in the first step; False if its prompt is read.
-      decodes: whether any decodes, for S steps.
+      decodes: whether any decodes.
+      steps: how many steps it runs, at most S; 1 if none decodes.
       chunks: the chunks of prompts that it reads, in its first step; empty for none. If any request decodes,
         one whose prompt ends decodes from the second step on.
       sure, most: for each request, the least and the most tokens that it emits.
@@ -133,6 +134,7 @@ class Dispatch:
     served: list[Running]
     goes_on: list[bool]
     decodes: bool
+    steps: int
     chunks: list[Chunk]
     sure: list[int]
     most: list[int]
@@ -173,7 +175,9 @@ class Scheduler:
     Attributes:
       batch_size: B, the number of slots.
       pages: the pool of cache pages.
-      steps: S, steps of a dispatch that decodes; the first of them may read prompts.
+      steps: S, the most steps of a dispatch that decodes; the first of them may read prompts.
+      adapts_steps: whether a dispatch has fewer steps if it serves several slots or prompts wait to be read.
+        Otherwise it always has S.
       tokens_per_step: K + 1 for the largest K, the most tokens that a slot emits in a step.
       chunk: C, the most tokens of a chunk.
       most_chunks: the most chunks of a dispatch that only reads prompts.
@@ -196,6 +200,7 @@ class Scheduler:
     tokens_per_step: int
     chunk: int
     most_chunks: int
+    adapts_steps: bool = False
     chunks_beside: Sequence[int] = ()
     chunks_between: int = 8
     prefix_caching: bool = True
@@ -396,10 +401,11 @@ class Scheduler:
     def _dispatch(self, decoding: list[Running], chunks: list[Chunk]) -> Dispatch:
         # A decoding slot emits at least one token per step. A slot whose prompt ends emits its first token
         # and, if others decode, decodes in the remaining steps.
-        steps_behind = self.steps - 1 if decoding else 0
+        steps = self._num_steps(len(decoding)) if decoding else 1
+        steps_behind = steps - 1
         beginning = [chunk.running for chunk in chunks if chunk.is_last and steps_behind]
         drafts = self._choose(decoding, beginning)
-        sure = dict.fromkeys(decoding, self.steps)
+        sure = dict.fromkeys(decoding, steps)
         for chunk in chunks:
             sure[chunk.running] = int(chunk.samples) + (steps_behind if chunk.is_last else 0)
         limits = [self._limit(running, drafts) for running in sure]
@@ -409,8 +415,19 @@ class Scheduler:
             running.most += at_most
         goes_on = [place < len(decoding) for place in range(len(sure))]
         return Dispatch(
-            list(sure), goes_on, bool(decoding), chunks, list(sure.values()), most, drafts, limits
+            list(sure), goes_on, bool(decoding), steps, chunks, list(sure.values()), most, drafts, limits
         )
+
+    def _num_steps(self, slots: int) -> int:
+        """Steps of a dispatch in which so many slots decode.
+
+        With more slots, a step takes longer and the host's work counts for less, while a new request waits
+        for the dispatches in flight.
+        """
+        if not self.adapts_steps:
+            return self.steps
+        is_reading = any(not running.is_read for running in self.running)
+        return 1 if is_reading else max(self.steps // slots, 1)
 
     def _choose(self, decoding: Sequence[Running], beginning: Sequence[Running]) -> int:
         """K for slots that decode or begin to. With K = 0, they lack rows of the drafter from here on."""

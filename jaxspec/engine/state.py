@@ -103,6 +103,7 @@ class Served:
       goes_on: bool[b], whether the slot decodes in the first step; False if its prompt is read, and for an
         unused place.
       limit: i32[b], the most drafts that may be accepted; further ones count as not drawn.
+      steps: i32[b], the steps to run, the same for every slot; unused places have a large number.
       page_table: of shape [b, T].
       stop_tokens: i32[b, MAX_STOP_TOKENS], padded with -1.
       sampling: each slot's sampling parameters.
@@ -111,6 +112,7 @@ class Served:
     slot: jax.Array
     goes_on: jax.Array
     limit: jax.Array
+    steps: jax.Array
     page_table: PageTable
     stop_tokens: jax.Array
     sampling: SamplingState
@@ -157,6 +159,11 @@ class FirstTokens:
     done: jax.Array
     failed: jax.Array
 
+    @classmethod
+    def none(cls, pieces: int) -> "FirstTokens":
+        """Those of pieces none of which ends a prompt."""
+        return cls(jnp.zeros(pieces, jnp.int32), jnp.zeros(pieces, bool), jnp.zeros(pieces, bool))
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -178,6 +185,13 @@ class Emitted:
     accepted: jax.Array
     done: jax.Array
     failed: jax.Array
+
+    @classmethod
+    def none(cls, steps: int, slots: int, drafts: int) -> "Emitted":
+        """What so many steps emit if no slot is active, with a leading axis of steps."""
+        counts = jnp.zeros((steps, slots), jnp.int32)
+        tokens, ends = jnp.zeros((steps, slots, drafts + 1), jnp.int32), jnp.zeros((steps, slots), bool)
+        return cls(tokens, counts, counts, counts, ends, ends)
 
 
 @jax.tree_util.register_dataclass

@@ -4,6 +4,7 @@ Drafting comes first, from the hidden state that the last refresh left. So a pro
 own, and drafts and their distributions are temporaries of the step instead of state.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +20,7 @@ from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Proposal, Rows, Target
 from jaxspec.engine.packing import read_pieces, read_served
 from jaxspec.engine.state import Emitted, EngineState, FirstTokens, Pieces, Served, StepOutput
-from jaxspec.sampling import SamplingMode, process_logits, sample, verify, verify_synthetic
+from jaxspec.sampling import SamplingMode, can_branch, process_logits, sample, verify, verify_synthetic
 from jaxspec.sharding import all_parts, split_over
 
 
@@ -40,9 +41,10 @@ def dispatch(
     config: ResolvedEngineConfig,
     mode: SamplingMode | None,
 ) -> tuple[EngineState, StepOutput]:
-    """The engine steps of one program: S steps that decode, or a single one that only reads prompts.
+    """The engine steps of one program: up to S that decode, or a single one that only reads prompts.
 
-    The first step may read prompts too; a slot whose prompt ends in it decodes in the others.
+    The first step may read prompts too; a slot whose prompt ends in it decodes in the others. Where programs
+    may branch, steps past `Served.steps` are left out, and those after the end of all slots.
 
     Args:
       state: of all B slots.
@@ -52,7 +54,7 @@ def dispatch(
       mode: how the slots sample; None if no slot decodes.
 
     Returns:
-      The state, and the output; its `emitted` has a leading axis of steps.
+      The state, and the output; its `emitted` has a leading axis of S steps.
     """
     slots = read_served(served, config.page_size)
     step = partial(engine_step, models, served=slots, config=config, mode=mode)
@@ -63,11 +65,37 @@ def dispatch(
         first, num_steps = output.first, num_steps - 1
         outputs.append(jax.tree.map(lambda of_step: of_step[None], output.emitted))
     if num_steps > 0:
-        # The trip count is static: one that XLA does not know would be copied to the host in every iteration.
-        state, output = lax.scan(lambda state, _: step(state, pieces=None), state, length=num_steps)
-        outputs.append(output.emitted)
+        if can_branch():
+            left = jnp.minimum(slots.steps.min() - len(outputs), num_steps)
+            state, decoded = _decode_while_active(models, step, state, slots, num_steps, left)
+            outputs.append(decoded)
+        else:
+            # A trip count that XLA does not know would be copied to the host in every iteration.
+            state, output = lax.scan(lambda state, _: step(state, pieces=None), state, length=num_steps)
+            outputs.append(output.emitted)
     emitted = jax.tree.map(lambda *of_steps: jnp.concatenate(of_steps), *outputs)
     return whole.put(slots, state), StepOutput(emitted, first)
+
+
+def _decode_while_active(
+    models: Models, step: Callable, state: EngineState, served: Served, most: int, wanted: jax.Array
+) -> tuple[EngineState, Emitted]:
+    """Decodes `wanted` of at most `most` steps, and stops when no slot is left; the rest emits nothing."""
+    # A dispatch without requests is there to be timed.
+    is_timed = ~served.goes_on.any()
+
+    def goes_on(carry: tuple) -> jax.Array:
+        i, state, _ = carry
+        return (i < wanted) & (state.active.any() | is_timed)
+
+    def body(carry: tuple) -> tuple:
+        i, state, emitted = carry
+        state, output = step(state, pieces=None)
+        return i + 1, state, jax.tree.map(lambda of_all, new: of_all.at[i].set(new), emitted, output.emitted)
+
+    none = Emitted.none(most, len(state.length), models.drafter.num_speculative_tokens)
+    _, state, emitted = lax.while_loop(goes_on, body, (jnp.int32(0), state, none))
+    return state, emitted
 
 
 def engine_step(
@@ -151,13 +179,12 @@ def verify_and_commit(
         PagedMemory.build(target.kinds, state.target_cache, tuple(blocks)),
         capture=drafter.capture,
     )
-    needs_all = pieces is None
-    logits = target.logits(
-        hidden if needs_all else _take(hidden, jnp.concatenate([*map(jnp.ravel, logit_rows)]))
-    )
+    rows = hidden if pieces is None else _take(hidden, jnp.concatenate([*map(jnp.ravel, logit_rows)]))
+    # Where programs may branch, a pass that only reads prompts computes logits only if one of them ends.
+    logits = None if proposal is None and can_branch() else target.logits(rows)
 
     next_tokens, ends, emitted, first = [], [], None, None
-    if proposal is not None:
+    if proposal is not None and logits is not None:
         verify_logits = logits[: logit_rows[0].size].reshape(*logit_rows[0].shape, -1)
         if mode is not SamplingMode.GREEDY:
             verify_logits, proposal = _whole_rows(verify_logits, proposal, models)
@@ -178,16 +205,27 @@ def verify_and_commit(
         next_tokens.append(emitted.tokens)
         ends.append(jnp.take_along_axis(logit_rows[0], accepted[:, None], axis=1)[:, 0])
     if pieces is not None:
-        last_rows = logits[-len(pieces.place) :]
-        axis = split_over(last_rows.shape[-1], target.config.vocab_size)
-        first = sample_first(all_parts(last_rows, axis), served, pieces)
+        num_pieces = len(pieces.place)
+
+        def first_tokens(last_rows: jax.Array) -> FirstTokens:
+            axis = split_over(last_rows.shape[-1], target.config.vocab_size)
+            return sample_first(all_parts(last_rows, axis), served, pieces)
+
+        if logits is not None:
+            first = first_tokens(logits[-num_pieces:])
+        else:
+            first = lax.cond(
+                pieces.is_last.any(),
+                lambda: first_tokens(target.logits(rows)),
+                lambda: FirstTokens.none(num_pieces),
+            )
         is_end = pieces.is_last[:, None] & (index == last[:, None])
         next_tokens.append(jnp.where(is_end, first.token[:, None], pieces.next_tokens))
         ends.append(logit_rows[-1])
     state = replace(state, target_cache=memory.caches)
     if pieces is not None or not is_plain:
-        rows = Rows(join_rows(tokens), join_rows(next_tokens), hidden, captured, tuple(blocks))
-        draft_hidden, draft_cache = drafter.refresh(target, rows, state.draft_cache)
+        read = Rows(join_rows(tokens), join_rows(next_tokens), hidden, captured, tuple(blocks))
+        draft_hidden, draft_cache = drafter.refresh(target, read, state.draft_cache)
         state = replace(state, draft_cache=draft_cache)
     if emitted is not None:
         state = commit_emitted(state, emitted, state.hidden if is_plain else _take(draft_hidden, ends[0]))

@@ -2,7 +2,7 @@
 
 from jaxspec.sampling.draw import sample
 from jaxspec.sampling.logits import process_logits
-from jaxspec.sampling.mode import SamplingMode, modes_for_sampling, required_mode
+from jaxspec.sampling.mode import SamplingMode, can_branch, modes_for_sampling, required_mode
 from jaxspec.sampling.params import SamplingParams
 from jaxspec.sampling.rejection import Verdict, verify
 from jaxspec.sampling.state import SamplingState, seed_words
@@ -15,6 +15,7 @@ __all__ = [
     "SamplingParams",
     "SamplingState",
     "Verdict",
+    "can_branch",
     "modes_for_sampling",
     "process_logits",
     "required_mode",

@@ -78,17 +78,24 @@ def _acceptance(run: TrainingRun, acceptance: dict[str, dict[str, Any]]) -> str:
             (
                 f"{Path(prompts).name}, {result['prompts']}",
                 temperature,
-                "" if before is None else f"{before['acceptance_length']:.2f}",
-                f"{result['acceptance_length']:.2f}",
+                "" if before is None else _length(before),
+                _length(result),
                 " ".join(f"{rate:.3f}" for rate in result["acceptance_per_position"]),
             )
         )
     head = ("prompts", "temperature", baseline, "this head", "accepted up to position 0, 1, …")
+    seeds = f" (of {len(config.seeds)} seeds the mean, least and most)" if len(config.seeds) > 1 else ""
     return (
-        f"Tokens per step, including the target's own; K = {config.num_speculative_tokens}, at most "
+        f"Tokens per step, including the target's own{seeds}; K = {config.num_speculative_tokens}, at most "
         f"{config.max_new_tokens} new tokens, measured with jaxspec's engine. Held-out prompts are a part of "
         "the data that was not trained on.\n\n" + _table(head, rows)
     )
+
+
+def _length(result: dict[str, Any]) -> str:
+    lengths = result["acceptance_length_by_seed"]
+    text = f"{result['acceptance_length']:.2f}"
+    return text if len(lengths) == 1 else f"{text} ({min(lengths):.2f} to {max(lengths):.2f})"
 
 
 def _data(run: TrainingRun, stages: dict[str, dict[str, Any]]) -> str:

@@ -176,14 +176,20 @@ class EvaluateConfig:
     Attributes:
       files: JSONL files of prompts, as in `PromptsConfig`.
       temperatures: every file is answered at each of these.
+      seeds: at a temperature above 0, every file is answered with each of these seeds.
       num_speculative_tokens: K.
       max_new_tokens: the most tokens of an answer.
     """
 
     files: tuple = ()
     temperatures: tuple = (0.0, 1.0)
+    seeds: tuple = (0,)
     num_speculative_tokens: int = 4
     max_new_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        if not self.seeds:
+            raise ConfigError("evaluate.seeds must name at least one seed")
 
 
 @dataclass(frozen=True)

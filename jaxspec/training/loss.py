@@ -7,6 +7,7 @@ counts as wrong in the accuracy.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,25 +22,32 @@ from jaxspec.sharding import all_sum
 from jaxspec.training.packed_rows import PackedRows, run_target, shift_left
 from jaxspec.training.unroll import unroll_step
 
-# The number of positions per chunk of logits over the whole vocabulary and over the draft vocabulary. A chunk
-# fits a GPU's cache, so that repeated passes over it do not read from memory.
+# The number of rows per chunk of logits over the whole vocabulary and over the draft vocabulary. A chunk fits
+# a GPU's cache, so that repeated passes over it do not read from memory.
 _LABELLED, _DRAFTED = 256, 1024
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Labels:
-    """The target's predictions after every position. The axis of positions comes first, for chunks.
+    """The target's predictions after the rows that need one, in no particular order.
 
     Attributes:
-      probabilities: [S, B, W] in the dtype of the hidden states: the target's probabilities of the tokens in
+      probabilities: [P, W] in the dtype of the hidden states: the target's probabilities of the tokens in
         the draft vocabulary; their sum may be less than 1.
-      best: i32[S, B]: the draft id of the target's most likely token, or -1 if it is not in the draft
+      best: i32[P]: the draft id of the target's most likely token, or -1 if it is not in the draft
         vocabulary.
+      place: i32[N], where each of the batch's rows is; the label of a row that needs none is meaningless.
     """
 
     probabilities: jax.Array
     best: jax.Array
+    place: jax.Array
+
+    def of(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The probabilities and the best tokens of some rows."""
+        place = self.place.at[rows].get(mode="clip")
+        return self.probabilities[place], self.best[place]
 
 
 @jax.tree_util.register_dataclass
@@ -71,10 +79,11 @@ class StepSums:
         }
 
 
-def make_labels(head: Eagle3, target: Target, hidden: jax.Array) -> Labels:
-    """The labels for the target's final hidden states [B, S, M]."""
+def make_labels(head: Eagle3, target: Target, hidden: jax.Array, needed: jax.Array) -> Labels:
+    """The labels of the rows in `needed`, bool[N], from the target's final hidden states [N, M]."""
 
-    def label(x: jax.Array) -> Labels:
+    def label(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x = hidden[rows]
         logits = target.logits(x)
         best = logits.argmax(axis=-1).astype(jnp.int32)
         if head.draft_vocab is not None:
@@ -82,14 +91,10 @@ def make_labels(head: Eagle3, target: Target, hidden: jax.Array) -> Labels:
         # The head's output rows are the target's own.
         drafted = head.head(x, out_dtype=jnp.float32)
         total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        return Labels(jnp.exp(drafted - total).astype(x.dtype), best)
+        return jnp.exp(drafted - total).astype(x.dtype), best
 
-    batch, length, width = hidden.shape
-    size = max(1, min(length, _LABELLED // batch))
-    padded = _lengthen(hidden, -(-length // size) * size)
-    chunks = jnp.moveaxis(padded, 1, 0).reshape(-1, size, batch, width)
-    labels = lax.map(label, chunks)
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:length], labels)
+    (probabilities, best), _, place = _by_chunks(lambda rows, _: (label(rows), ()), needed, _LABELLED)
+    return Labels(probabilities, best, place)
 
 
 def drafted_positions(rows: PackedRows, k: int) -> jax.Array:
@@ -125,26 +130,22 @@ def unrolled_loss(
       f32[], the weighted sum over steps of the mean loss per position; and the sums for the metrics.
     """
     hidden, captured = lax.stop_gradient(run_target(target, rows, head.capture))
-    batch, length = rows.tokens.shape
-    size = max(1, min(length, _DRAFTED // batch))
-    padded = -(-length // size) * size
-    by_row = hidden.reshape(batch, length, -1)
-    labels = lax.stop_gradient(make_labels(head, target, _lengthen(by_row, padded + num_steps)))
+    # What a step drafts, the first step drafts from a later row.
+    needed = jnp.pad(drafted_positions(rows, 0), ((0, 0), (1, 0)))[:, :-1].ravel()
+    labels = lax.stop_gradient(make_labels(head, target, hidden, needed))
     x, memory = head.fuse(hidden, captured), PackedMemory(head.kinds, rows.positions, rows.segments)
     total, steps = jnp.float32(0), []
     for k in range(num_steps):
         x, memory = unroll_step(head, target, rows, x, memory)
         normed = x if head.config.norm_output else head.norm(x)
-        normed = _lengthen(normed.reshape(batch, length, -1), padded)
-        counted = _lengthen(drafted_positions(rows, k), padded)
-
-        def loss(
-            logits: jax.Array, counted: jax.Array, start: jax.Array, ahead: int = 1 + k
-        ) -> tuple[jax.Array, StepSums]:
-            label = _chunk(labels, start + ahead, size)
-            return _summed_loss(logits, label, counted, objective, cross_entropy_weight)
-
-        value, sums = _by_chunks(head.head, loss, normed, counted, size)
+        loss = partial(
+            _summed_loss,
+            labels=labels,
+            ahead=1 + k,
+            objective=objective,
+            weight=cross_entropy_weight,
+        )
+        value, sums = _loss_of_rows(head.head, loss, normed, drafted_positions(rows, k).ravel())
         total += step_decay**k * value / jnp.maximum(all_sum(sums.count, axis), 1)
         steps.append(sums)
     return total, jax.tree.map(lambda *parts: jnp.stack(parts), *steps)
@@ -171,57 +172,97 @@ def position_loss(
 
 
 def _summed_loss(
-    logits: jax.Array, labels: Labels, counted: jax.Array, objective: str, weight: jax.Array | float
+    logits: jax.Array,
+    rows: jax.Array,
+    counted: jax.Array,
+    *,
+    labels: Labels,
+    ahead: int,
+    objective: str,
+    weight: jax.Array | float,
 ) -> tuple[jax.Array, StepSums]:
-    p = labels.probabilities.astype(jnp.float32)
+    """The summed loss of rows with these logits [C, W], and the sums for the metrics."""
+    probabilities, best = labels.of(rows + ahead)
+    p = probabilities.astype(jnp.float32)
     log_q = jax.nn.log_softmax(logits, axis=-1)
     inside = p.sum(axis=-1)
     cross_entropy = -(p * log_q).sum(axis=-1) / jnp.maximum(inside, 1e-6)
-    cross_entropy = jnp.where(counted & (labels.best >= 0), cross_entropy, 0.0)
+    cross_entropy = jnp.where(counted & (best >= 0), cross_entropy, 0.0)
     overlap = jnp.minimum(p, jnp.exp(log_q)).sum(axis=-1)
     loss = position_loss(objective, cross_entropy, overlap, weight)
     sums = StepSums(
         loss=cross_entropy.sum(),
         overlap=jnp.where(counted, overlap, 0.0).sum(),
-        correct=(counted & (logits.argmax(axis=-1) == labels.best)).sum(dtype=jnp.float32),
+        correct=(counted & (logits.argmax(axis=-1) == best)).sum(dtype=jnp.float32),
         count=counted.sum(dtype=jnp.float32),
     )
     return jnp.where(counted, loss, 0.0).sum(), sums
 
 
-def _by_chunks(
+def _loss_of_rows(
     project: Linear,
     loss: Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, StepSums]],
     x: jax.Array,
     counted: jax.Array,
-    size: int,
 ) -> tuple[jax.Array, StepSums]:
-    """Sums `loss(logits, counted, start)` over chunks [size, B, ...] of project(x [B, S, M]) and counted
-    [B, S].
+    """Sums `loss(logits, rows, counted)` over the rows in `counted`, bool[N], with the logits of x [N, M].
 
     Each chunk's gradient is computed in the forward pass, so that logits are neither kept nor computed twice.
     """
-    x, counted = jnp.moveaxis(x, 1, 0), counted.T
+    known = lax.stop_gradient(x)
 
-    def one(start: jax.Array) -> tuple[jax.Array, StepSums, jax.Array]:
-        part = _chunk(x, start, size)
+    def one(rows: jax.Array, is_chosen: jax.Array) -> tuple[jax.Array, tuple[jax.Array, StepSums]]:
+        part = known[rows]
         (value, sums), gradient = jax.value_and_grad(loss, has_aux=True)(
-            project(part, out_dtype=jnp.float32), _chunk(counted, start, size), start
+            project(part, out_dtype=jnp.float32), rows, is_chosen
         )
         (gradient,) = jax.linear_transpose(project, part)(gradient.astype(x.dtype))
-        return value, sums, gradient
+        return gradient, (value, sums)
 
-    values, sums, gradient = lax.map(one, jnp.arange(0, x.shape[0], size))
+    gradient, (value, sums), place = _by_chunks(one, counted, _DRAFTED)
     # A zero whose derivative is the gradient computed above.
-    gradient = lax.stop_gradient(gradient.reshape(x.shape))
-    zero = (gradient * (x - lax.stop_gradient(x))).sum(dtype=jnp.float32)
-    return lax.stop_gradient(values.sum()) + zero, jax.tree.map(lambda x: x.sum(axis=0), sums)
+    gradient = lax.stop_gradient(jnp.where(counted[:, None], gradient[place], 0))
+    zero = (gradient * (x - known)).sum(dtype=jnp.float32)
+    return lax.stop_gradient(value) + zero, lax.stop_gradient(sums)
 
 
-def _chunk(tree: Any, start: jax.Array | int, size: int) -> Any:
-    return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, size), tree)
+def _by_chunks(
+    function: Callable[[jax.Array, jax.Array], tuple[Any, Any]], chosen: jax.Array, size: int
+) -> tuple[Any, Any, jax.Array]:
+    """Calls `function(rows, is_chosen)` for the rows in `chosen`, bool[N], a chunk at a time.
 
+    In long prompts most rows are not chosen, and cost nothing here.
 
-def _lengthen(x: jax.Array, length: int) -> jax.Array:
-    """Pads [B, S, ...] with zeros to [B, length, ...]."""
-    return jnp.pad(x, [(0, 0), (0, length - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
+    Args:
+      function: gets i32[C], rows, and bool[C], whether they are chosen: all are but in the last chunk.
+        Returns values [C, ...], and values to be summed over the chunks.
+      chosen: the rows.
+      size: the most rows of a chunk.
+
+    Returns:
+      The values of all chunks, [P, ...]; the sums; and i32[N], where in the former each chosen row is.
+    """
+    length = chosen.size
+    size = min(size, length)
+    num_chunks = -(-length // size)
+    order = jnp.argsort(~chosen, stable=True).astype(jnp.int32)
+    place = (
+        jnp.zeros(length, jnp.int32).at[order].set(jnp.arange(length, dtype=jnp.int32), unique_indices=True)
+    )
+    order = jnp.pad(order, (0, num_chunks * size - length))
+    count = chosen.sum(dtype=jnp.int32)
+
+    def chunk(i: jax.Array | int) -> tuple[Any, Any]:
+        rows = lax.dynamic_slice_in_dim(order, i * size, size)
+        return function(rows, i * size + jnp.arange(size) < count)
+
+    def add(i: jax.Array, done: tuple[Any, Any]) -> tuple[Any, Any]:
+        values, sums = chunk(i)
+        write = partial(lax.dynamic_update_slice_in_dim, start_index=i * size, axis=0)
+        return jax.tree.map(write, done[0], values), jax.tree.map(jnp.add, done[1], sums)
+
+    values, sums = jax.eval_shape(chunk, 0)
+    empty = jax.tree.map(lambda x: jnp.zeros((num_chunks * size, *x.shape[1:]), x.dtype), values)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
+    values, sums = lax.fori_loop(0, -(-count // size), add, (empty, zeros))
+    return values, sums, place

@@ -15,7 +15,8 @@ def operations_per_token(target: Decoder, head: Eagle3, *, row_length: int, num_
 
     Counts the target's forward pass and output projections, and the forward and backward passes of the head
     in every draft step, without recomputation, norms and softmax. Attention is counted over the whole row,
-    as it is computed; only the chosen experts are counted.
+    as it is computed; only the chosen experts are counted. Output projections are counted as if every token
+    were part of an answer.
     """
     outputs = head.config.draft_vocab_size
     forward = _layers(target.layers, target.config, row_length) + 2 * target.config.hidden_size * (

@@ -27,7 +27,7 @@ from jaxspec.training.evaluate import ACCEPTANCE, measure
 from jaxspec.training.export import embedding_rows, export_head, why_not_safeailab
 from jaxspec.training.head import config_from, head_config, new_head, start_from
 from jaxspec.training.packing import Conversations, join_answers
-from jaxspec.training.prompt_files import encode_messages, read_prompts
+from jaxspec.training.prompt_files import encode_prompts, read_rows
 from jaxspec.training.prompts import ANSWERS, HELD_OUT, PROMPTS, check_tokenizer, make_prompts
 from jaxspec.training.responses import make_responses
 from jaxspec.training.sizes import (
@@ -52,6 +52,9 @@ _DECISIVE = {
     "evaluate": ("target", "prompts", "responses", "vocabulary", "head", "train", "evaluate"),
     "export": ("target", "prompts", "responses", "vocabulary", "head", "train", "export"),
 }
+
+_ROWS_BESIDE = 16
+"""Prompt tokens that a dispatch reads per slot, on a GPU."""
 
 
 class Pipeline:
@@ -123,6 +126,12 @@ class Pipeline:
         if config.num_pages is None:
             slots = fitting_slots(self.target, config.batch_size, max_model_len, memory=device_memory())
             config = dataclasses.replace(config, batch_size=slots)
+        if config.rows_beside is None and jax.default_backend() != "cpu":
+            # Many slots with short answers need many new prompts; nobody waits for a single token here.
+            rows = max(_ROWS_BESIDE * config.batch_size, 1024)
+            config = dataclasses.replace(
+                config, rows_beside=rows, prefill_rows=rows // (config.prefill_chunk or 64)
+            )
         if config.slot_sizes is None:
             # It runs for a minute or two: more programs would take longer to compile than they save.
             config = dataclasses.replace(config, slot_sizes=(max(config.batch_size // 8, 1),))
@@ -249,15 +258,14 @@ class Pipeline:
         if held_out:
             prompts["held-out"] = held_out
         for name in config.files:
-            prompts[name] = [encode_messages(self.tokenizer, turn) for turn in read_prompts(self.data / name)]
+            prompts[name] = list(encode_prompts(self.tokenizer, read_rows(self.data / name)))
         most = max((len(ids) for each in prompts.values() for ids in each), default=1)
         positions = min(most + config.max_new_tokens, self._most_positions)
         trainer, state = self._trained()
         results = measure(self._engine(positions, trainer.head(state)), prompts, config)
         del trainer, state
-        if held_out:
-            before = self._engine(positions, self._before())
-            results |= measure(before, {"before, held-out": held_out}, config)
+        before = {f"before, {name}": encoded for name, encoded in prompts.items()}
+        results |= measure(self._engine(positions, self._before()), before, config, label="evaluate before")
         (folder.path / ACCEPTANCE).write_text(json.dumps(results, indent=2), "utf-8")
         lengths = {name: result["acceptance_length"] for name, result in results.items()}
         folder.finish(acceptance_length=lengths)

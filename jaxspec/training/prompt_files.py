@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from jaxspec.training.held_out import normalise
 
 Message = dict[str, str]
 _NEEDS = 'needs a text "prompt", a list of texts "turns" or a list of messages "messages"'
+
+_ENCODED_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,6 @@ def read_rows(path: Path) -> list[PromptRow]:
     return [_prompt_row(row, where) for row, where in _objects(path)]
 
 
-def read_prompts(path: Path) -> list[tuple[Message, ...]]:
-    """The messages to answer, for every row; otherwise like `read_rows`."""
-    return [row.messages for row in read_rows(path)]
-
-
 def read_texts(path: Path) -> list[str]:
     """All messages and turns of a file except answers; otherwise like `read_rows`."""
     texts: list[str] = []
@@ -66,9 +63,12 @@ def read_texts(path: Path) -> list[str]:
     return texts
 
 
-def encode_messages(tokenizer: Tokenizer, messages: tuple[Message, ...]) -> list[int]:
-    """Token ids of a conversation up to the assistant's turn, encoded as by the engine."""
-    return tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)
+def encode_prompts(tokenizer: Tokenizer, rows: Sequence[PromptRow]) -> Iterator[list[int]]:
+    """Token ids of each row's conversation up to the assistant's turn, encoded on all cores."""
+    for start in range(0, len(rows), _ENCODED_AT_ONCE):
+        part = rows[start : start + _ENCODED_AT_ONCE]
+        texts = [tokenizer.apply_chat_template(row.messages) for row in part]
+        yield from tokenizer.encode_all(texts, add_special_tokens=False)
 
 
 def encode_answer(tokenizer: Tokenizer, row: PromptRow) -> list[int]:

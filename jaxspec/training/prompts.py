@@ -13,7 +13,7 @@ from jaxspec.sampling import SamplingParams
 from jaxspec.training.answers import generate_answers
 from jaxspec.training.config import PromptsConfig
 from jaxspec.training.held_out import HeldOut, normalise
-from jaxspec.training.prompt_files import PromptRow, encode_answer, encode_messages, read_rows, read_texts
+from jaxspec.training.prompt_files import PromptRow, encode_answer, encode_prompts, read_rows, read_texts
 from jaxspec.training.stage_folder import StageFolder, write_atomically
 from jaxspec.training.token_rows import TokenRows
 
@@ -80,7 +80,8 @@ def make_prompts(
     distinct = {row.words: row for row in [*rows, *sampled]}
     kept = [row for row in distinct.values() if not any(map(held_out.__contains__, _texts(row)))]
     limit = min(config.max_tokens, longest)
-    encoded = [(row, ids) for row in kept if len(ids := encode_messages(tokenizer, row.messages)) <= limit]
+    everything = zip(kept, encode_prompts(tokenizer, kept), strict=True)
+    encoded = [(row, ids) for row, ids in everything if len(ids) <= limit]
     if not encoded:
         raise ConfigError(
             f"prompts: none is left of {len(rows) + len(sampled)} after removing repeated and held-out ones, "

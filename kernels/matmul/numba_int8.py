@@ -17,8 +17,8 @@ import jax
 import numpy as np
 from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.matmul.packed_weight import DOUBLED, QUAD, ROW_BLOCK, TILE, PackedWeight
-from jaxspec_kernels.matmul.vector_code import BYTE, FLOAT, HALF_WORD, INTEGER, VectorCode, word
 from jaxspec_kernels.matmul.weight_code import Form, WeightCode, by_groups, bytes_of
+from jaxspec_kernels.vector_code import BYTE, FLOAT, HALF_WORD, INTEGER, VectorCode, word
 from llvmlite import ir
 from numba import carray, types
 from numba.core.cgutils import for_range

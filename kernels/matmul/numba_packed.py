@@ -11,8 +11,8 @@ import jax
 import numpy as np
 from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.matmul.packed_weight import QUAD, TILE, PackedWeight
-from jaxspec_kernels.matmul.vector_code import FLOAT, HALF_WORD, word
 from jaxspec_kernels.matmul.weight_code import Form, WeightCode, by_groups
+from jaxspec_kernels.vector_code import FLOAT, HALF_WORD, word
 from llvmlite import ir
 from numba import carray, types
 from numba.core.cgutils import alloca_once, for_range

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxspec_kernels.matmul.packed_weight import QUAD, TILE, PackedWeight
-from jaxspec_kernels.matmul.vector_code import BYTE, FLOAT, HALF, INTEGER, VectorCode, word
+from jaxspec_kernels.vector_code import BYTE, FLOAT, HALF, INTEGER, VectorCode, word
 from llvmlite import ir
 from numba.core.cgutils import get_or_insert_function
 

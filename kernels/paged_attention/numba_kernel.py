@@ -1,21 +1,26 @@
 """Paged attention of a few rows on a CPU, without a copy of the pages.
 
-The pure-JAX reference gathers pages into a new array; this kernel reads them in place. On two cores, the case
-"pages of one" takes 82 us and the reference 292 us, "window of one" 10 us and 304 us
-(`scripts/bench_kernels.py --op paged_attention`).
+The pure-JAX reference gathers pages into a new array; this kernel reads them in place. A row's sums do not
+depend on the other rows: it is summed in lanes, over the positions that it sees, in their order.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.paged_attention.reference import paged_attention as reference
-from numba import carray, njit
+from jaxspec_kernels.vector_code import FLOAT, INTEGER, VectorCode, word
+from llvmlite import ir
+from numba import carray, types
+from numba.core.cgutils import alloca_once_value, for_range, for_range_slice
+from numba.core.registry import cpu_target
 
 MAX_ROWS = 16
-_FASTMATH = {"contract", "reassoc", "nsz"}
-_NAME = "jaxspec_paged_attention"
-_part_address = call.address_of(_NAME)
+_ROWS, _FEW_ROWS = 16, 4
+"""The most query rows, of one key/value head, that go through keys and values together; and the most if that
+leaves too few pieces of work for the threads."""
 
 
 def paged_attention(
@@ -31,133 +36,240 @@ def paged_attention(
     """See `jaxspec_kernels.paged_attention.reference`, which is called for cases that the kernel lacks."""
     if not (queries.dtype == cache.dtype == jnp.float32 and queries.shape[1] <= MAX_ROWS and sinks is None):
         return reference(queries, cache, page_table, first, last, scale=scale, sinks=sinks)
-    return jax.ffi.ffi_call(_target(), jax.ShapeDtypeStruct(queries.shape, jnp.float32))(
+    page_size, dim = cache.shape[3:]
+    return jax.ffi.ffi_call(_target(page_size, dim), jax.ShapeDtypeStruct(queries.shape, jnp.float32))(
         queries, cache, page_table, first, last, np.array([scale], np.float32)
     )
 
 
-@call.once
-def _target() -> str:
-    """Compiles and registers the kernel; returns its name."""
-    call.register(_NAME, _part, _handler, fastmath=_FASTMATH)
-    return _NAME
+def _target(page_size: int, dim: int) -> str:
+    """The name of the kernel for these sizes, of which there are few."""
+    widest = 16 if "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2] else 8
+    lanes = next(lanes for lanes in (16, 8, 4, 2, 1) if lanes <= widest and not dim % lanes)
+    lanes = min(lanes, page_size)
+    return _registered(min(page_size, 16), lanes, 4 if dim % (4 * lanes) == 0 else 1)
 
 
-# Always inlined, so that every process runs the same code. Otherwise a process that compiles the kernel calls
-# a separately compiled function, while one that loads the kernel from Numba's cache runs an inlined copy,
-# which sums in another order.
-@njit(fastmath=_FASTMATH, forceinline=True)
-def _exponentials(scores, powers):
-    """Replaces scores by exp(score - largest score) and returns their sum.
-
-    Written so that LLVM vectorises it: exp(x) is 2 ** n, built from bits in `powers` (i32, at least as long
-    as `scores`), times a polynomial of the remainder. The library's exp took most of the kernel's time.
-    """
-    peak = np.float32(-np.inf)
-    for i in range(scores.size):
-        peak = max(peak, scores[i])
-    for i in range(scores.size):
-        # The largest weight is 1; weights below 2 ** -126 do not matter.
-        scores[i] = max((scores[i] - peak) * np.float32(1.4426950408889634), np.float32(-126))
-        powers[i] = np.int32(scores[i])
-    for i in range(scores.size):
-        x = (scores[i] - np.float32(powers[i])) * np.float32(0.6931471805599453)
-        powers[i] = (powers[i] + 127) << 23
-        # exp(x) for -0.7 < x <= 0; the next term is under 3e-8.
-        y = np.float32(1 / 362880)
-        y = y * x + np.float32(1 / 40320)
-        y = y * x + np.float32(1 / 5040)
-        y = y * x + np.float32(1 / 720)
-        y = y * x + np.float32(1 / 120)
-        y = y * x + np.float32(1 / 24)
-        y = y * x + np.float32(1 / 6)
-        y = y * x + np.float32(1 / 2)
-        y = y * x + np.float32(1)
-        scores[i] = y * x + np.float32(1)
-    total = np.float32(0)
-    factors = powers.view(np.float32)
-    for i in range(scores.size):
-        scores[i] *= factors[i]
-        total += scores[i]
-    return total
-
-
-def _part(frame, part, parts):
-    """Computes a share of all rows, in blocks of four query rows of one key/value head.
-
-    The rows of a block share each key and value that is loaded. The last block of a head may repeat a row.
-    """
+_PART = """
+def {name}_part(frame, part, parts):
     queries_, cache_, output_ = call.argument(frame, 0), call.argument(frame, 1), call.result(frame, 0)
     batch, rows, heads, dim = call.shape(queries_, 4)
     pages, kv_heads, _, page_size, _ = call.shape(cache_, 5)
     table_width = call.shape(call.argument(frame, 2), 2)[1]
     queries = carray(call.floats(queries_), (batch, rows, heads, dim))
-    cache = carray(call.floats(cache_), (pages, kv_heads, 2, page_size, dim))
     output = carray(call.floats(output_), (batch, rows, heads, dim))
     table = carray(call.integers(call.argument(frame, 2)), (batch, table_width))
     first = carray(call.integers(call.argument(frame, 3)), (batch, rows))
     last = carray(call.integers(call.argument(frame, 4)), (batch, rows))
     scale = carray(call.floats(call.argument(frame, 5)), 1)[0]
-    group = heads // kv_heads
-    scores = np.empty((4, table_width * page_size), np.float32)
-    query = np.empty((4, dim), np.float32)
-    sums = np.empty((4, dim), np.float32)
-    begin, end = np.empty(4, np.int64), np.empty(4, np.int64)
-    total = np.empty(4, np.float32)
-    powers = np.empty(table_width * page_size, np.int32)
-    q0, q1, q2, q3 = query[0], query[1], query[2], query[3]
-    o0, o1, o2, o3 = sums[0], sums[1], sums[2], sums[3]
-    w0, w1, w2, w3 = scores[0], scores[1], scores[2], scores[3]
-    blocks = -(-rows * group // 4)
+    group, width = heads // kv_heads, table_width * page_size
+    pairs = rows * group
+    blocks = -(-pairs // {ROWS})
+    if batch * kv_heads * blocks < 4 * parts:
+        blocks = -(-pairs // {FEW_ROWS})
+    most = -(-pairs // blocks)
+    scratch = call.allocate(4 * most * (width + 2 * dim))
+    sums_at, weights_at = scratch + 4 * most * dim, scratch + 8 * most * dim
+    query = carray(call.floats_at(scratch), (most, dim))
+    sums = carray(call.floats_at(sums_at), (most, dim))
+    begin, end, total = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.float32)
     units = batch * kv_heads * blocks
     for unit in range(units * part // parts, units * (part + 1) // parts):
-        b, kv_head, block = unit // blocks // kv_heads, unit // blocks % kv_heads, unit % blocks * 4
-        low, high = table_width * page_size, 0
-        for i in range(4):
-            pair = min(block + i, rows * group - 1)
-            row, member = pair // group, pair % group
-            begin[i] = max(first[b, row], 0)
-            end[i] = last[b, row] + 1
+        b, kv_head, block = unit // blocks // kv_heads, unit // blocks % kv_heads, unit % blocks
+        start = pairs * block // blocks
+        count = pairs * (block + 1) // blocks - start
+        low, high = width, 0
+        for i in range(count):
+            row, member = (start + i) // group, (start + i) % group
+            begin[i], end[i] = max(first[b, row], 0), last[b, row] + 1
             for d in range(dim):
                 query[i, d] = queries[b, row, kv_head * group + member, d] * scale
                 sums[i, d] = np.float32(0)
             if begin[i] < end[i]:
                 low, high = min(low, begin[i]), max(high, end[i])
-        for page in range(low // page_size, (high - 1) // page_size + 1):
-            left = page * page_size
-            keys = cache[table[b, page], kv_head, 0]
-            for position in range(max(low, left), min(high, left + page_size)):
-                key = keys[position - left]
-                s0 = s1 = s2 = s3 = np.float32(0)
-                for d in range(dim):
-                    s0 += q0[d] * key[d]
-                    s1 += q1[d] * key[d]
-                    s2 += q2[d] * key[d]
-                    s3 += q3[d] * key[d]
-                w0[position], w1[position], w2[position], w3[position] = s0, s1, s2, s3
-        for i in range(4):
-            weights = scores[i]
-            weights[low : begin[i]] = np.float32(0)
-            weights[end[i] : high] = np.float32(0)
-            total[i] = _exponentials(weights[begin[i] : end[i]], powers)
-        for page in range(low // page_size, (high - 1) // page_size + 1):
-            left = page * page_size
-            values = cache[table[b, page], kv_head, 1]
-            for position in range(max(low, left), min(high, left + page_size)):
-                value = values[position - left]
-                p0, p1, p2, p3 = w0[position], w1[position], w2[position], w3[position]
-                for d in range(dim):
-                    o0[d] += p0 * value[d]
-                    o1[d] += p1 * value[d]
-                    o2[d] += p2 * value[d]
-                    o3[d] += p3 * value[d]
-        for i in range(4):
-            pair = min(block + i, rows * group - 1)
-            out = output[b, pair // group, kv_head * group + pair % group]
+        head = call.address(cache_) + 8 * page_size * dim * kv_head
+        for tile in range(low // {TILE}, -(-high // {TILE})):
+            left = tile * {TILE}
+            page = head + 8 * page_size * dim * kv_heads * table[b, left // page_size]
+            keys = page + 4 * dim * (left % page_size)
+            for i in range(count):
+                if begin[i] < left + {TILE} and left < end[i]:
+                    scores(scratch + 4 * dim * i, keys, dim, weights_at + 4 * (width * i + left))
+        for i in range(count):
+            if begin[i] < end[i]:
+                total[i] = softmax(weights_at + 4 * width * i, begin[i], end[i])
+        for tile in range(low // {TILE}, -(-high // {TILE})):
+            left = tile * {TILE}
+            page = head + 8 * page_size * dim * kv_heads * table[b, left // page_size]
+            values = page + 4 * dim * (page_size + left % page_size)
+            for i in range(count):
+                top, bottom = max(begin[i], left), min(end[i], left + {TILE})
+                if top < bottom:
+                    weights, first_value = weights_at + 4 * (width * i + top), values + 4 * dim * (top - left)
+                    add_values(weights, first_value, bottom - top, dim, sums_at + 4 * dim * i)
+        for i in range(count):
+            out = output[b, (start + i) // group, kv_head * group + (start + i) % group]
             for d in range(dim):
                 out[d] = sums[i, d] / total[i] if begin[i] < end[i] else np.float32(0)
+    call.release(scratch)
     return 0
 
 
-def _handler(frame):
-    return call.handle(frame, _part_address())
+def {name}_handler(frame):
+    return call.handle(frame, address())
+"""
+
+
+@call.once
+def _registered(tile: int, lanes: int, unrolled: int) -> str:
+    """Compiles and registers a kernel; returns its name.
+
+    Args:
+      tile: positions whose scores are computed together; pages consist of whole tiles.
+      lanes: of a vector; divides `tile` and the width of a head.
+      unrolled: vectors of a head's values that are summed together.
+    """
+    name = f"jaxspec_paged_attention_{tile}_{lanes}_{unrolled}"
+    scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
+    scope |= {"address": call.address_of(name), "scores": _scores_code(tile, lanes)}
+    scope |= {"softmax": _softmax_code(lanes), "add_values": _values_code(lanes, unrolled)}
+    call.define(_PART.format(name=name, TILE=tile, ROWS=_ROWS, FEW_ROWS=_FEW_ROWS), __file__, scope)
+    call.register(name, scope[f"{name}_part"], scope[f"{name}_handler"], fastmath=set())
+    return name
+
+
+def _scores_code(tile: int, lanes: int) -> Any:
+    """A Numba intrinsic that computes the products of a query and the keys of a tile.
+
+    Its arguments are the addresses of the query f32[dim] and of the keys f32[tile, dim], dim, and the address
+    of the result f32[tile].
+    """
+
+    @call.intrinsic
+    def scores(typing_context, query, keys, dim, result):
+        def generate(context, builder, signature, arguments):
+            code = VectorCode(builder, lanes)
+            query, keys, dim, result = arguments
+            for first in range(0, tile, lanes):
+                zero = ir.Constant(code.floats, None)
+                sums = [alloca_once_value(builder, zero) for _ in range(lanes)]
+                for total in sums:
+                    builder.store(zero, total)
+                with for_range(builder, builder.udiv(dim, word(lanes))) as loop:
+                    part = builder.mul(loop.index, word(4 * lanes))
+                    factor = code.load(builder.add(query, part), code.floats, align=4)
+                    for i, total in enumerate(sums):
+                        key = code.at(builder.add(keys, part), builder.mul(dim, word(first + i)), 4)
+                        key = code.load(key, code.floats, align=4)
+                        builder.store(code.fma(factor, key, builder.load(total)), total)
+                each = code.sums_of([builder.load(total) for total in sums])
+                code.store(each, code.at(result, first, 4), align=4)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 4), generate
+
+    return scores
+
+
+# Added to a float32 of magnitude below 2**22, this leaves the rounded integer in the lowest bits.
+_ROUND, _ROUND_BITS = 12582912.0, 0x4B400000
+_LOG2_E, _LN_2 = 1.4426950408889634, 0.6931471805599453
+# exp(x) for |x| <= ln(2) / 2; the next term is under 6e-9.
+_EXP = [1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0]
+
+
+def _softmax_code(lanes: int) -> Any:
+    """A Numba intrinsic that replaces scores by exp(score - largest score) and returns their sum f32.
+
+    Its arguments are the address of the scores f32[...], of which there are whole vectors, and the positions
+    `begin` < `end` of those that count. A NaN among them makes the sum NaN.
+    """
+
+    @call.intrinsic
+    def softmax(typing_context, scores, begin, end):
+        def generate(context, builder, signature, arguments):
+            code = VectorCode(builder, lanes)
+            scores, begin, end = arguments
+            from_ = builder.udiv(begin, word(lanes))
+            to = builder.udiv(builder.add(end, word(lanes - 1)), word(lanes))
+            integers = ir.VectorType(INTEGER, lanes)
+            offsets = ir.Constant(integers, list(range(lanes)))
+
+            def counted(index: Any) -> Any:
+                left = builder.trunc(builder.mul(index, word(lanes)), INTEGER)
+                at = builder.add(code.spread(left), offsets)
+                after = builder.icmp_signed(">=", at, code.spread(builder.trunc(begin, INTEGER)))
+                return builder.and_(
+                    after, builder.icmp_signed("<", at, code.spread(builder.trunc(end, INTEGER)))
+                )
+
+            def constant(value: float) -> Any:
+                return ir.Constant(code.floats, [value] * lanes)
+
+            peaks = alloca_once_value(builder, constant(-np.inf))
+            builder.store(constant(-np.inf), peaks)
+            with for_range_slice(builder, from_, to, word(1), inc=True) as (index, _):
+                score = code.load(code.at(scores, index, 4 * lanes), code.floats, align=4)
+                score = builder.select(counted(index), score, constant(-np.inf))
+                peak = builder.load(peaks)
+                builder.store(code.larger(score, peak), peaks)
+            peak = code.spread(code.folded(builder.load(peaks), code.larger))
+            totals = alloca_once_value(builder, constant(0.0))
+            builder.store(constant(0.0), totals)
+            with for_range_slice(builder, from_, to, word(1), inc=True) as (index, _):
+                place = code.at(scores, index, 4 * lanes)
+                score = code.load(place, code.floats, align=4)
+                power = builder.fmul(builder.fsub(score, peak), constant(_LOG2_E))
+                # The largest weight is 1; weights below 2 ** -126 do not matter.
+                power = builder.select(
+                    builder.fcmp_ordered("<", power, constant(-126.0)), constant(-126.0), power
+                )
+                shifted = builder.fadd(power, constant(_ROUND))
+                rest = builder.fsub(power, builder.fsub(shifted, constant(_ROUND)))
+                rest = builder.fmul(rest, constant(_LN_2))
+                value = constant(_EXP[0])
+                for coefficient in _EXP[1:]:
+                    value = code.fma(value, rest, constant(coefficient))
+                bits = builder.sub(builder.bitcast(shifted, integers), code.constant(_ROUND_BITS - 127))
+                factor = builder.bitcast(builder.shl(bits, code.constant(23)), code.floats)
+                value = builder.select(counted(index), builder.fmul(value, factor), constant(0.0))
+                code.store(value, place, align=4)
+                builder.store(builder.fadd(builder.load(totals), value), totals)
+            return code.folded(builder.load(totals), builder.fadd)
+
+        return types.float32(*[types.int64] * 3), generate
+
+    return softmax
+
+
+def _values_code(lanes: int, unrolled: int) -> Any:
+    """A Numba intrinsic that adds weighted values to a row's sums.
+
+    Its arguments are the addresses of the weights f32[count] and the values f32[count, dim], count, dim, and
+    the address of the sums f32[dim].
+    """
+
+    @call.intrinsic
+    def add_values(typing_context, weights, values, count, dim, sums):
+        def generate(context, builder, signature, arguments):
+            code = VectorCode(builder, lanes)
+            weights, values, count, dim, sums = arguments
+            with for_range(builder, builder.udiv(dim, word(lanes * unrolled))) as outer:
+                part = builder.mul(outer.index, word(4 * lanes * unrolled))
+                places = [builder.add(builder.add(sums, part), word(4 * lanes * i)) for i in range(unrolled)]
+                totals = [alloca_once_value(builder, ir.Constant(code.floats, None)) for _ in places]
+                for total, place in zip(totals, places, strict=True):
+                    builder.store(code.load(place, code.floats, align=4), total)
+                with for_range(builder, count) as loop:
+                    weight = code.spread(code.load(code.at(weights, loop.index, 4), FLOAT, align=4))
+                    row = builder.add(code.at(values, builder.mul(loop.index, dim), 4), part)
+                    for i, total in enumerate(totals):
+                        value = code.load(builder.add(row, word(4 * lanes * i)), code.floats, align=4)
+                        builder.store(code.fma(weight, value, builder.load(total)), total)
+                for total, place in zip(totals, places, strict=True):
+                    code.store(builder.load(total), place, align=4)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 5), generate
+
+    return add_values

@@ -72,9 +72,20 @@ def test_damaged_tokenizer_is_named(folder):
         Tokenizer.from_folder(folder)
 
 
+def test_many_texts_are_encoded_like_one_by_one(folder):
+    tokenizer = Tokenizer.from_folder(folder)
+    texts = ["hello", "world and more", "<s>hello hi"]
+    for special in (True, False):
+        one_by_one = [tokenizer.encode(text, add_special_tokens=special) for text in texts]
+        assert tokenizer.encode_all(texts, add_special_tokens=special) == one_by_one
+
+
 def test_lone_surrogate_is_named(folder):
+    tokenizer = Tokenizer.from_folder(folder)
     with pytest.raises(CheckpointError, match="lone surrogate at 3"):
-        Tokenizer.from_folder(folder).encode("abc\ud800")
+        tokenizer.encode("abc\ud800")
+    with pytest.raises(CheckpointError, match="lone surrogate at 1"):
+        tokenizer.encode_all(["abc", "d\ud800"])
 
 
 def test_a_tokenizer_that_fails_over_a_text_is_an_error():

@@ -2,12 +2,16 @@
 
 import logging
 import re
+from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from hlo_text import instructions, num_aliases
 
 from jaxspec.engine import step
+from jaxspec.engine.packing import empty_served, read_output
 from jaxspec.sampling import SamplingMode
 
 # One layer's cache is larger than every other array of the program, so a copy of it shows by its size.
@@ -65,6 +69,33 @@ def test_a_program_of_several_steps_traces_one(tiny_engines, monkeypatch):
     for size in programs.compiled:
         programs._lower(size)
     assert traced == [size.mode for size in programs.compiled]
+
+
+def run(engine, *, goes_on, steps):
+    """Runs the decode program where slot 0 has two tokens left if it `goes_on`: the steps' tokens, page 0."""
+    core, programs = engine.core, engine.programs
+    (size,) = (size for size in programs.compiled if size.mode == SamplingMode.GREEDY)
+    words = empty_served(size.slots, engine.config.table_width)
+    words[0, 0], words[0, 1], words[0, 9] = 0, goes_on is not None, steps
+    words[0, -engine.config.table_width :] = 1
+    state = replace(
+        jax.tree.map(jnp.zeros_like, core.state),
+        active=jnp.zeros_like(core.state.active).at[0].set(bool(goes_on)),
+        remaining=jnp.full_like(core.state.remaining, 2),
+    )
+    state, output = programs.dispatch(state, jnp.asarray(words), None, size=size)
+    emitted = read_output(output).emitted
+    return emitted.num_tokens[:, 0].tolist(), [np.asarray(cache)[0].any() for cache in state.target_cache]
+
+
+def test_a_dispatch_on_a_cpu_leaves_out_steps_that_are_not_needed(tiny_engines):
+    engine = tiny_engines.load("none", steps_per_dispatch=4)
+    # Slots without a request write to page 0, so a step that ran shows there.
+    assert run(engine, goes_on=True, steps=4)[0] == [1, 1, 0, 0]
+    assert run(engine, goes_on=True, steps=1)[0] == [1, 0, 0, 0]
+    assert run(engine, goes_on=False, steps=4) == ([0] * 4, [False] * 2)
+    # A run that is timed has no requests, and runs all steps.
+    assert run(engine, goes_on=None, steps=4) == ([0] * 4, [True] * 2)
 
 
 def test_nothing_compiles_after_loading(engine, caplog):

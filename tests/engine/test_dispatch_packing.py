@@ -1,10 +1,20 @@
 """What the host packs for a dispatch is what the program reads."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from jaxspec.engine.packing import pack_pieces, pack_served, read_pieces, read_served
+from jaxspec.engine.packing import (
+    empty_pieces,
+    empty_served,
+    pack_pieces,
+    pack_served,
+    read_pieces,
+    read_served,
+)
 from jaxspec.engine.request import Request
 from jaxspec.engine.scheduler import Chunk, Dispatch, Running
 from jaxspec.sampling import SamplingParams
@@ -22,7 +32,7 @@ def running(slot, prompt, *, pages, seed=0, answered=(), known=None):
 def dispatch(served, goes_on, chunks=()):
     counts = [1] * len(served)
     limits = list(range(len(served)))
-    return Dispatch(served, goes_on, any(goes_on), list(chunks), counts, counts, 3, limits)
+    return Dispatch(served, goes_on, any(goes_on), 2, list(chunks), counts, counts, 3, limits)
 
 
 def test_served_slots_and_places_without_work():
@@ -35,6 +45,9 @@ def test_served_slots_and_places_without_work():
     assert (np.asarray(read.slot)[2:] > 1000).all()
     assert read.goes_on.tolist() == [True, False, False, False]
     assert read.limit.tolist() == [0, 1, 0, 0]
+    # Past every number of steps, so that the least of them is that of the served slots.
+    assert read.steps.tolist()[:2] == [2, 2]
+    assert (np.asarray(read.steps)[2:] > 1000).all()
     assert read.page_table.pages.tolist() == [[4, 9, 0, 0, 0], [3, 0, 0, 0, 0], [0] * 5, [0] * 5]
     assert read.page_table.page_size == 8
     assert read.stop_tokens[:2, :3].tolist() == [[7, 5, -1]] * 2
@@ -67,3 +80,15 @@ def test_pieces_know_the_token_after_each_of_theirs():
     assert pieces.known.tolist()[:3] == [-1, -1, 24]
     # Of ten, two stand before the known one.
     assert pieces.remaining.tolist()[:3] == [10, 10, 8]
+
+
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [(partial(read_served, page_size=16), empty_served(1, 9)), (read_pieces, empty_pieces(1, 8))],
+)
+def test_fields_of_a_single_row_start_where_triton_expects_arrays(read, words):
+    """The page table of a lone short prompt started at 100 bytes, and its program failed on a GPU."""
+    traced = jax.make_jaxpr(read)(words).jaxpr
+    slices = [each for each in traced.eqns if each.primitive.name == "slice" and each.invars == traced.invars]
+    assert len(slices) > 6
+    assert all(4 * each.params["start_indices"][1] % 16 == 0 for each in slices)

@@ -73,7 +73,8 @@ class Device:
                 self.slots[running.slot] = None
         served = list(zip(dispatch.served, dispatch.limits, strict=True))
         emitted, first = [], []
-        for step in range(scheduler.steps if dispatch.decodes else 1):
+        assert dispatch.steps == 1 or dispatch.decodes
+        for step in range(dispatch.steps):
             if dispatch.decodes:
                 emitted.append([self._step(*each, dispatch.drafts) for each in served])
             if not step:
@@ -163,14 +164,15 @@ def check_pages(scheduler) -> None:
     most_chunks=st.integers(1, 4),
     beside=st.sampled_from([(), (1,), (1, 2), (2,)]),
     between=st.integers(1, 8),
-    steps=st.integers(1, 3),
+    steps=st.integers(1, 4),
+    adapts=st.booleans(),
     aborted=st.sets(st.integers(0, 24)),
     lost=st.booleans(),
     chosen=st.lists(st.integers(0, 2), max_size=6),
     seed=st.integers(0, 2**16),
 )
 def test_whatever_arrives_ends_with_its_tokens(
-    sizes, pages, most_chunks, beside, between, steps, aborted, lost, chosen, seed
+    sizes, pages, most_chunks, beside, between, steps, adapts, aborted, lost, chosen, seed
 ):
     """However few pages there are, none is leaked, and what anybody reads belongs to its own text.
 
@@ -186,6 +188,7 @@ def test_whatever_arrives_ends_with_its_tokens(
         chunks_beside=beside,
         chunks_between=between,
         steps=steps,
+        adapts_steps=adapts,
     )
     if chosen:
         scheduler.choose = lambda decoding: Choice(
@@ -324,6 +327,19 @@ def test_a_long_prompt_does_not_hold_up_slots_that_decode():
         assert chunks == [5]
         assert plan[-1].served[0].request is first
         assert plan[-1].decodes
+
+
+def test_a_dispatch_has_fewer_steps_for_more_slots_and_one_while_a_prompt_is_read():
+    for adapts, expected in ((False, [4, 4, 4, 4, 4]), (True, [4, 2, 1, 1, 1])):
+        scheduler = make_scheduler(
+            steps=4, adapts_steps=adapts, chunks_between=1, pages=PagePool(40, 4), tokens_per_step=1
+        )
+        taken = []
+        for prompt in (3, 3, 9):
+            scheduler.add(make_request(prompt, 40))
+            taken.append(scheduler.plan()[-1].steps)
+        taken += [scheduler.plan()[-1].steps for _ in range(2)]
+        assert taken == expected
 
 
 def test_nothing_is_dispatched_once_what_is_in_flight_must_finish_everything():

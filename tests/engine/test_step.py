@@ -40,6 +40,7 @@ def slots(lengths, *, remaining, active=True, stop_tokens=()):
         slot=jnp.arange(count, dtype=jnp.int32),
         goes_on=jnp.ones(count, bool),
         limit=jnp.full(count, 9, jnp.int32),
+        steps=jnp.ones(count, jnp.int32),
         page_table=PageTable(jnp.zeros((count, 9), jnp.int32), 4),
         stop_tokens=jnp.asarray(stops),
         sampling=SamplingState(

@@ -77,7 +77,7 @@ def test_prompts_of_a_file_through_a_configuration(tmp_path, tiny_config):
     file.write_text("\n".join(map(json.dumps, rows)))
     options = ["--input", str(file), "--limit", "3", "--max-new-tokens", "4", "--rate", "1000"]
     sizes = SIZES.replace("1024", "32").split()
-    assert bench_load.main([str(tiny_config), *options, *sizes, "--json", str(output)]) == 0
+    assert bench_load.main([str(tiny_config), "--k", "auto", *options, *sizes, "--json", str(output)]) == 0
     result = json.loads(output.read_text())
     (row,) = result["rows"]
     assert (row["name"], row["requests"], row["new_tokens"]) == ("prompts", 3, 12)

@@ -9,7 +9,7 @@ from jaxspec.checkpoints import open_checkpoint
 from jaxspec.training.config import PromptsConfig, load_training_run
 from jaxspec.training.held_out import HeldOut
 from jaxspec.training.pipeline import Pipeline
-from jaxspec.training.prompt_files import encode_answer, encode_messages, read_rows
+from jaxspec.training.prompt_files import PromptRow, encode_answer, encode_prompts, read_rows
 from jaxspec.training.prompts import user_turn_prefix
 from jaxspec.training.token_rows import TokenRows
 
@@ -50,7 +50,7 @@ def test_repeated_held_out_and_long_prompts_are_dropped(tmp_path):
         "prompts": 2,
     }
     kept = TokenRows.load(tmp_path / "out" / "prompts" / "prompts.npz").sequences()
-    wanted = [encode_messages(run.tokenizer, user(turn)) for turn in ("Red, one!", "sun")]
+    wanted = list(encode_prompts(run.tokenizer, [PromptRow(user("Red, one!")), PromptRow(user("sun"))]))
     assert sorted(ids.tolist() for ids in kept) == sorted(wanted)
 
 
@@ -79,7 +79,7 @@ def test_rows_with_answers(tmp_path):
     assert read[0].place == read[1].place != read[2].place
     assert tokenizer.decode(encode_answer(tokenizer, read[0]), skip_special_tokens=False) == "blue</s>"
     whole = tokenizer.apply_chat_template(answered, add_generation_prompt=False)
-    joined = encode_messages(tokenizer, read[0].messages) + encode_answer(tokenizer, read[0])
+    joined = [*next(encode_prompts(tokenizer, read)), *encode_answer(tokenizer, read[0])]
     assert tokenizer.decode(joined, skip_special_tokens=False) == whole
 
 
@@ -87,4 +87,4 @@ def test_the_users_turn_starts_where_the_template_puts_it(tmp_path):
     tokenizer = open_checkpoint(write_target(tmp_path / "target")).tokenizer
     prefix = user_turn_prefix(tokenizer)
     assert tokenizer.decode(prefix, skip_special_tokens=False) == f"{SPECIAL[1]}u "
-    assert encode_messages(tokenizer, user("sun"))[: len(prefix)] == prefix
+    assert next(encode_prompts(tokenizer, [PromptRow(user("sun"))]))[: len(prefix)] == prefix

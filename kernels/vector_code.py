@@ -1,5 +1,6 @@
 """Generates LLVM code for vectors, because LLVM does not reliably vectorise Numba's loops."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -51,6 +52,33 @@ class VectorCode:
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         """a * b + c of float vectors, with one rounding."""
         return self.call(f"llvm.fma.v{self.lanes}f32", self.floats, a, b, c)
+
+    def sums_of(self, vectors: Sequence[Any]) -> Any:
+        """A float vector with the sum of each of as many vectors as it has lanes."""
+        rows = list(vectors)
+        while len(rows) > 1:
+            rows = [self._pair_sums(*rows[i : i + 2]) for i in range(0, len(rows), 2)]
+        return rows[0]
+
+    def _pair_sums(self, x: Any, y: Any) -> Any:
+        """The sums of adjacent lanes of x, then those of y."""
+        even, odd = (ir.Constant(self.integers, list(range(first, 2 * self.lanes, 2))) for first in range(2))
+        build = self.builder
+        return build.fadd(build.shuffle_vector(x, y, even), build.shuffle_vector(x, y, odd))
+
+    def folded(self, vector: Any, join: Callable[[Any, Any], Any]) -> Any:
+        """The lanes of a vector joined by a function of two values, each time the two halves."""
+        build, lanes = self.builder, self.lanes
+        while lanes > 1:
+            lanes //= 2
+            halves = (list(range(first, first + lanes)) for first in (0, lanes))
+            kind = ir.VectorType(INTEGER, lanes)
+            vector = join(*(build.shuffle_vector(vector, vector, ir.Constant(kind, half)) for half in halves))
+        return build.extract_element(vector, ir.Constant(INTEGER, 0))
+
+    def larger(self, x: Any, y: Any) -> Any:
+        """The larger of two floats, lane by lane; y where one of them is NaN."""
+        return self.builder.select(self.builder.fcmp_ordered(">", x, y), x, y)
 
     def call(self, name: str, result: ir.Type, *arguments: Any) -> Any:
         """Calls an intrinsic of LLVM."""
