@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hlo_text import instructions, num_aliases
 
-from jaxspec.engine import step
+from jaxspec.engine import packing, step
 from jaxspec.engine.packing import empty_served, read_output
 from jaxspec.sampling import SamplingMode
 
@@ -76,7 +76,8 @@ def run(engine, *, goes_on, steps):
     core, programs = engine.core, engine.programs
     (size,) = (size for size in programs.compiled if size.mode == SamplingMode.GREEDY)
     words = empty_served(size.slots, engine.config.table_width)
-    words[0, 0], words[0, 1], words[0, 9] = 0, goes_on is not None, steps
+    words[0, packing._SLOT], words[0, packing._GOES_ON] = 0, goes_on is not None
+    words[0, packing._STEPS] = steps
     words[0, -engine.config.table_width :] = 1
     state = replace(
         jax.tree.map(jnp.zeros_like, core.state),
