@@ -45,6 +45,11 @@ _OPTIONS: dict[str, tuple[str, type, str]] = {
     "--row-length": ("train.row_length", int, "tokens per row"),
     "--batch-tokens": ("train.batch_tokens", int, "the most tokens of an update; default: 16384"),
     "--learning-rate": ("train.learning_rate", float, "default: 5e-3, with --adapt 2e-3"),
+    "--average-initial": (
+        "average.initial",
+        float,
+        "weight of HEAD's own parameters in the adapted head, which keeps what HEAD drafts well; default: 0",
+    ),
     "--num-speculative-tokens": ("evaluate.num_speculative_tokens", int, "K in the evaluation; default: 4"),
     "--slots": ("engine.batch_size", int, "answers generated at once; default: 8 on a CPU, else 128"),
     "--target-name": ("export.target_name", str, "the name by which speculators and vLLM find the target"),

@@ -124,6 +124,11 @@ def _training(run: TrainingRun, stages: dict[str, dict[str, Any]], sizes: TrainC
         f"objective {sizes.objective.replace('_', ' ')}, {sizes.num_unroll_steps} draft steps, on "
         f"{train['devices']} x {train['device']} at {train['tokens_per_second']:,.0f} tokens/s."
     )
+    if weight := run.average.initial:
+        text += (
+            f" The parameters are an average: {1 - weight:g} of the trained ones and {weight:g} of the "
+            "initial ones."
+        )
     return f"{text}\n\n```sh\n{run.export.command}\n```" if run.export.command else text
 
 

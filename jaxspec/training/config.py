@@ -170,6 +170,24 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class AverageConfig:
+    """Averaging the trained head with the one that it started from.
+
+    The average drafts almost as well for the new prompts as the trained head, and for the old ones as the
+    initial head or better (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models").
+
+    Attributes:
+      initial: the weight of the initial head's parameters in the head that is evaluated and exported.
+    """
+
+    initial: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.initial < 1:
+            raise ConfigError(f"average.initial must be from 0 to below 1, got {self.initial}")
+
+
+@dataclass(frozen=True)
 class EvaluateConfig:
     """How the trained head is evaluated, with the engine.
 
@@ -218,7 +236,7 @@ class TrainingRun:
     Attributes:
       target: the target's checkpoint.
       engine: sizes of the engine that generates and evaluates; they affect speed, not results.
-      prompts, responses, vocabulary, head, train, evaluate, export: see their classes.
+      prompts, responses, vocabulary, head, train, average, evaluate, export: see their classes.
     """
 
     target: SourceConfig
@@ -227,9 +245,14 @@ class TrainingRun:
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    average: AverageConfig = field(default_factory=AverageConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        if self.average.initial and not self.head.initial:
+            raise ConfigError("average.initial needs head.initial, the head to average with")
 
     def settings(self, *sections: str) -> dict[str, Any]:
         """The named sections as JSON values."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from jaxspec.checkpoints import Checkpoint, Tokenizer, open_checkpoint
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
@@ -25,7 +26,7 @@ from jaxspec.training.config import TrainingRun
 from jaxspec.training.draft_vocabulary import VOCABULARY, choose_vocabulary, coverage, token_counts
 from jaxspec.training.evaluate import ACCEPTANCE, measure
 from jaxspec.training.export import embedding_rows, export_head, why_not_safeailab
-from jaxspec.training.head import config_from, head_config, new_head, start_from
+from jaxspec.training.head import config_from, head_config, is_trained, new_head, start_from
 from jaxspec.training.packing import Conversations, join_answers
 from jaxspec.training.prompt_files import encode_prompts, read_rows
 from jaxspec.training.prompts import ANSWERS, HELD_OUT, PROMPTS, check_tokenizer, make_prompts
@@ -49,8 +50,8 @@ _DECISIVE = {
     "responses": ("target", "prompts", "responses"),
     "vocabulary": ("target", "prompts", "responses", "vocabulary", "head"),
     "train": ("target", "prompts", "responses", "vocabulary", "head", "train"),
-    "evaluate": ("target", "prompts", "responses", "vocabulary", "head", "train", "evaluate"),
-    "export": ("target", "prompts", "responses", "vocabulary", "head", "train", "export"),
+    "evaluate": ("target", "prompts", "responses", "vocabulary", "head", "train", "average", "evaluate"),
+    "export": ("target", "prompts", "responses", "vocabulary", "head", "train", "average", "export"),
 }
 
 _ROWS_BESIDE = 16
@@ -220,8 +221,15 @@ class Pipeline:
         train(head, self.target, conversations, config, folder)
 
     def _trained(self) -> tuple[Trainer, TrainState]:
+        """The trainer and its last state, averaged with the initial head if the run asks for it."""
         folder = self._finished("train").path
-        return restore_head(self._new_head(), self.target, read_sizes(folder) or self.run.train, folder)
+        config = read_sizes(folder) or self.run.train
+        trainer, state = restore_head(self._new_head(), self.target, config, folder)
+        if weight := self.run.average.initial:
+            initial = nnx.state(self._initial, is_trained)
+            params = jax.tree.map(lambda a, b: (1 - weight) * a + weight * b, state.params, initial)
+            state = dataclasses.replace(state, params=params)
+        return trainer, state
 
     def _initial_source(self) -> DrafterConfig:
         name = self.run.head.initial

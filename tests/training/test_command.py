@@ -63,13 +63,21 @@ def runs(tmp_path_factory):
         }
         for i in range(20)
     ] + [{"prompt": f"again {i}", "response": "abc cab"} for i in range(4)]
-    own = write_rows(folder / "own.jsonl", [*rows, {"prompt": "what comes next?"}])
-    head = folder / "first" / "export" / "speculators"
-    second = ["--target", target, "--prompts", own, "--adapt", str(head), *SMALL, "--steps", "8"]
-    for stage in ("prompts", "responses", "vocabulary", "train"):
-        second += ["--stage", stage]
-    assert main([*second, "--output", str(folder / "second")]) == 0
+    write_rows(folder / "own.jsonl", [*rows, {"prompt": "what comes next?"}])
+    stages = ["prompts", "responses", "vocabulary", "train"]
+    assert main([*adapting(folder), *flags("--stage", stages), "--output", str(folder / "second")]) == 0
     return folder
+
+
+def adapting(folder):
+    """The arguments that adapt the first head."""
+    head = folder / "first" / "export" / "speculators"
+    arguments = ["--target", folder / "target", "--prompts", folder / "own.jsonl", "--adapt", head]
+    return [*map(str, arguments), *SMALL, "--steps", "8"]
+
+
+def flags(name, values):
+    return [word for value in values for word in (name, value)]
 
 
 def results(folder, stage):
@@ -125,6 +133,27 @@ def test_before_is_the_head_that_is_adapted(runs):
     assert adapted.head_config.fc_norm
 
 
+def test_the_average_with_the_head_that_is_adapted_is_exported(runs, tmp_path):
+    def exported(folder, *options):
+        shutil.copytree(runs / "second", folder)
+        arguments = [*adapting(runs), *options, "--stage", "export", "--output", str(folder)]
+        assert main(arguments) == 0
+        return load_file(folder / "export" / "shared" / "model.safetensors")
+
+    trained = exported(tmp_path / "trained")
+    averaged = exported(tmp_path / "averaged", "--average-initial", "0.25")
+    initial = load_file(runs / "first" / "export" / "shared" / "model.safetensors")
+    for name, value in averaged.items():
+        if name in ("d2t", "t2d"):
+            np.testing.assert_array_equal(value, trained[name])
+        else:
+            wide = [tensors[name].astype(np.float32) for tensors in (averaged, trained, initial)]
+            np.testing.assert_allclose(wide[0], 0.75 * wide[1] + 0.25 * wide[2], rtol=2**-7, atol=1e-4)
+            assert not np.array_equal(wide[1], wide[2])
+    card = (tmp_path / "averaged" / "export" / "shared" / "README.md").read_text()
+    assert "0.75 of the trained ones and 0.25 of the initial ones" in card
+
+
 def test_every_export_has_a_card(runs):
     for form in results(runs / "first", "export")["formats"]:
         card = (runs / "first" / "export" / form / "README.md").read_text()
@@ -146,6 +175,9 @@ def test_refusals(runs, tmp_path, capsys):
     assert "'nowhere' is not a configuration" in fails(
         capsys, "--target", "nowhere", "--output", tmp_path / "out", "--prompts", asked
     )
+    average = [*known, "--prompts", asked, "--average-initial"]
+    assert "average.initial needs head.initial" in fails(capsys, *average, "0.5")
+    assert "average.initial must be from 0 to below 1" in fails(capsys, *average, "1.5")
     assert "--resume continues it" in fails(
         capsys, "--target", target, "--prompts", asked, "--output", runs / "first"
     )
