@@ -192,7 +192,7 @@ class Engine:
 
         Takes requests from the iterable only as slots become free, at most `max_pending` ahead, so it may be
         a long generator. After its end it is asked again whenever a slot becomes free, until no request is
-        left, since an answer may have led to another request. Closing the returned iterator aborts the requests
+        left, since an answer may have led to another one. Closing the returned iterator aborts the requests
         that have not ended.
 
         Raises:
