@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxspec.drafters.eagle3 import Eagle3Config
 from jaxspec.training.config import TrainConfig, TrainingRun
+from jaxspec.training.evaluate import length_text
 
 _FORMATS = {
     "speculators": "speculators', which vLLM reads; includes the target's embedding and output rows",
@@ -78,8 +79,8 @@ def _acceptance(run: TrainingRun, acceptance: dict[str, dict[str, Any]]) -> str:
             (
                 f"{Path(prompts).name}, {result['prompts']}",
                 temperature,
-                "" if before is None else _length(before),
-                _length(result),
+                "" if before is None else length_text(before),
+                length_text(result),
                 " ".join(f"{rate:.3f}" for rate in result["acceptance_per_position"]),
             )
         )
@@ -90,12 +91,6 @@ def _acceptance(run: TrainingRun, acceptance: dict[str, dict[str, Any]]) -> str:
         f"{config.max_new_tokens} new tokens, measured with jaxspec's engine. Held-out prompts are a part of "
         "the data that was not trained on.\n\n" + _table(head, rows)
     )
-
-
-def _length(result: dict[str, Any]) -> str:
-    lengths = result["acceptance_length_by_seed"]
-    text = f"{result['acceptance_length']:.2f}"
-    return text if len(lengths) == 1 else f"{text} ({min(lengths):.2f} to {max(lengths):.2f})"
 
 
 def _data(run: TrainingRun, stages: dict[str, dict[str, Any]]) -> str:

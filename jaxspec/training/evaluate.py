@@ -71,3 +71,10 @@ def measure(
             "acceptance_length_by_seed": [stats.acceptance_length for stats in seeds.values()],
         }
     return results
+
+
+def length_text(result: Mapping[str, Any]) -> str:
+    """The acceptance length of one of `measure`'s results; of several seeds also the least and the most."""
+    lengths = result["acceptance_length_by_seed"]
+    text = f"{result['acceptance_length']:.2f}"
+    return text if len(lengths) == 1 else f"{text} ({min(lengths):.2f} to {max(lengths):.2f})"

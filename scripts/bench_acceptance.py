@@ -1,0 +1,115 @@
+"""Tokens per step of one or more drafters, by set of prompts and temperature.
+
+    python scripts/bench_acceptance.py smollm2-135m --prompts mt_bench.jsonl gsm8k.jsonl
+        [--head HEAD …] [--temperatures 0 1] [--seeds 0 1 2 3 4] [--limit N] [--max-new-tokens 256]
+        [--num-speculative-tokens 4] [--batch-size 8] [--output FILE.json]
+
+A row of a prompt file is a "prompt", "turns", of which the first is used, or "messages". Each HEAD takes the
+place of the configuration's drafter; without any, the configuration's own is measured. Greedy answers need no
+seed; at other temperatures every prompt is answered with each seed, and the table shows the mean with the
+least and the most. All drafters answer the same prompts: those that leave room for an answer.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import jaxspec
+from jaxspec.checkpoints import open_checkpoint
+from jaxspec.command_line import Parser, report
+from jaxspec.engine.load import resolve_config
+from jaxspec.models.loading import target_config
+from jaxspec.provenance import provenance
+from jaxspec.training.config import EvaluateConfig
+from jaxspec.training.evaluate import length_text, measure
+from jaxspec.training.prompt_files import encode_prompts, read_rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measures; see the module docstring."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    args = _parse(arguments)
+    asked = EvaluateConfig(
+        temperatures=tuple(args.temperatures),
+        seeds=tuple(args.seeds),
+        num_speculative_tokens=args.num_speculative_tokens,
+        max_new_tokens=args.max_new_tokens,
+    )
+    results: dict[str, Any] = {}
+    try:
+        sets, positions = _read(args)
+        for head in args.head or [None]:
+            drafter: dict[str, Any] = {"num_speculative_tokens": args.num_speculative_tokens}
+            engine = jaxspec.load(
+                args.config,
+                drafter=drafter if head is None else drafter | {"source": head},
+                batch_size=args.batch_size,
+                max_model_len=positions,
+                slot_sizes=(),
+            )
+            with engine:
+                results[head or args.config] = measure(engine, sets, asked, label=head or args.config)
+    except (ValueError, OSError) as error:
+        return report(error)
+    print(_table(results, asked))
+    if args.output:
+        command = shlex.join([Path(__file__).name, *arguments])
+        document = {"acceptance": results, **provenance(command, Path(__file__).parent)}
+        args.output.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    return 0
+
+
+def _read(args: argparse.Namespace) -> tuple[dict[str, list[list[int]]], int]:
+    """Token ids of the prompts by set, and the positions that the longest needs with its answer."""
+    source = resolve_config(args.config).target
+    checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
+    if checkpoint.tokenizer is None:
+        raise ValueError(f"{source.source}: has no tokenizer")
+    most = target_config(checkpoint).max_position_embeddings - args.max_new_tokens
+    sets: dict[str, list[list[int]]] = {}
+    for path in args.prompts:
+        if path.stem in sets:
+            raise ValueError(f"--prompts: two files are called {path.stem}")
+        encoded = encode_prompts(checkpoint.tokenizer, read_rows(path)[: args.limit])
+        sets[path.stem] = [ids for ids in encoded if len(ids) <= most]
+        if not sets[path.stem]:
+            raise ValueError(f"{path}: holds no prompt of at most {most} tokens")
+    return sets, max(len(ids) for encoded in sets.values() for ids in encoded) + args.max_new_tokens
+
+
+def _table(results: dict[str, Any], asked: EvaluateConfig) -> str:
+    """A table in Markdown, with a row for each set and temperature and a column for each drafter."""
+    names = list(results)
+    lines = [
+        f"Tokens per step, K = {asked.num_speculative_tokens}, at most {asked.max_new_tokens} new tokens.",
+        "",
+        f"| prompts | temperature | {' | '.join(names)} |",
+        "|---" * (2 + len(names)) + "|",
+    ]
+    for key, first in results[names[0]].items():
+        label, _, temperature = key.rpartition(" temperature ")
+        lengths = " | ".join(length_text(results[name][key]) for name in names)
+        lines.append(f"| {label}, {first['prompts']} | {temperature} | {lengths} |")
+    return "\n".join(lines)
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", metavar="NAME", help="configuration or checkpoint")
+    parser.add_argument("--prompts", type=Path, nargs="+", required=True, metavar="FILE", help="JSONL files")
+    parser.add_argument("--head", action="append", help="a checkpoint in place of the drafter's; repeatable")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--limit", type=int, help="prompts of each file; default: all")
+    parser.add_argument("--max-new-tokens", type=int, default=256)
+    parser.add_argument("--num-speculative-tokens", type=int, default=4, help="drafts per step")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--output", type=Path, help="write all statistics as JSON")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
