@@ -51,7 +51,7 @@ class Memory(Protocol):
 
         Args:
           projected: [N, H, G + 2, D]: for each of H key/value heads its G queries, its key and its value,
-            not rotated yet.
+            not rotated yet, so that one kernel can rotate and write.
           rope: the tables for the rows' positions.
           scale: factor of the dot products.
           sinks: [H * G], one more logit per query head in the softmax, or None.

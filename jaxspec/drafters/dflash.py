@@ -297,7 +297,9 @@ def block_sight(
 ) -> AttentionMetadata:
     """The metadata of a block whose rows may see later rows, from the causal metadata of the same rows.
 
-    If a block runs past its request's pages, its rows see no further than the last row with a page.
+    If a block runs past its request's pages, its rows see no further than the last row with a page: the rows
+    beyond would be read from page 0. Its drafts are verified against the logits of the shorter block, so
+    sampling stays exact.
 
     Args:
       metadata: causal metadata, [B, Q], of consecutive rows.

@@ -4,7 +4,8 @@ The layer was trained to predict one token further than the target. For each fur
 its own output; of several such layers, only the first is used, as in vLLM 0.26. Which output it recycles
 depends on the family: DeepSeek-V3's layer reads its output after `shared_head.norm`, GLM-4.7-Flash's reads
 it before (vLLM, `deepseek_mtp.py` and `glm4_moe_lite_mtp.py`; the `MtpLayer` of transformers 5.23 takes the
-normed one for both). Draft 0 is the same either way.
+normed one for both). Draft 0 is the same either way; the acceptance of draft 1 with a real checkpoint would
+tell which one is right.
 
 Source: DeepSeek-V3, arXiv 2412.19437, section 2.2; vLLM 0.26, as above.
 """

@@ -299,7 +299,8 @@ class EngineCore:
 def program_sizes(
     config: ResolvedEngineConfig, modes: Sequence[SamplingMode], drafts: int, fewer: Sequence[int]
 ) -> tuple[list[Size], list[Size]]:
-    """The programs to compile before the first request, which serve any request, and those to compile later.
+    """The programs to compile before the first request, which serve any request, and those to compile later,
+    the likeliest first.
 
     Args:
       modes: the sampling modes to compile decode programs for.

@@ -191,7 +191,9 @@ class Engine:
         """Runs requests from `make_request`; yields (index, Generation) in the order in which they end.
 
         Takes requests from the iterable only as slots become free, at most `max_pending` ahead, so it may be
-        a long generator. Closing the iterator aborts the requests that have not ended.
+        a long generator. After its end it is asked again whenever a slot becomes free, until no request is
+        left, since an answer may have led to another one. Closing the returned iterator aborts the requests
+        that have not ended.
 
         Raises:
           ValueError: a request has been queued before.

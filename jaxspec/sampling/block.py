@@ -1,7 +1,9 @@
 """Block verification: accepts the longest prefix of the drafts that passes, even if a shorter one does not.
 
 Source: Sun et al., "Block Verification Accelerates Speculative Decoding", ICLR 2025, algorithm 2. With the
-target's distribution P and the drafter's q, p_0 = 1 and p_i = min(p_(i-1) P(d_i) / q(d_i), 1).
+target's distribution P and the drafter's q, p_0 = 1 and p_i = min(p_(i-1) P(d_i) / q(d_i), 1). Row by row, a
+draft with P / q = 1/2 would be rejected half of the time, even if P / q = 2 for the next one, so that both
+together are as likely as under the target.
 """
 
 import jax
