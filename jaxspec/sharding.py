@@ -36,7 +36,7 @@ def sharding(mesh: Mesh, axes: tuple[str | None, ...] | None, shape: tuple[int, 
 
     A mesh axis splits one axis of the array: the first in the order of `config.AXIS_TO_MESH` that divides
     evenly. If none does, the array is replicated: with three key/value heads on two devices, both hold all of
-    attention.
+    attention. (For fewer heads than devices see `ModelConfig.over`.)
 
     Args:
       mesh: the devices.

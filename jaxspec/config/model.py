@@ -1,7 +1,7 @@
 """The shape of a decoder, read from a Hugging Face `config.json`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from jaxspec.config.errors import ConfigError
@@ -30,6 +30,7 @@ class ModelConfig:
       attention_sinks: every head has an additional, learned logit in the softmax.
       moe: the routed experts; None if every layer is dense.
       latent: latent attention, or None; `head_dim` is then the size of the rotated part.
+      kv_copies: how often each key/value head is held, with a part of its queries each; see `over`.
       num_nextn_predict_layers: multi-token-prediction layers that the checkpoint holds after the last layer.
     """
 
@@ -57,6 +58,7 @@ class ModelConfig:
     attention_sinks: bool = False
     moe: MoeConfig | None = None
     latent: LatentConfig | None = None
+    kv_copies: int = 1
     num_nextn_predict_layers: int = 0
 
     def __post_init__(self) -> None:
@@ -84,6 +86,20 @@ class ModelConfig:
             raise ConfigError(
                 f"compress_ratios has {len(self.compress_ratios)} entries for {self.num_hidden_layers} layers"
             )
+
+    @property
+    def num_cached_heads(self) -> int:
+        """The number of key/value heads that are held and cached, copies included."""
+        return self.num_key_value_heads * self.kv_copies
+
+    def over(self, devices: int) -> "ModelConfig":
+        """The shape on so many devices: if they outnumber the key/value heads, each device has a copy of one
+        head and a part of its queries, where that divides evenly."""
+        copies, left = divmod(devices, self.num_key_value_heads)
+        group = self.num_attention_heads // self.num_key_value_heads
+        if self.latent is not None or left or not copies or group % copies:
+            return self
+        return replace(self, kv_copies=copies)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":

@@ -167,6 +167,11 @@ class Build:
     packed: bool = False
     activations: Activations = "float32"
 
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+        return 1 if self.mesh is None else self.mesh.size
+
 
 @dataclass(frozen=True)
 class Description:

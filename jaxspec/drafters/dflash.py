@@ -116,6 +116,9 @@ class DFlashConfig:
             own_head=own_head,
         )
 
+    def over(self, devices: int) -> "DFlashConfig":
+        return replace(self, layers=self.layers.over(devices))
+
     def reads(self, config: Mapping[str, Any], *, any_target: bool) -> str:
         return f"those before layers {', '.join(map(str, self.capture))}"
 
@@ -234,7 +237,7 @@ class DFlash(Head, OnePassDrafter):
     @property
     def cache_shapes(self) -> tuple[CacheShape, ...]:
         layers = self.config.layers
-        return (CacheShape(layers.num_key_value_heads, layers.head_dim),) * len(self.kinds)
+        return (CacheShape(layers.num_cached_heads, layers.head_dim),) * len(self.kinds)
 
     @property
     def draft_vocab(self) -> DraftVocabulary | None:

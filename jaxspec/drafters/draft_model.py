@@ -52,7 +52,8 @@ class DraftModel(AutoregressiveDrafter):
 
     @classmethod
     def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
-        plan = plan_target(open_drafter(config), dtype=build.dtype)
+        checkpoint = open_drafter(config)
+        plan = plan_target(checkpoint, dtype=build.dtype)
         vocab_size = plan.module.config.vocab_size
         if vocab_size != target.vocab_size:
             raise ConfigError(
@@ -60,6 +61,8 @@ class DraftModel(AutoregressiveDrafter):
                 f"the target of {target.vocab_size}"
             )
         is_split = _bytes_of_a_layer(plan) >= SPLIT_FROM
+        if is_split:
+            plan = plan_target(checkpoint, dtype=build.dtype, devices=build.devices)
 
         def read(target: Target) -> DraftModel:
             model = plan.read(

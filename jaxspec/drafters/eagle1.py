@@ -4,7 +4,7 @@ Source: Y. Li et al., arXiv 2401.15077; `SafeAILab/EAGLE` eagle/model/cnets1.py.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import jax
@@ -56,6 +56,9 @@ class Eagle1Config:
                 )
         # Heads without the key have the bias. The key only concerns `fc`.
         return cls(layers, bool(config.get("bias", True)), "embed_tokens.weight" in tensors)
+
+    def over(self, devices: int) -> "Eagle1Config":
+        return replace(self, layers=self.layers.over(devices))
 
     def reads(self, config: Mapping[str, Any], *, any_target: bool) -> str:
         return LAST_LAYER
@@ -130,7 +133,7 @@ class Eagle1(Head, AutoregressiveDrafter):
     @property
     def cache_shapes(self) -> tuple[CacheShape, ...]:
         layers = self.config.layers
-        return (CacheShape(layers.num_key_value_heads, layers.head_dim),) * len(self.kinds)
+        return (CacheShape(layers.num_cached_heads, layers.head_dim),) * len(self.kinds)
 
     def refresh(
         self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]

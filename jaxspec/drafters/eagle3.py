@@ -5,7 +5,7 @@ Source: Y. Li et al., arXiv 2503.01840; `SafeAILab/EAGLE` eagle/model/cnets.py;
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import jax
@@ -113,6 +113,9 @@ class Eagle3Config:
             own_embedding=own_embedding,
             first_layer="midlayer" if any(k.startswith("midlayer.") for k in tensors) else "layers.0",
         )
+
+    def over(self, devices: int) -> "Eagle3Config":
+        return replace(self, layers=self.layers.over(devices))
 
     def reads(self, config: Mapping[str, Any], *, any_target: bool) -> str:
         if not self.capture:
@@ -241,7 +244,7 @@ class Eagle3(Head, AutoregressiveDrafter):
     @property
     def cache_shapes(self) -> tuple[CacheShape, ...]:
         layers = self.config.layers
-        return (CacheShape(layers.num_key_value_heads, layers.head_dim),) * len(self.kinds)
+        return (CacheShape(layers.num_cached_heads, layers.head_dim),) * len(self.kinds)
 
     def embed(self, target: Target, tokens: jax.Array) -> jax.Array:
         """Embeddings [..., M] of target ids i32[...], from the head's own table if it has one."""

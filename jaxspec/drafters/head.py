@@ -47,6 +47,10 @@ class HeadConfig(Protocol):
         """
         ...
 
+    def over(self, devices: int) -> Any:
+        """The configuration on so many devices; see `ModelConfig.over`."""
+        ...
+
     def reads(self, config: Mapping[str, Any], *, any_target: bool) -> str:
         """The target's hidden states that it reads, in words.
 
@@ -74,6 +78,7 @@ class Head(Drafter):
     def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
         checkpoint = _with_vocabulary(open_drafter(config), target.vocab_size)
         head = cls.config_type.from_hf(checkpoint.config, checkpoint.tensors, target)
+        head = head.over(build.devices)
         rows = OutputRows(_drafted_ids(checkpoint, target.vocab_size), target.hidden_size)
         if head.own_head and "lm_head.weight" not in checkpoint.tensors:
             checkpoint = replace(checkpoint, tensors={**checkpoint.tensors, "lm_head.weight": rows})

@@ -107,7 +107,7 @@ class Mtp(AutoregressiveDrafter):
     def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
         assert config.source is not None  # DrafterConfig sets it to the target's
         checkpoint = open_checkpoint(config.source, file=config.file, sha256=config.sha256)
-        layer = mtp_config(checkpoint, target)
+        layer = mtp_config(checkpoint, target).over(build.devices)
         prefix = f"{layer_name(layer)}."
         own = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)}
         plan = plan_module(

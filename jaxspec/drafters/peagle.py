@@ -4,7 +4,7 @@ Source: arXiv 2602.01469; `vllm-project/speculators` models/peagle; vLLM `v1/spe
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import jax
@@ -53,6 +53,9 @@ class PEagleConfig:
             raise ConfigError("a P-EAGLE head without aux hidden states is not supported")
         mask_token = next((config[key] for key in MASK_TOKEN_KEYS if config.get(key) is not None), None)
         return cls(head, checked_mask_token(mask_token, target))
+
+    def over(self, devices: int) -> "PEagleConfig":
+        return replace(self, head=self.head.over(devices))
 
     def reads(self, config: Mapping[str, Any], *, any_target: bool) -> str:
         return self.head.reads(config, any_target=any_target)

@@ -27,7 +27,7 @@ def check_devices(config: EngineConfig, target: ModelConfig) -> None:
     _check_feed_forward(asked, count, target)
     if jax.default_backend() == "gpu" and not _has_nccl():
         raise ConfigError(f"{asked}, but NCCL is missing: pip install nvidia-nccl-cu13 (or -cu12)")
-    heads = target.num_attention_heads if target.latent else target.num_key_value_heads
+    heads = target.num_attention_heads if target.latent else target.over(count).num_cached_heads
     if not divides(count, "kv_heads", heads):
         kind = "heads" if target.latent else "key/value heads"
         warnings.warn(

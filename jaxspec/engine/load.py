@@ -62,7 +62,7 @@ def load(
     limit = shape.max_position_embeddings
     dtype = jnp.dtype(config.engine.resolve(backend=jax.default_backend(), model_limit=limit).dtype)
     activations = resolve_activations(config.engine.cpu_activations, dtype)
-    plan = plan_target(checkpoint, dtype=dtype)
+    plan = plan_target(checkpoint, dtype=dtype, devices=mesh.size)
     # Decoding is bound by the bandwidth for weights, so packed ones stay packed where that works.
     packed = keeps_packed(dtype)
     read_drafter = plan_drafter(config.drafter, plan.module.config, Build(dtype, mesh, packed, activations))

@@ -158,7 +158,7 @@ class Decoder(nnx.Module):
     @classmethod
     def layer_cache(cls, config: ModelConfig, kind: AttentionKind) -> LayerCacheShape:
         """The shape of a layer's cache."""
-        return CacheShape(config.num_key_value_heads, config.head_dim)
+        return CacheShape(config.num_cached_heads, config.head_dim)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """The first layer's input [N, M] for `tokens` i32[N]. Draft heads share `embedding` instead."""

@@ -29,10 +29,10 @@ from jaxspec.sharding import own_part
 
 def cache_shape(config: ModelConfig, kind: IndexedWindow) -> LayerCacheShape:
     """The cache of a layer: keys and values; with entries also contents and gates, and the entries."""
-    each = CacheShape(config.num_key_value_heads, config.head_dim)
+    each = CacheShape(config.num_cached_heads, config.head_dim)
     if kind.ratio == 1:
         return each
-    entries = CacheShape(config.num_key_value_heads, config.head_dim, positions_per_entry=kind.ratio)
+    entries = CacheShape(config.num_cached_heads, config.head_dim, positions_per_entry=kind.ratio)
     return (each, each, entries)
 
 
@@ -45,21 +45,21 @@ class Compressor(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, ratio: int, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        width, kv_heads, size = config.hidden_size, config.num_key_value_heads, config.head_dim
-        self.rope, self.head_dim, self.kv_heads = config.rope, size, kv_heads
+        width, kv_heads, size = config.hidden_size, config.num_cached_heads, config.head_dim
+        self.rope, self.head_dim, self.kv_copies = config.rope, size, config.kv_copies
 
         def projection(leaf: str) -> nnx.Param:
             return parameter(
                 rngs,
                 (width, kv_heads, size),
                 ("embed", "kv_heads", "head_dim"),
-                Projection(f"{name}.{leaf}.weight", (width,), (kv_heads, size)),
+                Projection(f"{name}.{leaf}.weight", (width,), (kv_heads, size), copies=config.kv_copies),
                 dtype=dtype,
                 fan_in=width,
             )
 
         self.content, self.gate = projection("wkv"), projection("wgate")
-        shape = (ratio, kv_heads * size)
+        shape = (ratio, config.num_key_value_heads * size)
         self.place = parameter(
             rngs, shape, (None, None), Whole(f"{name}.ape", shape), dtype=dtype, init="zeros"
         )
@@ -72,7 +72,8 @@ class Compressor(nnx.Module):
     def _entry(self, contents: jax.Array, gates: jax.Array, starts: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Pool.entry`."""
         dtype = contents.dtype
-        place = self.place[...].astype(jnp.float32).reshape(1, -1, self.kv_heads, self.head_dim)
+        place = self.place[...].astype(jnp.float32)
+        place = place.reshape(1, place.shape[0], -1, self.head_dim).repeat(self.kv_copies, axis=2)
         place = own_part(place, contents.shape[2], along=2)
         weights = jax.nn.softmax(gates.astype(jnp.float32) + place, axis=1)
         pooled = self.norm((weights * contents.astype(jnp.float32)).sum(axis=1).astype(dtype))

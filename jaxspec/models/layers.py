@@ -153,15 +153,18 @@ class Attention(nnx.Module):
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
     ):
-        heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        heads, kv_heads, size = config.num_attention_heads, config.num_cached_heads, config.head_dim
         width, group = config.hidden_size, heads // kv_heads
         in_width = in_width or width
-        parts = (("q_proj", group), ("k_proj", 1), ("v_proj", 1))
+        copies = config.kv_copies
+        parts = (("q_proj", group, 1), ("k_proj", 1, copies), ("v_proj", 1, copies))
 
         def fused(leaf: str, *in_shape: int) -> Fused:
-            return Fused(
-                tuple(Projection(f"{name}.{p}.{leaf}", in_shape, (kv_heads, n, size)) for p, n in parts), -2
+            projections = (
+                Projection(f"{name}.{part}.{leaf}", in_shape, (kv_heads, n, size), copies=times)
+                for part, n, times in parts
             )
+            return Fused(tuple(projections), -2)
 
         self.qkv = parameter(
             rngs,

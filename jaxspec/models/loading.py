@@ -114,13 +114,14 @@ def load_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, mesh: Mesh | None =
       ConfigError: the architecture is not supported.
       CheckpointError: a tensor is missing, unexpected, of another shape, or not finite.
     """
-    return plan_target(checkpoint, dtype=dtype).read(mesh)
+    mesh = mesh or make_mesh()
+    return plan_target(checkpoint, dtype=dtype, devices=mesh.size).read(mesh)
 
 
-def plan_target(checkpoint: Checkpoint, *, dtype: jnp.dtype) -> ModulePlan[Decoder]:
-    """`load_target` without reading the weights; raises the same errors."""
+def plan_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, devices: int = 1) -> ModulePlan[Decoder]:
+    """`load_target` for so many devices, without reading the weights; raises the same errors."""
     checkpoint = language_model(checkpoint)
-    config = target_config(checkpoint)
+    config = target_config(checkpoint).over(devices)
     _check_depth(config.num_hidden_layers, checkpoint)
     # Layers past the last one are read by the MTP drafter.
     further = range(config.num_hidden_layers, config.num_hidden_layers + config.num_nextn_predict_layers)

@@ -68,6 +68,8 @@ class Whole:
 class Projection:
     """A matrix stored [out, in], used as in_shape + out_shape; with an empty in_shape a bias, stored [out].
 
+    With `copies`, every element of the first out axis is stored once and used so many times in a row.
+
     The input-major order is the faster one on the CPU: with five rows a 30-layer pass of SmolLM2-135M
     took 24 ms input-major against 35 ms as stored (two cores, float32).
     """
@@ -76,21 +78,30 @@ class Projection:
     name: str
     in_shape: tuple[int, ...]
     out_shape: tuple[int, ...]
+    copies: int = 1
 
     @property
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         width = (math.prod(self.in_shape),) if self.in_shape else ()
-        return ((self.name, (math.prod(self.out_shape), *width)),)
+        return ((self.name, (math.prod(self.out_shape) // self.copies, *width)),)
 
     def per_block(self, size: int) -> "Projection":
         """The source of a parameter with one value for every block of `size` inputs, such as a scale."""
         return replace(self, in_shape=(math.prod(self.in_shape) // size,))
 
     def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
-        return tensors[0].T.reshape(*self.in_shape, *self.out_shape)[index]
+        first, *rest = self.out_shape
+        stored = tensors[0].T.reshape(*self.in_shape, first // self.copies, *rest)
+        if self.copies == 1:
+            return stored[index]
+        along = len(self.in_shape)
+        index = (*index, *(slice(None) for _ in range(stored.ndim - len(index))))
+        used = np.arange(first)[index[along]] // self.copies
+        return stored[(*index[:along], slice(None), *index[along + 1 :])].take(used, axis=along)
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
         (_, shape) = self.tensors[0]
+        value = value[(*(slice(None) for _ in self.in_shape), slice(None, None, self.copies))]
         return [np.ascontiguousarray(value.reshape(shape[::-1]).T)]
 
 

@@ -170,7 +170,7 @@ def build_models(
       split_drafter: False puts the whole drafter on every device.
     """
     mesh = mesh or make_mesh()
-    config = ModelConfig.from_hf(shape.target)
+    config = ModelConfig.from_hf(shape.target).over(mesh.size)
     packed = shape.packed_experts and keeps_packed(dtype)
     target = random_module(
         lambda rngs: make_target(config, dtype=dtype, rngs=rngs), mesh, packed_experts=packed
@@ -178,6 +178,8 @@ def build_models(
     if not num_drafts:
         return Models(target, NoDrafter())
     kind, head = _drafter(shape, config)
+    if split_drafter:
+        head = head.over(mesh.size)
 
     def make(rngs: nnx.Rngs) -> Drafter:
         return kind(head, num_speculative_tokens=num_drafts, dtype=dtype, rngs=rngs)

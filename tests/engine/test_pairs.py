@@ -24,9 +24,12 @@ from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.sampling import SamplingMode
 
 BATCH, WIDTH, VOCABULARY = 3, 32, 48
-# Two key/value heads stay whole on four devices; those of P-EAGLE and DFlash, four, are split, and so are the
-# latent kind's.
-ON_FOUR = {"full": ("eagle3", "eagle1", "peagle", "dflash"), "latent": ("ngram", "mtp")}
+# Of two key/value heads, four devices have two copies each. P-EAGLE, DFlash and the latent kind have four.
+ON_FOUR = {
+    "full": ("eagle3", "eagle1", "peagle", "dflash"),
+    "indexed window": ("ngram",),
+    "latent": ("ngram", "mtp"),
+}
 # The program for sampling serves greedy requests as well; the other one is compared over one kind.
 MODES = {kind: ("greedy", "sampled") if kind == "full" else ("sampled",) for kind in ATTENTION}
 SAMPLED = ("eagle3", "peagle", "dflash", "near split")
@@ -147,6 +150,12 @@ def test_a_layer_is_two_sums_and_a_draw_one_exchange():
     assert [of("all-reduce") for of in count] == [2 * 2, 2 * 2 + 2 + 2]  # the head drafts, and is refreshed
     # The best token and whether its row is finite; the first draft and the loop's.
     assert [of("all-gather") for of in count] == [2, 2 + 2]
+
+
+def test_heads_fewer_than_devices_are_copied_so_that_attention_is_split():
+    two, four = (on_devices("full")[name]["moves"] for name in ("eagle3@2", "eagle3@4"))
+    count = [[operation for operation, _ in moves].count("all-reduce") for moves in (two, four)]
+    assert count[0] == count[1]
 
 
 def test_a_small_draft_model_is_whole_on_every_device():

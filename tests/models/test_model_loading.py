@@ -8,10 +8,11 @@ import pytest
 from golden_files import TARGETS, golden_checkpoint
 from tiny_models import write_target
 
+from jaxspec.attention import PackedMemory
 from jaxspec.checkpoints import CheckpointError, TensorSource, open_checkpoint
 from jaxspec.config import ConfigError
 from jaxspec.models import loading
-from jaxspec.models.loading import export_tensors, load_target
+from jaxspec.models.loading import export_tensors, load_target, plan_target, target_config
 
 
 @pytest.mark.parametrize("case", TARGETS)
@@ -24,6 +25,41 @@ def test_export_gives_back_every_bit(case):
         assert exported[name].dtype == stored.dtype
         assert exported[name].shape == stored.shape
         assert exported[name].tobytes() == stored.tobytes(), name
+
+
+@pytest.mark.parametrize("case", ["llama-tied", "qwen2-windowed", "gpt-oss", "indexed-window"])
+def test_heads_copied_for_more_devices_are_stored_once(case, tmp_path):
+    indexed = {"model_type": "jaxspec_indexed_window", "sliding_window": 6, "compress_ratios": [1, 4]}
+    is_golden = case != "indexed-window"
+    checkpoint = (
+        golden_checkpoint(case)
+        if is_golden
+        else open_checkpoint(write_target(tmp_path / "target", **indexed))
+    )
+    shape = target_config(checkpoint).over(4)
+    assert shape.kv_copies == 4 // shape.num_key_value_heads > 1
+    plan = plan_target(checkpoint, dtype=jnp.float32, devices=4)
+    for variable, stored in plan.parameters:
+        source, whole = variable.get_metadata("source"), (slice(None),) * len(variable.shape)
+        tensors = [tensor.read() for tensor in stored]
+        everything = source.join(tensors)
+        for along in range(len(whole)):
+            part = (*whole[:along], slice(1, 3), *whole[along + 1 :])
+            np.testing.assert_array_equal(source.join(tensors, part), everything[part])
+    target = plan.read()
+    exported = export_tensors(target)
+    for name, tensor in checkpoint.tensors.items():
+        assert exported[name].tobytes() == tensor.read().tobytes(), name
+    logits = [logits_of(network) for network in (load_target(checkpoint, dtype=jnp.float32), target)]
+    np.testing.assert_allclose(*logits, rtol=0, atol=1e-5)
+
+
+def logits_of(network):
+    """Logits of a text of seven tokens."""
+    positions = jnp.arange(7)
+    memory = PackedMemory(network.kinds, positions[None], jnp.ones((1, 7), jnp.int32))
+    hidden, _, _ = network(positions + 3, positions, memory)
+    return network.logits(hidden)
 
 
 FLOAT32 = np.dtype(np.float32)
