@@ -1,16 +1,19 @@
 """Random weights, generated on the devices that hold them, so that no device holds another's part."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
 from bench.random_mxfp4 import random_mxfp4
 from jaxspec.models.loading import declared
 from jaxspec.models.packed_weights import packed_sharding
+from jaxspec.models.parameters import Fused, Initial, Projection
 from jaxspec.sharding import replicated, sharding
 
 Module = TypeVar("Module", bound=nnx.Module)
@@ -43,7 +46,8 @@ def random_module(
         if packed_experts and {"embed", "expert_inner"} <= set(axes):
             fill, place = _packed(shape, mesh, placed_by)
         else:
-            fill, place = variable.get_metadata("initial"), sharding(mesh, placed_by, shape)
+            initial, source = (variable.get_metadata(name) for name in ("initial", "source"))
+            fill, place = _copied(initial, source), sharding(mesh, placed_by, shape)
         variable.set_value(_filling(fill, place)(jax.random.fold_in(key, i)))
     return module
 
@@ -60,6 +64,31 @@ def _packed(shape: tuple[int, ...], mesh: Mesh, axes: tuple[str | None, ...] | N
     make = partial(random_mxfp4, shape=shape)
     weight = jax.eval_shape(make, jax.random.key(0))
     return lambda key: make(key()), packed_sharding(weight, mesh, axes)
+
+
+@cache
+def _copied(initial: Initial, source: Any) -> Callable[[Callable[[], jax.Array]], jax.Array]:
+    """Fills a parameter with copied key/value heads with the numbers that it has without copies."""
+    parts = source.parts if isinstance(source, Fused) else (source,)
+    copies = max(part.copies if isinstance(part, Projection) else 1 for part in parts)
+    if copies == 1:
+        return initial
+    along = -3 if isinstance(source, Fused) else -2
+    heads = initial.shape[along]
+    once = [*initial.shape]
+    once[along] //= copies
+    if isinstance(source, Projection):
+        return lambda key: replace(initial, shape=tuple(once))(key).repeat(copies, axis=along)
+    group = source.parts[0].out_shape[-2]
+    once[-2] += group * (copies - 1)
+
+    def fill(key: Callable[[], jax.Array]) -> jax.Array:
+        value = replace(initial, shape=tuple(once))(key)
+        queries, others = jnp.split(value, [group * copies], axis=-2)
+        queries = queries.reshape(*once[:along], heads, group, once[-1])
+        return jnp.concatenate([queries, others.repeat(copies, axis=along)], axis=-2)
+
+    return fill
 
 
 @cache
