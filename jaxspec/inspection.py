@@ -300,7 +300,7 @@ class _Run:
         limit = self.phases.num_drafts if request.num_drafts is None else request.num_drafts
         self.served = Served(
             slot=jnp.zeros(1, jnp.int32),
-            goes_on=jnp.ones(1, bool),
+            is_decoding=jnp.ones(1, bool),
             limit=jnp.full(1, limit, jnp.int32),
             steps=jnp.ones(1, jnp.int32),
             page_table=PageTable(jnp.arange(1, pages + 1, dtype=jnp.int32)[None], config.page_size),

@@ -15,7 +15,7 @@ from jaxspec.sampling import SamplingState, seed_words
 _FIELD = 4
 """Words from the start of a field to the next. XLA passes a field of a single row to a kernel without copying
 it, and Triton's kernels expect arrays to start at a multiple of 16 bytes."""
-_SLOT, _GOES_ON, _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _SEED, _LIMIT, _STEPS, _STOP = range(
+_SLOT, _IS_DECODING, _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _SEED, _LIMIT, _STEPS, _STOP = range(
     0, 10 * _FIELD, _FIELD
 )
 _PAGES = _STOP + MAX_STOP_TOKENS
@@ -34,11 +34,11 @@ def pack_served(dispatch: Dispatch, *, places: int, table_width: int) -> np.ndar
     """i32[places, words] for `read_served`; floats and seeds as their bits."""
     words = empty_served(places, table_width)
     floats, unsigned = words.view(np.float32), words.view(np.uint32)
-    served = zip(dispatch.served, dispatch.goes_on, dispatch.limits, strict=True)
-    for place, (running, goes_on, limit) in enumerate(served):
+    served = zip(dispatch.served, dispatch.is_decoding, dispatch.limits, strict=True)
+    for place, (running, is_decoding, limit) in enumerate(served):
         request, params = running.request, running.request.params
         row = words[place]
-        row[_SLOT], row[_GOES_ON] = running.slot, goes_on
+        row[_SLOT], row[_IS_DECODING] = running.slot, is_decoding
         row[_LIMIT], row[_STEPS] = limit, dispatch.steps
         floats[place, _TEMPERATURE] = params.temperature
         floats[place, _TOP_P], floats[place, _MIN_P] = params.top_p, params.min_p
@@ -57,7 +57,7 @@ def read_served(words: jax.Array, page_size: int) -> Served:
 
     return Served(
         slot=words[:, _SLOT],
-        goes_on=words[:, _GOES_ON] > 0,
+        is_decoding=words[:, _IS_DECODING] > 0,
         limit=words[:, _LIMIT],
         steps=words[:, _STEPS],
         page_table=PageTable(words[:, _PAGES:], page_size),

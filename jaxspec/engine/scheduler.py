@@ -121,7 +121,7 @@ class Dispatch:
 
     Attributes:
       served: the requests it serves, at most one per slot.
-      goes_on: for each of them, whether it decodes in the first step; False if its prompt is read.
+      is_decoding: for each of them, whether it decodes in the first step; False if its prompt is read.
       decodes: whether any decodes.
       steps: how many steps it runs, at most S; 1 if none decodes.
       chunks: the chunks of prompts that it reads, in its first step; empty for none. If any request decodes,
@@ -132,7 +132,7 @@ class Dispatch:
     """
 
     served: list[Running]
-    goes_on: list[bool]
+    is_decoding: list[bool]
     decodes: bool
     steps: int
     chunks: list[Chunk]
@@ -413,9 +413,9 @@ class Scheduler:
         for running, at_least, at_most in zip(sure, sure.values(), most, strict=True):
             running.sure += at_least
             running.most += at_most
-        goes_on = [place < len(decoding) for place in range(len(sure))]
+        is_decoding = [place < len(decoding) for place in range(len(sure))]
         return Dispatch(
-            list(sure), goes_on, bool(decoding), steps, chunks, list(sure.values()), most, drafts, limits
+            list(sure), is_decoding, bool(decoding), steps, chunks, list(sure.values()), most, drafts, limits
         )
 
     def _num_steps(self, slots: int) -> int:

@@ -43,10 +43,10 @@ class EngineState:
     active: jax.Array
 
     def take(self, served: "Served") -> "EngineState":
-        """The state of the b slots that a dispatch serves; slots that do not go on are not active."""
+        """The state of the b slots that a dispatch serves; those that do not decode yet are not active."""
         take = partial(jnp.take, indices=served.slot, axis=0, mode="clip")
         taken: dict[str, Any] = {name: take(getattr(self, name)) for name in PER_SLOT}
-        return replace(self, **taken | {"active": taken["active"] & served.goes_on})
+        return replace(self, **taken | {"active": taken["active"] & served.is_decoding})
 
     def put(self, served: "Served", state: "EngineState") -> "EngineState":
         """This state with the b slots of `state`, which `take` returned, written back."""
@@ -100,8 +100,8 @@ class Served:
 
     Attributes:
       slot: i32[b], index of the slot; past the last slot for an unused place.
-      goes_on: bool[b], whether the slot decodes in the first step; False if its prompt is read, and for an
-        unused place.
+      is_decoding: bool[b], whether the slot decodes in the first step; False if its prompt is read, and for
+        an unused place.
       limit: i32[b], the most drafts that may be accepted; further ones count as not drawn.
       steps: i32[b], the steps to run, the same for every slot; unused places have a large number.
       page_table: of shape [b, T].
@@ -110,7 +110,7 @@ class Served:
     """
 
     slot: jax.Array
-    goes_on: jax.Array
+    is_decoding: jax.Array
     limit: jax.Array
     steps: jax.Array
     page_table: PageTable

@@ -82,9 +82,9 @@ def _decode_while_active(
 ) -> tuple[EngineState, Emitted]:
     """Decodes `wanted` of at most `most` steps, and stops when no slot is left; the rest emits nothing."""
     # A dispatch without requests is there to be timed.
-    is_timed = ~served.goes_on.any()
+    is_timed = ~served.is_decoding.any()
 
-    def goes_on(carry: tuple) -> jax.Array:
+    def is_unfinished(carry: tuple) -> jax.Array:
         i, state, _ = carry
         return (i < wanted) & (state.active.any() | is_timed)
 
@@ -94,7 +94,7 @@ def _decode_while_active(
         return i + 1, state, jax.tree.map(lambda of_all, new: of_all.at[i].set(new), emitted, output.emitted)
 
     none = Emitted.none(most, len(state.length), models.drafter.num_speculative_tokens)
-    _, state, emitted = lax.while_loop(goes_on, body, (jnp.int32(0), state, none))
+    _, state, emitted = lax.while_loop(is_unfinished, body, (jnp.int32(0), state, none))
     return state, emitted
 
 

@@ -134,8 +134,8 @@ def start(
         for slot in range(batch_size)
     ]
     limits = [size.drafts] * batch_size
-    goes_on = [True] * batch_size
-    everyone = Dispatch(slots, goes_on, True, steps_per_dispatch, [], [], [], size.drafts, limits)
+    is_decoding = [True] * batch_size
+    everyone = Dispatch(slots, is_decoding, True, steps_per_dispatch, [], [], [], size.drafts, limits)
     packed = pack_served(everyone, places=batch_size, table_width=resolved.table_width)
     served = jax.device_put(packed, whole)
     running = Running(programs, size, served, state, context, new_tokens)

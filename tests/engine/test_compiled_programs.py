@@ -76,7 +76,7 @@ def run(engine, *, goes_on, steps):
     core, programs = engine.core, engine.programs
     (size,) = (size for size in programs.compiled if size.mode == SamplingMode.GREEDY)
     words = empty_served(size.slots, engine.config.table_width)
-    words[0, packing._SLOT], words[0, packing._GOES_ON] = 0, goes_on is not None
+    words[0, packing._SLOT], words[0, packing._IS_DECODING] = 0, goes_on is not None
     words[0, packing._STEPS] = steps
     words[0, -engine.config.table_width :] = 1
     state = replace(

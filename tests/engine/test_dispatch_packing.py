@@ -29,10 +29,10 @@ def running(slot, prompt, *, pages, seed=0, answered=(), known=None):
     return Running(request, slot, pages, [*prompt, *answered], known)
 
 
-def dispatch(served, goes_on, chunks=()):
+def dispatch(served, is_decoding, chunks=()):
     counts = [1] * len(served)
     limits = list(range(len(served)))
-    return Dispatch(served, goes_on, any(goes_on), 2, list(chunks), counts, counts, 3, limits)
+    return Dispatch(served, is_decoding, any(is_decoding), 2, list(chunks), counts, counts, 3, limits)
 
 
 def test_served_slots_and_places_without_work():
@@ -43,7 +43,7 @@ def test_served_slots_and_places_without_work():
     assert read.slot.tolist()[:2] == [2, 0]
     # Past every slot, so that whatever is put there is dropped.
     assert (np.asarray(read.slot)[2:] > 1000).all()
-    assert read.goes_on.tolist() == [True, False, False, False]
+    assert read.is_decoding.tolist() == [True, False, False, False]
     assert read.limit.tolist() == [0, 1, 0, 0]
     # Past every number of steps, so that the least of them is that of the served slots.
     assert read.steps.tolist()[:2] == [2, 2]

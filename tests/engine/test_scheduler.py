@@ -65,11 +65,11 @@ class Device:
         scheduler = self.scheduler
         check_pages(scheduler)
         assert len({running.slot for running in dispatch.served}) == len(dispatch.served)
-        assert dispatch.decodes == any(dispatch.goes_on)
+        assert dispatch.decodes == any(dispatch.is_decoding)
         most = scheduler.chunks_beside[-1] if dispatch.decodes and dispatch.chunks else scheduler.most_chunks
         assert len(dispatch.chunks) <= most
-        for running, goes_on in zip(dispatch.served, dispatch.goes_on, strict=True):
-            if not goes_on:
+        for running, is_decoding in zip(dispatch.served, dispatch.is_decoding, strict=True):
+            if not is_decoding:
                 self.slots[running.slot] = None
         served = list(zip(dispatch.served, dispatch.limits, strict=True))
         emitted, first = [], []
@@ -356,7 +356,7 @@ def test_a_prompt_that_ends_beside_others_decodes_with_them_at_once():
     scheduler.add(make_request(6, 30))
     (dispatch,) = scheduler.plan()
     assert [(chunk.start, chunk.count) for chunk in dispatch.chunks] == [(0, 5), (5, 1)]
-    assert dispatch.goes_on == [True, False]
+    assert dispatch.is_decoding == [True, False]
     assert dispatch.sure == [4, 1 + 3]  # the first token of an answer, and a token of each step behind it
 
 

@@ -38,7 +38,7 @@ def slots(lengths, *, remaining, active=True, stop_tokens=()):
     zeros = jnp.zeros(count)
     served = Served(
         slot=jnp.arange(count, dtype=jnp.int32),
-        goes_on=jnp.ones(count, bool),
+        is_decoding=jnp.ones(count, bool),
         limit=jnp.full(count, 9, jnp.int32),
         steps=jnp.ones(count, jnp.int32),
         page_table=PageTable(jnp.zeros((count, 9), jnp.int32), 4),
@@ -53,7 +53,7 @@ def slots(lengths, *, remaining, active=True, stop_tokens=()):
 def test_a_slot_that_does_not_go_on_is_not_active():
     """Its last request may have been ended by the host, of which the device knows nothing."""
     state, served = slots([4, 5, 6], remaining=9, active=[True, True, False])
-    taken = state.take(replace(served, goes_on=jnp.array([False, True, True])))
+    taken = state.take(replace(served, is_decoding=jnp.array([False, True, True])))
     assert taken.active.tolist() == [False, True, False]
 
 
