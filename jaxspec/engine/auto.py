@@ -67,14 +67,13 @@ class AutoDrafts:
             if request.acceptance is None:
                 request.acceptance = self.choice.new_acceptance()
             answered = len(request.token_ids)
-            text = len(request.prompt) + answered
             missing = running.missing_from if self._config.prefix_caching else 0
             slots.append(
                 Slot(
                     request.acceptance,
                     request.num_drafts,
                     running.missing_from is None,
-                    text - (missing or 0),
+                    request.num_tokens - (missing or 0),
                     min(answered, request.max_new_tokens - answered),
                 )
             )

@@ -77,13 +77,13 @@ class EngineCore:
             adapts_steps=config.adapts_steps,
             tokens_per_step=drafter.num_speculative_tokens + 1,
             chunk=config.prefill_chunk,
-            most_chunks=config.prefill_rows,
+            max_chunks=config.prefill_rows,
             # Until a program that reads beside is compiled, as many are read between.
             chunks_between=max(config.rows_beside // config.prefill_chunk, 8),
             prefix_caching=config.prefix_caching,
             drafter_has_rows=bool(drafter.cache_shapes or drafter.hidden_size),
         )
-        self._most_drafts = drafter.num_speculative_tokens
+        self._max_drafts = drafter.num_speculative_tokens
         self.auto: AutoDrafts | None = None
         self._whole = replicated(mesh)
         self._in_flight: deque[tuple[Dispatch, PackedOutput, Size, bool]] = deque()
@@ -97,14 +97,14 @@ class EngineCore:
                 self.programs,
                 self.scheduler,
                 config,
-                drafts=self._most_drafts,
+                drafts=self._max_drafts,
                 mode_for=self._mode_for,
                 run_alone=self._run_alone,
                 times_file=times_file(target, drafter, config, self.programs.leaves),
             )
             self.scheduler.choose = self.auto.choose
-        drafts = [*_up_to(self._most_drafts)[-2::-1], 0] if is_auto else []
-        first, self.later_sizes = program_sizes(config, modes, self._most_drafts, drafts)
+        drafts = [*_up_to(self._max_drafts)[-2::-1], 0] if is_auto else []
+        first, self.later_sizes = program_sizes(config, modes, self._max_drafts, drafts)
         self.programs.compile(first, progress=progress)
         self._warm: set[Size] = set()
         while self._warm_one():
@@ -287,7 +287,7 @@ class EngineCore:
 
     def _chunks_beside(self) -> list[int]:
         """The numbers of prompt pieces, ascending, that the step programs compiled so far can read."""
-        everyone = Size(self.config.batch_size, 1, max(self.modes), self._most_drafts)
+        everyone = Size(self.config.batch_size, 1, max(self.modes), self._max_drafts)
         return sorted(size.pieces for size in list(self.programs.compiled) if size.serves(everyone))
 
     def _mode_for(self, requests: Iterable[Request]) -> SamplingMode:
@@ -329,10 +329,10 @@ def _needs_warming() -> bool:
     return jax.default_backend() == "gpu"
 
 
-def _up_to(most: int) -> list[int]:
-    """The powers of two below `most`, then `most`; empty for 0."""
-    powers = [1 << i for i in range(most.bit_length()) if 1 << i < most]
-    return [*powers, most] if most else []
+def _up_to(limit: int) -> list[int]:
+    """The powers of two below `limit`, then `limit`; empty for 0."""
+    powers = [1 << i for i in range(limit.bit_length()) if 1 << i < limit]
+    return [*powers, limit] if limit else []
 
 
 def _one_line(error: BaseException) -> str:

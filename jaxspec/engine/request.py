@@ -314,6 +314,11 @@ class Request:
             return self.finish_reason
         return "finished"
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and of the answer so far."""
+        return len(self.prompt) + len(self.token_ids)
+
     def tokens(self, start: int, stop: int) -> list[int]:
         """Tokens `start` to `stop - 1` of the prompt followed by the answer."""
         size = len(self.prompt)

@@ -23,7 +23,7 @@ class Running:
       num_kept: how many of its first pages the pool keeps, whether found there or filled by this request.
       num_read: how many of `tokens` were found in the prefix cache or have been dispatched.
       is_begun: whether any have been dispatched.
-      sure, most: the least and the most tokens that the dispatches in flight emit for it.
+      min_in_flight, max_in_flight: the least and the most tokens that the dispatches in flight emit for it.
       missing_from: the position from which the drafter's rows are missing, because of plain decoding; None
         if none are.
       is_leaving: whether it goes back to the queue, once nothing of it is in flight, so that the drafter's
@@ -38,8 +38,8 @@ class Running:
     num_kept: int = 0
     num_read: int = 0
     is_begun: bool = False
-    sure: int = 0
-    most: int = 0
+    min_in_flight: int = 0
+    max_in_flight: int = 0
     missing_from: int | None = None
     is_leaving: bool = False
 
@@ -56,7 +56,7 @@ class Running:
     @property
     def decodes(self) -> bool:
         """Whether it may need more tokens than the dispatches in flight surely emit."""
-        wanted = self.request.max_new_tokens - len(self.request.token_ids) > self.sure
+        wanted = self.request.max_new_tokens - len(self.request.token_ids) > self.min_in_flight
         return self.is_read and wanted and not self.is_leaving
 
 
@@ -126,7 +126,7 @@ class Dispatch:
       steps: how many steps it runs, at most S; 1 if none decodes.
       chunks: the chunks of prompts that it reads, in its first step; empty for none. If any request decodes,
         one whose prompt ends decodes from the second step on.
-      sure, most: for each request, the least and the most tokens that it emits.
+      min_tokens, max_tokens: for each request, the least and the most tokens that it emits.
       drafts: K of those that decode.
       limits: for each request, the most drafts that may be accepted in a step.
     """
@@ -136,8 +136,8 @@ class Dispatch:
     decodes: bool
     steps: int
     chunks: list[Chunk]
-    sure: list[int]
-    most: list[int]
+    min_tokens: list[int]
+    max_tokens: list[int]
     drafts: int
     limits: list[int]
 
@@ -180,7 +180,7 @@ class Scheduler:
         Otherwise it always has S.
       tokens_per_step: K + 1 for the largest K, the most tokens that a slot emits in a step.
       chunk: C, the most tokens of a chunk.
-      most_chunks: the most chunks of a dispatch that only reads prompts.
+      max_chunks: the most chunks of a dispatch that only reads prompts.
       chunks_beside: the numbers of chunks, ascending, that a decoding step can read in the same pass, one
         for each such program. If it is empty, prompts are read between decode dispatches.
       chunks_between: the most chunks that are then read between two decode dispatches.
@@ -199,7 +199,7 @@ class Scheduler:
     steps: int
     tokens_per_step: int
     chunk: int
-    most_chunks: int
+    max_chunks: int
     adapts_steps: bool = False
     chunks_beside: Sequence[int] = ()
     chunks_between: int = 8
@@ -228,8 +228,9 @@ class Scheduler:
 
     def plan(self) -> list[Dispatch]:
         """Admits requests that fit; returns what to dispatch next, nothing if all work is in flight."""
-        for running in [running for running in self.running if running.is_leaving and not running.most]:
-            self._put_back(running)
+        for running in list(self.running):
+            if running.is_leaving and not running.max_in_flight:
+                self._put_back(running)
         self._admit()
         self._reserve()
         decoding = [running for running in self.running if running.decodes]
@@ -237,9 +238,9 @@ class Scheduler:
         if decoding and unread and self.chunks_beside:
             return [self._dispatch(decoding, self._next_chunks(unread, self._num_beside(unread)))]
         dispatches = []
-        budget = self.chunks_between if decoding else self.most_chunks if self.chunks_beside else None
+        budget = self.chunks_between if decoding else self.max_chunks if self.chunks_beside else None
         while (unread := [running for running in unread if not running.is_read]) and budget != 0:
-            chunks = self._next_chunks(unread, min(self.most_chunks, budget or self.most_chunks))
+            chunks = self._next_chunks(unread, min(self.max_chunks, budget or self.max_chunks))
             budget = None if budget is None else budget - len(chunks)
             dispatches.append(self._dispatch([], chunks))
         decoding = [running for running in self.running if running.decodes]
@@ -257,9 +258,10 @@ class Scheduler:
           emitted: for each step, one for each served slot and for the unused places behind them; empty if
             the dispatch decodes nothing.
         """
-        for running, sure, most in zip(dispatch.served, dispatch.sure, dispatch.most, strict=True):
-            running.sure -= sure
-            running.most -= most
+        in_flight = zip(dispatch.served, dispatch.min_tokens, dispatch.max_tokens, strict=True)
+        for running, min_tokens, max_tokens in in_flight:
+            running.min_in_flight -= min_tokens
+            running.max_in_flight -= max_tokens
         for chunk, token in zip(dispatch.chunks, first, strict=False):
             if chunk.is_last and self._is_current(chunk.running):
                 self._commit_first(chunk, token)
@@ -318,7 +320,7 @@ class Scheduler:
             if self._is_current(running):
                 request = running.request
                 # Every draft that may be accepted needs a page; drafts past the request's end do not.
-                committed = len(request.prompt) + len(request.token_ids) + running.most
+                committed = request.num_tokens + running.max_in_flight
                 ahead = (self.steps + 1) * self.tokens_per_step
                 positions = min(committed + ahead, len(request.prompt) + request.max_new_tokens)
                 missing = self.pages.pages_for(positions) - len(running.pages)
@@ -357,8 +359,7 @@ class Scheduler:
     def _keep(self, running: Running) -> None:
         """Keeps the pages whose rows are all planned and for which the token after the last one is known."""
         request = running.request
-        text = len(request.prompt) + len(request.token_ids)
-        end = text - 1 if running.is_read else running.num_read
+        end = request.num_tokens - 1 if running.is_read else running.num_read
         if running.missing_from is not None:
             end = min(end, running.missing_from)
         while self.prefix_caching and (running.num_kept + 1) * self.pages.page_size <= end:
@@ -384,11 +385,11 @@ class Scheduler:
         left = sum(-(-(len(running.tokens) - running.num_read) // self.chunk) for running in unread)
         return max((count for count in self.chunks_beside if count <= left), default=self.chunks_beside[0])
 
-    def _next_chunks(self, unread: Sequence[Running], most: int) -> list[Chunk]:
-        """At most `most` chunks, in the order of the requests; several may belong to one prompt."""
+    def _next_chunks(self, unread: Sequence[Running], max_chunks: int) -> list[Chunk]:
+        """At most `max_chunks` chunks, in the order of the requests; several may belong to one prompt."""
         chunks: list[Chunk] = []
         for running in unread:
-            while len(chunks) < most and not running.is_read:
+            while len(chunks) < max_chunks and not running.is_read:
                 is_first = not running.is_begun
                 if is_first:
                     self._begin(running)
@@ -402,20 +403,21 @@ class Scheduler:
         # A decoding slot emits at least one token per step. A slot whose prompt ends emits its first token
         # and, if others decode, decodes in the remaining steps.
         steps = self._num_steps(len(decoding)) if decoding else 1
-        steps_behind = steps - 1
-        beginning = [chunk.running for chunk in chunks if chunk.is_last and steps_behind]
+        later_steps = steps - 1
+        beginning = [chunk.running for chunk in chunks if chunk.is_last and later_steps]
         drafts = self._choose(decoding, beginning)
-        sure = dict.fromkeys(decoding, steps)
+        least = dict.fromkeys(decoding, steps)
         for chunk in chunks:
-            sure[chunk.running] = int(chunk.samples) + (steps_behind if chunk.is_last else 0)
-        limits = [self._limit(running, drafts) for running in sure]
-        most = [count * (limit + 1) for count, limit in zip(sure.values(), limits, strict=True)]
-        for running, at_least, at_most in zip(sure, sure.values(), most, strict=True):
-            running.sure += at_least
-            running.most += at_most
-        is_decoding = [place < len(decoding) for place in range(len(sure))]
+            least[chunk.running] = int(chunk.samples) + (later_steps if chunk.is_last else 0)
+        limits = [self._limit(running, drafts) for running in least]
+        served, min_tokens = list(least), list(least.values())
+        max_tokens = [count * (limit + 1) for count, limit in zip(min_tokens, limits, strict=True)]
+        for running, at_least, at_most in zip(served, min_tokens, max_tokens, strict=True):
+            running.min_in_flight += at_least
+            running.max_in_flight += at_most
+        is_decoding = [i < len(decoding) for i in range(len(served))]
         return Dispatch(
-            list(sure), is_decoding, bool(decoding), steps, chunks, list(sure.values()), most, drafts, limits
+            served, is_decoding, bool(decoding), steps, chunks, min_tokens, max_tokens, drafts, limits
         )
 
     def _num_steps(self, slots: int) -> int:
@@ -440,8 +442,7 @@ class Scheduler:
         if not drafts and self.drafter_has_rows:
             for running in decoding:
                 if running.missing_from is None:
-                    request = running.request
-                    running.missing_from = len(request.prompt) + len(request.token_ids) + running.sure - 1
+                    running.missing_from = running.request.num_tokens + running.min_in_flight - 1
             for running in beginning:
                 running.missing_from = len(running.tokens)
         return drafts
@@ -479,7 +480,7 @@ class Scheduler:
             self._free(running)
 
     def _fail(self, running: Running) -> None:
-        at = len(running.request.prompt) + len(running.request.token_ids) - 1
+        at = running.request.num_tokens - 1
         running.request.end("failed", f"the target's logits are NaN or infinite at position {at}")
         # Its pages may hold the NaN.
         self.pages.forget(running.pages)

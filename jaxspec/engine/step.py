@@ -78,9 +78,9 @@ def dispatch(
 
 
 def _decode_while_active(
-    models: Models, step: Callable, state: EngineState, served: Served, most: int, wanted: jax.Array
+    models: Models, step: Callable, state: EngineState, served: Served, max_steps: int, wanted: jax.Array
 ) -> tuple[EngineState, Emitted]:
-    """Decodes `wanted` of at most `most` steps, and stops when no slot is left; the rest emits nothing."""
+    """Decodes `wanted` of `max_steps` steps, and stops when no slot is left; the others emit nothing."""
     # A dispatch without requests is there to be timed.
     is_timed = ~served.is_decoding.any()
 
@@ -93,7 +93,7 @@ def _decode_while_active(
         state, output = step(state, pieces=None)
         return i + 1, state, jax.tree.map(lambda of_all, new: of_all.at[i].set(new), emitted, output.emitted)
 
-    none = Emitted.none(most, len(state.length), models.drafter.num_speculative_tokens)
+    none = Emitted.none(max_steps, len(state.length), models.drafter.num_speculative_tokens)
     _, state, emitted = lax.while_loop(is_unfinished, body, (jnp.int32(0), state, none))
     return state, emitted
 

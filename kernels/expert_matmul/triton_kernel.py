@@ -9,7 +9,7 @@ import triton
 from jaxspec_kernels.expert_matmul import takes
 from jaxspec_kernels.expert_matmul.mxfp4_weight import Mxfp4Weight
 from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
-from jaxspec_kernels.expert_matmul.row_groups import FEW_ROWS, group_rows, most_tiles
+from jaxspec_kernels.expert_matmul.row_groups import FEW_ROWS, group_rows, max_tiles
 from jaxspec_kernels.expert_matmul.triton_dense import dense_expert_matmul
 from jaxspec_kernels.expert_matmul.triton_mxfp4 import mxfp4_expert_matmul
 from jaxspec_kernels.triton_call import triton_call
@@ -52,7 +52,7 @@ def expert_matmul(x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4We
         [jax.ShapeDtypeStruct((rows, columns), jnp.float32)],
         grid=(
             triton.cdiv(columns, options["block_outputs"]),
-            most_tiles(rows, count, block_rows) if grouped else rows,
+            max_tiles(rows, count, block_rows) if grouped else rows,
         ),
         **options,
     )

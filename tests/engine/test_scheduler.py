@@ -30,7 +30,7 @@ def make_scheduler(**changes) -> Scheduler:
         "steps": 2,
         "tokens_per_step": 3,
         "chunk": 5,
-        "most_chunks": 2,
+        "max_chunks": 2,
     }
     return Scheduler(**{**sizes, **changes})
 
@@ -66,7 +66,7 @@ class Device:
         check_pages(scheduler)
         assert len({running.slot for running in dispatch.served}) == len(dispatch.served)
         assert dispatch.decodes == any(dispatch.is_decoding)
-        most = scheduler.chunks_beside[-1] if dispatch.decodes and dispatch.chunks else scheduler.most_chunks
+        most = scheduler.chunks_beside[-1] if dispatch.decodes and dispatch.chunks else scheduler.max_chunks
         assert len(dispatch.chunks) <= most
         for running, is_decoding in zip(dispatch.served, dispatch.is_decoding, strict=True):
             if not is_decoding:
@@ -161,7 +161,7 @@ def check_pages(scheduler) -> None:
         max_size=25,
     ),
     pages=st.integers(11, 30),
-    most_chunks=st.integers(1, 4),
+    max_chunks=st.integers(1, 4),
     beside=st.sampled_from([(), (1,), (1, 2), (2,)]),
     between=st.integers(1, 8),
     steps=st.integers(1, 4),
@@ -172,7 +172,7 @@ def check_pages(scheduler) -> None:
     seed=st.integers(0, 2**16),
 )
 def test_whatever_arrives_ends_with_its_tokens(
-    sizes, pages, most_chunks, beside, between, steps, adapts, aborted, lost, chosen, seed
+    sizes, pages, max_chunks, beside, between, steps, adapts, aborted, lost, chosen, seed
 ):
     """However few pages there are, none is leaked, and what anybody reads belongs to its own text.
 
@@ -184,7 +184,7 @@ def test_whatever_arrives_ends_with_its_tokens(
     rng = random.Random(seed)
     scheduler = make_scheduler(
         pages=PagePool(pages, 4),
-        most_chunks=most_chunks,
+        max_chunks=max_chunks,
         chunks_beside=beside,
         chunks_between=between,
         steps=steps,
@@ -241,7 +241,7 @@ def test_a_head_that_many_share_is_read_once():
     """All are admitted at once, when none of it has been read."""
     for beside in ((), (1, 2)):
         scheduler = make_scheduler(
-            batch_size=9, pages=PagePool(100, 4), chunk=4, most_chunks=3, chunks_beside=beside
+            batch_size=9, pages=PagePool(100, 4), chunk=4, max_chunks=3, chunks_beside=beside
         )
         device = Device(scheduler, random.Random(0))
         if beside:
@@ -357,7 +357,8 @@ def test_a_prompt_that_ends_beside_others_decodes_with_them_at_once():
     (dispatch,) = scheduler.plan()
     assert [(chunk.start, chunk.count) for chunk in dispatch.chunks] == [(0, 5), (5, 1)]
     assert dispatch.is_decoding == [True, False]
-    assert dispatch.sure == [4, 1 + 3]  # the first token of an answer, and a token of each step behind it
+    # The first token of an answer, and one of each later step.
+    assert dispatch.min_tokens == [4, 1 + 3]
 
 
 def begin_beside_plain_decoding(num_drafts: int | None):
@@ -410,7 +411,7 @@ def test_a_step_reads_what_fills_a_program_and_the_next_one_the_rest():
 
 
 def test_pieces_of_one_prompt_share_a_step():
-    scheduler = make_scheduler(most_chunks=4)
+    scheduler = make_scheduler(max_chunks=4)
     scheduler.add(make_request(13, 3))
     scheduler.add(make_request([5] * 9, 3))
     plan = scheduler.plan()
@@ -423,7 +424,7 @@ def test_pieces_of_one_prompt_share_a_step():
 
 def test_a_prompt_is_read_before_those_that_came_later():
     """It lies in the last slot, the first one decodes, and the one between is refilled all the time."""
-    scheduler = make_scheduler(chunks_between=1, most_chunks=1, pages=PagePool(100, 4), prefix_caching=False)
+    scheduler = make_scheduler(chunks_between=1, max_chunks=1, pages=PagePool(100, 4), prefix_caching=False)
     device = Device(scheduler, random.Random(0))
     decoding, short, long = make_request(1, 100), make_request(1, 1), make_request(20, 4)
     scheduler.add(decoding)
