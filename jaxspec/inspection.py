@@ -27,7 +27,7 @@ from jaxspec.engine import Engine, Generation, Request, show
 from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt
-from jaxspec.engine.state import MAX_STOP_TOKENS, Emitted, EngineState, Pieces, Served, init_state
+from jaxspec.engine.state import MAX_STOP_TOKENS, Chunks, Emitted, EngineState, Served, init_state
 from jaxspec.engine.step import Models, accept, commit_emitted, engine_step
 from jaxspec.errors import optional
 from jaxspec.sampling import (
@@ -291,7 +291,7 @@ class _Run:
         models = self.phases.models
         pages = engine.config.table_width
         config = replace(engine.config, batch_size=1, num_pages=pages)
-        self.chunk = config.prefill_chunk
+        self.chunk_size = config.prefill_chunk
         mesh = engine.programs.leaves[0].sharding.mesh
         self.state = init_state(models.target, models.drafter, config, mesh=mesh)
         stop_tokens = np.full((1, MAX_STOP_TOKENS), -1, np.int32)
@@ -315,24 +315,24 @@ class _Run:
         )
 
     def read_prompt(self) -> None:
-        """Reads the prompt piece by piece and appends the answer's first token."""
-        prompt, chunk = self.request.prompt, self.chunk
-        for start in range(0, len(prompt), chunk):
-            piece = prompt[start : start + chunk + 1]
-            tokens = np.zeros((1, chunk + 1), np.int32)
-            tokens[0, : len(piece)] = piece
-            is_last = start + chunk >= len(prompt)
-            pieces = Pieces(
+        """Reads the prompt chunk by chunk and appends the answer's first token."""
+        prompt, size = self.request.prompt, self.chunk_size
+        for start in range(0, len(prompt), size):
+            chunk = prompt[start : start + size + 1]
+            tokens = np.zeros((1, size + 1), np.int32)
+            tokens[0, : len(chunk)] = chunk
+            is_last = start + size >= len(prompt)
+            chunks = Chunks(
                 place=jnp.zeros(1, jnp.int32),
                 tokens=jnp.asarray(tokens[:, :-1]),
                 next_tokens=jnp.asarray(tokens[:, 1:]),
                 start=jnp.full(1, start, jnp.int32),
-                count=jnp.full(1, min(len(prompt) - start, chunk), jnp.int32),
+                count=jnp.full(1, min(len(prompt) - start, size), jnp.int32),
                 is_last=jnp.full(1, is_last),
                 known=jnp.full(1, -1, jnp.int32),
                 remaining=jnp.full(1, self.request.max_new_tokens, jnp.int32),
             )
-            self.state, first = self.phases.read(self.state, self.served, pieces)
+            self.state, first = self.phases.read(self.state, self.served, chunks)
         self._take([int(first.token[0])], done=bool(first.done[0]), failed=bool(first.failed[0]))
 
     def step(self) -> Step:
@@ -387,9 +387,9 @@ def _propose_nothing(context: Context, cache: tuple[LayerCache, ...]) -> tuple[P
 
 
 def _read(
-    models: Models, state: EngineState, served: Served, pieces: Pieces, *, config: ResolvedEngineConfig
+    models: Models, state: EngineState, served: Served, chunks: Chunks, *, config: ResolvedEngineConfig
 ) -> Any:
-    state, output = engine_step(models, state, served, pieces, config=config, mode=None)
+    state, output = engine_step(models, state, served, chunks, config=config, mode=None)
     return state, output.first
 
 

@@ -80,7 +80,7 @@ class AutoDrafts:
         prompts = self._programs.best(Size(1, 1, None))
         assert prompts is not None
         row = self.choice.times.seconds.get(_key(prompts))
-        rows = prompts.pieces * self._config.prefill_chunk
+        rows = prompts.chunks * self._config.prefill_chunk
         keys = {drafts: _key(size) for drafts, size in sizes.items()}
         drafts, again = self.choice.choose(slots, keys, None if row is None else row / rows)
         self._asked = sizes
@@ -113,7 +113,7 @@ class AutoDrafts:
             return False
         # The time of the smallest program for prompts gives the cost of a row.
         prompts = self._programs.best(Size(1, 1, None))
-        sizes = [size for size in list(self._programs.compiled) if not size.pieces or size == prompts]
+        sizes = [size for size in list(self._programs.compiled) if not size.chunks or size == prompts]
         if self._time_first(sizes):
             return True
         if self._times_file is not None:

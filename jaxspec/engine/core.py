@@ -20,9 +20,9 @@ from jaxspec.engine.counters import Counters
 from jaxspec.engine.errors import EngineError
 from jaxspec.engine.packing import (
     PackedOutput,
-    empty_pieces,
+    empty_chunks,
     empty_served,
-    pack_pieces,
+    pack_chunks,
     pack_served,
     read_output,
 )
@@ -76,7 +76,7 @@ class EngineCore:
             steps=config.steps_per_dispatch,
             adapts_steps=config.adapts_steps,
             tokens_per_step=drafter.num_speculative_tokens + 1,
-            chunk=config.prefill_chunk,
+            chunk_size=config.prefill_chunk,
             max_chunks=config.prefill_rows,
             # Until a program that reads beside is compiled, as many are read between.
             chunks_between=max(config.rows_beside // config.prefill_chunk, 8),
@@ -200,12 +200,12 @@ class EngineCore:
         size = self.programs.best(need)
         assert size is not None, need
         self._put_found(dispatch)
-        pieces = None
-        if size.pieces:
-            packed = pack_pieces(dispatch, pieces=size.pieces, width=self.config.prefill_chunk)
-            pieces = jax.device_put(packed, self._whole)
+        chunks = None
+        if size.chunks:
+            packed = pack_chunks(dispatch, num_chunks=size.chunks, width=self.config.prefill_chunk)
+            chunks = jax.device_put(packed, self._whole)
         self.state, output = self.programs.dispatch(
-            self.state, self._put_served(dispatch, size.slots), pieces, size=size
+            self.state, self._put_served(dispatch, size.slots), chunks, size=size
         )
         output.words.copy_to_host_async()
         self._count(dispatch, size)
@@ -264,19 +264,19 @@ class EngineCore:
     def _run_alone(self, size: Size) -> float:
         """Runs a program without requests; returns the seconds it took."""
         served = jax.device_put(empty_served(size.slots, self.config.table_width), self._whole)
-        pieces = None
-        if size.pieces:
-            pieces = jax.device_put(empty_pieces(size.pieces, self.config.prefill_chunk), self._whole)
-        jax.block_until_ready((self.state.length, served, pieces))
+        chunks = None
+        if size.chunks:
+            chunks = jax.device_put(empty_chunks(size.chunks, self.config.prefill_chunk), self._whole)
+        jax.block_until_ready((self.state.length, served, chunks))
         started = time.perf_counter()
-        self.state, output = self.programs.dispatch(self.state, served, pieces, size=size)
+        self.state, output = self.programs.dispatch(self.state, served, chunks, size=size)
         jax.block_until_ready(output)
         return time.perf_counter() - started
 
     def _count(self, dispatch: Dispatch, size: Size) -> None:
         counters = self.counters
         counters.dispatches += 1
-        counters.prompt_rows += size.pieces * self.config.prefill_chunk
+        counters.prompt_rows += size.chunks * self.config.prefill_chunk
         counters.prompt_rows_used += sum(chunk.count for chunk in dispatch.chunks)
         counters.cached_rows += sum(chunk.start for chunk in dispatch.chunks if chunk.is_first)
         if dispatch.decodes:
@@ -286,9 +286,9 @@ class EngineCore:
             counters.prompt_passes += 1
 
     def _chunks_beside(self) -> list[int]:
-        """The numbers of prompt pieces, ascending, that the step programs compiled so far can read."""
+        """The numbers of prompt chunks, ascending, that the step programs compiled so far can read."""
         everyone = Size(self.config.batch_size, 1, max(self.modes), self._max_drafts)
-        return sorted(size.pieces for size in list(self.programs.compiled) if size.serves(everyone))
+        return sorted(size.chunks for size in list(self.programs.compiled) if size.serves(everyone))
 
     def _mode_for(self, requests: Iterable[Request]) -> SamplingMode:
         """The least compiled mode that serves all of these requests."""
@@ -308,17 +308,17 @@ def program_sizes(
       fewer: the other values of K that a dispatch may have, the largest first.
     """
     whole = config.batch_size
-    prompts = [Size(min(pieces, whole), pieces, None) for pieces in _up_to(config.prefill_rows)]
+    prompts = [Size(min(chunks, whole), chunks, None) for chunks in _up_to(config.prefill_rows)]
     slots = [count for count in config.slot_sizes if count < whole]
     smaller = [Size(count, 0, mode, drafts) for mode in modes for count in slots]
     choices = [Size(count, 0, mode, k) for mode in modes for count in (*slots, whole) for k in fewer]
     # The prompt rows dominate the cost of such a pass, so few numbers of slots are worth a program.
     some = [count for count in slots if count * 8 <= whole][-1:]
     beside = [
-        Size(count, pieces, max(modes), k)
+        Size(count, chunks, max(modes), k)
         for k in (drafts, *fewer[-1:])
         for count in (whole, *some)
-        for pieces in reversed(_up_to(config.rows_beside // config.prefill_chunk)[-5:])
+        for chunks in reversed(_up_to(config.rows_beside // config.prefill_chunk)[-5:])
     ]
     first = [prompts[-1], *(Size(whole, 0, mode, drafts) for mode in modes)]
     return first, [*beside[:1], *smaller[:1], *reversed(prompts[:-1]), *smaller[1:], *choices, *beside[1:]]

@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxspec.attention import PageTable
 from jaxspec.engine.scheduler import Dispatch
-from jaxspec.engine.state import MAX_STOP_TOKENS, Pieces, Served, StepOutput
+from jaxspec.engine.state import MAX_STOP_TOKENS, Chunks, Served, StepOutput
 from jaxspec.sampling import SamplingState, seed_words
 
 _FIELD = 4
@@ -72,17 +72,17 @@ def read_served(words: jax.Array, page_size: int) -> Served:
     )
 
 
-def empty_pieces(pieces: int, width: int) -> np.ndarray:
-    """i32[pieces, words] for `read_pieces`, with no work in any piece."""
-    words = np.zeros((pieces, _TOKENS + width + 1), np.int32)
+def empty_chunks(num_chunks: int, width: int) -> np.ndarray:
+    """i32[num_chunks, words] for `read_chunks`, with no work in any chunk."""
+    words = np.zeros((num_chunks, _TOKENS + width + 1), np.int32)
     words[:, _PLACE] = np.iinfo(np.int32).max
     return words
 
 
-def pack_pieces(dispatch: Dispatch, *, pieces: int, width: int) -> np.ndarray:
-    """i32[pieces, words] for `read_pieces`; the dispatch's chunks have at most `width` tokens."""
+def pack_chunks(dispatch: Dispatch, *, num_chunks: int, width: int) -> np.ndarray:
+    """i32[num_chunks, words] for `read_chunks`; the dispatch's chunks have at most `width` tokens."""
     place_of = {running: place for place, running in enumerate(dispatch.served)}
-    words = empty_pieces(pieces, width)
+    words = empty_chunks(num_chunks, width)
     for row, chunk in zip(words, dispatch.chunks, strict=False):
         running = chunk.running
         row[:_TOKENS:_FIELD] = (
@@ -99,10 +99,10 @@ def pack_pieces(dispatch: Dispatch, *, pieces: int, width: int) -> np.ndarray:
     return words
 
 
-def read_pieces(words: jax.Array) -> Pieces:
-    """Unpacks, inside a program, what `pack_pieces` packed."""
+def read_chunks(words: jax.Array) -> Chunks:
+    """Unpacks, inside a program, what `pack_chunks` packed."""
     tokens = words[:, _TOKENS:]
-    return Pieces(
+    return Chunks(
         place=words[:, _PLACE],
         tokens=tokens[:, :-1],
         next_tokens=tokens[:, 1:],

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.engine.compilation_cache import compilation_cache
-from jaxspec.engine.packing import PackedOutput, empty_pieces, empty_served, pack_output, read_served
+from jaxspec.engine.packing import PackedOutput, empty_chunks, empty_served, pack_output, read_served
 from jaxspec.engine.state import EngineState
 from jaxspec.engine.step import Models, dispatch, draft, verify_and_commit
 from jaxspec.sampling import SamplingMode
@@ -63,23 +63,23 @@ class Size:
 
     Attributes:
       slots: b, the slots that it serves.
-      pieces: G, the pieces of prompts that it reads in its first step; 0 for none.
+      chunks: G, the chunks of prompts that it reads in its first step; 0 for none.
       mode: the most general sampling that it does; None if it decodes nothing.
       drafts: K; 0 is plain decoding, without the drafter.
     """
 
     slots: int
-    pieces: int
+    chunks: int
     mode: SamplingMode | None
     drafts: int = 0
 
     def serves(self, need: "Size") -> bool:
         """Whether a dispatch that needs the size `need` can run in a program of this size."""
-        if (self.mode is None) != (need.mode is None) or bool(self.pieces) != bool(need.pieces):
+        if (self.mode is None) != (need.mode is None) or bool(self.chunks) != bool(need.chunks):
             return False
         return (
             self.slots >= need.slots
-            and self.pieces >= need.pieces
+            and self.chunks >= need.chunks
             and self.drafts >= need.drafts
             and (self.mode is None or need.mode is None or self.mode >= need.mode)
         )
@@ -190,18 +190,18 @@ class Programs:
     def rows(self, size: Size) -> int:
         """Rows of the target's forward pass in a step."""
         decoding = 0 if size.mode is None else size.slots * (size.drafts + 1)
-        return decoding + size.pieces * self.config.prefill_chunk
+        return decoding + size.chunks * self.config.prefill_chunk
 
     def dispatch(
-        self, state: EngineState, served: jax.Array, pieces: jax.Array | None, *, size: Size
+        self, state: EngineState, served: jax.Array, chunks: jax.Array | None, *, size: Size
     ) -> tuple[EngineState, PackedOutput]:
         """Enqueues a program (see `step.dispatch`); donates the state. Its output is for `read_output`.
 
         Args:
           served: i32[b, …] of `pack_served`.
-          pieces: i32[G, …] of `pack_pieces`; None for a size without pieces.
+          chunks: i32[G, …] of `pack_chunks`; None for a size without chunks.
         """
-        return self.compiled[size](self.leaves, state, served, pieces)
+        return self.compiled[size](self.leaves, state, served, chunks)
 
     def put_history(self, state: EngineState, tokens: jax.Array) -> EngineState:
         """Puts tokens i32[B, X] into the slots' histories, except where they are -1; donates the history."""
@@ -209,7 +209,7 @@ class Programs:
 
     def compiled_decode(self, *, mode: SamplingMode) -> Any:
         """The largest decode program of `mode`, for its HLO and its memory analysis."""
-        of_mode = [size for size in self.compiled if size.mode == mode and not size.pieces]
+        of_mode = [size for size in self.compiled if size.mode == mode and not size.chunks]
         return self.compiled[max(of_mode, key=self.rows)]
 
     def one_less(self) -> None:
@@ -232,17 +232,17 @@ class Programs:
         return compiler_options(self.leaves, rows=self.rows(size), num_devices=self.mesh.size)
 
     def _lower(self, size: Size) -> Any:
-        def program(leaves, state, served, pieces):
+        def program(leaves, state, served, chunks):
             models = self._models(leaves, size)
-            state, output = dispatch(models, state, served, pieces, config=self.config, mode=size.mode)
+            state, output = dispatch(models, state, served, chunks, config=self.config, mode=size.mode)
             return state, pack_output(output)
 
         served = empty_served(size.slots, self.config.table_width)
-        pieces = empty_pieces(size.pieces, self.config.prefill_chunk) if size.pieces else None
+        chunks = empty_chunks(size.chunks, self.config.prefill_chunk) if size.chunks else None
         # The state keeps its shardings, so that it can be donated and passed to the next dispatch.
         kept = shardings(self._state)
         arguments = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, np.int32, sharding=self._whole), (served, pieces)
+            lambda x: jax.ShapeDtypeStruct(x.shape, np.int32, sharding=self._whole), (served, chunks)
         )
         places = (shardings(self.leaves), kept, self._whole, self._whole)
         program = on_shards(program, self.mesh, places, (kept, self._whole))
@@ -270,8 +270,8 @@ class Programs:
             models = self._models(leaves, size)
             return verify_and_commit(models, state, slots, proposal, None, config=self.config, mode=mode)
 
-        def run(leaves, whole, served, pieces):
-            assert pieces is None
+        def run(leaves, whole, served, chunks):
+            assert chunks is None
             slots = read_served(served, self.config.page_size)
             state, outputs = whole.take(slots), []
             for _ in range(min(self.config.steps_per_dispatch, int(slots.steps.min()))):

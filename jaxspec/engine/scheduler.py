@@ -179,7 +179,7 @@ class Scheduler:
       adapts_steps: whether a dispatch has fewer steps if it serves several slots or prompts wait to be read.
         Otherwise it always has S.
       tokens_per_step: K + 1 for the largest K, the most tokens that a slot emits in a step.
-      chunk: C, the most tokens of a chunk.
+      chunk_size: C, the most tokens of a chunk.
       max_chunks: the most chunks of a dispatch that only reads prompts.
       chunks_beside: the numbers of chunks, ascending, that a decoding step can read in the same pass, one
         for each such program. If it is empty, prompts are read between decode dispatches.
@@ -198,7 +198,7 @@ class Scheduler:
     pages: PagePool
     steps: int
     tokens_per_step: int
-    chunk: int
+    chunk_size: int
     max_chunks: int
     adapts_steps: bool = False
     chunks_beside: Sequence[int] = ()
@@ -254,7 +254,7 @@ class Scheduler:
         """Applies the results of a dispatch.
 
         Args:
-          first: one for each of its chunks, and for the program's unused pieces behind them.
+          first: one for each of its chunks, and for the program's unused chunks behind them.
           emitted: for each step, one for each served slot and for the unused places behind them; empty if
             the dispatch decodes nothing.
         """
@@ -382,7 +382,7 @@ class Scheduler:
         """
         if self.steps > 1:
             return self.chunks_beside[-1]
-        left = sum(-(-(len(running.tokens) - running.num_read) // self.chunk) for running in unread)
+        left = sum(-(-(len(running.tokens) - running.num_read) // self.chunk_size) for running in unread)
         return max((count for count in self.chunks_beside if count <= left), default=self.chunks_beside[0])
 
     def _next_chunks(self, unread: Sequence[Running], max_chunks: int) -> list[Chunk]:
@@ -394,7 +394,7 @@ class Scheduler:
                 if is_first:
                     self._begin(running)
                 start = running.num_read
-                running.num_read = min(start + self.chunk, len(running.tokens))
+                running.num_read = min(start + self.chunk_size, len(running.tokens))
                 chunks.append(Chunk(running, start, running.num_read - start, is_first, running.is_read))
                 self._keep(running)
         return chunks

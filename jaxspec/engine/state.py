@@ -120,16 +120,16 @@ class Served:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Pieces:
-    """G pieces of prompts that one step reads; several may be consecutive pieces of one prompt.
+class Chunks:
+    """G chunks of prompts that one step reads; several may be consecutive chunks of one prompt.
 
     Attributes:
-      place: i32[G], index among the b served slots; past the last one for an unused piece.
+      place: i32[G], index among the b served slots; past the last one for an unused chunk.
       tokens: i32[G, C].
       next_tokens: i32[G, C], the token after each in the prompt; ignored for the prompt's last token.
       start: i32[G], position of the first token.
-      count: i32[G], tokens in the piece; the rest of C is padding.
-      is_last: bool[G], whether the piece ends the prompt.
+      count: i32[G], tokens in the chunk; the rest of C is padding.
+      is_last: bool[G], whether the chunk ends the prompt.
       known: i32[G], the token after the prompt if it is given; -1 if it is to be sampled.
       remaining: i32[G], tokens that the request may still emit, the token after the prompt included.
     """
@@ -147,7 +147,7 @@ class Pieces:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class FirstTokens:
-    """The token after each piece; it counts only for pieces that end a prompt.
+    """The token after each chunk; it counts only for chunks that end a prompt.
 
     Attributes:
       token: i32[G].
@@ -160,9 +160,9 @@ class FirstTokens:
     failed: jax.Array
 
     @classmethod
-    def none(cls, pieces: int) -> "FirstTokens":
-        """Those of pieces none of which ends a prompt."""
-        return cls(jnp.zeros(pieces, jnp.int32), jnp.zeros(pieces, bool), jnp.zeros(pieces, bool))
+    def none(cls, num_chunks: int) -> "FirstTokens":
+        """Those of chunks none of which ends a prompt."""
+        return cls(jnp.zeros(num_chunks, jnp.int32), jnp.zeros(num_chunks, bool), jnp.zeros(num_chunks, bool))
 
 
 @jax.tree_util.register_dataclass

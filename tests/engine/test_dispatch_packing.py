@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jaxspec.engine.packing import (
-    empty_pieces,
+    empty_chunks,
     empty_served,
-    pack_pieces,
+    pack_chunks,
     pack_served,
-    read_pieces,
+    read_chunks,
     read_served,
 )
 from jaxspec.engine.request import Request
@@ -66,25 +66,25 @@ def test_pieces_know_the_token_after_each_of_theirs():
         Chunk(fresh, 4, 2, False, True),
         Chunk(again, 0, 4, True, True),
     ]
-    words = pack_pieces(dispatch([again, fresh], [False, False], chunks), pieces=5, width=4)
-    pieces = read_pieces(jnp.asarray(words))
-    assert pieces.place.tolist()[:3] == [1, 1, 0]
+    words = pack_chunks(dispatch([again, fresh], [False, False], chunks), num_chunks=5, width=4)
+    chunks = read_chunks(jnp.asarray(words))
+    assert chunks.place.tolist()[:3] == [1, 1, 0]
     # Past every place, so that whatever is put there is dropped.
-    assert (np.asarray(pieces.place)[3:] > 1000).all()
-    assert pieces.tokens[:3].tolist() == [[10, 11, 12, 13], [14, 15, 0, 0], [20, 21, 22, 23]]
-    assert pieces.next_tokens[:, :3].tolist()[0] == [11, 12, 13]
-    assert [int(pieces.next_tokens[0, 3]), int(pieces.next_tokens[1, 0])] == [14, 15]
-    assert pieces.start.tolist() == [0, 4, 0, 0, 0]
-    assert pieces.count.tolist() == [4, 2, 4, 0, 0]
-    assert pieces.is_last.tolist() == [False, True, True, False, False]
-    assert pieces.known.tolist()[:3] == [-1, -1, 24]
+    assert (np.asarray(chunks.place)[3:] > 1000).all()
+    assert chunks.tokens[:3].tolist() == [[10, 11, 12, 13], [14, 15, 0, 0], [20, 21, 22, 23]]
+    assert chunks.next_tokens[:, :3].tolist()[0] == [11, 12, 13]
+    assert [int(chunks.next_tokens[0, 3]), int(chunks.next_tokens[1, 0])] == [14, 15]
+    assert chunks.start.tolist() == [0, 4, 0, 0, 0]
+    assert chunks.count.tolist() == [4, 2, 4, 0, 0]
+    assert chunks.is_last.tolist() == [False, True, True, False, False]
+    assert chunks.known.tolist()[:3] == [-1, -1, 24]
     # Of ten, two stand before the known one.
-    assert pieces.remaining.tolist()[:3] == [10, 10, 8]
+    assert chunks.remaining.tolist()[:3] == [10, 10, 8]
 
 
 @pytest.mark.parametrize(
     ("read", "words"),
-    [(partial(read_served, page_size=16), empty_served(1, 9)), (read_pieces, empty_pieces(1, 8))],
+    [(partial(read_served, page_size=16), empty_served(1, 9)), (read_chunks, empty_chunks(1, 8))],
 )
 def test_fields_of_a_single_row_start_where_triton_expects_arrays(read, words):
     """The page table of a lone short prompt started at 100 bytes, and its program failed on a GPU."""

@@ -40,8 +40,8 @@ def test_nan_at_rejected_positions_and_in_their_entries_changes_nothing(engine, 
     clean = tokens_of(engine.generate(prompts, max_new_tokens=30))
     dispatch = engine.programs.dispatch
 
-    def poisoned_dispatch(state, served, pieces, *, size):
-        state, output = dispatch(state, served, pieces, size=size)
+    def poisoned_dispatch(state, served, chunks, *, size):
+        state, output = dispatch(state, served, chunks, size=size)
         if size.mode is None:
             return state, output
         # The pages of a slot that is done may be another's by now.

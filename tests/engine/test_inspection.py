@@ -53,7 +53,7 @@ def test_every_step_leaves_what_the_compiled_one_leaves(tiny_engines, prompts):
     run.read_prompt()
     models, config, mode = run.phases.models, engine.config, SamplingMode.TEMPERATURE
     proposing = nnx.jit(partial(draft, mode=mode))
-    whole = nnx.jit(partial(engine_step, pieces=None, config=config, mode=mode))
+    whole = nnx.jit(partial(engine_step, chunks=None, config=config, mode=mode))
     while request.finish_reason is None:
         state = jax.tree.map(jnp.copy, run.state)
         proposal, _ = proposing(models, state, run.served)

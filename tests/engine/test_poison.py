@@ -76,8 +76,8 @@ def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, 
             draft_cache=fill(state.draft_cache, length + ahead),
         )
 
-    def poisoned_dispatch(state, served, pieces, *, size):
-        state, output = dispatch(state, served, pieces, size=size)
+    def poisoned_dispatch(state, served, chunks, *, size):
+        state, output = dispatch(state, served, chunks, size=size)
         return (state if size.mode is None else poisoned(state, served)), output
 
     monkeypatch.setattr(engine.programs, "dispatch", poisoned_dispatch)

@@ -29,7 +29,7 @@ def make_scheduler(**changes) -> Scheduler:
         "pages": PagePool(num_pages=12, page_size=4),
         "steps": 2,
         "tokens_per_step": 3,
-        "chunk": 5,
+        "chunk_size": 5,
         "max_chunks": 2,
     }
     return Scheduler(**{**sizes, **changes})
@@ -98,7 +98,7 @@ class Device:
 
     def _read(self, chunk):
         running = chunk.running
-        assert 1 <= chunk.count <= self.scheduler.chunk
+        assert 1 <= chunk.count <= self.scheduler.chunk_size
         assert chunk.is_first == (running not in self.begun)
         assert chunk.start == (self.begun.get(running, chunk.start))
         end = self.begun[running] = chunk.start + chunk.count
@@ -241,7 +241,7 @@ def test_a_head_that_many_share_is_read_once():
     """All are admitted at once, when none of it has been read."""
     for beside in ((), (1, 2)):
         scheduler = make_scheduler(
-            batch_size=9, pages=PagePool(100, 4), chunk=4, max_chunks=3, chunks_beside=beside
+            batch_size=9, pages=PagePool(100, 4), chunk_size=4, max_chunks=3, chunks_beside=beside
         )
         device = Device(scheduler, random.Random(0))
         if beside:
