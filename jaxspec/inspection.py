@@ -27,7 +27,7 @@ from jaxspec.engine import Engine, Generation, Request, show
 from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt
-from jaxspec.engine.state import MAX_STOP_TOKENS, Chunks, Emitted, EngineState, Served, init_state
+from jaxspec.engine.state import MAX_STOP_TOKENS, Batch, Chunks, Emitted, EngineState, init_state
 from jaxspec.engine.step import Models, accept, commit_emitted, engine_step
 from jaxspec.errors import optional
 from jaxspec.sampling import (
@@ -298,7 +298,7 @@ class _Run:
         stop_tokens[0, : len(request.stop_tokens)] = request.stop_tokens
         sampled = request.params
         limit = self.phases.num_drafts if request.num_drafts is None else request.num_drafts
-        self.served = Served(
+        self.batch = Batch(
             slot=jnp.zeros(1, jnp.int32),
             is_decoding=jnp.ones(1, bool),
             limit=jnp.full(1, limit, jnp.int32),
@@ -323,7 +323,7 @@ class _Run:
             tokens[0, : len(chunk)] = chunk
             is_last = start + size >= len(prompt)
             chunks = Chunks(
-                place=jnp.zeros(1, jnp.int32),
+                batch_index=jnp.zeros(1, jnp.int32),
                 tokens=jnp.asarray(tokens[:, :-1]),
                 next_tokens=jnp.asarray(tokens[:, 1:]),
                 start=jnp.full(1, start, jnp.int32),
@@ -332,7 +332,7 @@ class _Run:
                 known=jnp.full(1, -1, jnp.int32),
                 remaining=jnp.full(1, self.request.max_new_tokens, jnp.int32),
             )
-            self.state, first = self.phases.read(self.state, self.served, chunks)
+            self.state, first = self.phases.read(self.state, self.batch, chunks)
         self._take([int(first.token[0])], done=bool(first.done[0]), failed=bool(first.failed[0]))
 
     def step(self) -> Step:
@@ -347,15 +347,15 @@ class _Run:
 
         position = int(self.state.length[0])
         last_token = int(self.state.history[0, position])
-        phases, served = self.phases, self.served
-        context = self.state.context(served)
+        phases, batch = self.phases, self.batch
+        context = self.state.context(batch)
         proposal, cache = timed("draft", phases.propose, context, self.state.draft_cache)
-        proposal = replace(proposal, count=jnp.minimum(proposal.count, served.limit))
+        proposal = replace(proposal, count=jnp.minimum(proposal.count, batch.limit))
         state = replace(self.state, draft_cache=cache)
-        state, logits, rows = timed("verify", phases.verify, state, served, proposal)
-        emitted, num_accepted = timed("accept", phases.accept, state, served, proposal, logits)
-        drawn, judged = phases.look(state, served, proposal, logits)
-        self.state = timed("refresh", phases.refresh, state, served, rows, emitted, num_accepted)
+        state, logits, rows = timed("verify", phases.verify, state, batch, proposal)
+        emitted, num_accepted = timed("accept", phases.accept, state, batch, proposal, logits)
+        drawn, judged = phases.look(state, batch, proposal, logits)
+        self.state = timed("refresh", phases.refresh, state, batch, rows, emitted, num_accepted)
         count, accepted = int(proposal.count[0]), int(num_accepted[0])
         tokens = emitted.tokens[0].tolist()
         self.request.add_step(count, accepted)
@@ -387,18 +387,18 @@ def _propose_nothing(context: Context, cache: tuple[LayerCache, ...]) -> tuple[P
 
 
 def _read(
-    models: Models, state: EngineState, served: Served, chunks: Chunks, *, config: ResolvedEngineConfig
+    models: Models, state: EngineState, batch: Batch, chunks: Chunks, *, config: ResolvedEngineConfig
 ) -> Any:
-    state, output = engine_step(models, state, served, chunks, config=config, mode=None)
+    state, output = engine_step(models, state, batch, chunks, config=config, mode=None)
     return state, output.first
 
 
-def _verify(models: Models, state: EngineState, served: Served, proposal: Proposal) -> Any:
+def _verify(models: Models, state: EngineState, batch: Batch, proposal: Proposal) -> Any:
     """Runs the target over the last token and the drafts; returns state, logits [1, K+1, V] and rows."""
-    tokens = jnp.concatenate([state.context(served).last_token[:, None], proposal.tokens], axis=1)
+    tokens = jnp.concatenate([state.context(batch).last_token[:, None], proposal.tokens], axis=1)
     positions = state.length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)
     valid = jnp.broadcast_to(state.active[:, None], positions.shape)
-    block = RowBlock(positions, valid, served.page_table)
+    block = RowBlock(positions, valid, batch.page_table)
     hidden, captured, memory = models.target(
         join_rows([tokens]),
         join_rows([positions]),
@@ -413,7 +413,7 @@ def _verify(models: Models, state: EngineState, served: Served, proposal: Propos
 def _accept(
     models: Models,
     state: EngineState,
-    served: Served,
+    batch: Batch,
     proposal: Proposal,
     logits: jax.Array,
     *,
@@ -423,7 +423,7 @@ def _accept(
     return accept(
         logits,
         state,
-        served,
+        batch,
         proposal,
         models.drafter,
         config=config,
@@ -433,7 +433,7 @@ def _accept(
 
 
 def _refresh(
-    models: Models, state: EngineState, served: Served, rows: Rows, emitted: Emitted, num_accepted: jax.Array
+    models: Models, state: EngineState, batch: Batch, rows: Rows, emitted: Emitted, num_accepted: jax.Array
 ) -> EngineState:
     """Refreshes the drafter with the rows of committed tokens, and advances the slot."""
     (block,) = rows.blocks
@@ -448,14 +448,14 @@ def _refresh(
 def _look(
     models: Models,
     state: EngineState,
-    served: Served,
+    batch: Batch,
     proposal: Proposal,
     logits: jax.Array,
     *,
     mode: SamplingMode,
 ) -> tuple[jax.Array, jax.Array]:
     """The drafts' and the target's distributions, f32[1, K, V] and f32[1, K+1, V]."""
-    target = jax.nn.softmax(process_logits(logits, served.sampling, mode=mode))
+    target = jax.nn.softmax(process_logits(logits, batch.sampling, mode=mode))
     size, vocabulary = logits.shape[-1], models.drafter.draft_vocab
     if proposal.logits is None:
         return jax.nn.one_hot(proposal.tokens, size), target

@@ -103,7 +103,7 @@ class AutoDrafts:
             self.choice.add_time(_key(timed), (now - self._read_at) * steps / dispatch.steps)
         self._read_at = now
         for step in emitted:
-            for running, limit, did in zip(dispatch.served, dispatch.limits, step, strict=False):
+            for running, limit, did in zip(dispatch.batch, dispatch.limits, step, strict=False):
                 if limit and did.tokens and running.request.acceptance is not None:
                     self.choice.add_step(running.request.acceptance, limit, did.accepted)
 

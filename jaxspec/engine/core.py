@@ -20,10 +20,10 @@ from jaxspec.engine.counters import Counters
 from jaxspec.engine.errors import EngineError
 from jaxspec.engine.packing import (
     PackedOutput,
+    empty_batch,
     empty_chunks,
-    empty_served,
+    pack_batch,
     pack_chunks,
-    pack_served,
     read_output,
 )
 from jaxspec.engine.pages import PagePool
@@ -91,7 +91,7 @@ class EngineCore:
         self._make_state: Callable[[], EngineState] = partial(init_state, target, drafter, config, mesh=mesh)
         self.state = self._make_state()
         self.programs = Programs(Models(target, drafter), config, state=self.state, mesh=mesh)
-        self._served = np.zeros(0), jnp.zeros(0)
+        self._batch = np.zeros(0), jnp.zeros(0)
         if is_auto:
             self.auto = AutoDrafts(
                 self.programs,
@@ -192,9 +192,9 @@ class EngineCore:
 
     def _dispatch(self, dispatch: Dispatch) -> tuple[PackedOutput, Size]:
         need = Size(
-            len(dispatch.served),
+            len(dispatch.batch),
             len(dispatch.chunks),
-            self._mode_for([running.request for running in dispatch.served]) if dispatch.decodes else None,
+            self._mode_for([running.request for running in dispatch.batch]) if dispatch.decodes else None,
             dispatch.drafts if dispatch.decodes else 0,
         )
         size = self.programs.best(need)
@@ -205,7 +205,7 @@ class EngineCore:
             packed = pack_chunks(dispatch, num_chunks=size.chunks, width=self.config.prefill_chunk)
             chunks = jax.device_put(packed, self._whole)
         self.state, output = self.programs.dispatch(
-            self.state, self._put_served(dispatch, size.slots), chunks, size=size
+            self.state, self._put_batch(dispatch, size.slots), chunks, size=size
         )
         output.words.copy_to_host_async()
         self._count(dispatch, size)
@@ -220,13 +220,13 @@ class EngineCore:
                 tokens[chunk.running.slot, : chunk.start] = chunk.running.tokens[: chunk.start]
             self.state = self.programs.put_history(self.state, jax.device_put(tokens, self._whole))
 
-    def _put_served(self, dispatch: Dispatch, places: int) -> jax.Array:
+    def _put_batch(self, dispatch: Dispatch, size: int) -> jax.Array:
         """The packed slots on the device; the same array as last time if nothing has changed."""
-        packed = pack_served(dispatch, places=places, table_width=self.config.table_width)
-        before, _ = self._served
+        packed = pack_batch(dispatch, size=size, table_width=self.config.table_width)
+        before, _ = self._batch
         if not np.array_equal(packed, before):
-            self._served = packed, jax.device_put(packed, self._whole)
-        return self._served[1]
+            self._batch = packed, jax.device_put(packed, self._whole)
+        return self._batch[1]
 
     def _commit(self, dispatch: Dispatch, packed: PackedOutput, size: Size, is_timed: bool) -> None:
         # Read everything first: a dispatch is committed whole or not at all.
@@ -263,13 +263,13 @@ class EngineCore:
 
     def _run_alone(self, size: Size) -> float:
         """Runs a program without requests; returns the seconds it took."""
-        served = jax.device_put(empty_served(size.slots, self.config.table_width), self._whole)
+        batch = jax.device_put(empty_batch(size.slots, self.config.table_width), self._whole)
         chunks = None
         if size.chunks:
             chunks = jax.device_put(empty_chunks(size.chunks, self.config.prefill_chunk), self._whole)
-        jax.block_until_ready((self.state.length, served, chunks))
+        jax.block_until_ready((self.state.length, batch, chunks))
         started = time.perf_counter()
-        self.state, output = self.programs.dispatch(self.state, served, chunks, size=size)
+        self.state, output = self.programs.dispatch(self.state, batch, chunks, size=size)
         jax.block_until_ready(output)
         return time.perf_counter() - started
 

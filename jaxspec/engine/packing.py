@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxspec.attention import PageTable
 from jaxspec.engine.scheduler import Dispatch
-from jaxspec.engine.state import MAX_STOP_TOKENS, Chunks, Served, StepOutput
+from jaxspec.engine.state import MAX_STOP_TOKENS, Batch, Chunks, StepOutput
 from jaxspec.sampling import SamplingState, seed_words
 
 _FIELD = 4
@@ -19,43 +19,43 @@ _SLOT, _IS_DECODING, _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _SEED, _LIMIT, _STEPS
     0, 10 * _FIELD, _FIELD
 )
 _PAGES = _STOP + MAX_STOP_TOKENS
-_PLACE, _START, _COUNT, _IS_LAST, _KNOWN, _REMAINING, _TOKENS = range(0, 7 * _FIELD, _FIELD)
+_BATCH_INDEX, _START, _COUNT, _IS_LAST, _KNOWN, _REMAINING, _TOKENS = range(0, 7 * _FIELD, _FIELD)
 
 
-def empty_served(places: int, table_width: int) -> np.ndarray:
-    """i32[places, words] for `read_served`, with no slot in any place."""
-    words = np.zeros((places, _PAGES + table_width), np.int32)
+def empty_batch(size: int, table_width: int) -> np.ndarray:
+    """i32[size, words] for `read_batch`, with no slot in any entry."""
+    words = np.zeros((size, _PAGES + table_width), np.int32)
     words[:, _SLOT] = words[:, _STEPS] = np.iinfo(np.int32).max
     words[:, _STOP:_PAGES] = -1
     return words
 
 
-def pack_served(dispatch: Dispatch, *, places: int, table_width: int) -> np.ndarray:
-    """i32[places, words] for `read_served`; floats and seeds as their bits."""
-    words = empty_served(places, table_width)
+def pack_batch(dispatch: Dispatch, *, size: int, table_width: int) -> np.ndarray:
+    """i32[size, words] for `read_batch`; floats and seeds as their bits."""
+    words = empty_batch(size, table_width)
     floats, unsigned = words.view(np.float32), words.view(np.uint32)
-    served = zip(dispatch.served, dispatch.is_decoding, dispatch.limits, strict=True)
-    for place, (running, is_decoding, limit) in enumerate(served):
+    batch = zip(dispatch.batch, dispatch.is_decoding, dispatch.limits, strict=True)
+    for i, (running, is_decoding, limit) in enumerate(batch):
         request, params = running.request, running.request.params
-        row = words[place]
+        row = words[i]
         row[_SLOT], row[_IS_DECODING] = running.slot, is_decoding
         row[_LIMIT], row[_STEPS] = limit, dispatch.steps
-        floats[place, _TEMPERATURE] = params.temperature
-        floats[place, _TOP_P], floats[place, _MIN_P] = params.top_p, params.min_p
+        floats[i, _TEMPERATURE] = params.temperature
+        floats[i, _TOP_P], floats[i, _MIN_P] = params.top_p, params.min_p
         row[_TOP_K] = min(params.top_k, np.iinfo(np.int32).max)
-        unsigned[place, _SEED : _SEED + 2] = seed_words(request.seed)
+        unsigned[i, _SEED : _SEED + 2] = seed_words(request.seed)
         row[_STOP : _STOP + len(request.stop_tokens)] = request.stop_tokens
         row[_PAGES : _PAGES + len(running.pages)] = running.pages
     return words
 
 
-def read_served(words: jax.Array, page_size: int) -> Served:
-    """Unpacks, inside a program, what `pack_served` packed."""
+def read_batch(words: jax.Array, page_size: int) -> Batch:
+    """Unpacks, inside a program, what `pack_batch` packed."""
 
     def floats(column: int) -> jax.Array:
         return lax.bitcast_convert_type(words[:, column], jnp.float32)
 
-    return Served(
+    return Batch(
         slot=words[:, _SLOT],
         is_decoding=words[:, _IS_DECODING] > 0,
         limit=words[:, _LIMIT],
@@ -75,18 +75,18 @@ def read_served(words: jax.Array, page_size: int) -> Served:
 def empty_chunks(num_chunks: int, width: int) -> np.ndarray:
     """i32[num_chunks, words] for `read_chunks`, with no work in any chunk."""
     words = np.zeros((num_chunks, _TOKENS + width + 1), np.int32)
-    words[:, _PLACE] = np.iinfo(np.int32).max
+    words[:, _BATCH_INDEX] = np.iinfo(np.int32).max
     return words
 
 
 def pack_chunks(dispatch: Dispatch, *, num_chunks: int, width: int) -> np.ndarray:
     """i32[num_chunks, words] for `read_chunks`; the dispatch's chunks have at most `width` tokens."""
-    place_of = {running: place for place, running in enumerate(dispatch.served)}
+    index_of = {running: i for i, running in enumerate(dispatch.batch)}
     words = empty_chunks(num_chunks, width)
     for row, chunk in zip(words, dispatch.chunks, strict=False):
         running = chunk.running
         row[:_TOKENS:_FIELD] = (
-            place_of[running],
+            index_of[running],
             chunk.start,
             chunk.count,
             chunk.is_last,
@@ -103,7 +103,7 @@ def read_chunks(words: jax.Array) -> Chunks:
     """Unpacks, inside a program, what `pack_chunks` packed."""
     tokens = words[:, _TOKENS:]
     return Chunks(
-        place=words[:, _PLACE],
+        batch_index=words[:, _BATCH_INDEX],
         tokens=tokens[:, :-1],
         next_tokens=tokens[:, 1:],
         start=words[:, _START],

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.engine.compilation_cache import compilation_cache
-from jaxspec.engine.packing import PackedOutput, empty_chunks, empty_served, pack_output, read_served
+from jaxspec.engine.packing import PackedOutput, empty_batch, empty_chunks, pack_output, read_batch
 from jaxspec.engine.state import EngineState
 from jaxspec.engine.step import Models, dispatch, draft, verify_and_commit
 from jaxspec.sampling import SamplingMode
@@ -193,15 +193,15 @@ class Programs:
         return decoding + size.chunks * self.config.prefill_chunk
 
     def dispatch(
-        self, state: EngineState, served: jax.Array, chunks: jax.Array | None, *, size: Size
+        self, state: EngineState, batch: jax.Array, chunks: jax.Array | None, *, size: Size
     ) -> tuple[EngineState, PackedOutput]:
         """Enqueues a program (see `step.dispatch`); donates the state. Its output is for `read_output`.
 
         Args:
-          served: i32[b, …] of `pack_served`.
+          batch: i32[b, …] of `pack_batch`.
           chunks: i32[G, …] of `pack_chunks`; None for a size without chunks.
         """
-        return self.compiled[size](self.leaves, state, served, chunks)
+        return self.compiled[size](self.leaves, state, batch, chunks)
 
     def put_history(self, state: EngineState, tokens: jax.Array) -> EngineState:
         """Puts tokens i32[B, X] into the slots' histories, except where they are -1; donates the history."""
@@ -232,17 +232,17 @@ class Programs:
         return compiler_options(self.leaves, rows=self.rows(size), num_devices=self.mesh.size)
 
     def _lower(self, size: Size) -> Any:
-        def program(leaves, state, served, chunks):
+        def program(leaves, state, batch, chunks):
             models = self._models(leaves, size)
-            state, output = dispatch(models, state, served, chunks, config=self.config, mode=size.mode)
+            state, output = dispatch(models, state, batch, chunks, config=self.config, mode=size.mode)
             return state, pack_output(output)
 
-        served = empty_served(size.slots, self.config.table_width)
+        batch = empty_batch(size.slots, self.config.table_width)
         chunks = empty_chunks(size.chunks, self.config.prefill_chunk) if size.chunks else None
         # The state keeps its shardings, so that it can be donated and passed to the next dispatch.
         kept = shardings(self._state)
         arguments = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, np.int32, sharding=self._whole), (served, chunks)
+            lambda x: jax.ShapeDtypeStruct(x.shape, np.int32, sharding=self._whole), (batch, chunks)
         )
         places = (shardings(self.leaves), kept, self._whole, self._whole)
         program = on_shards(program, self.mesh, places, (kept, self._whole))
@@ -270,9 +270,9 @@ class Programs:
             models = self._models(leaves, size)
             return verify_and_commit(models, state, slots, proposal, None, config=self.config, mode=mode)
 
-        def run(leaves, whole, served, chunks):
+        def run(leaves, whole, batch, chunks):
             assert chunks is None
-            slots = read_served(served, self.config.page_size)
+            slots = read_batch(batch, self.config.page_size)
             state, outputs = whole.take(slots), []
             for _ in range(min(self.config.steps_per_dispatch, int(slots.steps.min()))):
                 if size.drafts:

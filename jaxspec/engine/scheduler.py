@@ -120,7 +120,7 @@ class Dispatch:
     """One run of a program.
 
     Attributes:
-      served: the requests it serves, at most one per slot.
+      batch: the requests it serves, at most one per slot.
       is_decoding: for each of them, whether it decodes in the first step; False if its prompt is read.
       decodes: whether any decodes.
       steps: how many steps it runs, at most S; 1 if none decodes.
@@ -131,7 +131,7 @@ class Dispatch:
       limits: for each request, the most drafts that may be accepted in a step.
     """
 
-    served: list[Running]
+    batch: list[Running]
     is_decoding: list[bool]
     decodes: bool
     steps: int
@@ -255,10 +255,10 @@ class Scheduler:
 
         Args:
           first: one for each of its chunks, and for the program's unused chunks behind them.
-          emitted: for each step, one for each served slot and for the unused places behind them; empty if
-            the dispatch decodes nothing.
+          emitted: for each step, one for each slot of the batch and for the unused entries behind them; empty
+            if the dispatch decodes nothing.
         """
-        in_flight = zip(dispatch.served, dispatch.min_tokens, dispatch.max_tokens, strict=True)
+        in_flight = zip(dispatch.batch, dispatch.min_tokens, dispatch.max_tokens, strict=True)
         for running, min_tokens, max_tokens in in_flight:
             running.min_in_flight -= min_tokens
             running.max_in_flight -= max_tokens
@@ -266,7 +266,7 @@ class Scheduler:
             if chunk.is_last and self._is_current(chunk.running):
                 self._commit_first(chunk, token)
         for step in emitted:
-            for running, did in zip(dispatch.served, step, strict=False):
+            for running, did in zip(dispatch.batch, step, strict=False):
                 if self._is_current(running):
                     self._commit_step(running, did)
 
@@ -410,14 +410,14 @@ class Scheduler:
         for chunk in chunks:
             least[chunk.running] = int(chunk.samples) + (later_steps if chunk.is_last else 0)
         limits = [self._limit(running, drafts) for running in least]
-        served, min_tokens = list(least), list(least.values())
+        batch, min_tokens = list(least), list(least.values())
         max_tokens = [count * (limit + 1) for count, limit in zip(min_tokens, limits, strict=True)]
-        for running, at_least, at_most in zip(served, min_tokens, max_tokens, strict=True):
+        for running, at_least, at_most in zip(batch, min_tokens, max_tokens, strict=True):
             running.min_in_flight += at_least
             running.max_in_flight += at_most
-        is_decoding = [i < len(decoding) for i in range(len(served))]
+        is_decoding = [i < len(decoding) for i in range(len(batch))]
         return Dispatch(
-            served, is_decoding, bool(decoding), steps, chunks, min_tokens, max_tokens, drafts, limits
+            batch, is_decoding, bool(decoding), steps, chunks, min_tokens, max_tokens, drafts, limits
         )
 
     def _num_steps(self, slots: int) -> int:

@@ -18,8 +18,8 @@ from jaxspec.attention import PagedMemory, RowBlock
 from jaxspec.attention.rows import join_rows
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Proposal, Rows, Target
-from jaxspec.engine.packing import read_chunks, read_served
-from jaxspec.engine.state import Chunks, Emitted, EngineState, FirstTokens, Served, StepOutput
+from jaxspec.engine.packing import read_batch, read_chunks
+from jaxspec.engine.state import Batch, Chunks, Emitted, EngineState, FirstTokens, StepOutput
 from jaxspec.sampling import SamplingMode, can_branch, process_logits, sample, verify, verify_synthetic
 from jaxspec.sharding import all_parts, split_over
 
@@ -35,7 +35,7 @@ class Models(nnx.Module):
 def dispatch(
     models: Models,
     state: EngineState,
-    served: jax.Array,
+    batch: jax.Array,
     chunks: jax.Array | None,
     *,
     config: ResolvedEngineConfig,
@@ -44,11 +44,11 @@ def dispatch(
     """The engine steps of one program: up to S that decode, or a single one that only reads prompts.
 
     The first step may read prompts too; a slot whose prompt ends in it decodes in the others. Where programs
-    may branch, steps past `Served.steps` are left out, and those after the end of all slots.
+    may branch, steps past `Batch.steps` are left out, and those after the end of all slots.
 
     Args:
       state: of all B slots.
-      served: i32[b, …] of `pack_served`, the b slots to serve.
+      batch: i32[b, …] of `pack_batch`, the b slots to serve.
       chunks: i32[G, …] of `pack_chunks`, the chunks of prompts to read; None for none.
       config: gives the page size, S and the synthetic acceptance length.
       mode: how the slots sample; None if no slot decodes.
@@ -56,8 +56,8 @@ def dispatch(
     Returns:
       The state, and the output; its `emitted` has a leading axis of S steps.
     """
-    slots = read_served(served, config.page_size)
-    step = partial(engine_step, models, served=slots, config=config, mode=mode)
+    slots = read_batch(batch, config.page_size)
+    step = partial(engine_step, models, batch=slots, config=config, mode=mode)
     whole, state = state, state.take(slots)
     first, outputs, num_steps = None, [], 0 if mode is None else config.steps_per_dispatch
     if chunks is not None:
@@ -78,11 +78,11 @@ def dispatch(
 
 
 def _decode_while_active(
-    models: Models, step: Callable, state: EngineState, served: Served, max_steps: int, wanted: jax.Array
+    models: Models, step: Callable, state: EngineState, batch: Batch, max_steps: int, wanted: jax.Array
 ) -> tuple[EngineState, Emitted]:
     """Decodes `wanted` of `max_steps` steps, and stops when no slot is left; the others emit nothing."""
     # A dispatch without requests is there to be timed.
-    is_timed = ~served.is_decoding.any()
+    is_timed = ~batch.is_decoding.any()
 
     def is_unfinished(carry: tuple) -> jax.Array:
         i, state, _ = carry
@@ -101,7 +101,7 @@ def _decode_while_active(
 def engine_step(
     models: Models,
     state: EngineState,
-    served: Served,
+    batch: Batch,
     chunks: Chunks | None,
     *,
     config: ResolvedEngineConfig,
@@ -112,22 +112,20 @@ def engine_step(
     With K = 0 the decoding rows are not refreshed.
 
     Args:
-      state: of the b served slots.
-      served, chunks, config, mode: as in `dispatch`, unpacked.
+      state: of the b slots of the batch.
+      batch, chunks, config, mode: as in `dispatch`, unpacked.
     """
     proposal = None
     if mode is not None:
-        proposal, draft_cache = draft(models, state, served, mode=mode)
+        proposal, draft_cache = draft(models, state, batch, mode=mode)
         state = replace(state, draft_cache=draft_cache)
-    return verify_and_commit(models, state, served, proposal, chunks, config=config, mode=mode)
+    return verify_and_commit(models, state, batch, proposal, chunks, config=config, mode=mode)
 
 
-def draft(
-    models: Models, state: EngineState, served: Served, *, mode: SamplingMode
-) -> tuple[Proposal, tuple]:
+def draft(models: Models, state: EngineState, batch: Batch, *, mode: SamplingMode) -> tuple[Proposal, tuple]:
     """K drafts for each of the b slots, and the drafter's cache."""
     if models.drafter.num_speculative_tokens:
-        context = state.context(served)
+        context = state.context(batch)
         return models.drafter.propose(models.target, context, state.draft_cache, mode=mode)
     none = jnp.zeros((len(state.length), 0), jnp.int32)
     return Proposal(none, jnp.zeros_like(state.length), None), state.draft_cache
@@ -136,7 +134,7 @@ def draft(
 def verify_and_commit(
     models: Models,
     state: EngineState,
-    served: Served,
+    batch: Batch,
     proposal: Proposal | None,
     chunks: Chunks | None,
     *,
@@ -158,16 +156,16 @@ def verify_and_commit(
     # row of every chunk.
     tokens, blocks, logit_rows = [], [], []
     if proposal is not None:
-        proposal = replace(proposal, count=jnp.minimum(proposal.count, served.limit))
+        proposal = replace(proposal, count=jnp.minimum(proposal.count, batch.limit))
         index = jnp.arange(proposal.tokens.shape[1] + 1, dtype=jnp.int32)[None, :]
         positions = state.length[:, None] + index
         valid = jnp.broadcast_to(state.active[:, None], positions.shape)
-        tokens.append(jnp.concatenate([state.context(served).last_token[:, None], proposal.tokens], axis=1))
-        blocks.append(RowBlock(positions, valid, served.page_table))
+        tokens.append(jnp.concatenate([state.context(batch).last_token[:, None], proposal.tokens], axis=1))
+        blocks.append(RowBlock(positions, valid, batch.page_table))
         logit_rows.append(jnp.arange(positions.size, dtype=jnp.int32).reshape(positions.shape))
     if chunks is not None:
         index = jnp.arange(chunks.tokens.shape[1], dtype=jnp.int32)[None, :]
-        table = jax.tree.map(lambda of_slot: _take(of_slot, chunks.place), served.page_table)
+        table = jax.tree.map(lambda of_slot: _take(of_slot, chunks.batch_index), batch.page_table)
         tokens.append(chunks.tokens)
         blocks.append(RowBlock(chunks.start[:, None] + index, index < chunks.count[:, None], table))
         before = logit_rows[0].size if logit_rows else 0
@@ -191,7 +189,7 @@ def verify_and_commit(
         emitted, accepted = accept(
             verify_logits,
             state,
-            served,
+            batch,
             proposal,
             drafter,
             config=config,
@@ -205,11 +203,11 @@ def verify_and_commit(
         next_tokens.append(emitted.tokens)
         ends.append(jnp.take_along_axis(logit_rows[0], accepted[:, None], axis=1)[:, 0])
     if chunks is not None:
-        num_chunks = len(chunks.place)
+        num_chunks = len(chunks.batch_index)
 
         def first_tokens(last_rows: jax.Array) -> FirstTokens:
             axis = split_over(last_rows.shape[-1], target.config.vocab_size)
-            return sample_first(all_parts(last_rows, axis), served, chunks)
+            return sample_first(all_parts(last_rows, axis), batch, chunks)
 
         if logits is not None:
             first = first_tokens(logits[-num_chunks:])
@@ -237,7 +235,7 @@ def verify_and_commit(
 def accept(
     logits: jax.Array,
     state: EngineState,
-    served: Served,
+    batch: Batch,
     proposal: Proposal,
     drafter: Drafter,
     *,
@@ -268,7 +266,7 @@ def accept(
         proposal.count,
         proposal.logits,
         drafter.draft_vocab,
-        served.sampling,
+        batch.sampling,
         state.length[:, None] + index,
         mode=mode,
         vocab_size=vocab_size,
@@ -277,7 +275,7 @@ def accept(
     # e_0..e_{a-1} are the accepted drafts, e_a is the recovered or bonus token.
     padded = jnp.pad(drafts, ((0, 0), (0, 1)))
     tokens = jnp.where(index < accepted[:, None], padded, verdict.token[:, None])
-    is_stop = (tokens[:, :, None] == served.stop_tokens[:, None, :]).any(axis=2)
+    is_stop = (tokens[:, :, None] == batch.stop_tokens[:, None, :]).any(axis=2)
     is_stop &= index <= accepted[:, None]
     up_to_stop = jnp.where(is_stop.any(axis=1), is_stop.argmax(axis=1) + 1, accepted + 1)
     wanted = jnp.minimum(up_to_stop, state.remaining).astype(jnp.int32)
@@ -314,10 +312,10 @@ def _whole_rows(logits: jax.Array, proposal: Proposal, models: Models) -> tuple[
     return logits, replace(proposal, logits=drawn_from)
 
 
-def sample_first(logits: jax.Array, served: Served, chunks: Chunks) -> FirstTokens:
+def sample_first(logits: jax.Array, batch: Batch, chunks: Chunks) -> FirstTokens:
     """The token after every chunk, from the logits [G, V] of its last row; used only where a prompt ends."""
-    sampling = jax.tree.map(lambda of_slot: _take(of_slot, chunks.place), served.sampling)
-    stop_tokens = _take(served.stop_tokens, chunks.place)
+    sampling = jax.tree.map(lambda of_slot: _take(of_slot, chunks.batch_index), batch.sampling)
+    stop_tokens = _take(batch.stop_tokens, chunks.batch_index)
     last_position = chunks.start + jnp.maximum(chunks.count - 1, 0)
     failed = chunks.is_last & ~finite_rows(logits)
     # One row per prompt costs little, so there are no programs for simpler sampling modes.
@@ -353,10 +351,10 @@ def commit_chunks(state: EngineState, chunks: Chunks, first: FirstTokens, hidden
     past = state.history.shape[1]
     index = jnp.arange(chunks.tokens.shape[1], dtype=jnp.int32)[None, :]
     at = jnp.where(index < chunks.count[:, None], chunks.start[:, None] + index, past)
-    history = state.history.at[chunks.place[:, None], at].set(chunks.tokens, mode="drop")
+    history = state.history.at[chunks.batch_index[:, None], at].set(chunks.tokens, mode="drop")
     end = chunks.start + chunks.count
     # An index past the end is dropped. At most one chunk per slot ends a prompt, so none is written twice.
-    ended = jnp.where(chunks.is_last, chunks.place, len(state.length))
+    ended = jnp.where(chunks.is_last, chunks.batch_index, len(state.length))
 
     def put(into: jax.Array, of_chunk: jax.Array) -> jax.Array:
         return into.at[ended].set(of_chunk, mode="drop")

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from jaxspec.engine.packing import (
+    empty_batch,
     empty_chunks,
-    empty_served,
+    pack_batch,
     pack_chunks,
-    pack_served,
+    read_batch,
     read_chunks,
-    read_served,
 )
 from jaxspec.engine.request import Request
 from jaxspec.engine.scheduler import Chunk, Dispatch, Running
@@ -29,23 +29,23 @@ def running(slot, prompt, *, pages, seed=0, answered=(), known=None):
     return Running(request, slot, pages, [*prompt, *answered], known)
 
 
-def dispatch(served, is_decoding, chunks=()):
-    counts = [1] * len(served)
-    limits = list(range(len(served)))
-    return Dispatch(served, is_decoding, any(is_decoding), 2, list(chunks), counts, counts, 3, limits)
+def dispatch(batch, is_decoding, chunks=()):
+    counts = [1] * len(batch)
+    limits = list(range(len(batch)))
+    return Dispatch(batch, is_decoding, any(is_decoding), 2, list(chunks), counts, counts, 3, limits)
 
 
 def test_served_slots_and_places_without_work():
     seed = 0x0123456789ABCDEF
-    served = [running(2, [1], pages=[4, 9], seed=seed), running(0, [1], pages=[3])]
-    words = pack_served(dispatch(served, [True, False]), places=4, table_width=5)
-    read = read_served(jnp.asarray(words), 8)
+    batch = [running(2, [1], pages=[4, 9], seed=seed), running(0, [1], pages=[3])]
+    words = pack_batch(dispatch(batch, [True, False]), size=4, table_width=5)
+    read = read_batch(jnp.asarray(words), 8)
     assert read.slot.tolist()[:2] == [2, 0]
     # Past every slot, so that whatever is put there is dropped.
     assert (np.asarray(read.slot)[2:] > 1000).all()
     assert read.is_decoding.tolist() == [True, False, False, False]
     assert read.limit.tolist() == [0, 1, 0, 0]
-    # Past every number of steps, so that the least of them is that of the served slots.
+    # Past every number of steps, so that the least of them is that of the slots in the batch.
     assert read.steps.tolist()[:2] == [2, 2]
     assert (np.asarray(read.steps)[2:] > 1000).all()
     assert read.page_table.pages.tolist() == [[4, 9, 0, 0, 0], [3, 0, 0, 0, 0], [0] * 5, [0] * 5]
@@ -68,9 +68,9 @@ def test_pieces_know_the_token_after_each_of_theirs():
     ]
     words = pack_chunks(dispatch([again, fresh], [False, False], chunks), num_chunks=5, width=4)
     chunks = read_chunks(jnp.asarray(words))
-    assert chunks.place.tolist()[:3] == [1, 1, 0]
-    # Past every place, so that whatever is put there is dropped.
-    assert (np.asarray(chunks.place)[3:] > 1000).all()
+    assert chunks.batch_index.tolist()[:3] == [1, 1, 0]
+    # Past every index, so that whatever is put there is dropped.
+    assert (np.asarray(chunks.batch_index)[3:] > 1000).all()
     assert chunks.tokens[:3].tolist() == [[10, 11, 12, 13], [14, 15, 0, 0], [20, 21, 22, 23]]
     assert chunks.next_tokens[:, :3].tolist()[0] == [11, 12, 13]
     assert [int(chunks.next_tokens[0, 3]), int(chunks.next_tokens[1, 0])] == [14, 15]
@@ -84,7 +84,7 @@ def test_pieces_know_the_token_after_each_of_theirs():
 
 @pytest.mark.parametrize(
     ("read", "words"),
-    [(partial(read_served, page_size=16), empty_served(1, 9)), (read_chunks, empty_chunks(1, 8))],
+    [(partial(read_batch, page_size=16), empty_batch(1, 9)), (read_chunks, empty_chunks(1, 8))],
 )
 def test_fields_of_a_single_row_start_where_triton_expects_arrays(read, words):
     """The page table of a lone short prompt started at 100 bytes, and its program failed on a GPU."""

@@ -64,19 +64,19 @@ class Device:
     def _run(self, dispatch):
         scheduler = self.scheduler
         check_pages(scheduler)
-        assert len({running.slot for running in dispatch.served}) == len(dispatch.served)
+        assert len({running.slot for running in dispatch.batch}) == len(dispatch.batch)
         assert dispatch.decodes == any(dispatch.is_decoding)
         most = scheduler.chunks_beside[-1] if dispatch.decodes and dispatch.chunks else scheduler.max_chunks
         assert len(dispatch.chunks) <= most
-        for running, is_decoding in zip(dispatch.served, dispatch.is_decoding, strict=True):
+        for running, is_decoding in zip(dispatch.batch, dispatch.is_decoding, strict=True):
             if not is_decoding:
                 self.slots[running.slot] = None
-        served = list(zip(dispatch.served, dispatch.limits, strict=True))
+        batch = list(zip(dispatch.batch, dispatch.limits, strict=True))
         emitted, first = [], []
         assert dispatch.steps == 1 or dispatch.decodes
         for step in range(dispatch.steps):
             if dispatch.decodes:
-                emitted.append([self._step(*each, dispatch.drafts) for each in served])
+                emitted.append([self._step(*each, dispatch.drafts) for each in batch])
             if not step:
                 first = [self._read(chunk) for chunk in dispatch.chunks]
         return first, emitted
@@ -325,7 +325,7 @@ def test_a_long_prompt_does_not_hold_up_slots_that_decode():
         plan = scheduler.plan()
         chunks = [chunk.count for dispatch in plan for chunk in dispatch.chunks]
         assert chunks == [5]
-        assert plan[-1].served[0].request is first
+        assert plan[-1].batch[0].request is first
         assert plan[-1].decodes
 
 
