@@ -109,7 +109,7 @@ class AutoDrafts:
 
     def time_programs(self) -> bool:
         """Times some programs that have no time yet, while the engine is idle; False if all have one."""
-        if self._programs.num_behind:
+        if self._programs.num_uncompiled:
             return False
         # The time of the smallest program for prompts gives the cost of a row.
         prompts = self._programs.best(Size(1, 1, None))
@@ -130,7 +130,7 @@ class AutoDrafts:
             seconds = [self._run_alone(by_key[key]) for key in (first, other)]
             self.choice.times.compare(first, seconds[0], other, seconds[1])
             self._read_at = None
-        elif self._round_number % 8 == 0 and not self._programs.num_behind:
+        elif self._round_number % 8 == 0 and not self._programs.num_uncompiled:
             self._time_first(list(self._asked.values()))
             self._read_at = None
 

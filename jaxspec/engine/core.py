@@ -85,7 +85,7 @@ class EngineCore:
         )
         self._max_drafts = drafter.num_speculative_tokens
         self.auto: AutoDrafts | None = None
-        self._whole = replicated(mesh)
+        self._replicated = replicated(mesh)
         self._in_flight: deque[tuple[Dispatch, PackedOutput, Size, bool]] = deque()
         self._num_failures = 0
         self._make_state: Callable[[], EngineState] = partial(init_state, target, drafter, config, mesh=mesh)
@@ -109,7 +109,7 @@ class EngineCore:
         self._warm: set[Size] = set()
         while self._warm_one():
             pass
-        self.programs.compile_behind(self.later_sizes)
+        self.programs.compile_in_background(self.later_sizes)
 
     @property
     def has_work(self) -> bool:
@@ -203,7 +203,7 @@ class EngineCore:
         chunks = None
         if size.chunks:
             packed = pack_chunks(dispatch, num_chunks=size.chunks, width=self.config.prefill_chunk)
-            chunks = jax.device_put(packed, self._whole)
+            chunks = jax.device_put(packed, self._replicated)
         self.state, output = self.programs.dispatch(
             self.state, self._put_batch(dispatch, size.slots), chunks, size=size
         )
@@ -218,14 +218,14 @@ class EngineCore:
             tokens = np.full(self.state.history.shape, -1, np.int32)
             for chunk in begin:
                 tokens[chunk.running.slot, : chunk.start] = chunk.running.tokens[: chunk.start]
-            self.state = self.programs.put_history(self.state, jax.device_put(tokens, self._whole))
+            self.state = self.programs.put_history(self.state, jax.device_put(tokens, self._replicated))
 
     def _put_batch(self, dispatch: Dispatch, size: int) -> jax.Array:
         """The packed slots on the device; the same array as last time if nothing has changed."""
         packed = pack_batch(dispatch, size=size, table_width=self.config.table_width)
         before, _ = self._batch
         if not np.array_equal(packed, before):
-            self._batch = packed, jax.device_put(packed, self._whole)
+            self._batch = packed, jax.device_put(packed, self._replicated)
         return self._batch[1]
 
     def _commit(self, dispatch: Dispatch, packed: PackedOutput, size: Size, is_timed: bool) -> None:
@@ -263,10 +263,10 @@ class EngineCore:
 
     def _run_alone(self, size: Size) -> float:
         """Runs a program without requests; returns the seconds it took."""
-        batch = jax.device_put(empty_batch(size.slots, self.config.table_width), self._whole)
+        batch = jax.device_put(empty_batch(size.slots, self.config.table_width), self._replicated)
         chunks = None
         if size.chunks:
-            chunks = jax.device_put(empty_chunks(size.chunks, self.config.prefill_chunk), self._whole)
+            chunks = jax.device_put(empty_chunks(size.chunks, self.config.prefill_chunk), self._replicated)
         jax.block_until_ready((self.state.length, batch, chunks))
         started = time.perf_counter()
         self.state, output = self.programs.dispatch(self.state, batch, chunks, size=size)

@@ -94,7 +94,7 @@ class Programs:
     Attributes:
       graph, leaves, treedef: the models, split into static structure, arrays and the arrays' tree.
       compiled: the programs by size; grows while the background threads compile.
-      num_behind: programs that the background threads have still to compile.
+      num_uncompiled: programs that the background threads have still to compile.
       when_compiled: called by a background thread when none are left.
     """
 
@@ -110,7 +110,7 @@ class Programs:
         self.graph, parameters = nnx.split(models)
         self.leaves, self.treedef = jax.tree.flatten(parameters)
         self.config = config
-        self.mesh, self._whole = mesh, replicated(mesh)
+        self.mesh, self._replicated = mesh, replicated(mesh)
         self._state = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
         )
@@ -118,14 +118,16 @@ class Programs:
         history = self._state.history
         self._put_history = (
             jax.jit(
-                lambda old, new: jnp.where(new < 0, old, new), donate_argnums=0, out_shardings=self._whole
+                lambda old, new: jnp.where(new < 0, old, new),
+                donate_argnums=0,
+                out_shardings=self._replicated,
             )
-            .lower(history, jax.ShapeDtypeStruct(history.shape, history.dtype, sharding=self._whole))
+            .lower(history, jax.ShapeDtypeStruct(history.shape, history.dtype, sharding=self._replicated))
             .compile()
         )
-        self._behind: list[threading.Thread] = []
+        self._background: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self.num_behind = 0
+        self.num_uncompiled = 0
         self.when_compiled: Callable[[], object] = lambda: None
 
     def compile(self, sizes: Sequence[Size], *, progress: bool) -> None:
@@ -147,20 +149,23 @@ class Programs:
                 self.compiled[size] = future.result()
                 bar.update()
 
-    def compile_behind(self, sizes: Sequence[Size]) -> None:
+    def compile_in_background(self, sizes: Sequence[Size]) -> None:
         """Compiles these in background threads, in this order, until this object is garbage-collected."""
         if self.config.draft_loop == "host":
             return
         left, threads = deque(sizes), []
-        self.num_behind = len(left)
+        self.num_uncompiled = len(left)
         # Each thread occupies a core, and serving needs some too.
         for _ in range(min(len(left), max((os.cpu_count() or 1) // 4, 1))):
             thread = threading.Thread(
-                target=_compile_behind, args=(weakref.ref(self), left), name="jaxspec-compile", daemon=True
+                target=_compile_in_background,
+                args=(weakref.ref(self), left),
+                name="jaxspec-compile",
+                daemon=True,
             )
             thread.start()
             threads.append(thread)
-        self._behind = threads
+        self._background = threads
         # A process that exits while XLA compiles may crash. Exit handlers run last in, first out, so this
         # one runs before JAX's.
         stop = weakref.finalize(self, _stop_compiling, left, threads)
@@ -168,7 +173,7 @@ class Programs:
 
     def wait_compiled(self) -> None:
         """Waits until the background threads have compiled everything."""
-        for thread in self._behind:
+        for thread in self._background:
             thread.join()
 
     def best(self, need: Size) -> Size | None:
@@ -215,8 +220,8 @@ class Programs:
     def one_less(self) -> None:
         """Counts one program less for the background threads to compile."""
         with self._lock:
-            self.num_behind -= 1
-        if not self.num_behind:
+            self.num_uncompiled -= 1
+        if not self.num_uncompiled:
             self.when_compiled()
 
     def compile_one(self, size: Size) -> None:
@@ -242,12 +247,12 @@ class Programs:
         # The state keeps its shardings, so that it can be donated and passed to the next dispatch.
         kept = shardings(self._state)
         arguments = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, np.int32, sharding=self._whole), (batch, chunks)
+            lambda x: jax.ShapeDtypeStruct(x.shape, np.int32, sharding=self._replicated), (batch, chunks)
         )
-        places = (shardings(self.leaves), kept, self._whole, self._whole)
-        program = on_shards(program, self.mesh, places, (kept, self._whole))
+        places = (shardings(self.leaves), kept, self._replicated, self._replicated)
+        program = on_shards(program, self.mesh, places, (kept, self._replicated))
         program.__name__ = "prompts" if size.mode is None else "decode"
-        return jax.jit(program, donate_argnums=1, out_shardings=(kept, self._whole)).lower(
+        return jax.jit(program, donate_argnums=1, out_shardings=(kept, self._replicated)).lower(
             self.leaves, self._state, *arguments
         )
 
@@ -270,10 +275,10 @@ class Programs:
             models = self._models(leaves, size)
             return verify_and_commit(models, state, slots, proposal, None, config=self.config, mode=mode)
 
-        def run(leaves, whole, batch, chunks):
+        def run(leaves, all_slots, batch, chunks):
             assert chunks is None
             slots = read_batch(batch, self.config.page_size)
-            state, outputs = whole.take(slots), []
+            state, outputs = all_slots.gather(slots), []
             for _ in range(min(self.config.steps_per_dispatch, int(slots.steps.min()))):
                 if size.drafts:
                     proposal, draft_cache = propose(state.context(slots), state.draft_cache)
@@ -282,12 +287,16 @@ class Programs:
                 state, output = commit(leaves, replace(state, draft_cache=draft_cache), slots, proposal)
                 outputs.append(output)
             output = jax.tree.map(lambda *steps: jnp.stack(steps), *outputs)
-            return whole.put(slots, state), pack_output(output)
+            return all_slots.scatter(slots, state), pack_output(output)
 
         return run
 
 
-def _compile_behind(programs: "weakref.ref[Programs]", left: deque[Size]) -> None:
+def _put_tokens(history: jax.Array, tokens: jax.Array) -> jax.Array:
+    return jnp.where(tokens < 0, history, tokens)
+
+
+def _compile_in_background(programs: "weakref.ref[Programs]", left: deque[Size]) -> None:
     with suppress(IndexError):
         while (alive := programs()) is not None:
             size = left.popleft()

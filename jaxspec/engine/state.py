@@ -42,14 +42,14 @@ class EngineState:
     remaining: jax.Array
     active: jax.Array
 
-    def take(self, batch: "Batch") -> "EngineState":
+    def gather(self, batch: "Batch") -> "EngineState":
         """The state of the b slots that a dispatch serves; those that do not decode yet are not active."""
         take = partial(jnp.take, indices=batch.slot, axis=0, mode="clip")
         taken: dict[str, Any] = {name: take(getattr(self, name)) for name in PER_SLOT}
         return replace(self, **taken | {"active": taken["active"] & batch.is_decoding})
 
-    def put(self, batch: "Batch", state: "EngineState") -> "EngineState":
-        """This state with the b slots of `state`, which `take` returned, written back."""
+    def scatter(self, batch: "Batch", state: "EngineState") -> "EngineState":
+        """This state with the b slots of `state`, which `gather` returned, written back."""
         put: dict[str, Any] = {
             # Unused entries name a slot past the end, which is dropped. (-1 would write the last slot.)
             name: getattr(self, name).at[batch.slot].set(getattr(state, name), mode="drop")
@@ -58,7 +58,7 @@ class EngineState:
         return replace(state, **put)
 
     def context(self, batch: "Batch") -> Context:
-        """What the drafter sees of this state, which `take` has cut to the b slots of the batch."""
+        """What the drafter sees of this state, which `gather` has cut to the b slots of the batch."""
         return Context(self.hidden, self.history, self.length, self.active, batch.page_table, batch.sampling)
 
 

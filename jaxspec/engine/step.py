@@ -58,7 +58,7 @@ def dispatch(
     """
     slots = read_batch(batch, config.page_size)
     step = partial(engine_step, models, batch=slots, config=config, mode=mode)
-    whole, state = state, state.take(slots)
+    all_slots, state = state, state.gather(slots)
     first, outputs, num_steps = None, [], 0 if mode is None else config.steps_per_dispatch
     if chunks is not None:
         state, output = step(state, chunks=read_chunks(chunks))
@@ -74,7 +74,7 @@ def dispatch(
             state, output = lax.scan(lambda state, _: step(state, chunks=None), state, length=num_steps)
             outputs.append(output.emitted)
     emitted = jax.tree.map(lambda *of_steps: jnp.concatenate(of_steps), *outputs)
-    return whole.put(slots, state), StepOutput(emitted, first)
+    return all_slots.scatter(slots, state), StepOutput(emitted, first)
 
 
 def _decode_while_active(

@@ -289,7 +289,7 @@ def test_a_closed_engine_ends_its_requests_and_refuses_more(tiny_engines, prompt
 def test_whoever_waits_for_an_engine_is_let_go_when_it_is_closed(tiny_engines, prompts, monkeypatch):
     engine = jaxspec.load(tiny_engines.folders["target"], progress=False, **SIZES)
     programs = engine.programs
-    monkeypatch.setattr(programs, "num_behind", 1)  # it is never prepared
+    monkeypatch.setattr(programs, "num_uncompiled", 1)  # it is never prepared
     waits = [threading.Thread(target=wait, daemon=True) for wait in (engine.wait_prepared, engine.wait_idle)]
     for wait in waits:
         wait.start()

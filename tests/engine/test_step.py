@@ -53,7 +53,7 @@ def slots(lengths, *, remaining, active=True, stop_tokens=()):
 def test_a_slot_that_does_not_go_on_is_not_active():
     """Its last request may have been ended by the host, of which the device knows nothing."""
     state, batch = slots([4, 5, 6], remaining=9, active=[True, True, False])
-    taken = state.take(replace(batch, is_decoding=jnp.array([False, True, True])))
+    taken = state.gather(replace(batch, is_decoding=jnp.array([False, True, True])))
     assert taken.active.tolist() == [False, True, False]
 
 
