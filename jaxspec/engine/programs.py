@@ -116,15 +116,9 @@ class Programs:
         )
         self.compiled: dict[Size, Callable] = {}
         history = self._state.history
-        self._put_history = (
-            jax.jit(
-                lambda old, new: jnp.where(new < 0, old, new),
-                donate_argnums=0,
-                out_shardings=self._replicated,
-            )
-            .lower(history, jax.ShapeDtypeStruct(history.shape, history.dtype, sharding=self._replicated))
-            .compile()
-        )
+        tokens = jax.ShapeDtypeStruct(history.shape, history.dtype, sharding=self._replicated)
+        put = jax.jit(_put_tokens, donate_argnums=0, out_shardings=self._replicated)
+        self._put_history = put.lower(history, tokens).compile()
         self._background: list[threading.Thread] = []
         self._lock = threading.Lock()
         self.num_uncompiled = 0

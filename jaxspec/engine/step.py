@@ -21,7 +21,7 @@ from jaxspec.drafters.base import Drafter, Proposal, Rows, Target
 from jaxspec.engine.packing import read_batch, read_chunks
 from jaxspec.engine.state import Batch, Chunks, Emitted, EngineState, FirstTokens, StepOutput
 from jaxspec.sampling import SamplingMode, can_branch, process_logits, sample, verify, verify_synthetic
-from jaxspec.sharding import all_parts, split_over
+from jaxspec.sharding import all_gather, split_over
 
 
 class Models(nnx.Module):
@@ -207,7 +207,7 @@ def verify_and_commit(
 
         def first_tokens(last_rows: jax.Array) -> FirstTokens:
             axis = split_over(last_rows.shape[-1], target.config.vocab_size)
-            return sample_first(all_parts(last_rows, axis), batch, chunks)
+            return sample_first(all_gather(last_rows, axis), batch, chunks)
 
         if logits is not None:
             first = first_tokens(logits[-num_chunks:])
@@ -304,11 +304,11 @@ def _whole_rows(logits: jax.Array, proposal: Proposal, models: Models) -> tuple[
     every device, these sums round as they do on a single device.
     """
     vocab_size, draft_vocab = models.target.config.vocab_size, models.drafter.draft_vocab
-    logits = all_parts(logits, split_over(logits.shape[-1], vocab_size))
+    logits = all_gather(logits, split_over(logits.shape[-1], vocab_size))
     if proposal.logits is None:
         return logits, proposal
     width = vocab_size if draft_vocab is None else draft_vocab.target_ids.size
-    drawn_from = all_parts(proposal.logits, split_over(proposal.logits.shape[-1], width))
+    drawn_from = all_gather(proposal.logits, split_over(proposal.logits.shape[-1], width))
     return logits, replace(proposal, logits=drawn_from)
 
 
@@ -373,10 +373,10 @@ def finite_rows(logits: jax.Array, axis: str | None = None) -> jax.Array:
     """bool[...] for logits [..., V]: whether none is NaN or +inf and not all are -inf.
 
     Args:
-      axis: the mesh axis that V is split over, as for `all_parts`; None if V is whole.
+      axis: the mesh axis that V is split over, as for `all_gather`; None if V is whole.
     """
     best = logits.max(axis=-1)
-    return jnp.isfinite(best if axis is None else all_parts(best[..., None], axis).max(axis=-1))
+    return jnp.isfinite(best if axis is None else all_gather(best[..., None], axis).max(axis=-1))
 
 
 def _take(x: jax.Array, index: jax.Array) -> jax.Array:

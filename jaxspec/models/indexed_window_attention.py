@@ -24,7 +24,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.models.layers import Attention, RMSNorm
 from jaxspec.models.parameters import Projection, Whole, parameter, product
 from jaxspec.models.rope import rope_tables
-from jaxspec.sharding import own_part
+from jaxspec.sharding import local_part
 
 
 def cache_shape(config: ModelConfig, kind: IndexedWindow) -> LayerCacheShape:
@@ -73,7 +73,7 @@ class Compressor(nnx.Module):
         """See `Pool.entry`."""
         dtype = contents.dtype
         place = self.place[...].astype(jnp.float32).reshape(1, -1, self.kv_heads, self.head_dim)
-        place = own_part(place, contents.shape[2], along=2)
+        place = local_part(place, contents.shape[2], along=2)
         weights = jax.nn.softmax(gates.astype(jnp.float32) + place, axis=1)
         pooled = self.norm((weights * contents.astype(jnp.float32)).sum(axis=1).astype(dtype))
         # One vector is key and value; the key is rotated to the first of its positions.

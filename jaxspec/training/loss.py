@@ -18,7 +18,7 @@ from jaxspec.attention import PackedMemory
 from jaxspec.drafters.base import Target
 from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.models.layers import Linear
-from jaxspec.sharding import all_sum
+from jaxspec.sharding import psum
 from jaxspec.training.packed_rows import PackedRows, run_target, shift_left
 from jaxspec.training.unroll import unroll_step
 
@@ -146,7 +146,7 @@ def unrolled_loss(
             weight=cross_entropy_weight,
         )
         value, sums = _loss_of_rows(head.head, loss, normed, drafted_positions(rows, k).ravel())
-        total += step_decay**k * value / jnp.maximum(all_sum(sums.count, axis), 1)
+        total += step_decay**k * value / jnp.maximum(psum(sums.count, axis), 1)
         steps.append(sums)
     return total, jax.tree.map(lambda *parts: jnp.stack(parts), *steps)
 
