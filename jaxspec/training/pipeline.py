@@ -36,8 +36,8 @@ from jaxspec.training.sizes import (
     draft_vocabulary_size,
     fitting_slots,
     read_sizes,
+    resolve_sizes,
     save_sizes,
-    settle,
 )
 from jaxspec.training.stage_folder import StageFolder, check_output
 from jaxspec.training.token_rows import TokenRows, read_shards
@@ -209,7 +209,7 @@ class Pipeline:
         conversations = self._conversations()
         config = read_sizes(folder.path)
         if config is None:
-            config = settle(
+            config = resolve_sizes(
                 self.run.train,
                 head,
                 self.target,
@@ -253,7 +253,7 @@ class Pipeline:
         assert isinstance(head, Eagle3)
         return head
 
-    def _before(self) -> Drafter:
+    def _baseline(self) -> Drafter:
         """The baseline for the trained head: the initial head, else prompt lookup."""
         config = self._initial_source() if self.run.head.initial else None
         if config is None:
@@ -273,7 +273,7 @@ class Pipeline:
         results = measure(self._engine(positions, trainer.head(state)), prompts, config)
         del trainer, state
         before = {f"before, {name}": encoded for name, encoded in prompts.items()}
-        results |= measure(self._engine(positions, self._before()), before, config, label="evaluate before")
+        results |= measure(self._engine(positions, self._baseline()), before, config, label="evaluate before")
         (folder.path / ACCEPTANCE).write_text(json.dumps(results, indent=2), "utf-8")
         lengths = {name: result["acceptance_length"] for name, result in results.items()}
         folder.finish(acceptance_length=lengths)

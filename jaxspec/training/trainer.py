@@ -52,7 +52,7 @@ class Trainer:
 
         Args:
           head, target: the head to train and its target.
-          config: settled sizes, without zeros.
+          config: resolved sizes, without zeros.
 
         Raises:
           ConfigError: the batch size is not a multiple of the number of devices.
