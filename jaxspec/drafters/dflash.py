@@ -276,11 +276,11 @@ class DFlash(Head, OnePassDrafter):
     def _block_memory(self, block: RowBlock, cache: tuple[LayerCache, ...]) -> PagedMemory:
         """The memory of a block in which rows may see later rows."""
         memory = PagedMemory.build(self.kinds, cache, (block,))
-        sights = (
-            (block_sight(metadata, kind, causal, self.config.window_before_block),)
+        per_layer = (
+            (block_metadata(metadata, kind, causal, self.config.window_before_block),)
             for (metadata,), kind, causal in zip(memory.metadata, self.kinds, self.config.causal, strict=True)
         )
-        return replace(memory, metadata=tuple(sights))
+        return replace(memory, metadata=tuple(per_layer))
 
 
 def _block_kinds(config: DFlashConfig) -> tuple[AttentionKind, ...]:
@@ -292,7 +292,7 @@ def _block_kinds(config: DFlashConfig) -> tuple[AttentionKind, ...]:
     )
 
 
-def block_sight(
+def block_metadata(
     metadata: AttentionMetadata, kind: AttentionKind, causal: bool, window_before_block: bool
 ) -> AttentionMetadata:
     """The metadata of a block whose rows may see later rows, from the causal metadata of the same rows.

@@ -60,7 +60,7 @@ class Compressor(nnx.Module):
 
         self.content, self.gate = projection("wkv"), projection("wgate")
         shape = (ratio, kv_heads * size)
-        self.place = parameter(
+        self.position_bias = parameter(
             rngs, shape, (None, None), Whole(f"{name}.ape", shape), dtype=dtype, init="zeros"
         )
         self.norm = RMSNorm(size, config.rms_norm_eps, f"{name}.norm", dtype=dtype, rngs=rngs)
@@ -72,9 +72,9 @@ class Compressor(nnx.Module):
     def _entry(self, contents: jax.Array, gates: jax.Array, starts: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Pool.entry`."""
         dtype = contents.dtype
-        place = self.place[...].astype(jnp.float32).reshape(1, -1, self.kv_heads, self.head_dim)
-        place = local_part(place, contents.shape[2], along=2)
-        weights = jax.nn.softmax(gates.astype(jnp.float32) + place, axis=1)
+        bias = self.position_bias[...].astype(jnp.float32).reshape(1, -1, self.kv_heads, self.head_dim)
+        bias = local_part(bias, contents.shape[2], along=2)
+        weights = jax.nn.softmax(gates.astype(jnp.float32) + bias, axis=1)
         pooled = self.norm((weights * contents.astype(jnp.float32)).sum(axis=1).astype(dtype))
         # One vector is key and value; the key is rotated to the first of its positions.
         return apply_rope(pooled, rope_tables(self.rope, self.head_dim, starts)), pooled

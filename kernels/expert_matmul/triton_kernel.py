@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import triton
-from jaxspec_kernels.expert_matmul import takes
+from jaxspec_kernels.expert_matmul import supports
 from jaxspec_kernels.expert_matmul.mxfp4_weight import Mxfp4Weight
 from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
 from jaxspec_kernels.expert_matmul.row_groups import FEW_ROWS, group_rows, max_tiles
@@ -17,7 +17,7 @@ from jaxspec_kernels.triton_call import triton_call
 
 def expert_matmul(x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4Weight) -> jax.Array:
     """See `reference.expert_matmul`, which is called for cases that the kernels do not support."""
-    if not takes(x.dtype, weights):
+    if not supports(x.dtype, weights):
         return reference(x, experts, weights)
     (rows, width), count, outputs = x.shape, weights.shape[0], weights.shape[2:]
     columns = math.prod(outputs)
