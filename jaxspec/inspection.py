@@ -329,7 +329,7 @@ class _Run:
                 start=jnp.full(1, start, jnp.int32),
                 count=jnp.full(1, min(len(prompt) - start, size), jnp.int32),
                 is_last=jnp.full(1, is_last),
-                known=jnp.full(1, -1, jnp.int32),
+                given_token=jnp.full(1, -1, jnp.int32),
                 remaining=jnp.full(1, self.request.max_new_tokens, jnp.int32),
             )
             self.state, first = self.phases.read(self.state, self.batch, chunks)

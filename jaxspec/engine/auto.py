@@ -49,7 +49,7 @@ class AutoDrafts:
         self.choice = DraftChoice(
             drafts,
             config.steps_per_dispatch,
-            leaves_rows=scheduler.drafter_has_rows,
+            drafter_has_rows=scheduler.drafter_has_rows,
             times=StepTimes.load(times_file),
         )
         self._read_at: float | None = None
@@ -88,7 +88,7 @@ class AutoDrafts:
         has_room = self._scheduler.pages.num_free > 2 * len(self._scheduler.running)
         return Choice(drafts, [decoding[i] for i in again] if has_room else [])
 
-    def learn(self, dispatch: Dispatch, emitted: Sequence[Sequence[SlotStep]], timed: Size | None) -> None:
+    def record(self, dispatch: Dispatch, emitted: Sequence[Sequence[SlotStep]], timed: Size | None) -> None:
         """Records what a dispatch accepted, and how long it took.
 
         Args:

@@ -156,15 +156,15 @@ class DraftChoice:
         The caller empties it when that is done.
     """
 
-    def __init__(self, drafts: int, steps: int, *, leaves_rows: bool, times: StepTimes | None = None):
+    def __init__(self, drafts: int, steps: int, *, drafter_has_rows: bool, times: StepTimes | None = None):
         """Args:
         drafts: the largest K.
         steps: S, engine steps of a dispatch.
-        leaves_rows: whether the drafter lacks cached rows after plain decoding, so that a slot must be read
-          again before it gets drafts.
+        drafter_has_rows: as in `Scheduler`: if it has, a slot must be read again after plain decoding, before
+          it gets drafts.
         times: measured earlier; None starts without any.
         """
-        self.drafts, self.steps, self.leaves_rows = drafts, steps, leaves_rows
+        self.drafts, self.steps, self.drafter_has_rows = drafts, steps, drafter_has_rows
         self.times = times or StepTimes()
         self.acceptance = Acceptance(drafts, ENGINE_MEMORY)
         self.to_compare: list[Key] = []
@@ -267,7 +267,7 @@ class DraftChoice:
         below, above = [k for k in others if k < now][-1:], [k for k in others if k > now][:1]
         near = below + above
         k = near[self._tries % len(near)]
-        if not k and self.leaves_rows:
+        if not k and self.drafter_has_rows:
             # Serving requests, it would leave the drafter without their rows: run it without requests.
             price = 2 * seconds[now]
             if price <= self._budget:

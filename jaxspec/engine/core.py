@@ -149,7 +149,7 @@ class EngineCore:
         try:
             self._round()
         except BaseException as error:  # interrupts never reach this thread, and clients wait for an answer
-            self._start_afresh(error)
+            self._recover(error)
 
     def _round(self) -> None:
         self.scheduler.expire(time.monotonic())
@@ -170,7 +170,7 @@ class EngineCore:
         if self.auto is not None:
             self.auto.time_beside()
 
-    def _start_afresh(self, error: BaseException) -> None:
+    def _recover(self, error: BaseException) -> None:
         # The traceback's frames keep the old state alive, and the new one needs its memory.
         traceback.clear_frames(error.__traceback__)
         self._num_failures += 1
@@ -236,7 +236,7 @@ class EngineCore:
         if self.auto is not None:
             # A dispatch whose slots have all ended may have left out its last steps.
             is_whole = is_timed and any(slot.tokens for slot in emitted[dispatch.steps - 1])
-            self.auto.learn(dispatch, emitted, size if is_whole else None)
+            self.auto.record(dispatch, emitted, size if is_whole else None)
         self.counters.slot_steps_used += sum(bool(slot.tokens) for step in emitted for slot in step)
         self.scheduler.commit(dispatch, first, emitted)
 
@@ -247,7 +247,7 @@ class EngineCore:
         try:
             return self._warm_one() or (self.auto is not None and self.auto.time_programs())
         except BaseException as error:  # as in `step`
-            self._start_afresh(error)
+            self._recover(error)
             return False
 
     def _warm_one(self) -> bool:

@@ -19,7 +19,7 @@ _SLOT, _IS_DECODING, _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _SEED, _LIMIT, _STEPS
     0, 10 * _FIELD, _FIELD
 )
 _PAGES = _STOP + MAX_STOP_TOKENS
-_BATCH_INDEX, _START, _COUNT, _IS_LAST, _KNOWN, _REMAINING, _TOKENS = range(0, 7 * _FIELD, _FIELD)
+_BATCH_INDEX, _START, _COUNT, _IS_LAST, _GIVEN_TOKEN, _REMAINING, _TOKENS = range(0, 7 * _FIELD, _FIELD)
 
 
 def empty_batch(size: int, table_width: int) -> np.ndarray:
@@ -90,7 +90,7 @@ def pack_chunks(dispatch: Dispatch, *, num_chunks: int, width: int) -> np.ndarra
             chunk.start,
             chunk.count,
             chunk.is_last,
-            -1 if running.known is None else running.known,
+            -1 if running.given_token is None else running.given_token,
             running.remaining,
         )
         # One token more than the chunk, because the drafter pairs every row with the token after it.
@@ -109,7 +109,7 @@ def read_chunks(words: jax.Array) -> Chunks:
         start=words[:, _START],
         count=words[:, _COUNT],
         is_last=words[:, _IS_LAST] > 0,
-        known=words[:, _KNOWN],
+        given_token=words[:, _GIVEN_TOKEN],
         remaining=words[:, _REMAINING],
     )
 

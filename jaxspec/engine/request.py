@@ -258,7 +258,7 @@ class Request:
       priority: larger values are served first, equal ones in the order of arrival.
       deadline: the `time.monotonic()` at which it is aborted if it has not ended; None for no limit.
       listener: called with every piece, in the engine's thread. If it raises, the request is aborted.
-      place: its sort key in the queue, (-priority, number of arrival), which never changes.
+      queue_key: its sort key in the queue, (-priority, number of arrival), which never changes.
       token_ids, text: the answer so far.
       page_keys: the keys of its first full pages, as far as the scheduler has computed them.
       cached_tokens: tokens of the prompt that were found in the prefix cache; None until reading begins.
@@ -283,7 +283,7 @@ class Request:
     priority: int = 0
     deadline: float | None = None
     listener: Listener | None = None
-    place: tuple[int, int] = (0, 0)
+    queue_key: tuple[int, int] = (0, 0)
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     page_keys: list[bytes] = field(default_factory=list)

@@ -3,10 +3,13 @@
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from jaxspec.engine.pages import PagePool, page_key
 from jaxspec.engine.request import Request
+
+_QUEUE_KEY = attrgetter("queue_key")
 
 
 @dataclass(eq=False)
@@ -19,7 +22,7 @@ class Running:
       pages: the cache pages it uses. Before each dispatch it gets those that the dispatch may write.
       tokens: what is read before it decodes: its prompt and, if it starts again, its answer so far without
         the last token.
-      known: the last token of that answer; None if the request starts for the first time.
+      given_token: the last token of that answer; None if the request starts for the first time.
       num_kept: how many of its first pages the pool keeps, whether found there or filled by this request.
       num_read: how many of `tokens` were found in the prefix cache or have been dispatched.
       is_begun: whether any have been dispatched.
@@ -34,7 +37,7 @@ class Running:
     slot: int
     pages: list[int]
     tokens: list[int]
-    known: int | None
+    given_token: int | None
     num_kept: int = 0
     num_read: int = 0
     is_begun: bool = False
@@ -50,7 +53,7 @@ class Running:
 
     @property
     def remaining(self) -> int:
-        """The most tokens that the device may emit after `tokens`, the known one included."""
+        """The most tokens that the device may emit after `tokens`, the given one included."""
         return self.request.max_new_tokens - (len(self.tokens) - len(self.request.prompt))
 
     @property
@@ -81,7 +84,7 @@ class Chunk:
     @property
     def samples(self) -> bool:
         """Whether it gives the first token of an answer."""
-        return self.is_last and self.running.known is None
+        return self.is_last and self.running.given_token is None
 
 
 class FirstToken(NamedTuple):
@@ -221,10 +224,10 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Puts a new request into the queue."""
-        request.place = (-request.priority, self.num_added)
+        request.queue_key = (-request.priority, self.num_added)
         self.num_added += 1
         request.stage = "queued"
-        insort(self.waiting, request, key=_place)
+        insort(self.waiting, request, key=_QUEUE_KEY)
 
     def plan(self) -> list[Dispatch]:
         """Admits requests that fit; returns what to dispatch next, nothing if all work is in flight."""
@@ -300,7 +303,7 @@ class Scheduler:
             if occupant is None and self.waiting:
                 request = self.waiting[0]
                 answered = request.token_ids
-                tokens, known = request.prompt + answered[:-1], answered[-1] if answered else None
+                tokens, given_token = request.prompt + answered[:-1], answered[-1] if answered else None
                 found = self._find(request, 0, len(tokens))
                 missing = self.pages.pages_for(len(tokens) + 1) - len(found)
                 # Leave a page for each running request to grow into, so that this one is not preempted soon.
@@ -310,9 +313,9 @@ class Scheduler:
                 self.waiting.pop(0)
                 request.stage = "running"
                 pages = found + self.pages.allocate(missing)
-                running = Running(request, slot, pages, tokens, known, num_kept=len(found))
+                running = Running(request, slot, pages, tokens, given_token, num_kept=len(found))
                 self.slots[slot] = running
-                insort(self.running, running, key=lambda running: running.request.place)
+                insort(self.running, running, key=lambda running: running.request.queue_key)
 
     def _reserve(self) -> None:
         """Allocates the pages that the next dispatch may write; the last in the order lose theirs first."""
@@ -493,8 +496,4 @@ class Scheduler:
     def _put_back(self, running: Running) -> None:
         self._free(running)
         running.request.stage = "queued"
-        insort(self.waiting, running.request, key=_place)
-
-
-def _place(request: Request) -> tuple[int, int]:
-    return request.place
+        insort(self.waiting, running.request, key=_QUEUE_KEY)

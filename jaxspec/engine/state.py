@@ -128,7 +128,7 @@ class Chunks:
       start: i32[G], position of the first token.
       count: i32[G], tokens in the chunk; the rest of C is padding.
       is_last: bool[G], whether the chunk ends the prompt.
-      known: i32[G], the token after the prompt if it is given; -1 if it is to be sampled.
+      given_token: i32[G], the token after the prompt if it is given; -1 if it is to be sampled.
       remaining: i32[G], tokens that the request may still emit, the token after the prompt included.
     """
 
@@ -138,7 +138,7 @@ class Chunks:
     start: jax.Array
     count: jax.Array
     is_last: jax.Array
-    known: jax.Array
+    given_token: jax.Array
     remaining: jax.Array
 
 

@@ -321,7 +321,7 @@ def sample_first(logits: jax.Array, batch: Batch, chunks: Chunks) -> FirstTokens
     # One row per prompt costs little, so there are no programs for simpler sampling modes.
     processed = process_logits(logits[:, None], sampling, mode=SamplingMode.TRUNCATED)[:, 0]
     token = sample(processed, sampling, last_position, Purpose.BONUS)
-    token = jnp.where(chunks.known < 0, token, chunks.known)
+    token = jnp.where(chunks.given_token < 0, token, chunks.given_token)
     done = (token[:, None] == stop_tokens).any(axis=1) | (chunks.remaining <= 1) | failed
     return FirstTokens(token, done & chunks.is_last, failed)
 

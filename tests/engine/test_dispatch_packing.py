@@ -22,11 +22,11 @@ from jaxspec.sampling import SamplingParams
 PARAMS = SamplingParams(temperature=0.7, top_k=9, top_p=0.9, min_p=0.1)
 
 
-def running(slot, prompt, *, pages, seed=0, answered=(), known=None):
+def running(slot, prompt, *, pages, seed=0, answered=(), given_token=None):
     request = Request(
         prompt=prompt, params=PARAMS, max_new_tokens=10, stop_tokens=(7, 5), seed=seed, tokenizer=None
     )
-    return Running(request, slot, pages, [*prompt, *answered], known)
+    return Running(request, slot, pages, [*prompt, *answered], given_token)
 
 
 def dispatch(batch, is_decoding, chunks=()):
@@ -60,7 +60,7 @@ def test_served_slots_and_places_without_work():
 
 def test_pieces_know_the_token_after_each_of_theirs():
     fresh = running(1, list(range(10, 16)), pages=[1])
-    again = running(0, [20, 21], pages=[2], answered=[22, 23], known=24)
+    again = running(0, [20, 21], pages=[2], answered=[22, 23], given_token=24)
     chunks = [
         Chunk(fresh, 0, 4, True, False),
         Chunk(fresh, 4, 2, False, True),
@@ -77,8 +77,8 @@ def test_pieces_know_the_token_after_each_of_theirs():
     assert chunks.start.tolist() == [0, 4, 0, 0, 0]
     assert chunks.count.tolist() == [4, 2, 4, 0, 0]
     assert chunks.is_last.tolist() == [False, True, True, False, False]
-    assert chunks.known.tolist()[:3] == [-1, -1, 24]
-    # Of ten, two stand before the known one.
+    assert chunks.given_token.tolist()[:3] == [-1, -1, 24]
+    # Of ten, two stand before the given one.
     assert chunks.remaining.tolist()[:3] == [10, 10, 8]
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from tiny_engines import leave_pages, tokens_of
+from tiny_engines import limit_pages, tokens_of
 
 from jaxspec.engine import core
 from jaxspec.engine.programs import Size
@@ -79,7 +79,7 @@ def test_before_the_smaller_ones_are_there_the_largest_serve(tiny_engines, promp
 def test_pages_that_run_out_cost_no_token(tiny_engines, prompts, name, way, alone, monkeypatch):
     """The pool holds the longest request and little more."""
     engine = tiny_engines.load(name, **SIZES, sampling_modes=MODES[name])
-    leave_pages(engine, 9, monkeypatch)
+    limit_pages(engine, 9, monkeypatch)
     before = engine.core.scheduler.num_preempted
     assert tokens_of(engine.generate(prompts, max_new_tokens=30, **way)) == alone
     assert engine.core.scheduler.num_preempted > before

@@ -105,7 +105,7 @@ class Device:
         self.num_read += chunk.count
         length = len(running.tokens)
         assert chunk.is_last == (end == length)
-        token = answer(running.tokens) if running.known is None else running.known
+        token = answer(running.tokens) if running.given_token is None else running.given_token
         text = [*running.tokens, token]
         self._write(running, chunk.start, text[: end + 1])
         self._check(running, text[: end + 1])
@@ -220,9 +220,9 @@ def test_whatever_arrives_ends_with_its_tokens(
                 scheduler.abort(requests[index], "why")
                 aborted.discard(index)
         check_pages(scheduler)
-        places = [running.request.place for running in scheduler.running]
-        assert places == sorted(places)
-        assert [r.place for r in scheduler.waiting] == sorted(r.place for r in scheduler.waiting)
+        keys = [running.request.queue_key for running in scheduler.running]
+        assert keys == sorted(keys)
+        assert [r.queue_key for r in scheduler.waiting] == sorted(r.queue_key for r in scheduler.waiting)
         if not arriving and not scheduler and not device.in_flight:
             break
     for request in requests:
@@ -453,8 +453,8 @@ def test_a_request_that_starts_again_reads_its_answer_too_and_keeps_its_place():
     assert scheduler.waiting == requests
     chunk = scheduler.plan()[0].chunks[0]
     again = chunk.running
-    assert (again.request, again.tokens, again.known) == (requests[0], [0, 1, 2, 7, 8], 9)
-    assert again.remaining == 8  # of ten, the known one included
+    assert (again.request, again.tokens, again.given_token) == (requests[0], [0, 1, 2, 7, 8], 9)
+    assert again.remaining == 8  # of ten, the given one included
     assert not chunk.samples
 
 
