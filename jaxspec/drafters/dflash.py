@@ -29,11 +29,10 @@ from jaxspec.drafters.head import Head
 from jaxspec.drafters.layer_config import architecture, captured_streams, is_speculators, layer_config
 from jaxspec.drafters.one_pass import OnePassDrafter
 from jaxspec.drafters.peagle import checked_mask_token
-from jaxspec.drafters.vocabulary import to_target_ids, vocabulary_buffers
+from jaxspec.drafters.vocabulary import vocabulary_buffers
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import DecoderLayer, Embedding, Linear, RMSNorm
 from jaxspec.models.rope import rope_tables
-from jaxspec.sampling import DraftVocabulary
 
 
 @dataclass(frozen=True)
@@ -235,15 +234,6 @@ class DFlash(Head, OnePassDrafter):
     def cache_shapes(self) -> tuple[CacheShape, ...]:
         layers = self.config.layers
         return (CacheShape(layers.num_key_value_heads, layers.head_dim),) * len(self.kinds)
-
-    @property
-    def draft_vocab(self) -> DraftVocabulary | None:
-        if self.target_ids is None or self.draft_ids is None:
-            return None
-        return DraftVocabulary(self.target_ids[...], self.draft_ids[...])
-
-    def to_target(self, tokens: jax.Array) -> jax.Array:
-        return to_target_ids(self.target_ids, tokens)
 
     def refresh(
         self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
