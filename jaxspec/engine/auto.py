@@ -12,7 +12,7 @@ import jax
 
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Target
-from jaxspec.engine.choice import ALONE, DraftChoice, Key, Slot, StepTimes
+from jaxspec.engine.choice import TIMING_RUNS, DraftChoice, Key, Slot, StepTimes
 from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.programs import Programs, Size
 from jaxspec.engine.request import Request
@@ -82,11 +82,11 @@ class AutoDrafts:
         row = self.choice.times.seconds.get(_key(prompts))
         rows = prompts.chunks * self._config.prefill_chunk
         keys = {drafts: _key(size) for drafts, size in sizes.items()}
-        drafts, again = self.choice.choose(slots, keys, None if row is None else row / rows)
+        drafts, reread = self.choice.choose(slots, keys, None if row is None else row / rows)
         self._asked = sizes
         # A request that is put back to be read again must be admitted at once.
         has_room = self._scheduler.pages.num_free > 2 * len(self._scheduler.running)
-        return Choice(drafts, [decoding[i] for i in again] if has_room else [])
+        return Choice(drafts, [decoding[i] for i in reread] if has_room else [])
 
     def record(self, dispatch: Dispatch, emitted: Sequence[Sequence[SlotStep]], timed: Size | None) -> None:
         """Records what a dispatch accepted, and how long it took.
@@ -147,7 +147,7 @@ class AutoDrafts:
         group = [size for size in sizes if _key(size)[:2] == new[:2]]
         for size in group:
             self._alone.setdefault(_key(size), []).append(self._run_alone(size))
-        if len(self._alone[new]) > ALONE:
+        if len(self._alone[new]) > TIMING_RUNS:
             for size in group:
                 times.add_alone(_key(size), statistics.median(self._alone.pop(_key(size))[1:]))
         return True

@@ -150,11 +150,11 @@ class Choice(NamedTuple):
 
     Attributes:
       drafts: K; at least the number of drafts that any of its requests asked for.
-      again: requests to read again, so that they can get drafts.
+      reread: requests to read again, so that they can get drafts.
     """
 
     drafts: int
-    again: Sequence[Running] = ()
+    reread: Sequence[Running] = ()
 
 
 @dataclass
@@ -438,9 +438,9 @@ class Scheduler:
         """K for slots that decode or begin to. With K = 0, they lack rows of the drafter from here on."""
         if self.choose is None or not decoding:
             return self.tokens_per_step - 1
-        drafts, again = self.choose(decoding)
+        drafts, reread = self.choose(decoding)
         drafts = max(drafts, *(running.request.num_drafts or 0 for running in [*decoding, *beginning]))
-        for running in again:
+        for running in reread:
             running.is_leaving = True
         if not drafts and self.drafter_has_rows:
             for running in decoding:

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from jaxspec.engine.choice import ALONE, DraftChoice, Slot
+from jaxspec.engine.choice import TIMING_RUNS, DraftChoice, Slot
 
 DRAFTS, CHOICES = 4, (0, 1, 2, 4)
 COSTS = {
@@ -41,7 +41,7 @@ class Machine:
         self.keys = {k: (slots, 0, k) for k in CHOICES}
         self.choice = DraftChoice(DRAFTS, 1, drafter_has_rows=drafter_has_rows)
         for k, key in self.keys.items():
-            self.choice.times.add_alone(key, statistics.median(self.takes(k) for _ in range(ALONE)))
+            self.choice.times.add_alone(key, statistics.median(self.takes(k) for _ in range(TIMING_RUNS)))
         self.slots = [self.new() for _ in range(slots)]
         for slot in self.slots:
             slot["done"] = self.rng.randrange(400)
