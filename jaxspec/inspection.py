@@ -240,7 +240,8 @@ class _Phases:
     Attributes:
       num_drafts: K.
       propose: maps context and the drafter's cache to a proposal and the cache, one program per draft.
-      read, verify, accept, refresh, look: the functions below, compiled and without the argument `models`.
+      read, verify, accept, refresh, distributions: the functions below, compiled and without the argument
+        `models`.
     """
 
     def __init__(self, programs: Programs, mode: SamplingMode):
@@ -252,7 +253,7 @@ class _Phases:
         self.verify = self._program(_verify)
         self.accept = self._program(partial(_accept, config=config, mode=mode), donates=False)
         self.refresh = self._program(_refresh)
-        self.look = self._program(partial(_look, mode=mode), donates=False)
+        self.distributions = self._program(partial(_distributions, mode=mode), donates=False)
         self.propose: HostPropose = _propose_nothing
         if self.num_drafts:
             self.propose = models.drafter.host_propose(self._compiled, mode=mode)
@@ -274,7 +275,7 @@ class _Phases:
         return partial(jax.jit(program, donate_argnums=2), self._leaves)
 
 
-_MADE: WeakKeyDictionary[Programs, dict[SamplingMode, _Phases]] = WeakKeyDictionary()
+_PHASES: WeakKeyDictionary[Programs, dict[SamplingMode, _Phases]] = WeakKeyDictionary()
 """The phases of every inspected engine, so that inspecting it again compiles nothing."""
 
 
@@ -284,7 +285,7 @@ class _Run:
     def __init__(self, engine: Engine, request: Request):
         self.request = request
         mode = max(required_mode(request.params), SamplingMode.TEMPERATURE)
-        made = _MADE.setdefault(engine.programs, {})
+        made = _PHASES.setdefault(engine.programs, {})
         if mode not in made:
             made[mode] = _Phases(engine.programs, mode)
         self.phases = made[mode]
@@ -354,7 +355,7 @@ class _Run:
         state = replace(self.state, draft_cache=cache)
         state, logits, rows = timed("verify", phases.verify, state, batch, proposal)
         emitted, num_accepted = timed("accept", phases.accept, state, batch, proposal, logits)
-        drawn, judged = phases.look(state, batch, proposal, logits)
+        drawn, judged = phases.distributions(state, batch, proposal, logits)
         self.state = timed("refresh", phases.refresh, state, batch, rows, emitted, num_accepted)
         count, accepted = int(proposal.count[0]), int(num_accepted[0])
         tokens = emitted.tokens[0].tolist()
@@ -445,7 +446,7 @@ def _refresh(
     return commit_emitted(replace(state, draft_cache=cache), emitted, hidden[num_accepted])
 
 
-def _look(
+def _distributions(
     models: Models,
     state: EngineState,
     batch: Batch,

@@ -15,7 +15,6 @@ from flax import nnx
 from jaxspec.attention import (
     AttentionKind,
     AttentionMetadata,
-    CacheShape,
     LayerCache,
     PagedMemory,
     RowBlock,
@@ -229,11 +228,6 @@ class DFlash(Head, OnePassDrafter):
     def recognise(cls, checkpoint: Checkpoint) -> str | None:
         config = checkpoint.config
         return "z-lab" if "dflash_config" in config or architecture(config).startswith("DFlash") else None
-
-    @property
-    def cache_shapes(self) -> tuple[CacheShape, ...]:
-        layers = self.config.layers
-        return (CacheShape(layers.num_key_value_heads, layers.head_dim),) * len(self.kinds)
 
     def refresh(
         self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import AnyMemory, CacheShape, RopeTables
+from jaxspec.attention import AnyMemory, RopeTables
 from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
@@ -125,11 +125,6 @@ class Eagle1(Head, AutoregressiveDrafter):
         # EAGLE-1's first layer has no norm before its attention.
         is_one = "fc.weight" in names and any(name.startswith("layers.0.") for name in names)
         return "SafeAILab" if is_one and "layers.0.input_layernorm.weight" not in names else None
-
-    @property
-    def cache_shapes(self) -> tuple[CacheShape, ...]:
-        layers = self.config.layers
-        return (CacheShape(layers.num_key_value_heads, layers.head_dim),) * len(self.kinds)
 
     def advance(
         self, target: Target, tokens: jax.Array, hidden: jax.Array, positions: jax.Array, memory: AnyMemory

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import AnyMemory, CacheShape, RopeTables
+from jaxspec.attention import AnyMemory, RopeTables
 from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
@@ -237,11 +237,6 @@ class Eagle3(Head, AutoregressiveDrafter):
             serving = "Eagle3" in architecture(config) or "eagle_config" in config
             return "SpecForge or SGLang" if serving else "SafeAILab"
         return None
-
-    @property
-    def cache_shapes(self) -> tuple[CacheShape, ...]:
-        layers = self.config.layers
-        return (CacheShape(layers.num_key_value_heads, layers.head_dim),) * len(self.kinds)
 
     def embed(self, target: Target, tokens: jax.Array) -> jax.Array:
         """Embeddings [..., M] of target ids i32[...], from the head's own table if it has one."""

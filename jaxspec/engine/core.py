@@ -78,7 +78,7 @@ class EngineCore:
             tokens_per_step=drafter.num_speculative_tokens + 1,
             chunk_size=config.prefill_chunk,
             max_chunks=config.prefill_rows,
-            # Until a program that reads beside is compiled, as many are read between.
+            # As many are read between dispatches until a program that reads them beside is compiled.
             chunks_between=max(config.rows_beside // config.prefill_chunk, 8),
             prefix_caching=config.prefix_caching,
             drafter_has_rows=bool(drafter.cache_shapes or drafter.hidden_size),

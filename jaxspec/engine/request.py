@@ -301,7 +301,7 @@ class Request:
     _text_stream: TextStream | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        # Decoding text token by token costs the host more than the rest of a request: only if it is needed.
+        # Only if it is needed: decoding text token by token costs the host more than the rest of a request.
         if self.tokenizer is not None and (self.is_streamed or self.params.stop):
             self._text_stream = TextStream(self.tokenizer)
 

@@ -70,7 +70,7 @@ class EngineThread:
 
 def _serve(inbox: SimpleQueue[Command | None], core_ref: weakref.ref[EngineCore]) -> None:
     _run_commands(inbox, core_ref)
-    # An engine that is closed lets go of those that wait for it.
+    # A closed engine keeps nobody waiting.
     if (core := core_ref()) is not None:
         _announce(core.when_idle)
         _announce(core.when_prepared)

@@ -37,17 +37,17 @@ class Labels:
         the draft vocabulary; their sum may be less than 1.
       best: i32[P]: the draft id of the target's most likely token, or -1 if it is not in the draft
         vocabulary.
-      place: i32[N], where each of the batch's rows is; the label of a row that needs none is meaningless.
+      index: i32[N], where each of the batch's rows is; the label of a row that needs none is meaningless.
     """
 
     probabilities: jax.Array
     best: jax.Array
-    place: jax.Array
+    index: jax.Array
 
     def of(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The probabilities and the best tokens of some rows."""
-        place = self.place.at[rows].get(mode="clip")
-        return self.probabilities[place], self.best[place]
+        index = self.index.at[rows].get(mode="clip")
+        return self.probabilities[index], self.best[index]
 
 
 @jax.tree_util.register_dataclass

@@ -45,7 +45,7 @@ from jaxspec.training.train import restore_head, train
 from jaxspec.training.trainer import Trainer, TrainState
 
 # The sections of the configuration on which the content of each stage's folder depends.
-_DECISIVE = {
+_STAGE_SECTIONS = {
     "prompts": ("target", "prompts"),
     "responses": ("target", "prompts", "responses"),
     "vocabulary": ("target", "prompts", "responses", "vocabulary", "head"),
@@ -111,7 +111,7 @@ class Pipeline:
         return load_target(self.checkpoint, dtype=jnp.dtype(engine.dtype))
 
     def _folder(self, stage: str) -> StageFolder:
-        settings = self.run.settings(*_DECISIVE[stage])
+        settings = self.run.settings(*_STAGE_SECTIONS[stage])
         # A resumed run may have another command.
         settings.get("export", {}).pop("command", None)
         return StageFolder(self.output, stage, settings)
