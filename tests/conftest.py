@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("long", database=None, deadline=None, max_examples=2_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
+
+# A shell's background job ignores Ctrl-C, and so would the processes that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GOLDENS = Path(__file__).parent / "goldens"
 # Files that take 20 seconds or more, the longest first; see `pytest_collection_modifyitems`.
