@@ -27,7 +27,7 @@ from jaxspec.engine import Engine, Generation, Request, show
 from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt
-from jaxspec.engine.state import MAX_STOP_TOKENS, Emitted, EngineState, Pieces, Served, init_state
+from jaxspec.engine.state import MAX_STOP_TOKENS, Batch, Chunks, Emitted, EngineState, init_state
 from jaxspec.engine.step import Models, accept, commit_emitted, engine_step
 from jaxspec.errors import optional
 from jaxspec.sampling import (
@@ -240,7 +240,8 @@ class _Phases:
     Attributes:
       num_drafts: K.
       propose: maps context and the drafter's cache to a proposal and the cache, one program per draft.
-      read, verify, accept, refresh, look: the functions below, compiled and without the argument `models`.
+      read, verify, accept, refresh, distributions: the functions below, compiled and without the argument
+        `models`.
     """
 
     def __init__(self, programs: Programs, mode: SamplingMode):
@@ -252,7 +253,7 @@ class _Phases:
         self.verify = self._program(_verify)
         self.accept = self._program(partial(_accept, config=config, mode=mode), donates=False)
         self.refresh = self._program(_refresh)
-        self.look = self._program(partial(_look, mode=mode), donates=False)
+        self.distributions = self._program(partial(_distributions, mode=mode), donates=False)
         self.propose: HostPropose = _propose_nothing
         if self.num_drafts:
             self.propose = models.drafter.host_propose(self._compiled, mode=mode)
@@ -274,7 +275,7 @@ class _Phases:
         return partial(jax.jit(program, donate_argnums=2), self._leaves)
 
 
-_MADE: WeakKeyDictionary[Programs, dict[SamplingMode, _Phases]] = WeakKeyDictionary()
+_PHASES: WeakKeyDictionary[Programs, dict[SamplingMode, _Phases]] = WeakKeyDictionary()
 """The phases of every inspected engine, so that inspecting it again compiles nothing."""
 
 
@@ -284,23 +285,23 @@ class _Run:
     def __init__(self, engine: Engine, request: Request):
         self.request = request
         mode = max(required_mode(request.params), SamplingMode.TEMPERATURE)
-        made = _MADE.setdefault(engine.programs, {})
+        made = _PHASES.setdefault(engine.programs, {})
         if mode not in made:
             made[mode] = _Phases(engine.programs, mode)
         self.phases = made[mode]
         models = self.phases.models
         pages = engine.config.table_width
         config = replace(engine.config, batch_size=1, num_pages=pages)
-        self.chunk = config.prefill_chunk
+        self.chunk_size = config.prefill_chunk
         mesh = engine.programs.leaves[0].sharding.mesh
         self.state = init_state(models.target, models.drafter, config, mesh=mesh)
         stop_tokens = np.full((1, MAX_STOP_TOKENS), -1, np.int32)
         stop_tokens[0, : len(request.stop_tokens)] = request.stop_tokens
         sampled = request.params
         limit = self.phases.num_drafts if request.num_drafts is None else request.num_drafts
-        self.served = Served(
+        self.batch = Batch(
             slot=jnp.zeros(1, jnp.int32),
-            goes_on=jnp.ones(1, bool),
+            is_decoding=jnp.ones(1, bool),
             limit=jnp.full(1, limit, jnp.int32),
             steps=jnp.ones(1, jnp.int32),
             page_table=PageTable(jnp.arange(1, pages + 1, dtype=jnp.int32)[None], config.page_size),
@@ -315,24 +316,24 @@ class _Run:
         )
 
     def read_prompt(self) -> None:
-        """Reads the prompt piece by piece and appends the answer's first token."""
-        prompt, chunk = self.request.prompt, self.chunk
-        for start in range(0, len(prompt), chunk):
-            piece = prompt[start : start + chunk + 1]
-            tokens = np.zeros((1, chunk + 1), np.int32)
-            tokens[0, : len(piece)] = piece
-            is_last = start + chunk >= len(prompt)
-            pieces = Pieces(
-                place=jnp.zeros(1, jnp.int32),
+        """Reads the prompt chunk by chunk and appends the answer's first token."""
+        prompt, size = self.request.prompt, self.chunk_size
+        for start in range(0, len(prompt), size):
+            chunk = prompt[start : start + size + 1]
+            tokens = np.zeros((1, size + 1), np.int32)
+            tokens[0, : len(chunk)] = chunk
+            is_last = start + size >= len(prompt)
+            chunks = Chunks(
+                batch_index=jnp.zeros(1, jnp.int32),
                 tokens=jnp.asarray(tokens[:, :-1]),
                 next_tokens=jnp.asarray(tokens[:, 1:]),
                 start=jnp.full(1, start, jnp.int32),
-                count=jnp.full(1, min(len(prompt) - start, chunk), jnp.int32),
+                count=jnp.full(1, min(len(prompt) - start, size), jnp.int32),
                 is_last=jnp.full(1, is_last),
-                known=jnp.full(1, -1, jnp.int32),
+                given_token=jnp.full(1, -1, jnp.int32),
                 remaining=jnp.full(1, self.request.max_new_tokens, jnp.int32),
             )
-            self.state, first = self.phases.read(self.state, self.served, pieces)
+            self.state, first = self.phases.read(self.state, self.batch, chunks)
         self._take([int(first.token[0])], done=bool(first.done[0]), failed=bool(first.failed[0]))
 
     def step(self) -> Step:
@@ -347,15 +348,15 @@ class _Run:
 
         position = int(self.state.length[0])
         last_token = int(self.state.history[0, position])
-        phases, served = self.phases, self.served
-        context = self.state.context(served)
+        phases, batch = self.phases, self.batch
+        context = self.state.context(batch)
         proposal, cache = timed("draft", phases.propose, context, self.state.draft_cache)
-        proposal = replace(proposal, count=jnp.minimum(proposal.count, served.limit))
+        proposal = replace(proposal, count=jnp.minimum(proposal.count, batch.limit))
         state = replace(self.state, draft_cache=cache)
-        state, logits, rows = timed("verify", phases.verify, state, served, proposal)
-        emitted, num_accepted = timed("accept", phases.accept, state, served, proposal, logits)
-        drawn, judged = phases.look(state, served, proposal, logits)
-        self.state = timed("refresh", phases.refresh, state, served, rows, emitted, num_accepted)
+        state, logits, rows = timed("verify", phases.verify, state, batch, proposal)
+        emitted, num_accepted = timed("accept", phases.accept, state, batch, proposal, logits)
+        drawn, judged = phases.distributions(state, batch, proposal, logits)
+        self.state = timed("refresh", phases.refresh, state, batch, rows, emitted, num_accepted)
         count, accepted = int(proposal.count[0]), int(num_accepted[0])
         tokens = emitted.tokens[0].tolist()
         self.request.add_step(count, accepted)
@@ -387,18 +388,18 @@ def _propose_nothing(context: Context, cache: tuple[LayerCache, ...]) -> tuple[P
 
 
 def _read(
-    models: Models, state: EngineState, served: Served, pieces: Pieces, *, config: ResolvedEngineConfig
+    models: Models, state: EngineState, batch: Batch, chunks: Chunks, *, config: ResolvedEngineConfig
 ) -> Any:
-    state, output = engine_step(models, state, served, pieces, config=config, mode=None)
+    state, output = engine_step(models, state, batch, chunks, config=config, mode=None)
     return state, output.first
 
 
-def _verify(models: Models, state: EngineState, served: Served, proposal: Proposal) -> Any:
+def _verify(models: Models, state: EngineState, batch: Batch, proposal: Proposal) -> Any:
     """Runs the target over the last token and the drafts; returns state, logits [1, K+1, V] and rows."""
-    tokens = jnp.concatenate([state.context(served).last_token[:, None], proposal.tokens], axis=1)
+    tokens = jnp.concatenate([state.context(batch).last_token[:, None], proposal.tokens], axis=1)
     positions = state.length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)
     valid = jnp.broadcast_to(state.active[:, None], positions.shape)
-    block = RowBlock(positions, valid, served.page_table)
+    block = RowBlock(positions, valid, batch.page_table)
     hidden, captured, memory = models.target(
         join_rows([tokens]),
         join_rows([positions]),
@@ -413,7 +414,7 @@ def _verify(models: Models, state: EngineState, served: Served, proposal: Propos
 def _accept(
     models: Models,
     state: EngineState,
-    served: Served,
+    batch: Batch,
     proposal: Proposal,
     logits: jax.Array,
     *,
@@ -423,7 +424,7 @@ def _accept(
     return accept(
         logits,
         state,
-        served,
+        batch,
         proposal,
         models.drafter,
         config=config,
@@ -433,7 +434,7 @@ def _accept(
 
 
 def _refresh(
-    models: Models, state: EngineState, served: Served, rows: Rows, emitted: Emitted, num_accepted: jax.Array
+    models: Models, state: EngineState, batch: Batch, rows: Rows, emitted: Emitted, num_accepted: jax.Array
 ) -> EngineState:
     """Refreshes the drafter with the rows of committed tokens, and advances the slot."""
     (block,) = rows.blocks
@@ -445,17 +446,17 @@ def _refresh(
     return commit_emitted(replace(state, draft_cache=cache), emitted, hidden[num_accepted])
 
 
-def _look(
+def _distributions(
     models: Models,
     state: EngineState,
-    served: Served,
+    batch: Batch,
     proposal: Proposal,
     logits: jax.Array,
     *,
     mode: SamplingMode,
 ) -> tuple[jax.Array, jax.Array]:
     """The drafts' and the target's distributions, f32[1, K, V] and f32[1, K+1, V]."""
-    target = jax.nn.softmax(process_logits(logits, served.sampling, mode=mode))
+    target = jax.nn.softmax(process_logits(logits, batch.sampling, mode=mode))
     size, vocabulary = logits.shape[-1], models.drafter.draft_vocab
     if proposal.logits is None:
         return jax.nn.one_hot(proposal.tokens, size), target

@@ -81,7 +81,7 @@ def on_shards(
     device the program is returned unchanged.
 
     Args:
-      program: runs on every device; calls to `all_sum` and others move data between devices.
+      program: runs on every device; calls to `psum` and others move data between devices.
       mesh: the devices.
       places: the shardings of the arguments, one for each array or one for all arrays of an argument.
       out: the shardings of the results. A replicated result must be equal on all devices.
@@ -101,28 +101,28 @@ def split_over(part: int, whole: int) -> str | None:
     return None if part == whole else MESH_AXIS
 
 
-def all_sum(x: jax.Array, axis: str | None) -> jax.Array:
+def psum(x: jax.Array, axis: str | None) -> jax.Array:
     """The sum of x over the devices of a mesh axis; x if the axis is None."""
     return x if axis is None else lax.psum(x, axis)
 
 
-def all_parts(x: jax.Array, axis: str | None) -> jax.Array:
+def all_gather(x: jax.Array, axis: str | None) -> jax.Array:
     """x of all devices, concatenated along the last axis; x if the axis is None."""
     return x if axis is None else lax.all_gather(x, axis, axis=x.ndim - 1, tiled=True)
 
 
-def own_part(x: jax.Array, part: int, *, along: int = 0) -> jax.Array:
+def local_part(x: jax.Array, part: int, *, along: int = 0) -> jax.Array:
     """This device's part, of size `part` along an axis, of a replicated array."""
     if x.shape[along] == part:
         return x
-    return lax.dynamic_slice_in_dim(x, first_of(part), part, axis=along)
+    return lax.dynamic_slice_in_dim(x, local_start(part), part, axis=along)
 
 
-def first_of(part: int) -> jax.Array:
+def local_start(part: int) -> jax.Array:
     """i32[]: the index at which this device's part of size `part` begins in a split axis."""
     return lax.axis_index(MESH_AXIS) * part
 
 
-def once(x: jax.Array, axis: str | None) -> jax.Array:
-    """x on the first device, zeros on the others: for terms added before `all_sum`. x if the axis is None."""
+def on_first_device(x: jax.Array, axis: str | None) -> jax.Array:
+    """x on the first device, zeros on the others: for terms added before `psum`. x if the axis is None."""
     return x if axis is None else jnp.where(lax.axis_index(axis) == 0, x, jnp.zeros_like(x))

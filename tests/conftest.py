@@ -145,21 +145,21 @@ def little_memory():
         give_back()
 
 
-COMPILE_BEHIND = Programs.compile_behind
+COMPILE_IN_BACKGROUND = Programs.compile_in_background
 
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_compiled_behind():
     """Turns off background compilation, a third of the suite's time: the first programs serve any request."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Programs, "compile_behind", lambda programs, sizes: None)
+        patch.setattr(Programs, "compile_in_background", lambda programs, sizes: None)
         yield
 
 
 @pytest.fixture
 def compiled_behind(monkeypatch):
     """Engines loaded in this test compile smaller programs in the background, as outside of the tests."""
-    monkeypatch.setattr(Programs, "compile_behind", COMPILE_BEHIND)
+    monkeypatch.setattr(Programs, "compile_in_background", COMPILE_IN_BACKGROUND)
 
 
 @pytest.fixture(scope="session")

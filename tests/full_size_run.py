@@ -4,7 +4,7 @@ import jax
 from flax import nnx
 
 from jaxspec.config import EngineConfig
-from jaxspec.engine.packing import empty_pieces, empty_served
+from jaxspec.engine.packing import empty_batch, empty_chunks
 from jaxspec.engine.state import init_state
 from jaxspec.engine.step import Models, dispatch
 from jaxspec.sampling import SamplingMode
@@ -12,20 +12,20 @@ from jaxspec.sharding import make_mesh
 
 
 def assert_runs(target, drafter):
-    """Checks that two steps, the first with two pieces of prompts, keep the state's shapes and dtypes."""
+    """Checks that two steps, the first with two chunks of prompts, keep the state's shapes and dtypes."""
     config = EngineConfig(batch_size=2, max_model_len=2048, steps_per_dispatch=2).resolve(
         backend="gpu", model_limit=target.config.max_position_embeddings
     )
     state = jax.eval_shape(lambda: init_state(target, drafter, config, mesh=make_mesh()))
-    served = empty_served(2, config.table_width)
-    pieces = empty_pieces(2, config.prefill_chunk)
+    batch = empty_batch(2, config.table_width)
+    chunks = empty_chunks(2, config.prefill_chunk)
     graph, parameters = nnx.split(Models(target, drafter))
 
-    def run(parameters, state, served, pieces):
+    def run(parameters, state, batch, chunks):
         models = nnx.merge(graph, parameters)
-        return dispatch(models, state, served, pieces, config=config, mode=SamplingMode.TRUNCATED)
+        return dispatch(models, state, batch, chunks, config=config, mode=SamplingMode.TRUNCATED)
 
-    after, output = jax.eval_shape(run, parameters, state, served, pieces)
+    after, output = jax.eval_shape(run, parameters, state, batch, chunks)
     assert jax.tree.map(_shape_and_dtype, after) == jax.tree.map(_shape_and_dtype, state)
     assert output.first.token.shape == (2,)
     assert output.emitted.tokens.shape == (2, 2, drafter.num_speculative_tokens + 1)

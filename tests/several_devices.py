@@ -191,6 +191,6 @@ def loading():
 
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", DEVICES)
-    Programs.compile_behind = lambda programs, sizes: None  # type: ignore[method-assign]
+    Programs.compile_in_background = lambda programs, sizes: None  # type: ignore[method-assign]
     what, *texts = sys.argv[1:]
     print(json.dumps({"pairs": pairs, "families": families, "loading": loading}[what](*texts)))

@@ -134,7 +134,7 @@ def drive_from_python(engine: Engine, monkeypatch: Any) -> list[Any]:
     return ran
 
 
-def leave_pages(engine: Engine, count: int, monkeypatch: Any) -> None:
+def limit_pages(engine: Engine, count: int, monkeypatch: Any) -> None:
     """Restricts an idle engine to `count` pages; it keeps its programs."""
     engine.forget_prefixes()
     assert engine.wait_idle(timeout=60)

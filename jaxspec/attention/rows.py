@@ -26,7 +26,7 @@ class PageTable:
 class RowBlock:
     """G groups of Q rows, each group at consecutive positions of one slot.
 
-    Several groups may be pieces of one sequence, because all rows of a pass are written before any attends.
+    Several groups may be chunks of one sequence, because all rows of a pass are written before any attends.
 
     Attributes:
       positions: i32[G, Q], the position of each row in its sequence.

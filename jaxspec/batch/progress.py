@@ -32,8 +32,8 @@ class Progress:
     def _ended(self) -> Iterator[Answer | RowError]:
         """The rows of `_done`, a dict by row number, that may be yielded now."""
         while self._done:
-            place = self._num_yielded if self._keep_order else next(iter(self._done))
-            if place not in self._done:
+            index = self._num_yielded if self._keep_order else next(iter(self._done))
+            if index not in self._done:
                 return
             self._num_yielded += 1
-            yield self._done.pop(place)
+            yield self._done.pop(index)

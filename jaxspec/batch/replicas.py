@@ -31,7 +31,7 @@ MAX_DEATHS = 3
 
 _PROGRAM = "import sys; from jaxspec.batch.replica import main; main(int(sys.argv[1]))"
 _SECONDS_TO_END = 10.0
-_MAX_SAID = 2**16
+_MAX_OUTPUT = 2**16
 
 
 class ReplicaError(RuntimeError):
@@ -39,16 +39,16 @@ class ReplicaError(RuntimeError):
 
 
 @dataclass
-class _Given:
+class _PendingRow:
     """A row in progress.
 
     Attributes:
-      place: its number among all rows of the run.
+      index: its number among all rows of the run.
       row: the row.
       deaths: number of replicas that died while they had it.
     """
 
-    place: int
+    index: int
     row: Row
     deaths: int = 0
 
@@ -95,7 +95,7 @@ class ReplicaRun(Progress):
         self._events: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._replicas: dict[int, _Replica] = {}
         self._deaths = [0] * len(environments)
-        self._again: deque[_Given] = deque()
+        self._retries: deque[_PendingRow] = deque()
         self._num_read = 0
         self._has_started = False
 
@@ -121,9 +121,9 @@ class ReplicaRun(Progress):
     def close(self) -> None:
         """Ends all processes, immediately if they still have rows."""
         for replica in self._replicas.values():
-            replica.dismiss()
+            replica.end_input()
         for replica in self._replicas.values():
-            if replica.slots and not replica.given:
+            if replica.slots and not replica.pending:
                 replica.wait()
             replica.kill()
         self._replicas.clear()
@@ -147,17 +147,17 @@ class ReplicaRun(Progress):
                 self._events.get()()
 
     def _is_done(self) -> bool:
-        is_running = any(replica.given for replica in self._replicas.values())
-        return self._source.is_done and not (is_running or self._again or self._done)
+        is_running = any(replica.pending for replica in self._replicas.values())
+        return self._source.is_done and not (is_running or self._retries or self._done)
 
     def _hand_out(self) -> None:
         while free := [replica for replica in self._replicas.values() if replica.room]:
-            given = self._again.popleft() if self._again else self._read()
-            if given is None:
+            pending = self._retries.popleft() if self._retries else self._read()
+            if pending is None:
                 return
-            max(free, key=lambda replica: replica.room).give(given)
+            max(free, key=lambda replica: replica.room).give(pending)
 
-    def _read(self) -> _Given | None:
+    def _read(self) -> _PendingRow | None:
         """The next row, or None if there is none now."""
         while self._num_read - self._num_yielded < self._look_ahead:
             row = self._source.take(wait=False)
@@ -165,7 +165,7 @@ class ReplicaRun(Progress):
                 return None
             self._num_read += 1
             if isinstance(row, Row):
-                return _Given(self._num_read - 1, row)
+                return _PendingRow(self._num_read - 1, row)
             self._done[self._num_read - 1] = row
         return None
 
@@ -181,36 +181,36 @@ class ReplicaRun(Progress):
             while True:
                 self._events.put(partial(self._take, number, replica, replica.connection.recv()))
         except (EOFError, OSError):
-            self._events.put(partial(self._bury, number, replica))
+            self._events.put(partial(self._replace, number, replica))
 
     def _take(self, number: int, replica: "_Replica", message: Any) -> None:
         if isinstance(message, Ready):
             replica.slots = message.slots
-            if number == 0 and (said := replica.said()):
-                self._note(f"replica 1 says: {said}")  # the others say the same
+            if number == 0 and (output := replica.last_output()):
+                self._note(f"replica 1 says: {output}")  # the others say the same
         elif isinstance(message, Refused):
             # A replacement may start before the dead replica's device memory is free; it then counts as dead.
             if not self._has_started:
                 raise ReplicaError(message.problem)
         else:
             row_place = message.row.place if isinstance(message, Answer) else message.place
-            given = replica.given.pop(row_place)
+            pending = replica.pending.pop(row_place)
             for generation in message.generations:
                 self._count(generation)
-            self._done[given.place] = message
+            self._done[pending.index] = message
             self._deaths[number] = 0
 
-    def _bury(self, number: int, replica: "_Replica") -> None:
-        """Takes back the rows of a dead replica, and starts another in its place."""
-        death = f"replica {number + 1} of {len(self._environments)} died: {replica.bury()}"
+    def _replace(self, number: int, replica: "_Replica") -> None:
+        """Takes back the rows of a dead replica, and starts another instead."""
+        death = f"replica {number + 1} of {len(self._environments)} died: {replica.wait_for_end()}"
         self._deaths[number] += 1
-        for given in replica.given.values():
-            given.deaths += 1
-        most = max(self._deaths[number], *(given.deaths for given in replica.given.values()), 0)
+        for pending in replica.pending.values():
+            pending.deaths += 1
+        most = max(self._deaths[number], *(pending.deaths for pending in replica.pending.values()), 0)
         if most >= MAX_DEATHS:
             raise ReplicaError(f"{death}; that was {most} times in a row")
         self._note(f"{death}; its rows are answered again")
-        self._again.extendleft(reversed(replica.given.values()))
+        self._retries.extendleft(reversed(replica.pending.values()))
         self._start(number)
 
 
@@ -220,22 +220,22 @@ class _Replica:
     Attributes:
       connection: to the process.
       slots: requests that its engine runs at once; 0 until the engine is loaded.
-      given: the rows that it holds, by `Row.place`.
+      pending: the rows that it holds, by `Row.place`.
     """
 
     def __init__(self, environment: Mapping[str, str], work: Work):
         self.slots = 0
-        self.given: dict[str, _Given] = {}
+        self.pending: dict[str, _PendingRow] = {}
         self.connection, theirs = Pipe()
-        self._said = TemporaryFile()  # noqa: SIM115
+        self._output = TemporaryFile()  # noqa: SIM115
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno())],
                 env=child_environment(environment),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=self._said,
-                stderr=self._said,
+                stdout=self._output,
+                stderr=self._output,
                 start_new_session=True,  # only the parent handles Ctrl-C
             )
         self._send(work)
@@ -244,21 +244,21 @@ class _Replica:
     def room(self) -> int:
         """How many more rows it may hold: enough that no slot is idle while an answer is on its way, but few
         enough to keep the replicas balanced."""
-        return self.slots + -(-self.slots // 4) - len(self.given) if self.slots else 0
+        return self.slots + -(-self.slots // 4) - len(self.pending) if self.slots else 0
 
-    def give(self, given: _Given) -> None:
-        """Sends a row. If the process has died, `_bury` takes the row back."""
-        self.given[given.row.place] = given
-        self._send(given.row)
+    def give(self, pending: _PendingRow) -> None:
+        """Sends a row. If the process has died, `_replace` takes the row back."""
+        self.pending[pending.row.place] = pending
+        self._send(pending.row)
 
-    def said(self) -> str:
+    def last_output(self) -> str:
         """The end of its output on stdout and stderr."""
-        size = os.fstat(self._said.fileno()).st_size
+        size = os.fstat(self._output.fileno()).st_size
         # pread keeps the file position, which the process shares and writes at.
-        text = os.pread(self._said.fileno(), min(size, _MAX_SAID), max(size - _MAX_SAID, 0))
+        text = os.pread(self._output.fileno(), min(size, _MAX_OUTPUT), max(size - _MAX_OUTPUT, 0))
         return text.decode("utf-8", "replace").strip()
 
-    def dismiss(self) -> None:
+    def end_input(self) -> None:
         """Tells the process that there are no more rows."""
         self._send(None)
 
@@ -267,11 +267,11 @@ class _Replica:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_END)
 
-    def bury(self) -> str:
+    def wait_for_end(self) -> str:
         """Waits for a process that closed its connection; returns the cause of its death in one line."""
         self.wait()
         status = self._process.poll()
-        words = self.said().splitlines()
+        words = self.last_output().splitlines()
         self.kill()
         if status is None:
             how = "it hangs"
@@ -283,7 +283,7 @@ class _Replica:
         """Kills the process."""
         self._process.kill()
         self._process.wait()
-        self._said.close()
+        self._output.close()
 
     def _send(self, message: Any) -> None:
         with suppress(OSError):  # its listener notices that it is dead

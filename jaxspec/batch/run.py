@@ -30,10 +30,10 @@ def row_seed(seed: int, row_id: RowId, turn: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _PendingRow:
     """A row in progress: its number among all rows of the run, and the answers to its turns so far."""
 
-    place: int
+    index: int
     row: Row
     generations: list[Generation]
 
@@ -71,9 +71,9 @@ class BatchRun(Progress):
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self._params = params
         self._raw = raw
-        self._next_turns: deque[_Asked] = deque()
-        self._asked: dict[int, _Asked] = {}
-        self._num_asked = 0
+        self._next_turns: deque[_PendingRow] = deque()
+        self._pending: dict[int, _PendingRow] = {}
+        self._num_requests = 0
         self._num_read = 0
 
     def __iter__(self) -> Generator[Answer | RowError, None, None]:
@@ -88,10 +88,10 @@ class BatchRun(Progress):
         """
         with closing(ReadAhead(self._rows, self._engine.max_pending)) as self._source:
             while self._next_turns or not self._source.is_done:
-                self._asked, self._num_asked = {}, 0
+                self._pending, self._num_requests = {}, 0
                 with closing(self._generations()) as generations:
                     for index, generation in generations:
-                        self._take(self._asked.pop(index), generation)
+                        self._take(self._pending.pop(index), generation)
                         yield from self._ended()
                 yield from self._ended()
 
@@ -99,51 +99,51 @@ class BatchRun(Progress):
         """One `Engine.run`; closing the generator ends it at once."""
         yield from self._engine.run(_Requests(self))
 
-    def _take(self, asked: _Asked, generation: Generation) -> None:
+    def _take(self, pending: _PendingRow, generation: Generation) -> None:
         """Adds a finished generation to its row, which then ends or continues with its next turn."""
         self._count(generation)
-        asked = replace(asked, generations=[*asked.generations, generation])
+        pending = replace(pending, generations=[*pending.generations, generation])
         if generation.finish_reason not in ("stop", "length"):
-            self._fail(asked, len(asked.generations), f"{generation.finish_reason}: {generation.error}")
-        elif len(asked.generations) < len(asked.row.turns):
-            self._next_turns.append(asked)
+            self._fail(pending, len(pending.generations), f"{generation.finish_reason}: {generation.error}")
+        elif len(pending.generations) < len(pending.row.turns):
+            self._next_turns.append(pending)
         else:
-            self._done[asked.place] = Answer(asked.row, asked.generations)
+            self._done[pending.index] = Answer(pending.row, pending.generations)
 
     def _next_request(self) -> Request | None:
         """The next request, or None if there is none now."""
         while True:
-            asked = self._next_turns.popleft() if self._next_turns else self._read()
-            if asked is None:
+            pending = self._next_turns.popleft() if self._next_turns else self._read()
+            if pending is None:
                 return None
             try:
-                request = self._request(asked)
+                request = self._request(pending)
             except (ValueError, RecursionError) as error:
-                self._fail(asked, len(asked.generations) + 1, error)
+                self._fail(pending, len(pending.generations) + 1, error)
                 continue
-            self._asked[self._num_asked] = asked
-            self._num_asked += 1
+            self._pending[self._num_requests] = pending
+            self._num_requests += 1
             return request
 
-    def _read(self) -> _Asked | None:
+    def _read(self) -> _PendingRow | None:
         """The next row, or None if there is none now; waits for one only if nothing else is in progress."""
         while self._num_read - self._num_yielded < LOOK_AHEAD * self._engine.max_pending:
-            row = self._source.take(wait=not self._asked and not self._done)
+            row = self._source.take(wait=not self._pending and not self._done)
             if row is None:
                 return None
             self._num_read += 1
             if isinstance(row, Row):
-                return _Asked(self._num_read - 1, row, [])
+                return _PendingRow(self._num_read - 1, row, [])
             self._done[self._num_read - 1] = row
         return None
 
-    def _request(self, asked: _Asked) -> Request:
-        seed = row_seed(self.seed, asked.row.id, len(asked.generations))
-        return self._engine.make_request(_prompt(asked), replace(self._params, seed=seed), raw=self._raw)
+    def _request(self, pending: _PendingRow) -> Request:
+        seed = row_seed(self.seed, pending.row.id, len(pending.generations))
+        return self._engine.make_request(_prompt(pending), replace(self._params, seed=seed), raw=self._raw)
 
-    def _fail(self, asked: _Asked, turn: int, problem: object) -> None:
-        said = f"turn {turn}: {problem}" if asked.row.turns else problem
-        self._done[asked.place] = RowError(asked.row.place, said, asked.generations)
+    def _fail(self, pending: _PendingRow, turn: int, problem: object) -> None:
+        said = f"turn {turn}: {problem}" if pending.row.turns else problem
+        self._done[pending.index] = RowError(pending.row.place, said, pending.generations)
 
 
 class _Requests(Iterator[Request]):
@@ -160,11 +160,11 @@ class _Requests(Iterator[Request]):
         return request
 
 
-def _prompt(asked: _Asked) -> Any:
-    row = asked.row
+def _prompt(pending: _PendingRow) -> Any:
+    row = pending.row
     if row.prompt is not None:
         return row.prompt
     messages = []
-    for turn, generation in zip(row.turns, asked.generations, strict=False):
+    for turn, generation in zip(row.turns, pending.generations, strict=False):
         messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": generation.text}]
-    return [*messages, {"role": "user", "content": row.turns[len(asked.generations)]}]
+    return [*messages, {"role": "user", "content": row.turns[len(pending.generations)]}]

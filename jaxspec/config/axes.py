@@ -6,7 +6,7 @@ Axes in the shape comments of jaxspec; kernels have their own glossary (`kernels
     B  slots, or packed rows in training    F  feed-forward width (intermediate size)
     G  groups of rows in a block [G, Q]     H  key/value heads, or query heads where there is no G
     Q  rows per group                       G  query heads per key/value head, after H
-    C  tokens per piece of a prompt         D  head size
+    C  tokens per chunk of a prompt         D  head size
     K  drafts per step                      V  vocabulary of the target
     S  steps per dispatch; in training,     W  vocabulary of the drafter
        tokens per packed row                E  experts of a layer

@@ -17,11 +17,11 @@ class EngineConfig:
       num_pages: pages of the cache, not counting page 0; None takes enough for max_model_len in every slot.
       prefix_caching: keep full pages of prompts and answers until their space is needed. A prompt that begins
         with the same tokens reuses them and is read from there on.
-      prefill_chunk: C, tokens per piece of a prompt. None takes 64 on a GPU, but 32 for weights of 4 GiB or
-        more, where computing a padding row costs more than handling a piece, and 16 on a CPU, where it always
+      prefill_chunk: C, tokens per chunk of a prompt. None takes 64 on a GPU, but 32 for weights of 4 GiB or
+        more, where computing a padding row costs more than handling a chunk, and 16 on a CPU, where it always
         does.
-      prefill_rows: the most pieces of C tokens, of one prompt or several, in a program for prompts. Programs
-        for fewer pieces are compiled, too. None takes pieces of 64 tokens in total on a CPU, where more rows
+      prefill_rows: the most chunks of C tokens, of one prompt or several, in a program for prompts. Programs
+        for fewer chunks are compiled, too. None takes chunks of 64 tokens in total on a CPU, where more rows
         are no cheaper together, and of 2048 elsewhere.
       rows_beside: the most prompt tokens that a decoding step reads along with its drafts, so that decoding
         does not stop while a prompt is read; 0 reads prompts between dispatches. None takes 0 on a CPU and

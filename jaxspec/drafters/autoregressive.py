@@ -24,9 +24,7 @@ from jaxspec.attention import (
     row_positions,
 )
 from jaxspec.drafters.base import Compile, Context, Drafter, HostPropose, Proposal, Rows, Target
-from jaxspec.drafters.vocabulary import to_target_ids
-from jaxspec.models.parameters import Buffer
-from jaxspec.sampling import DraftVocabulary, SamplingMode
+from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import split_over
 
 
@@ -58,15 +56,11 @@ class AutoregressiveDrafter(Drafter):
         for a draft model, whose row at position p reads the token at p. Draft step i runs at position
         length - 1 + lead + i.
       draft_vocab_size: W.
-      target_ids: i32[W], the target's id of every draft id; None if the vocabularies are the same.
-      draft_ids: i32[V], the inverse, -1 for ids that are never drafted; None if `target_ids` is.
     """
 
     kinds: tuple[AttentionKind, ...]
     draft_vocab_size: int
     lead: int = 0
-    target_ids: Buffer | None
-    draft_ids: Buffer | None
 
     @abstractmethod
     def advance(
@@ -88,15 +82,15 @@ class AutoregressiveDrafter(Drafter):
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
         """Logits f32[..., W] from the output of `advance`; this device's part of W if W is split."""
 
-    @property
-    def draft_vocab(self) -> DraftVocabulary | None:
-        if self.target_ids is None or self.draft_ids is None:
-            return None
-        return DraftVocabulary(self.target_ids[...], self.draft_ids[...])
+    def features(self, rows: Rows) -> jax.Array:
+        """The features [N, M'] that a refresh reads; by default the target's final hidden states."""
+        return rows.hidden
 
-    def to_target(self, tokens: jax.Array) -> jax.Array:
-        """Maps draft ids to target ids."""
-        return to_target_ids(self.target_ids, tokens)
+    def refresh(
+        self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
+    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        """By default, the row at position p pairs the feature at p with the token at p + 1."""
+        return self.run(target, rows.next_tokens, self.features(rows), rows.blocks, cache)
 
     def run(
         self,
@@ -179,18 +173,3 @@ class AutoregressiveDrafter(Drafter):
             axis=split_over(row.shape[-1], self.draft_vocab_size),
         )
         return replace(state, tokens=tokens, logits=logits)
-
-
-def refresh_shifted(
-    drafter: AutoregressiveDrafter,
-    target: Target,
-    rows: Rows,
-    features: jax.Array,
-    cache: tuple[LayerCache, ...],
-) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-    """The refresh of drafters whose row at position p pairs the feature at p with the token at p + 1.
-
-    Args:
-      features: [N, M'].
-    """
-    return drafter.run(target, rows.next_tokens, features, rows.blocks, cache)

@@ -29,6 +29,7 @@ from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.flags import Flag
 from jaxspec.models.packed_weights import Activations
+from jaxspec.models.parameters import Buffer
 from jaxspec.sampling import DraftVocabulary, SamplingMode, SamplingState
 
 
@@ -206,6 +207,8 @@ class Drafter(nnx.Module):
       trained_length: the number of positions that it was trained on; None if it has no weights.
       is_split: whether its weights and caches are split over devices as the target's are. If not, every
         device has all of them, and drafting needs no communication.
+      target_ids: i32[W], the target's id of every draft id; None if the vocabularies are the same.
+      draft_ids: i32[V], the inverse, -1 for ids that are never drafted; None if `target_ids` is.
     """
 
     title: ClassVar[str] = "a drafter"
@@ -216,6 +219,8 @@ class Drafter(nnx.Module):
     hidden_size: int = 0
     trained_length: int | None = None
     is_split: bool = True
+    target_ids: Buffer | None = None
+    draft_ids: Buffer | None = None
 
     def __init__(self, *, num_speculative_tokens: int, probabilistic: bool = True):
         self.num_speculative_tokens, self.probabilistic = num_speculative_tokens, probabilistic
@@ -249,7 +254,13 @@ class Drafter(nnx.Module):
     @property
     def draft_vocab(self) -> DraftVocabulary | None:
         """The target's tokens that it can draft; None if it drafts all of them and uses the target's ids."""
-        return None
+        if self.target_ids is None or self.draft_ids is None:
+            return None
+        return DraftVocabulary(self.target_ids[...], self.draft_ids[...])
+
+    def to_target(self, tokens: jax.Array) -> jax.Array:
+        """Maps draft ids to target ids."""
+        return tokens if self.target_ids is None else jnp.take(self.target_ids[...], tokens, mode="clip")
 
     @abstractmethod
     def refresh(

@@ -15,7 +15,6 @@ from flax import nnx
 from jaxspec.attention import (
     AttentionKind,
     AttentionMetadata,
-    CacheShape,
     LayerCache,
     PagedMemory,
     RowBlock,
@@ -29,11 +28,10 @@ from jaxspec.drafters.head import Head
 from jaxspec.drafters.layer_config import architecture, captured_streams, is_speculators, layer_config
 from jaxspec.drafters.one_pass import OnePassDrafter
 from jaxspec.drafters.peagle import checked_mask_token
-from jaxspec.drafters.vocabulary import to_target_ids, vocabulary_buffers
+from jaxspec.drafters.vocabulary import vocabulary_buffers
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import DecoderLayer, Embedding, Linear, RMSNorm
 from jaxspec.models.rope import rope_tables
-from jaxspec.sampling import DraftVocabulary
 
 
 @dataclass(frozen=True)
@@ -234,20 +232,6 @@ class DFlash(Head, OnePassDrafter):
         config = checkpoint.config
         return "z-lab" if "dflash_config" in config or architecture(config).startswith("DFlash") else None
 
-    @property
-    def cache_shapes(self) -> tuple[CacheShape, ...]:
-        layers = self.config.layers
-        return (CacheShape(layers.num_cached_heads, layers.head_dim),) * len(self.kinds)
-
-    @property
-    def draft_vocab(self) -> DraftVocabulary | None:
-        if self.target_ids is None or self.draft_ids is None:
-            return None
-        return DraftVocabulary(self.target_ids[...], self.draft_ids[...])
-
-    def to_target(self, tokens: jax.Array) -> jax.Array:
-        return to_target_ids(self.target_ids, tokens)
-
     def refresh(
         self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
@@ -279,11 +263,11 @@ class DFlash(Head, OnePassDrafter):
     def _block_memory(self, block: RowBlock, cache: tuple[LayerCache, ...]) -> PagedMemory:
         """The memory of a block in which rows may see later rows."""
         memory = PagedMemory.build(self.kinds, cache, (block,))
-        sights = (
-            (block_sight(metadata, kind, causal, self.config.window_before_block),)
+        per_layer = (
+            (block_metadata(metadata, kind, causal, self.config.window_before_block),)
             for (metadata,), kind, causal in zip(memory.metadata, self.kinds, self.config.causal, strict=True)
         )
-        return replace(memory, metadata=tuple(sights))
+        return replace(memory, metadata=tuple(per_layer))
 
 
 def _block_kinds(config: DFlashConfig) -> tuple[AttentionKind, ...]:
@@ -295,7 +279,7 @@ def _block_kinds(config: DFlashConfig) -> tuple[AttentionKind, ...]:
     )
 
 
-def block_sight(
+def block_metadata(
     metadata: AttentionMetadata, kind: AttentionKind, causal: bool, window_before_block: bool
 ) -> AttentionMetadata:
     """The metadata of a block whose rows may see later rows, from the causal metadata of the same rows.

@@ -27,7 +27,6 @@ class DraftModel(AutoregressiveDrafter):
 
     title = "a whole model"
     weights_from = "own"
-    target_ids = draft_ids = None
     lead = 1
 
     def __init__(self, model: Decoder, *, is_split: bool = True, **settings: Any):

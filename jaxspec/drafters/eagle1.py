@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import AnyMemory, CacheShape, LayerCache, RopeTables
+from jaxspec.attention import AnyMemory, RopeTables
 from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import ConfigError, ModelConfig
-from jaxspec.drafters.autoregressive import AutoregressiveDrafter, refresh_shifted
-from jaxspec.drafters.base import Rows, Target
+from jaxspec.drafters.autoregressive import AutoregressiveDrafter
+from jaxspec.drafters.base import Target
 from jaxspec.drafters.flags import Flag, key_flag, layer_flags, tensor_flag
 from jaxspec.drafters.head import Head
 from jaxspec.drafters.layer_config import LAST_LAYER
@@ -96,7 +96,6 @@ class Eagle1(Head, AutoregressiveDrafter):
 
     title = "an EAGLE-1 head"
     config_type = Eagle1Config
-    target_ids = draft_ids = None
 
     def __init__(self, config: Eagle1Config, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
@@ -129,16 +128,6 @@ class Eagle1(Head, AutoregressiveDrafter):
         # EAGLE-1's first layer has no norm before its attention.
         is_one = "fc.weight" in names and any(name.startswith("layers.0.") for name in names)
         return "SafeAILab" if is_one and "layers.0.input_layernorm.weight" not in names else None
-
-    @property
-    def cache_shapes(self) -> tuple[CacheShape, ...]:
-        layers = self.config.layers
-        return (CacheShape(layers.num_cached_heads, layers.head_dim),) * len(self.kinds)
-
-    def refresh(
-        self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
-    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        return refresh_shifted(self, target, rows, rows.hidden, cache)
 
     def advance(
         self, target: Target, tokens: jax.Array, hidden: jax.Array, positions: jax.Array, memory: AnyMemory

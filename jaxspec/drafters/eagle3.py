@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import AnyMemory, CacheShape, LayerCache, RopeTables
+from jaxspec.attention import AnyMemory, RopeTables
 from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import ConfigError, ModelConfig
-from jaxspec.drafters.autoregressive import AutoregressiveDrafter, refresh_shifted
+from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.drafters.base import Rows, Target
 from jaxspec.drafters.flags import RECYCLED, Flag, key_flag, layer_flags, tensor_flag, vocabulary_flags
 from jaxspec.drafters.head import Head
@@ -241,11 +241,6 @@ class Eagle3(Head, AutoregressiveDrafter):
             return "SpecForge or SGLang" if serving else "SafeAILab"
         return None
 
-    @property
-    def cache_shapes(self) -> tuple[CacheShape, ...]:
-        layers = self.config.layers
-        return (CacheShape(layers.num_cached_heads, layers.head_dim),) * len(self.kinds)
-
     def embed(self, target: Target, tokens: jax.Array) -> jax.Array:
         """Embeddings [..., M] of target ids i32[...], from the head's own table if it has one."""
         return (self.embedding or target.embedding)(tokens)
@@ -266,10 +261,8 @@ class Eagle3(Head, AutoregressiveDrafter):
             features = self.input_norm(features)
         return self.fc(features)
 
-    def refresh(
-        self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
-    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        return refresh_shifted(self, target, rows, self.fuse(rows.hidden, rows.captured), cache)
+    def features(self, rows: Rows) -> jax.Array:
+        return self.fuse(rows.hidden, rows.captured)
 
     def advance(
         self, target: Target, tokens: jax.Array, hidden: jax.Array, positions: jax.Array, memory: AnyMemory

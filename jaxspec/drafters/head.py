@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels.matmul import PackedWeight
 
+from jaxspec.attention import CacheShape, LayerCacheShape
 from jaxspec.checkpoints import Checkpoint, CheckpointError
 from jaxspec.checkpoints.blocks import Blocks
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
@@ -69,10 +70,17 @@ class Head(Drafter):
 
     Attributes:
       config_type: the class of its configuration, which is the first argument of its constructor.
+      config: its configuration.
     """
 
     weights_from = "own"
     config_type: ClassVar[type[HeadConfig]]
+    config: Any
+
+    @property
+    def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
+        layers = self.config.layers
+        return (CacheShape(layers.num_cached_heads, layers.head_dim),) * layers.num_hidden_layers
 
     @classmethod
     def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:

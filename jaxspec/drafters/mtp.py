@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import AnyMemory, FullAttention, LayerCache, LayerCacheShape
+from jaxspec.attention import AnyMemory, FullAttention, LayerCacheShape
 from jaxspec.checkpoints import Checkpoint, open_checkpoint
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
-from jaxspec.drafters.autoregressive import AutoregressiveDrafter, refresh_shifted
-from jaxspec.drafters.base import Build, Description, DrafterReader, Rows, Target
+from jaxspec.drafters.autoregressive import AutoregressiveDrafter
+from jaxspec.drafters.base import Build, Description, DrafterReader, Target
 from jaxspec.drafters.flags import RECYCLED, Flag
 from jaxspec.drafters.layer_config import LAST_LAYER
 from jaxspec.models.layers import Linear, RMSNorm
@@ -66,7 +66,6 @@ class Mtp(AutoregressiveDrafter):
 
     title = "a model with multi-token-prediction layers"
     weights_from = "target"
-    target_ids = draft_ids = None
 
     def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
@@ -120,11 +119,6 @@ class Mtp(AutoregressiveDrafter):
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
         return (FAMILIES[self.config.family].layer_cache(self.config, self.kinds[0]),)
-
-    def refresh(
-        self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
-    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        return refresh_shifted(self, target, rows, rows.hidden, cache)
 
     def advance(
         self, target: Target, tokens: jax.Array, hidden: jax.Array, positions: jax.Array, memory: AnyMemory

@@ -28,10 +28,6 @@ class OnePassDrafter(Drafter):
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """Logits f32[B, K, W] of all drafts, or this device's part of W, and the cache."""
 
-    def to_target(self, tokens: jax.Array) -> jax.Array:
-        """Maps draft ids to target ids."""
-        return tokens
-
     def propose(
         self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, mode: SamplingMode
     ) -> tuple[Proposal, tuple[LayerCache, ...]]:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -62,11 +61,6 @@ def vocabulary_buffers(draft_vocab_size: int, vocab_size: int) -> tuple[Buffer |
         Buffer(ids, axes=(None,), source=Offsets(draft_vocab_size)),
         Buffer(inverse, axes=(None,), source=Membership(vocab_size)),
     )
-
-
-def to_target_ids(target_ids: Buffer | None, tokens: jax.Array) -> jax.Array:
-    """Maps draft ids to target ids, with the first map of `vocabulary_buffers`."""
-    return tokens if target_ids is None else jnp.take(target_ids[...], tokens, mode="clip")
 
 
 def check_vocabulary(d2t: np.ndarray, t2d: np.ndarray) -> str | None:

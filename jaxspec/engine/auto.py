@@ -12,7 +12,7 @@ import jax
 
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Target
-from jaxspec.engine.choice import ALONE, DraftChoice, Key, Slot, StepTimes
+from jaxspec.engine.choice import TIMING_RUNS, DraftChoice, Key, Slot, StepTimes
 from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.programs import Programs, Size
 from jaxspec.engine.request import Request
@@ -49,7 +49,7 @@ class AutoDrafts:
         self.choice = DraftChoice(
             drafts,
             config.steps_per_dispatch,
-            leaves_rows=scheduler.drafter_has_rows,
+            drafter_has_rows=scheduler.drafter_has_rows,
             times=StepTimes.load(times_file),
         )
         self._read_at: float | None = None
@@ -67,29 +67,28 @@ class AutoDrafts:
             if request.acceptance is None:
                 request.acceptance = self.choice.new_acceptance()
             answered = len(request.token_ids)
-            text = len(request.prompt) + answered
             missing = running.missing_from if self._config.prefix_caching else 0
             slots.append(
                 Slot(
                     request.acceptance,
                     request.num_drafts,
                     running.missing_from is None,
-                    text - (missing or 0),
+                    request.num_tokens - (missing or 0),
                     min(answered, request.max_new_tokens - answered),
                 )
             )
         prompts = self._programs.best(Size(1, 1, None))
         assert prompts is not None
         row = self.choice.times.seconds.get(_key(prompts))
-        rows = prompts.pieces * self._config.prefill_chunk
+        rows = prompts.chunks * self._config.prefill_chunk
         keys = {drafts: _key(size) for drafts, size in sizes.items()}
-        drafts, again = self.choice.choose(slots, keys, None if row is None else row / rows)
+        drafts, reread = self.choice.choose(slots, keys, None if row is None else row / rows)
         self._asked = sizes
         # A request that is put back to be read again must be admitted at once.
         has_room = self._scheduler.pages.num_free > 2 * len(self._scheduler.running)
-        return Choice(drafts, [decoding[i] for i in again] if has_room else [])
+        return Choice(drafts, [decoding[i] for i in reread] if has_room else [])
 
-    def learn(self, dispatch: Dispatch, emitted: Sequence[Sequence[SlotStep]], timed: Size | None) -> None:
+    def record(self, dispatch: Dispatch, emitted: Sequence[Sequence[SlotStep]], timed: Size | None) -> None:
         """Records what a dispatch accepted, and how long it took.
 
         Args:
@@ -104,17 +103,17 @@ class AutoDrafts:
             self.choice.add_time(_key(timed), (now - self._read_at) * steps / dispatch.steps)
         self._read_at = now
         for step in emitted:
-            for running, limit, did in zip(dispatch.served, dispatch.limits, step, strict=False):
+            for running, limit, did in zip(dispatch.batch, dispatch.limits, step, strict=False):
                 if limit and did.tokens and running.request.acceptance is not None:
                     self.choice.add_step(running.request.acceptance, limit, did.accepted)
 
     def time_programs(self) -> bool:
         """Times some programs that have no time yet, while the engine is idle; False if all have one."""
-        if self._programs.num_behind:
+        if self._programs.num_uncompiled:
             return False
         # The time of the smallest program for prompts gives the cost of a row.
         prompts = self._programs.best(Size(1, 1, None))
-        sizes = [size for size in list(self._programs.compiled) if not size.pieces or size == prompts]
+        sizes = [size for size in list(self._programs.compiled) if not size.chunks or size == prompts]
         if self._time_first(sizes):
             return True
         if self._times_file is not None:
@@ -131,7 +130,7 @@ class AutoDrafts:
             seconds = [self._run_alone(by_key[key]) for key in (first, other)]
             self.choice.times.compare(first, seconds[0], other, seconds[1])
             self._read_at = None
-        elif self._round_number % 8 == 0 and not self._programs.num_behind:
+        elif self._round_number % 8 == 0 and not self._programs.num_uncompiled:
             self._time_first(list(self._asked.values()))
             self._read_at = None
 
@@ -148,7 +147,7 @@ class AutoDrafts:
         group = [size for size in sizes if _key(size)[:2] == new[:2]]
         for size in group:
             self._alone.setdefault(_key(size), []).append(self._run_alone(size))
-        if len(self._alone[new]) > ALONE:
+        if len(self._alone[new]) > TIMING_RUNS:
             for size in group:
                 times.add_alone(_key(size), statistics.median(self._alone.pop(_key(size))[1:]))
         return True

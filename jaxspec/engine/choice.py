@@ -18,7 +18,7 @@ Key = tuple[int, int, int]
 
 MARGIN = 0.01
 """How much better, as a share, another K must be to replace the one in use."""
-SHARE = 0.008
+TRIAL_SHARE = 0.008
 """The share of the time that goes to trying other values of K."""
 BURST = 8
 """The least number of dispatches of one trial."""
@@ -26,11 +26,11 @@ PATIENCE = 64
 """The least number of dispatches between two trials."""
 MEMORY, ENGINE_MEMORY = 128.0, 4096.0
 """Time constants of the fading counts, in tries of a draft: a request's, and the whole engine's."""
-ALONE = 12
+TIMING_RUNS = 12
 """Runs without requests from which a new program's time is taken."""
-WEIGHT = 16.0
+PRIOR_WEIGHT = 16.0
 """Tries that the prior acceptance rate counts for."""
-FIRST_GUESS = 0.98
+PRIOR_RATE = 0.98
 """Prior acceptance rate of the first draft; that of each later draft is the rate of the draft before it."""
 
 
@@ -56,8 +56,8 @@ class Acceptance:
         """The rate of each draft; `before` gives the prior rates."""
         rates: list[float] = []
         for i, (tried, passed) in enumerate(zip(self.tried, self.passed, strict=True)):
-            belief = before[i] if before else rates[-1] if rates else FIRST_GUESS
-            rates.append((passed + WEIGHT * belief) / (tried + WEIGHT))
+            prior = before[i] if before else rates[-1] if rates else PRIOR_RATE
+            rates.append((passed + PRIOR_WEIGHT * prior) / (tried + PRIOR_WEIGHT))
         return rates
 
     def expected(self, before: Sequence[float]) -> list[float]:
@@ -115,8 +115,8 @@ class StepTimes:
             self._correct(key, error)
 
     def add_alone(self, key: Key, seconds: float) -> None:
-        """Sets a program's time to `seconds`, the median of `ALONE` runs without requests."""
-        self.seconds[key], self._counts[key] = seconds, ALONE
+        """Sets a program's time to `seconds`, the median of `TIMING_RUNS` runs without requests."""
+        self.seconds[key], self._counts[key] = seconds, TIMING_RUNS
 
     def compare(self, key: Key, seconds: float, to: Key, to_seconds: float) -> None:
         """Corrects a program's time by one run of it, without requests, and one run of another program."""
@@ -135,15 +135,15 @@ class Slot(NamedTuple):
       acceptance: its request's.
       limit: the number of drafts its request asked for; None takes the dispatch's K.
       is_whole: whether the drafter has cached all of its rows; a slot that lacks some gets no drafts.
-      again: rows to read again before the drafter has all of them.
-      left: tokens that it is expected to need still.
+      missing_rows: rows to read again before the drafter has all of them.
+      expected_tokens: tokens that it is expected to need still.
     """
 
     acceptance: Acceptance
     limit: int | None
     is_whole: bool
-    again: int
-    left: int
+    missing_rows: int
+    expected_tokens: int
 
 
 class DraftChoice:
@@ -156,15 +156,15 @@ class DraftChoice:
         The caller empties it when that is done.
     """
 
-    def __init__(self, drafts: int, steps: int, *, leaves_rows: bool, times: StepTimes | None = None):
+    def __init__(self, drafts: int, steps: int, *, drafter_has_rows: bool, times: StepTimes | None = None):
         """Args:
         drafts: the largest K.
         steps: S, engine steps of a dispatch.
-        leaves_rows: whether the drafter lacks cached rows after plain decoding, so that a slot must be read
-          again before it gets drafts.
+        drafter_has_rows: as in `Scheduler`: if it has, a slot must be read again after plain decoding, before
+          it gets drafts.
         times: measured earlier; None starts without any.
         """
-        self.drafts, self.steps, self.leaves_rows = drafts, steps, leaves_rows
+        self.drafts, self.steps, self.drafter_has_rows = drafts, steps, drafter_has_rows
         self.times = times or StepTimes()
         self.acceptance = Acceptance(drafts, ENGINE_MEMORY)
         self.to_compare: list[Key] = []
@@ -185,7 +185,7 @@ class DraftChoice:
 
     def add_time(self, key: Key, seconds: float) -> None:
         """Adds the time of a dispatch that served requests."""
-        self._budget = min(self._budget + SHARE * seconds, 100 * seconds)
+        self._budget = min(self._budget + TRIAL_SHARE * seconds, 100 * seconds)
         self.times.add(key, seconds, in_use=self._in_use.get(key[:2], self.drafts) == key[2])
 
     def choose(
@@ -207,10 +207,10 @@ class DraftChoice:
         before = self.acceptance.rates()
         expected = [slot.acceptance.expected(before) for slot in slots]
 
-        def rate(k: int, again: Iterable[int] = ()) -> float:
+        def rate(k: int, reread: Iterable[int] = ()) -> float:
             tokens = 0.0
             for i, (slot, of_slot) in enumerate(zip(slots, expected, strict=True)):
-                drafts = slot.limit if slot.limit is not None else k if slot.is_whole or i in again else 0
+                drafts = slot.limit if slot.limit is not None else k if slot.is_whole or i in reread else 0
                 tokens += of_slot[drafts]
             return self.steps * tokens / seconds[k]
 
@@ -222,9 +222,9 @@ class DraftChoice:
             now = best
         if not least:
             self._in_use[group] = now
-        again = self._worth_reading(slots, seconds, rates[now], now, rate, row_seconds)
-        if again:
-            return now, again
+        reread = self._worth_reading(slots, seconds, rates[now], now, rate, row_seconds)
+        if reread:
+            return now, reread
         return self._try(slots, keys, seconds, rates, now, row_seconds)
 
     def _worth_reading(
@@ -238,11 +238,11 @@ class DraftChoice:
     ) -> list[int]:
         """All slots that lack rows of the drafter's, if drafting for them pays for reading these rows."""
         lacking = {i for i, slot in enumerate(slots) if not slot.is_whole and slot.limit is None}
-        lacking = {i for i in lacking if slots[i].again <= slots[i].left}
+        lacking = {i for i in lacking if slots[i].missing_rows <= slots[i].expected_tokens}
         if not lacking or row_seconds is None or not any(seconds):
             return []
-        left = sum(slot.left for slot in slots)
-        price = seconds[now] + row_seconds * sum(slots[i].again for i in lacking)
+        left = sum(slot.expected_tokens for slot in slots)
+        price = seconds[now] + row_seconds * sum(slots[i].missing_rows for i in lacking)
         best = max(rate(k, lacking) for k in seconds if k)
         return sorted(lacking) if left / best + price < left / rate_now * (1 - MARGIN) else []
 
@@ -267,7 +267,7 @@ class DraftChoice:
         below, above = [k for k in others if k < now][-1:], [k for k in others if k > now][:1]
         near = below + above
         k = near[self._tries % len(near)]
-        if not k and self.leaves_rows:
+        if not k and self.drafter_has_rows:
             # Serving requests, it would leave the drafter without their rows: run it without requests.
             price = 2 * seconds[now]
             if price <= self._budget:
@@ -279,20 +279,20 @@ class DraftChoice:
         # and at most twice the loss that the estimated rates give.
         loss = min(loss, max(seconds[k] * (1 - rates[k] / rates[now]), 0.02 * seconds[k]) * 2)
         length = min(max(int(self._budget / loss / 2), BURST), 4 * BURST)
-        price, again = length * loss, []
+        price, reread = length * loss, []
         lacking = [i for i, slot in enumerate(slots) if not slot.is_whole and slot.limit is None]
         if not now and lacking and not any(slot.is_whole and slot.limit is None for slot in slots):
             if row_seconds is None:
                 return now, []
-            cheapest = min(lacking, key=lambda i: slots[i].again - slots[i].left)
-            again = [cheapest]
-            price += seconds[now] + row_seconds * slots[cheapest].again
+            cheapest = min(lacking, key=lambda i: slots[i].missing_rows - slots[i].expected_tokens)
+            reread = [cheapest]
+            price += seconds[now] + row_seconds * slots[cheapest].missing_rows
         if price > self._budget:
             return now, []
-        if again:
+        if reread:
             # The trial follows once the request is back with all rows.
             self._budget -= price - length * loss
-            return now, again
+            return now, reread
         self._spend(price)
         self._trial = k, length - 1
         return k, []

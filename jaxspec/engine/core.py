@@ -20,10 +20,10 @@ from jaxspec.engine.counters import Counters
 from jaxspec.engine.errors import EngineError
 from jaxspec.engine.packing import (
     PackedOutput,
-    empty_pieces,
-    empty_served,
-    pack_pieces,
-    pack_served,
+    empty_batch,
+    empty_chunks,
+    pack_batch,
+    pack_chunks,
     read_output,
 )
 from jaxspec.engine.pages import PagePool
@@ -76,40 +76,40 @@ class EngineCore:
             steps=config.steps_per_dispatch,
             adapts_steps=config.adapts_steps,
             tokens_per_step=drafter.num_speculative_tokens + 1,
-            chunk=config.prefill_chunk,
-            most_chunks=config.prefill_rows,
-            # Until a program that reads beside is compiled, as many are read between.
+            chunk_size=config.prefill_chunk,
+            max_chunks=config.prefill_rows,
+            # As many are read between dispatches until a program that reads them beside is compiled.
             chunks_between=max(config.rows_beside // config.prefill_chunk, 8),
             prefix_caching=config.prefix_caching,
             drafter_has_rows=bool(drafter.cache_shapes or drafter.hidden_size),
         )
-        self._most_drafts = drafter.num_speculative_tokens
+        self._max_drafts = drafter.num_speculative_tokens
         self.auto: AutoDrafts | None = None
-        self._whole = replicated(mesh)
+        self._replicated = replicated(mesh)
         self._in_flight: deque[tuple[Dispatch, PackedOutput, Size, bool]] = deque()
         self._num_failures = 0
         self._make_state: Callable[[], EngineState] = partial(init_state, target, drafter, config, mesh=mesh)
         self.state = self._make_state()
         self.programs = Programs(Models(target, drafter), config, state=self.state, mesh=mesh)
-        self._served = np.zeros(0), jnp.zeros(0)
+        self._batch = np.zeros(0), jnp.zeros(0)
         if is_auto:
             self.auto = AutoDrafts(
                 self.programs,
                 self.scheduler,
                 config,
-                drafts=self._most_drafts,
+                drafts=self._max_drafts,
                 mode_for=self._mode_for,
                 run_alone=self._run_alone,
                 times_file=times_file(target, drafter, config, self.programs.leaves),
             )
             self.scheduler.choose = self.auto.choose
-        drafts = [*_up_to(self._most_drafts)[-2::-1], 0] if is_auto else []
-        first, self.later_sizes = program_sizes(config, modes, self._most_drafts, drafts)
+        drafts = [*_up_to(self._max_drafts)[-2::-1], 0] if is_auto else []
+        first, self.later_sizes = program_sizes(config, modes, self._max_drafts, drafts)
         self.programs.compile(first, progress=progress)
         self._warm: set[Size] = set()
         while self._warm_one():
             pass
-        self.programs.compile_behind(self.later_sizes)
+        self.programs.compile_in_background(self.later_sizes)
 
     @property
     def has_work(self) -> bool:
@@ -149,7 +149,7 @@ class EngineCore:
         try:
             self._round()
         except BaseException as error:  # interrupts never reach this thread, and clients wait for an answer
-            self._start_afresh(error)
+            self._recover(error)
 
     def _round(self) -> None:
         self.scheduler.expire(time.monotonic())
@@ -170,7 +170,7 @@ class EngineCore:
         if self.auto is not None:
             self.auto.time_beside()
 
-    def _start_afresh(self, error: BaseException) -> None:
+    def _recover(self, error: BaseException) -> None:
         # The traceback's frames keep the old state alive, and the new one needs its memory.
         traceback.clear_frames(error.__traceback__)
         self._num_failures += 1
@@ -192,20 +192,20 @@ class EngineCore:
 
     def _dispatch(self, dispatch: Dispatch) -> tuple[PackedOutput, Size]:
         need = Size(
-            len(dispatch.served),
+            len(dispatch.batch),
             len(dispatch.chunks),
-            self._mode_for([running.request for running in dispatch.served]) if dispatch.decodes else None,
+            self._mode_for([running.request for running in dispatch.batch]) if dispatch.decodes else None,
             dispatch.drafts if dispatch.decodes else 0,
         )
         size = self.programs.best(need)
         assert size is not None, need
         self._put_found(dispatch)
-        pieces = None
-        if size.pieces:
-            packed = pack_pieces(dispatch, pieces=size.pieces, width=self.config.prefill_chunk)
-            pieces = jax.device_put(packed, self._whole)
+        chunks = None
+        if size.chunks:
+            packed = pack_chunks(dispatch, num_chunks=size.chunks, width=self.config.prefill_chunk)
+            chunks = jax.device_put(packed, self._replicated)
         self.state, output = self.programs.dispatch(
-            self.state, self._put_served(dispatch, size.slots), pieces, size=size
+            self.state, self._put_batch(dispatch, size.slots), chunks, size=size
         )
         output.words.copy_to_host_async()
         self._count(dispatch, size)
@@ -218,15 +218,15 @@ class EngineCore:
             tokens = np.full(self.state.history.shape, -1, np.int32)
             for chunk in begin:
                 tokens[chunk.running.slot, : chunk.start] = chunk.running.tokens[: chunk.start]
-            self.state = self.programs.put_history(self.state, jax.device_put(tokens, self._whole))
+            self.state = self.programs.put_history(self.state, jax.device_put(tokens, self._replicated))
 
-    def _put_served(self, dispatch: Dispatch, places: int) -> jax.Array:
+    def _put_batch(self, dispatch: Dispatch, size: int) -> jax.Array:
         """The packed slots on the device; the same array as last time if nothing has changed."""
-        packed = pack_served(dispatch, places=places, table_width=self.config.table_width)
-        before, _ = self._served
+        packed = pack_batch(dispatch, size=size, table_width=self.config.table_width)
+        before, _ = self._batch
         if not np.array_equal(packed, before):
-            self._served = packed, jax.device_put(packed, self._whole)
-        return self._served[1]
+            self._batch = packed, jax.device_put(packed, self._replicated)
+        return self._batch[1]
 
     def _commit(self, dispatch: Dispatch, packed: PackedOutput, size: Size, is_timed: bool) -> None:
         # Read everything first: a dispatch is committed whole or not at all.
@@ -236,7 +236,7 @@ class EngineCore:
         if self.auto is not None:
             # A dispatch whose slots have all ended may have left out its last steps.
             is_whole = is_timed and any(slot.tokens for slot in emitted[dispatch.steps - 1])
-            self.auto.learn(dispatch, emitted, size if is_whole else None)
+            self.auto.record(dispatch, emitted, size if is_whole else None)
         self.counters.slot_steps_used += sum(bool(slot.tokens) for step in emitted for slot in step)
         self.scheduler.commit(dispatch, first, emitted)
 
@@ -247,7 +247,7 @@ class EngineCore:
         try:
             return self._warm_one() or (self.auto is not None and self.auto.time_programs())
         except BaseException as error:  # as in `step`
-            self._start_afresh(error)
+            self._recover(error)
             return False
 
     def _warm_one(self) -> bool:
@@ -263,20 +263,20 @@ class EngineCore:
 
     def _run_alone(self, size: Size) -> float:
         """Runs a program without requests; returns the seconds it took."""
-        served = jax.device_put(empty_served(size.slots, self.config.table_width), self._whole)
-        pieces = None
-        if size.pieces:
-            pieces = jax.device_put(empty_pieces(size.pieces, self.config.prefill_chunk), self._whole)
-        jax.block_until_ready((self.state.length, served, pieces))
+        batch = jax.device_put(empty_batch(size.slots, self.config.table_width), self._replicated)
+        chunks = None
+        if size.chunks:
+            chunks = jax.device_put(empty_chunks(size.chunks, self.config.prefill_chunk), self._replicated)
+        jax.block_until_ready((self.state.length, batch, chunks))
         started = time.perf_counter()
-        self.state, output = self.programs.dispatch(self.state, served, pieces, size=size)
+        self.state, output = self.programs.dispatch(self.state, batch, chunks, size=size)
         jax.block_until_ready(output)
         return time.perf_counter() - started
 
     def _count(self, dispatch: Dispatch, size: Size) -> None:
         counters = self.counters
         counters.dispatches += 1
-        counters.prompt_rows += size.pieces * self.config.prefill_chunk
+        counters.prompt_rows += size.chunks * self.config.prefill_chunk
         counters.prompt_rows_used += sum(chunk.count for chunk in dispatch.chunks)
         counters.cached_rows += sum(chunk.start for chunk in dispatch.chunks if chunk.is_first)
         if dispatch.decodes:
@@ -286,9 +286,9 @@ class EngineCore:
             counters.prompt_passes += 1
 
     def _chunks_beside(self) -> list[int]:
-        """The numbers of prompt pieces, ascending, that the step programs compiled so far can read."""
-        everyone = Size(self.config.batch_size, 1, max(self.modes), self._most_drafts)
-        return sorted(size.pieces for size in list(self.programs.compiled) if size.serves(everyone))
+        """The numbers of prompt chunks, ascending, that the step programs compiled so far can read."""
+        everyone = Size(self.config.batch_size, 1, max(self.modes), self._max_drafts)
+        return sorted(size.chunks for size in list(self.programs.compiled) if size.serves(everyone))
 
     def _mode_for(self, requests: Iterable[Request]) -> SamplingMode:
         """The least compiled mode that serves all of these requests."""
@@ -308,17 +308,17 @@ def program_sizes(
       fewer: the other values of K that a dispatch may have, the largest first.
     """
     whole = config.batch_size
-    prompts = [Size(min(pieces, whole), pieces, None) for pieces in _up_to(config.prefill_rows)]
+    prompts = [Size(min(chunks, whole), chunks, None) for chunks in _up_to(config.prefill_rows)]
     slots = [count for count in config.slot_sizes if count < whole]
     smaller = [Size(count, 0, mode, drafts) for mode in modes for count in slots]
     choices = [Size(count, 0, mode, k) for mode in modes for count in (*slots, whole) for k in fewer]
     # The prompt rows dominate the cost of such a pass, so few numbers of slots are worth a program.
     some = [count for count in slots if count * 8 <= whole][-1:]
     beside = [
-        Size(count, pieces, max(modes), k)
+        Size(count, chunks, max(modes), k)
         for k in (drafts, *fewer[-1:])
         for count in (whole, *some)
-        for pieces in reversed(_up_to(config.rows_beside // config.prefill_chunk)[-5:])
+        for chunks in reversed(_up_to(config.rows_beside // config.prefill_chunk)[-5:])
     ]
     first = [prompts[-1], *(Size(whole, 0, mode, drafts) for mode in modes)]
     return first, [*beside[:1], *smaller[:1], *reversed(prompts[:-1]), *smaller[1:], *choices, *beside[1:]]
@@ -329,10 +329,10 @@ def _needs_warming() -> bool:
     return jax.default_backend() == "gpu"
 
 
-def _up_to(most: int) -> list[int]:
-    """The powers of two below `most`, then `most`; empty for 0."""
-    powers = [1 << i for i in range(most.bit_length()) if 1 << i < most]
-    return [*powers, most] if most else []
+def _up_to(limit: int) -> list[int]:
+    """The powers of two below `limit`, then `limit`; empty for 0."""
+    powers = [1 << i for i in range(limit.bit_length()) if 1 << i < limit]
+    return [*powers, limit] if limit else []
 
 
 def _one_line(error: BaseException) -> str:

@@ -9,55 +9,55 @@ from jax import lax
 
 from jaxspec.attention import PageTable
 from jaxspec.engine.scheduler import Dispatch
-from jaxspec.engine.state import MAX_STOP_TOKENS, Pieces, Served, StepOutput
+from jaxspec.engine.state import MAX_STOP_TOKENS, Batch, Chunks, StepOutput
 from jaxspec.sampling import SamplingState, seed_words
 
 _FIELD = 4
 """Words from the start of a field to the next. XLA passes a field of a single row to a kernel without copying
 it, and Triton's kernels expect arrays to start at a multiple of 16 bytes."""
-_SLOT, _GOES_ON, _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _SEED, _LIMIT, _STEPS, _STOP = range(
+_SLOT, _IS_DECODING, _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _SEED, _LIMIT, _STEPS, _STOP = range(
     0, 10 * _FIELD, _FIELD
 )
 _PAGES = _STOP + MAX_STOP_TOKENS
-_PLACE, _START, _COUNT, _IS_LAST, _KNOWN, _REMAINING, _TOKENS = range(0, 7 * _FIELD, _FIELD)
+_BATCH_INDEX, _START, _COUNT, _IS_LAST, _GIVEN_TOKEN, _REMAINING, _TOKENS = range(0, 7 * _FIELD, _FIELD)
 
 
-def empty_served(places: int, table_width: int) -> np.ndarray:
-    """i32[places, words] for `read_served`, with no slot in any place."""
-    words = np.zeros((places, _PAGES + table_width), np.int32)
+def empty_batch(size: int, table_width: int) -> np.ndarray:
+    """i32[size, words] for `read_batch`, with no slot in any entry."""
+    words = np.zeros((size, _PAGES + table_width), np.int32)
     words[:, _SLOT] = words[:, _STEPS] = np.iinfo(np.int32).max
     words[:, _STOP:_PAGES] = -1
     return words
 
 
-def pack_served(dispatch: Dispatch, *, places: int, table_width: int) -> np.ndarray:
-    """i32[places, words] for `read_served`; floats and seeds as their bits."""
-    words = empty_served(places, table_width)
+def pack_batch(dispatch: Dispatch, *, size: int, table_width: int) -> np.ndarray:
+    """i32[size, words] for `read_batch`; floats and seeds as their bits."""
+    words = empty_batch(size, table_width)
     floats, unsigned = words.view(np.float32), words.view(np.uint32)
-    served = zip(dispatch.served, dispatch.goes_on, dispatch.limits, strict=True)
-    for place, (running, goes_on, limit) in enumerate(served):
+    batch = zip(dispatch.batch, dispatch.is_decoding, dispatch.limits, strict=True)
+    for i, (running, is_decoding, limit) in enumerate(batch):
         request, params = running.request, running.request.params
-        row = words[place]
-        row[_SLOT], row[_GOES_ON] = running.slot, goes_on
+        row = words[i]
+        row[_SLOT], row[_IS_DECODING] = running.slot, is_decoding
         row[_LIMIT], row[_STEPS] = limit, dispatch.steps
-        floats[place, _TEMPERATURE] = params.temperature
-        floats[place, _TOP_P], floats[place, _MIN_P] = params.top_p, params.min_p
+        floats[i, _TEMPERATURE] = params.temperature
+        floats[i, _TOP_P], floats[i, _MIN_P] = params.top_p, params.min_p
         row[_TOP_K] = min(params.top_k, np.iinfo(np.int32).max)
-        unsigned[place, _SEED : _SEED + 2] = seed_words(request.seed)
+        unsigned[i, _SEED : _SEED + 2] = seed_words(request.seed)
         row[_STOP : _STOP + len(request.stop_tokens)] = request.stop_tokens
         row[_PAGES : _PAGES + len(running.pages)] = running.pages
     return words
 
 
-def read_served(words: jax.Array, page_size: int) -> Served:
-    """Unpacks, inside a program, what `pack_served` packed."""
+def read_batch(words: jax.Array, page_size: int) -> Batch:
+    """Unpacks, inside a program, what `pack_batch` packed."""
 
     def floats(column: int) -> jax.Array:
         return lax.bitcast_convert_type(words[:, column], jnp.float32)
 
-    return Served(
+    return Batch(
         slot=words[:, _SLOT],
-        goes_on=words[:, _GOES_ON] > 0,
+        is_decoding=words[:, _IS_DECODING] > 0,
         limit=words[:, _LIMIT],
         steps=words[:, _STEPS],
         page_table=PageTable(words[:, _PAGES:], page_size),
@@ -72,25 +72,25 @@ def read_served(words: jax.Array, page_size: int) -> Served:
     )
 
 
-def empty_pieces(pieces: int, width: int) -> np.ndarray:
-    """i32[pieces, words] for `read_pieces`, with no work in any piece."""
-    words = np.zeros((pieces, _TOKENS + width + 1), np.int32)
-    words[:, _PLACE] = np.iinfo(np.int32).max
+def empty_chunks(num_chunks: int, width: int) -> np.ndarray:
+    """i32[num_chunks, words] for `read_chunks`, with no work in any chunk."""
+    words = np.zeros((num_chunks, _TOKENS + width + 1), np.int32)
+    words[:, _BATCH_INDEX] = np.iinfo(np.int32).max
     return words
 
 
-def pack_pieces(dispatch: Dispatch, *, pieces: int, width: int) -> np.ndarray:
-    """i32[pieces, words] for `read_pieces`; the dispatch's chunks have at most `width` tokens."""
-    place_of = {running: place for place, running in enumerate(dispatch.served)}
-    words = empty_pieces(pieces, width)
+def pack_chunks(dispatch: Dispatch, *, num_chunks: int, width: int) -> np.ndarray:
+    """i32[num_chunks, words] for `read_chunks`; the dispatch's chunks have at most `width` tokens."""
+    index_of = {running: i for i, running in enumerate(dispatch.batch)}
+    words = empty_chunks(num_chunks, width)
     for row, chunk in zip(words, dispatch.chunks, strict=False):
         running = chunk.running
         row[:_TOKENS:_FIELD] = (
-            place_of[running],
+            index_of[running],
             chunk.start,
             chunk.count,
             chunk.is_last,
-            -1 if running.known is None else running.known,
+            -1 if running.given_token is None else running.given_token,
             running.remaining,
         )
         # One token more than the chunk, because the drafter pairs every row with the token after it.
@@ -99,17 +99,17 @@ def pack_pieces(dispatch: Dispatch, *, pieces: int, width: int) -> np.ndarray:
     return words
 
 
-def read_pieces(words: jax.Array) -> Pieces:
-    """Unpacks, inside a program, what `pack_pieces` packed."""
+def read_chunks(words: jax.Array) -> Chunks:
+    """Unpacks, inside a program, what `pack_chunks` packed."""
     tokens = words[:, _TOKENS:]
-    return Pieces(
-        place=words[:, _PLACE],
+    return Chunks(
+        batch_index=words[:, _BATCH_INDEX],
         tokens=tokens[:, :-1],
         next_tokens=tokens[:, 1:],
         start=words[:, _START],
         count=words[:, _COUNT],
         is_last=words[:, _IS_LAST] > 0,
-        known=words[:, _KNOWN],
+        given_token=words[:, _GIVEN_TOKEN],
         remaining=words[:, _REMAINING],
     )
 

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.engine.compilation_cache import compilation_cache
-from jaxspec.engine.packing import PackedOutput, empty_pieces, empty_served, pack_output, read_served
+from jaxspec.engine.packing import PackedOutput, empty_batch, empty_chunks, pack_output, read_batch
 from jaxspec.engine.state import EngineState
 from jaxspec.engine.step import Models, dispatch, draft, verify_and_commit
 from jaxspec.sampling import SamplingMode
@@ -63,23 +63,23 @@ class Size:
 
     Attributes:
       slots: b, the slots that it serves.
-      pieces: G, the pieces of prompts that it reads in its first step; 0 for none.
+      chunks: G, the chunks of prompts that it reads in its first step; 0 for none.
       mode: the most general sampling that it does; None if it decodes nothing.
       drafts: K; 0 is plain decoding, without the drafter.
     """
 
     slots: int
-    pieces: int
+    chunks: int
     mode: SamplingMode | None
     drafts: int = 0
 
     def serves(self, need: "Size") -> bool:
         """Whether a dispatch that needs the size `need` can run in a program of this size."""
-        if (self.mode is None) != (need.mode is None) or bool(self.pieces) != bool(need.pieces):
+        if (self.mode is None) != (need.mode is None) or bool(self.chunks) != bool(need.chunks):
             return False
         return (
             self.slots >= need.slots
-            and self.pieces >= need.pieces
+            and self.chunks >= need.chunks
             and self.drafts >= need.drafts
             and (self.mode is None or need.mode is None or self.mode >= need.mode)
         )
@@ -94,7 +94,7 @@ class Programs:
     Attributes:
       graph, leaves, treedef: the models, split into static structure, arrays and the arrays' tree.
       compiled: the programs by size; grows while the background threads compile.
-      num_behind: programs that the background threads have still to compile.
+      num_uncompiled: programs that the background threads have still to compile.
       when_compiled: called by a background thread when none are left.
     """
 
@@ -110,22 +110,18 @@ class Programs:
         self.graph, parameters = nnx.split(models)
         self.leaves, self.treedef = jax.tree.flatten(parameters)
         self.config = config
-        self.mesh, self._whole = mesh, replicated(mesh)
+        self.mesh, self._replicated = mesh, replicated(mesh)
         self._state = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
         )
         self.compiled: dict[Size, Callable] = {}
         history = self._state.history
-        self._put_history = (
-            jax.jit(
-                lambda old, new: jnp.where(new < 0, old, new), donate_argnums=0, out_shardings=self._whole
-            )
-            .lower(history, jax.ShapeDtypeStruct(history.shape, history.dtype, sharding=self._whole))
-            .compile()
-        )
-        self._behind: list[threading.Thread] = []
+        tokens = jax.ShapeDtypeStruct(history.shape, history.dtype, sharding=self._replicated)
+        put = jax.jit(_put_tokens, donate_argnums=0, out_shardings=self._replicated)
+        self._put_history = put.lower(history, tokens).compile()
+        self._background: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self.num_behind = 0
+        self.num_uncompiled = 0
         self.when_compiled: Callable[[], object] = lambda: None
 
     def compile(self, sizes: Sequence[Size], *, progress: bool) -> None:
@@ -147,20 +143,23 @@ class Programs:
                 self.compiled[size] = future.result()
                 bar.update()
 
-    def compile_behind(self, sizes: Sequence[Size]) -> None:
+    def compile_in_background(self, sizes: Sequence[Size]) -> None:
         """Compiles these in background threads, in this order, until this object is garbage-collected."""
         if self.config.draft_loop == "host":
             return
         left, threads = deque(sizes), []
-        self.num_behind = len(left)
+        self.num_uncompiled = len(left)
         # Each thread occupies a core, and serving needs some too.
         for _ in range(min(len(left), max((os.cpu_count() or 1) // 4, 1))):
             thread = threading.Thread(
-                target=_compile_behind, args=(weakref.ref(self), left), name="jaxspec-compile", daemon=True
+                target=_compile_in_background,
+                args=(weakref.ref(self), left),
+                name="jaxspec-compile",
+                daemon=True,
             )
             thread.start()
             threads.append(thread)
-        self._behind = threads
+        self._background = threads
         # A process that exits while XLA compiles may crash. Exit handlers run last in, first out, so this
         # one runs before JAX's.
         stop = weakref.finalize(self, _stop_compiling, left, threads)
@@ -168,7 +167,7 @@ class Programs:
 
     def wait_compiled(self) -> None:
         """Waits until the background threads have compiled everything."""
-        for thread in self._behind:
+        for thread in self._background:
             thread.join()
 
     def best(self, need: Size) -> Size | None:
@@ -190,18 +189,18 @@ class Programs:
     def rows(self, size: Size) -> int:
         """Rows of the target's forward pass in a step."""
         decoding = 0 if size.mode is None else size.slots * (size.drafts + 1)
-        return decoding + size.pieces * self.config.prefill_chunk
+        return decoding + size.chunks * self.config.prefill_chunk
 
     def dispatch(
-        self, state: EngineState, served: jax.Array, pieces: jax.Array | None, *, size: Size
+        self, state: EngineState, batch: jax.Array, chunks: jax.Array | None, *, size: Size
     ) -> tuple[EngineState, PackedOutput]:
         """Enqueues a program (see `step.dispatch`); donates the state. Its output is for `read_output`.
 
         Args:
-          served: i32[b, …] of `pack_served`.
-          pieces: i32[G, …] of `pack_pieces`; None for a size without pieces.
+          batch: i32[b, …] of `pack_batch`.
+          chunks: i32[G, …] of `pack_chunks`; None for a size without chunks.
         """
-        return self.compiled[size](self.leaves, state, served, pieces)
+        return self.compiled[size](self.leaves, state, batch, chunks)
 
     def put_history(self, state: EngineState, tokens: jax.Array) -> EngineState:
         """Puts tokens i32[B, X] into the slots' histories, except where they are -1; donates the history."""
@@ -209,14 +208,14 @@ class Programs:
 
     def compiled_decode(self, *, mode: SamplingMode) -> Any:
         """The largest decode program of `mode`, for its HLO and its memory analysis."""
-        of_mode = [size for size in self.compiled if size.mode == mode and not size.pieces]
+        of_mode = [size for size in self.compiled if size.mode == mode and not size.chunks]
         return self.compiled[max(of_mode, key=self.rows)]
 
     def one_less(self) -> None:
         """Counts one program less for the background threads to compile."""
         with self._lock:
-            self.num_behind -= 1
-        if not self.num_behind:
+            self.num_uncompiled -= 1
+        if not self.num_uncompiled:
             self.when_compiled()
 
     def compile_one(self, size: Size) -> None:
@@ -232,22 +231,22 @@ class Programs:
         return compiler_options(self.leaves, rows=self.rows(size), num_devices=self.mesh.size)
 
     def _lower(self, size: Size) -> Any:
-        def program(leaves, state, served, pieces):
+        def program(leaves, state, batch, chunks):
             models = self._models(leaves, size)
-            state, output = dispatch(models, state, served, pieces, config=self.config, mode=size.mode)
+            state, output = dispatch(models, state, batch, chunks, config=self.config, mode=size.mode)
             return state, pack_output(output)
 
-        served = empty_served(size.slots, self.config.table_width)
-        pieces = empty_pieces(size.pieces, self.config.prefill_chunk) if size.pieces else None
+        batch = empty_batch(size.slots, self.config.table_width)
+        chunks = empty_chunks(size.chunks, self.config.prefill_chunk) if size.chunks else None
         # The state keeps its shardings, so that it can be donated and passed to the next dispatch.
         kept = shardings(self._state)
         arguments = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, np.int32, sharding=self._whole), (served, pieces)
+            lambda x: jax.ShapeDtypeStruct(x.shape, np.int32, sharding=self._replicated), (batch, chunks)
         )
-        places = (shardings(self.leaves), kept, self._whole, self._whole)
-        program = on_shards(program, self.mesh, places, (kept, self._whole))
+        places = (shardings(self.leaves), kept, self._replicated, self._replicated)
+        program = on_shards(program, self.mesh, places, (kept, self._replicated))
         program.__name__ = "prompts" if size.mode is None else "decode"
-        return jax.jit(program, donate_argnums=1, out_shardings=(kept, self._whole)).lower(
+        return jax.jit(program, donate_argnums=1, out_shardings=(kept, self._replicated)).lower(
             self.leaves, self._state, *arguments
         )
 
@@ -270,10 +269,10 @@ class Programs:
             models = self._models(leaves, size)
             return verify_and_commit(models, state, slots, proposal, None, config=self.config, mode=mode)
 
-        def run(leaves, whole, served, pieces):
-            assert pieces is None
-            slots = read_served(served, self.config.page_size)
-            state, outputs = whole.take(slots), []
+        def run(leaves, all_slots, batch, chunks):
+            assert chunks is None
+            slots = read_batch(batch, self.config.page_size)
+            state, outputs = all_slots.gather(slots), []
             for _ in range(min(self.config.steps_per_dispatch, int(slots.steps.min()))):
                 if size.drafts:
                     proposal, draft_cache = propose(state.context(slots), state.draft_cache)
@@ -282,12 +281,16 @@ class Programs:
                 state, output = commit(leaves, replace(state, draft_cache=draft_cache), slots, proposal)
                 outputs.append(output)
             output = jax.tree.map(lambda *steps: jnp.stack(steps), *outputs)
-            return whole.put(slots, state), pack_output(output)
+            return all_slots.scatter(slots, state), pack_output(output)
 
         return run
 
 
-def _compile_behind(programs: "weakref.ref[Programs]", left: deque[Size]) -> None:
+def _put_tokens(history: jax.Array, tokens: jax.Array) -> jax.Array:
+    return jnp.where(tokens < 0, history, tokens)
+
+
+def _compile_in_background(programs: "weakref.ref[Programs]", left: deque[Size]) -> None:
     with suppress(IndexError):
         while (alive := programs()) is not None:
             size = left.popleft()

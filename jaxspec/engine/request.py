@@ -258,7 +258,7 @@ class Request:
       priority: larger values are served first, equal ones in the order of arrival.
       deadline: the `time.monotonic()` at which it is aborted if it has not ended; None for no limit.
       listener: called with every piece, in the engine's thread. If it raises, the request is aborted.
-      place: its sort key in the queue, (-priority, number of arrival), which never changes.
+      queue_key: its sort key in the queue, (-priority, number of arrival), which never changes.
       token_ids, text: the answer so far.
       page_keys: the keys of its first full pages, as far as the scheduler has computed them.
       cached_tokens: tokens of the prompt that were found in the prefix cache; None until reading begins.
@@ -283,7 +283,7 @@ class Request:
     priority: int = 0
     deadline: float | None = None
     listener: Listener | None = None
-    place: tuple[int, int] = (0, 0)
+    queue_key: tuple[int, int] = (0, 0)
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     page_keys: list[bytes] = field(default_factory=list)
@@ -301,7 +301,7 @@ class Request:
     _text_stream: TextStream | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        # Decoding text token by token costs the host more than the rest of a request: only if it is needed.
+        # Only if it is needed: decoding text token by token costs the host more than the rest of a request.
         if self.tokenizer is not None and (self.is_streamed or self.params.stop):
             self._text_stream = TextStream(self.tokenizer)
 
@@ -313,6 +313,11 @@ class Request:
         if self.finish_reason == "aborted" or self.finish_reason == "failed":
             return self.finish_reason
         return "finished"
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and of the answer so far."""
+        return len(self.prompt) + len(self.token_ids)
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Tokens `start` to `stop - 1` of the prompt followed by the answer."""

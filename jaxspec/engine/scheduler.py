@@ -3,10 +3,13 @@
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from jaxspec.engine.pages import PagePool, page_key
 from jaxspec.engine.request import Request
+
+_QUEUE_KEY = attrgetter("queue_key")
 
 
 @dataclass(eq=False)
@@ -19,11 +22,11 @@ class Running:
       pages: the cache pages it uses. Before each dispatch it gets those that the dispatch may write.
       tokens: what is read before it decodes: its prompt and, if it starts again, its answer so far without
         the last token.
-      known: the last token of that answer; None if the request starts for the first time.
+      given_token: the last token of that answer; None if the request starts for the first time.
       num_kept: how many of its first pages the pool keeps, whether found there or filled by this request.
       num_read: how many of `tokens` were found in the prefix cache or have been dispatched.
       is_begun: whether any have been dispatched.
-      sure, most: the least and the most tokens that the dispatches in flight emit for it.
+      min_in_flight, max_in_flight: the least and the most tokens that the dispatches in flight emit for it.
       missing_from: the position from which the drafter's rows are missing, because of plain decoding; None
         if none are.
       is_leaving: whether it goes back to the queue, once nothing of it is in flight, so that the drafter's
@@ -34,12 +37,12 @@ class Running:
     slot: int
     pages: list[int]
     tokens: list[int]
-    known: int | None
+    given_token: int | None
     num_kept: int = 0
     num_read: int = 0
     is_begun: bool = False
-    sure: int = 0
-    most: int = 0
+    min_in_flight: int = 0
+    max_in_flight: int = 0
     missing_from: int | None = None
     is_leaving: bool = False
 
@@ -50,13 +53,13 @@ class Running:
 
     @property
     def remaining(self) -> int:
-        """The most tokens that the device may emit after `tokens`, the known one included."""
+        """The most tokens that the device may emit after `tokens`, the given one included."""
         return self.request.max_new_tokens - (len(self.tokens) - len(self.request.prompt))
 
     @property
     def decodes(self) -> bool:
         """Whether it may need more tokens than the dispatches in flight surely emit."""
-        wanted = self.request.max_new_tokens - len(self.request.token_ids) > self.sure
+        wanted = self.request.max_new_tokens - len(self.request.token_ids) > self.min_in_flight
         return self.is_read and wanted and not self.is_leaving
 
 
@@ -81,7 +84,7 @@ class Chunk:
     @property
     def samples(self) -> bool:
         """Whether it gives the first token of an answer."""
-        return self.is_last and self.running.known is None
+        return self.is_last and self.running.given_token is None
 
 
 class FirstToken(NamedTuple):
@@ -120,24 +123,24 @@ class Dispatch:
     """One run of a program.
 
     Attributes:
-      served: the requests it serves, at most one per slot.
-      goes_on: for each of them, whether it decodes in the first step; False if its prompt is read.
+      batch: the requests it serves, at most one per slot.
+      is_decoding: for each of them, whether it decodes in the first step; False if its prompt is read.
       decodes: whether any decodes.
       steps: how many steps it runs, at most S; 1 if none decodes.
       chunks: the chunks of prompts that it reads, in its first step; empty for none. If any request decodes,
         one whose prompt ends decodes from the second step on.
-      sure, most: for each request, the least and the most tokens that it emits.
+      min_tokens, max_tokens: for each request, the least and the most tokens that it emits.
       drafts: K of those that decode.
       limits: for each request, the most drafts that may be accepted in a step.
     """
 
-    served: list[Running]
-    goes_on: list[bool]
+    batch: list[Running]
+    is_decoding: list[bool]
     decodes: bool
     steps: int
     chunks: list[Chunk]
-    sure: list[int]
-    most: list[int]
+    min_tokens: list[int]
+    max_tokens: list[int]
     drafts: int
     limits: list[int]
 
@@ -147,11 +150,11 @@ class Choice(NamedTuple):
 
     Attributes:
       drafts: K; at least the number of drafts that any of its requests asked for.
-      again: requests to read again, so that they can get drafts.
+      reread: requests to read again, so that they can get drafts.
     """
 
     drafts: int
-    again: Sequence[Running] = ()
+    reread: Sequence[Running] = ()
 
 
 @dataclass
@@ -179,8 +182,8 @@ class Scheduler:
       adapts_steps: whether a dispatch has fewer steps if it serves several slots or prompts wait to be read.
         Otherwise it always has S.
       tokens_per_step: K + 1 for the largest K, the most tokens that a slot emits in a step.
-      chunk: C, the most tokens of a chunk.
-      most_chunks: the most chunks of a dispatch that only reads prompts.
+      chunk_size: C, the most tokens of a chunk.
+      max_chunks: the most chunks of a dispatch that only reads prompts.
       chunks_beside: the numbers of chunks, ascending, that a decoding step can read in the same pass, one
         for each such program. If it is empty, prompts are read between decode dispatches.
       chunks_between: the most chunks that are then read between two decode dispatches.
@@ -198,8 +201,8 @@ class Scheduler:
     pages: PagePool
     steps: int
     tokens_per_step: int
-    chunk: int
-    most_chunks: int
+    chunk_size: int
+    max_chunks: int
     adapts_steps: bool = False
     chunks_beside: Sequence[int] = ()
     chunks_between: int = 8
@@ -221,15 +224,16 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Puts a new request into the queue."""
-        request.place = (-request.priority, self.num_added)
+        request.queue_key = (-request.priority, self.num_added)
         self.num_added += 1
         request.stage = "queued"
-        insort(self.waiting, request, key=_place)
+        insort(self.waiting, request, key=_QUEUE_KEY)
 
     def plan(self) -> list[Dispatch]:
         """Admits requests that fit; returns what to dispatch next, nothing if all work is in flight."""
-        for running in [running for running in self.running if running.is_leaving and not running.most]:
-            self._put_back(running)
+        for running in list(self.running):
+            if running.is_leaving and not running.max_in_flight:
+                self._put_back(running)
         self._admit()
         self._reserve()
         decoding = [running for running in self.running if running.decodes]
@@ -237,9 +241,9 @@ class Scheduler:
         if decoding and unread and self.chunks_beside:
             return [self._dispatch(decoding, self._next_chunks(unread, self._num_beside(unread)))]
         dispatches = []
-        budget = self.chunks_between if decoding else self.most_chunks if self.chunks_beside else None
+        budget = self.chunks_between if decoding else self.max_chunks if self.chunks_beside else None
         while (unread := [running for running in unread if not running.is_read]) and budget != 0:
-            chunks = self._next_chunks(unread, min(self.most_chunks, budget or self.most_chunks))
+            chunks = self._next_chunks(unread, min(self.max_chunks, budget or self.max_chunks))
             budget = None if budget is None else budget - len(chunks)
             dispatches.append(self._dispatch([], chunks))
         decoding = [running for running in self.running if running.decodes]
@@ -253,18 +257,19 @@ class Scheduler:
         """Applies the results of a dispatch.
 
         Args:
-          first: one for each of its chunks, and for the program's unused pieces behind them.
-          emitted: for each step, one for each served slot and for the unused places behind them; empty if
-            the dispatch decodes nothing.
+          first: one for each of its chunks, and for the program's unused chunks behind them.
+          emitted: for each step, one for each slot of the batch and for the unused entries behind them; empty
+            if the dispatch decodes nothing.
         """
-        for running, sure, most in zip(dispatch.served, dispatch.sure, dispatch.most, strict=True):
-            running.sure -= sure
-            running.most -= most
+        in_flight = zip(dispatch.batch, dispatch.min_tokens, dispatch.max_tokens, strict=True)
+        for running, min_tokens, max_tokens in in_flight:
+            running.min_in_flight -= min_tokens
+            running.max_in_flight -= max_tokens
         for chunk, token in zip(dispatch.chunks, first, strict=False):
             if chunk.is_last and self._is_current(chunk.running):
                 self._commit_first(chunk, token)
         for step in emitted:
-            for running, did in zip(dispatch.served, step, strict=False):
+            for running, did in zip(dispatch.batch, step, strict=False):
                 if self._is_current(running):
                     self._commit_step(running, did)
 
@@ -298,7 +303,7 @@ class Scheduler:
             if occupant is None and self.waiting:
                 request = self.waiting[0]
                 answered = request.token_ids
-                tokens, known = request.prompt + answered[:-1], answered[-1] if answered else None
+                tokens, given_token = request.prompt + answered[:-1], answered[-1] if answered else None
                 found = self._find(request, 0, len(tokens))
                 missing = self.pages.pages_for(len(tokens) + 1) - len(found)
                 # Leave a page for each running request to grow into, so that this one is not preempted soon.
@@ -308,9 +313,9 @@ class Scheduler:
                 self.waiting.pop(0)
                 request.stage = "running"
                 pages = found + self.pages.allocate(missing)
-                running = Running(request, slot, pages, tokens, known, num_kept=len(found))
+                running = Running(request, slot, pages, tokens, given_token, num_kept=len(found))
                 self.slots[slot] = running
-                insort(self.running, running, key=lambda running: running.request.place)
+                insort(self.running, running, key=lambda running: running.request.queue_key)
 
     def _reserve(self) -> None:
         """Allocates the pages that the next dispatch may write; the last in the order lose theirs first."""
@@ -318,7 +323,7 @@ class Scheduler:
             if self._is_current(running):
                 request = running.request
                 # Every draft that may be accepted needs a page; drafts past the request's end do not.
-                committed = len(request.prompt) + len(request.token_ids) + running.most
+                committed = request.num_tokens + running.max_in_flight
                 ahead = (self.steps + 1) * self.tokens_per_step
                 positions = min(committed + ahead, len(request.prompt) + request.max_new_tokens)
                 missing = self.pages.pages_for(positions) - len(running.pages)
@@ -357,8 +362,7 @@ class Scheduler:
     def _keep(self, running: Running) -> None:
         """Keeps the pages whose rows are all planned and for which the token after the last one is known."""
         request = running.request
-        text = len(request.prompt) + len(request.token_ids)
-        end = text - 1 if running.is_read else running.num_read
+        end = request.num_tokens - 1 if running.is_read else running.num_read
         if running.missing_from is not None:
             end = min(end, running.missing_from)
         while self.prefix_caching and (running.num_kept + 1) * self.pages.page_size <= end:
@@ -381,19 +385,19 @@ class Scheduler:
         """
         if self.steps > 1:
             return self.chunks_beside[-1]
-        left = sum(-(-(len(running.tokens) - running.num_read) // self.chunk) for running in unread)
+        left = sum(-(-(len(running.tokens) - running.num_read) // self.chunk_size) for running in unread)
         return max((count for count in self.chunks_beside if count <= left), default=self.chunks_beside[0])
 
-    def _next_chunks(self, unread: Sequence[Running], most: int) -> list[Chunk]:
-        """At most `most` chunks, in the order of the requests; several may belong to one prompt."""
+    def _next_chunks(self, unread: Sequence[Running], max_chunks: int) -> list[Chunk]:
+        """At most `max_chunks` chunks, in the order of the requests; several may belong to one prompt."""
         chunks: list[Chunk] = []
         for running in unread:
-            while len(chunks) < most and not running.is_read:
+            while len(chunks) < max_chunks and not running.is_read:
                 is_first = not running.is_begun
                 if is_first:
                     self._begin(running)
                 start = running.num_read
-                running.num_read = min(start + self.chunk, len(running.tokens))
+                running.num_read = min(start + self.chunk_size, len(running.tokens))
                 chunks.append(Chunk(running, start, running.num_read - start, is_first, running.is_read))
                 self._keep(running)
         return chunks
@@ -402,20 +406,21 @@ class Scheduler:
         # A decoding slot emits at least one token per step. A slot whose prompt ends emits its first token
         # and, if others decode, decodes in the remaining steps.
         steps = self._num_steps(len(decoding)) if decoding else 1
-        steps_behind = steps - 1
-        beginning = [chunk.running for chunk in chunks if chunk.is_last and steps_behind]
+        later_steps = steps - 1
+        beginning = [chunk.running for chunk in chunks if chunk.is_last and later_steps]
         drafts = self._choose(decoding, beginning)
-        sure = dict.fromkeys(decoding, steps)
+        least = dict.fromkeys(decoding, steps)
         for chunk in chunks:
-            sure[chunk.running] = int(chunk.samples) + (steps_behind if chunk.is_last else 0)
-        limits = [self._limit(running, drafts) for running in sure]
-        most = [count * (limit + 1) for count, limit in zip(sure.values(), limits, strict=True)]
-        for running, at_least, at_most in zip(sure, sure.values(), most, strict=True):
-            running.sure += at_least
-            running.most += at_most
-        goes_on = [place < len(decoding) for place in range(len(sure))]
+            least[chunk.running] = int(chunk.samples) + (later_steps if chunk.is_last else 0)
+        limits = [self._limit(running, drafts) for running in least]
+        batch, min_tokens = list(least), list(least.values())
+        max_tokens = [count * (limit + 1) for count, limit in zip(min_tokens, limits, strict=True)]
+        for running, at_least, at_most in zip(batch, min_tokens, max_tokens, strict=True):
+            running.min_in_flight += at_least
+            running.max_in_flight += at_most
+        is_decoding = [i < len(decoding) for i in range(len(batch))]
         return Dispatch(
-            list(sure), goes_on, bool(decoding), steps, chunks, list(sure.values()), most, drafts, limits
+            batch, is_decoding, bool(decoding), steps, chunks, min_tokens, max_tokens, drafts, limits
         )
 
     def _num_steps(self, slots: int) -> int:
@@ -433,15 +438,14 @@ class Scheduler:
         """K for slots that decode or begin to. With K = 0, they lack rows of the drafter from here on."""
         if self.choose is None or not decoding:
             return self.tokens_per_step - 1
-        drafts, again = self.choose(decoding)
+        drafts, reread = self.choose(decoding)
         drafts = max(drafts, *(running.request.num_drafts or 0 for running in [*decoding, *beginning]))
-        for running in again:
+        for running in reread:
             running.is_leaving = True
         if not drafts and self.drafter_has_rows:
             for running in decoding:
                 if running.missing_from is None:
-                    request = running.request
-                    running.missing_from = len(request.prompt) + len(request.token_ids) + running.sure - 1
+                    running.missing_from = running.request.num_tokens + running.min_in_flight - 1
             for running in beginning:
                 running.missing_from = len(running.tokens)
         return drafts
@@ -479,7 +483,7 @@ class Scheduler:
             self._free(running)
 
     def _fail(self, running: Running) -> None:
-        at = len(running.request.prompt) + len(running.request.token_ids) - 1
+        at = running.request.num_tokens - 1
         running.request.end("failed", f"the target's logits are NaN or infinite at position {at}")
         # Its pages may hold the NaN.
         self.pages.forget(running.pages)
@@ -492,8 +496,4 @@ class Scheduler:
     def _put_back(self, running: Running) -> None:
         self._free(running)
         running.request.stage = "queued"
-        insort(self.waiting, running.request, key=_place)
-
-
-def _place(request: Request) -> tuple[int, int]:
-    return request.place
+        insort(self.waiting, running.request, key=_QUEUE_KEY)

@@ -42,26 +42,24 @@ class EngineState:
     remaining: jax.Array
     active: jax.Array
 
-    def take(self, served: "Served") -> "EngineState":
-        """The state of the b slots that a dispatch serves; slots that do not go on are not active."""
-        take = partial(jnp.take, indices=served.slot, axis=0, mode="clip")
+    def gather(self, batch: "Batch") -> "EngineState":
+        """The state of the b slots that a dispatch serves; those that do not decode yet are not active."""
+        take = partial(jnp.take, indices=batch.slot, axis=0, mode="clip")
         taken: dict[str, Any] = {name: take(getattr(self, name)) for name in PER_SLOT}
-        return replace(self, **taken | {"active": taken["active"] & served.goes_on})
+        return replace(self, **taken | {"active": taken["active"] & batch.is_decoding})
 
-    def put(self, served: "Served", state: "EngineState") -> "EngineState":
-        """This state with the b slots of `state`, which `take` returned, written back."""
+    def scatter(self, batch: "Batch", state: "EngineState") -> "EngineState":
+        """This state with the b slots of `state`, which `gather` returned, written back."""
         put: dict[str, Any] = {
-            # Unused places name a slot past the end, which is dropped. (-1 would write the last slot.)
-            name: getattr(self, name).at[served.slot].set(getattr(state, name), mode="drop")
+            # Unused entries name a slot past the end, which is dropped. (-1 would write the last slot.)
+            name: getattr(self, name).at[batch.slot].set(getattr(state, name), mode="drop")
             for name in PER_SLOT
         }
         return replace(state, **put)
 
-    def context(self, served: "Served") -> Context:
-        """What the drafter sees of this state, which `take` has cut to the b served slots."""
-        return Context(
-            self.hidden, self.history, self.length, self.active, served.page_table, served.sampling
-        )
+    def context(self, batch: "Batch") -> Context:
+        """What the drafter sees of this state, which `gather` has cut to the b slots of the batch."""
+        return Context(self.hidden, self.history, self.length, self.active, batch.page_table, batch.sampling)
 
 
 PER_SLOT = ("history", "length", "hidden", "remaining", "active")
@@ -95,22 +93,22 @@ def init_state(target: Target, drafter: Drafter, config: ResolvedEngineConfig, *
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Served:
+class Batch:
     """The b slots that a dispatch serves, and the parameters of their requests.
 
     Attributes:
-      slot: i32[b], index of the slot; past the last slot for an unused place.
-      goes_on: bool[b], whether the slot decodes in the first step; False if its prompt is read, and for an
-        unused place.
+      slot: i32[b], index of the slot; past the last slot for an unused entry.
+      is_decoding: bool[b], whether the slot decodes in the first step; False if its prompt is read, and for
+        an unused entry.
       limit: i32[b], the most drafts that may be accepted; further ones count as not drawn.
-      steps: i32[b], the steps to run, the same for every slot; unused places have a large number.
+      steps: i32[b], the steps to run, the same for every slot; unused entries have a large number.
       page_table: of shape [b, T].
       stop_tokens: i32[b, MAX_STOP_TOKENS], padded with -1.
       sampling: each slot's sampling parameters.
     """
 
     slot: jax.Array
-    goes_on: jax.Array
+    is_decoding: jax.Array
     limit: jax.Array
     steps: jax.Array
     page_table: PageTable
@@ -120,34 +118,34 @@ class Served:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Pieces:
-    """G pieces of prompts that one step reads; several may be consecutive pieces of one prompt.
+class Chunks:
+    """G chunks of prompts that one step reads; several may be consecutive chunks of one prompt.
 
     Attributes:
-      place: i32[G], index among the b served slots; past the last one for an unused piece.
+      batch_index: i32[G], index among the b slots of the batch; past the last one for an unused chunk.
       tokens: i32[G, C].
       next_tokens: i32[G, C], the token after each in the prompt; ignored for the prompt's last token.
       start: i32[G], position of the first token.
-      count: i32[G], tokens in the piece; the rest of C is padding.
-      is_last: bool[G], whether the piece ends the prompt.
-      known: i32[G], the token after the prompt if it is given; -1 if it is to be sampled.
+      count: i32[G], tokens in the chunk; the rest of C is padding.
+      is_last: bool[G], whether the chunk ends the prompt.
+      given_token: i32[G], the token after the prompt if it is given; -1 if it is to be sampled.
       remaining: i32[G], tokens that the request may still emit, the token after the prompt included.
     """
 
-    place: jax.Array
+    batch_index: jax.Array
     tokens: jax.Array
     next_tokens: jax.Array
     start: jax.Array
     count: jax.Array
     is_last: jax.Array
-    known: jax.Array
+    given_token: jax.Array
     remaining: jax.Array
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class FirstTokens:
-    """The token after each piece; it counts only for pieces that end a prompt.
+    """The token after each chunk; it counts only for chunks that end a prompt.
 
     Attributes:
       token: i32[G].
@@ -160,9 +158,9 @@ class FirstTokens:
     failed: jax.Array
 
     @classmethod
-    def none(cls, pieces: int) -> "FirstTokens":
-        """Those of pieces none of which ends a prompt."""
-        return cls(jnp.zeros(pieces, jnp.int32), jnp.zeros(pieces, bool), jnp.zeros(pieces, bool))
+    def none(cls, num_chunks: int) -> "FirstTokens":
+        """Those of chunks none of which ends a prompt."""
+        return cls(jnp.zeros(num_chunks, jnp.int32), jnp.zeros(num_chunks, bool), jnp.zeros(num_chunks, bool))
 
 
 @jax.tree_util.register_dataclass

@@ -18,10 +18,10 @@ from jaxspec.attention import PagedMemory, RowBlock
 from jaxspec.attention.rows import join_rows
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Proposal, Rows, Target
-from jaxspec.engine.packing import read_pieces, read_served
-from jaxspec.engine.state import Emitted, EngineState, FirstTokens, Pieces, Served, StepOutput
+from jaxspec.engine.packing import read_batch, read_chunks
+from jaxspec.engine.state import Batch, Chunks, Emitted, EngineState, FirstTokens, StepOutput
 from jaxspec.sampling import SamplingMode, can_branch, process_logits, sample, verify, verify_synthetic
-from jaxspec.sharding import all_parts, split_over
+from jaxspec.sharding import all_gather, split_over
 
 
 class Models(nnx.Module):
@@ -35,8 +35,8 @@ class Models(nnx.Module):
 def dispatch(
     models: Models,
     state: EngineState,
-    served: jax.Array,
-    pieces: jax.Array | None,
+    batch: jax.Array,
+    chunks: jax.Array | None,
     *,
     config: ResolvedEngineConfig,
     mode: SamplingMode | None,
@@ -44,24 +44,24 @@ def dispatch(
     """The engine steps of one program: up to S that decode, or a single one that only reads prompts.
 
     The first step may read prompts too; a slot whose prompt ends in it decodes in the others. Where programs
-    may branch, steps past `Served.steps` are left out, and those after the end of all slots.
+    may branch, steps past `Batch.steps` are left out, and those after the end of all slots.
 
     Args:
       state: of all B slots.
-      served: i32[b, …] of `pack_served`, the b slots to serve.
-      pieces: i32[G, …] of `pack_pieces`, the pieces of prompts to read; None for none.
+      batch: i32[b, …] of `pack_batch`, the b slots to serve.
+      chunks: i32[G, …] of `pack_chunks`, the chunks of prompts to read; None for none.
       config: gives the page size, S and the synthetic acceptance length.
       mode: how the slots sample; None if no slot decodes.
 
     Returns:
       The state, and the output; its `emitted` has a leading axis of S steps.
     """
-    slots = read_served(served, config.page_size)
-    step = partial(engine_step, models, served=slots, config=config, mode=mode)
-    whole, state = state, state.take(slots)
+    slots = read_batch(batch, config.page_size)
+    step = partial(engine_step, models, batch=slots, config=config, mode=mode)
+    all_slots, state = state, state.gather(slots)
     first, outputs, num_steps = None, [], 0 if mode is None else config.steps_per_dispatch
-    if pieces is not None:
-        state, output = step(state, pieces=read_pieces(pieces))
+    if chunks is not None:
+        state, output = step(state, chunks=read_chunks(chunks))
         first, num_steps = output.first, num_steps - 1
         outputs.append(jax.tree.map(lambda of_step: of_step[None], output.emitted))
     if num_steps > 0:
@@ -71,38 +71,38 @@ def dispatch(
             outputs.append(decoded)
         else:
             # A trip count that XLA does not know would be copied to the host in every iteration.
-            state, output = lax.scan(lambda state, _: step(state, pieces=None), state, length=num_steps)
+            state, output = lax.scan(lambda state, _: step(state, chunks=None), state, length=num_steps)
             outputs.append(output.emitted)
     emitted = jax.tree.map(lambda *of_steps: jnp.concatenate(of_steps), *outputs)
-    return whole.put(slots, state), StepOutput(emitted, first)
+    return all_slots.scatter(slots, state), StepOutput(emitted, first)
 
 
 def _decode_while_active(
-    models: Models, step: Callable, state: EngineState, served: Served, most: int, wanted: jax.Array
+    models: Models, step: Callable, state: EngineState, batch: Batch, max_steps: int, wanted: jax.Array
 ) -> tuple[EngineState, Emitted]:
-    """Decodes `wanted` of at most `most` steps, and stops when no slot is left; the rest emits nothing."""
+    """Decodes `wanted` of `max_steps` steps, and stops when no slot is left; the others emit nothing."""
     # A dispatch without requests is there to be timed.
-    is_timed = ~served.goes_on.any()
+    is_timed = ~batch.is_decoding.any()
 
-    def goes_on(carry: tuple) -> jax.Array:
+    def is_unfinished(carry: tuple) -> jax.Array:
         i, state, _ = carry
         return (i < wanted) & (state.active.any() | is_timed)
 
     def body(carry: tuple) -> tuple:
         i, state, emitted = carry
-        state, output = step(state, pieces=None)
+        state, output = step(state, chunks=None)
         return i + 1, state, jax.tree.map(lambda of_all, new: of_all.at[i].set(new), emitted, output.emitted)
 
-    none = Emitted.none(most, len(state.length), models.drafter.num_speculative_tokens)
-    _, state, emitted = lax.while_loop(goes_on, body, (jnp.int32(0), state, none))
+    none = Emitted.none(max_steps, len(state.length), models.drafter.num_speculative_tokens)
+    _, state, emitted = lax.while_loop(is_unfinished, body, (jnp.int32(0), state, none))
     return state, emitted
 
 
 def engine_step(
     models: Models,
     state: EngineState,
-    served: Served,
-    pieces: Pieces | None,
+    batch: Batch,
+    chunks: Chunks | None,
     *,
     config: ResolvedEngineConfig,
     mode: SamplingMode | None,
@@ -112,22 +112,20 @@ def engine_step(
     With K = 0 the decoding rows are not refreshed.
 
     Args:
-      state: of the b served slots.
-      served, pieces, config, mode: as in `dispatch`, unpacked.
+      state: of the b slots of the batch.
+      batch, chunks, config, mode: as in `dispatch`, unpacked.
     """
     proposal = None
     if mode is not None:
-        proposal, draft_cache = draft(models, state, served, mode=mode)
+        proposal, draft_cache = draft(models, state, batch, mode=mode)
         state = replace(state, draft_cache=draft_cache)
-    return verify_and_commit(models, state, served, proposal, pieces, config=config, mode=mode)
+    return verify_and_commit(models, state, batch, proposal, chunks, config=config, mode=mode)
 
 
-def draft(
-    models: Models, state: EngineState, served: Served, *, mode: SamplingMode
-) -> tuple[Proposal, tuple]:
+def draft(models: Models, state: EngineState, batch: Batch, *, mode: SamplingMode) -> tuple[Proposal, tuple]:
     """K drafts for each of the b slots, and the drafter's cache."""
     if models.drafter.num_speculative_tokens:
-        context = state.context(served)
+        context = state.context(batch)
         return models.drafter.propose(models.target, context, state.draft_cache, mode=mode)
     none = jnp.zeros((len(state.length), 0), jnp.int32)
     return Proposal(none, jnp.zeros_like(state.length), None), state.draft_cache
@@ -136,9 +134,9 @@ def draft(
 def verify_and_commit(
     models: Models,
     state: EngineState,
-    served: Served,
+    batch: Batch,
     proposal: Proposal | None,
-    pieces: Pieces | None,
+    chunks: Chunks | None,
     *,
     config: ResolvedEngineConfig,
     mode: SamplingMode | None,
@@ -147,7 +145,7 @@ def verify_and_commit(
 
     Args:
       proposal: the drafts; None if no slot decodes.
-      pieces: the pieces of prompts to read; None for none.
+      chunks: the chunks of prompts to read; None for none.
       config: gives the synthetic acceptance length.
       mode: how the slots sample; None if no slot decodes.
     """
@@ -155,31 +153,31 @@ def verify_and_commit(
     # Plain decoding leaves the drafter as it is: then only the prompts' rows refresh it.
     is_plain = proposal is not None and not proposal.tokens.shape[1]
     # The blocks of rows, and in each the rows whose logits are needed: every row that verifies, and the last
-    # row of every piece.
+    # row of every chunk.
     tokens, blocks, logit_rows = [], [], []
     if proposal is not None:
-        proposal = replace(proposal, count=jnp.minimum(proposal.count, served.limit))
+        proposal = replace(proposal, count=jnp.minimum(proposal.count, batch.limit))
         index = jnp.arange(proposal.tokens.shape[1] + 1, dtype=jnp.int32)[None, :]
         positions = state.length[:, None] + index
         valid = jnp.broadcast_to(state.active[:, None], positions.shape)
-        tokens.append(jnp.concatenate([state.context(served).last_token[:, None], proposal.tokens], axis=1))
-        blocks.append(RowBlock(positions, valid, served.page_table))
+        tokens.append(jnp.concatenate([state.context(batch).last_token[:, None], proposal.tokens], axis=1))
+        blocks.append(RowBlock(positions, valid, batch.page_table))
         logit_rows.append(jnp.arange(positions.size, dtype=jnp.int32).reshape(positions.shape))
-    if pieces is not None:
-        index = jnp.arange(pieces.tokens.shape[1], dtype=jnp.int32)[None, :]
-        table = jax.tree.map(lambda of_slot: _take(of_slot, pieces.place), served.page_table)
-        tokens.append(pieces.tokens)
-        blocks.append(RowBlock(pieces.start[:, None] + index, index < pieces.count[:, None], table))
+    if chunks is not None:
+        index = jnp.arange(chunks.tokens.shape[1], dtype=jnp.int32)[None, :]
+        table = jax.tree.map(lambda of_slot: _take(of_slot, chunks.batch_index), batch.page_table)
+        tokens.append(chunks.tokens)
+        blocks.append(RowBlock(chunks.start[:, None] + index, index < chunks.count[:, None], table))
         before = logit_rows[0].size if logit_rows else 0
-        last = jnp.maximum(pieces.count - 1, 0)
-        logit_rows.append(before + jnp.arange(len(last), dtype=jnp.int32) * pieces.tokens.shape[1] + last)
+        last = jnp.maximum(chunks.count - 1, 0)
+        logit_rows.append(before + jnp.arange(len(last), dtype=jnp.int32) * chunks.tokens.shape[1] + last)
     hidden, captured, memory = target(
         join_rows(tokens),
         join_rows(block.positions for block in blocks),
         PagedMemory.build(target.kinds, state.target_cache, tuple(blocks)),
         capture=drafter.capture,
     )
-    rows = hidden if pieces is None else _take(hidden, jnp.concatenate([*map(jnp.ravel, logit_rows)]))
+    rows = hidden if chunks is None else _take(hidden, jnp.concatenate([*map(jnp.ravel, logit_rows)]))
     # Where programs may branch, a pass that only reads prompts computes logits only if one of them ends.
     logits = None if proposal is None and can_branch() else target.logits(rows)
 
@@ -191,7 +189,7 @@ def verify_and_commit(
         emitted, accepted = accept(
             verify_logits,
             state,
-            served,
+            batch,
             proposal,
             drafter,
             config=config,
@@ -204,40 +202,40 @@ def verify_and_commit(
         blocks[0] = replace(blocks[0], valid=valid)
         next_tokens.append(emitted.tokens)
         ends.append(jnp.take_along_axis(logit_rows[0], accepted[:, None], axis=1)[:, 0])
-    if pieces is not None:
-        num_pieces = len(pieces.place)
+    if chunks is not None:
+        num_chunks = len(chunks.batch_index)
 
         def first_tokens(last_rows: jax.Array) -> FirstTokens:
             axis = split_over(last_rows.shape[-1], target.config.vocab_size)
-            return sample_first(all_parts(last_rows, axis), served, pieces)
+            return sample_first(all_gather(last_rows, axis), batch, chunks)
 
         if logits is not None:
-            first = first_tokens(logits[-num_pieces:])
+            first = first_tokens(logits[-num_chunks:])
         else:
             first = lax.cond(
-                pieces.is_last.any(),
+                chunks.is_last.any(),
                 lambda: first_tokens(target.logits(rows)),
-                lambda: FirstTokens.none(num_pieces),
+                lambda: FirstTokens.none(num_chunks),
             )
-        is_end = pieces.is_last[:, None] & (index == last[:, None])
-        next_tokens.append(jnp.where(is_end, first.token[:, None], pieces.next_tokens))
+        is_end = chunks.is_last[:, None] & (index == last[:, None])
+        next_tokens.append(jnp.where(is_end, first.token[:, None], chunks.next_tokens))
         ends.append(logit_rows[-1])
     state = replace(state, target_cache=memory.caches)
-    if pieces is not None or not is_plain:
+    if chunks is not None or not is_plain:
         read = Rows(join_rows(tokens), join_rows(next_tokens), hidden, captured, tuple(blocks))
         draft_hidden, draft_cache = drafter.refresh(target, read, state.draft_cache)
         state = replace(state, draft_cache=draft_cache)
     if emitted is not None:
         state = commit_emitted(state, emitted, state.hidden if is_plain else _take(draft_hidden, ends[0]))
-    if pieces is not None and first is not None:
-        state = commit_pieces(state, pieces, first, _take(draft_hidden, ends[-1]))
+    if chunks is not None and first is not None:
+        state = commit_chunks(state, chunks, first, _take(draft_hidden, ends[-1]))
     return state, StepOutput(emitted, first)
 
 
 def accept(
     logits: jax.Array,
     state: EngineState,
-    served: Served,
+    batch: Batch,
     proposal: Proposal,
     drafter: Drafter,
     *,
@@ -268,7 +266,7 @@ def accept(
         proposal.count,
         proposal.logits,
         drafter.draft_vocab,
-        served.sampling,
+        batch.sampling,
         state.length[:, None] + index,
         mode=mode,
         vocab_size=vocab_size,
@@ -277,7 +275,7 @@ def accept(
     # e_0..e_{a-1} are the accepted drafts, e_a is the recovered or bonus token.
     padded = jnp.pad(drafts, ((0, 0), (0, 1)))
     tokens = jnp.where(index < accepted[:, None], padded, verdict.token[:, None])
-    is_stop = (tokens[:, :, None] == served.stop_tokens[:, None, :]).any(axis=2)
+    is_stop = (tokens[:, :, None] == batch.stop_tokens[:, None, :]).any(axis=2)
     is_stop &= index <= accepted[:, None]
     up_to_stop = jnp.where(is_stop.any(axis=1), is_stop.argmax(axis=1) + 1, accepted + 1)
     wanted = jnp.minimum(up_to_stop, state.remaining).astype(jnp.int32)
@@ -306,26 +304,26 @@ def _whole_rows(logits: jax.Array, proposal: Proposal, models: Models) -> tuple[
     every device, these sums round as they do on a single device.
     """
     vocab_size, draft_vocab = models.target.config.vocab_size, models.drafter.draft_vocab
-    logits = all_parts(logits, split_over(logits.shape[-1], vocab_size))
+    logits = all_gather(logits, split_over(logits.shape[-1], vocab_size))
     if proposal.logits is None:
         return logits, proposal
     width = vocab_size if draft_vocab is None else draft_vocab.target_ids.size
-    drawn_from = all_parts(proposal.logits, split_over(proposal.logits.shape[-1], width))
+    drawn_from = all_gather(proposal.logits, split_over(proposal.logits.shape[-1], width))
     return logits, replace(proposal, logits=drawn_from)
 
 
-def sample_first(logits: jax.Array, served: Served, pieces: Pieces) -> FirstTokens:
-    """The token after every piece, from the logits [G, V] of its last row; used only where a prompt ends."""
-    sampling = jax.tree.map(lambda of_slot: _take(of_slot, pieces.place), served.sampling)
-    stop_tokens = _take(served.stop_tokens, pieces.place)
-    last_position = pieces.start + jnp.maximum(pieces.count - 1, 0)
-    failed = pieces.is_last & ~finite_rows(logits)
+def sample_first(logits: jax.Array, batch: Batch, chunks: Chunks) -> FirstTokens:
+    """The token after every chunk, from the logits [G, V] of its last row; used only where a prompt ends."""
+    sampling = jax.tree.map(lambda of_slot: _take(of_slot, chunks.batch_index), batch.sampling)
+    stop_tokens = _take(batch.stop_tokens, chunks.batch_index)
+    last_position = chunks.start + jnp.maximum(chunks.count - 1, 0)
+    failed = chunks.is_last & ~finite_rows(logits)
     # One row per prompt costs little, so there are no programs for simpler sampling modes.
     processed = process_logits(logits[:, None], sampling, mode=SamplingMode.TRUNCATED)[:, 0]
     token = sample(processed, sampling, last_position, Purpose.BONUS)
-    token = jnp.where(pieces.known < 0, token, pieces.known)
-    done = (token[:, None] == stop_tokens).any(axis=1) | (pieces.remaining <= 1) | failed
-    return FirstTokens(token, done & pieces.is_last, failed)
+    token = jnp.where(chunks.given_token < 0, token, chunks.given_token)
+    done = (token[:, None] == stop_tokens).any(axis=1) | (chunks.remaining <= 1) | failed
+    return FirstTokens(token, done & chunks.is_last, failed)
 
 
 def commit_emitted(state: EngineState, emitted: Emitted, hidden: jax.Array) -> EngineState:
@@ -344,29 +342,29 @@ def commit_emitted(state: EngineState, emitted: Emitted, hidden: jax.Array) -> E
     )
 
 
-def commit_pieces(state: EngineState, pieces: Pieces, first: FirstTokens, hidden: jax.Array) -> EngineState:
-    """Puts the pieces' tokens into the history and starts the slots whose prompts end.
+def commit_chunks(state: EngineState, chunks: Chunks, first: FirstTokens, hidden: jax.Array) -> EngineState:
+    """Puts the chunks' tokens into the history and starts the slots whose prompts end.
 
     Args:
-      hidden: [G, M'], the drafter's state behind each piece's last token.
+      hidden: [G, M'], the drafter's state behind each chunk's last token.
     """
     past = state.history.shape[1]
-    index = jnp.arange(pieces.tokens.shape[1], dtype=jnp.int32)[None, :]
-    at = jnp.where(index < pieces.count[:, None], pieces.start[:, None] + index, past)
-    history = state.history.at[pieces.place[:, None], at].set(pieces.tokens, mode="drop")
-    end = pieces.start + pieces.count
-    # An index past the end is dropped. At most one piece per slot ends a prompt, so none is written twice.
-    ended = jnp.where(pieces.is_last, pieces.place, len(state.length))
+    index = jnp.arange(chunks.tokens.shape[1], dtype=jnp.int32)[None, :]
+    at = jnp.where(index < chunks.count[:, None], chunks.start[:, None] + index, past)
+    history = state.history.at[chunks.batch_index[:, None], at].set(chunks.tokens, mode="drop")
+    end = chunks.start + chunks.count
+    # An index past the end is dropped. At most one chunk per slot ends a prompt, so none is written twice.
+    ended = jnp.where(chunks.is_last, chunks.batch_index, len(state.length))
 
-    def put(into: jax.Array, of_piece: jax.Array) -> jax.Array:
-        return into.at[ended].set(of_piece, mode="drop")
+    def put(into: jax.Array, of_chunk: jax.Array) -> jax.Array:
+        return into.at[ended].set(of_chunk, mode="drop")
 
     return replace(
         state,
-        history=history.at[ended, jnp.where(pieces.is_last, end, past)].set(first.token, mode="drop"),
+        history=history.at[ended, jnp.where(chunks.is_last, end, past)].set(first.token, mode="drop"),
         length=put(state.length, end),
         hidden=put(state.hidden, hidden),
-        remaining=put(state.remaining, pieces.remaining - 1),
+        remaining=put(state.remaining, chunks.remaining - 1),
         active=put(state.active, ~first.done),
     )
 
@@ -375,10 +373,10 @@ def finite_rows(logits: jax.Array, axis: str | None = None) -> jax.Array:
     """bool[...] for logits [..., V]: whether none is NaN or +inf and not all are -inf.
 
     Args:
-      axis: the mesh axis that V is split over, as for `all_parts`; None if V is whole.
+      axis: the mesh axis that V is split over, as for `all_gather`; None if V is whole.
     """
     best = logits.max(axis=-1)
-    return jnp.isfinite(best if axis is None else all_parts(best[..., None], axis).max(axis=-1))
+    return jnp.isfinite(best if axis is None else all_gather(best[..., None], axis).max(axis=-1))
 
 
 def _take(x: jax.Array, index: jax.Array) -> jax.Array:

@@ -70,7 +70,7 @@ class EngineThread:
 
 def _serve(inbox: SimpleQueue[Command | None], core_ref: weakref.ref[EngineCore]) -> None:
     _run_commands(inbox, core_ref)
-    # An engine that is closed lets go of those that wait for it.
+    # A closed engine keeps nobody waiting.
     if (core := core_ref()) is not None:
         _announce(core.when_idle)
         _announce(core.when_prepared)
@@ -93,7 +93,7 @@ def _run_commands(inbox: SimpleQueue[Command | None], core_ref: weakref.ref[Engi
         _announce(core.when_idle)
         while inbox.empty() and core.prepare_programs():
             pass
-        if inbox.empty() and not core.programs.num_behind:
+        if inbox.empty() and not core.programs.num_uncompiled:
             _announce(core.when_prepared)
         # While it sleeps, the thread must not keep the engine alive.
         del core, command

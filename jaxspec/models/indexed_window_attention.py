@@ -24,7 +24,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.models.layers import Attention, RMSNorm
 from jaxspec.models.parameters import Projection, Whole, parameter, product
 from jaxspec.models.rope import rope_tables
-from jaxspec.sharding import own_part
+from jaxspec.sharding import local_part
 
 
 def cache_shape(config: ModelConfig, kind: IndexedWindow) -> LayerCacheShape:
@@ -60,7 +60,7 @@ class Compressor(nnx.Module):
 
         self.content, self.gate = projection("wkv"), projection("wgate")
         shape = (ratio, config.num_key_value_heads * size)
-        self.place = parameter(
+        self.position_bias = parameter(
             rngs, shape, (None, None), Whole(f"{name}.ape", shape), dtype=dtype, init="zeros"
         )
         self.norm = RMSNorm(size, config.rms_norm_eps, f"{name}.norm", dtype=dtype, rngs=rngs)
@@ -72,10 +72,10 @@ class Compressor(nnx.Module):
     def _entry(self, contents: jax.Array, gates: jax.Array, starts: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Pool.entry`."""
         dtype = contents.dtype
-        place = self.place[...].astype(jnp.float32)
-        place = place.reshape(1, place.shape[0], -1, self.head_dim).repeat(self.kv_copies, axis=2)
-        place = own_part(place, contents.shape[2], along=2)
-        weights = jax.nn.softmax(gates.astype(jnp.float32) + place, axis=1)
+        bias = self.position_bias[...].astype(jnp.float32)
+        bias = bias.reshape(1, bias.shape[0], -1, self.head_dim).repeat(self.kv_copies, axis=2)
+        bias = local_part(bias, contents.shape[2], along=2)
+        weights = jax.nn.softmax(gates.astype(jnp.float32) + bias, axis=1)
         pooled = self.norm((weights * contents.astype(jnp.float32)).sum(axis=1).astype(dtype))
         # One vector is key and value; the key is rotated to the first of its positions.
         return apply_rope(pooled, rope_tables(self.rope, self.head_dim, starts)), pooled

@@ -14,7 +14,7 @@ from jaxspec.attention import AnyMemory, CacheShape, RopeTables, apply_rope, pai
 from jaxspec.config import ModelConfig
 from jaxspec.models.layers import RMSNorm
 from jaxspec.models.parameters import Fused, HeadRows, Projection, parameter, product
-from jaxspec.sharding import all_sum, own_part, split_over
+from jaxspec.sharding import local_part, psum, split_over
 
 # transformers builds the norms of latents with its class's default, whatever the config says.
 LATENT_EPS = 1e-6
@@ -97,7 +97,7 @@ class LatentAttention(nnx.Module):
         )
         values = _by_head("nhl,hvl->nhv", attended, self.value_up[...])
         y = product(values, self.output[...], contracting=2)
-        return all_sum(y, split_over(values.shape[1], self.num_heads)), memory
+        return psum(y, split_over(values.shape[1], self.num_heads)), memory
 
     def _queries(self, query: jax.Array, rope: RopeTables) -> jax.Array:
         """Absorbed queries [N, H, rank + rope], with H this device's heads.
@@ -109,7 +109,7 @@ class LatentAttention(nnx.Module):
             query = product(self.query_norm(query), self.query_up[...])
         else:
             query = query.reshape(len(query), self.num_heads, -1)
-            query = own_part(query, self.key_up.shape[0], along=1)
+            query = local_part(query, self.key_up.shape[0], along=1)
         plain, rotated = jnp.split(query, (self.config.qk_nope_head_dim,), axis=-1)
         absorbed = _by_head("nhd,hdl->nhl", plain, self.key_up[...])
         return jnp.concatenate([absorbed, self._rotated(rotated, rope)], axis=-1)

@@ -24,7 +24,7 @@ from jaxspec.models.parameters import (
     parameter,
     product,
 )
-from jaxspec.sharding import all_sum, first_of, own_part, split_over
+from jaxspec.sharding import local_part, local_start, psum, split_over
 
 
 class RMSNorm(nnx.Module):
@@ -81,7 +81,7 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array, *, out_dtype: DTypeLike | None = None) -> jax.Array:
         y = product(x, self.kernel[...], out_dtype=out_dtype)
-        y = all_sum(y, split_over(x.shape[-1], self.in_width))
+        y = psum(y, split_over(x.shape[-1], self.in_width))
         return y if self.bias is None else y + self.bias[...]
 
 
@@ -129,10 +129,10 @@ class TiedEmbedding(nnx.Module):
         part = kernel.shape[1]
         if part == self.vocab_size:
             return jnp.moveaxis(jnp.take(kernel, tokens, axis=1, mode="clip"), 0, -1)
-        column = jnp.clip(tokens, 0, self.vocab_size - 1) - first_of(part)
+        column = jnp.clip(tokens, 0, self.vocab_size - 1) - local_start(part)
         mine = (column >= 0) & (column < part)
         rows = jnp.moveaxis(jnp.take(kernel, column, axis=1, mode="clip"), 0, -1)
-        return all_sum(jnp.where(mine[..., None], rows, 0), split_over(part, self.vocab_size))
+        return psum(jnp.where(mine[..., None], rows, 0), split_over(part, self.vocab_size))
 
 
 class Attention(nnx.Module):
@@ -224,7 +224,7 @@ class Attention(nnx.Module):
     def combine(self, attended: jax.Array) -> jax.Array:
         """The output projection: maps attended values [N, H, G, D] to [N, M]."""
         y = product(attended, self.output[...], contracting=3)
-        y = all_sum(y, split_over(attended.shape[1], self.kv_heads))
+        y = psum(y, split_over(attended.shape[1], self.kv_heads))
         return y if self.output_bias is None else y + self.output_bias[...]
 
     def __call__(
@@ -233,7 +233,7 @@ class Attention(nnx.Module):
         """Maps x [N, in] to [N, M]; also returns the memory. `layer` is the layer's index in the memory."""
         projected = self.project(x)
         heads, group = projected.shape[1], projected.shape[2] - 2
-        sinks = None if self.sinks is None else own_part(self.sinks[...], heads * group)
+        sinks = None if self.sinks is None else local_part(self.sinks[...], heads * group)
         attended, memory = memory.attend(layer, projected, rope, scale=self.scale, sinks=sinks)
         return self.combine(attended), memory
 

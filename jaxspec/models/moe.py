@@ -17,7 +17,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.models.expert_sources import ExpertSources, tensor_per_expert
 from jaxspec.models.layers import Linear
 from jaxspec.models.parameters import Source, parameter
-from jaxspec.sharding import all_sum, first_of, once, own_part, split_over
+from jaxspec.sharding import local_part, local_start, on_first_device, psum, split_over
 
 STACKED_EXPERTS = tuple(f"mlp.experts.{projection}_proj" for projection in ("gate", "up", "down"))
 """The expert tensors of a layer in a GGUF, by their Hugging Face names."""
@@ -104,7 +104,7 @@ class MoE(nnx.Module):
         reads_once = all(reads_each_expert_once(rows.dtype, weight) for weight in stored)
         run = self._chosen if reads_once or chosen.size <= self.config.num_experts else self._every
         y = run(rows, weights, chosen).astype(x.dtype)
-        return all_sum(y, self._inner_axis or self._expert_axis).reshape(x.shape)
+        return psum(y, self._inner_axis or self._expert_axis).reshape(x.shape)
 
     def _route_each(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Like `route`; with packed experts, a row's result does not depend on the number of rows."""
@@ -129,7 +129,7 @@ class MoE(nnx.Module):
         experts = chosen.reshape(-1)
         mine, part = experts, self.gate_up[...].shape[0]
         if self._expert_axis:
-            mine = experts - first_of(part)
+            mine = experts - local_start(part)
             is_mine = (mine >= 0) & (mine < part)
             mine, weights = jnp.where(is_mine, mine, 0), jnp.where(is_mine.reshape(chosen.shape), weights, 0)
         repeated = jnp.repeat(rows, chosen.shape[1], axis=0)
@@ -139,7 +139,7 @@ class MoE(nnx.Module):
         inner = self.activate(fused[:, 0], fused[:, 1]).astype(rows.dtype)
         y = expert_matmul(inner, mine, self.down[...])
         if self.down_bias is not None:
-            y = y + once(self.down_bias[...], self._inner_axis)[experts]
+            y = y + on_first_device(self.down_bias[...], self._inner_axis)[experts]
         y = y.reshape(*chosen.shape, -1)
         # The order of XLA's reductions depends on the number of rows; that of separate additions does not.
         return sum((weights[:, i, None] * y[:, i] for i in range(1, y.shape[1])), weights[:, :1] * y[:, 0])
@@ -149,7 +149,7 @@ class MoE(nnx.Module):
         count, part = self.config.num_experts, self.gate_up[...].shape[0]
         share = jnp.zeros((len(rows), count), jnp.float32)
         share = share.at[jnp.arange(len(rows))[:, None], chosen].set(weights)
-        share = own_part(share, part, along=1)
+        share = local_part(share, part, along=1)
         fused = _einsum("rm,emcf->recf", rows, self.gate_up[...])
         if self.gate_up_bias is not None:
             fused = fused + self.gate_up_bias[...]
@@ -157,7 +157,7 @@ class MoE(nnx.Module):
         y = _einsum("ref,efm->rm", (share[..., None] * inner).astype(rows.dtype), self.down[...])
         if self.down_bias is None:
             return y
-        bias = own_part(once(self.down_bias[...], self._inner_axis), part)
+        bias = local_part(on_first_device(self.down_bias[...], self._inner_axis), part)
         return y + _einsum("re,em->rm", share, bias)
 
 

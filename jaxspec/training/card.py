@@ -34,7 +34,7 @@ def head_card(
       target_name: name of the target.
       stages: results of the finished stages, by name.
       acceptance: results of the stage "evaluate"; empty if it was not run.
-      sizes: sizes of the training, as `jaxspec.training.sizes.settle` returns them.
+      sizes: sizes of the training, as `jaxspec.training.sizes.resolve_sizes` returns them.
     """
     layers, source = head.layers, run.target
     loaded = source.source + (f", `{source.file}`" if source.file else "")

@@ -18,7 +18,7 @@ from jaxspec.attention import PackedMemory
 from jaxspec.drafters.base import Target
 from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.models.layers import Linear
-from jaxspec.sharding import all_sum
+from jaxspec.sharding import psum
 from jaxspec.training.packed_rows import PackedRows, run_target, shift_left
 from jaxspec.training.unroll import unroll_step
 
@@ -37,17 +37,17 @@ class Labels:
         the draft vocabulary; their sum may be less than 1.
       best: i32[P]: the draft id of the target's most likely token, or -1 if it is not in the draft
         vocabulary.
-      place: i32[N], where each of the batch's rows is; the label of a row that needs none is meaningless.
+      index: i32[N], where each of the batch's rows is; the label of a row that needs none is meaningless.
     """
 
     probabilities: jax.Array
     best: jax.Array
-    place: jax.Array
+    index: jax.Array
 
     def of(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The probabilities and the best tokens of some rows."""
-        place = self.place.at[rows].get(mode="clip")
-        return self.probabilities[place], self.best[place]
+        index = self.index.at[rows].get(mode="clip")
+        return self.probabilities[index], self.best[index]
 
 
 @jax.tree_util.register_dataclass
@@ -146,7 +146,7 @@ def unrolled_loss(
             weight=cross_entropy_weight,
         )
         value, sums = _loss_of_rows(head.head, loss, normed, drafted_positions(rows, k).ravel())
-        total += step_decay**k * value / jnp.maximum(all_sum(sums.count, axis), 1)
+        total += step_decay**k * value / jnp.maximum(psum(sums.count, axis), 1)
         steps.append(sums)
     return total, jax.tree.map(lambda *parts: jnp.stack(parts), *steps)
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from jaxspec.training.token_rows import TokenRows
 
-_OPEN_ROWS = (
-    64  # rows that can still take a conversation; more rows waste less space and take longer to search
-)
+_OPEN_ROWS = 64
+"""Rows that can still take a conversation; more rows waste less space and take longer to search."""
 
 
 @dataclass(frozen=True)

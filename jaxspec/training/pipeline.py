@@ -36,8 +36,8 @@ from jaxspec.training.sizes import (
     draft_vocabulary_size,
     fitting_slots,
     read_sizes,
+    resolve_sizes,
     save_sizes,
-    settle,
 )
 from jaxspec.training.stage_folder import StageFolder, check_output
 from jaxspec.training.token_rows import TokenRows, read_shards
@@ -45,7 +45,7 @@ from jaxspec.training.train import restore_head, train
 from jaxspec.training.trainer import Trainer, TrainState
 
 # The sections of the configuration on which the content of each stage's folder depends.
-_DECISIVE = {
+_STAGE_SECTIONS = {
     "prompts": ("target", "prompts"),
     "responses": ("target", "prompts", "responses"),
     "vocabulary": ("target", "prompts", "responses", "vocabulary", "head"),
@@ -111,7 +111,7 @@ class Pipeline:
         return load_target(self.checkpoint, dtype=jnp.dtype(engine.dtype))
 
     def _folder(self, stage: str) -> StageFolder:
-        settings = self.run.settings(*_DECISIVE[stage])
+        settings = self.run.settings(*_STAGE_SECTIONS[stage])
         # A resumed run may have another command.
         settings.get("export", {}).pop("command", None)
         return StageFolder(self.output, stage, settings)
@@ -209,7 +209,7 @@ class Pipeline:
         conversations = self._conversations()
         config = read_sizes(folder.path)
         if config is None:
-            config = settle(
+            config = resolve_sizes(
                 self.run.train,
                 head,
                 self.target,
@@ -253,7 +253,7 @@ class Pipeline:
         assert isinstance(head, Eagle3)
         return head
 
-    def _before(self) -> Drafter:
+    def _baseline(self) -> Drafter:
         """The baseline for the trained head: the initial head, else prompt lookup."""
         config = self._initial_source() if self.run.head.initial else None
         if config is None:
@@ -273,7 +273,7 @@ class Pipeline:
         results = measure(self._engine(positions, trainer.head(state)), prompts, config)
         del trainer, state
         before = {f"before, {name}": encoded for name, encoded in prompts.items()}
-        results |= measure(self._engine(positions, self._before()), before, config, label="evaluate before")
+        results |= measure(self._engine(positions, self._baseline()), before, config, label="evaluate before")
         (folder.path / ACCEPTANCE).write_text(json.dumps(results, indent=2), "utf-8")
         lengths = {name: result["acceptance_length"] for name, result in results.items()}
         folder.finish(acceptance_length=lengths)

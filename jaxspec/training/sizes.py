@@ -46,7 +46,7 @@ def fitting_slots(target: Decoder, wanted: int, positions: int, *, memory: int) 
     return max(min(wanted, int(0.4 * memory / (position * positions))), 1)
 
 
-def settle(
+def resolve_sizes(
     config: TrainConfig, head: Eagle3, target: Decoder, lengths: np.ndarray, *, memory: int, devices: int
 ) -> TrainConfig:
     """The configuration with all defaults filled in.
@@ -91,7 +91,7 @@ def settle(
 
 
 def save_sizes(config: TrainConfig, folder: Path) -> None:
-    """Saves a settled configuration, since the run may be resumed on a machine with other memory."""
+    """Saves a resolved configuration, since the run may be resumed on a machine with other memory."""
     write_atomically(folder / SIZES, json.dumps(dataclasses.asdict(config), indent=2).encode())
 
 

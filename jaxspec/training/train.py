@@ -32,7 +32,7 @@ def train(
       head: from `new_head`, perhaps with parameters from `start_from`.
       target: the target; the computation uses the dtype of its weights.
       conversations: prompts with answers.
-      config: settled sizes, without zeros.
+      config: resolved sizes, without zeros.
       folder: the stage's folder.
 
     Raises:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxspec.config import ConfigError
 from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.models.decoder import Decoder
-from jaxspec.sharding import all_sum, on_shards, replicated
+from jaxspec.sharding import on_shards, psum, replicated
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.head import cast, is_trained
 from jaxspec.training.loss import StepSums, unrolled_loss
@@ -52,7 +52,7 @@ class Trainer:
 
         Args:
           head, target: the head to train and its target.
-          config: settled sizes, without zeros.
+          config: resolved sizes, without zeros.
 
         Raises:
           ConfigError: the batch size is not a multiple of the number of devices.
@@ -162,7 +162,7 @@ def _update(
 ) -> tuple[TrainState, StepSums]:
     loss = partial(_loss, axis=axis, **static)
     found = jax.grad(loss, has_aux=True)(state.params, frozen, rows, state.step)
-    grads, sums = jax.tree.map(lambda part: all_sum(part, axis), found)
+    grads, sums = jax.tree.map(lambda part: psum(part, axis), found)
     params, structure = jax.tree.flatten(state.params)
     updates, opt_state = optimizer.update(jax.tree.leaves(grads), state.opt_state, params)
     params = jax.tree.unflatten(structure, optax.apply_updates(params, updates))
@@ -171,4 +171,4 @@ def _update(
 
 def _validate(params: Any, frozen: dict, rows: PackedRows, *, axis: str | None, **static: Any) -> StepSums:
     _, sums = _loss(params, frozen, rows, jnp.int32(0), axis=axis, **static)
-    return jax.tree.map(lambda part: all_sum(part, axis), sums)
+    return jax.tree.map(lambda part: psum(part, axis), sums)

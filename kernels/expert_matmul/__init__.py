@@ -10,7 +10,7 @@ from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
 Weights = jax.Array | Mxfp4Weight | PackedExperts
 
 
-def takes(dtype: jnp.dtype, weights: Weights) -> bool:
+def supports(dtype: jnp.dtype, weights: Weights) -> bool:
     """Whether the Triton kernels support this product; the reference computes others."""
     return dtype == jnp.bfloat16 and weights.dtype == dtype
 
@@ -19,7 +19,7 @@ def reads_each_expert_once(dtype: jnp.dtype, weights: Weights) -> bool:
     """Whether the default implementation here reads each chosen expert in place, without copying it."""
     if isinstance(weights, PackedExperts):
         return dtype == weights.dtype and expert_matmul.why_not("numba") is None
-    return takes(dtype, weights) and expert_matmul.why_not("triton") is None
+    return supports(dtype, weights) and expert_matmul.why_not("triton") is None
 
 
 def _triton():

@@ -23,7 +23,7 @@ def group_rows(experts: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     return order, starts
 
 
-def most_tiles(rows: int, count: int, block: int) -> int:
+def max_tiles(rows: int, count: int, block: int) -> int:
     """The most tiles that `rows` rows need, in tiles of up to `block` rows of one expert each."""
     chosen = min(rows, count)
     return chosen + (rows - chosen) // block

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import triton
-from jaxspec_kernels.expert_matmul import takes
+from jaxspec_kernels.expert_matmul import supports
 from jaxspec_kernels.expert_matmul.mxfp4_weight import Mxfp4Weight
 from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
-from jaxspec_kernels.expert_matmul.row_groups import FEW_ROWS, group_rows, most_tiles
+from jaxspec_kernels.expert_matmul.row_groups import FEW_ROWS, group_rows, max_tiles
 from jaxspec_kernels.expert_matmul.triton_dense import dense_expert_matmul
 from jaxspec_kernels.expert_matmul.triton_mxfp4 import mxfp4_expert_matmul
 from jaxspec_kernels.triton_call import triton_call
@@ -17,7 +17,7 @@ from jaxspec_kernels.triton_call import triton_call
 
 def expert_matmul(x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4Weight) -> jax.Array:
     """See `reference.expert_matmul`, which is called for cases that the kernels do not support."""
-    if not takes(x.dtype, weights):
+    if not supports(x.dtype, weights):
         return reference(x, experts, weights)
     (rows, width), count, outputs = x.shape, weights.shape[0], weights.shape[2:]
     columns = math.prod(outputs)
@@ -52,7 +52,7 @@ def expert_matmul(x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4We
         [jax.ShapeDtypeStruct((rows, columns), jnp.float32)],
         grid=(
             triton.cdiv(columns, options["block_outputs"]),
-            most_tiles(rows, count, block_rows) if grouped else rows,
+            max_tiles(rows, count, block_rows) if grouped else rows,
         ),
         **options,
     )

@@ -2,7 +2,7 @@
 
 There are two ways. Few rows are not sorted: there is a program for every row, and of every `block` rows of an
 expert, the program of the first one computes them all. More rows are sorted with `group_rows`, and there are
-`most_tiles` programs.
+`max_tiles` programs.
 """
 
 import triton

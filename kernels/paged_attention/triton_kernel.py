@@ -116,7 +116,7 @@ def _split_kernel(
     block_keys: tl.constexpr,
     block_dim: tl.constexpr,
 ):
-    # Slots run from the last to the first: later pieces of a prompt see more positions, and the longest
+    # Slots run from the last to the first: later chunks of a prompt see more positions, and the longest
     # programs should start first.
     slot = (tl.num_programs(0) - 1 - tl.program_id(0)) // heads
     head = (tl.num_programs(0) - 1 - tl.program_id(0)) % heads

@@ -135,7 +135,7 @@ class _Reordered(Op):
         return self.op(*rest, tokens, processed, purpose=Purpose.DRAFT, implementation=implementation)
 
 
-def _sight(
+def _visible_positions(
     case: cases.paged_attention.Case | cases.latent_attention.Case,
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """The first and the last visible position of every row, and how many positions all slots read."""
@@ -149,7 +149,7 @@ def _sight(
 
 def _paged_attention(case: cases.paged_attention.Case) -> Call:
     pages, heads = 1 + case.slots * case.table_width, case.kv_heads
-    first, last, seen = _sight(case)
+    first, last, seen = _visible_positions(case)
     size = (case.slots, case.rows, heads * case.group, case.head_dim)
     dtype = jnp.dtype(case.dtype)
 
@@ -183,7 +183,7 @@ def _latent_write(case: cases.latent_write.Case) -> Call:
 
 def _latent_attention(case: cases.latent_attention.Case) -> Call:
     pages, width = 1 + case.slots * case.table_width, case.value_dim + case.rope_dim
-    first, last, seen = _sight(case)
+    first, last, seen = _visible_positions(case)
     rows = case.slots * case.rows * case.heads
     dtype = jnp.dtype(case.dtype)
 

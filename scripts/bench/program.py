@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxspec.config import EngineConfig
-from jaxspec.engine.packing import PackedOutput, pack_served, read_output
+from jaxspec.engine.packing import PackedOutput, pack_batch, read_output
 from jaxspec.engine.programs import Programs, Size
 from jaxspec.engine.request import Request
 from jaxspec.engine.scheduler import Dispatch
@@ -34,7 +34,7 @@ class Running:
 
     programs: Programs
     size: Size
-    served: jax.Array
+    batch: jax.Array
     state: EngineState
     context: int
     new_tokens: int
@@ -54,7 +54,7 @@ class Running:
 
     def dispatch(self) -> PackedOutput:
         """Enqueues one dispatch; returns its output, for `read`."""
-        self.state, output = self.programs.dispatch(self.state, self.served, None, size=self.size)
+        self.state, output = self.programs.dispatch(self.state, self.batch, None, size=self.size)
         return output
 
     def read(self, output: PackedOutput) -> Emitted:
@@ -134,10 +134,10 @@ def start(
         for slot in range(batch_size)
     ]
     limits = [size.drafts] * batch_size
-    goes_on = [True] * batch_size
-    everyone = Dispatch(slots, goes_on, True, steps_per_dispatch, [], [], [], size.drafts, limits)
-    packed = pack_served(everyone, places=batch_size, table_width=resolved.table_width)
-    served = jax.device_put(packed, whole)
-    running = Running(programs, size, served, state, context, new_tokens)
+    is_decoding = [True] * batch_size
+    everyone = Dispatch(slots, is_decoding, True, steps_per_dispatch, [], [], [], size.drafts, limits)
+    packed = pack_batch(everyone, size=batch_size, table_width=resolved.table_width)
+    batch = jax.device_put(packed, whole)
+    running = Running(programs, size, batch, state, context, new_tokens)
     running.rewind()
     return running

@@ -95,7 +95,7 @@ def test_a_replica_is_killed_and_the_answers_are_those_of_one_engine():
         for item in run:
             ended.append(item)
             if len(ended) == 10:
-                assert run._replicas[0].given  # it has rows to lose
+                assert run._replicas[0].pending  # it has rows to lose
                 os.kill(first, signal.SIGKILL)
     assert notes == ["replica 1 of 2 died: signal 9, Killed; its rows are answered again"]
     assert sorted(shown(ended), key=str) == sorted(expected, key=str)

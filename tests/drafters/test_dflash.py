@@ -9,7 +9,7 @@ from golden_heads import ROWS, GoldenHead
 
 from jaxspec.attention import FullAttention, PageTable, RowBlock, SlidingWindow, build_metadata
 from jaxspec.config import ConfigError, DrafterConfig
-from jaxspec.drafters.dflash import DFlashConfig, block_sight
+from jaxspec.drafters.dflash import DFlashConfig, block_metadata
 from jaxspec.drafters.loading import Build, load_drafter
 from jaxspec.models.loading import target_config
 from jaxspec.sampling import SamplingMode
@@ -66,7 +66,7 @@ def sight(kind, *, causal, before, positions=(10, 11, 12, 13), pages=4):
     rows = jnp.array([positions], jnp.int32)
     block = RowBlock(rows, jnp.ones(rows.shape, bool), PageTable(table, 4))
     metadata = build_metadata([kind], block)[kind]
-    seen = block_sight(metadata, kind, causal, before)
+    seen = block_metadata(metadata, kind, causal, before)
     return list(zip(seen.first[0].tolist(), seen.last[0].tolist(), strict=True))
 
 

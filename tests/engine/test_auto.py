@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from tiny_engines import DRAFTERS, ONLY_OVER, assert_idle, compile_all, leave_pages, tokens_of
+from tiny_engines import DRAFTERS, ONLY_OVER, assert_idle, compile_all, limit_pages, tokens_of
 
 from jaxspec import SamplingParams
 from jaxspec.engine.scheduler import Choice
@@ -80,7 +80,7 @@ def test_pages_that_run_out_cost_no_token(tiny_engines, prompts, monkeypatch):
     expected = tokens_of(tiny_engines.load("none").generate(prompts, max_new_tokens=40))
     engine = tiny_engines.load("near", "auto", sampling_modes=("sampled",))
     compile_all(engine)
-    leave_pages(engine, 12, monkeypatch)
+    limit_pages(engine, 12, monkeypatch)
     for seed in range(5):
         force(engine, monkeypatch, [0, 4, 0, 1], seed)
         before = engine.core.scheduler.num_preempted

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from jaxspec.engine.choice import ALONE, DraftChoice, Slot
+from jaxspec.engine.choice import TIMING_RUNS, DraftChoice, Slot
 
 DRAFTS, CHOICES = 4, (0, 1, 2, 4)
 COSTS = {
@@ -33,15 +33,15 @@ def chance_for(length: float) -> float:
 class Machine:
     """Requests of 400 tokens one after another in every slot; what came out is known a dispatch late."""
 
-    def __init__(self, slots, length, cost, *, leaves_rows, seed=0, noise=0.03):
+    def __init__(self, slots, length, cost, *, drafter_has_rows, seed=0, noise=0.03):
         self.rng = random.Random(seed)
         self.chance, self.cost, self.noise = chance_for(length), cost, noise
-        self.leaves_rows = leaves_rows
+        self.drafter_has_rows = drafter_has_rows
         self.row_seconds = cost(slots, 0) / 16
         self.keys = {k: (slots, 0, k) for k in CHOICES}
-        self.choice = DraftChoice(DRAFTS, 1, leaves_rows=leaves_rows)
+        self.choice = DraftChoice(DRAFTS, 1, drafter_has_rows=drafter_has_rows)
         for k, key in self.keys.items():
-            self.choice.times.add_alone(key, statistics.median(self.takes(k) for _ in range(ALONE)))
+            self.choice.times.add_alone(key, statistics.median(self.takes(k) for _ in range(TIMING_RUNS)))
         self.slots = [self.new() for _ in range(slots)]
         for slot in self.slots:
             slot["done"] = self.rng.randrange(400)
@@ -96,7 +96,7 @@ class Machine:
                 accepted += 1
             if limit:
                 self.seen.append((slot["acceptance"], limit, accepted))
-            if not k and self.leaves_rows and slot["missing"] is None:
+            if not k and self.drafter_has_rows and slot["missing"] is None:
                 slot["missing"] = slot["done"]
             slot["done"] += accepted + 1
             self.tokens += accepted + 1
@@ -118,12 +118,12 @@ class Machine:
         return slots * tokens_a_step(self.chance, k) / self.cost(slots, k)
 
 
-@pytest.mark.parametrize("leaves_rows", [True, False])
+@pytest.mark.parametrize("drafter_has_rows", [True, False])
 @pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize(("slots", "dispatches"), [(1, 1500), (8, 400), (128, 60)])
-def test_never_much_slower_than_plain_decoding_or_the_best_k(slots, dispatches, cost, leaves_rows):
+def test_never_much_slower_than_plain_decoding_or_the_best_k(slots, dispatches, cost, drafter_has_rows):
     for length in (1.0, 1.2, 2.0, 3.0, 5.0):
-        machine = Machine(slots, length, COSTS[cost], leaves_rows=leaves_rows)
+        machine = Machine(slots, length, COSTS[cost], drafter_has_rows=drafter_has_rows)
         speed = machine.speed(dispatches)
         assert speed > 0.98 * machine.fixed(0), length
         assert speed > 0.97 * max(map(machine.fixed, CHOICES)), length

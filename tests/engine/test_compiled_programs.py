@@ -11,7 +11,7 @@ import pytest
 from hlo_text import instructions, num_aliases
 
 from jaxspec.engine import packing, step
-from jaxspec.engine.packing import empty_served, read_output
+from jaxspec.engine.packing import empty_batch, read_output
 from jaxspec.sampling import SamplingMode
 
 # One layer's cache is larger than every other array of the program, so a copy of it shows by its size.
@@ -75,8 +75,8 @@ def run(engine, *, goes_on, steps):
     """Runs the decode program where slot 0 has two tokens left if it `goes_on`: the steps' tokens, page 0."""
     core, programs = engine.core, engine.programs
     (size,) = (size for size in programs.compiled if size.mode == SamplingMode.GREEDY)
-    words = empty_served(size.slots, engine.config.table_width)
-    words[0, packing._SLOT], words[0, packing._GOES_ON] = 0, goes_on is not None
+    words = empty_batch(size.slots, engine.config.table_width)
+    words[0, packing._SLOT], words[0, packing._IS_DECODING] = 0, goes_on is not None
     words[0, packing._STEPS] = steps
     words[0, -engine.config.table_width :] = 1
     state = replace(

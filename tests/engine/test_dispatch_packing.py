@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from jaxspec.engine.packing import (
-    empty_pieces,
-    empty_served,
-    pack_pieces,
-    pack_served,
-    read_pieces,
-    read_served,
+    empty_batch,
+    empty_chunks,
+    pack_batch,
+    pack_chunks,
+    read_batch,
+    read_chunks,
 )
 from jaxspec.engine.request import Request
 from jaxspec.engine.scheduler import Chunk, Dispatch, Running
@@ -22,30 +22,30 @@ from jaxspec.sampling import SamplingParams
 PARAMS = SamplingParams(temperature=0.7, top_k=9, top_p=0.9, min_p=0.1)
 
 
-def running(slot, prompt, *, pages, seed=0, answered=(), known=None):
+def running(slot, prompt, *, pages, seed=0, answered=(), given_token=None):
     request = Request(
         prompt=prompt, params=PARAMS, max_new_tokens=10, stop_tokens=(7, 5), seed=seed, tokenizer=None
     )
-    return Running(request, slot, pages, [*prompt, *answered], known)
+    return Running(request, slot, pages, [*prompt, *answered], given_token)
 
 
-def dispatch(served, goes_on, chunks=()):
-    counts = [1] * len(served)
-    limits = list(range(len(served)))
-    return Dispatch(served, goes_on, any(goes_on), 2, list(chunks), counts, counts, 3, limits)
+def dispatch(batch, is_decoding, chunks=()):
+    counts = [1] * len(batch)
+    limits = list(range(len(batch)))
+    return Dispatch(batch, is_decoding, any(is_decoding), 2, list(chunks), counts, counts, 3, limits)
 
 
 def test_served_slots_and_places_without_work():
     seed = 0x0123456789ABCDEF
-    served = [running(2, [1], pages=[4, 9], seed=seed), running(0, [1], pages=[3])]
-    words = pack_served(dispatch(served, [True, False]), places=4, table_width=5)
-    read = read_served(jnp.asarray(words), 8)
+    batch = [running(2, [1], pages=[4, 9], seed=seed), running(0, [1], pages=[3])]
+    words = pack_batch(dispatch(batch, [True, False]), size=4, table_width=5)
+    read = read_batch(jnp.asarray(words), 8)
     assert read.slot.tolist()[:2] == [2, 0]
     # Past every slot, so that whatever is put there is dropped.
     assert (np.asarray(read.slot)[2:] > 1000).all()
-    assert read.goes_on.tolist() == [True, False, False, False]
+    assert read.is_decoding.tolist() == [True, False, False, False]
     assert read.limit.tolist() == [0, 1, 0, 0]
-    # Past every number of steps, so that the least of them is that of the served slots.
+    # Past every number of steps, so that the least of them is that of the slots in the batch.
     assert read.steps.tolist()[:2] == [2, 2]
     assert (np.asarray(read.steps)[2:] > 1000).all()
     assert read.page_table.pages.tolist() == [[4, 9, 0, 0, 0], [3, 0, 0, 0, 0], [0] * 5, [0] * 5]
@@ -60,31 +60,31 @@ def test_served_slots_and_places_without_work():
 
 def test_pieces_know_the_token_after_each_of_theirs():
     fresh = running(1, list(range(10, 16)), pages=[1])
-    again = running(0, [20, 21], pages=[2], answered=[22, 23], known=24)
+    again = running(0, [20, 21], pages=[2], answered=[22, 23], given_token=24)
     chunks = [
         Chunk(fresh, 0, 4, True, False),
         Chunk(fresh, 4, 2, False, True),
         Chunk(again, 0, 4, True, True),
     ]
-    words = pack_pieces(dispatch([again, fresh], [False, False], chunks), pieces=5, width=4)
-    pieces = read_pieces(jnp.asarray(words))
-    assert pieces.place.tolist()[:3] == [1, 1, 0]
-    # Past every place, so that whatever is put there is dropped.
-    assert (np.asarray(pieces.place)[3:] > 1000).all()
-    assert pieces.tokens[:3].tolist() == [[10, 11, 12, 13], [14, 15, 0, 0], [20, 21, 22, 23]]
-    assert pieces.next_tokens[:, :3].tolist()[0] == [11, 12, 13]
-    assert [int(pieces.next_tokens[0, 3]), int(pieces.next_tokens[1, 0])] == [14, 15]
-    assert pieces.start.tolist() == [0, 4, 0, 0, 0]
-    assert pieces.count.tolist() == [4, 2, 4, 0, 0]
-    assert pieces.is_last.tolist() == [False, True, True, False, False]
-    assert pieces.known.tolist()[:3] == [-1, -1, 24]
-    # Of ten, two stand before the known one.
-    assert pieces.remaining.tolist()[:3] == [10, 10, 8]
+    words = pack_chunks(dispatch([again, fresh], [False, False], chunks), num_chunks=5, width=4)
+    chunks = read_chunks(jnp.asarray(words))
+    assert chunks.batch_index.tolist()[:3] == [1, 1, 0]
+    # Past every index, so that whatever is put there is dropped.
+    assert (np.asarray(chunks.batch_index)[3:] > 1000).all()
+    assert chunks.tokens[:3].tolist() == [[10, 11, 12, 13], [14, 15, 0, 0], [20, 21, 22, 23]]
+    assert chunks.next_tokens[:, :3].tolist()[0] == [11, 12, 13]
+    assert [int(chunks.next_tokens[0, 3]), int(chunks.next_tokens[1, 0])] == [14, 15]
+    assert chunks.start.tolist() == [0, 4, 0, 0, 0]
+    assert chunks.count.tolist() == [4, 2, 4, 0, 0]
+    assert chunks.is_last.tolist() == [False, True, True, False, False]
+    assert chunks.given_token.tolist()[:3] == [-1, -1, 24]
+    # Of ten, two stand before the given one.
+    assert chunks.remaining.tolist()[:3] == [10, 10, 8]
 
 
 @pytest.mark.parametrize(
     ("read", "words"),
-    [(partial(read_served, page_size=16), empty_served(1, 9)), (read_pieces, empty_pieces(1, 8))],
+    [(partial(read_batch, page_size=16), empty_batch(1, 9)), (read_chunks, empty_chunks(1, 8))],
 )
 def test_fields_of_a_single_row_start_where_triton_expects_arrays(read, words):
     """The page table of a lone short prompt started at 100 bytes, and its program failed on a GPU."""

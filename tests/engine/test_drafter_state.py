@@ -9,7 +9,7 @@ import pytest
 from golden_files import assert_close
 from tiny_engines import start_afresh
 
-from jaxspec.engine.packing import read_served
+from jaxspec.engine.packing import read_batch
 
 ALONE = {"batch_size": 1, "sampling_modes": ("greedy",)}
 WITH_CACHE = ("eagle3", "eagle1", "near", "peagle", "dflash")
@@ -21,8 +21,8 @@ def cached(engine, count):
     page_size = engine.config.page_size
     position = np.arange(count)
     # Of the last dispatch.
-    served = read_served(jnp.asarray(engine.core._served[0]), page_size)
-    page = np.asarray(served.page_table.pages[0])[position // page_size]
+    batch = read_batch(jnp.asarray(engine.core._batch[0]), page_size)
+    page = np.asarray(batch.page_table.pages[0])[position // page_size]
     assert (page > 0).all()
     layers = (*state.target_cache, *state.draft_cache)
     return [np.asarray(layer)[page, :, :, position % page_size] for layer in layers]

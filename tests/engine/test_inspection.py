@@ -53,11 +53,11 @@ def test_every_step_leaves_what_the_compiled_one_leaves(tiny_engines, prompts):
     run.read_prompt()
     models, config, mode = run.phases.models, engine.config, SamplingMode.TEMPERATURE
     proposing = nnx.jit(partial(draft, mode=mode))
-    whole = nnx.jit(partial(engine_step, pieces=None, config=config, mode=mode))
+    whole = nnx.jit(partial(engine_step, chunks=None, config=config, mode=mode))
     while request.finish_reason is None:
         state = jax.tree.map(jnp.copy, run.state)
-        proposal, _ = proposing(models, state, run.served)
-        state, output = whole(models, state, run.served)
+        proposal, _ = proposing(models, state, run.batch)
+        state, output = whole(models, state, run.batch)
         did = run.step()
         assert did.draft_tokens == proposal.tokens[0].tolist()
         assert did.tokens == output.emitted.tokens[0, : len(did.tokens)].tolist()

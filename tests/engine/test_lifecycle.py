@@ -17,7 +17,7 @@ import jaxspec
 from jaxspec import AsyncEngine, EngineError, SamplingParams
 from jaxspec.engine import core
 from jaxspec.engine.core import MAX_FAILURES, EngineCore
-from jaxspec.engine.packing import read_output, read_served
+from jaxspec.engine.packing import read_batch, read_output
 
 LONG = SamplingParams(max_new_tokens=70, ignore_eos=True)
 
@@ -208,13 +208,13 @@ def test_logits_that_are_not_finite_end_their_request_and_no_other(
     engine.forget_prefixes()
     dispatch, calls = engine.programs.dispatch, []
 
-    def poisoned(state, served, pieces, *, size):
+    def poisoned(state, batch, chunks, *, size):
         calls.extend([1] * (size.mode is not None))
         if size.mode is not None and len(calls) == (1 if at == "prompt" else 6):
-            page = read_served(served, 8).page_table.pages[0, 0]
+            page = read_batch(batch, 8).page_table.pages[0, 0]
             cache = jax.tree.map(lambda layer: layer.at[page].set(jnp.nan), state.target_cache)
             state = replace(state, target_cache=cache)
-        return dispatch(state, served, pieces, size=size)
+        return dispatch(state, batch, chunks, size=size)
 
     monkeypatch.setattr(engine.programs, "dispatch", poisoned)
     bad, good = engine.generate(asked, **ask)
@@ -289,7 +289,7 @@ def test_a_closed_engine_ends_its_requests_and_refuses_more(tiny_engines, prompt
 def test_whoever_waits_for_an_engine_is_let_go_when_it_is_closed(tiny_engines, prompts, monkeypatch):
     engine = jaxspec.load(tiny_engines.folders["target"], progress=False, **SIZES)
     programs = engine.programs
-    monkeypatch.setattr(programs, "num_behind", 1)  # it is never prepared
+    monkeypatch.setattr(programs, "num_uncompiled", 1)  # it is never prepared
     waits = [threading.Thread(target=wait, daemon=True) for wait in (engine.wait_prepared, engine.wait_idle)]
     for wait in waits:
         wait.start()

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from tiny_engines import tokens_of
 
-from jaxspec.engine.packing import read_served
+from jaxspec.engine.packing import read_batch
 
 
 def poison(engine):
@@ -60,9 +60,9 @@ def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, 
     dispatch = engine.programs.dispatch
 
     @jax.jit
-    def poisoned(state, served):
+    def poisoned(state, batch):
         page_size = state.target_cache[0].shape[3]
-        table = read_served(served, page_size).page_table.pages[0]
+        table = read_batch(batch, page_size).page_table.pages[0]
         position = jnp.arange(table.size * page_size)
 
         def fill(cache, length):
@@ -76,9 +76,9 @@ def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, 
             draft_cache=fill(state.draft_cache, length + ahead),
         )
 
-    def poisoned_dispatch(state, served, pieces, *, size):
-        state, output = dispatch(state, served, pieces, size=size)
-        return (state if size.mode is None else poisoned(state, served)), output
+    def poisoned_dispatch(state, batch, chunks, *, size):
+        state, output = dispatch(state, batch, chunks, size=size)
+        return (state if size.mode is None else poisoned(state, batch)), output
 
     monkeypatch.setattr(engine.programs, "dispatch", poisoned_dispatch)
     after = engine.generate(prompts, max_new_tokens=30)

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 from conversations import assert_as_alone, conversation
-from tiny_engines import leave_pages, start_afresh
+from tiny_engines import limit_pages, start_afresh
 
 from jaxspec import ConfigError, EngineConfig, SamplingParams
 
 
 @pytest.mark.parametrize("name", ["none", "ngram", "eagle3", "near", "dflash"])
 def test_a_prefix_is_found_in_the_step_that_reads_it(tiny_engines, prompts, name):
-    """Pieces of several prompts side by side, of which later ones see pages that the same step writes."""
+    """Chunks of several prompts side by side, of which later ones see pages that the same step writes."""
     sizes = {"prefill_rows": 8, "rows_beside": 16, "steps_per_dispatch": 2, "page_size": 4}
     engine = tiny_engines.load(name, batch_size=4, sampling_modes=("sampled",), **sizes)
     start_afresh(engine)
@@ -27,7 +27,7 @@ def test_with_hardly_any_pages_what_is_kept_goes_and_tokens_stay(tiny_engines, p
     engine = tiny_engines.load(name)
     start_afresh(engine)
     expected = conversation(engine, prompts, turns=3)
-    leave_pages(engine, 12, monkeypatch)
+    limit_pages(engine, 12, monkeypatch)
     start_afresh(engine)
     before = engine.core.scheduler.num_preempted
     answers = conversation(engine, prompts, turns=3)

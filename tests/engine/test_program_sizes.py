@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from tiny_engines import leave_pages, tokens_of
+from tiny_engines import limit_pages, tokens_of
 
 from jaxspec.engine import core
 from jaxspec.engine.programs import Size
@@ -47,8 +47,8 @@ def ran(engine, monkeypatch):
 def test_a_program_serves_what_is_no_larger_than_itself():
     size = Size(4, 2, SamplingMode.TEMPERATURE)
     smaller = [size, Size(3, 1, SamplingMode.GREEDY)]
-    larger = [replace(size, slots=5), replace(size, pieces=3), replace(size, mode=SamplingMode.TRUNCATED)]
-    other = [replace(size, pieces=0), replace(size, mode=None)]
+    larger = [replace(size, slots=5), replace(size, chunks=3), replace(size, mode=SamplingMode.TRUNCATED)]
+    other = [replace(size, chunks=0), replace(size, mode=None)]
     assert all(size.serves(need) for need in smaller)
     assert not any(size.serves(need) for need in [*larger, *other])
 
@@ -59,7 +59,7 @@ def test_every_size_gives_the_tokens_of_a_lone_run(tiny_engines, prompts, name, 
     sizes = ran(engine, monkeypatch)
     assert tokens_of(engine.generate(prompts * 2, max_new_tokens=30, **way)) == alone * 2
     assert tokens_of([engine.generate(prompt, max_new_tokens=30, **way) for prompt in prompts]) == alone
-    kinds = {(size.slots, size.mode is not None, size.pieces > 0) for size in sizes}
+    kinds = {(size.slots, size.mode is not None, size.chunks > 0) for size in sizes}
     assert kinds >= {(4, True, False), (4, True, True), (1, True, False), (1, False, True), (3, False, True)}
 
 
@@ -67,8 +67,8 @@ def test_before_the_smaller_ones_are_there_the_largest_serve(tiny_engines, promp
     engine = tiny_engines.load(name, **SIZES, sampling_modes=MODES[name])
     engine.programs.wait_compiled()
     everything = dict(engine.programs.compiled)
-    largest = {size: program for size, program in everything.items() if size.slots == 4 and not size.pieces}
-    largest |= {size: program for size, program in everything.items() if size.pieces == 3}
+    largest = {size: program for size, program in everything.items() if size.slots == 4 and not size.chunks}
+    largest |= {size: program for size, program in everything.items() if size.chunks == 3}
     engine.programs.compiled = largest
     try:
         assert tokens_of(engine.generate(prompts, max_new_tokens=30, **way)) == alone
@@ -79,7 +79,7 @@ def test_before_the_smaller_ones_are_there_the_largest_serve(tiny_engines, promp
 def test_pages_that_run_out_cost_no_token(tiny_engines, prompts, name, way, alone, monkeypatch):
     """The pool holds the longest request and little more."""
     engine = tiny_engines.load(name, **SIZES, sampling_modes=MODES[name])
-    leave_pages(engine, 9, monkeypatch)
+    limit_pages(engine, 9, monkeypatch)
     before = engine.core.scheduler.num_preempted
     assert tokens_of(engine.generate(prompts, max_new_tokens=30, **way)) == alone
     assert engine.core.scheduler.num_preempted > before

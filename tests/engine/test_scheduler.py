@@ -29,8 +29,8 @@ def make_scheduler(**changes) -> Scheduler:
         "pages": PagePool(num_pages=12, page_size=4),
         "steps": 2,
         "tokens_per_step": 3,
-        "chunk": 5,
-        "most_chunks": 2,
+        "chunk_size": 5,
+        "max_chunks": 2,
     }
     return Scheduler(**{**sizes, **changes})
 
@@ -64,19 +64,19 @@ class Device:
     def _run(self, dispatch):
         scheduler = self.scheduler
         check_pages(scheduler)
-        assert len({running.slot for running in dispatch.served}) == len(dispatch.served)
-        assert dispatch.decodes == any(dispatch.goes_on)
-        most = scheduler.chunks_beside[-1] if dispatch.decodes and dispatch.chunks else scheduler.most_chunks
+        assert len({running.slot for running in dispatch.batch}) == len(dispatch.batch)
+        assert dispatch.decodes == any(dispatch.is_decoding)
+        most = scheduler.chunks_beside[-1] if dispatch.decodes and dispatch.chunks else scheduler.max_chunks
         assert len(dispatch.chunks) <= most
-        for running, goes_on in zip(dispatch.served, dispatch.goes_on, strict=True):
-            if not goes_on:
+        for running, is_decoding in zip(dispatch.batch, dispatch.is_decoding, strict=True):
+            if not is_decoding:
                 self.slots[running.slot] = None
-        served = list(zip(dispatch.served, dispatch.limits, strict=True))
+        batch = list(zip(dispatch.batch, dispatch.limits, strict=True))
         emitted, first = [], []
         assert dispatch.steps == 1 or dispatch.decodes
         for step in range(dispatch.steps):
             if dispatch.decodes:
-                emitted.append([self._step(*each, dispatch.drafts) for each in served])
+                emitted.append([self._step(*each, dispatch.drafts) for each in batch])
             if not step:
                 first = [self._read(chunk) for chunk in dispatch.chunks]
         return first, emitted
@@ -98,14 +98,14 @@ class Device:
 
     def _read(self, chunk):
         running = chunk.running
-        assert 1 <= chunk.count <= self.scheduler.chunk
+        assert 1 <= chunk.count <= self.scheduler.chunk_size
         assert chunk.is_first == (running not in self.begun)
         assert chunk.start == (self.begun.get(running, chunk.start))
         end = self.begun[running] = chunk.start + chunk.count
         self.num_read += chunk.count
         length = len(running.tokens)
         assert chunk.is_last == (end == length)
-        token = answer(running.tokens) if running.known is None else running.known
+        token = answer(running.tokens) if running.given_token is None else running.given_token
         text = [*running.tokens, token]
         self._write(running, chunk.start, text[: end + 1])
         self._check(running, text[: end + 1])
@@ -161,7 +161,7 @@ def check_pages(scheduler) -> None:
         max_size=25,
     ),
     pages=st.integers(11, 30),
-    most_chunks=st.integers(1, 4),
+    max_chunks=st.integers(1, 4),
     beside=st.sampled_from([(), (1,), (1, 2), (2,)]),
     between=st.integers(1, 8),
     steps=st.integers(1, 4),
@@ -172,7 +172,7 @@ def check_pages(scheduler) -> None:
     seed=st.integers(0, 2**16),
 )
 def test_whatever_arrives_ends_with_its_tokens(
-    sizes, pages, most_chunks, beside, between, steps, adapts, aborted, lost, chosen, seed
+    sizes, pages, max_chunks, beside, between, steps, adapts, aborted, lost, chosen, seed
 ):
     """However few pages there are, none is leaked, and what anybody reads belongs to its own text.
 
@@ -184,7 +184,7 @@ def test_whatever_arrives_ends_with_its_tokens(
     rng = random.Random(seed)
     scheduler = make_scheduler(
         pages=PagePool(pages, 4),
-        most_chunks=most_chunks,
+        max_chunks=max_chunks,
         chunks_beside=beside,
         chunks_between=between,
         steps=steps,
@@ -220,9 +220,9 @@ def test_whatever_arrives_ends_with_its_tokens(
                 scheduler.abort(requests[index], "why")
                 aborted.discard(index)
         check_pages(scheduler)
-        places = [running.request.place for running in scheduler.running]
-        assert places == sorted(places)
-        assert [r.place for r in scheduler.waiting] == sorted(r.place for r in scheduler.waiting)
+        keys = [running.request.queue_key for running in scheduler.running]
+        assert keys == sorted(keys)
+        assert [r.queue_key for r in scheduler.waiting] == sorted(r.queue_key for r in scheduler.waiting)
         if not arriving and not scheduler and not device.in_flight:
             break
     for request in requests:
@@ -241,7 +241,7 @@ def test_a_head_that_many_share_is_read_once():
     """All are admitted at once, when none of it has been read."""
     for beside in ((), (1, 2)):
         scheduler = make_scheduler(
-            batch_size=9, pages=PagePool(100, 4), chunk=4, most_chunks=3, chunks_beside=beside
+            batch_size=9, pages=PagePool(100, 4), chunk_size=4, max_chunks=3, chunks_beside=beside
         )
         device = Device(scheduler, random.Random(0))
         if beside:
@@ -325,7 +325,7 @@ def test_a_long_prompt_does_not_hold_up_slots_that_decode():
         plan = scheduler.plan()
         chunks = [chunk.count for dispatch in plan for chunk in dispatch.chunks]
         assert chunks == [5]
-        assert plan[-1].served[0].request is first
+        assert plan[-1].batch[0].request is first
         assert plan[-1].decodes
 
 
@@ -356,8 +356,9 @@ def test_a_prompt_that_ends_beside_others_decodes_with_them_at_once():
     scheduler.add(make_request(6, 30))
     (dispatch,) = scheduler.plan()
     assert [(chunk.start, chunk.count) for chunk in dispatch.chunks] == [(0, 5), (5, 1)]
-    assert dispatch.goes_on == [True, False]
-    assert dispatch.sure == [4, 1 + 3]  # the first token of an answer, and a token of each step behind it
+    assert dispatch.is_decoding == [True, False]
+    # The first token of an answer, and one of each later step.
+    assert dispatch.min_tokens == [4, 1 + 3]
 
 
 def begin_beside_plain_decoding(num_drafts: int | None):
@@ -410,7 +411,7 @@ def test_a_step_reads_what_fills_a_program_and_the_next_one_the_rest():
 
 
 def test_pieces_of_one_prompt_share_a_step():
-    scheduler = make_scheduler(most_chunks=4)
+    scheduler = make_scheduler(max_chunks=4)
     scheduler.add(make_request(13, 3))
     scheduler.add(make_request([5] * 9, 3))
     plan = scheduler.plan()
@@ -423,7 +424,7 @@ def test_pieces_of_one_prompt_share_a_step():
 
 def test_a_prompt_is_read_before_those_that_came_later():
     """It lies in the last slot, the first one decodes, and the one between is refilled all the time."""
-    scheduler = make_scheduler(chunks_between=1, most_chunks=1, pages=PagePool(100, 4), prefix_caching=False)
+    scheduler = make_scheduler(chunks_between=1, max_chunks=1, pages=PagePool(100, 4), prefix_caching=False)
     device = Device(scheduler, random.Random(0))
     decoding, short, long = make_request(1, 100), make_request(1, 1), make_request(20, 4)
     scheduler.add(decoding)
@@ -452,8 +453,8 @@ def test_a_request_that_starts_again_reads_its_answer_too_and_keeps_its_place():
     assert scheduler.waiting == requests
     chunk = scheduler.plan()[0].chunks[0]
     again = chunk.running
-    assert (again.request, again.tokens, again.known) == (requests[0], [0, 1, 2, 7, 8], 9)
-    assert again.remaining == 8  # of ten, the known one included
+    assert (again.request, again.tokens, again.given_token) == (requests[0], [0, 1, 2, 7, 8], 9)
+    assert again.remaining == 8  # of ten, the given one included
     assert not chunk.samples
 
 

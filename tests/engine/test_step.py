@@ -11,7 +11,7 @@ import pytest
 from jaxspec.attention import PageTable
 from jaxspec.config import EngineConfig
 from jaxspec.drafters.base import Proposal
-from jaxspec.engine.state import MAX_STOP_TOKENS, EngineState, Pieces, Served
+from jaxspec.engine.state import MAX_STOP_TOKENS, Batch, Chunks, EngineState
 from jaxspec.engine.step import accept, sample_first, verify_and_commit
 from jaxspec.sampling import SamplingMode, SamplingState
 
@@ -36,9 +36,9 @@ def slots(lengths, *, remaining, active=True, stop_tokens=()):
     stops = np.full((count, MAX_STOP_TOKENS), -1, np.int32)
     stops[:, : len(stop_tokens)] = stop_tokens
     zeros = jnp.zeros(count)
-    served = Served(
+    batch = Batch(
         slot=jnp.arange(count, dtype=jnp.int32),
-        goes_on=jnp.ones(count, bool),
+        is_decoding=jnp.ones(count, bool),
         limit=jnp.full(count, 9, jnp.int32),
         steps=jnp.ones(count, jnp.int32),
         page_table=PageTable(jnp.zeros((count, 9), jnp.int32), 4),
@@ -47,13 +47,13 @@ def slots(lengths, *, remaining, active=True, stop_tokens=()):
             zeros, zeros.astype(jnp.int32), zeros + 1, zeros, jnp.zeros((count, 2), jnp.uint32)
         ),
     )
-    return state, served
+    return state, batch
 
 
 def test_a_slot_that_does_not_go_on_is_not_active():
     """Its last request may have been ended by the host, of which the device knows nothing."""
-    state, served = slots([4, 5, 6], remaining=9, active=[True, True, False])
-    taken = state.take(replace(served, goes_on=jnp.array([False, True, True])))
+    state, batch = slots([4, 5, 6], remaining=9, active=[True, True, False])
+    taken = state.gather(replace(batch, is_decoding=jnp.array([False, True, True])))
     assert taken.active.tolist() == [False, True, False]
 
 
@@ -82,12 +82,12 @@ def test_blocks_are_accepted_and_end_as_token_by_token():
     remaining = rng.integers(1, 8, size=count)
     sound = rng.random((count, num_drafts + 1)) < 0.9
     active = rng.random(count) < 0.9
-    state, served = slots([5] * count, remaining=remaining, active=active, stop_tokens=stops)
+    state, batch = slots([5] * count, remaining=remaining, active=active, stop_tokens=stops)
     logits = np.where(sound[..., None], np.eye(VOCABULARY)[best], np.nan)
     emitted, accepted = accept(
         jnp.asarray(logits, jnp.float32),
         state,
-        served,
+        batch,
         Proposal(jnp.asarray(drafts, jnp.int32), jnp.asarray(drafted, jnp.int32), None),
         SimpleNamespace(draft_vocab=None),
         config=CONFIG,
@@ -110,29 +110,29 @@ def test_blocks_are_accepted_and_end_as_token_by_token():
     assert ways >= {(n, False, False) for n in range(6)}
 
 
-def pieces_of(*pieces, width=4):
-    """Pieces (place, start, count, is last, known, remaining) of texts that count up."""
-    place, start, count, is_last, known, remaining = map(np.array, zip(*pieces, strict=True))
+def chunks_of(*chunks, width=4):
+    """Chunks (batch index, start, count, is last, known, remaining) of texts that count up."""
+    batch_index, start, count, is_last, known, remaining = map(np.array, zip(*chunks, strict=True))
     tokens = start[:, None] + np.arange(width + 1)
-    # Past the piece, as past a prompt: a token that it must not learn from.
+    # Past the chunk, as past a prompt: a token that it must not learn from.
     tokens = np.where(np.arange(width + 1) <= count[:, None], tokens % VOCABULARY, 11)
-    ints = (jnp.asarray(x, jnp.int32) for x in (place, tokens[:, :-1], tokens[:, 1:], start, count))
-    return Pieces(*ints, jnp.asarray(is_last), *(jnp.asarray(x, jnp.int32) for x in (known, remaining)))
+    ints = (jnp.asarray(x, jnp.int32) for x in (batch_index, tokens[:, :-1], tokens[:, 1:], start, count))
+    return Chunks(*ints, jnp.asarray(is_last), *(jnp.asarray(x, jnp.int32) for x in (known, remaining)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_first_token_is_the_known_one_or_sampled(temperature):
-    _, served = slots([0, 0, 0, 0], remaining=9, stop_tokens=(6,))
-    sampling = replace(served.sampling, temperature=jnp.full(4, temperature))
-    pieces = pieces_of(
+    _, batch = slots([0, 0, 0, 0], remaining=9, stop_tokens=(6,))
+    sampling = replace(batch.sampling, temperature=jnp.full(4, temperature))
+    chunks = chunks_of(
         (0, 0, 3, True, -1, 9), (1, 0, 3, True, 6, 9), (2, 0, 3, False, -1, 9), (3, 0, 3, True, 7, 1)
     )
     logits = jnp.full((4, VOCABULARY), -jnp.inf).at[:, 2].set(0.0)
-    first = sample_first(logits, replace(served, sampling=sampling), pieces)
+    first = sample_first(logits, replace(batch, sampling=sampling), chunks)
     assert first.token.tolist() == [2, 6, 2, 7]
     assert first.done.tolist() == [False, True, False, True]  # by the stop token, by the limit
     assert first.failed.tolist() == [False] * 4
-    failed = sample_first(logits.at[:3].set(jnp.nan), replace(served, sampling=sampling), pieces)
+    failed = sample_first(logits.at[:3].set(jnp.nan), replace(batch, sampling=sampling), chunks)
     assert failed.failed.tolist() == [True, True, False, False]
     assert failed.done.tolist() == [True, True, False, True]
 
@@ -161,28 +161,28 @@ class RecordingDrafter:
 
 
 @jax.jit
-def verify(state, served, proposal, pieces):
+def verify(state, batch, proposal, chunks):
     """The state, and what the drafter saw."""
     drafter = RecordingDrafter()
     state, _ = verify_and_commit(
         SimpleNamespace(target=CountingTarget(), drafter=drafter),
         state,
-        served,
+        batch,
         proposal,
-        pieces,
+        chunks,
         config=CONFIG,
         mode=None if proposal is None else GREEDY,
     )
     return state, drafter.rows
 
 
-def step(state, served, drafts, pieces):
+def step(state, batch, drafts, chunks):
     """Runs one; returns the state and, as the drafter saw them, blocks of (tokens, next tokens, valid)."""
     proposal = None
     if drafts is not None:
         drafts = jnp.asarray(drafts, jnp.int32)
         proposal = Proposal(drafts, jnp.full(len(drafts), drafts.shape[1], jnp.int32), None)
-    state, rows = verify(state, served, proposal, pieces)
+    state, rows = verify(state, batch, proposal, chunks)
     seen, start = [], 0
     for block in rows.blocks:
         these = slice(start, start := start + block.positions.size)
@@ -192,9 +192,9 @@ def step(state, served, drafts, pieces):
 
 
 def test_a_step_commits_what_it_accepted_and_tells_the_drafter_so():
-    state, served = slots([4, 5, 6, 7], remaining=[9, 9, 9, 1], active=[True, True, False, True])
+    state, batch = slots([4, 5, 6, 7], remaining=[9, 9, 9, 1], active=[True, True, False, True])
     drafts = [[5, 6, 0], [6, 7, 8], [7, 8, 9], [8, 9, 10]]
-    after, ((tokens, next_tokens, valid),) = step(state, served, drafts, None)
+    after, ((tokens, next_tokens, valid),) = step(state, batch, drafts, None)
     assert tokens == [[4, 5, 6, 0], [5, 6, 7, 8], [6, 7, 8, 9], [7, 8, 9, 10]]
     assert valid == [[True] * 3 + [False], [True] * 4, [False] * 4, [True] * 4]
     assert [row[:3] for row in next_tokens[:2]] == [[5, 6, 7], [6, 7, 8]]
@@ -210,16 +210,16 @@ def test_a_step_commits_what_it_accepted_and_tells_the_drafter_so():
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_pieces_are_read_into_their_slots(beside):
-    """Two pieces of one prompt, the only one of another, half of a third, and a place without work."""
-    state, served = slots([4, 0, 0, 0], remaining=[9, 0, 0, 0], active=[True, False, False, False])
-    pieces = pieces_of(
+    """Two chunks of one prompt, the only one of another, half of a third, and an unused one."""
+    state, batch = slots([4, 0, 0, 0], remaining=[9, 0, 0, 0], active=[True, False, False, False])
+    chunks = chunks_of(
         (1, 0, 4, False, -1, 5),
         (1, 4, 3, True, -1, 5),
         (2, 0, 2, True, 9, 1),
         (3, 0, 4, False, -1, 5),
         (2**31 - 1, 0, 0, False, 0, 0),
     )
-    after, seen = step(state, served, [[5, 6], *[[0, 0]] * 3] if beside else None, pieces)
+    after, seen = step(state, batch, [[5, 6], *[[0, 0]] * 3] if beside else None, chunks)
     tokens, next_tokens, valid = seen[-1]
     assert tokens[:2] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert next_tokens[0] == [1, 2, 3, 4]

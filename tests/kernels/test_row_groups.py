@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from jaxspec_kernels.expert_matmul.row_groups import group_rows, most_tiles
+from jaxspec_kernels.expert_matmul.row_groups import group_rows, max_tiles
 
 
 def test_rows_of_an_expert_lie_side_by_side_in_their_order():
@@ -22,11 +22,11 @@ def test_the_grid_has_room_for_the_worst_choice_and_no_more(rows, count, block):
 
     rng = np.random.default_rng(0)
     for _ in range(50):
-        assert tiles(np.bincount(rng.integers(0, count, rows))) <= most_tiles(rows, count, block)
+        assert tiles(np.bincount(rng.integers(0, count, rows))) <= max_tiles(rows, count, block)
     # One row each, and the rest to one of them.
     chosen = min(rows, count)
     worst = max(
         tiles([1 + (rows - chosen) - spare, *([1] * (chosen - 1)), spare])
         for spare in range(rows - chosen + 1)
     )
-    assert most_tiles(rows, count, block) <= worst + 1
+    assert max_tiles(rows, count, block) <= worst + 1

@@ -125,7 +125,7 @@ def test_before_is_the_head_that_is_adapted(runs):
     initial = settings["head"]["initial"]
     run = TrainingRun(target=SourceConfig(str(runs / "target")), head=HeadConfig(initial=initial))
     adapted = pipeline.Pipeline(run, runs / "third", data=runs)
-    before = adapted._before()
+    before = adapted._baseline()
     exported = load_file(runs / "first" / "export" / "speculators" / "model.safetensors")["norm.weight"]
     np.testing.assert_array_equal(before.norm.scale[...], exported.astype(np.float32))
     # Over the draft vocabulary of the same size, and of the same shape.

@@ -12,7 +12,7 @@ from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.models.llama import Llama
 from jaxspec.training.config import HeadConfig, TrainConfig
 from jaxspec.training.head import config_from, head_config
-from jaxspec.training.sizes import draft_vocabulary_size, fitting_slots, read_sizes, save_sizes, settle
+from jaxspec.training.sizes import draft_vocabulary_size, fitting_slots, read_sizes, resolve_sizes, save_sizes
 
 TARGET = ModelConfig("llama", 49152, 576, 1536, 30, 9, 3, 64, tie_word_embeddings=True)
 OPEN = TrainConfig()
@@ -30,29 +30,29 @@ def models():
     )
 
 
-def settled(models, config=OPEN, *, lengths=(300,) * 20000, memory=140 * GB, devices=1):
-    return settle(config, *models, np.array(lengths), memory=memory, devices=devices)
+def resolved(models, config=OPEN, *, lengths=(300,) * 20000, memory=140 * GB, devices=1):
+    return resolve_sizes(config, *models, np.array(lengths), memory=memory, devices=devices)
 
 
 def test_rows_are_as_long_as_the_longest_conversation(models):
-    assert settled(models, lengths=[300] * 5000 + [2100]).row_length == 2112
-    assert settled(models).row_length == 512
-    assert settled(models, replace(OPEN, row_length=640)).row_length == 640
+    assert resolved(models, lengths=[300] * 5000 + [2100]).row_length == 2112
+    assert resolved(models).row_length == 512
+    assert resolved(models, replace(OPEN, row_length=640)).row_length == 640
 
 
 def test_an_update_has_the_tokens_asked_for_where_the_memory_has_room(models):
-    sizes = settled(models)
+    sizes = resolved(models)
     assert (sizes.batch_size, sizes.row_length) == (32, 512)
-    assert settled(models, replace(OPEN, batch_size=5)).batch_size == 5
-    small = settled(models, memory=2 * GB)
+    assert resolved(models, replace(OPEN, batch_size=5)).batch_size == 5
+    small = resolved(models, memory=2 * GB)
     assert 1 <= small.batch_size < 16
-    assert settled(models, memory=GB // 10).batch_size == 1
-    assert settled(models, devices=8).batch_size == 32
-    assert settled(models, memory=GB // 10, devices=8).batch_size == 8
+    assert resolved(models, memory=GB // 10).batch_size == 1
+    assert resolved(models, devices=8).batch_size == 32
+    assert resolved(models, memory=GB // 10, devices=8).batch_size == 8
 
 
 def test_of_little_data_there_are_small_updates_and_enough_of_them(models):
-    sizes = settled(models, lengths=[200] * 100)
+    sizes = resolved(models, lengths=[200] * 100)
     assert sizes.batch_size * 5 <= 40
     assert sizes.steps == 300
     assert sizes.validation_rows <= 4
@@ -61,16 +61,16 @@ def test_of_little_data_there_are_small_updates_and_enough_of_them(models):
 
 
 def test_steps_are_epochs(models):
-    sizes = settled(models)
+    sizes = resolved(models)
     rows = 20000 * 300 / 512
     assert sizes.validation_rows == 64
     assert abs(sizes.steps - 4 * (rows - 64) / 32) < 2
-    assert settled(models, replace(OPEN, steps=777)).steps == 777
+    assert resolved(models, replace(OPEN, steps=777)).steps == 777
 
 
 def test_a_run_goes_on_with_the_sizes_that_it_began_with(models, tmp_path):
     assert read_sizes(tmp_path) is None
-    sizes = settled(models)
+    sizes = resolved(models)
     save_sizes(sizes, tmp_path)
     assert read_sizes(tmp_path) == sizes
 
