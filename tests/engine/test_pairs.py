@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from conversations import assert_as_alone, conversation
 from jax.stages import Compiled
+from memory import is_large
 from several_devices import answers, run
 from tiny_engines import ATTENTION, DRAFTERS, PAIRS, drive_from_python, start_afresh, tokens_of
 
@@ -44,9 +45,11 @@ def on_devices(kind):
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)
-def pair(request):
+def pair(request, engines_of):
     """Of a module, so that the tests of one pair run after one another."""
-    return request.param
+    yield request.param
+    if is_large():
+        engines_of[request.param[0]].close()
 
 
 @pytest.fixture
