@@ -71,17 +71,20 @@ def test_a_program_of_several_steps_traces_one(tiny_engines, monkeypatch):
     assert traced == [size.mode for size in programs.compiled]
 
 
-def run(engine, *, goes_on, steps):
-    """Runs the decode program where slot 0 has two tokens left if it `goes_on`: the steps' tokens, page 0."""
+def run(engine, *, is_active, steps):
+    """Runs the decode program on slot 0, active or not, with two tokens left: the steps' tokens, and page 0.
+
+    With None, no slot decodes.
+    """
     core, programs = engine.core, engine.programs
     (size,) = (size for size in programs.compiled if size.mode == SamplingMode.GREEDY)
     words = empty_batch(size.slots, engine.config.table_width)
-    words[0, packing._SLOT], words[0, packing._IS_DECODING] = 0, goes_on is not None
+    words[0, packing._SLOT], words[0, packing._IS_DECODING] = 0, is_active is not None
     words[0, packing._STEPS] = steps
     words[0, -engine.config.table_width :] = 1
     state = replace(
         jax.tree.map(jnp.zeros_like, core.state),
-        active=jnp.zeros_like(core.state.active).at[0].set(bool(goes_on)),
+        active=jnp.zeros_like(core.state.active).at[0].set(bool(is_active)),
         remaining=jnp.full_like(core.state.remaining, 2),
     )
     state, output = programs.dispatch(state, jnp.asarray(words), None, size=size)
@@ -92,11 +95,11 @@ def run(engine, *, goes_on, steps):
 def test_a_dispatch_on_a_cpu_leaves_out_steps_that_are_not_needed(tiny_engines):
     engine = tiny_engines.load("none", steps_per_dispatch=4)
     # Slots without a request write to page 0, so a step that ran shows there.
-    assert run(engine, goes_on=True, steps=4)[0] == [1, 1, 0, 0]
-    assert run(engine, goes_on=True, steps=1)[0] == [1, 0, 0, 0]
-    assert run(engine, goes_on=False, steps=4) == ([0] * 4, [False] * 2)
+    assert run(engine, is_active=True, steps=4)[0] == [1, 1, 0, 0]
+    assert run(engine, is_active=True, steps=1)[0] == [1, 0, 0, 0]
+    assert run(engine, is_active=False, steps=4) == ([0] * 4, [False] * 2)
     # A run that is timed has no requests, and runs all steps.
-    assert run(engine, goes_on=None, steps=4) == ([0] * 4, [True] * 2)
+    assert run(engine, is_active=None, steps=4) == ([0] * 4, [True] * 2)
 
 
 def test_nothing_compiles_after_loading(engine, caplog):
