@@ -8,10 +8,15 @@ import bench.shapes
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bench.random_weights import random_module
 from bench.shapes import SHAPES, build_models
 from bench.traffic import weight_bytes
 from golden_files import golden_checkpoint
 from jaxspec_kernels.expert_matmul import Mxfp4Weight
+
+from jaxspec.config import ModelConfig
+from jaxspec.models.loading import declared, export_tensors, make_target
+from jaxspec.sharding import make_mesh
 
 TINY = {key: value for key, value in golden_checkpoint("gpt-oss").config.items() if key != "layer_types"}
 
@@ -40,3 +45,23 @@ def test_packed_experts_count_with_the_bytes_that_they_have(monkeypatch):
     layer = 3 * 64 * 96 * TINY["num_local_experts"]
     saved = TINY["num_hidden_layers"] * layer * (2 - 1 / 2 - 1 / 32)
     assert dense - packed == pytest.approx(saved, rel=1e-3)
+
+
+@pytest.mark.parametrize("changes", [{}, {"sliding_window": 6, "compress_ratios": [1, 4, 1, 4]}])
+def test_copied_heads_have_the_numbers_of_the_network_without_copies(changes):
+    family = {"model_type": "jaxspec_indexed_window"} if changes else {}
+    hf = {**golden_checkpoint("llama-tied").config, **changes, **family}
+    hf["compress_ratios"] = hf.get("compress_ratios", [])[: hf["num_hidden_layers"]]
+    plain = ModelConfig.from_hf(hf)
+    assert plain.over(4).kv_copies == 2
+
+    def random(config):
+        return random_module(lambda rngs: make_target(config, dtype=jnp.float32, rngs=rngs), make_mesh())
+
+    copied = random(plain.over(4))
+    expected, found = export_tensors(random(plain)), export_tensors(copied)
+    for name in expected.keys() | found.keys():
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+    for variable, source in declared(copied):
+        value = np.asarray(variable.get_value())
+        np.testing.assert_array_equal(source.join(source.split(value)), value)  # all copies are equal
