@@ -60,7 +60,7 @@ class DraftModel(AutoregressiveDrafter):
                 f"the target of {target.vocab_size}"
             )
         is_split = _bytes_of_a_layer(plan) >= SPLIT_FROM
-        if is_split:
+        if is_split and build.devices > 1:
             plan = plan_target(checkpoint, dtype=build.dtype, devices=build.devices)
 
         def read(target: Target) -> DraftModel:
