@@ -18,8 +18,8 @@ from packed_weights import FORMS, OUTPUTS, WIDTH, experts
 pytestmark = pytest.mark.skipif(
     expert_matmul.why_not("numba") is not None, reason=f"{expert_matmul.why_not('numba')}"
 )
-numba_kernel = pytest.importorskip("jaxspec_kernels.expert_matmul.numba_kernel")
-numba_int8 = pytest.importorskip("jaxspec_kernels.matmul.numba_int8")
+numba_kernel = pytest.importorskip("jaxspec_kernels.expert_matmul.numba_kernel", reason="needs Numba")
+numba_int8 = pytest.importorskip("jaxspec_kernels.matmul.numba_int8", reason="needs Numba")
 
 CHOSEN = np.array([1, 1, 0, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 0])
 """Eight rows, four and two of one expert, three of another, none of the last."""

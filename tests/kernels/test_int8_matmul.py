@@ -8,7 +8,7 @@ from jaxspec_kernels.matmul import matmul
 from packed_weights import FORMS, OUTPUTS, WIDTH, weight
 
 pytestmark = pytest.mark.skipif(matmul.why_not("numba") is not None, reason=f"{matmul.why_not('numba')}")
-numba_int8 = pytest.importorskip("jaxspec_kernels.matmul.numba_int8")
+numba_int8 = pytest.importorskip("jaxspec_kernels.matmul.numba_int8", reason="needs Numba")
 
 INTEGER_FORMS = [form for form in FORMS if form != "bfloat16"]
 PATHS = numba_int8.available_paths()
