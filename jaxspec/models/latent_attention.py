@@ -45,7 +45,12 @@ class LatentAttention(nnx.Module):
             rngs,
             (width, sum(widths)),
             ("embed", None),
-            Fused(tuple(Projection(each, (width,), (out,)) for each, out in zip(names, widths, strict=True))),
+            Fused(
+                tuple(
+                    Projection(each, (width,), (out,), is_sensitive=True)
+                    for each, out in zip(names, widths, strict=True)
+                )
+            ),
             dtype=dtype,
             fan_in=width,
         )
@@ -59,7 +64,7 @@ class LatentAttention(nnx.Module):
                 rngs,
                 (query_rank, heads, nope + rope),
                 (None, "kv_heads", "head_dim"),
-                Projection(f"{name}.q_b_proj.weight", (query_rank,), (heads, nope + rope)),
+                Projection(f"{name}.q_b_proj.weight", (query_rank,), (heads, nope + rope), is_sensitive=True),
                 dtype=dtype,
                 fan_in=query_rank,
             )

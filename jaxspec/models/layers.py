@@ -161,7 +161,9 @@ class Attention(nnx.Module):
 
         def fused(leaf: str, *in_shape: int) -> Fused:
             projections = (
-                Projection(f"{name}.{part}.{leaf}", in_shape, (kv_heads, n, size), copies=times)
+                Projection(
+                    f"{name}.{part}.{leaf}", in_shape, (kv_heads, n, size), copies=times, is_sensitive=True
+                )
                 for part, n, times in parts
             )
             return Fused(tuple(projections), -2)

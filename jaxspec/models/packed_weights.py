@@ -216,6 +216,7 @@ def _packed_matrix(
         scales([blocks.offset for blocks in tensors]),
         shape,
         activations=activations,
+        row_block=BLOCK // 2 if source.is_sensitive else BLOCK,
     )
 
 

@@ -14,7 +14,7 @@ from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.expert_matmul.packed_experts import PackedExperts
 from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
 from jaxspec_kernels.matmul import numba_int8, numba_packed
-from jaxspec_kernels.matmul.packed_weight import ROW_BLOCK, TILE
+from jaxspec_kernels.matmul.packed_weight import TILE
 from jaxspec_kernels.matmul.weight_code import Form
 from numba import carray
 
@@ -33,7 +33,8 @@ def expert_matmul(x: jax.Array, experts: jax.Array, weights: Any, *, path: str |
         return reference(x, experts, weights)
     stack, outputs = weights.stack, weights.shape[2:]
     path = path or numba_int8.available_paths()[0]
-    target = _target(Form.of(stack), path if stack.activations == "int8" else None)
+    is_rounded = stack.activations == "int8"
+    target = _target(Form.of(stack), path if is_rounded else None, stack.row_block)
     arrays = [array for array in (stack.values, stack.scale, stack.offset) if array is not None]
     y = jax.ShapeDtypeStruct((x.shape[0], weights.size // (weights.shape[0] * weights.shape[1])), jnp.float32)
     return jax.ffi.ffi_call(target, y)(x, *arrays, experts.astype(jnp.int32)).reshape(-1, *outputs)
@@ -85,7 +86,7 @@ def {name}_handler(frame):
 """
 
 _ROUND_ROWS = """
-    blocks, pieces = width // {ROW_BLOCK}, width // {block}
+    blocks, pieces = width // {row_block}, width // {block}
     codes = call.allocate(rows * width * {code_bytes})
     scales, starts = call.allocate(4 * rows * blocks), call.allocate(4 * rows * blocks)
     moments = call.allocate(4 * rows * pieces)
@@ -121,24 +122,25 @@ _SORTED = "scratch + 4 * top * width, width"
 
 
 @call.once
-def _target(form: Form, path: str | None) -> str:
+def _target(form: Form, path: str | None, row_block: int) -> str:
     """Compiles and registers the kernel for a form of weight; returns its name.
 
     Args:
       form: the form of the weights.
       path: the path for rows rounded to 8 bits; None for float32 rows.
+      row_block: inputs that share a scale of rounded rows.
     """
-    name = f"jaxspec_expert_matmul_{form.name}_{path or 'float32'}"
+    name = f"jaxspec_expert_matmul_{form.name}_{f'{path}_{row_block}' if path else 'float32'}"
     scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
     scope["address"] = call.address_of(name)
-    values: dict[str, Any] = {"name": name, "TILE": TILE, "ROW_BLOCK": ROW_BLOCK, "block": form.block}
+    values: dict[str, Any] = {"name": name, "TILE": TILE, "row_block": row_block, "block": form.block}
     if path is None:
         multiply = partial(numba_packed.multiply_code, form)
         prepare, finish, rows = _SORT_ROWS, _RELEASE_SORTED, _SORTED
     else:
-        multiply = partial(numba_int8.multiply_code, form, path)
+        multiply = partial(numba_int8.multiply_code, form, path, row_block)
         prepare, finish, rows = _ROUND_ROWS, _RELEASE_ROUNDED, _ROUNDED
-        scope["quantise"] = numba_int8.quantise_code(form, path)
+        scope["quantise"] = numba_int8.quantise_code(form, path, row_block)
         values["code_bytes"] = numba_int8.code_bytes(path)
     scope |= {f"multiply_{group}": multiply(group) for group in GROUPS}
     places = form.byte_offsets()

@@ -22,7 +22,7 @@ def expert_matmul(
       f32[A, out axes]. This reference copies the weights of every row's expert.
     """
     if isinstance(weights, PackedExperts) and weights.stack.activations == "int8":
-        x = round_rows(x)
+        x = round_rows(x, weights.stack.row_block)
     if isinstance(weights, Mxfp4Weight | PackedExperts):
         weights = weights.dense()
     columns = weights.reshape(*weights.shape[:2], -1)

@@ -1,12 +1,12 @@
-"""Products with packed weights on a CPU, with activations rounded to 8 bits in blocks of 16 inputs.
+"""Products with packed weights on a CPU, with activations rounded to 8 bits in blocks of 32 or 16 inputs.
 
 A block of a row is d * q, where d is its largest magnitude / 127 and q are integers. Integers are multiplied
 and summed exactly, with the best instruction that the processor has. In float32 remain a product with d for
 each block of the row and one with the weight's scale. All paths give the same sums bit for bit, and a row's
 sums do not depend on the other rows.
 
-llama.cpp uses blocks of 32 (ggml-quants.c, `quantize_row_q8_1_ref`), which changes likelihoods three times as
-much (docs/measurements.md).
+llama.cpp uses blocks of 32 (ggml-quants.c, `quantize_row_q8_1_ref`). Here the inputs of queries, keys and
+values have blocks of 16, without which likelihoods change too much (docs/measurements.md).
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from jaxspec_kernels import numba_call as call
-from jaxspec_kernels.matmul.packed_weight import DOUBLED, QUAD, ROW_BLOCK, TILE, PackedWeight
+from jaxspec_kernels.matmul.packed_weight import DOUBLED, QUAD, TILE, PackedWeight
 from jaxspec_kernels.matmul.weight_code import Form, WeightCode, by_groups, bytes_of
 from jaxspec_kernels.vector_code import BYTE, FLOAT, HALF_WORD, INTEGER, VectorCode, word
 from llvmlite import ir
@@ -59,7 +59,8 @@ def int8_matmul(x: jax.Array, weight: PackedWeight, *, path: str | None = None) 
       weight: a packed weight of form "int8", "uint8" or "mxfp4".
       path: one of `available_paths`; None for the fastest.
     """
-    return by_groups(x, weight, partial(_target, Form.of(weight), path or available_paths()[0]))
+    target = partial(_target, Form.of(weight), path or available_paths()[0], weight.row_block)
+    return by_groups(x, weight, target)
 
 
 # Every thread rounds all rows itself, which takes less than a hundredth of the time of the products.
@@ -69,7 +70,7 @@ def {name}_part(frame, part, parts):
     rows, width = call.shape(x_, 2)
     tiles, outputs = call.shape(w_, 1)[0], call.shape(y_, 2)[1]
     y = carray(call.floats(y_), (rows, outputs))
-    blocks, pieces = width // {ROW_BLOCK}, width // {block}
+    blocks, pieces = width // {row_block}, width // {block}
     codes = call.allocate(rows * width * {code_bytes})
     scales = call.allocate(4 * rows * blocks)
     starts, moments = call.allocate(4 * rows * blocks), call.allocate(4 * rows * pieces)
@@ -105,17 +106,18 @@ def {name}_handler(frame):
 
 
 @call.once
-def _target(form: Form, path: str, group: int) -> str:
+def _target(form: Form, path: str, row_block: int, group: int) -> str:
     """Compiles and registers the kernel for a storage format and groups of `group` rows; returns its name."""
-    name = f"jaxspec_int8_matmul_{form.name}_{path}_{group}"
+    name = f"jaxspec_int8_matmul_{form.name}_{path}_{row_block}_{group}"
     scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
     scope |= {"address": call.address_of(name)}
-    scope |= {"quantise": quantise_code(form, path), "multiply": multiply_code(form, path, group)}
+    scope["quantise"] = quantise_code(form, path, row_block)
+    scope["multiply"] = multiply_code(form, path, row_block, group)
     source = _PART.format(
         name=name,
         group=group,
         TILE=TILE,
-        ROW_BLOCK=ROW_BLOCK,
+        row_block=row_block,
         block=form.block,
         code_bytes=code_bytes(path),
         **form.byte_offsets(),
@@ -135,8 +137,8 @@ def _zero(form: Form) -> int:
     return {"int8": 128, "mxfp4": _MXFP4_ZERO}.get(form.values, 0)
 
 
-def quantise_code(form: Form, path: str) -> Any:
-    """A Numba intrinsic that rounds rows.
+def quantise_code(form: Form, path: str, row_block: int) -> Any:
+    """A Numba intrinsic that rounds rows in blocks of `row_block` inputs.
 
     Its arguments are the address of x f32, the number of its pieces (a piece is the inputs that share a scale
     of the weight), and the addresses of four outputs: the integers q; for each block of a row, its scale d
@@ -148,7 +150,7 @@ def quantise_code(form: Form, path: str) -> Any:
     def quantise(typing_context, x, pieces, codes, scales, starts, moments):
         def generate(context, builder, signature, arguments):
             x, pieces, *written = arguments
-            code = VectorCode(builder, ROW_BLOCK)
+            code = VectorCode(builder, row_block)
             with for_range(builder, pieces) as loop:
                 _quantise_piece(code, form, path, x, loop.index, written)
             return context.get_dummy_value()
@@ -167,13 +169,13 @@ _SMALLEST = 2.0**-100
 def _quantise_piece(
     code: VectorCode, form: Form, path: str, x: Any, piece: Any, written: Sequence[Any]
 ) -> None:
-    """Rounds the blocks of a row that share a scale of the weight."""
+    """Rounds the blocks of a row that share a scale of the weight; a block has as many inputs as lanes."""
     codes, scales, starts, moments = written
-    build, blocks = code.builder, form.block // ROW_BLOCK
+    build, blocks = code.builder, form.block // code.lanes
     total_moment = ir.Constant(FLOAT, 0.0)
     for i in range(blocks):
         block = build.add(build.mul(piece, word(blocks)), word(i))
-        row = code.load(code.at(x, block, 4 * ROW_BLOCK), code.floats, align=4)
+        row = code.load(code.at(x, block, 4 * code.lanes), code.floats, align=4)
         # Magnitudes have the same order as their bits, with NaN above everything.
         sizes = build.and_(build.bitcast(row, code.integers), code.constant(0x7FFFFFFF))
         largest = build.bitcast(code.call(f"llvm.vector.reduce.umax.v{code.lanes}i32", INTEGER, sizes), FLOAT)
@@ -185,7 +187,7 @@ def _quantise_piece(
         magic = ir.Constant(code.floats, [_ROUND] * code.lanes)
         shifted = build.fadd(build.fmul(row, code.spread(inverse)), magic)
         integers = build.sub(build.bitcast(shifted, code.integers), code.constant(_ROUND_BITS))
-        _store_codes(code, integers, code.at(codes, block, ROW_BLOCK * code_bytes(path)), path)
+        _store_codes(code, integers, code.at(codes, block, code.lanes * code_bytes(path)), path)
         total = code.call(f"llvm.vector.reduce.add.v{code.lanes}i32", INTEGER, integers)
         start = build.mul(total, ir.Constant(INTEGER, -_zero(form)))
         code.store(start, code.at(starts, block, 4), align=4)
@@ -203,7 +205,7 @@ def _store_codes(code: VectorCode, integers: Any, address: Any, path: str) -> No
     code.store(build.shuffle_vector(short, short, ir.Constant(code.integers, order)), address)
 
 
-def multiply_code(form: Form, path: str, rows: int) -> Any:
+def multiply_code(form: Form, path: str, row_block: int, rows: int) -> Any:
     """A Numba intrinsic that computes the products of `rows` rows with one tile.
 
     Its arguments are the addresses of the rows' part of `quantise_code`'s outputs, the width, the addresses
@@ -225,7 +227,9 @@ def multiply_code(form: Form, path: str, rows: int) -> Any:
 
                 sizes = (QUAD, bytes_of(form.scale), bytes_of(form.offset))
                 of_weight = [start(*place) for place in zip((values, scale, offset), sizes, strict=True)]
-                tile = _Columns(builder, form, path, rows, columns, of_rows, of_weight, start(result, 4))
+                tile = _Columns(
+                    builder, form, path, row_block, rows, columns, of_rows, of_weight, start(result, 4)
+                )
                 tile.generate()
             return context.get_dummy_value()
 
@@ -242,6 +246,7 @@ class _Columns(WeightCode):
         builder: Any,
         form: Form,
         path: str,
+        row_block: int,
         rows: int,
         columns: Sequence[int],
         of_rows: Sequence[Any],
@@ -249,7 +254,7 @@ class _Columns(WeightCode):
         result: Any,
     ):
         super().__init__(builder, form, _LANES[path], columns, *of_weight)
-        self.path, self.rows = path, range(rows)
+        self.path, self.row_block, self.rows = path, row_block, range(rows)
         self.codes, self.scales, self.starts, self.moments, self.width = of_rows
         self.y = result
         self.pieces = builder.udiv(self.width, word(form.block))
@@ -267,8 +272,8 @@ class _Columns(WeightCode):
 
     def _piece(self, piece: Any) -> None:
         """Adds the products of the inputs that share a scale of the weight."""
-        build, blocks = self.builder, self.form.block // ROW_BLOCK
-        quads, held = ROW_BLOCK // QUAD, self.form.quads
+        build, blocks = self.builder, self.form.block // self.row_block
+        quads, held = self.row_block // QUAD, self.form.quads
         none: list[list[Any]] = [[None] * len(self.columns) for _ in self.rows]
         products = none
         for i in range(blocks):
@@ -297,21 +302,22 @@ class _Columns(WeightCode):
                 self.store(y, address, align=4)
 
     def _starts(self, row: int, block: Any) -> list[Any]:
-        zero = ir.Constant(self.integers, None)
-        start = self.spread(self._of_row(self.starts, row, block, INTEGER)) if _zero(self.form) else zero
-        return [start] * len(self.columns)
+        if not _zero(self.form):
+            return [ir.Constant(self.integers, None)] * len(self.columns)
+        start = self._of_row(self.starts, row, block, INTEGER, self.row_block)
+        return [self.spread(start)] * len(self.columns)
 
     def _scaled(self, row: int, block: Any, sums: list[Any], before: list[Any]) -> list[Any]:
         """The sums of a block times its scale, in float32, added to those of the blocks before."""
-        factor = self.spread(self._of_row(self.scales, row, block, FLOAT))
+        factor = self.spread(self._of_row(self.scales, row, block, FLOAT, self.row_block))
         floats = [self.builder.sitofp(total, self.floats) for total in sums]
         return [
             self.builder.fmul(value, factor) if other is None else self.fma(value, factor, other)
             for value, other in zip(floats, before, strict=True)
         ]
 
-    def _of_row(self, base: Any, row: int, index: Any, kind: ir.Type, inputs: int = ROW_BLOCK) -> Any:
-        """Loads a row's value for a block, or for a piece of `inputs` inputs, from the array at `base`."""
+    def _of_row(self, base: Any, row: int, index: Any, kind: ir.Type, inputs: int) -> Any:
+        """Loads a row's value for the `index`-th `inputs` inputs from the array at `base`."""
         build = self.builder
         count = build.udiv(self.width, word(inputs))
         return self.load(self.at(base, build.add(build.mul(count, word(row)), index), 4), kind, align=4)
@@ -347,7 +353,7 @@ class _Columns(WeightCode):
     def _codes(self, row: int, block: Any, quad: int) -> list[Any]:
         """A row's four integers in every lane, as operands of `_dot`."""
         build, size = self.builder, code_bytes(self.path)
-        k = build.add(build.mul(block, word(ROW_BLOCK)), word(QUAD * quad))
+        k = build.add(build.mul(block, word(self.row_block)), word(QUAD * quad))
         start = self.at(self.codes, build.add(build.mul(self.width, word(row)), k), size)
         if self.path == "generic":
             shorts = [self.load(self.at(start, i, size), HALF_WORD, align=2) for i in range(QUAD)]

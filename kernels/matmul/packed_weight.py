@@ -13,8 +13,6 @@ from jax import lax
 
 BLOCK = 32
 """Inputs that share a scale of the weight; in Q6_K it is 16."""
-ROW_BLOCK = 16
-"""Inputs that share a scale of the activations when these are rounded to 8 bits."""
 QUAD = 4
 """Adjacent inputs of one output: as many as one instruction multiplies in a lane of 32 bits."""
 TILE = 32
@@ -26,7 +24,7 @@ DOUBLED = 2 * np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("values", "scale", "offset"),
-    meta_fields=("shape", "activations"),
+    meta_fields=("shape", "activations", "row_block"),
 )
 @dataclass(frozen=True)
 class PackedWeight:
@@ -49,6 +47,8 @@ class PackedWeight:
       shape: the shape of the weight: axes of `width` inputs, then axes of outputs.
       activations: "float32", or "int8" for products with activations rounded to 8 bits (`numba_int8.py`);
         always "float32" for bfloat16.
+      row_block: inputs that share a scale of activations rounded to 8 bits: 32, or 16, which is more precise;
+        at most `block`.
     """
 
     values: jax.Array
@@ -56,6 +56,7 @@ class PackedWeight:
     offset: jax.Array | None
     shape: tuple[int, ...]
     activations: str = "float32"
+    row_block: int = BLOCK
 
     @property
     def dtype(self) -> np.dtype:
@@ -146,6 +147,7 @@ def pack(
     shape: tuple[int, ...],
     *,
     activations: str = "float32",
+    row_block: int = BLOCK,
 ) -> PackedWeight:
     """A packed weight, on the host.
 
@@ -154,17 +156,19 @@ def pack(
         MXFP4 in uint8.
       scale, offset: f32[width / block, outputs], or None; for MXFP4 the scale is u8, as in `PackedWeight`.
       shape: the shape of the weight.
-      activations: see `PackedWeight`.
+      activations, row_block: see `PackedWeight`. `row_block` is reduced to the weight's own blocks.
     """
     if values.dtype == ml_dtypes.bfloat16:
         return PackedWeight(_tiled(values.view(np.uint16)), None, None, shape)
+    assert scale is not None
+    row_block = min(row_block, len(values) // len(scale))
     if values.dtype == np.uint8:
         halves = values.reshape(-1, 2, QUAD, values.shape[1])
         values = (halves[:, 0] | halves[:, 1] << 4).reshape(-1, values.shape[1])
     tiles = _tiled(values)
     quads = tiles.reshape(tiles.shape[0], -1, QUAD, TILE).swapaxes(2, 3)
     stored: Any = np.ascontiguousarray(quads)
-    return PackedWeight(stored, _tiled(_short(scale)), _tiled(_short(offset)), shape, activations)
+    return PackedWeight(stored, _tiled(_short(scale)), _tiled(_short(offset)), shape, activations, row_block)
 
 
 def _short(array: np.ndarray | None) -> np.ndarray | None:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
-from jaxspec_kernels.matmul.packed_weight import ROW_BLOCK, PackedWeight
+from jaxspec_kernels.matmul.packed_weight import PackedWeight
 
 
 def matmul(
@@ -23,7 +23,7 @@ def matmul(
     """
     if isinstance(kernel, PackedWeight):
         if kernel.activations == "int8":
-            x = round_rows(x)
+            x = round_rows(x, kernel.row_block)
         kernel = kernel.dense()
     return lax.dot_general(
         x,
@@ -35,9 +35,9 @@ def matmul(
     )
 
 
-def round_rows(x: jax.Array) -> jax.Array:
-    """Rounds x [..., M] to 8 bits: blocks of 16 become d * q with d = largest magnitude / 127, q integers."""
-    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // ROW_BLOCK, ROW_BLOCK)
+def round_rows(x: jax.Array, block: int) -> jax.Array:
+    """Rounds x [..., M] to 8 bits: every block becomes d * q with d = largest magnitude / 127, q integers."""
+    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // block, block)
     largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
     # Blocks that are zero, or so small that 127 / largest overflows, are rounded to zero.
     integers = jnp.round(blocks * jnp.where(largest > 2.0**-100, 127 / largest, 0))

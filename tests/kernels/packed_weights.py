@@ -1,5 +1,7 @@
 """Packed weights of every form, for tests."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -28,7 +30,7 @@ def experts(form: str, activations: str) -> tuple[PackedExperts, np.ndarray]:
     return jax.tree.map(jnp.asarray, stack_experts(host)), np.stack(values)
 
 
-def weight(form: str, seed: int = 0, **settings: str) -> tuple[PackedWeight, np.ndarray]:
+def weight(form: str, seed: int = 0, **settings: Any) -> tuple[PackedWeight, np.ndarray]:
     """A packed weight, and its values by the formula, float32."""
     rng = np.random.default_rng(seed)
     size = (WIDTH, OUTPUTS)

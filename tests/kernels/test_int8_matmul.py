@@ -20,29 +20,32 @@ def rows(count):
     return x
 
 
-def rounded(x):
+def rounded(x, block):
     """Rows as they are multiplied, by the formula: float64."""
-    blocks = x.reshape(len(x), -1, 16)
+    blocks = x.reshape(len(x), -1, block)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
     inverse = np.float32(127) / largest
     return (np.rint(blocks * inverse) * (largest / np.float32(127)).astype(np.float64)).reshape(x.shape)
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("row_block", [16, 32])
 @pytest.mark.parametrize("form", INTEGER_FORMS)
-def test_equals_the_definition(form, path):
-    packed, values = weight(form)
+def test_equals_the_definition(form, row_block, path):
+    packed, values = weight(form, row_block=row_block)
+    assert packed.row_block == (16 if form == "Q6_K" else row_block)
     x = rows(2)
     y = numba_int8.int8_matmul(jnp.asarray(x), packed, path=path)
-    expected = rounded(x) @ values.astype(np.float64)
+    expected = rounded(x, packed.row_block) @ values.astype(np.float64)
     assert y.shape == (2, OUTPUTS)
     assert np.linalg.norm(y - expected) / np.linalg.norm(expected) < 1e-6
 
 
 @pytest.mark.parametrize("path", PATHS[1:])
+@pytest.mark.parametrize("row_block", [16, 32])
 @pytest.mark.parametrize("form", INTEGER_FORMS)
-def test_every_path_gives_the_same_numbers(form, path):
-    packed, _ = weight(form)
+def test_every_path_gives_the_same_numbers(form, row_block, path):
+    packed, _ = weight(form, row_block=row_block)
     x = jnp.asarray(rows(2))
     best = numba_int8.int8_matmul(x, packed, path=PATHS[0])
     np.testing.assert_array_equal(numba_int8.int8_matmul(x, packed, path=path), best)
@@ -91,13 +94,14 @@ def test_rows_of_any_size(size):
     assert np.linalg.norm(y - expected) <= np.linalg.norm(expected) * 0.01 + 1e-28
 
 
-def test_the_product_of_a_weight_with_int8_activations():
-    packed, values = weight("Q4_1", activations="int8")
+@pytest.mark.parametrize("row_block", [16, 32])
+def test_the_product_of_a_weight_with_int8_activations(row_block):
+    packed, values = weight("Q4_1", activations="int8", row_block=row_block)
     x = rows(2)
     y = matmul(jnp.asarray(x), packed)
     np.testing.assert_array_equal(y, numba_int8.int8_matmul(jnp.asarray(x), packed))
     reference = matmul(jnp.asarray(x), packed, implementation="xla")
-    expected = rounded(x) @ values.astype(np.float64)
+    expected = rounded(x, row_block) @ values.astype(np.float64)
     assert np.linalg.norm(reference - expected) / np.linalg.norm(expected) < 1e-6
 
 

@@ -250,6 +250,16 @@ def test_a_heads_output_rows_are_rounded_out_of_a_targets_8_bits():
         np.testing.assert_allclose(np.asarray(packed), matrix[:, [3, 5, 60]], atol=0.25)
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+def test_inputs_of_queries_keys_and_values_share_scales_in_smaller_blocks(tmp_path, kind):
+    checkpoint = open_checkpoint(quantised(tmp_path / "tiny.gguf", kind, tied=False))
+    model = plan_target(checkpoint, dtype=FLOAT32).read(packed=True, activations="int8")
+    kernels = [variable.get_value() for variable, _ in declared(model)]
+    blocks = [kernel.row_block for kernel in kernels if isinstance(kernel, PackedWeight)]
+    assert model.layers[0].attention.qkv[...].row_block == 16
+    assert sorted(blocks) == [16, 32, 32, 32, 32]
+
+
 def test_int8_activations_are_refused_by_name(tmp_path, monkeypatch):
     bfloat16 = jnp.dtype(jnp.bfloat16)
     monkeypatch.setattr(matmul, "why_not", lambda name: None)
