@@ -53,13 +53,7 @@ class Compressor(nnx.Module):
                 rngs,
                 (width, kv_heads, size),
                 ("embed", "kv_heads", "head_dim"),
-                Projection(
-                    f"{name}.{leaf}.weight",
-                    (width,),
-                    (kv_heads, size),
-                    copies=config.kv_copies,
-                    is_sensitive=True,
-                ),
+                Projection(f"{name}.{leaf}.weight", (width,), (kv_heads, size), copies=config.kv_copies),
                 dtype=dtype,
                 fan_in=width,
             )

@@ -32,9 +32,10 @@ def expert_matmul(x: jax.Array, experts: jax.Array, weights: Any, *, path: str |
     if not isinstance(weights, PackedExperts) or x.dtype != jnp.float32 or not x.shape[0]:
         return reference(x, experts, weights)
     stack, outputs = weights.stack, weights.shape[2:]
-    path = path or numba_int8.available_paths()[0]
-    is_rounded = stack.activations == "int8"
-    target = _target(Form.of(stack), path if is_rounded else None, stack.row_block)
+    rounding = None
+    if stack.activations == "int8":
+        rounding = (path or numba_int8.available_paths()[0], stack.row_block)
+    target = _target(Form.of(stack), rounding)
     arrays = [array for array in (stack.values, stack.scale, stack.offset) if array is not None]
     y = jax.ShapeDtypeStruct((x.shape[0], weights.size // (weights.shape[0] * weights.shape[1])), jnp.float32)
     return jax.ffi.ffi_call(target, y)(x, *arrays, experts.astype(jnp.int32)).reshape(-1, *outputs)
@@ -122,19 +123,19 @@ _SORTED = "scratch + 4 * top * width, width"
 
 
 @call.once
-def _target(form: Form, path: str | None, row_block: int) -> str:
+def _target(form: Form, rounding: tuple[str, int] | None) -> str:
     """Compiles and registers the kernel for a form of weight; returns its name.
 
     Args:
       form: the form of the weights.
-      path: the path for rows rounded to 8 bits; None for float32 rows.
-      row_block: inputs that share a scale of rounded rows.
+      rounding: for rows rounded to 8 bits, the path and the inputs that share a scale; None for float32 rows.
     """
-    name = f"jaxspec_expert_matmul_{form.name}_{f'{path}_{row_block}' if path else 'float32'}"
+    path, row_block = rounding or ("float32", 0)
+    name = f"jaxspec_expert_matmul_{form.name}_{path}_{row_block}"
     scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
     scope["address"] = call.address_of(name)
     values: dict[str, Any] = {"name": name, "TILE": TILE, "row_block": row_block, "block": form.block}
-    if path is None:
+    if rounding is None:
         multiply = partial(numba_packed.multiply_code, form)
         prepare, finish, rows = _SORT_ROWS, _RELEASE_SORTED, _SORTED
     else:

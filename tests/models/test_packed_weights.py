@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from golden_files import golden_checkpoint
 from jaxspec_kernels.matmul import PackedWeight, matmul, pack
 from tiny_gguf import gguf_tensors, hf_weights, write_gguf
 from tiny_models import write_target
@@ -258,6 +259,20 @@ def test_inputs_of_queries_keys_and_values_share_scales_in_smaller_blocks(tmp_pa
     blocks = [kernel.row_block for kernel in kernels if isinstance(kernel, PackedWeight)]
     assert model.layers[0].attention.qkv[...].row_block == 16
     assert sorted(blocks) == [16, 32, 32, 32, 32]
+
+
+@pytest.mark.parametrize(
+    ("golden", "expected"),
+    [
+        ("gemma3", {"q_proj", "k_proj", "v_proj"}),
+        ("deepseek-v3", {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa"}),
+        ("deepseek-v3-direct", {"q_proj", "kv_a_proj_with_mqa"}),
+    ],
+)
+def test_matrices_whose_inputs_have_smaller_blocks(golden, expected):
+    target = load_target(golden_checkpoint(golden), dtype=FLOAT32)
+    sources = [source for _, source in declared(target) if getattr(source, "is_sensitive", False)]
+    assert {name.split(".")[-2] for source in sources for name, _ in source.tensors} == expected
 
 
 def test_int8_activations_are_refused_by_name(tmp_path, monkeypatch):
