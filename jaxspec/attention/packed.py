@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jaxspec_kernels.packed_attention import packed_attention, packed_attention_gradients
 
 from jaxspec.attention.builder import AttentionKind
 from jaxspec.attention.indexed_window import IndexedWindow
@@ -14,6 +18,9 @@ from jaxspec.attention.rope import RopeTables, apply_rope
 
 KeysValues = tuple[jax.Array, jax.Array]
 """[B, S, H, D] each."""
+
+OwnKey = tuple[jax.Array, jax.Array, jax.Array]
+"""Keys and values [B, S, H, D], and bool[B, S]: whether row i, and no other, sees the key at i."""
 
 
 @jax.tree_util.register_dataclass
@@ -71,15 +78,16 @@ class PackedMemory:
         assert layer not in self.kept, "draft steps do not support this kind of attention"
         queries, keys, values = self._rotated(projected, rope)
         memory = self._with(layer, keys, values)
-        visible = self._visible(layer, 0)
+        row = jnp.arange(self.positions.shape[1])
+        visible = (row >= self._first_rows(layer, 0)[:, :, None]) & (row <= row[:, None])
         if pool is not None:
             ends = (self.positions + 1) % kind.ratio == 0
             entry_keys, entry_values = self._entries(pool, kind.ratio)
             keys = jnp.concatenate([keys, entry_keys], axis=1)
             values = jnp.concatenate([values, entry_values], axis=1)
-            past = self._same_text() & (self.positions[:, None, :] <= self.positions[:, :, None])
+            past = (row >= self._starts()[:, :, None]) & (row <= row[:, None])
             visible = jnp.concatenate([visible, past & ends[:, None, :]], axis=2)
-        attended = attend(queries, keys, values, visible, scale=scale)
+        attended = _attend_visible(queries, keys, values, visible, scale=scale)
         return attended.reshape(-1, *attended.shape[2:]), memory
 
     def _attend(
@@ -90,18 +98,22 @@ class PackedMemory:
         ahead = len(later)
         first, _ = visible_range(self.kinds[layer], self.positions + ahead)
         own = tuple((*each, self.positions + j >= first) for j, each in enumerate(later, 1))
-        visible = self._visible(layer, ahead)
-        attended = attend(queries, keys, values, visible, scale=scale, own=own, sinks=sinks)
+        attended = attend(
+            queries, keys, values, self._first_rows(layer, ahead), scale=scale, own=own, sinks=sinks
+        )
         return attended.reshape(-1, *attended.shape[2:])
 
-    def _visible(self, layer: int, ahead: int) -> jax.Array:
-        """bool[B, S, S]: the rows (last axis) that each row sees when it is `ahead` positions further."""
+    def _first_rows(self, layer: int, ahead: int) -> jax.Array:
+        """i32[B, S]: the first row that each row sees when it is `ahead` positions further."""
         first, _ = visible_range(self.kinds[layer], self.positions + ahead)
-        position = self.positions[:, None, :]
-        return self._same_text() & (position >= first[:, :, None]) & (position <= self.positions[:, :, None])
+        row = jnp.arange(self.positions.shape[1], dtype=jnp.int32)
+        return jnp.maximum(self._starts(), row - (self.positions - first))
 
-    def _same_text(self) -> jax.Array:
-        return self.segments[:, :, None] == self.segments[:, None, :]
+    def _starts(self) -> jax.Array:
+        """i32[B, S]: the first row of each row's text."""
+        row = jnp.arange(self.positions.shape[1], dtype=jnp.int32)
+        is_start = self.segments != jnp.pad(self.segments, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+        return lax.cummax(jnp.where(is_start, row, 0), axis=1)
 
     def _entries(self, pool: Pool, ratio: int) -> KeysValues:
         """For every row, the keys and values of the entry that would end at it, [B, S, H, D] each."""
@@ -135,76 +147,108 @@ def attend(
     queries: jax.Array,
     keys: jax.Array,
     values: jax.Array,
-    visible: jax.Array,
+    first: jax.Array,
     *,
     scale: float,
-    own: tuple[tuple[jax.Array, jax.Array, jax.Array], ...] = (),
+    own: tuple[OwnKey, ...] = (),
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """Softmax attention of every row over the rows that it sees, and over keys that only it sees.
+    """Softmax attention of every row over the rows first..itself, and over keys that only it sees.
 
     Args:
       queries: [B, S, H, G, D].
-      keys, values: [B, R, H, D]; a value may be shorter than its key.
-      visible: bool[B, S, R]; every row sees at least one.
+      keys, values: [B, S, H, D]; a value may be shorter than its key.
+      first: i32[B, S], the first row that a row sees; never falls within a sequence.
       scale: factor of the dot products.
-      own: tuples of keys and values [B, S, H, D] and bool[B, S]. Only row i sees the key at i, and only
-        where the mask is true.
+      own: keys that only one row sees.
       sinks: [H * G], one more logit per query head in the softmax, or None.
 
     Returns:
       [B, S, H, G, D] in the dtype of `queries`, D that of the values; softmax in float32.
     """
-    if not own and sinks is None and _fits_cudnn(queries, values):
-        return _fused(queries, keys, values, visible, scale)
-    precision = "highest" if queries.dtype == jnp.float32 else None
-
-    def einsum(equation: str, *args: jax.Array) -> jax.Array:
-        return jnp.einsum(equation, *args, precision=precision, preferred_element_type=jnp.float32)
-
-    scores = jnp.where(visible[:, None, None], einsum("bqngd,bsnd->bngqs", queries, keys) * scale, -jnp.inf)
-    columns = [
-        jnp.where(seen[:, None, None], einsum("bqngd,bqnd->bngq", queries, k) * scale, -jnp.inf)
-        for k, _, seen in own
-    ]
-    if sinks is not None:
-        sink = sinks.astype(jnp.float32).reshape(1, *queries.shape[2:4], 1)
-        columns.append(jnp.broadcast_to(sink, scores.shape[:-1]))
-    peak = scores.max(axis=-1)
-    for column in columns:
-        peak = jnp.maximum(peak, column)
-    peak = jax.lax.stop_gradient(peak)
-    weights = jnp.exp(scores - peak[..., None])
-    own_weights = [jnp.exp(column - peak) for column in columns]
-    total = weights.sum(axis=-1) + sum(own_weights)
-    attended = einsum("bngqs,bsnd->bqngd", weights.astype(queries.dtype), values)
-    # The sink, which is the last column, has no value.
-    for weight, (_, v, _) in zip(own_weights, own, strict=False):
-        attended += einsum("bngq,bqnd->bqngd", weight.astype(queries.dtype), v)
-    return (attended / jnp.moveaxis(total, -1, 1)[..., None]).astype(queries.dtype)
+    return _attend(scale, queries, keys, values, first, own, sinks)
 
 
-def _fits_cudnn(queries: jax.Array, values: jax.Array) -> bool:
-    size = queries.shape[-1]
-    return (
-        queries.dtype == jnp.bfloat16
-        and jax.default_backend() == "gpu"
-        and size == values.shape[-1] <= 128
-        and size % 8 == 0
-    )
-
-
-def _fused(
-    queries: jax.Array, keys: jax.Array, values: jax.Array, visible: jax.Array, scale: float
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(
+    scale: float,
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    first: jax.Array,
+    own: tuple[OwnKey, ...],
+    sinks: jax.Array | None,
 ) -> jax.Array:
-    """cuDNN's attention, which does not store the scores."""
-    batch, length, kv_heads, group, size = queries.shape
-    attended = jax.nn.dot_product_attention(
-        queries.reshape(batch, length, kv_heads * group, size),
-        keys,
-        values,
-        mask=visible[:, None],
-        scale=scale,
-        implementation="cudnn",
+    return _forward(scale, queries, keys, values, first, own, sinks)[0]
+
+
+def _forward(
+    scale: float,
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    first: jax.Array,
+    own: tuple[OwnKey, ...],
+    sinks: jax.Array | None,
+) -> tuple[jax.Array, tuple]:
+    attended, log_total = packed_attention(queries, keys, values, first, scale=scale)
+    columns = [_own_scores(queries, key, seen, scale) for key, _, seen in own]
+    if sinks is not None:
+        columns.append(jnp.broadcast_to(_by_head(sinks, queries), log_total.shape))
+    if columns:
+        shared = log_total
+        log_total = jax.nn.logsumexp(jnp.stack([shared, *columns]), axis=0)
+        total = attended * jnp.exp(shared - log_total)[..., None]
+        # The sink, which is the last column, has no value.
+        for column, (_, value, _) in zip(columns, own, strict=False):
+            total += jnp.exp(column - log_total)[..., None] * value[:, :, :, None]
+        attended = total.astype(queries.dtype)
+    return attended, (queries, keys, values, first, own, sinks, attended, log_total)
+
+
+def _backward(scale: float, saved: tuple, gradient: jax.Array) -> tuple:
+    queries, keys, values, first, own, sinks, attended, log_total = saved
+    mean = _einsum("bqhgd,bqhgd->bqhg", gradient, attended)
+    to_queries, to_keys, to_values = packed_attention_gradients(
+        queries, keys, values, first, log_total, gradient, mean, scale=scale
     )
-    return attended.reshape(queries.shape)
+    to_own = []
+    for key, value, seen in own:
+        weight = jnp.exp(_own_scores(queries, key, seen, scale) - log_total)
+        score = weight * (_einsum("bqhgd,bqhd->bqhg", gradient, value) - mean) * scale
+        to_queries += score[..., None] * key[:, :, :, None]
+        to_key = _einsum("bqhg,bqhgd->bqhd", score, queries).astype(key.dtype)
+        to_value = _einsum("bqhg,bqhgd->bqhd", weight, gradient).astype(value.dtype)
+        to_own.append((to_key, to_value, None))
+    to_sinks: Any = None
+    if sinks is not None:
+        share = jnp.exp(_by_head(sinks, queries) - log_total)
+        to_sinks = -(share * mean).sum(axis=(0, 1)).reshape(sinks.shape).astype(sinks.dtype)
+    return to_queries.astype(queries.dtype), to_keys, to_values, None, tuple(to_own), to_sinks
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _own_scores(queries: jax.Array, key: jax.Array, seen: jax.Array, scale: float) -> jax.Array:
+    """f32[B, S, H, G], -inf where `seen` is false."""
+    return jnp.where(seen[..., None, None], _einsum("bqhgd,bqhd->bqhg", queries, key) * scale, -jnp.inf)
+
+
+def _by_head(sinks: jax.Array, queries: jax.Array) -> jax.Array:
+    """f32[H, G]."""
+    return sinks.astype(jnp.float32).reshape(queries.shape[2:4])
+
+
+def _attend_visible(
+    queries: jax.Array, keys: jax.Array, values: jax.Array, visible: jax.Array, *, scale: float
+) -> jax.Array:
+    """`attend` over keys and values [B, R, H, D] that need not be rows, where `visible`, bool[B, S, R]."""
+    scores = _einsum("bqhgd,bshd->bhgqs", queries, keys) * scale
+    weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1)
+    return _einsum("bhgqs,bshd->bqhgd", weights.astype(queries.dtype), values).astype(queries.dtype)
+
+
+def _einsum(equation: str, *args: jax.Array) -> jax.Array:
+    precision = "highest" if args[-1].dtype == jnp.float32 else None
+    return jnp.einsum(equation, *args, precision=precision, preferred_element_type=jnp.float32)

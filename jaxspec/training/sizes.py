@@ -121,8 +121,9 @@ def _fitting_tokens(head: Eagle3, target: Decoder, row_length: int, num_steps: i
         widest = max(widest, shape.moe.experts_per_token * shape.moe.intermediate_size)
     forward = size * (4 * widest + 16 * shape.hidden_size)
     scores = 3 * 4 * layers.num_attention_heads * row_length
-    step = scores + size * (16 * layers.hidden_size + 6 * layers.intermediate_size)
-    token = forward + size * head.config.draft_vocab_size + num_steps * layers.num_hidden_layers * step
+    step = size * (16 * layers.hidden_size + 6 * layers.intermediate_size)
+    steps = num_steps * layers.num_hidden_layers * step
+    token = forward + scores + size * head.config.draft_vocab_size + steps
     return max(int(0.6 * (memory - weights)) // token, row_length)
 
 

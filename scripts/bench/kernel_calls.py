@@ -15,6 +15,7 @@ from jaxspec_kernels.kv_write import kv_write
 from jaxspec_kernels.latent_attention import latent_attention
 from jaxspec_kernels.latent_write import latent_write
 from jaxspec_kernels.matmul import BLOCK, PackedWeight, matmul, pack
+from jaxspec_kernels.packed_attention import packed_attention, packed_attention_gradients
 from jaxspec_kernels.paged_attention import paged_attention
 from jaxspec_kernels.random import Purpose
 from jaxspec_kernels.rope_kv_write import rope_kv_write
@@ -57,6 +58,8 @@ def all_calls() -> Iterator[Call]:
     yield from map(_rope_kv_write, cases.rope_kv_write.CASES)
     yield from map(_gumbel_sample, cases.gumbel_sample.CASES)
     yield from map(_paged_attention, cases.paged_attention.CASES)
+    yield from map(_packed_attention, cases.packed_attention.LARGE)
+    yield from map(_packed_attention_gradients, cases.packed_attention.LARGE)
     yield from map(_latent_write, cases.latent_write.CASES)
     yield from map(_latent_attention, cases.latent_attention.CASES)
     yield from map(_matmul, cases.matmul.CASES)
@@ -197,6 +200,42 @@ def _latent_attention(case: cases.latent_attention.Case) -> Call:
     moved = (seen * width + rows * (width + case.value_dim)) * dtype.itemsize
     static = {"value_dim": case.value_dim, "scale": width**-0.5}
     return Call(latent_attention, case.name, arguments, static, 0, moved, _SUM_BOUND[case.dtype])
+
+
+def _packed_attention(case: cases.packed_attention.Case) -> Call:
+    def arguments(seed: int) -> tuple:
+        rng = np.random.default_rng(seed)
+        size = (case.sequences, case.length, case.kv_heads)
+        shapes = ((*size, case.group, case.head_dim), (*size, case.head_dim), (*size, case.head_dim))
+        return *(_normal(rng, shape, case.dtype) for shape in shapes), jnp.asarray(case.first())
+
+    rows = case.sequences * case.length * case.kv_heads
+    moved = 2 * rows * (case.group + 1) * case.head_dim * jnp.dtype(case.dtype).itemsize
+    moved += 4 * rows * case.group
+    static = {"scale": case.head_dim**-0.5}
+    return Call(packed_attention, case.name, arguments, static, 0, moved, _SUM_BOUND[case.dtype])
+
+
+def _packed_attention_gradients(case: cases.packed_attention.Case) -> Call:
+    forward = _packed_attention(case)
+
+    def arguments(seed: int) -> tuple:
+        given = forward.arguments(seed)
+        attended, log_total = packed_attention.select("xla")(*given, **forward.static)
+        gradient = _normal(np.random.default_rng(seed), attended.shape, case.dtype)
+        mean = (gradient.astype(jnp.float32) * attended.astype(jnp.float32)).sum(axis=-1)
+        return *given, log_total, gradient, mean
+
+    moved = 2 * forward.bytes_moved
+    return Call(
+        packed_attention_gradients,
+        case.name,
+        arguments,
+        forward.static,
+        0,
+        moved,
+        2 * _SUM_BOUND[case.dtype],
+    )
 
 
 def _matmul(case: cases.matmul.Case) -> Call:

@@ -1,22 +1,72 @@
 """Attention over whole texts."""
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.attention import IndexedWindow, PackedMemory
+from jaxspec.attention import FullAttention, IndexedWindow, PackedMemory, SlidingWindow
 from jaxspec.attention.packed import attend
+
+
+def test_gradients_with_own_keys_and_sinks_equal_those_of_one_softmax():
+    rng = np.random.default_rng(1)
+    queries, keys, values, one, two = (
+        jnp.asarray(rng.normal(size=size), jnp.float32)
+        for size in ((2, 40, 2, 3, 16), *[(2, 40, 2, 16)] * 2, *[(2, 2, 40, 2, 16)] * 2)
+    )
+    sinks, weights = jnp.asarray(rng.normal(size=6), jnp.float32), jnp.asarray(rng.normal(size=queries.shape))
+    row = np.arange(40)
+    first = np.stack([row // 13 * 13, np.maximum(row - 4, 0)])
+    seen = rng.random((2, 2, 40)) < 0.7
+    visible = (row >= first[:, :, None]) & (row <= row[:, None])
+
+    def in_one_softmax(queries, keys, values, own, sinks):
+        def scores(keys, mask):
+            every = jnp.einsum("bqhgd,bshd->bqhgs", queries, keys, precision="highest") * 0.25
+            return jnp.where(mask[:, :, None, None], every, -jnp.inf)
+
+        columns = [scores(keys, visible)]
+        columns += [
+            scores(k, mask[:, :, None] & np.eye(40, dtype=bool))
+            for (k, _), mask in zip(own, seen, strict=True)
+        ]
+        columns.append(jnp.broadcast_to(sinks.reshape(2, 3, 1), (2, 40, 2, 3, 1)))
+        p = jax.nn.softmax(jnp.concatenate(columns, axis=-1), axis=-1)[..., :-1]
+        every = jnp.concatenate([values, *(v for _, v in own)], axis=1)
+        return (jnp.einsum("bqhgs,bshd->bqhgd", p, every, precision="highest") * weights).sum()
+
+    def ours(queries, keys, values, own, sinks):
+        own = tuple((k, v, jnp.asarray(mask)) for (k, v), mask in zip(own, seen, strict=True))
+        attended = attend(
+            queries, keys, values, jnp.asarray(first, jnp.int32), scale=0.25, own=own, sinks=sinks
+        )
+        return (attended * weights).sum()
+
+    given = (queries, keys, values, ((one[0], one[1]), (two[0], two[1])), sinks)
+    expected, theirs = jax.value_and_grad(in_one_softmax, argnums=(0, 1, 2, 3, 4))(*given)
+    actual, mine = jax.value_and_grad(ours, argnums=(0, 1, 2, 3, 4))(*given)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=3e-5), mine, theirs)
 
 
 def test_attention_in_bfloat16_equals_that_in_float32():
     rng = np.random.default_rng(1)
     queries = jnp.asarray(rng.normal(size=(2, 64, 2, 3, 16)), jnp.bfloat16)
     keys, values = jnp.asarray(rng.normal(size=(2, 2, 64, 2, 16)), jnp.bfloat16)
-    visible = jnp.asarray(
-        np.tril(np.ones((2, 64, 64), bool)) & (rng.random((2, 64, 64)) < 0.5) | np.eye(64, dtype=bool)
-    )
-    wide = attend(*(x.astype(jnp.float32) for x in (queries, keys, values)), visible, scale=0.25)
-    np.testing.assert_allclose(attend(queries, keys, values, visible, scale=0.25), wide, atol=0.03)
+    first = jnp.asarray(np.arange(64) // 20 * 20 + np.zeros((2, 1)), jnp.int32)
+    wide = attend(*(x.astype(jnp.float32) for x in (queries, keys, values)), first, scale=0.25)
+    np.testing.assert_allclose(attend(queries, keys, values, first, scale=0.25), wide, atol=0.03)
+
+
+def test_a_text_is_what_has_one_number_wherever_its_positions_begin():
+    positions = jnp.asarray([[5, 6, 7, 0, 1, 0]])
+    memory = PackedMemory((FullAttention(), SlidingWindow(2)), positions, jnp.asarray([[3, 3, 3, 1, 1, 0]]))
+    assert memory._first_rows(0, 0).tolist() == [[0, 0, 0, 3, 3, 5]]
+    assert memory._first_rows(1, 0).tolist() == [[0, 0, 1, 3, 3, 5]]
+    assert memory._first_rows(1, 1).tolist() == [[0, 1, 2, 3, 4, 5]]
 
 
 def test_draft_steps_over_an_indexed_window_are_refused():

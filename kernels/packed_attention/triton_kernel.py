@@ -1,0 +1,115 @@
+"""Packed attention in Triton, which reads only the keys that a tile of rows sees."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import triton
+import triton.language as tl
+from jaxspec_kernels.context_splits import absorb_scores
+from jaxspec_kernels.packed_attention.reference import packed_attention as reference
+from jaxspec_kernels.triton_call import triton_call
+
+# Heads of more elements do not fit a multiprocessor's registers.
+MAX_HEAD_DIM = 256
+
+
+def packed_attention(
+    queries: jax.Array, keys: jax.Array, values: jax.Array, first: jax.Array, *, scale: float
+) -> tuple[jax.Array, jax.Array]:
+    """See `reference.packed_attention`, which computes heads that do not fit."""
+    if not fits(queries, values):
+        return reference(queries, keys, values, first, scale=scale)
+    batch, length, heads, group, head_dim = queries.shape
+    wide = queries.dtype == jnp.float32
+    block_rows, block_keys = (32, 32) if wide or head_dim > 128 else (64, 64)
+    attended, log_total = triton_call(
+        _kernel,
+        (queries, keys, values, first),
+        [
+            jax.ShapeDtypeStruct(queries.shape, queries.dtype),
+            jax.ShapeDtypeStruct(queries.shape[:-1], jnp.float32),
+        ],
+        grid=(triton.cdiv(length, block_rows), batch * heads * group),
+        num_warps=4,
+        num_stages=2 if wide else 3,
+        length=length,
+        heads=heads,
+        group=group,
+        head_dim=head_dim,
+        # In powers of two, which the GPU computes faster.
+        scale=scale * math.log2(math.e),
+        block_rows=block_rows,
+        block_keys=block_keys,
+        block_dim=max(triton.next_power_of_2(head_dim), 16),
+    )
+    return attended, log_total
+
+
+def fits(queries: jax.Array, values: jax.Array) -> bool:
+    """Whether the kernels can compute heads of these sizes."""
+    return queries.size > 0 and values.shape[-1] == queries.shape[-1] <= MAX_HEAD_DIM
+
+
+@triton.jit
+def _kernel(
+    queries,
+    keys,
+    values,
+    first,
+    attended,
+    log_totals,
+    length: tl.constexpr,
+    heads: tl.constexpr,
+    group: tl.constexpr,
+    head_dim: tl.constexpr,
+    scale: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_keys: tl.constexpr,
+    block_dim: tl.constexpr,
+):
+    begin = tl.program_id(0) * block_rows
+    sequence = tl.program_id(1) // (heads * group)
+    query_head = tl.program_id(1) % (heads * group)
+    row, in_rows, dim, in_dim = tile(begin, length, block_rows, head_dim, block_dim)
+    # Rows past the end see nothing.
+    row_first = tl.load(first + sequence * length + row, mask=in_rows, other=length)
+    at = query_rows(sequence, row, query_head, length, heads, group)
+    mask = in_rows[:, None] & in_dim[None, :]
+    query = tl.load(queries + at[:, None] * head_dim + dim[None, :], mask=mask, other=0.0)
+
+    peak = tl.full((block_rows,), float("-inf"), tl.float32)
+    total = tl.zeros((block_rows,), tl.float32)
+    output = tl.zeros((block_rows, block_dim), tl.float32)
+    all_see_from = tl.max(row_first)
+    for start in range(tl.min(row_first) // block_keys * block_keys, begin + block_rows, block_keys):
+        key_row = start + tl.arange(0, block_keys)
+        in_keys = key_row < length
+        key_at = ((sequence * length + key_row).to(tl.int64) * heads + query_head // group) * head_dim
+        key_mask = in_keys[:, None] & in_dim[None, :]
+        key = tl.load(keys + key_at[:, None] + dim[None, :], mask=key_mask, other=0.0)
+        value = tl.load(values + key_at[:, None] + dim[None, :], mask=key_mask, other=0.0)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        if (start < all_see_from) | (start + block_keys > begin):
+            visible = (key_row[None, :] >= row_first[:, None]) & (key_row[None, :] <= row[:, None])
+            scores = tl.where(visible, scores, float("-inf"))
+        weights, peak, total, shrink = absorb_scores(scores, peak, total)
+        output = tl.dot(weights.to(query.dtype), value, output * shrink[:, None], input_precision="ieee")
+
+    output = output / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(attended + at[:, None] * head_dim + dim[None, :], output.to(query.dtype), mask=mask)
+    tl.store(log_totals + at, (peak + tl.log2(total)) * 0.6931471805599453, mask=in_rows)
+
+
+@triton.jit
+def tile(begin, length: tl.constexpr, rows: tl.constexpr, head_dim: tl.constexpr, dims: tl.constexpr):
+    """The rows of a tile and the elements of a head, and which of both exist."""
+    row = begin + tl.arange(0, rows)
+    dim = tl.arange(0, dims)
+    return row, row < length, dim, dim < head_dim
+
+
+@triton.jit
+def query_rows(sequence, row, query_head, length: tl.constexpr, heads: tl.constexpr, group: tl.constexpr):
+    """Where the rows of a query head are, in heads. 64 bits: an array may have more than 2^31 elements."""
+    return (sequence * length + row).to(tl.int64) * (heads * group) + query_head

@@ -1,0 +1,125 @@
+"""The throughput of training an EAGLE-3 head, and on a GPU where the time of an update goes.
+
+    python scripts/bench_training.py configs/training/smollm2-135m-eagle3-more-answers.toml
+        [--prompt-tokens 190] [--answer-tokens 168] [--updates 40] [--profile ROWS] [--json FILE]
+
+Trains a new head with the sizes of a configuration on random tokens. Only the lengths of prompts and answers
+matter, which are drawn from exponential distributions with the given means. Compilation is not counted.
+"""
+
+import argparse
+import json
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from bench.timeline import kernel_table, read_kernels
+
+from jaxspec.checkpoints import open_checkpoint
+from jaxspec.command_line import Parser, report
+from jaxspec.models.loading import load_target, target_config
+from jaxspec.provenance import provenance
+from jaxspec.training.config import TrainingRun, load_training_run
+from jaxspec.training.head import head_config, new_head
+from jaxspec.training.packing import Conversations, PackedSource, pack, training_batches
+from jaxspec.training.trainer import Trainer
+
+_WARM_UP, _PROFILED = 4, 3
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measures; see the module docstring."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    args = _parse(arguments)
+    try:
+        run = load_training_run(args.config)
+        trainer, vocabulary = _trainer(run)
+        config = run.train
+        conversations = _conversations(args, config.row_length, config.batch_size, vocabulary)
+    except (ValueError, OSError) as error:
+        return report(error)
+    rows = pack(np.diff(conversations.start), config.row_length, 0)
+    batches = training_batches(
+        PackedSource(conversations, rows, config.row_length), batch_size=config.batch_size, seed=0
+    )
+    state, times = trainer.initial_state(), []
+    given = [trainer.put(next(batches)) for _ in range(4)]
+    filled = float(np.mean([np.asarray(batch.segments) > 0 for batch in given]))
+    for update in range(_WARM_UP + args.updates):
+        begin = time.perf_counter()
+        state, sums = trainer.update(state, given[update % len(given)])
+        jax.block_until_ready(sums)
+        times.append(time.perf_counter() - begin)
+    seconds = statistics.median(times[_WARM_UP:])
+    tokens = config.batch_size * config.row_length
+    print(
+        f"{tokens / seconds:,.0f} tokens/s; an update of {config.batch_size} rows of {config.row_length} "
+        f"tokens takes {seconds * 1e3:.1f} ms (median of {args.updates}); {filled:.0%} of the rows are filled"
+    )
+    if args.profile:
+        with tempfile.TemporaryDirectory() as folder:
+            with jax.profiler.trace(folder):
+                for batch in given[:_PROFILED]:
+                    state, sums = trainer.update(state, batch)
+                jax.block_until_ready(sums)
+            try:
+                print(kernel_table(read_kernels(Path(folder)), args.profile, steps=_PROFILED))
+            except ValueError as error:
+                return report(error)
+    if args.json:
+        found = {"tokens_per_second": tokens / seconds, "update_ms": seconds * 1e3, "filled": filled}
+        found |= provenance(shlex.join(["scripts/bench_training.py", *arguments]), Path(__file__).parent)
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+def _trainer(run: TrainingRun) -> tuple[Trainer, int]:
+    source = run.target
+    checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
+    shape = target_config(checkpoint)
+    limit = shape.max_position_embeddings
+    engine = run.engine.resolve(backend=jax.default_backend(), model_limit=limit)
+    target = load_target(checkpoint, dtype=jnp.dtype(engine.dtype))
+    head = new_head(
+        head_config(run.head, shape, run.vocabulary.size),
+        target,
+        np.arange(run.vocabulary.size, dtype=np.int32),
+        num_speculative_tokens=run.train.num_unroll_steps,
+        seed=0,
+    )
+    return Trainer(head, target, run.train), shape.vocab_size
+
+
+def _conversations(
+    args: argparse.Namespace, row_length: int, batch_size: int, vocabulary: int
+) -> Conversations:
+    rng = np.random.default_rng(0)
+    count = 8 * row_length * batch_size // (args.prompt_tokens + args.answer_tokens)
+    prompts = np.clip(rng.exponential(args.prompt_tokens, count), 8, 0.8 * row_length).astype(np.int32)
+    answers = np.clip(rng.exponential(args.answer_tokens, count), 4, 0.2 * row_length).astype(np.int32)
+    start = np.concatenate([[0], np.cumsum(prompts + answers, dtype=np.int64)])
+    return Conversations(rng.integers(0, vocabulary, start[-1], dtype=np.int32), start, prompts)
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "config", type=Path, help="a training configuration with the sizes of rows and batches"
+    )
+    parser.add_argument("--prompt-tokens", type=int, default=190, help="mean length of a prompt")
+    parser.add_argument("--answer-tokens", type=int, default=168, help="mean length of an answer")
+    parser.add_argument("--updates", type=int, default=40, help="updates to time")
+    parser.add_argument("--profile", type=int, default=0, metavar="ROWS", help="kernels to print, on a GPU")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
