@@ -41,7 +41,8 @@ def compiler_options(
     with XLA's choices and 7.93 ms with cuBLAS alone (H100). With few rows or small weights XLA's kernels are
     faster, because they fuse the operations around the product.
 
-    Sums over several devices use NCCL: XLA's own kernel for them failed on two H200s with jax 0.12.
+    Sums over several devices use NCCL: XLA's own kernel for them is faster (docs/measurements.md, "Several
+    GPUs") but fails if NCCL is older than 2.29.2.
 
     Options that the variable XLA_FLAGS names are left out, so that it takes precedence.
     """

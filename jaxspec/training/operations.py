@@ -14,9 +14,9 @@ def operations_per_token(target: Decoder, head: Eagle3, *, row_length: int, num_
     """Floating-point operations of matrix products per token of a packed row.
 
     Counts the target's forward pass and output projections, and the forward and backward passes of the head
-    in every draft step, without recomputation, norms and softmax. Attention is counted over the whole row,
-    as it is computed; only the chosen experts are counted. Output projections are counted as if every token
-    were part of an answer.
+    in every draft step, without recomputation, norms and softmax. Attention is counted as if every token saw
+    the whole row, of which the kernels on a GPU compute only what is visible. Only the chosen experts are
+    counted. Output projections are counted as if every token were part of an answer.
     """
     outputs = head.config.draft_vocab_size
     forward = _layers(target.layers, target.config, row_length) + 2 * target.config.hidden_size * (

@@ -62,7 +62,7 @@ def test_attention_in_bfloat16_equals_that_in_float32():
 
 
 def test_a_text_is_what_has_one_number_wherever_its_positions_begin():
-    positions = jnp.asarray([[5, 6, 7, 0, 1, 0]])
+    positions = jnp.asarray([[5, 6, 7, 4, 5, 0]])
     memory = PackedMemory((FullAttention(), SlidingWindow(2)), positions, jnp.asarray([[3, 3, 3, 1, 1, 0]]))
     assert memory._first_rows(0, 0).tolist() == [[0, 0, 0, 3, 3, 5]]
     assert memory._first_rows(1, 0).tolist() == [[0, 0, 1, 3, 3, 5]]
