@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 from jaxspec_kernels.packed_attention.reference import packed_attention_gradients as reference
-from jaxspec_kernels.packed_attention.triton_kernel import fits, query_rows, tile
+from jaxspec_kernels.packed_attention.triton_kernel import fits, head_rows, load_rows, store_rows
 from jaxspec_kernels.triton_call import triton_call
 
 
@@ -95,31 +95,28 @@ def _query_kernel(
     begin = tl.program_id(0) * block_rows
     sequence = tl.program_id(1) // (heads * group)
     query_head = tl.program_id(1) % (heads * group)
-    row, in_rows, dim, in_dim = tile(begin, length, block_rows, head_dim, block_dim)
+    row = begin + tl.arange(0, block_rows)
+    in_rows = row < length
     row_first = tl.load(first + sequence * length + row, mask=in_rows, other=length)
-    at = query_rows(sequence, row, query_head, length, heads, group)
-    mask = in_rows[:, None] & in_dim[None, :]
-    query = tl.load(queries + at[:, None] * head_dim + dim[None, :], mask=mask, other=0.0)
-    gradient = tl.load(gradients + at[:, None] * head_dim + dim[None, :], mask=mask, other=0.0)
+    at = head_rows(sequence * length + row, query_head, heads * group)
+    query = load_rows(queries, at, in_rows, head_dim, block_dim)
+    gradient = load_rows(gradients, at, in_rows, head_dim, block_dim)
     log_total = tl.load(log_totals + at, mask=in_rows, other=0.0) * 1.4426950408889634
     mean = tl.load(means + at, mask=in_rows, other=0.0)
 
     output = tl.zeros((block_rows, block_dim), tl.float32)
     for start in range(tl.min(row_first) // block_keys * block_keys, begin + block_rows, block_keys):
         key_row = start + tl.arange(0, block_keys)
-        in_keys = key_row < length
-        key_at = ((sequence * length + key_row).to(tl.int64) * heads + query_head // group) * head_dim
-        key_mask = in_keys[:, None] & in_dim[None, :]
-        key = tl.load(keys + key_at[:, None] + dim[None, :], mask=key_mask, other=0.0)
-        value = tl.load(values + key_at[:, None] + dim[None, :], mask=key_mask, other=0.0)
+        key_at = head_rows(sequence * length + key_row, query_head // group, heads)
+        key = load_rows(keys, key_at, key_row < length, head_dim, block_dim)
+        value = load_rows(values, key_at, key_row < length, head_dim, block_dim)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * binary_scale
         visible = (key_row[None, :] >= row_first[:, None]) & (key_row[None, :] <= row[:, None])
         weights = tl.exp2(tl.where(visible, scores - log_total[:, None], float("-inf")))
         rise = tl.dot(gradient, tl.trans(value), input_precision="ieee") - mean[:, None]
         output = tl.dot((weights * rise).to(key.dtype), key, output, input_precision="ieee")
 
-    at_element = at[:, None] * head_dim + dim[None, :]
-    tl.store(to_queries + at_element, (output * scale).to(query.dtype), mask=mask)
+    store_rows(to_queries, at, in_rows, output * scale, head_dim, block_dim)
 
 
 @triton.jit
@@ -147,11 +144,11 @@ def _key_kernel(
     begin = tl.program_id(0) * block_keys
     sequence = tl.program_id(1) // heads
     head = tl.program_id(1) % heads
-    key_row, in_keys, dim, in_dim = tile(begin, length, block_keys, head_dim, block_dim)
-    key_at = ((sequence * length + key_row).to(tl.int64) * heads + head) * head_dim
-    key_mask = in_keys[:, None] & in_dim[None, :]
-    key = tl.load(keys + key_at[:, None] + dim[None, :], mask=key_mask, other=0.0)
-    value = tl.load(values + key_at[:, None] + dim[None, :], mask=key_mask, other=0.0)
+    key_row = begin + tl.arange(0, block_keys)
+    in_keys = key_row < length
+    key_at = head_rows(sequence * length + key_row, head, heads)
+    key = load_rows(keys, key_at, in_keys, head_dim, block_dim)
+    value = load_rows(values, key_at, in_keys, head_dim, block_dim)
     end = tl.load(ends + sequence * tl.num_programs(0) + tl.program_id(0))
 
     key_sum = tl.zeros((block_keys, block_dim), tl.float32)
@@ -159,12 +156,12 @@ def _key_kernel(
     # Scores are transposed, [keys, rows], so that the weights are the left operand of both sums.
     for member in range(group):
         for start in range(begin // block_rows * block_rows, end, block_rows):
-            row, in_rows, _, _ = tile(start, length, block_rows, head_dim, block_dim)
+            row = start + tl.arange(0, block_rows)
+            in_rows = row < length
             row_first = tl.load(first + sequence * length + row, mask=in_rows, other=length)
-            at = query_rows(sequence, row, head * group + member, length, heads, group)
-            mask = in_rows[:, None] & in_dim[None, :]
-            query = tl.load(queries + at[:, None] * head_dim + dim[None, :], mask=mask, other=0.0)
-            gradient = tl.load(gradients + at[:, None] * head_dim + dim[None, :], mask=mask, other=0.0)
+            at = head_rows(sequence * length + row, head * group + member, heads * group)
+            query = load_rows(queries, at, in_rows, head_dim, block_dim)
+            gradient = load_rows(gradients, at, in_rows, head_dim, block_dim)
             log_total = tl.load(log_totals + at, mask=in_rows, other=0.0) * 1.4426950408889634
             mean = tl.load(means + at, mask=in_rows, other=0.0)
             scores = tl.dot(key, tl.trans(query), input_precision="ieee") * binary_scale
@@ -174,6 +171,5 @@ def _key_kernel(
             rise = tl.dot(value, tl.trans(gradient), input_precision="ieee") - mean[None, :]
             key_sum = tl.dot((weights * rise).to(key.dtype), query, key_sum, input_precision="ieee")
 
-    at_element = key_at[:, None] + dim[None, :]
-    tl.store(to_keys + at_element, (key_sum * scale).to(key.dtype), mask=key_mask)
-    tl.store(to_values + at_element, value_sum.to(value.dtype), mask=key_mask)
+    store_rows(to_keys, key_at, in_keys, key_sum * scale, head_dim, block_dim)
+    store_rows(to_values, key_at, in_keys, value_sum, head_dim, block_dim)

@@ -71,12 +71,12 @@ def _kernel(
     begin = tl.program_id(0) * block_rows
     sequence = tl.program_id(1) // (heads * group)
     query_head = tl.program_id(1) % (heads * group)
-    row, in_rows, dim, in_dim = tile(begin, length, block_rows, head_dim, block_dim)
+    row = begin + tl.arange(0, block_rows)
+    in_rows = row < length
     # Rows past the end see nothing.
     row_first = tl.load(first + sequence * length + row, mask=in_rows, other=length)
-    at = query_rows(sequence, row, query_head, length, heads, group)
-    mask = in_rows[:, None] & in_dim[None, :]
-    query = tl.load(queries + at[:, None] * head_dim + dim[None, :], mask=mask, other=0.0)
+    at = head_rows(sequence * length + row, query_head, heads * group)
+    query = load_rows(queries, at, in_rows, head_dim, block_dim)
 
     peak = tl.full((block_rows,), float("-inf"), tl.float32)
     total = tl.zeros((block_rows,), tl.float32)
@@ -84,11 +84,9 @@ def _kernel(
     all_see_from = tl.max(row_first)
     for start in range(tl.min(row_first) // block_keys * block_keys, begin + block_rows, block_keys):
         key_row = start + tl.arange(0, block_keys)
-        in_keys = key_row < length
-        key_at = ((sequence * length + key_row).to(tl.int64) * heads + query_head // group) * head_dim
-        key_mask = in_keys[:, None] & in_dim[None, :]
-        key = tl.load(keys + key_at[:, None] + dim[None, :], mask=key_mask, other=0.0)
-        value = tl.load(values + key_at[:, None] + dim[None, :], mask=key_mask, other=0.0)
+        key_at = head_rows(sequence * length + key_row, query_head // group, heads)
+        key = load_rows(keys, key_at, key_row < length, head_dim, block_dim)
+        value = load_rows(values, key_at, key_row < length, head_dim, block_dim)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         if (start < all_see_from) | (start + block_keys > begin):
             visible = (key_row[None, :] >= row_first[:, None]) & (key_row[None, :] <= row[:, None])
@@ -97,19 +95,27 @@ def _kernel(
         output = tl.dot(weights.to(query.dtype), value, output * shrink[:, None], input_precision="ieee")
 
     output = output / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(attended + at[:, None] * head_dim + dim[None, :], output.to(query.dtype), mask=mask)
+    store_rows(attended, at, in_rows, output, head_dim, block_dim)
     tl.store(log_totals + at, (peak + tl.log2(total)) * 0.6931471805599453, mask=in_rows)
 
 
 @triton.jit
-def tile(begin, length: tl.constexpr, rows: tl.constexpr, head_dim: tl.constexpr, dims: tl.constexpr):
-    """The rows of a tile and the elements of a head, and which of both exist."""
-    row = begin + tl.arange(0, rows)
-    dim = tl.arange(0, dims)
-    return row, row < length, dim, dim < head_dim
+def head_rows(row, head, heads: tl.constexpr):
+    """Where a head of rows is, in heads. 64 bits: an array may have more than 2^31 elements."""
+    return row.to(tl.int64) * heads + head
 
 
 @triton.jit
-def query_rows(sequence, row, query_head, length: tl.constexpr, heads: tl.constexpr, group: tl.constexpr):
-    """Where the rows of a query head are, in heads. 64 bits: an array may have more than 2^31 elements."""
-    return (sequence * length + row).to(tl.int64) * (heads * group) + query_head
+def load_rows(array, at, exists, head_dim: tl.constexpr, block_dim: tl.constexpr):
+    """Heads of rows, zero past their end and where they do not exist."""
+    dim = tl.arange(0, block_dim)
+    mask = exists[:, None] & (dim < head_dim)[None, :]
+    return tl.load(array + at[:, None] * head_dim + dim[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def store_rows(array, at, exists, rows, head_dim: tl.constexpr, block_dim: tl.constexpr):
+    """Writes what `load_rows` reads."""
+    dim = tl.arange(0, block_dim)
+    mask = exists[:, None] & (dim < head_dim)[None, :]
+    tl.store(array + at[:, None] * head_dim + dim[None, :], rows.to(array.dtype.element_ty), mask=mask)
