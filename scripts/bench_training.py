@@ -23,11 +23,13 @@ from bench.timeline import kernel_table, read_kernels
 
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.command_line import Parser, report
+from jaxspec.config import ConfigError
 from jaxspec.models.loading import load_target, target_config
 from jaxspec.provenance import provenance
 from jaxspec.training.config import TrainingRun, load_training_run
 from jaxspec.training.head import head_config, new_head
 from jaxspec.training.packing import Conversations, PackedSource, pack, training_batches
+from jaxspec.training.sizes import draft_vocabulary_size
 from jaxspec.training.trainer import Trainer
 
 _WARM_UP, _PROFILED = 4, 3
@@ -39,6 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parse(arguments)
     try:
         run = load_training_run(args.config)
+        for name in ("steps", "batch_size", "row_length"):
+            if not getattr(run.train, name):
+                raise ConfigError(f"{args.config}: the benchmark needs train.{name}")
         trainer, vocabulary = _trainer(run)
         config = run.train
         conversations = _conversations(args, config.row_length, config.batch_size, vocabulary)
@@ -87,10 +92,11 @@ def _trainer(run: TrainingRun) -> tuple[Trainer, int]:
     limit = shape.max_position_embeddings
     engine = run.engine.resolve(backend=jax.default_backend(), model_limit=limit)
     target = load_target(checkpoint, dtype=jnp.dtype(engine.dtype))
+    size = run.vocabulary.size or draft_vocabulary_size(shape)
     head = new_head(
-        head_config(run.head, shape, run.vocabulary.size),
+        head_config(run.head, shape, size),
         target,
-        np.arange(run.vocabulary.size, dtype=np.int32),
+        np.arange(size, dtype=np.int32),
         num_speculative_tokens=run.train.num_unroll_steps,
         seed=0,
     )
