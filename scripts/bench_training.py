@@ -67,6 +67,11 @@ def main(arguments: list[str] | None = None) -> int:
         f"{tokens / seconds:,.0f} tokens/s; an update of {config.batch_size} rows of {config.row_length} "
         f"tokens takes {seconds * 1e3:.1f} ms (median of {args.updates}); {filled:.0%} of the rows are filled"
     )
+    if args.json:
+        found = {"tokens_per_second": tokens / seconds, "update_ms": seconds * 1e3, "filled": filled}
+        found |= provenance(shlex.join(["scripts/bench_training.py", *arguments]), Path(__file__).parent)
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
     if args.profile:
         with tempfile.TemporaryDirectory() as folder:
             with jax.profiler.trace(folder):
@@ -77,11 +82,6 @@ def main(arguments: list[str] | None = None) -> int:
                 print(kernel_table(read_kernels(Path(folder)), args.profile, steps=_PROFILED))
             except ValueError as error:
                 return report(error)
-    if args.json:
-        found = {"tokens_per_second": tokens / seconds, "update_ms": seconds * 1e3, "filled": filled}
-        found |= provenance(shlex.join(["scripts/bench_training.py", *arguments]), Path(__file__).parent)
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 
 

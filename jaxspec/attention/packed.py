@@ -79,14 +79,18 @@ class PackedMemory:
         queries, keys, values = self._rotated(projected, rope)
         memory = self._with(layer, keys, values)
         row = jnp.arange(self.positions.shape[1])
-        visible = (row >= self._first_rows(layer, 0)[:, :, None]) & (row <= row[:, None])
+
+        def visible_from(first: jax.Array) -> jax.Array:
+            return (row >= first[:, :, None]) & (row <= row[:, None])
+
+        visible = visible_from(self._first(layer, 0)[1])
         if pool is not None:
             ends = (self.positions + 1) % kind.ratio == 0
             entry_keys, entry_values = self._entries(pool, kind.ratio)
             keys = jnp.concatenate([keys, entry_keys], axis=1)
             values = jnp.concatenate([values, entry_values], axis=1)
-            past = (row >= self._starts()[:, :, None]) & (row <= row[:, None])
-            visible = jnp.concatenate([visible, past & ends[:, None, :]], axis=2)
+            entries = visible_from(self._starts()) & ends[:, None, :]
+            visible = jnp.concatenate([visible, entries], axis=2)
         attended = _attend_visible(queries, keys, values, visible, scale=scale)
         return attended.reshape(-1, *attended.shape[2:]), memory
 
@@ -95,19 +99,17 @@ class PackedMemory:
     ) -> jax.Array:
         """Attends with queries [B, S, H, G, D] of the latest pass in `kept`; returns [N, H, G, D]."""
         (keys, values), *later = self.kept[layer]
-        ahead = len(later)
-        first, _ = visible_range(self.kinds[layer], self.positions + ahead)
+        first, first_row = self._first(layer, len(later))
         own = tuple((*each, self.positions + j >= first) for j, each in enumerate(later, 1))
-        attended = attend(
-            queries, keys, values, self._first_rows(layer, ahead), scale=scale, own=own, sinks=sinks
-        )
+        attended = attend(queries, keys, values, first_row, scale=scale, own=own, sinks=sinks)
         return attended.reshape(-1, *attended.shape[2:])
 
-    def _first_rows(self, layer: int, ahead: int) -> jax.Array:
-        """i32[B, S]: the first row that each row sees when it is `ahead` positions further."""
+    def _first(self, layer: int, ahead: int) -> tuple[jax.Array, jax.Array]:
+        """The first position and the first row that each row sees when it is `ahead` positions further,
+        i32[B, S] each."""
         first, _ = visible_range(self.kinds[layer], self.positions + ahead)
         row = jnp.arange(self.positions.shape[1], dtype=jnp.int32)
-        return jnp.maximum(self._starts(), row - (self.positions - first))
+        return first, jnp.maximum(self._starts(), row - (self.positions - first))
 
     def _starts(self) -> jax.Array:
         """i32[B, S]: the first row of each row's text."""

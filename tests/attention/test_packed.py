@@ -64,9 +64,9 @@ def test_attention_in_bfloat16_equals_that_in_float32():
 def test_a_text_is_what_has_one_number_wherever_its_positions_begin():
     positions = jnp.asarray([[5, 6, 7, 4, 5, 0]])
     memory = PackedMemory((FullAttention(), SlidingWindow(2)), positions, jnp.asarray([[3, 3, 3, 1, 1, 0]]))
-    assert memory._first_rows(0, 0).tolist() == [[0, 0, 0, 3, 3, 5]]
-    assert memory._first_rows(1, 0).tolist() == [[0, 0, 1, 3, 3, 5]]
-    assert memory._first_rows(1, 1).tolist() == [[0, 1, 2, 3, 4, 5]]
+    assert memory._first(0, 0)[1].tolist() == [[0, 0, 0, 3, 3, 5]]
+    assert memory._first(1, 0)[1].tolist() == [[0, 0, 1, 3, 3, 5]]
+    assert memory._first(1, 1)[1].tolist() == [[0, 1, 2, 3, 4, 5]]
 
 
 def test_draft_steps_over_an_indexed_window_are_refused():
