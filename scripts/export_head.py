@@ -18,6 +18,8 @@ from jaxspec.checkpoints import CheckpointError, open_checkpoint
 from jaxspec.command_line import CommandError, Parser, report
 from jaxspec.config import Config, ConfigError, DrafterConfig, list_configs, load_config
 from jaxspec.drafters.eagle3 import Eagle3
+from jaxspec.drafters.formats import open_drafter
+from jaxspec.drafters.head import DRAFT_ORDER
 from jaxspec.drafters.loading import Build, load_drafter
 from jaxspec.engine.load import resolve_config
 from jaxspec.models.loading import load_target
@@ -64,10 +66,12 @@ def _export(pair: Config, args: argparse.Namespace) -> None:
     source = pair.target
     checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
     target = load_target(checkpoint, dtype=jnp.dtype(jnp.float32))
-    head = load_drafter(pair.drafter, target, Build(jnp.dtype(jnp.float32)))
+    whole = dataclasses.replace(pair.drafter, draft_vocab_size=None)
+    head = load_drafter(whole, target, Build(jnp.dtype(jnp.float32)))
     assert isinstance(head, Eagle3)
     # Heads that training cannot start from cannot be exported either.
     config_from(head.config, HeadConfig(initial="head"), target.config, head.config.draft_vocab_size)
+    order = open_drafter(whole).tensors.get(DRAFT_ORDER)
     name = args.target_name or source.file or source.source
     assert pair.drafter.source is not None  # DrafterConfig checks it
     card = Path(pair.drafter.source) / "README.md"
@@ -81,6 +85,7 @@ def _export(pair: Config, args: argparse.Namespace) -> None:
         architectures=checkpoint.config.get("architectures") or (),
         dtype=args.dtype,
         embedding=embedding_rows(target),
+        order=None if order is None else order.read(),
         card=f"{text}\nThese files were exported from that head in the format {args.format!r}.\n",
     )
 

@@ -172,6 +172,7 @@ def test_bad_names_are_refused(tmp_path):
         (DrafterConfig, "max_ngram", 1025, "at most 1024, got 1025"),
         (DrafterConfig, "sampling", "typical", "'probabilistic' or 'greedy'"),
         (DrafterConfig, "min_ngram", 0, "at least 1"),
+        (DrafterConfig, "draft_vocab_size", 0, "at least 1"),
         (DrafterConfig, "max_ngram", 0, "at least 1"),
         (EngineConfig, "batch_size", 0, "engine.batch_size must be a whole number of at least 1"),
         (EngineConfig, "max_model_len", 0, "engine.max_model_len"),

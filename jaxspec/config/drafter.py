@@ -37,6 +37,9 @@ class DrafterConfig:
       sampling: "probabilistic" draws drafts from the drafter's distribution at the request's temperature
         and verifies against it; "greedy" drafts the most likely token and verifies it as one-hot.
       max_ngram, min_ngram: n-gram lengths that prompt lookup tries, the longest first.
+      draft_vocab_size: a head drafts only the most frequent tokens of its vocabulary, at most this many.
+        Drafts are then cheaper, and fewer are accepted. None keeps all. The head's checkpoint must say which
+        tokens are frequent (`draft_order`), as those that jaxspec trains do.
       options: settings of a drafter registered from outside, which reads them itself.
     """
 
@@ -50,6 +53,7 @@ class DrafterConfig:
     min_ngram: int = 1
     options: dict = field(default_factory=dict)
     max_speculative_tokens: int = 4
+    draft_vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in DRAFTERS:
@@ -67,6 +71,8 @@ class DrafterConfig:
             raise ConfigError(f"drafter.sampling must be 'probabilistic' or 'greedy', not {self.sampling!r}")
         if self.weights_from == "own" and not self.source:
             raise ConfigError(f"drafter.source is missing: {self.kind!r} needs a checkpoint")
+        if self.draft_vocab_size is not None:
+            at_least("drafter.draft_vocab_size", self.draft_vocab_size, 1)
         at_least("drafter.min_ngram", self.min_ngram, 1)
         at_least("drafter.max_ngram", self.max_ngram, self.min_ngram, _MOST)
 

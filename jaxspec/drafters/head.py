@@ -22,6 +22,9 @@ from jaxspec.models.loading import IGNORED, matching, plan_module
 _IGNORED = (*IGNORED, "verifier_lm_head.weight", "verifier_norm.weight")
 """Tensors that loading ignores, among them copies of the target's tensors that training saved."""
 
+DRAFT_ORDER = "draft_order"
+"""A tensor i32[W] of the heads that jaxspec trains: their draft ids, the most frequent first."""
+
 _ANY_DEPTH = 1 << 10
 """Layers of the stand-in for a target of unknown depth."""
 
@@ -85,6 +88,7 @@ class Head(Drafter):
     @classmethod
     def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
         checkpoint = _with_vocabulary(open_drafter(config), target.vocab_size)
+        checkpoint = _most_frequent(checkpoint, config.draft_vocab_size)
         head = cls.config_type.from_hf(checkpoint.config, checkpoint.tensors, target)
         head = head.over(build.devices)
         rows = OutputRows(_drafted_ids(checkpoint, target.vocab_size), target.hidden_size)
@@ -253,3 +257,32 @@ def _with_vocabulary(checkpoint: Checkpoint, vocab_size: int) -> Checkpoint:
     if d2t.size == vocab_size:
         del tensors["d2t"], tensors["t2d"]
     return replace(checkpoint, tensors=tensors)
+
+
+def _most_frequent(checkpoint: Checkpoint, size: int | None) -> Checkpoint:
+    """The same head with only the `size` most frequent tokens of its vocabulary; None keeps all.
+
+    Raises:
+      CheckpointError: the order of its tokens is malformed.
+      ConfigError: it has none.
+    """
+    tensors = dict(checkpoint.tensors)
+    stored, d2t = tensors.pop(DRAFT_ORDER, None), tensors.get("d2t")
+    ids = np.zeros(0, np.int64) if d2t is None else _target_ids(d2t.read())
+    order = None if stored is None else stored.read()
+    if order is not None and not np.array_equal(np.sort(order, axis=None), np.arange(ids.size)):
+        raise CheckpointError(f"{checkpoint.name}: {DRAFT_ORDER} must hold each draft id once")
+    if size is None or 0 < ids.size <= size:
+        return replace(checkpoint, tensors=tensors)
+    if order is None:
+        raise ConfigError(
+            f"drafter.draft_vocab_size is {size}, but {checkpoint.name} does not say which of its tokens are "
+            f"the most frequent: it has no {DRAFT_ORDER}"
+        )
+    kept = np.sort(order[:size])
+    member = np.zeros(tensors["t2d"].shape, bool)
+    member[ids[kept]] = True
+    tensors |= {"d2t": DerivedTensor(ids[kept] - np.arange(size)), "t2d": DerivedTensor(member)}
+    if rows := tensors.get("lm_head.weight"):
+        tensors["lm_head.weight"] = DerivedTensor(rows.read()[kept])
+    return replace(checkpoint, tensors=tensors, config={**checkpoint.config, "draft_vocab_size": size})

@@ -13,7 +13,7 @@ def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def choose_vocabulary(counts: np.ndarray, size: int, known: np.ndarray | None = None) -> np.ndarray:
-    """i32[size]: the most frequent token ids, ascending. Ties prefer ids in `known`, then lower ids.
+    """i32[size]: the most frequent token ids, in that order. Ties prefer ids in `known`, then lower ids.
 
     Args:
       counts: i64[V].
@@ -31,7 +31,12 @@ def choose_vocabulary(counts: np.ndarray, size: int, known: np.ndarray | None = 
     if known is not None:
         is_new[known] = False
     best = np.lexsort((np.arange(counts.size), is_new, -counts))
-    return np.sort(best[:size]).astype(np.int32)
+    return best[:size].astype(np.int32)
+
+
+def draft_order(target_ids: np.ndarray) -> np.ndarray:
+    """i32[W]: the draft ids of `target_ids`; draft ids number the same tokens in ascending order."""
+    return np.argsort(np.argsort(target_ids)).astype(np.int32)
 
 
 def coverage(counts: np.ndarray, target_ids: np.ndarray) -> float:

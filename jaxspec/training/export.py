@@ -13,6 +13,7 @@ import numpy as np
 from jaxspec.checkpoints.safetensors_files import write_safetensors
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config, default_capture
+from jaxspec.drafters.head import DRAFT_ORDER
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.loading import export_tensors
 
@@ -57,6 +58,7 @@ def export_head(
     architectures: Sequence[str] = (),
     dtype: str = "bfloat16",
     embedding: np.ndarray | None = None,
+    order: np.ndarray | None = None,
     card: str = "",
 ) -> None:
     """Atomically writes a new folder with `config.json`, `model.safetensors` and `README.md`.
@@ -71,6 +73,7 @@ def export_head(
       dtype: of the weights, "bfloat16" or "float32".
       embedding: [V, M], the target's embedding as the head reads it. speculators' format holds a copy, unless
         the head has its own embedding.
+      order: i32[W], the head's draft ids, the most frequent first; `shared` keeps it.
       card: contents of `README.md`.
 
     Raises:
@@ -97,6 +100,8 @@ def export_head(
         tensors.setdefault("embed_tokens.weight", _rounded(embedding, dtype))
     if form == "shared":
         del tensors["lm_head.weight"]
+        if order is not None and head.draft_vocab is not None:
+            tensors[DRAFT_ORDER] = order
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)

@@ -23,7 +23,13 @@ from jaxspec.models.loading import load_target, target_config
 from jaxspec.sampling import SamplingMode
 from jaxspec.training.card import head_card
 from jaxspec.training.config import TrainingRun
-from jaxspec.training.draft_vocabulary import VOCABULARY, choose_vocabulary, coverage, token_counts
+from jaxspec.training.draft_vocabulary import (
+    VOCABULARY,
+    choose_vocabulary,
+    coverage,
+    draft_order,
+    token_counts,
+)
 from jaxspec.training.evaluate import ACCEPTANCE, measure
 from jaxspec.training.export import embedding_rows, export_head, why_not_safeailab
 from jaxspec.training.head import config_from, head_config, is_trained, new_head, start_from
@@ -190,11 +196,16 @@ class Pipeline:
             coverage_by_size={size: coverage(counts, choose_vocabulary(counts, size)) for size in sizes},
         )
 
+    @property
+    def _most_frequent(self) -> np.ndarray:
+        """i32[W]: the draft vocabulary, the most frequent token first."""
+        return np.load(self._finished("vocabulary").path / VOCABULARY, allow_pickle=False)
+
     def _new_head(self) -> Eagle3:
         return new_head(
             self.head_config,
             self.target,
-            np.load(self._finished("vocabulary").path / VOCABULARY, allow_pickle=False),
+            np.sort(self._most_frequent),
             num_speculative_tokens=self.run.evaluate.num_speculative_tokens,
             seed=self.run.train.seed,
         )
@@ -293,6 +304,7 @@ class Pipeline:
                     target_name=name,
                     architectures=self.checkpoint.config.get("architectures") or (),
                     embedding=embedding_rows(self.target) if form == "speculators" else None,
+                    order=draft_order(self._most_frequent),
                     card=self._card(form),
                 )
         folder.finish(formats=forms, **({"safeailab": refusal} if refusal else {}))

@@ -19,8 +19,8 @@ from jaxspec.models.loading import export_tensors, load_target, target_config
 FLOAT32 = jnp.dtype(jnp.float32)
 
 
-def load(kind, source, target):
-    return load_drafter(DrafterConfig(kind, source=str(source)), target, Build(FLOAT32))
+def load(kind, source, target, **settings):
+    return load_drafter(DrafterConfig(kind, source=str(source), **settings), target, Build(FLOAT32))
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +124,39 @@ def test_a_head_without_output_rows_takes_the_targets(changed, folders, target):
     ids = stored["d2t"] + np.arange(len(stored["d2t"]))
     rows = load_file(folders[0] / "model.safetensors")["lm_head.weight"][ids]
     np.testing.assert_array_equal(np.asarray(drafter.head.kernel[...]).T, rows)
+
+
+@pytest.mark.parametrize("own_rows", [True, False])
+def test_a_smaller_draft_vocabulary_has_the_most_frequent_tokens(changed, folders, target, own_rows):
+    order = np.random.default_rng(3).permutation(40).astype(np.int32)
+    tensors = {"draft_order": order} | ({} if own_rows else {"lm_head.weight": None})
+    folder = changed("eagle3", tensors=tensors)
+    whole, small = load("eagle3", folder, target), load("eagle3", folder, target, draft_vocab_size=9)
+    kept = np.sort(order[:9])
+    np.testing.assert_array_equal(small.target_ids[...], whole.target_ids[...][kept])
+    draft_ids = np.full(48, -1)
+    draft_ids[small.target_ids[...]] = np.arange(9)
+    np.testing.assert_array_equal(small.draft_vocab.draft_ids, draft_ids)
+    np.testing.assert_array_equal(small.head.kernel[...], whole.head.kernel[...][:, kept])
+    assert small.draft_vocab_size == 9
+    assert load("eagle3", folder, target, draft_vocab_size=40).draft_vocab_size == 40
+    assert load("eagle3", folders[1], target, draft_vocab_size=41).draft_vocab_size == 40
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        (None, "does not say which of its tokens are the most frequent: it has no draft_order"),
+        (np.arange(1, 41), "draft_order must hold each draft id once"),
+        (np.zeros(40, np.int32), "draft_order must hold each draft id once"),
+        (np.arange(39), "draft_order must hold each draft id once"),
+        (np.arange(40) + 0.5, "draft_order must hold each draft id once"),
+    ],
+)
+def test_a_head_whose_most_frequent_tokens_are_unknown(changed, target, order, message):
+    folder = changed("eagle3", tensors={"draft_order": order})
+    with pytest.raises(ValueError, match=message):
+        load("eagle3", folder, target, draft_vocab_size=9)
 
 
 def config_of(folders, config, *names):

@@ -41,7 +41,7 @@ def trained(target, **shape):
     return head
 
 
-def export(head, target, folder, form):
+def export(head, target, folder, form, **more):
     export_head(
         head,
         target.config,
@@ -51,6 +51,7 @@ def export(head, target, folder, form):
         dtype="float32",
         embedding=embedding_rows(target),
         card="# A head",
+        **more,
     )
     config = DrafterConfig(kind="eagle3", num_speculative_tokens=3, source=str(folder))
     return load_drafter(config, target, Build(jnp.dtype(jnp.float32)))
@@ -108,6 +109,17 @@ def test_what_speculators_loaded_is_what_is_exported(tmp_path):
     for name, array in theirs.items():
         assert ours[name].dtype == array.dtype
         np.testing.assert_array_equal(ours[name], array)
+
+
+def test_shared_keeps_which_tokens_are_frequent(target, tmp_path):
+    order = np.random.default_rng(0).permutation(IDS.size).astype(np.int32)
+    for form in FORMATS:
+        export(trained(target), target, tmp_path / form, form, order=order)
+        assert ("draft_order" in open_checkpoint(tmp_path / form).tensors) == (form == "shared")
+    folder = write_target(tmp_path / "target")
+    arguments = [tmp_path / "shared", tmp_path / "again", "--target", folder, "--format", "shared"]
+    assert main([*map(str, arguments)]) == 0
+    np.testing.assert_array_equal(open_checkpoint(tmp_path / "again").tensors["draft_order"].read(), order)
 
 
 @pytest.mark.parametrize("form", FORMATS)

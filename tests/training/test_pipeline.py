@@ -18,7 +18,7 @@ from jaxspec.training.config import load_training_run
 from jaxspec.training.metrics import MetricsFile
 from jaxspec.training.pipeline import Pipeline
 from jaxspec.training.stage_folder import STAGES
-from jaxspec.training.token_rows import TokenRows
+from jaxspec.training.token_rows import TokenRows, read_shards
 from jaxspec.training.train import restore_head
 from jaxspec.training.trainer import Trainer
 
@@ -91,6 +91,18 @@ def test_the_exported_head_generates_the_same_tokens(finished, answers):
     assert reports["export"]["formats"] == ["speculators", "shared", "safeailab"]
     tokens = {name: [a.token_ids for a in given] for name, given in answers.items()}
     assert tokens["exported"] == tokens["trained"] == tokens["untrained"]
+
+
+def test_the_shared_head_says_which_of_its_tokens_are_frequent(finished):
+    config, output, _ = finished
+    answers = read_shards(output / "responses")
+    counts = np.bincount(answers.tokens, minlength=259)
+    source = str(output / "export" / "shared")
+    drafter = DrafterConfig(kind="eagle3", source=source, draft_vocab_size=5)
+    head = load_drafter(drafter, pipeline(config, output).target, Build(jnp.dtype(jnp.float32)))
+    kept = counts[head.target_ids[...]]
+    assert sorted(kept) == sorted(counts)[-5:]
+    assert kept.min() > np.median(counts)
 
 
 def test_a_finished_stage_is_not_run_again(finished):
