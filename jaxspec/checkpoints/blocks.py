@@ -50,23 +50,34 @@ class Blocks:
         return Blocks(*(None if array is None else change(array) for array in arrays))  # type: ignore[arg-type]
 
 
-def round_to_blocks(matrix: np.ndarray) -> Blocks | None:
+def round_to_blocks(matrix: np.ndarray, importance: np.ndarray | None = None) -> Blocks | None:
     """Rounds a matrix f32[out, in] to ggml's Q4_1: 32 inputs share a float16 scale and a float16 offset.
 
     Both are fitted by least squares. Returns None if a value is NaN, infinite or too large for the format.
+
+    Args:
+      matrix: the matrix.
+      importance: f32[in], not negative: how much the error of each input's weights counts. None counts all
+        alike.
     """
     blocks = matrix.reshape(matrix.shape[0], -1, 32)
+    counts = np.ones(matrix.shape[1], np.float32) if importance is None else importance
+    # A block whose inputs all count nothing is fitted too.
+    share = (counts + 1e-6 * (counts.max() or 1)).reshape(-1, 32)
+    share = share / share.sum(axis=-1, keepdims=True)
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        return (share * values).sum(axis=-1, keepdims=True)
+
     offset = blocks.min(axis=-1, keepdims=True)
     scale = (blocks.max(axis=-1, keepdims=True) - offset) / 15
-    mean = blocks.mean(axis=-1, keepdims=True)
     with np.errstate(over="ignore", invalid="ignore"):
         for _ in range(2):
             integers = _integers(blocks, scale, offset)
-            centred = integers - integers.mean(axis=-1, keepdims=True)
-            spread = (centred * centred).sum(axis=-1, keepdims=True)
-            slope = (centred * (blocks - mean)).sum(axis=-1, keepdims=True)
-            scale = slope / np.where(spread, spread, 1)
-            offset = mean - scale * integers.mean(axis=-1, keepdims=True)
+            centred = integers - mean(integers)
+            spread = mean(centred * centred)
+            scale = mean(centred * blocks) / np.where(spread, spread, 1)
+            offset = mean(blocks) - scale * mean(integers)
         scale, offset = (a.astype(np.float16).astype(np.float32) for a in (scale, offset))
         if not (np.isfinite(scale).all() and np.isfinite(offset).all()):
             return None
@@ -77,6 +88,18 @@ def round_to_blocks(matrix: np.ndarray) -> Blocks | None:
 def _integers(blocks: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> np.ndarray:
     """The nearest integers in 0 … 15."""
     return np.clip(np.rint((blocks - offset) / np.where(scale, scale, 1)), 0, 15)
+
+
+@runtime_checkable
+class Rated(Protocol):
+    """A `TensorSource` that knows how much its inputs count when it is rounded.
+
+    Attributes:
+      importance: see `round_to_blocks`.
+    """
+
+    @property
+    def importance(self) -> np.ndarray | None: ...
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ import numpy as np
 from jaxspec_kernels.matmul import PackedWeight
 
 from jaxspec.attention import CacheShape, LayerCacheShape
-from jaxspec.checkpoints import Checkpoint, CheckpointError
+from jaxspec.checkpoints import Checkpoint, CheckpointError, TensorSource
 from jaxspec.checkpoints.blocks import Blocks
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.base import Build, Description, Drafter, DrafterReader, Target
@@ -91,9 +91,17 @@ class Head(Drafter):
         checkpoint = _most_frequent(checkpoint, config.draft_vocab_size)
         head = cls.config_type.from_hf(checkpoint.config, checkpoint.tensors, target)
         head = head.over(build.devices)
-        rows = OutputRows(_drafted_ids(checkpoint, target.vocab_size), target.hidden_size)
-        if head.own_head and "lm_head.weight" not in checkpoint.tensors:
-            checkpoint = replace(checkpoint, tensors={**checkpoint.tensors, "lm_head.weight": rows})
+        tensors = dict(checkpoint.tensors)
+        importance = None
+        if build.activations == "int8" and (norm := tensors.get("norm.weight")):
+            # The output rows read the state after this norm, whose scale decides how large each input is.
+            importance = np.square(norm.read().astype(np.float32))
+        rows = OutputRows(_drafted_ids(checkpoint, target.vocab_size), target.hidden_size, importance)
+        if "lm_head.weight" in tensors:
+            tensors["lm_head.weight"] = RatedTensor(tensors["lm_head.weight"], importance)
+        elif head.own_head:
+            tensors["lm_head.weight"] = rows
+        checkpoint = replace(checkpoint, tensors=tensors)
         make: Callable[..., Drafter] = cls
         plan = plan_module(
             lambda rngs: make(head, **config.settings, dtype=build.dtype, rngs=rngs),
@@ -185,17 +193,43 @@ class DerivedTensor:
 
 
 @dataclass(frozen=True, eq=False)
+class RatedTensor:
+    """A tensor of a checkpoint, and how much each of its inputs counts when it is rounded.
+
+    Attributes:
+      tensor: the tensor.
+      importance: see `round_to_blocks`.
+    """
+
+    tensor: TensorSource
+    importance: np.ndarray | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.tensor.dtype
+
+    def read(self) -> np.ndarray:
+        return self.tensor.read()
+
+
+@dataclass(frozen=True, eq=False)
 class OutputRows:
     """`lm_head.weight` for a head without one: the target's output rows for the tokens that it drafts.
 
     Attributes:
       ids: target ids of these tokens, [W].
       width: M of the target.
+      importance: see `round_to_blocks`.
       kernel: the target's output projection [M, V]; None until it is loaded.
     """
 
     ids: np.ndarray
     width: int
+    importance: np.ndarray | None = None
     kernel: Any = None
 
     @property

@@ -21,7 +21,7 @@ from jaxspec_kernels.expert_matmul import (
 from jaxspec_kernels.matmul import BLOCK, MIN_WEIGHT_BYTES, PackedWeight, matmul, pack
 
 from jaxspec.checkpoints import TensorSource
-from jaxspec.checkpoints.blocks import Blocks, BlockSource, alike, round_to_blocks
+from jaxspec.checkpoints.blocks import Blocks, BlockSource, Rated, alike, round_to_blocks
 from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
 from jaxspec.config import ConfigError
 from jaxspec.models.expert_sources import InterleavedGateUp, Stacked
@@ -224,7 +224,8 @@ def _blocks(tensor: TensorSource, rounded: bool) -> Blocks | None:
     blocks = tensor.read_blocks() if isinstance(tensor, BlockSource) else None
     is_small = blocks is not None and blocks.values.dtype == np.uint8
     if rounded and not is_small and tensor.shape[-1] % BLOCK == 0:
-        blocks = round_to_blocks(tensor.read().astype(np.float32)) or blocks
+        importance = tensor.importance if isinstance(tensor, Rated) else None
+        blocks = round_to_blocks(tensor.read().astype(np.float32), importance) or blocks
     if blocks is None and tensor.dtype == ml_dtypes.bfloat16:
         return Blocks(tensor.read())
     return blocks

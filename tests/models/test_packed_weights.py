@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 from golden_files import golden_checkpoint
 from jaxspec_kernels.matmul import PackedWeight, matmul, pack
+from safetensors.numpy import load_file, save_file
 from tiny_gguf import gguf_tensors, hf_weights, write_gguf
-from tiny_models import write_target
+from tiny_models import write_eagle3, write_target
 
 import jaxspec
 from jaxspec.checkpoints import CheckpointError, open_checkpoint
 from jaxspec.checkpoints.blocks import round_to_blocks
-from jaxspec.config import ConfigError
+from jaxspec.config import ConfigError, DrafterConfig
+from jaxspec.drafters.base import Build
 from jaxspec.drafters.head import OutputRows
+from jaxspec.drafters.loading import load_drafter
 from jaxspec.models import packed_weights
 from jaxspec.models.loading import declared, export_tensors, load_target, plan_target
 from jaxspec.models.packed_weights import packed_weight, resolve_activations
@@ -112,7 +115,7 @@ def test_a_heads_output_rows_are_packed_where_the_targets_are(tmp_path, kind):
     checkpoint = open_checkpoint(quantised(tmp_path / "tiny.gguf", kind))
     packed, dense = both(checkpoint)
     ids = np.array([3, 290, 1])
-    rows = OutputRows(ids, packed.config.hidden_size, packed.output_kernel)
+    rows = OutputRows(ids, packed.config.hidden_size, kernel=packed.output_kernel)
     weight = packed_weight(Projection("lm_head.weight", (256,), (3,)), (256, 3), [rows])
     assert weight is not None
     np.testing.assert_array_equal(np.asarray(weight), dense.output_kernel[:, ids])
@@ -234,6 +237,46 @@ def test_rounded_matrices_are_fitted_by_blocks():
         assert round_to_blocks(matrix) is None
 
 
+def test_the_fit_follows_what_counts():
+    rng = np.random.default_rng(0)
+    matrix = rng.standard_normal((50, 96)).astype(np.float32)
+    importance = np.square(rng.lognormal(size=96)).astype(np.float32)
+    importance[32:64] = 0
+
+    def error(counts):
+        blocks = round_to_blocks(matrix, counts)
+        scale, offset = (np.repeat(array, 32, axis=1) for array in (blocks.scale, blocks.offset))
+        return np.square(scale * blocks.values + offset - matrix).mean(axis=0)
+
+    plain, fitted = error(None), error(importance)
+    assert importance @ fitted < 0.8 * (importance @ plain)
+    np.testing.assert_array_equal(fitted[32:64], plain[32:64])
+    np.testing.assert_array_equal(error(np.zeros(96, np.float32)), plain)
+
+
+@pytest.mark.parametrize("own_rows", [True, False])
+def test_output_rows_are_fitted_to_the_norm_before_them(tmp_path, own_rows):
+    target = write_target(tmp_path / "target", num_hidden_layers=4)
+    head = write_eagle3(tmp_path / "head", target, repeats=False)
+    stored = load_file(head / "model.safetensors")
+    stored["norm.weight"] = np.random.default_rng(0).lognormal(size=32).astype(np.float32)
+    if not own_rows:
+        ids = stored["d2t"] + np.arange(40)
+        stored["lm_head.weight"] = load_file(target / "model.safetensors")["lm_head.weight"][ids]
+    rows = stored["lm_head.weight"]
+    save_file(
+        {k: v for k, v in stored.items() if own_rows or k != "lm_head.weight"}, head / "model.safetensors"
+    )
+    build = Build(FLOAT32, packed=True, activations="int8")
+    drafter = load_drafter(
+        DrafterConfig("eagle3", 2, str(head)), load_target(open_checkpoint(target), dtype=FLOAT32), build
+    )
+    blocks = round_to_blocks(rows, np.square(stored["norm.weight"]))
+    np.testing.assert_array_equal(
+        np.asarray(drafter.head.kernel[...]).T, blocks.scale * blocks.values + blocks.offset
+    )
+
+
 def test_a_heads_output_rows_are_rounded_out_of_a_targets_8_bits():
     matrix = np.random.default_rng(0).standard_normal((32, 64)).astype(np.float32)
     kernel = pack(
@@ -243,7 +286,7 @@ def test_a_heads_output_rows_are_rounded_out_of_a_targets_8_bits():
         (32, 64),
         activations="int8",
     )
-    rows = OutputRows(np.array([3, 5, 60]), 32, kernel)
+    rows = OutputRows(np.array([3, 5, 60]), 32, kernel=kernel)
     source = Projection("lm_head.weight", (32,), (3,))
     for rounded, form in ((True, "uint8"), (False, "int8")):
         packed = packed_weight(source, (32, 3), [rows], activations="int8", rounded=rounded)
