@@ -304,7 +304,9 @@ def _most_frequent(checkpoint: Checkpoint, size: int | None) -> Checkpoint:
     stored, d2t = tensors.pop(DRAFT_ORDER, None), tensors.get("d2t")
     ids = np.zeros(0, np.int64) if d2t is None else _target_ids(d2t.read())
     order = None if stored is None else stored.read()
-    if order is not None and not np.array_equal(np.sort(order, axis=None), np.arange(ids.size)):
+    if order is not None and (
+        order.dtype.kind not in "iu" or not np.array_equal(np.sort(order, axis=None), np.arange(ids.size))
+    ):
         raise CheckpointError(f"{checkpoint.name}: {DRAFT_ORDER} must hold each draft id once")
     if size is None or 0 < ids.size <= size:
         return replace(checkpoint, tensors=tensors)

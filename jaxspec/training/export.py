@@ -19,7 +19,7 @@ from jaxspec.models.loading import export_tensors
 
 FORMATS = ("speculators", "safeailab", "shared")
 """speculators and vLLM load `speculators`. `shared` is the same without `embed_tokens.weight` and
-`lm_head.weight`, which equal the target's; only jaxspec loads it."""
+`lm_head.weight`, which equal the target's, and with `draft_order`; only jaxspec loads it."""
 
 
 def embedding_rows(target: Decoder) -> np.ndarray:

@@ -150,7 +150,7 @@ def test_a_smaller_draft_vocabulary_has_the_most_frequent_tokens(changed, folder
         (np.arange(1, 41), "draft_order must hold each draft id once"),
         (np.zeros(40, np.int32), "draft_order must hold each draft id once"),
         (np.arange(39), "draft_order must hold each draft id once"),
-        (np.arange(40) + 0.5, "draft_order must hold each draft id once"),
+        (np.arange(40.0), "draft_order must hold each draft id once"),
     ],
 )
 def test_a_head_whose_most_frequent_tokens_are_unknown(changed, target, order, message):
