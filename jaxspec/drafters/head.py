@@ -97,8 +97,8 @@ class Head(Drafter):
             # The output rows read the state after this norm, whose scale decides how large each input is.
             importance = np.square(norm.read().astype(np.float32))
         rows = OutputRows(_drafted_ids(checkpoint, target.vocab_size), target.hidden_size, importance)
-        if "lm_head.weight" in tensors:
-            tensors["lm_head.weight"] = RatedTensor(tensors["lm_head.weight"], importance)
+        if own := tensors.get("lm_head.weight"):
+            tensors["lm_head.weight"] = own if importance is None else RatedTensor(own, importance)
         elif head.own_head:
             tensors["lm_head.weight"] = rows
         checkpoint = replace(checkpoint, tensors=tensors)
@@ -202,7 +202,7 @@ class RatedTensor:
     """
 
     tensor: TensorSource
-    importance: np.ndarray | None
+    importance: np.ndarray
 
     @property
     def shape(self) -> tuple[int, ...]:
