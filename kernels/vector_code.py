@@ -31,6 +31,14 @@ class VectorCode:
         """Stores a value."""
         self.builder.store(value, self._pointer(address, value.type), align=align)
 
+    def prefetch(self, address: Any, *, into: int) -> None:
+        """Asks for the cache line at an address, which may be invalid, to be brought `into` cache 1 or 2."""
+        pointer = self._pointer(address, BYTE)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type] + [INTEGER] * 3)
+        function = get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
+        # A read, the locality (3 for the nearest cache), of data.
+        self.builder.call(function, [pointer, *(ir.Constant(INTEGER, i) for i in (0, 4 - into, 1))])
+
     def _pointer(self, address: Any, kind: ir.Type) -> Any:
         return self.builder.inttoptr(address, kind.as_pointer())
 

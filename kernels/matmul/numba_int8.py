@@ -282,7 +282,7 @@ class _Columns(WeightCode):
             for j in range(quads // held):
                 at = build.add(build.mul(block, word(quads // held)), word(j))
                 words = self.words(at)
-                self.prefetch(at)
+                self.prefetch_words(at)
                 for half in range(held):
                     operands = [self._operands(self._unsigned(vector, half)) for vector in words]
                     for row in self.rows:

@@ -7,16 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxspec_kernels.matmul.packed_weight import QUAD, TILE, PackedWeight
-from jaxspec_kernels.vector_code import BYTE, FLOAT, HALF, INTEGER, VectorCode, word
+from jaxspec_kernels.vector_code import BYTE, FLOAT, HALF, VectorCode, word
 from llvmlite import ir
-from numba.core.cgutils import get_or_insert_function
 
 GROUP = 8
 """Rows whose sums are computed together."""
 AHEAD = 4096
 """Distance of prefetches, in bytes: a page, because hardware prefetching stops at page boundaries."""
-_L2 = 2
-"""Locality of `llvm.prefetch`: prefetches into L1 take up the buffers that loads wait in."""
 _KINDS = {"float16": HALF, "float32": FLOAT}
 
 
@@ -112,16 +109,12 @@ class WeightCode(VectorCode):
         """Word `index`, which holds `QUAD * quads` inputs, of every output: a vector for each column."""
         return [self.load(address, self.integers) for address in self._row(self.values, index, QUAD)]
 
-    def prefetch(self, index: Any) -> None:
+    def prefetch_words(self, index: Any) -> None:
         """Asks for the values AHEAD bytes past the words of `index`, where the weight may have ended."""
         start = self.at(self.values, index, TILE * QUAD)
         for line in range(0, TILE * QUAD, 64):
-            address = self.builder.add(start, word(AHEAD + line))
-            pointer = self.builder.inttoptr(address, BYTE.as_pointer())
-            kind = ir.FunctionType(ir.VoidType(), [pointer.type] + [INTEGER] * 3)
-            function = get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
-            # A read, the locality, of data.
-            self.builder.call(function, [pointer, *(ir.Constant(INTEGER, i) for i in (0, _L2, 1))])
+            # Prefetches into the first cache take up the buffers that loads wait in.
+            self.prefetch(self.builder.add(start, word(AHEAD + line)), into=2)
 
     def factors(self, block: Any) -> tuple[list[Any], list[Any]]:
         """The scales and the offsets of a block, a vector for each column; empty if the form has none."""

@@ -18,9 +18,15 @@ from numba.core.cgutils import alloca_once_value, for_range, for_range_slice
 from numba.core.registry import cpu_target
 
 MAX_ROWS = 16
-_ROWS, _FEW_ROWS = 16, 4
-"""The most query rows, of one key/value head, that go through keys and values together; and the most if that
-leaves too few pieces of work for the threads."""
+_TOGETHER = 16
+"""The most query rows, of one key/value head, that go through keys and values together."""
+_PIECES = 2
+"""Pieces of work for each thread, if there are so many rows."""
+_AHEAD = 2
+"""Distance of prefetches, in tiles. Hardware prefetching stops at the end of a page of memory, which holds a
+tile of a head of 64."""
+_LINE = 64
+"""Bytes of a cache line."""
 
 
 def paged_attention(
@@ -47,31 +53,29 @@ def _target(page_size: int, dim: int) -> str:
     widest = 16 if "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2] else 8
     lanes = next(lanes for lanes in (16, 8, 4, 2, 1) if lanes <= widest and not dim % lanes)
     lanes = min(lanes, page_size)
-    return _registered(min(page_size, 16), lanes, 4 if dim % (4 * lanes) == 0 else 1)
+    return _registered(min(page_size, 16), lanes, dim)
 
 
 _PART = """
 def {name}_part(frame, part, parts):
     queries_, cache_, output_ = call.argument(frame, 0), call.argument(frame, 1), call.result(frame, 0)
-    batch, rows, heads, dim = call.shape(queries_, 4)
-    pages, kv_heads, _, page_size, _ = call.shape(cache_, 5)
+    batch, rows, heads, _ = call.shape(queries_, 4)
+    _, kv_heads, _, page_size, _ = call.shape(cache_, 5)
     table_width = call.shape(call.argument(frame, 2), 2)[1]
-    queries = carray(call.floats(queries_), (batch, rows, heads, dim))
-    output = carray(call.floats(output_), (batch, rows, heads, dim))
+    queries = carray(call.floats(queries_), (batch, rows, heads, {DIM}))
+    output = carray(call.floats(output_), (batch, rows, heads, {DIM}))
     table = carray(call.integers(call.argument(frame, 2)), (batch, table_width))
     first = carray(call.integers(call.argument(frame, 3)), (batch, rows))
     last = carray(call.integers(call.argument(frame, 4)), (batch, rows))
     scale = carray(call.floats(call.argument(frame, 5)), 1)[0]
     group, width = heads // kv_heads, table_width * page_size
     pairs = rows * group
-    blocks = -(-pairs // {ROWS})
-    if batch * kv_heads * blocks < 4 * parts:
-        blocks = -(-pairs // {FEW_ROWS})
+    blocks = max(-(-pairs // {TOGETHER}), min(pairs, -(-{PIECES} * parts // (batch * kv_heads))))
     most = -(-pairs // blocks)
-    scratch = call.allocate(4 * most * (width + 2 * dim))
-    sums_at, weights_at = scratch + 4 * most * dim, scratch + 8 * most * dim
-    query = carray(call.floats_at(scratch), (most, dim))
-    sums = carray(call.floats_at(sums_at), (most, dim))
+    scratch = call.allocate({ROW} * 2 * most + 4 * width * most)
+    sums_at, weights = scratch + {ROW} * most, scratch + {ROW} * 2 * most
+    query = carray(call.floats_at(scratch), (most, {DIM}))
+    sums = carray(call.floats_at(sums_at), (most, {DIM}))
     begin, end, total = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.float32)
     units = batch * kv_heads * blocks
     for unit in range(units * part // parts, units * (part + 1) // parts):
@@ -79,38 +83,53 @@ def {name}_part(frame, part, parts):
         start = pairs * block // blocks
         count = pairs * (block + 1) // blocks - start
         low, high = width, 0
+        # Every row sees all positions from full_low to full_high.
+        full_low, full_high = 0, width
         for i in range(count):
             row, member = (start + i) // group, (start + i) % group
             begin[i], end[i] = max(first[b, row], 0), last[b, row] + 1
-            for d in range(dim):
+            for d in range({DIM}):
                 query[i, d] = queries[b, row, kv_head * group + member, d] * scale
                 sums[i, d] = np.float32(0)
+            full_low, full_high = max(full_low, begin[i]), min(full_high, end[i])
             if begin[i] < end[i]:
                 low, high = min(low, begin[i]), max(high, end[i])
-        head = call.address(cache_) + 8 * page_size * dim * kv_head
+        head = call.address(cache_) + 2 * page_size * {ROW} * kv_head
+        page = 2 * page_size * {ROW} * kv_heads
         for tile in range(low // {TILE}, -(-high // {TILE})):
-            left = tile * {TILE}
-            page = head + 8 * page_size * dim * kv_heads * table[b, left // page_size]
-            keys = page + 4 * dim * (left % page_size)
+            left, later = tile * {TILE}, (tile + {AHEAD}) * {TILE}
+            keys = head + page * table[b, left // page_size] + {ROW} * (left % page_size)
+            if later < high:
+                fetch(head + page * table[b, later // page_size] + {ROW} * (later % page_size))
+            fetch(keys + {ROW} * page_size)
             for i in range(count):
                 if begin[i] < left + {TILE} and left < end[i]:
-                    scores(scratch + 4 * dim * i, keys, dim, weights_at + 4 * (width * i + left))
+                    scores(scratch + {ROW} * i, keys, weights + 4 * (width * i + left))
         for i in range(count):
             if begin[i] < end[i]:
-                total[i] = softmax(weights_at + 4 * width * i, begin[i], end[i])
+                total[i] = softmax(weights + 4 * width * i, begin[i], end[i])
         for tile in range(low // {TILE}, -(-high // {TILE})):
             left = tile * {TILE}
-            page = head + 8 * page_size * dim * kv_heads * table[b, left // page_size]
-            values = page + 4 * dim * (page_size + left % page_size)
-            for i in range(count):
+            keys = head + page * table[b, left // page_size] + {ROW} * (left % page_size)
+            values = keys + {ROW} * page_size
+            i = 0
+            if full_low <= left and left + {TILE} <= full_high:
+                while i + {JOINED} <= count:
+                    of_rows = weights + 4 * (width * i + left)
+                    add_joined(of_rows, 4 * width, values, {TILE}, sums_at + {ROW} * i)
+                    i += {JOINED}
+            while i < count:
                 top, bottom = max(begin[i], left), min(end[i], left + {TILE})
                 if top < bottom:
-                    weights, first_value = weights_at + 4 * (width * i + top), values + 4 * dim * (top - left)
-                    add_values(weights, first_value, bottom - top, dim, sums_at + 4 * dim * i)
+                    of_row = weights + 4 * (width * i + top)
+                    add(of_row, 0, values + {ROW} * (top - left), bottom - top, sums_at + {ROW} * i)
+                i += 1
         for i in range(count):
-            out = output[b, (start + i) // group, kv_head * group + (start + i) % group]
-            for d in range(dim):
-                out[d] = sums[i, d] / total[i] if begin[i] < end[i] else np.float32(0)
+            row, member = (start + i) // group, (start + i) % group
+            # A row that sees nothing has sums of zero.
+            inverse = np.float32(1) / total[i] if begin[i] < end[i] else np.float32(1)
+            for d in range({DIM}):
+                output[b, row, kv_head * group + member, d] = sums[i, d] * inverse
     call.release(scratch)
     return 0
 
@@ -121,52 +140,66 @@ def {name}_handler(frame):
 
 
 @call.once
-def _registered(tile: int, lanes: int, unrolled: int) -> str:
+def _registered(tile: int, lanes: int, dim: int) -> str:
     """Compiles and registers a kernel; returns its name.
 
     Args:
       tile: positions whose scores are computed together; pages consist of whole tiles.
-      lanes: of a vector; divides `tile` and the width of a head.
-      unrolled: vectors of a head's values that are summed together.
+      lanes: of a vector; divides `tile` and `dim`.
+      dim: the width of a head.
     """
-    name = f"jaxspec_paged_attention_{tile}_{lanes}_{unrolled}"
+    name = f"jaxspec_paged_attention_{tile}_{lanes}_{dim}"
     scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
-    scope |= {"address": call.address_of(name), "scores": _scores_code(tile, lanes)}
-    scope |= {"softmax": _softmax_code(lanes), "add_values": _values_code(lanes, unrolled)}
-    call.define(_PART.format(name=name, TILE=tile, ROWS=_ROWS, FEW_ROWS=_FEW_ROWS), __file__, scope)
+    scope |= {"address": call.address_of(name), "scores": _scores_code(tile, lanes, dim)}
+    scope |= {"softmax": _softmax_code(lanes), "fetch": _fetch_code(4 * tile * dim)}
+    # As many rows as there are registers for their sums.
+    joined = 4 if lanes == 16 else 2
+    scope |= {"add": _values_code(lanes, dim, 1), "add_joined": _values_code(lanes, dim, joined)}
+    sizes = {"TILE": tile, "DIM": dim, "ROW": 4 * dim, "JOINED": joined}
+    sizes |= {"TOGETHER": _TOGETHER, "PIECES": _PIECES, "AHEAD": _AHEAD}
+    call.define(_PART.format(name=name, **sizes), __file__, scope)
     call.register(name, scope[f"{name}_part"], scope[f"{name}_handler"], fastmath=set())
     return name
 
 
-def _scores_code(tile: int, lanes: int) -> Any:
+def _fetch_code(size: int) -> Any:
+    """A Numba intrinsic that asks for `size` bytes at an address to be brought into the cache."""
+
+    @call.intrinsic
+    def fetch(typing_context, address):
+        def generate(context, builder, signature, arguments):
+            code = VectorCode(builder, 1)
+            with for_range(builder, word(-(-size // _LINE))) as loop:
+                code.prefetch(code.at(arguments[0], loop.index, _LINE), into=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64), generate
+
+    return fetch
+
+
+def _scores_code(tile: int, lanes: int, dim: int) -> Any:
     """A Numba intrinsic that computes the products of a query and the keys of a tile.
 
-    Its arguments are the addresses of the query f32[dim] and of the keys f32[tile, dim], dim, and the address
-    of the result f32[tile].
+    Its arguments are the addresses of the query f32[dim], the keys f32[tile, dim] and the result f32[tile].
     """
 
     @call.intrinsic
-    def scores(typing_context, query, keys, dim, result):
+    def scores(typing_context, query, keys, result):
         def generate(context, builder, signature, arguments):
             code = VectorCode(builder, lanes)
-            query, keys, dim, result = arguments
+            query, keys, result = arguments
             for first in range(0, tile, lanes):
-                zero = ir.Constant(code.floats, None)
-                sums = [alloca_once_value(builder, zero) for _ in range(lanes)]
-                for total in sums:
-                    builder.store(zero, total)
-                with for_range(builder, builder.udiv(dim, word(lanes))) as loop:
-                    part = builder.mul(loop.index, word(4 * lanes))
-                    factor = code.load(builder.add(query, part), code.floats, align=4)
-                    for i, total in enumerate(sums):
-                        key = code.at(builder.add(keys, part), builder.mul(dim, word(first + i)), 4)
-                        key = code.load(key, code.floats, align=4)
-                        builder.store(code.fma(factor, key, builder.load(total)), total)
-                each = code.sums_of([builder.load(total) for total in sums])
-                code.store(each, code.at(result, first, 4), align=4)
+                sums = [ir.Constant(code.floats, None)] * lanes
+                for part in range(dim // lanes):
+                    factor = code.load(code.at(query, part, 4 * lanes), code.floats, align=4)
+                    for i in range(lanes):
+                        key = code.at(keys, (first + i) * dim + part * lanes, 4)
+                        sums[i] = code.fma(factor, code.load(key, code.floats, align=4), sums[i])
+                code.store(code.sums_of(sums), code.at(result, first, 4), align=4)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 4), generate
+        return types.void(*[types.int64] * 3), generate
 
     return scores
 
@@ -242,34 +275,40 @@ def _softmax_code(lanes: int) -> Any:
     return softmax
 
 
-def _values_code(lanes: int, unrolled: int) -> Any:
-    """A Numba intrinsic that adds weighted values to a row's sums.
+def _values_code(lanes: int, dim: int, rows: int) -> Any:
+    """A Numba intrinsic that adds weighted values to the sums of `rows` rows.
 
-    Its arguments are the addresses of the weights f32[count] and the values f32[count, dim], count, dim, and
-    the address of the sums f32[dim].
+    Its arguments are the address of the first row's weights f32[count], the distance in bytes to those of the
+    next row, the address of the values f32[count, dim], count, and the address of the sums f32[rows, dim].
     """
+    joined = next(joined for joined in (4, 2, 1) if not dim % (joined * lanes))
 
     @call.intrinsic
-    def add_values(typing_context, weights, values, count, dim, sums):
+    def add(typing_context, weights, stride, values, count, sums):
         def generate(context, builder, signature, arguments):
             code = VectorCode(builder, lanes)
-            weights, values, count, dim, sums = arguments
-            with for_range(builder, builder.udiv(dim, word(lanes * unrolled))) as outer:
-                part = builder.mul(outer.index, word(4 * lanes * unrolled))
-                places = [builder.add(builder.add(sums, part), word(4 * lanes * i)) for i in range(unrolled)]
+            weights, stride, values, count, sums = arguments
+            for first in range(0, dim // lanes, joined):
+                vectors = range(first, first + joined)
+                places = [code.at(sums, row * dim + i * lanes, 4) for row in range(rows) for i in vectors]
                 totals = [alloca_once_value(builder, ir.Constant(code.floats, None)) for _ in places]
                 for total, place in zip(totals, places, strict=True):
                     builder.store(code.load(place, code.floats, align=4), total)
                 with for_range(builder, count) as loop:
-                    weight = code.spread(code.load(code.at(weights, loop.index, 4), FLOAT, align=4))
-                    row = builder.add(code.at(values, builder.mul(loop.index, dim), 4), part)
-                    for i, total in enumerate(totals):
-                        value = code.load(builder.add(row, word(4 * lanes * i)), code.floats, align=4)
-                        builder.store(code.fma(weight, value, builder.load(total)), total)
+                    at = code.at(values, loop.index, 4 * dim)
+                    of_position = [
+                        code.load(code.at(at, i, 4 * lanes), code.floats, align=4) for i in vectors
+                    ]
+                    for row in range(rows):
+                        weight = code.at(builder.add(weights, builder.mul(stride, word(row))), loop.index, 4)
+                        weight = code.spread(code.load(weight, FLOAT, align=4))
+                        of_row = totals[row * joined : (row + 1) * joined]
+                        for total, value in zip(of_row, of_position, strict=True):
+                            builder.store(code.fma(weight, value, builder.load(total)), total)
                 for total, place in zip(totals, places, strict=True):
                     code.store(builder.load(total), place, align=4)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 5), generate
 
-    return add_values
+    return add
