@@ -208,7 +208,7 @@ def test_sizes_left_open_follow_the_backend_and_the_model():
         for config in (EngineConfig(), EngineConfig(steps_per_dispatch=2))
         for backend, size in (("cpu", 1 << 28), ("cpu", 1 << 30), ("gpu", 1 << 31), ("gpu", 1 << 33))
     ]
-    assert [size.steps_per_dispatch for size in sizes] == [4, 1, 4, 1, 2, 2, 2, 2]
+    assert [size.steps_per_dispatch for size in sizes] == [8, 1, 4, 1, 2, 2, 2, 2]
     assert [size.adapts_steps for size in sizes] == [True, True, *[False] * 6]
     large = EngineConfig().resolve(backend="gpu", model_limit=100, weight_bytes=1 << 33)
     assert large.prefill_chunk == 32

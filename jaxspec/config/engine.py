@@ -29,10 +29,10 @@ class EngineConfig:
       slot_sizes: numbers of slots to compile decode programs for, in addition to batch_size. A smaller
         program computes fewer rows when fewer requests run. None takes the powers of two, and above
         32 the numbers halfway between them.
-      steps_per_dispatch: S, engine steps run on the device per host round trip. None takes 4, but 1 for
-        weights of 4 GiB or more (512 MiB on a CPU), whose steps take much longer than the host's work between
-        them. Slots that finish are idle until the round trip ends. On a CPU, None also divides the 4 steps by
-        the number of slots that decode, and takes 1 while prompts wait to be read.
+      steps_per_dispatch: S, engine steps run on the device per host round trip. None takes 4 (8 on a CPU),
+        but 1 for weights of 4 GiB or more (512 MiB on a CPU), whose steps take longer than the host's work
+        between them. Slots that finish are idle until the round trip ends. On a CPU, None also divides the 8
+        steps by the number of slots that decode, and takes 1 while prompts wait to be read.
       dtype: "float32" or "bfloat16", of weights, activations and cache; None takes float32 on a CPU
         and bfloat16 elsewhere.
       cpu_activations: rounding of activations for products with packed weights on a CPU. "int8" makes integer
@@ -119,7 +119,7 @@ class EngineConfig:
             prefill_rows=self.prefill_rows or max((64 if on_cpu else 2048) // chunk, 1),
             rows_beside=(0 if on_cpu else 1024) if self.rows_beside is None else self.rows_beside,
             slot_sizes=tuple(sorted(powers + halfway) if self.slot_sizes is None else self.slot_sizes),
-            steps_per_dispatch=self.steps_per_dispatch or (1 if is_large else 4),
+            steps_per_dispatch=self.steps_per_dispatch or (1 if is_large else 8 if on_cpu else 4),
             adapts_steps=on_cpu and self.steps_per_dispatch is None,
             # On a CPU, XLA's bfloat16 products are twenty times slower than those in float32.
             dtype=self.dtype or ("float32" if on_cpu else "bfloat16"),
