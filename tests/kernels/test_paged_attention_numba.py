@@ -45,6 +45,17 @@ def test_a_row_does_not_depend_on_how_many_run_beside_it():
         np.testing.assert_array_equal(run(slice(row, row + 1)), together[:, row : row + 1])
 
 
+def test_rows_may_begin_in_different_tiles():
+    case = next(case for case in SMALL if case.name == "full table")
+    *given, first, last = arguments(case)
+    # The second call finds the first one's weights in the memory that it is given.
+    for distance in (0, 3 * case.page_size):
+        begin = first + distance * np.arange(case.rows, dtype=np.int32)
+        result = np.asarray(paged_attention(*given, begin, last, scale=0.1, implementation="numba"))
+        expected = attention_in_float64(*given, begin, last, scale=0.1)
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
 FIRST_AND_LATER = """
 import hashlib, jax, jax.numpy as jnp, numpy as np
 from jaxspec_kernels.paged_attention.numba_kernel import paged_attention
