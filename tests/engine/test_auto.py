@@ -105,8 +105,8 @@ def test_plain_decoding_leaves_the_drafter_as_it_was(tiny_engines, prompts, monk
 
     monkeypatch.setattr(engine.programs, "dispatch", watching)
     answer = engine.generate(prompts[1], max_new_tokens=20)
-    # Of four steps each.
-    assert len(caches) >= 5
+    # Of eight steps each.
+    assert len(caches) >= 3
     assert all(caches)
     assert answer.stats.drafted == 0
 
@@ -145,7 +145,8 @@ def test_what_speculation_left_behind_is_read_again_from_there_alone(tiny_engine
     answer = engine.generate(prompts[2], max_new_tokens=60)
     read = engine.counters.since(before)
     assert answer.stats.accepted == answer.stats.drafted > 0
-    # The prompt, and the rows since it, but for those of pages that were whole; and the dispatches in flight.
-    assert read.prompt_rows_used < 30 + 30 + 16 + 8
+    # The prompt, and the rows since it, but for those of pages that were whole; and two dispatches in flight
+    # of eight steps each.
+    assert read.prompt_rows_used < 30 + 30 + 16 + 2 * 8
     assert read.cached_rows >= 24
     assert_idle(engine)
