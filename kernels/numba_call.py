@@ -58,7 +58,7 @@ def _pointer_to(element: Any) -> Any:
     return pointer_at
 
 
-_words_at, _integers_at, floats_at = map(_pointer_to, (types.int64, types.int32, types.float32))
+_words_at, integers_at, floats_at = map(_pointer_to, (types.int64, types.int32, types.float32))
 
 
 @intrinsic
@@ -156,7 +156,7 @@ def floats(buffer):
 @njit
 def integers(buffer):
     """A pointer to a buffer's int32 elements."""
-    return _integers_at(buffer[_BUFFER_DATA])
+    return integers_at(buffer[_BUFFER_DATA])
 
 
 @njit

@@ -1,18 +1,15 @@
 """Random numbers that depend only on (request seed, position, purpose), never on the batch.
 
-The generator is Threefry-2x32 with 20 rounds (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
-SC 2011). It is written in plain 32-bit integer operations, so that a GPU kernel can compute the same bits.
+The generator is Threefry-2x32 with 20 rounds (`random_words`).
 """
 
 from enum import IntEnum
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxspec_kernels.random_words import random_words
 
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-_PARITY = 0x1BD11BDA
 MAX_DRAFTS = 1024
 """The most drafts of a step."""
 
@@ -29,22 +26,6 @@ class Purpose(IntEnum):
     BONUS = 3
 
 
-@partial(jax.jit, inline=True)  # traced once for each shape, not in each of a program's draws
-def threefry2x32(k0: jax.Array, k1: jax.Array, x0: jax.Array, x1: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Encrypts the counter (x0, x1) with the key (k0, k1) to two random words; all u32 of one shape."""
-    k0, k1, x0, x1 = (jnp.asarray(word, jnp.uint32) for word in (k0, k1, x0, x1))
-    keys = (k0, k1, k0 ^ k1 ^ jnp.uint32(_PARITY))
-    x0, x1 = x0 + keys[0], x1 + keys[1]
-    for group in range(5):
-        for rotation in _ROTATIONS[group % 2]:
-            x0 = x0 + x1
-            x1 = (x1 << jnp.uint32(rotation)) | (x1 >> jnp.uint32(32 - rotation))
-            x1 = x1 ^ x0
-        x0 = x0 + keys[(group + 1) % 3]
-        x1 = x1 + keys[(group + 2) % 3] + jnp.uint32(group + 1)
-    return x0, x1
-
-
 def row_keys(seed: jax.Array, position: jax.Array, purpose: Purpose | jax.Array) -> jax.Array:
     """The key of every row: threefry(seed, (position, purpose)).
 
@@ -57,8 +38,10 @@ def row_keys(seed: jax.Array, position: jax.Array, purpose: Purpose | jax.Array)
       u32[B, ..., 2].
     """
     words = seed.reshape(seed.shape[:1] + (1,) * (position.ndim - 1) + (2,))
-    counter = position.astype(jnp.uint32)
-    keys = jnp.stack(threefry2x32(words[..., 0], words[..., 1], counter, jnp.uint32(purpose)), axis=-1)
+    purposes = jnp.broadcast_to(jnp.asarray(purpose, jnp.uint32), position.shape)
+    counters = jnp.stack([position.astype(jnp.uint32), purposes], axis=-1)
+    words = jnp.broadcast_to(words, counters.shape)
+    keys = random_words(words.reshape(-1, 2), counters.reshape(-1, 2), pairs=1).reshape(counters.shape)
     # Without the barrier XLA:CPU fuses this Threefry with the next one, and jaxlib 0.11 and 0.12 compile for
     # minutes (K = 3, 3 slots).
     return lax.optimization_barrier(keys)
@@ -83,12 +66,11 @@ def bits(keys: jax.Array, n: int, first: jax.Array | None = None) -> jax.Array:
     Args:
       first: i32[], even, the index of the first word; None for 0.
     """
-    counter = jnp.arange((n + 1) // 2, dtype=jnp.uint32)
+    counter = jnp.zeros(keys.shape, jnp.uint32)
     if first is not None:
-        counter += first.astype(jnp.uint32) >> 1
-    words = threefry2x32(keys[..., :1], keys[..., 1:], counter, jnp.uint32(0))
-    pairs = jnp.stack(words, axis=-1)  # [..., n/2, 2]; with no rows (K = 0) a -1 below would be ambiguous
-    return pairs.reshape(*keys.shape[:-1], 2 * counter.size)[..., :n]
+        counter = counter.at[..., 0].set(first.astype(jnp.uint32) >> 1)
+    words = random_words(keys.reshape(-1, 2), counter.reshape(-1, 2), pairs=(n + 1) // 2)
+    return words.reshape(*keys.shape[:-1], (n + 1) // 2 * 2)[..., :n]
 
 
 def uniform(keys: jax.Array, n: int, first: jax.Array | None = None) -> jax.Array:

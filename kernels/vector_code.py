@@ -9,6 +9,13 @@ from numba.core.cgutils import get_or_insert_function
 BYTE, HALF_WORD, INTEGER, WORD = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 FLOAT, HALF = ir.FloatType(), ir.HalfType()
 
+_SQRT_HALF_BITS, _LN_2 = 0x3F3504F3, 0.6931471805599453
+# log(1 + x) = x - x ** 2 / 2 + x ** 3 * p(x); p is fitted over 1 + x from sqrt(1/2) to sqrt(2).
+_LOG = [
+    *(-0.07362868, 0.12620327, -0.13202104, 0.14227115),
+    *(-0.16621371, 0.19999826, -0.25000852, 0.33333355),
+]
+
 
 class VectorCode:
     """Operations on vectors of `lanes` lanes of 32 bits; addresses are 64-bit words."""
@@ -87,6 +94,25 @@ class VectorCode:
     def larger(self, x: Any, y: Any) -> Any:
         """The larger of two floats, lane by lane; y where one of them is NaN."""
         return self.builder.select(self.builder.fcmp_ordered(">", x, y), x, y)
+
+    def log(self, x: Any) -> Any:
+        """The natural logarithm of positive floats that are not subnormal, to 1e-7 of itself."""
+        build = self.builder
+
+        def constant(value: float) -> ir.Constant:
+            return ir.Constant(self.floats, [value] * self.lanes)
+
+        # x = m * 2 ** e with m from sqrt(1/2) to sqrt(2).
+        bits = build.bitcast(x, self.integers)
+        exponent = build.ashr(build.sub(bits, self.constant(_SQRT_HALF_BITS)), self.constant(23))
+        mantissa = build.bitcast(build.sub(bits, build.shl(exponent, self.constant(23))), self.floats)
+        rest = build.fsub(mantissa, constant(1.0))
+        value = constant(_LOG[0])
+        for coefficient in _LOG[1:]:
+            value = self.fma(value, rest, constant(coefficient))
+        square = build.fmul(rest, rest)
+        value = self.fma(build.fmul(value, rest), square, build.fmul(square, constant(-0.5)))
+        return self.fma(build.sitofp(exponent, self.floats), constant(_LN_2), build.fadd(rest, value))
 
     def call(self, name: str, result: ir.Type, *arguments: Any) -> Any:
         """Calls an intrinsic of LLVM."""

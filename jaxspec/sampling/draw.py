@@ -1,9 +1,8 @@
 """Drawing a token from processed logits."""
 
 import jax
-import jax.numpy as jnp
 from jaxspec_kernels import random
-from jaxspec_kernels.argmax import argmax
+from jaxspec_kernels.argmax import gumbel_argmax
 from jaxspec_kernels.random import Purpose
 
 from jaxspec.sampling.state import SamplingState
@@ -27,5 +26,4 @@ def sample(
       i32[B] token ids.
     """
     keys = random.row_keys(sampling.seed, position, purpose)
-    sampled = (sampling.temperature > 0)[:, None]
-    return argmax(logits + jnp.where(sampled, random.gumbel(keys, logits.shape[-1]), 0.0))
+    return gumbel_argmax(logits, keys, sampling.temperature > 0)

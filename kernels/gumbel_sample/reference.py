@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxspec_kernels import random
-from jaxspec_kernels.argmax import argmax
+from jaxspec_kernels.argmax import argmax, gumbel_argmax
 from jaxspec_kernels.random import Purpose
 
 
@@ -42,13 +42,11 @@ def gumbel_sample(
       (tokens, processed) with column `step` replaced.
     """
     if processed is None:
-        scores = logits
+        best = argmax(logits, axis)
     else:
-        sampled = (temperature > 0)[:, None]
-        row = logits / jnp.where(sampled, temperature[:, None], 1.0)
-        first = None if axis is None else lax.axis_index(axis) * logits.shape[-1]
-        noise = random.gumbel(random.row_keys(seed, position, purpose), logits.shape[-1], first)
-        scores = row + jnp.where(sampled, noise, 0.0)
+        row = logits / jnp.where(temperature > 0, temperature, 1.0)[:, None]
+        keys = random.row_keys(seed, position, purpose)
+        best = gumbel_argmax(row, keys, temperature > 0, axis)
         processed = lax.dynamic_update_index_in_dim(processed, row, step, axis=1)
-    tokens = lax.dynamic_update_index_in_dim(tokens, argmax(scores, axis), step, axis=1)
+    tokens = lax.dynamic_update_index_in_dim(tokens, best, step, axis=1)
     return tokens, processed

@@ -101,7 +101,7 @@ def _four_rounds(x0, x1, a: tl.constexpr, b: tl.constexpr, c: tl.constexpr, d: t
 
 @triton.jit
 def _threefry2x32(k0, k1, x0, x1):
-    """See `jaxspec_kernels.random.threefry2x32`."""
+    """See `jaxspec_kernels.random_words.reference`."""
     k2 = k0 ^ k1 ^ 0x1BD11BDA
     x0, x1 = x0 + k0, x1 + k1
     x0, x1 = _four_rounds(x0, x1, 13, 15, 26, 6)

@@ -4,27 +4,84 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec_kernels.argmax import argmax
+from jaxspec_kernels import random
+from jaxspec_kernels.argmax import argmax, gumbel_argmax
+from jaxspec_kernels.random import Purpose
+
+OP = argmax
+best_of = jax.jit(argmax, static_argnames="implementation")
+draw = jax.jit(gumbel_argmax, static_argnames="implementation")
 
 
-@pytest.mark.parametrize("vocabulary", [1, 2, 127, 128, 129, 1000])
-def test_equals_jnp_argmax_ties_included(vocabulary):
+@pytest.mark.parametrize("vocabulary", [1, 2, 31, 33, 127, 128, 129, 1000])
+def test_equals_jnp_argmax_ties_included(vocabulary, implementation):
     x = jnp.asarray(np.random.default_rng(vocabulary).integers(-3, 3, (4, 3, vocabulary)), jnp.float32)
-    np.testing.assert_array_equal(jax.jit(argmax)(x), np.argmax(x, -1))
+    np.testing.assert_array_equal(best_of(x, implementation=implementation), np.argmax(x, -1))
 
 
-def test_first_nan_wins():
-    x = np.zeros((2, 300), np.float32)
+def test_every_place_is_found(implementation):
+    places = np.arange(77)
+    x = jnp.zeros((77, 77)).at[places, places].set(1.0)
+    np.testing.assert_array_equal(best_of(x, implementation=implementation), places)
+
+
+def test_many_rows_are_shared_between_threads(implementation):
+    x = np.random.default_rng(0).integers(-40, 40, (37, 1500)).astype(np.float32)
+    np.testing.assert_array_equal(best_of(x, implementation=implementation), np.argmax(x, -1))
+
+
+def test_first_nan_wins(implementation):
+    x = np.zeros((3, 300), np.float32)
     x[0, 5], x[0, 200], x[0, 260] = 9.0, np.nan, np.nan
-    np.testing.assert_array_equal(jax.jit(argmax)(x), [200, 0])
+    x[1, 7], x[1, 299] = -np.nan, np.inf
+    np.testing.assert_array_equal(best_of(x, implementation=implementation), [200, 7, 0])
 
 
-def test_all_masked_gives_the_first_token():
-    assert argmax(jnp.full((1, 130), -jnp.inf))[0] == 0
+def test_all_masked_gives_the_first_token(implementation):
+    assert best_of(jnp.full((1, 130), -jnp.inf), implementation=implementation)[0] == 0
 
 
-def test_no_rows():
-    assert argmax(jnp.zeros((2, 0, 130))).shape == (2, 0)
+def test_no_rows(implementation):
+    assert best_of(jnp.zeros((2, 0, 130)), implementation=implementation).shape == (2, 0)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 31, 33, 1001, 40_000])
+def test_draws_what_logits_and_noise_in_float64_draw(vocabulary, implementation):
+    rng = np.random.default_rng(vocabulary)
+    rows = 200 if vocabulary < 2000 else 20
+    logits = rng.normal(size=(rows, vocabulary)).astype(np.float32)
+    sampled = np.arange(rows) % 4 > 0
+    seed = rng.integers(2**32, size=(rows, 2), dtype=np.uint32)
+    keys = random.row_keys(jnp.asarray(seed), jnp.arange(rows), Purpose.BONUS)
+    ids = np.asarray(draw(logits, keys, sampled, implementation=implementation))
+    words = np.asarray(jax.jit(random.bits, static_argnums=1)(keys, vocabulary)).astype(np.float64)
+    scores = logits + np.where(sampled[:, None], -np.log(-np.log1p(-(words + 0.5) / 2**32)), 0)
+    # Scores nearer than float32 tells are as good.
+    assert (scores[np.arange(rows), ids] >= scores.max(axis=-1) - 1e-5).all()
+    assert (ids[~sampled] == logits.argmax(axis=-1)[~sampled]).all()
+    if vocabulary == 1001:
+        assert len(set(ids.tolist())) > 150
+
+
+def test_a_row_draws_the_same_alone(implementation):
+    logits = np.random.default_rng(0).normal(size=(7, 1001)).astype(np.float32)
+    keys = random.row_keys(jnp.zeros((7, 2), jnp.uint32), jnp.arange(7), Purpose.DRAFT)
+    ids = draw(logits, keys, np.ones(7, bool), implementation=implementation)
+    for i in range(7):
+        one = slice(i, i + 1)
+        alone = draw(logits[one], keys[one], np.ones(1, bool), implementation=implementation)
+        assert alone[0] == ids[i]
+
+
+@pytest.mark.parametrize("poison", [np.nan, -np.inf, np.inf])
+def test_a_poisoned_row_gives_an_id_in_range_and_harms_no_other(poison, implementation):
+    logits = np.random.default_rng(0).normal(size=(3, 1001)).astype(np.float32)
+    keys = random.row_keys(jnp.zeros((3, 2), jnp.uint32), jnp.arange(3), Purpose.DRAFT)
+    expected = draw(logits, keys, np.ones(3, bool), implementation=implementation)
+    logits[1] = poison
+    ids = np.asarray(draw(logits, keys, np.ones(3, bool), implementation=implementation))
+    np.testing.assert_array_equal(ids[::2], expected[::2])
+    assert 0 <= ids[1] < 1001
 
 
 @pytest.mark.parametrize("parts", [2, 3])
@@ -37,3 +94,36 @@ def test_over_parts_equals_the_whole_ties_and_nan_included(parts):
     best = jax.jit(jax.vmap(partial(argmax, axis="devices"), axis_name="devices"))(of_parts)
     for on_device in best:
         np.testing.assert_array_equal(on_device, np.argmax(x, -1))
+
+
+def test_the_kernels_noise_equals_float64_to_the_end_of_its_tail():
+    """What float32 loses when u is near 1 must be near 0."""
+    call = pytest.importorskip("jaxspec_kernels.numba_call")
+    from jaxspec_kernels.argmax.numba_kernel import gumbel
+    from jaxspec_kernels.vector_code import VectorCode
+    from numba import njit, types
+
+    @call.intrinsic
+    def noise_at(typing_context, word, result):
+        def generate(context, builder, signature, arguments):
+            code = VectorCode(builder, 16)
+            word, result = arguments
+            code.store(gumbel(code, code.load(word, code.integers)), result)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    @njit
+    def noise_of(words, noise):
+        for i in range(0, len(words), 16):
+            noise_at(words[i:].ctypes.data, noise[i:].ctypes.data)
+
+    words = [np.arange(160), np.geomspace(160, 2**32 - 1, 3200), 2**32 - 1 - np.arange(160)]
+    words = np.concatenate(words).astype(np.uint32)
+    noise = np.empty(len(words), np.float32)
+    noise_of(words, noise)
+    u = np.minimum((words.astype(np.float32) + np.float32(0.5)).astype(np.float64) / 2**32, 1 - 2.0**-24)
+    expected = -np.log(-np.log1p(-u))
+    assert expected.max() > 22
+    assert expected.min() < -2.8
+    np.testing.assert_allclose(noise, expected, rtol=3e-7, atol=3e-7)

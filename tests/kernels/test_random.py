@@ -4,12 +4,13 @@ import numpy as np
 from jax.extend.random import threefry_2x32
 from jaxspec_kernels import random
 from jaxspec_kernels.random import Purpose
+from jaxspec_kernels.random_words import threefry2x32
 
 
 def test_threefry_equals_jax():
     key = jnp.array([0x13198A2E, 0x03707344], jnp.uint32)
     counters = jnp.array([0, 1, 0xFFFFFFFF, 0x243F6A88, 7, 0, 0xFFFFFFFF, 0x85A308D3], jnp.uint32)
-    ours = random.threefry2x32(key[0], key[1], counters[:4], counters[4:])
+    ours = threefry2x32(key[0], key[1], counters[:4], counters[4:])
     np.testing.assert_array_equal(jnp.concatenate(ours), threefry_2x32(key, counters))
 
 
@@ -18,7 +19,7 @@ def test_both_words_of_a_block_are_used():
     words = random.bits(key, 5)
     assert words.shape == (1, 5)
     for v in range(5):
-        block = random.threefry2x32(key[0, 0], key[0, 1], jnp.uint32(v >> 1), jnp.uint32(0))
+        block = threefry2x32(key[0, 0], key[0, 1], jnp.uint32(v >> 1), jnp.uint32(0))
         assert words[0, v] == block[v & 1]
 
 

@@ -1,8 +1,9 @@
-"""Argmax over a vocabulary."""
+"""Argmax over a vocabulary, in pure JAX."""
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxspec_kernels import random
 
 _BLOCK = 128
 
@@ -26,6 +27,24 @@ def argmax(x: jax.Array, axis: str | None = None) -> jax.Array:
     # Devices are in the order of their parts, so the first of several maxima is the lowest index.
     first = jnp.argmax(lax.bitcast_convert_type(words, jnp.float32), axis=0)
     return jnp.take_along_axis(indices, first[None], axis=0, mode="promise_in_bounds")[0]
+
+
+def gumbel_argmax(
+    logits: jax.Array, keys: jax.Array, sampled: jax.Array, axis: str | None = None
+) -> jax.Array:
+    """Draws an id from softmax(logits) for each row, i32[N]; takes the argmax of rows that are not sampled.
+
+    A row of NaN gives an arbitrary id in range.
+
+    Args:
+      logits: f32[N, V].
+      keys: u32[N, 2], from `random.row_keys`.
+      sampled: bool[N].
+      axis: as in `argmax`; V must then be even.
+    """
+    first = None if axis is None else lax.axis_index(axis) * logits.shape[-1]
+    noise = random.gumbel(keys, logits.shape[-1], first)
+    return argmax(logits + jnp.where(sampled[:, None], noise, 0.0), axis)
 
 
 def _argmax(x: jax.Array) -> jax.Array:

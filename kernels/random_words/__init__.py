@@ -1,0 +1,16 @@
+"""Random words from keys and counters."""
+
+from jaxspec_kernels.dispatch import Op
+from jaxspec_kernels.random_words.reference import random_words as reference
+from jaxspec_kernels.random_words.reference import threefry2x32
+
+
+def _numba():
+    from jaxspec_kernels.random_words.numba_kernel import random_words
+
+    return random_words
+
+
+random_words = Op("random_words", xla=reference, numba=_numba)
+
+__all__ = ["random_words", "threefry2x32"]
