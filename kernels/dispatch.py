@@ -1,6 +1,6 @@
 """Choosing an implementation of an operation by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
@@ -23,7 +23,7 @@ class Op(Generic[_Args, _Result]):
       triton, numba: functions that import and return the kernel for GPUs and the one for CPUs; None if there
         is none. They are called only when the kernel is chosen, so importing this package needs neither
         Triton nor Numba.
-      default: the implementation to run if none is named. None takes a kernel that can run here, else "xla".
+      only_by_name: kernels to run only if they are named, because "xla" is faster.
     """
 
     def __init__(
@@ -33,15 +33,15 @@ class Op(Generic[_Args, _Result]):
         xla: Callable[_Args, _Result],
         triton: Callable[[], Callable[_Args, _Result]] | None = None,
         numba: Callable[[], Callable[_Args, _Result]] | None = None,
-        default: str | None = None,
+        only_by_name: Sequence[str] = (),
     ):
         self.name = name
         self._xla = xla
         self._loaders = {"triton": triton, "numba": numba}
-        self._default = default
+        self._only_by_name = only_by_name
 
     def __call__(self, *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
-        """Runs the default, or the implementation that the keyword `implementation` names.
+        """Runs this machine's default, or the implementation that the keyword `implementation` names.
 
         Raises:
           UnavailableImplementationError, ValueError: see `select`.
@@ -56,9 +56,9 @@ class Op(Generic[_Args, _Result]):
           UnavailableImplementationError: the named implementation cannot run here.
           ValueError: there is no implementation of this name.
         """
-        implementation = implementation or self._default
         if implementation is None:
-            implementation = next((name for name in self._loaders if not self.why_not(name)), "xla")
+            offered = (name for name in self._loaders if name not in self._only_by_name)
+            implementation = next((name for name in offered if not self.why_not(name)), "xla")
         if implementation == "xla":
             return self._xla
         if implementation not in self._loaders:
@@ -77,6 +77,11 @@ class Op(Generic[_Args, _Result]):
         if self._loaders[implementation] is None:
             return "does not exist for this operation"
         return _WHY_NOT[implementation]()
+
+
+def can_branch() -> bool:
+    """Whether programs may branch: on a GPU, a branch copies its condition to the host and ends a graph."""
+    return jax.default_backend() == "cpu"
 
 
 def _why_not_triton() -> str | None:

@@ -58,7 +58,9 @@ def _pointer_to(element: Any) -> Any:
     return pointer_at
 
 
-_words_at, integers_at, floats_at = map(_pointer_to, (types.int64, types.int32, types.float32))
+_words_at, integers_at, floats_at, _bytes_at = map(
+    _pointer_to, (types.int64, types.int32, types.float32, types.uint8)
+)
 
 
 @intrinsic
@@ -157,6 +159,12 @@ def floats(buffer):
 def integers(buffer):
     """A pointer to a buffer's int32 elements."""
     return integers_at(buffer[_BUFFER_DATA])
+
+
+@njit
+def bytes_of(buffer):
+    """A pointer to a buffer's bytes, or to its elements of bool."""
+    return _bytes_at(buffer[_BUFFER_DATA])
 
 
 @njit

@@ -9,7 +9,12 @@ from numba.core.cgutils import get_or_insert_function
 BYTE, HALF_WORD, INTEGER, WORD = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 FLOAT, HALF = ir.FloatType(), ir.HalfType()
 
-_SQRT_HALF_BITS, _LN_2 = 0x3F3504F3, 0.6931471805599453
+_LOG2_E, _LN_2 = 1.4426950408889634, 0.6931471805599453
+# Added to a float32 of magnitude below 2**22, this leaves the rounded integer in the lowest bits.
+_ROUND, _ROUND_BITS = 12582912.0, 0x4B400000
+# exp(x) for |x| <= ln(2) / 2; the next term is under 6e-9.
+_EXP = [1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0]
+_SQRT_HALF_BITS = 0x3F3504F3
 # log(1 + x) = x - x ** 2 / 2 + x ** 3 * p(x); p is fitted over 1 + x from sqrt(1/2) to sqrt(2).
 _LOG = [
     *(-0.07362868, 0.12620327, -0.13202104, 0.14227115),
@@ -94,6 +99,24 @@ class VectorCode:
     def larger(self, x: Any, y: Any) -> Any:
         """The larger of two floats, lane by lane; y where one of them is NaN."""
         return self.builder.select(self.builder.fcmp_ordered(">", x, y), x, y)
+
+    def exp(self, x: Any) -> Any:
+        """The exponential of floats of at most 0, to 1e-7 of itself, but at least 2 ** -126."""
+        build = self.builder
+
+        def constant(value: float) -> ir.Constant:
+            return ir.Constant(self.floats, [value] * self.lanes)
+
+        power = build.fmul(x, constant(_LOG2_E))
+        power = build.select(build.fcmp_ordered("<", power, constant(-126.0)), constant(-126.0), power)
+        shifted = build.fadd(power, constant(_ROUND))
+        rest = build.fsub(power, build.fsub(shifted, constant(_ROUND)))
+        rest = build.fmul(rest, constant(_LN_2))
+        value = constant(_EXP[0])
+        for coefficient in _EXP[1:]:
+            value = self.fma(value, rest, constant(coefficient))
+        bits = build.sub(build.bitcast(shifted, self.integers), self.constant(_ROUND_BITS - 127))
+        return build.fmul(value, build.bitcast(build.shl(bits, self.constant(23)), self.floats))
 
     def log(self, x: Any) -> Any:
         """The natural logarithm of positive floats that are not subnormal, to 1e-7 of itself."""

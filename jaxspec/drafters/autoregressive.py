@@ -119,7 +119,9 @@ class AutoregressiveDrafter(Drafter):
 
     def step(self, target: Target, context: Context, state: DraftState, i: jax.Array) -> DraftState:
         """Drafts token i (1 <= i < K) from draft i - 1."""
-        previous = lax.dynamic_index_in_dim(state.tokens, i - 1, axis=1, keepdims=False)
+        previous = lax.dynamic_index_in_dim(
+            state.tokens, i - 1, axis=1, keepdims=False, allow_negative_indices=False
+        )
         positions = context.length - 1 + self.lead + i
         block = RowBlock(positions[:, None], context.active[:, None], context.page_table)
         hidden, cache = self.run(target, self.to_target(previous), state.hidden, (block,), state.cache)

@@ -133,7 +133,8 @@ class Context:
     @property
     def last_token(self) -> jax.Array:
         """The last token of each slot, i32[B]."""
-        return jnp.take_along_axis(self.history, self.length[:, None], axis=1, mode="clip")[:, 0]
+        slots = jnp.arange(len(self.length), dtype=self.length.dtype)
+        return self.history.at[slots, self.length].get(mode="clip", wrap_negative_indices=False)
 
 
 @jax.tree_util.register_dataclass

@@ -51,8 +51,8 @@ class EngineState:
     def scatter(self, batch: "Batch", state: "EngineState") -> "EngineState":
         """This state with the b slots of `state`, which `gather` returned, written back."""
         put: dict[str, Any] = {
-            # Unused entries name a slot past the end, which is dropped. (-1 would write the last slot.)
-            name: getattr(self, name).at[batch.slot].set(getattr(state, name), mode="drop")
+            # Unused entries name a slot past the end, which is dropped.
+            name: put_rows(getattr(self, name), batch.slot, getattr(state, name))
             for name in PER_SLOT
         }
         return replace(state, **put)
@@ -60,6 +60,14 @@ class EngineState:
     def context(self, batch: "Batch") -> Context:
         """What the drafter sees of this state, which `gather` has cut to the b slots of the batch."""
         return Context(self.hidden, self.history, self.length, self.active, batch.page_table, batch.sampling)
+
+
+def put_rows(into: jax.Array, index: Any, rows: jax.Array) -> jax.Array:
+    """`into.at[index].set(rows)` without what is out of range: indices past the end, and below 0.
+
+    NumPy's meaning of an index below 0 would take seven more operations for each.
+    """
+    return into.at[index].set(rows, mode="drop", wrap_negative_indices=False)
 
 
 PER_SLOT = ("history", "length", "hidden", "remaining", "active")

@@ -19,7 +19,7 @@ from jaxspec.attention.rows import join_rows
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Proposal, Rows, Target
 from jaxspec.engine.packing import read_batch, read_chunks
-from jaxspec.engine.state import Batch, Chunks, Emitted, EngineState, FirstTokens, StepOutput
+from jaxspec.engine.state import Batch, Chunks, Emitted, EngineState, FirstTokens, StepOutput, put_rows
 from jaxspec.sampling import SamplingMode, can_branch, process_logits, sample, verify, verify_synthetic
 from jaxspec.sharding import all_gather, split_over
 
@@ -91,7 +91,8 @@ def _decode_while_active(
     def body(carry: tuple) -> tuple:
         i, state, emitted = carry
         state, output = step(state, chunks=None)
-        return i + 1, state, jax.tree.map(lambda of_all, new: of_all.at[i].set(new), emitted, output.emitted)
+        put = partial(lax.dynamic_update_index_in_dim, index=i, axis=0, allow_negative_indices=False)
+        return i + 1, state, jax.tree.map(put, emitted, output.emitted)
 
     none = Emitted.none(max_steps, len(state.length), models.drafter.num_speculative_tokens)
     _, state, emitted = lax.while_loop(is_unfinished, body, (jnp.int32(0), state, none))
@@ -201,7 +202,7 @@ def verify_and_commit(
         )
         blocks[0] = replace(blocks[0], valid=valid)
         next_tokens.append(emitted.tokens)
-        ends.append(jnp.take_along_axis(logit_rows[0], accepted[:, None], axis=1)[:, 0])
+        ends.append(logit_rows[0][:, 0] + accepted)
     if chunks is not None:
         num_chunks = len(chunks.batch_index)
 
@@ -277,14 +278,14 @@ def accept(
     tokens = jnp.where(index < accepted[:, None], padded, verdict.token[:, None])
     is_stop = (tokens[:, :, None] == batch.stop_tokens[:, None, :]).any(axis=2)
     is_stop &= index <= accepted[:, None]
-    up_to_stop = jnp.where(is_stop.any(axis=1), is_stop.argmax(axis=1) + 1, accepted + 1)
-    wanted = jnp.minimum(up_to_stop, state.remaining).astype(jnp.int32)
+    up_to_stop = jnp.where(is_stop, index + 1, accepted[:, None] + 1).min(axis=1)
+    wanted = jnp.minimum(up_to_stop, state.remaining)
     # Row i gives token i, so the tokens before the first row that is not finite are still valid.
     finite = finite_rows(logits, split_over(logits.shape[-1], vocab_size))
-    sound = jnp.where(finite.all(axis=1), wanted, finite.argmin(axis=1)).astype(jnp.int32)
+    sound = jnp.where(finite, wanted[:, None], index).min(axis=1)
     failed = state.active & (sound < wanted)
     count = jnp.where(state.active, jnp.minimum(wanted, sound), 0)
-    stopped = jnp.take_along_axis(is_stop, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
+    stopped = (is_stop & (index == count[:, None] - 1)).any(axis=1)
     ran = count > 0
     emitted = Emitted(
         tokens=tokens,
@@ -334,7 +335,7 @@ def commit_emitted(state: EngineState, emitted: Emitted, hidden: jax.Array) -> E
     places = jnp.arange(len(count))[:, None]
     return replace(
         state,
-        history=state.history.at[places, at].set(emitted.tokens, mode="drop"),
+        history=put_rows(state.history, (places, at), emitted.tokens),
         length=state.length + count,
         hidden=jnp.where(state.active[:, None], hidden, state.hidden),
         remaining=state.remaining - count,
@@ -351,17 +352,17 @@ def commit_chunks(state: EngineState, chunks: Chunks, first: FirstTokens, hidden
     past = state.history.shape[1]
     index = jnp.arange(chunks.tokens.shape[1], dtype=jnp.int32)[None, :]
     at = jnp.where(index < chunks.count[:, None], chunks.start[:, None] + index, past)
-    history = state.history.at[chunks.batch_index[:, None], at].set(chunks.tokens, mode="drop")
+    history = put_rows(state.history, (chunks.batch_index[:, None], at), chunks.tokens)
     end = chunks.start + chunks.count
     # An index past the end is dropped. At most one chunk per slot ends a prompt, so none is written twice.
     ended = jnp.where(chunks.is_last, chunks.batch_index, len(state.length))
 
     def put(into: jax.Array, of_chunk: jax.Array) -> jax.Array:
-        return into.at[ended].set(of_chunk, mode="drop")
+        return put_rows(into, ended, of_chunk)
 
     return replace(
         state,
-        history=history.at[ended, jnp.where(chunks.is_last, end, past)].set(first.token, mode="drop"),
+        history=put_rows(history, (ended, jnp.where(chunks.is_last, end, past)), first.token),
         length=put(state.length, end),
         hidden=put(state.hidden, hidden),
         remaining=put(state.remaining, chunks.remaining - 1),

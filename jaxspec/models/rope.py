@@ -77,5 +77,7 @@ def rope_tables(config: RopeConfig, head_dim: int, positions: jax.Array) -> Rope
     frequencies, factor = rope_frequencies(config, head_dim)
     angles = positions[:, None].astype(jnp.float32) * frequencies[None, :]
     cos, sin = jnp.cos(angles) * factor, jnp.sin(angles) * factor
+    if len(frequencies) == head_dim // 2:
+        return cos, sin
     still = ((0, 0), (0, head_dim // 2 - len(frequencies)))
     return jnp.pad(cos, still, constant_values=1), jnp.pad(sin, still)

@@ -2,7 +2,7 @@
 
 from enum import IntEnum
 
-import jax
+from jaxspec_kernels.dispatch import can_branch
 
 from jaxspec.sampling.params import SamplingParams
 
@@ -36,8 +36,3 @@ def modes_for_sampling() -> tuple[SamplingMode, ...]:
     if can_branch():
         return (SamplingMode.TRUNCATED,)
     return (SamplingMode.TEMPERATURE, SamplingMode.TRUNCATED)
-
-
-def can_branch() -> bool:
-    """Whether programs may branch: on a GPU, a branch copies its condition to the host and ends a graph."""
-    return jax.default_backend() == "cpu"

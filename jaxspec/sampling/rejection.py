@@ -100,7 +100,8 @@ def _count_through_last(accepts: jax.Array, draft_count: jax.Array) -> jax.Array
 
 def row_at(x: jax.Array, index: jax.Array) -> jax.Array:
     """x[b, index[b]] for each slot b: x [B, Q, ...] and index i32[B], in range, give [B, ...]."""
-    return x.at[jnp.arange(x.shape[0]), index].get(mode="promise_in_bounds")
+    rows = jnp.arange(x.shape[0], dtype=index.dtype)
+    return x.at[rows, index].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def token_after(
@@ -188,7 +189,8 @@ def _log_proposal(draft_logits: jax.Array, draft_vocab: DraftVocabulary | None) 
     log_q = jax.nn.log_softmax(draft_logits)
     if draft_vocab is None:
         return log_q
-    known = log_q.at[:, jnp.maximum(draft_vocab.draft_ids, 0)].get(mode="promise_in_bounds")
+    ids = jnp.maximum(draft_vocab.draft_ids, 0)
+    known = log_q.at[:, ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
     return jnp.where(draft_vocab.draft_ids >= 0, known, -jnp.inf)
 
 

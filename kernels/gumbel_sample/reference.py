@@ -1,5 +1,7 @@
 """Gumbel sampling into a column, in pure JAX."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -41,12 +43,13 @@ def gumbel_sample(
     Returns:
       (tokens, processed) with column `step` replaced.
     """
+    put = partial(lax.dynamic_update_index_in_dim, index=step, axis=1, allow_negative_indices=False)
     if processed is None:
         best = argmax(logits, axis)
     else:
         row = logits / jnp.where(temperature > 0, temperature, 1.0)[:, None]
         keys = random.row_keys(seed, position, purpose)
         best = gumbel_argmax(row, keys, temperature > 0, axis)
-        processed = lax.dynamic_update_index_in_dim(processed, row, step, axis=1)
-    tokens = lax.dynamic_update_index_in_dim(tokens, best, step, axis=1)
+        processed = put(processed, row)
+    tokens = put(tokens, best)
     return tokens, processed

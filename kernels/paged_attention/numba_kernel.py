@@ -204,13 +204,6 @@ def _scores_code(tile: int, lanes: int, dim: int) -> Any:
     return scores
 
 
-# Added to a float32 of magnitude below 2**22, this leaves the rounded integer in the lowest bits.
-_ROUND, _ROUND_BITS = 12582912.0, 0x4B400000
-_LOG2_E, _LN_2 = 1.4426950408889634, 0.6931471805599453
-# exp(x) for |x| <= ln(2) / 2; the next term is under 6e-9.
-_EXP = [1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0]
-
-
 def _softmax_code(lanes: int) -> Any:
     """A Numba intrinsic that replaces scores by exp(score - largest score) and returns their sum f32.
 
@@ -252,20 +245,8 @@ def _softmax_code(lanes: int) -> Any:
             with for_range_slice(builder, from_, to, word(1), inc=True) as (index, _):
                 place = code.at(scores, index, 4 * lanes)
                 score = code.load(place, code.floats, align=4)
-                power = builder.fmul(builder.fsub(score, peak), constant(_LOG2_E))
-                # The largest weight is 1; weights below 2 ** -126 do not matter.
-                power = builder.select(
-                    builder.fcmp_ordered("<", power, constant(-126.0)), constant(-126.0), power
-                )
-                shifted = builder.fadd(power, constant(_ROUND))
-                rest = builder.fsub(power, builder.fsub(shifted, constant(_ROUND)))
-                rest = builder.fmul(rest, constant(_LN_2))
-                value = constant(_EXP[0])
-                for coefficient in _EXP[1:]:
-                    value = code.fma(value, rest, constant(coefficient))
-                bits = builder.sub(builder.bitcast(shifted, integers), code.constant(_ROUND_BITS - 127))
-                factor = builder.bitcast(builder.shl(bits, code.constant(23)), code.floats)
-                value = builder.select(counted(index), builder.fmul(value, factor), constant(0.0))
+                value = code.exp(builder.fsub(score, peak))
+                value = builder.select(counted(index), value, constant(0.0))
                 code.store(value, place, align=4)
                 builder.store(builder.fadd(builder.load(totals), value), totals)
             return code.folded(builder.load(totals), builder.fadd)

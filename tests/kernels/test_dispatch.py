@@ -12,8 +12,8 @@ def reference(x):
     return "xla", x
 
 
-def make_op(triton=None, numba=None, default=None):
-    return Op("double", xla=reference, triton=triton, numba=numba, default=default)
+def make_op(triton=None, numba=None, only_by_name=()):
+    return Op("double", xla=reference, triton=triton, numba=numba, only_by_name=only_by_name)
 
 
 def test_a_name_chooses_and_none_takes_what_there_is():
@@ -55,8 +55,8 @@ def test_on_one_cpu_none_takes_the_kernel_for_cpus():
 
 
 @pytest.mark.skipif(on_a_gpu, reason="the kernel is for CPUs")
-def test_a_reference_that_is_the_default_leaves_the_kernel_to_its_name():
-    op = make_op(numba=lambda: lambda x: ("numba", x), default="xla")
+def test_a_kernel_may_run_only_by_name():
+    op = make_op(numba=lambda: lambda x: ("numba", x), only_by_name=("numba",))
     assert op(1) == ("xla", 1)
     assert op(1, implementation="numba") == ("numba", 1)
 

@@ -1,8 +1,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from jaxspec.sampling.threshold import kth_largest, mass_threshold
+from jaxspec_kernels.process_logits.threshold import kth_largest, mass_threshold
 
 ROWS = np.stack(
     [

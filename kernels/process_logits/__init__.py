@@ -1,0 +1,15 @@
+"""Temperature, min-p, top-k and top-p."""
+
+from jaxspec_kernels.dispatch import Op
+from jaxspec_kernels.process_logits.reference import process_logits as reference
+
+
+def _numba():
+    from jaxspec_kernels.process_logits.numba_kernel import process_logits
+
+    return process_logits
+
+
+process_logits = Op("process_logits", xla=reference, numba=_numba)
+
+__all__ = ["process_logits"]
