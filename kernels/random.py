@@ -66,10 +66,9 @@ def bits(keys: jax.Array, n: int, first: jax.Array | None = None) -> jax.Array:
     Args:
       first: i32[], even, the index of the first word; None for 0.
     """
-    counter = jnp.zeros(keys.shape, jnp.uint32)
-    if first is not None:
-        counter = counter.at[..., 0].set(first.astype(jnp.uint32) >> 1)
-    words = random_words(keys.reshape(-1, 2), counter.reshape(-1, 2), pairs=(n + 1) // 2)
+    start = jnp.uint32(0) if first is None else first.astype(jnp.uint32) >> 1
+    counters = jnp.stack([jnp.broadcast_to(start, keys.shape[:-1]), jnp.zeros_like(keys[..., 0])], axis=-1)
+    words = random_words(keys.reshape(-1, 2), counters.reshape(-1, 2), pairs=(n + 1) // 2)
     return words.reshape(*keys.shape[:-1], (n + 1) // 2 * 2)[..., :n]
 
 

@@ -1,6 +1,7 @@
 """Which decode program a dispatch runs, and that a request's tokens do not tell."""
 
 import pytest
+from jaxspec_kernels.process_logits import process_logits
 from tiny_engines import SIZES, tokens_of
 
 import jaxspec
@@ -21,7 +22,8 @@ def engine(tiny_engines, drafter):
     """An engine with the programs that one on a GPU has: a search in them always runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mode, "can_branch", lambda: False)
-        return jaxspec.load(
+        patch.setitem(process_logits._loaders, "numba", None)
+        engine = jaxspec.load(
             tiny_engines.folders["target"],
             drafter={
                 "kind": drafter,
@@ -31,6 +33,8 @@ def engine(tiny_engines, drafter):
             progress=False,
             **SIZES,
         )
+        engine.programs.wait_compiled()
+        return engine
 
 
 @pytest.fixture
