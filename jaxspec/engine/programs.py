@@ -32,14 +32,18 @@ _log = logging.getLogger(__name__)
 
 
 def compiler_options(
-    weights: Sequence[jax.Array], *, rows: int, num_devices: int = 1
-) -> dict[str, str | bool]:
+    weights: Sequence[jax.Array], *, rows: int, decodes: bool = True, num_devices: int = 1
+) -> dict[str, str | bool | int]:
     """XLA's options for a program that runs `rows` rows through these weights.
 
     On a GPU, XLA chooses between its own kernels and cuBLAS's for every product by timing both on operands
     that are in the GPU's cache, which real weights never are. Llama-3-8B with 128 rows took 8.49 ms a step
     with XLA's choices and 7.93 ms with cuBLAS alone (H100). With few rows or small weights XLA's kernels are
     faster, because they fuse the operations around the product.
+
+    Large programs that only read prompts launch their kernels one by one: a CUDA graph would first have to be
+    brought up to date with new addresses, which takes longer than launching its first kernels. The first
+    token of 512 took Llama-3-8B 15.1 ms instead of 16.2, that of 4096 106.5 instead of 109.8 (H200).
 
     Sums over several devices use NCCL: XLA's own kernel for them is faster (docs/measurements.md, "Several
     GPUs") but fails if NCCL is older than 2.29.2.
@@ -48,9 +52,11 @@ def compiler_options(
     """
     if jax.default_backend() != "gpu":
         return {}
-    options: dict[str, str | bool] = {}
+    options: dict[str, str | bool | int] = {}
     if rows >= 64 and sum(map(bytes_by_device, weights)) >= 1 << 31:
         options["xla_gpu_enable_triton_gemm"] = False
+        if not decodes:
+            options["xla_gpu_graph_min_graph_size"] = 1 << 20  # more kernels than any program has
     if num_devices > 1:
         options["xla_gpu_unsupported_use_all_reduce_one_shot_kernel"] = False
         if jax.__version_info__ >= (0, 12):  # earlier versions of XLA reject it
@@ -228,8 +234,13 @@ class Programs:
         models.drafter.num_speculative_tokens = size.drafts
         return models
 
-    def _compiler_options(self, size: Size) -> dict[str, str | bool]:
-        return compiler_options(self.leaves, rows=self.rows(size), num_devices=self.mesh.size)
+    def _compiler_options(self, size: Size) -> dict[str, str | bool | int]:
+        return compiler_options(
+            self.leaves,
+            rows=self.rows(size),
+            decodes=size.mode is not None,
+            num_devices=self.mesh.size,
+        )
 
     def _lower(self, size: Size) -> Any:
         def program(leaves, state, batch, chunks):

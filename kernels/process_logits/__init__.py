@@ -10,6 +10,12 @@ def _numba():
     return process_logits
 
 
-process_logits = Op("process_logits", xla=reference, numba=_numba)
+def _triton():
+    from jaxspec_kernels.process_logits.triton_kernel import process_logits
+
+    return process_logits
+
+
+process_logits = Op("process_logits", xla=reference, triton=_triton, numba=_numba)
 
 __all__ = ["process_logits"]

@@ -42,3 +42,17 @@ def test_sums_over_devices_are_left_to_nccl(monkeypatch):
     flag = min(kernels)
     monkeypatch.setenv("XLA_FLAGS", f"--{flag}=true")
     assert flag not in compiler_options([weight(LARGE)], rows=128, num_devices=2)
+
+
+def test_large_programs_for_prompts_alone_run_without_a_graph(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setenv("XLA_FLAGS", "")
+    lowered = jax.jit(lambda x: x + 1).lower(jnp.ones(3))
+
+    def graph_size(size, decodes):
+        options = compiler_options([weight(size)], rows=128, decodes=decodes)
+        assert lowered.compile(options)(jnp.ones(3)).sum() == 6  # XLA knows all of them
+        return options.get("xla_gpu_graph_min_graph_size", 0)
+
+    assert graph_size(LARGE, decodes=False) > 10_000
+    assert graph_size(LARGE, decodes=True) == graph_size(SMALL, decodes=False) == 0

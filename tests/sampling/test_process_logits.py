@@ -9,14 +9,16 @@ from jaxspec_kernels import process_logits as kernels
 
 from jaxspec.sampling import SamplingMode, process_logits
 
+KERNELS = ("triton", "numba")
+
 
 @pytest.fixture(params=["xla", "kernel"])
 def process(request, monkeypatch):
     """`process_logits` with every implementation that runs here."""
-    if request.param == "kernel" and kernels.process_logits.why_not("numba"):
+    if request.param == "kernel" and all(map(kernels.process_logits.why_not, KERNELS)):
         pytest.skip("no kernel")
     if request.param == "xla":
-        monkeypatch.setattr(kernels.process_logits, "_only_by_name", ("numba",))
+        monkeypatch.setattr(kernels.process_logits, "_only_by_name", KERNELS)
     return jax.jit(partial(process_logits, mode=SamplingMode.TRUNCATED))
 
 
@@ -121,7 +123,7 @@ def test_of_many_small_weights_as_many_are_kept_as_float64_keeps(sampling_state,
 
 def test_on_a_gpu_nothing_branches(monkeypatch, sampling_state):
     """The condition of a branch would be copied to the host there."""
-    monkeypatch.setattr(kernels.process_logits, "_only_by_name", ("numba",))
+    monkeypatch.setattr(kernels.process_logits, "_only_by_name", KERNELS)
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 50)), jnp.float32)
     state = sampling_state(2, top_k=[0, 9], top_p=[0.7, 0.8])
     on_cpu = jax.jit(lambda: process_logits(logits, state, mode=SamplingMode.TRUNCATED))
@@ -135,6 +137,7 @@ def test_on_a_gpu_nothing_branches(monkeypatch, sampling_state):
 
 def test_without_truncation_no_search_is_needed(monkeypatch, sampling_state):
     """Nor is one in the program, where the greater mode's always runs two."""
+    monkeypatch.setattr(kernels.process_logits, "_only_by_name", KERNELS)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3, 50)), jnp.float32)
     state = sampling_state(4, temperature=[0, 0.7, 1, 2], min_p=[0.5, 0, 0.1, 0.4])
