@@ -59,10 +59,11 @@ def _threshold(
     # Elements at or above `low` weigh enough, those at or above `high` do not.
     low, high = least, peak + tl.abs(peak) * 2.4e-7 + 1e-37
     num_low, num_high = vocabulary, 0
+    middle = low + (high - low) * 0.5
     is_open = low < high
     while is_open:
-        quarter = (high - low) * 0.25
-        first, second, third = low + quarter, low + 2 * quarter, low + 3 * quarter
+        # Rounding may make a quarter of a few subnormals zero; the middle lies between the ends in any case.
+        first, second, third = low + (middle - low) * 0.5, middle, middle + (high - middle) * 0.5
         sums_1 = tl.zeros((block,), tl.float32)
         sums_2 = tl.zeros((block,), tl.float32)
         sums_3 = tl.zeros((block,), tl.float32)
