@@ -1,9 +1,9 @@
 """The pages on extending: their code runs, and a registered name works wherever names are accepted."""
 
-import sys
 from pathlib import Path
 
 import extensions
+import inspect_head
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,10 +20,6 @@ from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.drafters.registry import KINDS
 from jaxspec.models.llama import Llama
 from jaxspec.models.loading import export_tensors, load_target
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
-
-import inspect_head
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 

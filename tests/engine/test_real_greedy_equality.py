@@ -7,13 +7,13 @@ The long form reads twenty prompts from the JSONL file of `turns` that JAXSPEC_P
 
 import json
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
+from compare_greedy import compare
 from flax import nnx
 
 import jaxspec
@@ -25,9 +25,6 @@ from jaxspec.drafters.eagle1 import Eagle1, Eagle1Config
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config, default_capture
 from jaxspec.drafters.loading import Build, load_drafter
 from jaxspec.models.loading import load_target
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-from compare_greedy import compare
 
 PAGE_SIZE = 16
 PROMPTS = ["Count from 1 to 20.", "Write a Python function that adds two numbers."]

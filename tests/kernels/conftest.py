@@ -1,10 +1,5 @@
 """Tests that take `implementation` run over every one that can run here of the module's OP."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
 
 def pytest_generate_tests(metafunc):
     if "implementation" in metafunc.fixturenames:

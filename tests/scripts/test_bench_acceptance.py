@@ -1,17 +1,12 @@
 """`scripts/bench_acceptance.py`: acceptance of several heads on the same prompts."""
 
 import json
-import sys
-from pathlib import Path
 
+import bench_acceptance
 import pytest
 from tiny_models import write_eagle3
 
 import jaxspec
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-import bench_acceptance
 
 SMALL = ["--max-new-tokens", "12", "--batch-size", "2", "--num-speculative-tokens", "2"]
 

@@ -1,11 +1,7 @@
 import hashlib
 import json
-import sys
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 import bench.load
 import bench_load

@@ -1,12 +1,8 @@
 import json
-import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
 import bench_training
+import pytest
 
 CONFIG = """
 [target]

@@ -2,15 +2,11 @@
 
 import json
 import random
-import sys
 import tomllib
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
 import broad_prompts
+import pytest
 from prompt_readers import READERS, Asked, Code, Dialogue, Document, Exchange, sentences, words
 
 from jaxspec.training.held_out import WORDS_IN_A_ROW, normalise

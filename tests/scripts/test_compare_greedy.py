@@ -1,15 +1,10 @@
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 
+import compare_greedy
 import pytest
 
 import jaxspec
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-import compare_greedy
 
 PROMPTS = ["w6 w7 w8", "w9", "w10 w11 w10 w11"]
 

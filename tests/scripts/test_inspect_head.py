@@ -1,14 +1,8 @@
 """The command line, in this process."""
 
-import sys
-from pathlib import Path
-
+import inspect_head
 import pytest
 from golden_files import golden_folder
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-import inspect_head
 
 
 @pytest.fixture

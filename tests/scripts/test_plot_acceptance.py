@@ -1,16 +1,12 @@
 """`scripts/plot_acceptance.py`: a picture of configurations and of benchmarks' JSON."""
 
 import json
-import sys
 from pathlib import Path
 
 import matplotlib
+import plot_acceptance
 import pytest
 from matplotlib import pyplot
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-import plot_acceptance
 
 ROOT = Path(__file__).parents[2]
 
