@@ -17,6 +17,7 @@ from jaxspec_kernels.latent_write import latent_write
 from jaxspec_kernels.matmul import BLOCK, PackedWeight, matmul, pack
 from jaxspec_kernels.packed_attention import packed_attention, packed_attention_gradients
 from jaxspec_kernels.paged_attention import paged_attention
+from jaxspec_kernels.process_logits import process_logits
 from jaxspec_kernels.random import Purpose
 from jaxspec_kernels.rope_kv_write import rope_kv_write
 from jaxspec_kernels.slot_mapping import place_rows
@@ -57,6 +58,7 @@ def all_calls() -> Iterator[Call]:
     yield from map(_kv_write, cases.kv_write.CASES)
     yield from map(_rope_kv_write, cases.rope_kv_write.CASES)
     yield from map(_gumbel_sample, cases.gumbel_sample.CASES)
+    yield from map(_process_logits, cases.process_logits.CASES)
     yield from map(_paged_attention, cases.paged_attention.CASES)
     yield from map(_packed_attention, cases.packed_attention.LARGE)
     yield from map(_packed_attention_gradients, cases.packed_attention.LARGE)
@@ -123,6 +125,37 @@ def _gumbel_sample(case: cases.gumbel_sample.Case) -> Call:
     moved = 2 * 4 * case.slots * case.vocabulary
     # Tokens agree exactly, but on a GPU XLA rounds some of the scaled logits differently in the last bit.
     return Call(_Reordered(gumbel_sample), case.name, arguments, {}, 2, moved, 1e-7)
+
+
+def _process_logits(case: cases.process_logits.Case) -> Call:
+    def arguments(seed: int) -> tuple:
+        rng = np.random.default_rng(seed)
+        asks = jnp.arange(case.slots) < (case.slots if case.truncated is None else case.truncated)
+        return (
+            3 * _normal(rng, (case.slots, case.rows, case.vocabulary), "float32"),
+            jnp.where(asks & (case.top_k > 0 or case.top_p < 1), 1.0, 0.0),
+            jnp.where(asks, case.top_k, 0).astype(jnp.int32),
+            jnp.where(asks, case.top_p, 1.0).astype(jnp.float32),
+            jnp.zeros(case.slots),
+        )
+
+    moved = 2 * 4 * case.slots * case.rows * case.vocabulary
+    # Sums over the vocabulary in another order may keep another last token.
+    return Call(_Finite(process_logits), case.name, arguments, {}, 0, moved, 1e-2)
+
+
+class _Finite(Op):
+    """`process_logits` with 0 instead of -inf, whose differences are not NaN."""
+
+    def __init__(self, op: Op):
+        self.op, self.name = op, op.name
+
+    def why_not(self, implementation: str) -> str | None:
+        return self.op.why_not(implementation)
+
+    def __call__(self, *arrays: Any, implementation: str | None = None) -> Any:
+        processed = self.op(*arrays, truncated=True, implementation=implementation)
+        return jnp.where(jnp.isfinite(processed), processed, 0)
 
 
 class _Reordered(Op):

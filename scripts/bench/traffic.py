@@ -31,7 +31,7 @@ def weight_bytes(models: Models, *, batch_size: int) -> int:
         total += once if name in _ONCE else drafts * once
     if "head" not in drafter:
         # The drafter uses the target's output head.
-        total += drafts * bytes_by_device(target.output_kernel)
+        total += drafts * sum(map(bytes_by_device, jax.tree.leaves(target.output_kernel)))
     return total
 
 

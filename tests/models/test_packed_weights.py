@@ -1,10 +1,13 @@
 """Weights kept as a checkpoint stores them are the weights that dense loading makes, bit for bit."""
 
 import gguf
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from bench.traffic import weight_bytes
+from flax import nnx
 from golden_files import golden_checkpoint
 from jaxspec_kernels.matmul import PackedWeight, matmul, pack
 from safetensors.numpy import load_file, save_file
@@ -18,6 +21,8 @@ from jaxspec.config import ConfigError, DrafterConfig
 from jaxspec.drafters.base import Build
 from jaxspec.drafters.head import OutputRows
 from jaxspec.drafters.loading import load_drafter
+from jaxspec.drafters.none import NoDrafter
+from jaxspec.engine.step import Models
 from jaxspec.models import packed_weights
 from jaxspec.models.loading import declared, export_tensors, load_target, plan_target
 from jaxspec.models.packed_weights import packed_weight, resolve_activations
@@ -84,6 +89,18 @@ def test_bfloat16_matrices_stay_so_and_mean_the_same(tmp_path):
     assert forms(packed).count("bfloat16") == 5
     for (one, _), (other, _) in zip(declared(packed), declared(dense), strict=True):
         np.testing.assert_array_equal(np.asarray(one.get_value()), other.get_value())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_benchmark_counts_the_bytes_as_packed(tmp_path, tied):
+    packed, _ = both(open_checkpoint(quantised(tmp_path / "tiny.gguf", "Q4_1", tied=tied)))
+    of_part = {
+        name: sum(leaf.nbytes for leaf in jax.tree.leaves(part))
+        for name, part in nnx.state(packed, nnx.Param).items()
+    }
+    # An embedding of its own is only looked up.
+    expected = sum(of_part.values()) - (0 if tied else of_part["embedding"])
+    assert weight_bytes(Models(packed, NoDrafter()), batch_size=1) == expected
 
 
 def test_a_fused_weight_of_two_formats_is_dense(tmp_path):

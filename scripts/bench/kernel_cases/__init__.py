@@ -10,6 +10,7 @@ from bench.kernel_cases import (
     matmul,
     packed_attention,
     paged_attention,
+    process_logits,
     rope_kv_write,
     slot_mapping,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "matmul",
     "packed_attention",
     "paged_attention",
+    "process_logits",
     "rope_kv_write",
     "slot_mapping",
 ]
