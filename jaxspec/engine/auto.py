@@ -9,6 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Target
@@ -16,7 +17,8 @@ from jaxspec.engine.choice import TIMING_RUNS, DraftChoice, Key, Slot, StepTimes
 from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.programs import Programs, Size
 from jaxspec.engine.request import Request
-from jaxspec.engine.scheduler import Choice, Dispatch, Running, Scheduler, SlotStep
+from jaxspec.engine.scheduler import Choice, Dispatch, Running, Scheduler
+from jaxspec.engine.state import Emitted
 from jaxspec.sampling import SamplingMode
 
 
@@ -64,13 +66,11 @@ class AutoDrafts:
         slots = []
         for running in decoding:
             request = running.request
-            if request.acceptance is None:
-                request.acceptance = self.choice.new_acceptance()
             answered = len(request.token_ids)
             missing = running.missing_from if self._config.prefix_caching else 0
             slots.append(
                 Slot(
-                    request.acceptance,
+                    self._counts(request),
                     request.num_drafts,
                     running.missing_from is None,
                     request.num_tokens - (missing or 0),
@@ -88,11 +88,11 @@ class AutoDrafts:
         has_room = self._scheduler.pages.num_free > 2 * len(self._scheduler.running)
         return Choice(drafts, [decoding[i] for i in reread] if has_room else [])
 
-    def record(self, dispatch: Dispatch, emitted: Sequence[Sequence[SlotStep]], timed: Size | None) -> None:
+    def record(self, dispatch: Dispatch, emitted: Emitted | None, timed: Size | None) -> None:
         """Records what a dispatch accepted, and how long it took.
 
         Args:
-          emitted: for each step, of each slot.
+          emitted: its results, on the host, with a leading axis of steps; None if it decodes nothing.
           timed: the dispatch's program if it followed another dispatch without a pause, so that the time
             since that one's end is its own; otherwise None.
         """
@@ -102,10 +102,15 @@ class AutoDrafts:
             steps = self._config.steps_per_dispatch
             self.choice.add_time(_key(timed), (now - self._read_at) * steps / dispatch.steps)
         self._read_at = now
-        for step in emitted:
-            for running, limit, did in zip(dispatch.batch, dispatch.limits, step, strict=False):
-                if limit and did.tokens and running.request.acceptance is not None:
-                    self.choice.add_step(running.request.acceptance, limit, did.accepted)
+        if emitted is not None:
+            counts = [self._counts(running.request) for running in dispatch.batch]
+            accepted = np.where(np.asarray(emitted.num_tokens) > 0, np.asarray(emitted.accepted), -1)
+            self.choice.add_steps(counts, np.array(dispatch.limits), accepted[:, : len(counts)])
+
+    def _counts(self, request: Request) -> np.ndarray:
+        if request.draft_counts is None:
+            request.draft_counts = self.choice.new_counts()
+        return request.draft_counts
 
     def time_programs(self) -> bool:
         """Times some programs that have no time yet, while the engine is idle; False if all have one."""

@@ -1,4 +1,4 @@
-"""Chooses K for every dispatch from measured times and estimated acceptance. No arrays.
+"""Chooses K for every dispatch from measured times and estimated acceptance, on the host.
 
 The expected tokens of a dispatch are its steps times the sum over its slots of E[tokens of a step | K]. The K
 with the most expected tokens per second is taken, with a margin against noise. Other values of K are tried
@@ -8,10 +8,12 @@ now and then, for a small share of the time.
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 Key = tuple[int, int, int]
 """A program: its slots, its sampling mode, its K."""
@@ -34,39 +36,31 @@ PRIOR_RATE = 0.98
 """Prior acceptance rate of the first draft; that of each later draft is the rate of the draft before it."""
 
 
-class Acceptance:
-    """The probability that each draft is accepted if all before it were, from counts that fade.
+def fade_in(counts: np.ndarray, tries: np.ndarray, passes: np.ndarray, memory: float) -> None:
+    """Adds to fading counts, in place.
 
-    Attributes:
+    Args:
+      counts: f64[..., 2, drafts], for each draft how often it was tried, and how often it was accepted.
+      tries, passes: [..., drafts], what to add.
       memory: the time constant of the fading, in tries.
-      tried, passed: fading counts of each draft, [drafts].
     """
+    kept = (1 - 1 / memory) ** tries
+    weight = memory * (1 - kept) / np.maximum(tries, 1)
+    counts *= kept[..., None, :]
+    counts[..., 0, :] += weight * tries
+    counts[..., 1, :] += weight * passes
 
-    def __init__(self, drafts: int, memory: float = MEMORY):
-        self.memory = memory
-        self.tried, self.passed = [0.0] * drafts, [0.0] * drafts
 
-    def add(self, drafts: int, accepted: int) -> None:
-        """Counts a step that could have `drafts` drafts; one that was not proposed counts as rejected."""
-        for i in range(min(accepted + 1, drafts)):
-            self.tried[i] += 1 - self.tried[i] / self.memory
-            self.passed[i] += (i < accepted) - self.passed[i] / self.memory
+def rates(counts: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """The probability that each draft is accepted if all before it were, [..., drafts], with a prior."""
+    return (counts[..., 1, :] + PRIOR_WEIGHT * before) / (counts[..., 0, :] + PRIOR_WEIGHT)
 
-    def rates(self, before: Sequence[float] | None = None) -> list[float]:
-        """The rate of each draft; `before` gives the prior rates."""
-        rates: list[float] = []
-        for i, (tried, passed) in enumerate(zip(self.tried, self.passed, strict=True)):
-            prior = before[i] if before else rates[-1] if rates else PRIOR_RATE
-            rates.append((passed + PRIOR_WEIGHT * prior) / (tried + PRIOR_WEIGHT))
-        return rates
 
-    def expected(self, before: Sequence[float]) -> list[float]:
-        """Expected tokens of a step with 0, 1, … drafts; `before` gives the prior rates."""
-        expected, chance = [1.0], 1.0
-        for rate in self.rates(before):
-            chance *= rate
-            expected.append(expected[-1] + chance)
-        return expected
+def expected_tokens(rates: np.ndarray) -> np.ndarray:
+    """Expected tokens of a step with 0, 1, … drafts, [..., drafts + 1], from the rates, [..., drafts]."""
+    tokens = np.ones((*rates.shape[:-1], rates.shape[-1] + 1))
+    tokens[..., 1:] += np.cumsum(np.cumprod(rates, axis=-1), axis=-1)
+    return tokens
 
 
 class StepTimes:
@@ -132,14 +126,14 @@ class Slot(NamedTuple):
     """What the choice needs to know about a slot.
 
     Attributes:
-      acceptance: its request's.
+      counts: its request's, as of `fade_in`.
       limit: the number of drafts its request asked for; None takes the dispatch's K.
       is_whole: whether the drafter has cached all of its rows; a slot that lacks some gets no drafts.
       missing_rows: rows to read again before the drafter has all of them.
       expected_tokens: tokens that it is expected to need still.
     """
 
-    acceptance: Acceptance
+    counts: np.ndarray
     limit: int | None
     is_whole: bool
     missing_rows: int
@@ -151,7 +145,7 @@ class DraftChoice:
 
     Attributes:
       times: the programs' times.
-      acceptance: counts over all requests, the prior of each single one.
+      counts: of all requests together, the prior of each single one; as of `fade_in`.
       to_compare: two programs to run once each without requests, to compare their times; empty for none.
         The caller empties it when that is done.
     """
@@ -166,7 +160,7 @@ class DraftChoice:
         """
         self.drafts, self.steps, self.drafter_has_rows = drafts, steps, drafter_has_rows
         self.times = times or StepTimes()
-        self.acceptance = Acceptance(drafts, ENGINE_MEMORY)
+        self.counts = self.new_counts()
         self.to_compare: list[Key] = []
         self._in_use: dict[tuple[int, int], int] = {}
         self._budget = 0.0
@@ -174,14 +168,37 @@ class DraftChoice:
         self._tries = 0
         self._trial = (0, 0)  # K, and the dispatches left
 
-    def new_acceptance(self) -> Acceptance:
+    def new_counts(self) -> np.ndarray:
         """The counts of a new request."""
-        return Acceptance(self.drafts)
+        return np.zeros((2, self.drafts))
 
-    def add_step(self, acceptance: Acceptance, drafts: int, accepted: int) -> None:
-        """Counts a step in one request's counts and in the engine's; arguments as of `Acceptance.add`."""
-        acceptance.add(drafts, accepted)
-        self.acceptance.add(drafts, accepted)
+    def rates(self) -> np.ndarray:
+        """The rate at which each draft is accepted, over all requests."""
+        # A draft that was seldom tried is taken to be accepted as often as the one before it.
+        rate, every = PRIOR_RATE, []
+        for tries, passes in self.counts.T.tolist():
+            rate = (passes + PRIOR_WEIGHT * rate) / (tries + PRIOR_WEIGHT)
+            every.append(rate)
+        return np.array(every)
+
+    def add_steps(self, counts: Sequence[np.ndarray], limits: np.ndarray, accepted: np.ndarray) -> None:
+        """Counts the drafts of a dispatch, in the counts of n requests and in the engine's.
+
+        A draft that was not proposed counts as rejected.
+
+        Args:
+          counts: of each request, changed in place.
+          limits: i[n], how many drafts each could have.
+          accepted: i[steps, n], how many were accepted; -1 for a request that did not take part in a step.
+        """
+        draft = np.arange(self.drafts)
+        tried = (draft <= accepted[..., None]) & (draft < limits[:, None])
+        tries, passes = tried.sum(axis=0), (tried & (draft < accepted[..., None])).sum(axis=0)
+        every = np.array(counts)
+        fade_in(every, tries, passes, MEMORY)
+        for of_request, new in zip(counts, every, strict=True):
+            of_request[:] = new
+        fade_in(self.counts, tries.sum(axis=0), passes.sum(axis=0), ENGINE_MEMORY)
 
     def add_time(self, key: Key, seconds: float) -> None:
         """Adds the time of a dispatch that served requests."""
@@ -204,36 +221,37 @@ class DraftChoice:
         }
         if most not in seconds:
             return most, []
-        before = self.acceptance.rates()
-        expected = [slot.acceptance.expected(before) for slot in slots]
+        expected = expected_tokens(rates(np.array([slot.counts for slot in slots]), self.rates()))
+        takes_k = np.array([slot.limit is None for slot in slots])
+        is_whole = np.array([slot.is_whole for slot in slots])
+        fixed = expected[np.arange(len(slots)), [slot.limit or 0 for slot in slots]]
 
-        def rate(k: int, reread: Iterable[int] = ()) -> float:
-            tokens = 0.0
-            for i, (slot, of_slot) in enumerate(zip(slots, expected, strict=True)):
-                drafts = slot.limit if slot.limit is not None else k if slot.is_whole or i in reread else 0
-                tokens += of_slot[drafts]
-            return self.steps * tokens / seconds[k]
+        def tokens(can_draft: np.ndarray) -> np.ndarray:
+            """Expected tokens of a dispatch with 0, 1, … drafts for the slots that can draft."""
+            drafting = takes_k & can_draft
+            return self.steps * (expected[drafting].sum(axis=0) + fixed[~drafting].sum())
 
-        rates = {k: rate(k) for k in seconds}
+        of_k = tokens(is_whole).tolist()
+        speeds = {k: of_k[k] / seconds[k] for k in seconds}
         group = keys[most][:2]
-        best = max(rates, key=rates.__getitem__)
+        best = max(speeds, key=speeds.__getitem__)
         now = self._in_use.get(group, most)
-        if now not in rates or rates[best] > rates[now] * (1 + MARGIN):
+        if now not in speeds or speeds[best] > speeds[now] * (1 + MARGIN):
             now = best
         if not least:
             self._in_use[group] = now
-        reread = self._worth_reading(slots, seconds, rates[now], now, rate, row_seconds)
+        reread = self._worth_reading(slots, seconds, speeds[now], now, tokens, row_seconds)
         if reread:
             return now, reread
-        return self._try(slots, keys, seconds, rates, now, row_seconds)
+        return self._try(slots, keys, seconds, speeds, now, row_seconds)
 
     def _worth_reading(
         self,
         slots: Sequence[Slot],
         seconds: Mapping[int, float],
-        rate_now: float,
+        speed_now: float,
         now: int,
-        rate: Callable[[int, Iterable[int]], float],
+        tokens: Callable[[np.ndarray], np.ndarray],
         row_seconds: float | None,
     ) -> list[int]:
         """All slots that lack rows of the drafter's, if drafting for them pays for reading these rows."""
@@ -243,21 +261,23 @@ class DraftChoice:
             return []
         left = sum(slot.expected_tokens for slot in slots)
         price = seconds[now] + row_seconds * sum(slots[i].missing_rows for i in lacking)
-        best = max(rate(k, lacking) for k in seconds if k)
-        return sorted(lacking) if left / best + price < left / rate_now * (1 - MARGIN) else []
+        can_draft = np.array([slot.is_whole or i in lacking for i, slot in enumerate(slots)])
+        of_k = tokens(can_draft).tolist()
+        best = max(of_k[k] / seconds[k] for k in seconds if k)
+        return sorted(lacking) if left / best + price < left / speed_now * (1 - MARGIN) else []
 
     def _try(
         self,
         slots: Sequence[Slot],
         keys: Mapping[int, Key],
         seconds: Mapping[int, float],
-        rates: Mapping[int, float],
+        speeds: Mapping[int, float],
         now: int,
         row_seconds: float | None,
     ) -> tuple[int, list[int]]:
         """K in use, or a neighbouring K for a few dispatches where the budget allows a trial."""
         k, left = self._trial
-        if left and k in rates:
+        if left and k in speeds:
             self._trial = k, left - 1
             return k, []
         self._waited += 1
@@ -275,9 +295,9 @@ class DraftChoice:
                 self.to_compare = [keys[0], keys[now]]
             return now, []
         # The loss against the K in use if every draft were rejected,
-        loss = max(seconds[k] - self.steps * len(slots) / rates[now], 0.02 * seconds[k])
+        loss = max(seconds[k] - self.steps * len(slots) / speeds[now], 0.02 * seconds[k])
         # and at most twice the loss that the estimated rates give.
-        loss = min(loss, max(seconds[k] * (1 - rates[k] / rates[now]), 0.02 * seconds[k]) * 2)
+        loss = min(loss, max(seconds[k] * (1 - speeds[k] / speeds[now]), 0.02 * seconds[k]) * 2)
         length = min(max(int(self._budget / loss / 2), BURST), 4 * BURST)
         price, reread = length * loss, []
         lacking = [i for i, slot in enumerate(slots) if not slot.is_whole and slot.limit is None]

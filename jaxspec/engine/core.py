@@ -232,12 +232,14 @@ class EngineCore:
         # Read everything first: a dispatch is committed whole or not at all.
         output = read_output(packed)
         first = [] if output.first is None else _rows(output.first, FirstToken)
-        emitted = [] if output.emitted is None else _steps(output.emitted)
-        if self.auto is not None:
+        emitted, is_whole = [], False
+        if output.emitted is not None:
+            emitted, counts = _steps(output.emitted), np.asarray(output.emitted.num_tokens)
             # A dispatch whose slots have all ended may have left out its last steps.
-            is_whole = is_timed and any(slot.tokens for slot in emitted[dispatch.steps - 1])
-            self.auto.record(dispatch, emitted, size if is_whole else None)
-        self.counters.slot_steps_used += sum(bool(slot.tokens) for step in emitted for slot in step)
+            is_whole = bool(counts[dispatch.steps - 1].any())
+            self.counters.slot_steps_used += int(np.count_nonzero(counts))
+        if self.auto is not None:
+            self.auto.record(dispatch, output.emitted, size if is_timed and is_whole else None)
         self.scheduler.commit(dispatch, first, emitted)
 
     def prepare_programs(self) -> bool:
@@ -349,8 +351,10 @@ def _rows(output: Any, row: Callable) -> list[Any]:
 
 
 def _steps(emitted: Emitted) -> list[list[SlotStep]]:
-    def of_step(tokens: list[list[int]], counts: list[int], *rest: list) -> list[SlotStep]:
-        rows = zip(tokens, counts, *rest, strict=True)
-        return [SlotStep(row[:count], *values) for row, count, *values in rows]
+    """For each slot, the steps that emitted something or failed."""
 
-    return _rows(emitted, of_step)
+    def of_slot(tokens: list[list[int]], counts: list[int], *rest: list) -> list[SlotStep]:
+        rows = zip(tokens, counts, *rest, strict=True)
+        return [SlotStep(row[:count], *values) for row, count, *values in rows if count or values[-1]]
+
+    return _rows(jax.tree.map(lambda of_steps: of_steps.swapaxes(0, 1), emitted), of_slot)

@@ -15,6 +15,7 @@ from jaxspec.sampling import SamplingState, seed_words
 _FIELD = 4
 """Words from the start of a field to the next. XLA passes a field of a single row to a kernel without copying
 it, and Triton's kernels expect arrays to start at a multiple of 16 bytes."""
+_LARGEST = np.iinfo(np.int32).max
 _SLOT, _IS_DECODING, _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _SEED, _LIMIT, _STEPS, _STOP = range(
     0, 10 * _FIELD, _FIELD
 )
@@ -25,28 +26,31 @@ _BATCH_INDEX, _START, _COUNT, _IS_LAST, _GIVEN_TOKEN, _REMAINING, _TOKENS = rang
 def empty_batch(size: int, table_width: int) -> np.ndarray:
     """i32[size, words] for `read_batch`, with no slot in any entry."""
     words = np.zeros((size, _PAGES + table_width), np.int32)
-    words[:, _SLOT] = words[:, _STEPS] = np.iinfo(np.int32).max
+    words[:, _SLOT] = words[:, _STEPS] = _LARGEST
     words[:, _STOP:_PAGES] = -1
     return words
 
 
 def pack_batch(dispatch: Dispatch, *, size: int, table_width: int) -> np.ndarray:
     """i32[size, words] for `read_batch`; floats and seeds as their bits."""
-    words = empty_batch(size, table_width)
+    all_words = empty_batch(size, table_width)
+    words = all_words[: len(dispatch.batch)]
     floats, unsigned = words.view(np.float32), words.view(np.uint32)
-    batch = zip(dispatch.batch, dispatch.is_decoding, dispatch.limits, strict=True)
-    for i, (running, is_decoding, limit) in enumerate(batch):
-        request, params = running.request, running.request.params
-        row = words[i]
-        row[_SLOT], row[_IS_DECODING] = running.slot, is_decoding
-        row[_LIMIT], row[_STEPS] = limit, dispatch.steps
-        floats[i, _TEMPERATURE] = params.temperature
-        floats[i, _TOP_P], floats[i, _MIN_P] = params.top_p, params.min_p
-        row[_TOP_K] = min(params.top_k, np.iinfo(np.int32).max)
-        unsigned[i, _SEED : _SEED + 2] = seed_words(request.seed)
+    requests = [running.request for running in dispatch.batch]
+    params = [request.params for request in requests]
+    # A column at a time: NumPy takes as long for a number as for a short list.
+    words[:, _SLOT] = [running.slot for running in dispatch.batch]
+    words[:, _IS_DECODING], words[:, _LIMIT] = dispatch.is_decoding, dispatch.limits
+    words[:, _STEPS] = dispatch.steps
+    floats[:, _TEMPERATURE] = [of_request.temperature for of_request in params]
+    floats[:, _TOP_P] = [of_request.top_p for of_request in params]
+    floats[:, _MIN_P] = [of_request.min_p for of_request in params]
+    words[:, _TOP_K] = [min(of_request.top_k, _LARGEST) for of_request in params]
+    unsigned[:, _SEED : _SEED + 2] = [seed_words(request.seed) for request in requests]
+    for row, running, request in zip(words, dispatch.batch, requests, strict=True):
         row[_STOP : _STOP + len(request.stop_tokens)] = request.stop_tokens
         row[_PAGES : _PAGES + len(running.pages)] = running.pages
-    return words
+    return all_words
 
 
 def read_batch(words: jax.Array, page_size: int) -> Batch:
@@ -75,7 +79,7 @@ def read_batch(words: jax.Array, page_size: int) -> Batch:
 def empty_chunks(num_chunks: int, width: int) -> np.ndarray:
     """i32[num_chunks, words] for `read_chunks`, with no work in any chunk."""
     words = np.zeros((num_chunks, _TOKENS + width + 1), np.int32)
-    words[:, _BATCH_INDEX] = np.iinfo(np.int32).max
+    words[:, _BATCH_INDEX] = _LARGEST
     return words
 
 

@@ -6,9 +6,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from jaxspec.checkpoints import TextStream, Tokenizer
 from jaxspec.engine import show
-from jaxspec.engine.choice import Acceptance
 from jaxspec.errors import optional
 from jaxspec.sampling import SamplingParams
 
@@ -267,7 +268,7 @@ class Request:
       error: see `Generation`.
       stats: counts of its drafts so far.
       verified: see `Generation`.
-      acceptance: fading counts of its drafts, from which K is chosen; None if K is fixed.
+      draft_counts: fading counts of its drafts, from which K is chosen; None if K is fixed.
       arrived_at, first_token_at, finished_at: by `time.perf_counter()`; None until then.
     """
 
@@ -293,7 +294,7 @@ class Request:
     error: str | None = None
     stats: AcceptanceStats = field(default_factory=AcceptanceStats)
     verified: list[tuple[int, int]] = field(default_factory=list)
-    acceptance: Acceptance | None = None
+    draft_counts: np.ndarray | None = None
     arrived_at: float | None = None
     first_token_at: float | None = None
     finished_at: float | None = None

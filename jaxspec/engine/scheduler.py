@@ -258,8 +258,8 @@ class Scheduler:
 
         Args:
           first: one for each of its chunks, and for the program's unused chunks behind them.
-          emitted: for each step, one for each slot of the batch and for the unused entries behind them; empty
-            if the dispatch decodes nothing.
+          emitted: of each slot of the batch, and of the unused entries behind them, the steps that emitted
+            something or failed; empty if the dispatch decodes nothing.
         """
         in_flight = zip(dispatch.batch, dispatch.min_tokens, dispatch.max_tokens, strict=True)
         for running, min_tokens, max_tokens in in_flight:
@@ -268,10 +268,9 @@ class Scheduler:
         for chunk, token in zip(dispatch.chunks, first, strict=False):
             if chunk.is_last and self._is_current(chunk.running):
                 self._commit_first(chunk, token)
-        for step in emitted:
-            for running, did in zip(dispatch.batch, step, strict=False):
-                if self._is_current(running):
-                    self._commit_step(running, did)
+        for running, steps in zip(dispatch.batch, emitted, strict=False):
+            if self._is_current(running):
+                self._commit_steps(running, steps)
 
     def abort(self, request: Request, why: str) -> None:
         """Ends a queued or running request; does nothing if it has ended."""
@@ -471,13 +470,16 @@ class Scheduler:
         if running.request.finish_reason is not None:
             self._free(running)
 
-    def _commit_step(self, running: Running, step: SlotStep) -> None:
+    def _commit_steps(self, running: Running, steps: Sequence[SlotStep]) -> None:
         request = running.request
-        if step.tokens:
-            request.add_step(step.drafted, step.accepted)
-            request.append(step.tokens, ended=step.done and not step.failed)
-            self._keep(running)
-        if step.failed:
+        for step in steps:
+            if step.tokens:
+                request.add_step(step.drafted, step.accepted)
+                request.append(step.tokens, ended=step.done and not step.failed)
+            if step.failed or request.finish_reason is not None:
+                break
+        self._keep(running)
+        if any(step.failed for step in steps):
             self._fail(running)
         if request.finish_reason is not None:
             self._free(running)

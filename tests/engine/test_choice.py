@@ -3,6 +3,7 @@
 import random
 import statistics
 
+import numpy as np
 import pytest
 
 from jaxspec.engine.choice import TIMING_RUNS, DraftChoice, Slot
@@ -45,11 +46,11 @@ class Machine:
         self.slots = [self.new() for _ in range(slots)]
         for slot in self.slots:
             slot["done"] = self.rng.randrange(400)
-        self.seen, self.time, self.tokens = [], 0.0, 0
+        self.seen, self.time, self.tokens = None, 0.0, 0
         self.counts = dict.fromkeys(CHOICES, 0)
 
     def new(self):
-        return {"acceptance": self.choice.new_acceptance(), "done": 0, "missing": None, "away": False}
+        return {"counts": self.choice.new_counts(), "done": 0, "missing": None, "away": False}
 
     def takes(self, k):
         return self.cost(self.keys[k][0], k) * self.rng.lognormvariate(0, self.noise)
@@ -64,7 +65,7 @@ class Machine:
             return
         views = [
             Slot(
-                slot["acceptance"],
+                slot["counts"],
                 None,
                 slot["missing"] is None,
                 0 if slot["missing"] is None else slot["done"] - slot["missing"],
@@ -76,12 +77,11 @@ class Machine:
         self.counts[k] += 1
         taken = self.takes(k)
         self.time += taken
-        seen, self.seen = self.seen, [(None, k, taken)]
-        for acceptance, *what in seen:
-            if acceptance is None:
-                self.choice.add_time(self.keys[what[0]], what[1])
-            else:
-                self.choice.add_step(acceptance, *what)
+        if self.seen:
+            last, took, counts, limits, accepted = self.seen
+            self.choice.add_time(self.keys[last], took)
+            self.choice.add_steps(counts, np.array(limits), np.array([accepted]))
+        self.seen = k, taken, [slot["counts"] for slot in here], [], []
         if keys := self.choice.to_compare:
             seconds = [self.takes(key[2]) for key in keys]
             self.time += sum(seconds)
@@ -94,8 +94,8 @@ class Machine:
             accepted = 0
             while accepted < limit and self.rng.random() < self.chance:
                 accepted += 1
-            if limit:
-                self.seen.append((slot["acceptance"], limit, accepted))
+            self.seen[3].append(limit)
+            self.seen[4].append(accepted)
             if not k and self.drafter_has_rows and slot["missing"] is None:
                 slot["missing"] = slot["done"]
             slot["done"] += accepted + 1

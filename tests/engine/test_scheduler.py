@@ -72,11 +72,12 @@ class Device:
             if not is_decoding:
                 self.slots[running.slot] = None
         batch = list(zip(dispatch.batch, dispatch.limits, strict=True))
-        emitted, first = [], []
+        emitted, first = [[] for _ in batch], []
         assert dispatch.steps == 1 or dispatch.decodes
         for step in range(dispatch.steps):
             if dispatch.decodes:
-                emitted.append([self._step(*each, dispatch.drafts) for each in batch])
+                for each, steps in zip(batch, emitted, strict=True):
+                    steps += self._step(*each, dispatch.drafts)
             if not step:
                 first = [self._read(chunk) for chunk in dispatch.chunks]
         return first, emitted
@@ -119,7 +120,7 @@ class Device:
         assert limit <= drafts < self.scheduler.tokens_per_step
         slot = self.slots.get(running.slot)
         if slot is None:
-            return SlotStep([], 0, 0, False, False)
+            return []
         assert slot[0] is running
         _, text, left = slot
         start = len(text) - 1
@@ -135,7 +136,7 @@ class Device:
         slot[2] = left - len(tokens)
         if not slot[2]:
             self.slots[running.slot] = None
-        return SlotStep(tokens, limit, len(tokens) - 1, not slot[2], False)
+        return [SlotStep(tokens, limit, len(tokens) - 1, not slot[2], False)]
 
 
 def answer(text) -> int:
@@ -279,6 +280,22 @@ def test_a_request_whose_logits_are_not_finite_leaves_nothing_that_another_would
         _, last, _ = scheduler.plan()
         scheduler.commit(last, [FirstToken(7, True, True)], [])
         assert (request.finish_reason, request.cached_tokens) == ("failed", 0)
+
+
+def test_a_step_whose_logits_are_not_finite_keeps_no_page():
+    scheduler = make_scheduler()
+    request = make_request(3, 10)
+    scheduler.add(request)
+    prompt, decode = scheduler.plan()
+    scheduler.commit(prompt, [FirstToken(7, False, False)], [])
+    # They complete the first page, and the token after it is known.
+    scheduler.commit(decode, [], [[SlotStep([8, 9], 2, 1, True, True)]])
+    assert request.finish_reason == "failed"
+    following = make_request(9, 1)
+    following.prompt[:6] = [*request.prompt, *request.token_ids]
+    scheduler.add(following)
+    scheduler.plan()
+    assert following.cached_tokens == 0
 
 
 def test_requests_start_in_the_order_of_the_queue_and_wait_for_pages():
@@ -445,9 +462,7 @@ def test_a_request_that_starts_again_reads_its_answer_too_and_keeps_its_place():
         scheduler.add(request)
     prompts, decode = scheduler.plan()
     scheduler.commit(prompts, [FirstToken(7, False, False)] * 2, [])
-    scheduler.commit(
-        decode, [], [[SlotStep([8, 9], 2, 1, False, False), SlotStep([], 0, 0, False, False)]] * 1
-    )
+    scheduler.commit(decode, [], [[SlotStep([8, 9], 2, 1, False, False)], []])
     scheduler.restart()
     assert scheduler.pages.num_free == 12
     assert scheduler.waiting == requests
@@ -499,5 +514,5 @@ def test_what_a_dispatch_did_for_a_slot_that_was_given_up_is_of_no_use():
     scheduler.plan()
     assert scheduler.slots[0].request is following
     scheduler.commit(prompts, [FirstToken(7, False, False)], [])
-    scheduler.commit(decode, [], [[SlotStep([8], 2, 0, False, False)]] * 2)
+    scheduler.commit(decode, [], [[SlotStep([8], 2, 0, False, False)] * 2])
     assert request.token_ids == following.token_ids == []

@@ -124,6 +124,7 @@ def test_of_many_small_weights_as_many_are_kept_as_float64_keeps(sampling_state,
 def test_on_a_gpu_nothing_branches(monkeypatch, sampling_state):
     """The condition of a branch would be copied to the host there."""
     monkeypatch.setattr(kernels.process_logits, "_only_by_name", KERNELS)
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 50)), jnp.float32)
     state = sampling_state(2, top_k=[0, 9], top_p=[0.7, 0.8])
     on_cpu = jax.jit(lambda: process_logits(logits, state, mode=SamplingMode.TRUNCATED))
