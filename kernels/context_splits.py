@@ -3,21 +3,16 @@
 import triton
 import triton.language as tl
 
-# The number of programs that fills the multiprocessors of the largest GPUs a few times, or once.
-_PROGRAMS = 512
-_WIDE_PROGRAMS = 128
 _MAX_SPLITS = 32
 
 
-def num_splits(tiles: int, context: int, block_keys: int, *, is_wide: bool = False) -> int:
+def num_splits(tiles: int, context: int, block_keys: int, *, programs: int) -> int:
     """The number of splits of a context of at most `context` keys, for `tiles` tiles of rows.
 
     Args:
       block_keys: the least number of keys in a split.
-      is_wide: whether tiles have many rows. Their partial results are large, so merging them costs more
-        than it gains once there is a tile for every multiprocessor.
+      programs: the most to start, unless there are more tiles.
     """
-    programs = _WIDE_PROGRAMS if is_wide else _PROGRAMS
     return max(1, min(programs // tiles, context // block_keys, _MAX_SPLITS))
 
 

@@ -35,7 +35,7 @@ def latent_attention(
     block_rows = 16 if wide else min(max(triton.next_power_of_2(rows), 16), 64)
     block_keys = 16 if wide else 32
     tiles = triton.cdiv(rows, block_rows)
-    splits = num_splits(batch * tiles, width * page_size, block_keys)
+    splits = num_splits(batch * tiles, width * page_size, block_keys, programs=512)
     shape = (batch, 1, splits, rows)
     partial = [
         jax.ShapeDtypeStruct((*shape, value_dim), jnp.float32),

@@ -37,9 +37,17 @@ def paged_attention(
     # Prompts in tiles of 128 rows with 4 warps took 0.33 ms, tiles of 64 rows with 8 warps 0.79 ms (2048 rows
     # after 2048 others).
     block_rows = min(max(triton.next_power_of_2(rows), 16), 16 if wide else 128)
-    block_keys = 32 if wide else 64
+    # The 192 rows of a chunk of SmolLM2-135M fill three tiles of 64, but only one and a half of 128: 44 us
+    # instead of 66. Where rows fill tiles of 128, these are faster (docs/measurements.md).
+    fits_half = not wide and head_dim <= 64 and rows > 128 and 0 < rows % 128 <= 64
+    if fits_half:
+        block_rows = 64
+    block_keys = 32 if wide else 128 if fits_half else 64
     tiles = triton.cdiv(rows, block_rows)
-    splits = num_splits(batch * heads * tiles, width * page_size, block_keys, is_wide=block_rows > 64)
+    # Enough to fill the multiprocessors of the largest GPUs a few times. The partial results of tiles of many
+    # rows are large, so merging them costs more than it gains once there is one for every multiprocessor.
+    programs = 128 if rows > 64 and not wide else 768
+    splits = num_splits(batch * heads * tiles, width * page_size, block_keys, programs=programs)
     # Where many small tiles share a multiprocessor, running more of them at once, with two warps and two
     # stages each, hides more latency than a third stage: 64 slots of 4 rows take 33.6 us, with four warps
     # 36.1 us (8B, H200).
@@ -68,7 +76,7 @@ def paged_attention(
         [whole, *(jax.ShapeDtypeStruct((1,), jnp.float32) for _ in range(2))] if splits == 1 else partial,
         grid=(batch * heads, tiles, splits),
         num_warps=2 if crowded else 4,
-        num_stages=2 if wide or crowded else 3,
+        num_stages=2 if wide or crowded or fits_half else 3,
         page_size=page_size,
         width=width,
         # In powers of two, which the GPU computes faster.
