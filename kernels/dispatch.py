@@ -98,8 +98,6 @@ def _why_not_triton() -> str | None:
 def _why_not_numba() -> str | None:
     if jax.default_backend() != "cpu":
         return f"is for CPUs, but jax runs on {jax.default_backend()!r} here"
-    if jax.device_count() > 1:
-        return f"runs on one device, but jax sees {jax.device_count()}"
     try:
         from jaxspec_kernels import numba_call  # noqa: F401
     except ImportError as error:

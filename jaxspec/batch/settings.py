@@ -49,7 +49,9 @@ def run_settings(
     engine = config.engine.resolve(backend=backend, model_limit=2**62)
     activations = None
     if backend == "cpu":
-        activations = resolve_activations(config.engine.cpu_activations, jnp.dtype(engine.dtype))
+        activations = resolve_activations(
+            config.engine.cpu_activations, jnp.dtype(engine.dtype), devices=config.engine.tensor_parallel
+        )
     return {
         "model": checkpoint_digest(config.target),
         **_drafter(config.drafter),

@@ -61,10 +61,10 @@ def load(
     check_devices(config.engine, shape)
     limit = shape.max_position_embeddings
     dtype = jnp.dtype(config.engine.resolve(backend=jax.default_backend(), model_limit=limit).dtype)
-    activations = resolve_activations(config.engine.cpu_activations, dtype)
+    activations = resolve_activations(config.engine.cpu_activations, dtype, devices=mesh.size)
     plan = plan_target(checkpoint, dtype=dtype, devices=mesh.size)
     # Decoding is bound by the bandwidth for weights, so packed ones stay packed where that works.
-    packed = keeps_packed(dtype)
+    packed = keeps_packed(dtype, devices=mesh.size)
     read_drafter = plan_drafter(config.drafter, plan.module.config, Build(dtype, mesh, packed, activations))
     # The plans have checked names and shapes; only now are weights read.
     target = plan.read(mesh, packed=packed, activations=activations)

@@ -32,19 +32,20 @@ Activations = Literal["int8", "float32"]
 Packed = PackedWeight | PackedExperts | Mxfp4Weight
 
 
-def keeps_packed(dtype: jnp.dtype) -> bool:
-    """Whether this machine has kernels for packed weights, for a network of this dtype."""
+def keeps_packed(dtype: jnp.dtype, *, devices: int = 1) -> bool:
+    """Whether there are kernels for packed weights, for a network of this dtype over so many devices."""
     if dtype == jnp.float32:
-        return matmul.why_not("numba") is None
+        return devices == 1 and matmul.why_not("numba") is None
     return dtype == jnp.bfloat16 and expert_matmul.why_not("triton") is None
 
 
-def resolve_activations(asked: str | None, dtype: jnp.dtype) -> Activations:
+def resolve_activations(asked: str | None, dtype: jnp.dtype, *, devices: int = 1) -> Activations:
     """The format of activations in products with packed weights: rounded to "int8", or "float32".
 
     Args:
       asked: `EngineConfig.cpu_activations`; None takes "int8" where that works.
       dtype: the network's dtype.
+      devices: over which the network is split.
 
     Raises:
       ConfigError: "int8" was asked for and does not work here.
@@ -56,6 +57,8 @@ def resolve_activations(asked: str | None, dtype: jnp.dtype) -> Activations:
         reason = f"its kernel {reason}"
     elif dtype != jnp.float32:
         reason = f"it needs engine.dtype 'float32', not '{dtype}'"
+    elif devices > 1:
+        reason = f"packed weights are for one device, and engine.tensor_parallel is {devices}"
     if asked is not None and reason:
         raise ConfigError(f"engine.cpu_activations is 'int8': {reason}")
     return "float32" if reason else "int8"

@@ -171,7 +171,7 @@ def build_models(
     """
     mesh = mesh or make_mesh()
     config = ModelConfig.from_hf(shape.target).over(mesh.size)
-    packed = shape.packed_experts and keeps_packed(dtype)
+    packed = shape.packed_experts and keeps_packed(dtype, devices=mesh.size)
     target = random_module(
         lambda rngs: make_target(config, dtype=dtype, rngs=rngs), mesh, packed_experts=packed
     )

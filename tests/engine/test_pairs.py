@@ -3,9 +3,8 @@
 The draft loop driven from Python is the oracle of the compiled one. Pages hold eight positions and windows
 see six, so seven drafts cross the edges of both.
 
-Over several devices, what a GPU runs, with the reference kernels inside: answers and what was accepted of
-drafts are those of one device, in float32, and nothing moves between devices but sums of activations, the
-maxima of logits, and for sampling rows of logits.
+Over several devices, answers and what was accepted of drafts are those of one device, in float32, and nothing
+moves between devices but sums of activations, the maxima of logits, and for sampling rows of logits.
 """
 
 from functools import cache
@@ -33,7 +32,7 @@ ON_FOUR = {
 }
 # The program for sampling serves greedy requests as well; the other one is compared over one kind.
 MODES = {kind: ("greedy", "sampled") if kind == "full" else ("sampled",) for kind in ATTENTION}
-SAMPLED = ("eagle3", "peagle", "dflash", "near split")
+SAMPLED = ("eagle3", "eagle3 reference", "peagle", "dflash", "near split")
 
 
 def on_devices(kind):
@@ -140,7 +139,7 @@ def test_several_devices_answer_as_one(engine, pair):
 def test_several_devices_sample_as_one(engines_of):
     results = run("pairs", "full", "sampled", *(f"{name}@2" for name in SAMPLED))
     for name, result in zip(SAMPLED, results.values(), strict=True):
-        drafter = name.removesuffix(" split")
+        drafter = name.split()[0]
         engine = engines_of["full"].load(drafter, DRAFTERS[drafter], sampling_modes=MODES["full"])
         assert result["answers"] == answers(engine, "sampled"), name
         assert_only_meant(result["moves"], 2, BATCH * (DRAFTERS["near"] + 1) * VOCABULARY)

@@ -61,15 +61,6 @@ def test_a_kernel_may_run_only_by_name():
     assert op(1, implementation="numba") == ("numba", 1)
 
 
-@pytest.mark.skipif(on_a_gpu, reason="the kernel is for CPUs")
-def test_weights_split_over_devices_are_left_to_xla(monkeypatch):
-    monkeypatch.setattr(jax, "device_count", lambda: 2)
-    op = make_op(numba=lambda: pytest.fail("loaded"))
-    assert op(1) == ("xla", 1)
-    with pytest.raises(UnavailableImplementationError, match="runs on one device, but jax sees 2"):
-        op(1, implementation="numba")
-
-
 def test_importing_the_operations_needs_neither_triton_nor_numba():
     modules = ("gumbel_sample", "kv_write", "matmul", "paged_attention")
     code = "import sys; sys.modules['triton'] = sys.modules['jax_triton'] = sys.modules['numba'] = None\n"

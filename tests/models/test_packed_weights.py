@@ -341,6 +341,9 @@ def test_int8_activations_are_refused_by_name(tmp_path, monkeypatch):
     assert resolve_activations(None, FLOAT32) == resolve_activations("int8", FLOAT32) == "int8"
     assert resolve_activations("float32", FLOAT32) == "float32"
     assert resolve_activations(None, bfloat16) == "float32"
+    assert resolve_activations(None, FLOAT32, devices=2) == "float32"
+    with pytest.raises(ConfigError, match=r"packed weights are for one device, .*tensor_parallel is 2"):
+        resolve_activations("int8", FLOAT32, devices=2)
     with pytest.raises(
         ConfigError, match=r"engine\.cpu_activations is 'int8': it needs engine\.dtype 'float32'"
     ):

@@ -25,7 +25,7 @@ def build(**changes):
 
 @pytest.mark.parametrize("kernel", [True, False])
 def test_experts_are_packed_where_a_kernel_takes_them(monkeypatch, kernel):
-    monkeypatch.setattr(bench.shapes, "keeps_packed", lambda dtype: kernel)
+    monkeypatch.setattr(bench.shapes, "keeps_packed", lambda dtype, devices: kernel)
     models = build()
     experts = models.target.layers[1].mlp.gate_up.get_value()
     assert isinstance(experts, Mxfp4Weight) == kernel
@@ -36,7 +36,7 @@ def test_experts_are_packed_where_a_kernel_takes_them(monkeypatch, kernel):
 
 
 def test_packed_experts_count_with_the_bytes_that_they_have(monkeypatch):
-    monkeypatch.setattr(bench.shapes, "keeps_packed", lambda dtype: True)
+    monkeypatch.setattr(bench.shapes, "keeps_packed", lambda dtype, devices: True)
     packed, dense = (weight_bytes(build(packed_experts=kind), batch_size=100) for kind in (True, False))
     layer = 3 * 64 * 96 * TINY["num_local_experts"]
     saved = TINY["num_hidden_layers"] * layer * (2 - 1 / 2 - 1 / 32)
