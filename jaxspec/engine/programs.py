@@ -28,6 +28,9 @@ from jaxspec.engine.step import Models, dispatch, draft, verify_and_commit
 from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import bytes_by_device, on_shards, replicated, shardings
 
+Words = np.ndarray | jax.Array
+"""Packed arguments of a program; NumPy's arrays reach the device within the call."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -199,7 +202,7 @@ class Programs:
         return decoding + size.chunks * self.config.prefill_chunk
 
     def dispatch(
-        self, state: EngineState, batch: jax.Array, chunks: jax.Array | None, *, size: Size
+        self, state: EngineState, batch: Words, chunks: Words | None, *, size: Size
     ) -> tuple[EngineState, PackedOutput]:
         """Enqueues a program (see `step.dispatch`); donates the state. Its output is for `read_output`.
 
@@ -209,7 +212,7 @@ class Programs:
         """
         return self.compiled[size](self.leaves, state, batch, chunks)
 
-    def put_history(self, state: EngineState, tokens: jax.Array) -> EngineState:
+    def put_history(self, state: EngineState, tokens: Words) -> EngineState:
         """Puts tokens i32[B, X] into the slots' histories, except where they are -1; donates the history."""
         return replace(state, history=self._put_history(state.history, tokens))
 
@@ -283,7 +286,7 @@ class Programs:
 
         def run(leaves, all_slots, batch, chunks):
             assert chunks is None
-            slots = read_batch(batch, self.config.page_size)
+            slots = read_batch(jnp.asarray(batch), self.config.page_size)
             state, outputs = all_slots.gather(slots), []
             for _ in range(min(self.config.steps_per_dispatch, int(slots.steps.min()))):
                 if size.drafts:

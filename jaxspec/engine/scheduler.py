@@ -3,8 +3,10 @@
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from operator import attrgetter
 from typing import NamedTuple
+from weakref import ref
 
 from jaxspec.engine.pages import PagePool, page_key
 from jaxspec.engine.request import Request
@@ -214,6 +216,8 @@ class Scheduler:
     running: list[Running] = field(default_factory=list)
     num_added: int = 0
     num_preempted: int = 0
+    # A heap. The requests may have ended, and nothing else may hold them.
+    _deadlines: list[tuple[float, int, "ref[Request]"]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.slots = [None] * self.batch_size
@@ -225,6 +229,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Puts a new request into the queue."""
         request.queue_key = (-request.priority, self.num_added)
+        if request.deadline is not None:
+            heappush(self._deadlines, (request.deadline, self.num_added, ref(request)))
         self.num_added += 1
         request.stage = "queued"
         insort(self.waiting, request, key=_QUEUE_KEY)
@@ -284,8 +290,9 @@ class Scheduler:
 
     def expire(self, now: float) -> None:
         """Aborts requests whose deadline is not after `now`, a time of `time.monotonic()`."""
-        for request in [*self.waiting, *(running.request for running in self.running)]:
-            if request.deadline is not None and request.deadline <= now:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = heappop(self._deadlines)[2]()
+            if request is not None:
                 self.abort(request, "its deadline has passed")
 
     def restart(self) -> None:

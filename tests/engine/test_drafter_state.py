@@ -9,19 +9,33 @@ import pytest
 from golden_files import assert_close
 from tiny_engines import start_afresh
 
-from jaxspec.engine.packing import read_batch
+from jaxspec.engine import core
+from jaxspec.engine.packing import pack_batch, read_batch
 
 ALONE = {"batch_size": 1, "sampling_modes": ("greedy",)}
 WITH_CACHE = ("eagle3", "eagle1", "near", "peagle", "dflash")
 
 
-def cached(engine, count):
-    """Keys and values of the first `count` positions of slot 0, one array per layer of target and drafter."""
+@pytest.fixture
+def packed(monkeypatch):
+    """The batches of all dispatches, as they are packed."""
+    batches = []
+
+    def recorded(*args, **sizes):
+        batches.append(pack_batch(*args, **sizes))
+        return batches[-1]
+
+    monkeypatch.setattr(core, "pack_batch", recorded)
+    return batches
+
+
+def cached(engine, packed, count):
+    """Keys and values of the first `count` positions of the last dispatch's first slot, one array per layer
+    of target and drafter."""
     state = engine.core.state
     page_size = engine.config.page_size
     position = np.arange(count)
-    # Of the last dispatch.
-    batch = read_batch(jnp.asarray(engine.core._batch[0]), page_size)
+    batch = read_batch(jnp.asarray(packed[-1]), page_size)
     page = np.asarray(batch.page_table.pages[0])[position // page_size]
     assert (page > 0).all()
     layers = (*state.target_cache, *state.draft_cache)
@@ -30,7 +44,7 @@ def cached(engine, count):
 
 @pytest.mark.parametrize(("kind", "name"), [*(("full", name) for name in WITH_CACHE), ("latent", "mtp")])
 def test_after_decoding_the_cache_holds_what_prefilling_the_text_would_have_put_there(
-    engines_of, prompts, kind, name
+    engines_of, prompts, packed, kind, name
 ):
     """Also the drafter's part: entries that its own drafts left are made again from the target's states."""
     engine = engines_of[kind].load(name, **ALONE)
@@ -39,11 +53,11 @@ def test_after_decoding_the_cache_holds_what_prefilling_the_text_would_have_put_
         generation = engine.generate(prompt, max_new_tokens=30)
         accepted += generation.stats.accepted
         text = [*prompt, *generation.token_ids]
-        decoded = cached(engine, len(text) - 1)
+        decoded = cached(engine, packed, len(text) - 1)
         engine.forget_prefixes()
         (last,) = engine.generate(text[:-1], max_new_tokens=1).token_ids
         assert last == text[-1]
-        for one, other in zip(decoded, cached(engine, len(text) - 1), strict=True):
+        for one, other in zip(decoded, cached(engine, packed, len(text) - 1), strict=True):
             assert_close(one, other)
     assert accepted > 5
 
