@@ -15,7 +15,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     COMPILED = tempfile.mkdtemp(prefix="jaxspec-tests-")
     atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import hypothesis
 import jax

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def is_large() -> bool:
-    """Whether this process holds more than 1.5 GB, or comes near Linux's limit of 65,530 memory maps, even
+    """Whether this process holds more than 2 GB, or comes near Linux's limit of 65,530 memory maps, even
     after `give_back`."""
     if not _exceeds():
         return False
@@ -28,4 +28,4 @@ def _exceeds() -> bool:
     if not maps.exists():
         return False
     resident = int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return resident > 1.5e9 or maps.read_text().count("\n") > 20_000
+    return resident > 2e9 or maps.read_text().count("\n") > 35_000
