@@ -50,8 +50,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GOLDENS = Path(__file__).parent / "goldens"
-# Files that take 20 seconds or more, the longest first; see `pytest_collection_modifyitems`.
-LONG = [
+# Files that start first: those that need more than a gigabyte, while a process is small, and those that take
+# 20 seconds or more, the longest first.
+FIRST = [
+    "engine/test_real_greedy_equality.py",
+    "models/test_real_target.py",
     "engine/test_pairs.py",
     "engine/test_greedy_equality.py",
     "engine/test_distribution.py",
@@ -59,7 +62,6 @@ LONG = [
     "engine/test_several_devices.py",
     "engine/test_auto.py",
     "training/test_every_family.py",
-    "engine/test_real_greedy_equality.py",
     "sampling/test_losslessness.py",
     "training/test_pipeline.py",
     "notebooks/test_notebooks.py",
@@ -127,10 +129,10 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts long files first, so that no process is left alone with one at the end, and gives slow tests an
-    hour instead of the limit in pyproject.toml."""
-    places = {Path(__file__).parent / name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path, len(LONG)))
+    """Puts the files of `FIRST` first, so that no process is left alone with one at the end, and gives slow
+    tests an hour instead of the limit in pyproject.toml."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(FIRST)))
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(3600))
