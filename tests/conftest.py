@@ -55,6 +55,7 @@ GOLDENS = Path(__file__).parent / "goldens"
 FIRST = [
     "engine/test_real_greedy_equality.py",
     "models/test_real_target.py",
+    "models/test_real_gemma3.py",
     "engine/test_pairs.py",
     "engine/test_greedy_equality.py",
     "engine/test_distribution.py",
