@@ -432,13 +432,14 @@ class Scheduler:
     def _num_steps(self, slots: int) -> int:
         """Steps of a dispatch in which so many slots decode.
 
-        With more slots, a step takes longer and the host's work counts for less, while a new request waits
-        for the dispatches in flight.
+        A new request waits for the dispatches in flight, so with more slots, whose steps take longer, they have
+        fewer steps. Eight slots take about twice as long as one (docs/measurements.md, "Several steps per
+        dispatch").
         """
         if not self.adapts_steps:
             return self.steps
         is_reading = any(not running.is_read for running in self.running)
-        return 1 if is_reading else max(self.steps // slots, 1)
+        return 1 if is_reading else max(self.steps * 8 // (slots + 7), 1)
 
     def _choose(self, decoding: Sequence[Running], beginning: Sequence[Running]) -> int:
         """K for slots that decode or begin to. With K = 0, they lack rows of the drafter from here on."""

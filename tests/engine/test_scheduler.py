@@ -347,12 +347,12 @@ def test_a_long_prompt_does_not_hold_up_slots_that_decode():
 
 
 def test_a_dispatch_has_fewer_steps_for_more_slots_and_one_while_a_prompt_is_read():
-    for adapts, expected in ((False, [4, 4, 4, 4, 4]), (True, [4, 2, 1, 1, 1])):
+    for adapts, expected in ((False, [8, 8, 8, 8, 8]), (True, [8, 7, 1, 1, 6])):
         scheduler = make_scheduler(
-            steps=4, adapts_steps=adapts, chunks_between=1, pages=PagePool(40, 4), tokens_per_step=1
+            steps=8, adapts_steps=adapts, chunks_between=1, pages=PagePool(40, 4), tokens_per_step=1
         )
         taken = []
-        for prompt in (3, 3, 9):
+        for prompt in (3, 3, 12):
             scheduler.add(make_request(prompt, 40))
             taken.append(scheduler.plan()[-1].steps)
         taken += [scheduler.plan()[-1].steps for _ in range(2)]
