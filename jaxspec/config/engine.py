@@ -31,8 +31,8 @@ class EngineConfig:
         32 the numbers halfway between them.
       steps_per_dispatch: S, engine steps run on the device per host round trip. None takes 4 (8 on a CPU),
         but 1 for weights of 4 GiB or more (512 MiB on a CPU), whose steps take longer than the host's work
-        between them. Slots that finish are idle until the round trip ends. On a CPU, None also divides the 8
-        steps by the number of slots that decode, and takes 1 while prompts wait to be read.
+        between them. Slots that finish are idle until the round trip ends. On a CPU, None also takes
+        fewer steps for more slots that decode (4 for eight, 1 from 26 on), and 1 while prompts are read.
       dtype: "float32" or "bfloat16", of weights, activations and cache; None takes float32 on a CPU
         and bfloat16 elsewhere.
       cpu_activations: rounding of activations for products with packed weights on a CPU. "int8" makes integer
