@@ -41,6 +41,8 @@ _API_SCHEDULE = _word("XLA_FFI_Api", "XLA_FFI_ThreadPool_Schedule")
 _API_NUM_THREADS = _word("XLA_FFI_Api", "XLA_FFI_ThreadPool_NumThreads")
 
 _WORD = ir.IntType(64)
+CACHE_LINE = 64
+"""Bytes of a cache line."""
 
 
 def _pointer_to(element: Any) -> Any:
@@ -58,8 +60,8 @@ def _pointer_to(element: Any) -> Any:
     return pointer_at
 
 
-_words_at, integers_at, floats_at, _bytes_at = map(
-    _pointer_to, (types.int64, types.int32, types.float32, types.uint8)
+_words_at, integers_at, floats_at, _halves_at, _bytes_at = map(
+    _pointer_to, (types.int64, types.int32, types.float32, types.uint16, types.uint8)
 )
 
 
@@ -90,12 +92,17 @@ def _call(typing_context, function, arguments):
 def allocate(typing_context, size):
     """Allocates `size` bytes and returns their address; free them with `release`.
 
-    A Numba array would be freed after its last use as an array, although its address may still be in use.
+    They begin with a cache line, so that no vector lies across two. A Numba array would be freed after its
+    last use as an array, although its address may still be in use.
     """
 
     def generate(context, builder, signature, arguments):
-        function = get_or_insert_function(builder.module, ir.FunctionType(_WORD, [_WORD]), "malloc")
-        return builder.call(function, arguments)
+        function = get_or_insert_function(
+            builder.module, ir.FunctionType(_WORD, [_WORD, _WORD]), "aligned_alloc"
+        )
+        last = _WORD(CACHE_LINE - 1)
+        whole_lines = builder.and_(builder.add(arguments[0], last), builder.not_(last))
+        return builder.call(function, [_WORD(CACHE_LINE), whole_lines])
 
     return types.int64(types.int64), generate
 
@@ -110,6 +117,16 @@ def release(typing_context, address):
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
+
+
+@intrinsic
+def half_bits(typing_context, value):
+    """The bits of a float32 rounded to float16."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(types.float32), generate
 
 
 def address_of(name: str) -> Any:
@@ -153,6 +170,12 @@ def shape(buffer, rank):
 def floats(buffer):
     """A pointer to a buffer's float32 elements."""
     return floats_at(buffer[_BUFFER_DATA])
+
+
+@njit
+def halves(buffer):
+    """A pointer to the bits of a buffer's float16 elements."""
+    return _halves_at(buffer[_BUFFER_DATA])
 
 
 @njit

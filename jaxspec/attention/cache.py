@@ -10,10 +10,10 @@ from jax.sharding import Mesh
 from jaxspec.sharding import sharding
 
 LayerCache = jax.Array | tuple[jax.Array, ...]
-"""[pages, H, 2, P, D] for most layers, in the engine's dtype; axis 2 holds keys, then values. A head's page
-is two contiguous [P, D] tiles, the unit that attention reads, so no program changes the cache's layout, and
-splitting the cache over devices splits heads. A layer with several arrays has a tuple, one per `CacheShape`.
-Page 0 has no owner: rows that must not be kept write there, and it is never read."""
+"""[pages, H, 2, P, D] for most layers, in the engine's `cache_dtype`; axis 2 holds keys, then values. A
+head's page is two contiguous [P, D] tiles, the unit that attention reads, so no program changes the cache's
+layout, and splitting the cache over devices splits heads. A layer with several arrays has a tuple, one per
+`CacheShape`. Page 0 has no owner: rows that must not be kept write there, and it is never read."""
 
 CACHE_AXES = ("pages", "kv_heads", None, "page", "head_dim")
 """The logical axes of a cache array, from which its sharding follows."""
@@ -48,6 +48,7 @@ def init_cache(
     page_size: int,
     dtype: jnp.dtype,
     mesh: Mesh,
+    pair_dtype: jnp.dtype | None = None,
     is_split: bool = True,
 ) -> tuple[LayerCache, ...]:
     """Zero-filled caches, one per layer.
@@ -55,13 +56,15 @@ def init_cache(
     Args:
       num_pages: pages of each array, page 0 included.
       page_size: P.
+      dtype, pair_dtype: pair_dtype is that of layers with one array of keys and values, dtype that of others
+        and the default.
       is_split: split the arrays over `mesh` by key/value heads; otherwise every device holds all of them.
 
     Raises:
       ValueError: `page_size` is not a multiple of an array's positions per entry.
     """
 
-    def array(shape: CacheShape) -> jax.Array:
+    def array(shape: CacheShape, dtype: jnp.dtype = dtype) -> jax.Array:
         if page_size % shape.positions_per_entry:
             raise ValueError(
                 f"page_size {page_size} is not a multiple of the {shape.positions_per_entry} positions "
@@ -72,6 +75,8 @@ def init_cache(
         return jnp.zeros(size, dtype, device=sharding(mesh, CACHE_AXES if is_split else None, size))
 
     def layer(shape: LayerCacheShape) -> LayerCache:
-        return tuple(map(array, shape)) if isinstance(shape, tuple) else array(shape)
+        if isinstance(shape, tuple):
+            return tuple(map(array, shape))
+        return array(shape, pair_dtype or dtype if shape.planes == 2 else dtype)
 
     return tuple(layer(shape) for shape in shapes)

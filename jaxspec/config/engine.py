@@ -38,6 +38,8 @@ class EngineConfig:
       cpu_activations: rounding of activations for products with packed weights on a CPU. "int8" makes integer
         formats (Q8_0, Q4_0, Q4_1, …) several times faster, and rounds the weights of a head to Q4_1;
         "float32" does not round. None takes "int8" where it is supported.
+      cache_dtype: dtype of cached keys and values; None takes `dtype`. "float16" halves what attention reads,
+        on a CPU with `dtype` "float32". Latent caches and those of an indexed window keep `dtype`.
       draft_loop: "compiled", or "host" to drive the same functions step by step from Python.
       synthetic_acceptance_length: benchmarks only: accepts so many tokens per step on average, whatever the
         drafts are, so the text is meaningless; None turns this off.
@@ -57,6 +59,7 @@ class EngineConfig:
     steps_per_dispatch: int | None = None
     dtype: str | None = None
     cpu_activations: str | None = None
+    cache_dtype: str | None = None
     draft_loop: str = "compiled"
     synthetic_acceptance_length: float | None = None
     tensor_parallel: int = 1
@@ -81,6 +84,10 @@ class EngineConfig:
             raise ConfigError(
                 f"engine.cpu_activations must be 'int8' or 'float32', not {self.cpu_activations!r}"
             )
+        if self.cache_dtype not in (None, "float16", "float32", "bfloat16"):
+            raise ConfigError(
+                f"engine.cache_dtype must be 'float16', 'float32' or 'bfloat16', not {self.cache_dtype!r}"
+            )
         if self.draft_loop not in ("compiled", "host"):
             raise ConfigError(f"engine.draft_loop must be 'compiled' or 'host', not {self.draft_loop!r}")
         length = self.synthetic_acceptance_length
@@ -96,9 +103,17 @@ class EngineConfig:
           weight_bytes: size of the weights on a device.
 
         Raises:
-          ConfigError: max_model_len is past the model's limit.
+          ConfigError: max_model_len is past the model's limit, or the cache cannot have its dtype here.
         """
         on_cpu = backend == "cpu"
+        # On a CPU, XLA's bfloat16 products are twenty times slower than those in float32.
+        dtype = self.dtype or ("float32" if on_cpu else "bfloat16")
+        cache_dtype = self.cache_dtype or dtype
+        if cache_dtype != dtype and not (on_cpu and (dtype, cache_dtype) == ("float32", "float16")):
+            raise ConfigError(
+                f"engine.cache_dtype is {cache_dtype!r}, but the cache of a network in {dtype} on a "
+                f"{backend} must be {dtype}" + (", or float16" if on_cpu and dtype == "float32" else "")
+            )
         max_model_len = self.max_model_len or min(model_limit, 2048 if on_cpu else 8192)
         if max_model_len > model_limit:
             raise ConfigError(
@@ -121,8 +136,8 @@ class EngineConfig:
             slot_sizes=tuple(sorted(powers + halfway) if self.slot_sizes is None else self.slot_sizes),
             steps_per_dispatch=self.steps_per_dispatch or (1 if is_large else 8 if on_cpu else 4),
             adapts_steps=on_cpu and self.steps_per_dispatch is None,
-            # On a CPU, XLA's bfloat16 products are twenty times slower than those in float32.
-            dtype=self.dtype or ("float32" if on_cpu else "bfloat16"),
+            dtype=dtype,
+            cache_dtype=cache_dtype,
             draft_loop=self.draft_loop,
             synthetic_acceptance_length=self.synthetic_acceptance_length,
         )
@@ -148,6 +163,7 @@ class ResolvedEngineConfig:
     steps_per_dispatch: int
     adapts_steps: bool
     dtype: str
+    cache_dtype: str
     draft_loop: str
     synthetic_acceptance_length: float | None
 

@@ -432,9 +432,8 @@ class Scheduler:
     def _num_steps(self, slots: int) -> int:
         """Steps of a dispatch in which so many slots decode.
 
-        A new request waits for the dispatches in flight, so with more slots, whose steps take longer, they have
-        fewer steps. Eight slots take about twice as long as one (docs/measurements.md, "Several steps per
-        dispatch").
+        A new request waits for the dispatches in flight, so they have fewer steps for more slots, whose steps
+        take longer: about twice as long for eight as for one.
         """
         if not self.adapts_steps:
             return self.steps

@@ -78,7 +78,14 @@ def init_state(target: Target, drafter: Drafter, config: ResolvedEngineConfig, *
     """A state without requests, its caches split over `mesh` and the rest whole on every device."""
     batch_size, page_size, dtype = config.batch_size, config.page_size, jnp.dtype(config.dtype)
     # One more for page 0, which the configuration does not count.
-    cache = partial(init_cache, num_pages=config.num_pages + 1, page_size=page_size, dtype=dtype, mesh=mesh)
+    cache = partial(
+        init_cache,
+        num_pages=config.num_pages + 1,
+        page_size=page_size,
+        dtype=dtype,
+        pair_dtype=jnp.dtype(config.cache_dtype),
+        mesh=mesh,
+    )
 
     def idle_slots() -> EngineState:
         return EngineState(

@@ -11,22 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.paged_attention.reference import paged_attention as reference
-from jaxspec_kernels.vector_code import FLOAT, INTEGER, VectorCode, word
+from jaxspec_kernels.vector_code import FLOAT, HALF, INTEGER, VectorCode, word
 from llvmlite import ir
 from numba import carray, types
 from numba.core.cgutils import alloca_once_value, for_range, for_range_slice
 from numba.core.registry import cpu_target
 
 MAX_ROWS = 16
-_TOGETHER = 16
+_TOGETHER = 48
 """The most query rows, of one key/value head, that go through keys and values together."""
 _PIECES = 2
 """Pieces of work for each thread, if there are so many rows."""
 _AHEAD = 2
 """Distance of prefetches, in tiles. Hardware prefetching stops at the end of a page of memory, which holds a
 tile of a head of 64."""
-_LINE = 64
-"""Bytes of a cache line."""
 
 
 def paged_attention(
@@ -40,20 +38,21 @@ def paged_attention(
     sinks: jax.Array | None = None,
 ) -> jax.Array:
     """See `jaxspec_kernels.paged_attention.reference`, which is called for cases that the kernel lacks."""
-    if not (queries.dtype == cache.dtype == jnp.float32 and queries.shape[1] <= MAX_ROWS and sinks is None):
+    is_float = queries.dtype == jnp.float32 and cache.dtype in (jnp.float32, jnp.float16)
+    if not (is_float and queries.shape[1] <= MAX_ROWS and sinks is None):
         return reference(queries, cache, page_table, first, last, scale=scale, sinks=sinks)
-    page_size, dim = cache.shape[3:]
-    return jax.ffi.ffi_call(_target(page_size, dim), jax.ShapeDtypeStruct(queries.shape, jnp.float32))(
+    target = _target(*cache.shape[3:], is_half=cache.dtype == jnp.float16)
+    return jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(queries.shape, jnp.float32))(
         queries, cache, page_table, first, last, np.array([scale], np.float32)
     )
 
 
-def _target(page_size: int, dim: int) -> str:
+def _target(page_size: int, dim: int, *, is_half: bool) -> str:
     """The name of the kernel for these sizes, of which there are few."""
     widest = 16 if "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2] else 8
     lanes = next(lanes for lanes in (16, 8, 4, 2, 1) if lanes <= widest and not dim % lanes)
     lanes = min(lanes, page_size)
-    return _registered(min(page_size, 16), lanes, dim)
+    return _registered(min(page_size, 16), lanes, dim, is_half)
 
 
 _PART = """
@@ -72,8 +71,9 @@ def {name}_part(frame, part, parts):
     pairs = rows * group
     blocks = max(-(-pairs // {TOGETHER}), min(pairs, -(-{PIECES} * parts // (batch * kv_heads))))
     most = -(-pairs // blocks)
-    scratch = call.allocate({ROW} * 2 * most + 4 * width * most)
-    sums_at, weights = scratch + {ROW} * most, scratch + {ROW} * 2 * most
+    scratch = call.allocate({ROW} * (2 * most + {TILE}) + 4 * width * most)
+    sums_at, wide = scratch + {ROW} * most, scratch + {ROW} * 2 * most
+    weights = wide + {ROW} * {TILE}
     query = carray(call.floats_at(scratch), (most, {DIM}))
     sums = carray(call.floats_at(sums_at), (most, {DIM}))
     begin, end, total = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.float32)
@@ -94,24 +94,32 @@ def {name}_part(frame, part, parts):
             full_low, full_high = max(full_low, begin[i]), min(full_high, end[i])
             if begin[i] < end[i]:
                 low, high = min(low, begin[i]), max(high, end[i])
-        head = call.address(cache_) + 2 * page_size * {ROW} * kv_head
-        page = 2 * page_size * {ROW} * kv_heads
+        head = call.address(cache_) + 2 * page_size * {HELD} * kv_head
+        page = 2 * page_size * {HELD} * kv_heads
         for tile in range(low // {TILE}, -(-high // {TILE})):
             left, later = tile * {TILE}, (tile + {AHEAD}) * {TILE}
-            keys = head + page * table[b, left // page_size] + {ROW} * (left % page_size)
+            keys = head + page * table[b, left // page_size] + {HELD} * (left % page_size)
             if later < high:
-                fetch(head + page * table[b, later // page_size] + {ROW} * (later % page_size))
-            fetch(keys + {ROW} * page_size)
+                fetch(head + page * table[b, later // page_size] + {HELD} * (later % page_size))
+            fetch(keys + {HELD} * page_size)
+            if count > {FEW}:
+                keys = widen(keys, wide)
             for i in range(count):
                 if begin[i] < left + {TILE} and left < end[i]:
-                    scores(scratch + {ROW} * i, keys, weights + 4 * (width * i + left))
+                    of_row = weights + 4 * (width * i + left)
+                    if count > {FEW}:
+                        scores(scratch + {ROW} * i, keys, of_row)
+                    else:
+                        scores_held(scratch + {ROW} * i, keys, of_row)
         for i in range(count):
             if begin[i] < end[i]:
                 total[i] = softmax(weights + 4 * width * i, begin[i], end[i])
         for tile in range(low // {TILE}, -(-high // {TILE})):
             left = tile * {TILE}
-            keys = head + page * table[b, left // page_size] + {ROW} * (left % page_size)
-            values = keys + {ROW} * page_size
+            keys = head + page * table[b, left // page_size] + {HELD} * (left % page_size)
+            values = keys + {HELD} * page_size
+            if count > {FEW}:
+                values = widen(values, wide)
             i = 0
             if full_low <= left and left + {TILE} <= full_high:
                 while i + {JOINED} <= count:
@@ -122,7 +130,10 @@ def {name}_part(frame, part, parts):
                 top, bottom = max(begin[i], left), min(end[i], left + {TILE})
                 if top < bottom:
                     of_row = weights + 4 * (width * i + top)
-                    add(of_row, 0, values + {ROW} * (top - left), bottom - top, sums_at + {ROW} * i)
+                    if count > {FEW}:
+                        add(of_row, 0, values + {ROW} * (top - left), bottom - top, sums_at + {ROW} * i)
+                    else:
+                        add_held(of_row, 0, values + {HELD} * (top - left), bottom - top, sums_at + {ROW} * i)
                 i += 1
         for i in range(count):
             row, member = (start + i) // group, (start + i) % group
@@ -140,23 +151,32 @@ def {name}_handler(frame):
 
 
 @call.once
-def _registered(tile: int, lanes: int, dim: int) -> str:
+def _registered(tile: int, lanes: int, dim: int, is_half: bool) -> str:
     """Compiles and registers a kernel; returns its name.
 
     Args:
       tile: positions whose scores are computed together; pages consist of whole tiles.
       lanes: of a vector; divides `tile` and `dim`.
       dim: the width of a head.
+      is_half: whether the cache is float16.
     """
-    name = f"jaxspec_paged_attention_{tile}_{lanes}_{dim}"
+    name = f"jaxspec_paged_attention_{tile}_{lanes}_{dim}{'_half' * is_half}"
+    kind, size = (HALF, 2) if is_half else (FLOAT, 4)
     scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
-    scope |= {"address": call.address_of(name), "scores": _scores_code(tile, lanes, dim)}
-    scope |= {"softmax": _softmax_code(lanes), "fetch": _fetch_code(4 * tile * dim)}
+    scope |= {"address": call.address_of(name), "softmax": _softmax_code(lanes)}
+    scope |= {"fetch": _fetch_code(size * tile * dim), "widen": _widening_code(kind, lanes, tile * dim)}
     # As many rows as there are registers for their sums.
     joined = 4 if lanes == 16 else 2
-    scope |= {"add": _values_code(lanes, dim, 1), "add_joined": _values_code(lanes, dim, joined)}
-    sizes = {"TILE": tile, "DIM": dim, "ROW": 4 * dim, "JOINED": joined}
+    scope |= {
+        "scores": _scores_code(tile, lanes, dim, FLOAT),
+        "scores_held": _scores_code(tile, lanes, dim, kind),
+    }
+    scope |= {"add": _values_code(lanes, dim, 1, FLOAT), "add_held": _values_code(lanes, dim, 1, kind)}
+    scope |= {"add_joined": _values_code(lanes, dim, joined, FLOAT)}
+    sizes = {"TILE": tile, "DIM": dim, "ROW": 4 * dim, "HELD": size * dim, "JOINED": joined}
     sizes |= {"TOGETHER": _TOGETHER, "PIECES": _PIECES, "AHEAD": _AHEAD}
+    # More rows than this share a tile that is converted to float32 once.
+    sizes |= {"FEW": joined // 2 if is_half else 0}
     call.define(_PART.format(name=name, **sizes), __file__, scope)
     call.register(name, scope[f"{name}_part"], scope[f"{name}_handler"], fastmath=set())
     return name
@@ -169,8 +189,8 @@ def _fetch_code(size: int) -> Any:
     def fetch(typing_context, address):
         def generate(context, builder, signature, arguments):
             code = VectorCode(builder, 1)
-            with for_range(builder, word(-(-size // _LINE))) as loop:
-                code.prefetch(code.at(arguments[0], loop.index, _LINE), into=1)
+            with for_range(builder, word(-(-size // call.CACHE_LINE))) as loop:
+                code.prefetch(code.at(arguments[0], loop.index, call.CACHE_LINE), into=1)
             return context.get_dummy_value()
 
         return types.void(types.int64), generate
@@ -178,11 +198,37 @@ def _fetch_code(size: int) -> Any:
     return fetch
 
 
-def _scores_code(tile: int, lanes: int, dim: int) -> Any:
+def _widening_code(kind: ir.Type, lanes: int, count: int) -> Any:
+    """A Numba intrinsic that converts `count` numbers of LLVM's type `kind` to float32.
+
+    Its arguments are their address and that of memory for the result. It returns the address of the result,
+    which for float32 is that of the numbers themselves.
+    """
+
+    @call.intrinsic
+    def widen(typing_context, numbers, result):
+        def generate(context, builder, signature, arguments):
+            numbers, result = arguments
+            if kind is FLOAT:
+                return numbers
+            code = VectorCode(builder, lanes)
+            with for_range(builder, word(count // lanes)) as loop:
+                vector = code.floats_at(code.at(numbers, loop.index, 2 * lanes), kind)
+                code.store(vector, code.at(result, loop.index, 4 * lanes), align=4)
+            return result
+
+        return types.int64(types.int64, types.int64), generate
+
+    return widen
+
+
+def _scores_code(tile: int, lanes: int, dim: int, kind: ir.Type) -> Any:
     """A Numba intrinsic that computes the products of a query and the keys of a tile.
 
-    Its arguments are the addresses of the query f32[dim], the keys f32[tile, dim] and the result f32[tile].
+    Its arguments are the addresses of the query f32[dim], the keys [tile, dim] of LLVM's type `kind` and the
+    result f32[tile].
     """
+    size = 2 if kind is HALF else 4
 
     @call.intrinsic
     def scores(typing_context, query, keys, result):
@@ -194,8 +240,8 @@ def _scores_code(tile: int, lanes: int, dim: int) -> Any:
                 for part in range(dim // lanes):
                     factor = code.load(code.at(query, part, 4 * lanes), code.floats, align=4)
                     for i in range(lanes):
-                        key = code.at(keys, (first + i) * dim + part * lanes, 4)
-                        sums[i] = code.fma(factor, code.load(key, code.floats, align=4), sums[i])
+                        key = code.at(keys, (first + i) * dim + part * lanes, size)
+                        sums[i] = code.fma(factor, code.floats_at(key, kind), sums[i])
                 code.store(code.sums_of(sums), code.at(result, first, 4), align=4)
             return context.get_dummy_value()
 
@@ -256,12 +302,14 @@ def _softmax_code(lanes: int) -> Any:
     return softmax
 
 
-def _values_code(lanes: int, dim: int, rows: int) -> Any:
+def _values_code(lanes: int, dim: int, rows: int, kind: ir.Type) -> Any:
     """A Numba intrinsic that adds weighted values to the sums of `rows` rows.
 
     Its arguments are the address of the first row's weights f32[count], the distance in bytes to those of the
-    next row, the address of the values f32[count, dim], count, and the address of the sums f32[rows, dim].
+    next row, the address of the values [count, dim] of LLVM's type `kind`, count, and the address of the sums
+    f32[rows, dim].
     """
+    size = 2 if kind is HALF else 4
     joined = next(joined for joined in (4, 2, 1) if not dim % (joined * lanes))
 
     @call.intrinsic
@@ -276,10 +324,8 @@ def _values_code(lanes: int, dim: int, rows: int) -> Any:
                 for total, place in zip(totals, places, strict=True):
                     builder.store(code.load(place, code.floats, align=4), total)
                 with for_range(builder, count) as loop:
-                    at = code.at(values, loop.index, 4 * dim)
-                    of_position = [
-                        code.load(code.at(at, i, 4 * lanes), code.floats, align=4) for i in vectors
-                    ]
+                    at = code.at(values, loop.index, size * dim)
+                    of_position = [code.floats_at(code.at(at, i, size * lanes), kind) for i in vectors]
                     for row in range(rows):
                         weight = code.at(builder.add(weights, builder.mul(stride, word(row))), loop.index, 4)
                         weight = code.spread(code.load(weight, FLOAT, align=4))

@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from bench.kernel_cases.paged_attention import CASES
@@ -54,6 +55,15 @@ def test_rows_may_begin_in_different_tiles():
         result = np.asarray(paged_attention(*given, begin, last, scale=0.1, implementation="numba"))
         expected = attention_in_float64(*given, begin, last, scale=0.1)
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_a_cache_in_float16_gives_what_its_values_give_in_float32(case):
+    queries, cache, *rest = arguments(case)
+    half = jnp.asarray(cache, jnp.float16)
+    attend = jax.jit(lambda *args: paged_attention(*args, scale=0.1, implementation="numba"))
+    expected = attend(queries, half.astype(jnp.float32), *rest)
+    np.testing.assert_array_equal(attend(queries, half, *rest), expected)
 
 
 FIRST_AND_LATER = """

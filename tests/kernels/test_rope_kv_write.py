@@ -49,6 +49,17 @@ def test_rotates_as_complex_numbers_and_writes_these_rows_only(case, implementat
     np.testing.assert_array_equal(np.asarray(written[:, :, 1], np.float64), expected[:, :, 1])
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_cache_in_float16_holds_the_rounded_values(case, implementation):
+    cache, *rest = arguments(replace(case, dtype="float32"))
+    write = jax.jit(lambda *args: OP(*args, implementation=implementation))
+    written, queries = write(cache.astype(jnp.float16), *rest)
+    expected, same_queries = write(cache, *rest)
+    assert written.dtype == jnp.float16
+    np.testing.assert_array_equal(written, expected.astype(jnp.float16))
+    np.testing.assert_array_equal(queries, same_queries)
+
+
 def test_a_donated_cache_is_written_in_place(implementation):
     given = arguments(replace(CASES[-2], dtype="float32"))
     write = jax.jit(lambda *args: OP(*args, implementation=implementation), donate_argnums=0)
