@@ -1,5 +1,6 @@
 """Choosing an implementation of an operation by name."""
 
+import platform
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -99,11 +100,14 @@ def _why_not_numba() -> str | None:
     if jax.default_backend() != "cpu":
         return f"is for CPUs, but jax runs on {jax.default_backend()!r} here"
     try:
-        from jaxspec_kernels import numba_call  # noqa: F401
+        from jaxspec_kernels import numba_call
     except ImportError as error:
         return f"needs the package numba: {error}"
     except UnknownLayoutError as error:
         return f"does not know the foreign function interface of jaxlib {jax.lib.__version__}: {error}"
+    # Scales and caches may be float16. Without this, LLVM calls a function that not every process has.
+    if platform.machine() in ("x86_64", "AMD64") and "f16c" not in numba_call.features():
+        return "needs a processor that converts float16 (F16C)"
     return None
 
 

@@ -22,6 +22,7 @@ from llvmlite import ir
 from numba import carray, cfunc, njit, types
 from numba.core import extending
 from numba.core.cgutils import get_or_insert_function
+from numba.core.registry import cpu_target
 
 # Typed as Any, because Numba's stub does not know that Numba passes the typing context itself.
 intrinsic: Any = extending.intrinsic
@@ -43,6 +44,13 @@ _API_NUM_THREADS = _word("XLA_FFI_Api", "XLA_FFI_ThreadPool_NumThreads")
 _WORD = ir.IntType(64)
 CACHE_LINE = 64
 """Bytes of a cache line."""
+
+
+@cache
+def features() -> frozenset[str]:
+    """What the processor that Numba compiles for can do, by LLVM's names, such as "avx2"."""
+    known = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+    return frozenset(feature[1:] for feature in known if feature.startswith("+"))
 
 
 def _pointer_to(element: Any) -> Any:

@@ -23,7 +23,6 @@ from llvmlite import ir
 from numba import carray, types
 from numba.core.cgutils import for_range
 from numba.core.extending import intrinsic
-from numba.core.registry import cpu_target
 
 PATHS = ("vnni512", "vnni256", "avx2", "generic")
 """Instruction sets to multiply bytes with, the fastest first."""
@@ -40,13 +39,12 @@ _MXFP4_ZERO = 12
 @cache
 def available_paths() -> tuple[str, ...]:
     """The paths that the processor supports for which Numba compiles, the fastest first."""
-    return paths_with(cpu_target.target_context.codegen().magic_tuple()[2])
+    return paths_with(call.features())
 
 
-def paths_with(features: str) -> tuple[str, ...]:
-    """The paths for a processor with these features, in LLVM's form "+avx2,-avx512f"."""
-    known = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
-    return tuple(path for path in PATHS if any(needed <= known for needed in _NEEDS[path]))
+def paths_with(features: frozenset[str]) -> tuple[str, ...]:
+    """The paths for a processor with these features, by LLVM's names."""
+    return tuple(path for path in PATHS if any(needed <= features for needed in _NEEDS[path]))
 
 
 def int8_matmul(x: jax.Array, weight: PackedWeight, *, path: str | None = None) -> jax.Array:

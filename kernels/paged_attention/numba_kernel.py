@@ -15,7 +15,6 @@ from jaxspec_kernels.vector_code import FLOAT, HALF, INTEGER, VectorCode, word
 from llvmlite import ir
 from numba import carray, types
 from numba.core.cgutils import alloca_once_value, for_range, for_range_slice
-from numba.core.registry import cpu_target
 
 MAX_ROWS = 16
 _TOGETHER = 48
@@ -49,7 +48,7 @@ def paged_attention(
 
 def _target(page_size: int, dim: int, *, is_half: bool) -> str:
     """The name of the kernel for these sizes, of which there are few."""
-    widest = 16 if "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2] else 8
+    widest = 16 if "avx512f" in call.features() else 8
     lanes = next(lanes for lanes in (16, 8, 4, 2, 1) if lanes <= widest and not dim % lanes)
     lanes = min(lanes, page_size)
     return _registered(min(page_size, 16), lanes, dim, is_half)

@@ -1,3 +1,4 @@
+import platform
 import subprocess
 import sys
 
@@ -59,6 +60,24 @@ def test_a_kernel_may_run_only_by_name():
     op = make_op(numba=lambda: lambda x: ("numba", x), only_by_name=("numba",))
     assert op(1) == ("xla", 1)
     assert op(1, implementation="numba") == ("numba", 1)
+
+
+@pytest.mark.skipif(on_a_gpu, reason="the kernels are for CPUs")
+def test_a_processor_that_cannot_convert_float16_goes_without_kernels(monkeypatch):
+    numba_call = pytest.importorskip("jaxspec_kernels.numba_call")
+    op = make_op(numba=lambda: lambda x: ("numba", x))
+    for machine, features, chosen in (
+        ("x86_64", {"avx", "f16c"}, "numba"),
+        ("x86_64", {"avx"}, "xla"),
+        ("aarch64", {"neon"}, "numba"),
+    ):
+        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
+        monkeypatch.setattr(numba_call, "features", lambda features=features: frozenset(features))
+        assert op(1) == (chosen, 1)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(numba_call, "features", frozenset)
+    with pytest.raises(UnavailableImplementationError, match="F16C"):
+        op(1, implementation="numba")
 
 
 def test_importing_the_operations_needs_neither_triton_nor_numba():
