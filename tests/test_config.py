@@ -279,3 +279,24 @@ def test_windows_apply_where_the_family_says(config, layer_types):
 )
 def test_models_that_are_not_built_are_refused(changes, message):
     assert message in refused(model, **changes)
+
+
+def test_a_cache_has_the_dtype_of_the_network_unless_activations_are_rounded():
+    def resolved(backend, *, rounds=False, **fields):
+        config = EngineConfig(**fields).resolve(backend=backend, model_limit=128, rounds_activations=rounds)
+        return config.cache_dtype
+
+    assert resolved("cpu") == "float32"
+    assert resolved("gpu") == "bfloat16"
+    assert resolved("cpu", cache_dtype="float16") == "float16"
+    assert resolved("cpu", rounds=True) == "float16"
+    assert resolved("cpu", rounds=True, cache_dtype="float32") == "float32"
+    for backend, fields in (
+        ("gpu", {"cache_dtype": "float16"}),
+        ("cpu", {"cache_dtype": "bfloat16"}),
+        ("cpu", {"cache_dtype": "float16", "dtype": "bfloat16"}),
+    ):
+        with pytest.raises(ConfigError, match=r"engine\.cache_dtype is .* it can be"):
+            resolved(backend, **fields)
+    with pytest.raises(ConfigError, match=r"engine\.cache_dtype must be"):
+        EngineConfig(cache_dtype="int8")

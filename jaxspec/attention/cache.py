@@ -56,15 +56,15 @@ def init_cache(
     Args:
       num_pages: pages of each array, page 0 included.
       page_size: P.
-      dtype, pair_dtype: pair_dtype is that of layers with one array of keys and values, dtype that of others
-        and the default.
+      dtype: that of the arrays.
+      pair_dtype: that of an array of keys and values which is its layer's only one; None takes `dtype`.
       is_split: split the arrays over `mesh` by key/value heads; otherwise every device holds all of them.
 
     Raises:
       ValueError: `page_size` is not a multiple of an array's positions per entry.
     """
 
-    def array(shape: CacheShape, dtype: jnp.dtype = dtype) -> jax.Array:
+    def array(shape: CacheShape, dtype: jnp.dtype) -> jax.Array:
         if page_size % shape.positions_per_entry:
             raise ValueError(
                 f"page_size {page_size} is not a multiple of the {shape.positions_per_entry} positions "
@@ -76,7 +76,7 @@ def init_cache(
 
     def layer(shape: LayerCacheShape) -> LayerCache:
         if isinstance(shape, tuple):
-            return tuple(map(array, shape))
-        return array(shape, pair_dtype or dtype if shape.planes == 2 else dtype)
+            return tuple(array(part, dtype) for part in shape)
+        return array(shape, pair_dtype if pair_dtype and shape.planes == 2 else dtype)
 
     return tuple(layer(shape) for shape in shapes)

@@ -38,12 +38,15 @@ class PackedMemory:
       positions: i32[B, S], each row's position in its own text, in the first pass.
       segments: i32[B, S], the number of the text in its sequence that a row belongs to.
       kept: for every layer the keys and values of each pass so far.
+      cache_dtype: dtype to which layers with pairs of keys and values round them, as a cache of this dtype
+        does, static; None does not round.
     """
 
     kinds: tuple[AttentionKind, ...] = field(metadata={"static": True})
     positions: jax.Array
     segments: jax.Array
     kept: Mapping[int, tuple[KeysValues, ...]] = field(default_factory=dict)
+    cache_dtype: jnp.dtype | None = field(default=None, metadata={"static": True})
 
     @property
     def ahead(self) -> int:
@@ -59,7 +62,8 @@ class PackedMemory:
         scale: float,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, "PackedMemory"]:
-        queries, keys, values = self._rotated(projected, rope)
+        queries, *pair = self._rotated(projected, rope)
+        keys, values = (x.astype(self.cache_dtype or x.dtype).astype(x.dtype) for x in pair)
         memory = self._with(layer, keys, values)
         return memory._attend(layer, queries, scale, sinks), memory
 

@@ -56,7 +56,7 @@ def run_settings(
         "model": checkpoint_digest(config.target),
         **_drafter(config.drafter),
         "engine.dtype": engine.dtype,
-        "engine.cache_dtype": engine.cache_dtype,
+        "engine.cache_dtype": config.engine.cache_dtype,
         "engine.cpu_activations": activations,
         "engine.max_model_len": engine.max_model_len,
         "engine.synthetic_acceptance_length": engine.synthetic_acceptance_length,

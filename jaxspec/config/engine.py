@@ -31,15 +31,16 @@ class EngineConfig:
         32 the numbers halfway between them.
       steps_per_dispatch: S, engine steps run on the device per host round trip. None takes 4 (8 on a CPU),
         but 1 for weights of 4 GiB or more (512 MiB on a CPU), whose steps take longer than the host's work
-        between them. Slots that finish are idle until the round trip ends. On a CPU, None also takes
-        fewer steps for more slots that decode (4 for eight, 1 from 26 on), and 1 while prompts are read.
-      dtype: "float32" or "bfloat16", of weights, activations and cache; None takes float32 on a CPU
-        and bfloat16 elsewhere.
+        between them. Slots that finish are idle until the round trip ends. On a CPU, None also
+        takes fewer steps the more slots decode (4 for eight, 1 from 26 on), and 1 while prompts are read.
+      dtype: "float32" or "bfloat16", of weights and activations; None takes float32 on a CPU and bfloat16
+        elsewhere.
       cpu_activations: rounding of activations for products with packed weights on a CPU. "int8" makes integer
         formats (Q8_0, Q4_0, Q4_1, …) several times faster, and rounds the weights of a head to Q4_1;
         "float32" does not round. None takes "int8" where it is supported.
-      cache_dtype: dtype of cached keys and values; None takes `dtype`. "float16" halves what attention reads,
-        on a CPU with `dtype` "float32". Latent caches and those of an indexed window keep `dtype`.
+      cache_dtype: dtype of cached keys and values: `dtype`, or on a CPU beside "float32" also "float16",
+        which halves what attention reads. None takes "float16" where activations are rounded to "int8", and
+        `dtype` elsewhere. Latent caches and those of an indexed window always have `dtype`.
       draft_loop: "compiled", or "host" to drive the same functions step by step from Python.
       synthetic_acceptance_length: benchmarks only: accepts so many tokens per step on average, whatever the
         drafts are, so the text is meaningless; None turns this off.
@@ -94,13 +95,16 @@ class EngineConfig:
         if length is not None and not length >= 1.0:
             raise ConfigError(f"engine.synthetic_acceptance_length must be at least 1, not {length}")
 
-    def resolve(self, *, backend: str, model_limit: int, weight_bytes: int = 0) -> "ResolvedEngineConfig":
+    def resolve(
+        self, *, backend: str, model_limit: int, weight_bytes: int = 0, rounds_activations: bool = False
+    ) -> "ResolvedEngineConfig":
         """Fills in the fields that are None.
 
         Args:
           backend: "cpu" or "gpu".
           model_limit: the most positions that the model supports.
           weight_bytes: size of the weights on a device.
+          rounds_activations: whether products with the target's weights round activations to 8 bits.
 
         Raises:
           ConfigError: max_model_len is past the model's limit, or the cache cannot have its dtype here.
@@ -108,11 +112,12 @@ class EngineConfig:
         on_cpu = backend == "cpu"
         # On a CPU, XLA's bfloat16 products are twenty times slower than those in float32.
         dtype = self.dtype or ("float32" if on_cpu else "bfloat16")
-        cache_dtype = self.cache_dtype or dtype
-        if cache_dtype != dtype and not (on_cpu and (dtype, cache_dtype) == ("float32", "float16")):
+        cache_dtypes = [dtype, "float16"] if on_cpu and dtype == "float32" else [dtype]
+        cache_dtype = self.cache_dtype or cache_dtypes[-1 if rounds_activations else 0]
+        if cache_dtype not in cache_dtypes:
             raise ConfigError(
-                f"engine.cache_dtype is {cache_dtype!r}, but the cache of a network in {dtype} on a "
-                f"{backend} must be {dtype}" + (", or float16" if on_cpu and dtype == "float32" else "")
+                f"engine.cache_dtype is {cache_dtype!r}; on a {backend}, with engine.dtype {dtype!r}, it can "
+                f"be {' or '.join(map(repr, cache_dtypes))}"
             )
         max_model_len = self.max_model_len or min(model_limit, 2048 if on_cpu else 8192)
         if max_model_len > model_limit:

@@ -27,6 +27,7 @@ from jaxspec.engine.prompts import Prompt, as_prompts, encode_prompt, is_one_pro
 from jaxspec.engine.request import Delta, Generation, Listener, Request
 from jaxspec.engine.state import MAX_STOP_TOKENS
 from jaxspec.engine.thread import EngineThread
+from jaxspec.models.packed_weights import rounds_activations
 from jaxspec.sampling import SamplingMode, SamplingParams, modes_for_sampling, required_mode
 from jaxspec.sharding import bytes_by_device, make_mesh
 
@@ -74,6 +75,7 @@ class Engine:
             backend=jax.default_backend(),
             model_limit=target.config.max_position_embeddings,
             weight_bytes=sum(map(bytes_by_device, jax.tree.leaves(nnx.state(target)))),
+            rounds_activations=rounds_activations(nnx.state(target)),
         )
         self.tokenizer = tokenizer
         self.eos_token_ids = tuple(eos_token_ids)

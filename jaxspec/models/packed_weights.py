@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +62,16 @@ def resolve_activations(asked: str | None, dtype: jnp.dtype, *, devices: int = 1
     if asked is not None and reason:
         raise ConfigError(f"engine.cpu_activations is 'int8': {reason}")
     return "float32" if reason else "int8"
+
+
+def rounds_activations(weights: Any) -> bool:
+    """Whether products with some weights of this tree round activations to 8 bits."""
+
+    def is_packed(leaf: Any) -> bool:
+        return isinstance(leaf, PackedWeight)
+
+    leaves = filter(is_packed, jax.tree.leaves(weights, is_leaf=is_packed))
+    return any(leaf.activations == "int8" for leaf in leaves)
 
 
 def stored_weight(

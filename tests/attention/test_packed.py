@@ -78,3 +78,17 @@ def test_draft_steps_over_an_indexed_window_are_refused():
     assert attended.shape == (5, 1, 1, 4)
     with pytest.raises(AssertionError, match="draft steps do not support this kind of attention"):
         memory.attend_indexed(0, rows, tables, None, scale=1.0)
+
+
+def test_keys_and_values_are_rounded_as_in_a_cache_of_another_dtype():
+    positions, key = jnp.arange(5, dtype=jnp.int32), jax.random.key(3)
+    projected = jax.random.normal(key, (5, 2, 4, 8))
+    tables = jnp.ones((5, 4)), jnp.zeros((5, 4))
+    memories = [
+        PackedMemory((FullAttention(),), positions[None], jnp.ones((1, 5), jnp.int32), cache_dtype=dtype)
+        for dtype in (None, jnp.dtype(jnp.float16))
+    ]
+    (exact, full), (rounded, half) = (m.attend(0, projected, tables, scale=0.3) for m in memories)
+    for given, kept in zip(full.kept[0][0], half.kept[0][0], strict=True):
+        np.testing.assert_array_equal(kept, given.astype(jnp.float16).astype(jnp.float32))
+    assert 0 < np.abs(exact - rounded).max() < 2e-3

@@ -67,11 +67,7 @@ def test_every_field_of_the_sampling_parameters_counts(tiny_config):
     [
         ("drafter", {"num_speculative_tokens": 5}, {"drafter.num_speculative_tokens"}),
         ("drafter", {"max_ngram": 5}, {"drafter.max_ngram"}),
-        (
-            "engine",
-            {"dtype": "bfloat16"},
-            {"engine.dtype", "engine.cache_dtype", "engine.cpu_activations"},
-        ),
+        ("engine", {"dtype": "bfloat16"}, {"engine.dtype", "engine.cpu_activations"}),
         ("engine", {"cache_dtype": "float16"}, {"engine.cache_dtype"}),
         ("engine", {"cpu_activations": "float32"}, {"engine.cpu_activations"}),
         ("engine", {"cpu_activations": "int8"}, set()),

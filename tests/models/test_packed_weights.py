@@ -25,7 +25,7 @@ from jaxspec.drafters.none import NoDrafter
 from jaxspec.engine.step import Models
 from jaxspec.models import packed_weights
 from jaxspec.models.loading import declared, export_tensors, load_target, plan_target
-from jaxspec.models.packed_weights import packed_weight, resolve_activations
+from jaxspec.models.packed_weights import packed_weight, resolve_activations, rounds_activations
 from jaxspec.models.parameters import Projection
 
 FLOAT32 = jnp.dtype(jnp.float32)
@@ -179,6 +179,7 @@ def test_an_engine_gives_the_same_tokens_packed_and_dense(tmp_path, monkeypatch)
             path, drafter={"kind": "ngram"}, cpu_activations="float32", progress=False, **sizes
         )
         is_packed = any(leaf.dtype == jnp.uint8 for leaf in engine.programs.leaves)
+        assert {cache.dtype for cache in engine.core.state.target_cache} == {FLOAT32}
         return is_packed, engine.generate([3, 1, 4, 1, 5], max_new_tokens=12, ignore_eos=True).token_ids
 
     is_packed, tokens = answer()
@@ -196,6 +197,7 @@ def test_drafts_change_no_token_with_rows_of_8_bits(tmp_path, kind):
 
     def answers(**drafter):
         engine = jaxspec.load(path, drafter=drafter, cpu_activations="int8", progress=False, **sizes)
+        assert {cache.dtype for cache in engine.core.state.target_cache} == {jnp.dtype("float16")}
         answers = engine.generate(prompts, max_new_tokens=80, ignore_eos=True)
         return [answer.token_ids for answer in answers], [answer.stats for answer in answers]
 
@@ -218,7 +220,10 @@ def activations_of(model):
 def test_a_weight_says_what_it_is_multiplied_with(tmp_path):
     plan = plan_target(open_checkpoint(quantised(tmp_path / "tiny.gguf", "Q8_0")), dtype=FLOAT32)
     for activations in ("int8", "float32"):
-        assert activations_of(plan.read(packed=True, activations=activations)) == {activations}
+        model = plan.read(packed=True, activations=activations)
+        assert activations_of(model) == {activations}
+        assert rounds_activations(nnx.state(model)) == (activations == "int8")
+    assert not rounds_activations(nnx.state(plan.read(packed=False)))
 
 
 def test_rounded_matrices_are_blocks_too(tmp_path):
