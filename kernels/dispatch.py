@@ -105,7 +105,7 @@ def _why_not_numba() -> str | None:
         return f"needs the package numba: {error}"
     except UnknownLayoutError as error:
         return f"does not know the foreign function interface of jaxlib {jax.lib.__version__}: {error}"
-    # Scales and caches may be float16. Without this, LLVM calls a function that not every process has.
+    # Scales and caches may be float16. Without F16C, LLVM converts it with a function that may be missing.
     if platform.machine() in ("x86_64", "AMD64") and "f16c" not in numba_call.features():
         return "needs a processor that converts float16 (F16C)"
     return None

@@ -56,6 +56,7 @@ def run_settings(
         "model": checkpoint_digest(config.target),
         **_drafter(config.drafter),
         "engine.dtype": engine.dtype,
+        # As it was set: what None takes follows from the model and the activations.
         "engine.cache_dtype": config.engine.cache_dtype,
         "engine.cpu_activations": activations,
         "engine.max_model_len": engine.max_model_len,

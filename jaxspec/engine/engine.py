@@ -71,11 +71,12 @@ class Engine:
           ConfigError: max_model_len is past the model's limit, or a sampling mode does not exist.
         """
         modes = parse_modes(sampling_modes)
+        weights = nnx.state(target)
         self.config = config.resolve(
             backend=jax.default_backend(),
             model_limit=target.config.max_position_embeddings,
-            weight_bytes=sum(map(bytes_by_device, jax.tree.leaves(nnx.state(target)))),
-            rounds_activations=rounds_activations(nnx.state(target)),
+            weight_bytes=sum(map(bytes_by_device, jax.tree.leaves(weights))),
+            rounds_activations=rounds_activations(weights),
         )
         self.tokenizer = tokenizer
         self.eos_token_ids = tuple(eos_token_ids)
