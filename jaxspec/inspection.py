@@ -28,7 +28,7 @@ from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt
 from jaxspec.engine.state import MAX_STOP_TOKENS, Batch, Chunks, Emitted, EngineState, init_state
-from jaxspec.engine.step import Models, accept, commit_emitted, engine_step
+from jaxspec.engine.step import Models, accept, commit_emitted, engine_step, refresh
 from jaxspec.errors import optional
 from jaxspec.sampling import (
     SamplingMode,
@@ -407,7 +407,8 @@ def _verify(models: Models, state: EngineState, batch: Batch, proposal: Proposal
         capture=models.drafter.capture,
     )
     logits = models.target.logits(hidden).reshape(*tokens.shape, -1)
-    rows = Rows(join_rows([tokens]), join_rows([tokens]), hidden, captured, (block,))
+    features = hidden if models.drafter.reads_hidden else None
+    rows = Rows(join_rows([tokens]), join_rows([tokens]), features, captured, (block,))
     return replace(state, target_cache=memory.caches), logits, rows
 
 
@@ -441,9 +442,10 @@ def _refresh(
     if block.shape[1] == 1:  # plain decoding leaves the drafter as it is
         return commit_emitted(state, emitted, state.hidden)
     stands = block.valid & (jnp.arange(block.shape[1]) <= num_accepted[:, None])
-    rows = replace(rows, next_tokens=join_rows([emitted.tokens]), blocks=(replace(block, valid=stands),))
-    hidden, cache = models.drafter.refresh(models.target, rows, state.draft_cache)
-    return commit_emitted(replace(state, draft_cache=cache), emitted, hidden[num_accepted])
+    block = replace(block, valid=stands, output=num_accepted)
+    rows = replace(rows, next_tokens=join_rows([emitted.tokens]), blocks=(block,))
+    hidden, state = refresh(models, state, rows)
+    return commit_emitted(state, emitted, hidden)
 
 
 def _distributions(

@@ -167,7 +167,8 @@ def write_eagle3(
             "norm.weight": scale,
             "lm_head.weight": rows[ids],
         }
-    layers = {"eagle_aux_hidden_state_layer_ids": [0, depth // 2, depth]}
+    # With random weights, as trained heads do, it does not read the last layer's output.
+    layers = {"eagle_aux_hidden_state_layer_ids": [0, depth // 2, depth if repeats else depth - 1]}
     return write_folder(folder, {**config, "draft_vocab_size": draft_vocab_size, **layers}, tensors)
 
 

@@ -9,7 +9,16 @@ from jaxspec.attention.metadata import AttentionMetadata
 from jaxspec.attention.packed import PackedMemory
 from jaxspec.attention.paged import PagedMemory
 from jaxspec.attention.rope import RopeTables, apply_rope, pairs_to_halves
-from jaxspec.attention.rows import PageTable, RowBlock, RowBlocks, join_rows, row_positions, split_rows
+from jaxspec.attention.rows import (
+    PageTable,
+    RowBlock,
+    RowBlocks,
+    join_rows,
+    output_rows,
+    row_positions,
+    split_rows,
+    take_rows,
+)
 from jaxspec.attention.sliding_window import SlidingWindow
 
 __all__ = [
@@ -35,7 +44,9 @@ __all__ = [
     "build_metadata",
     "init_cache",
     "join_rows",
+    "output_rows",
     "pairs_to_halves",
     "row_positions",
     "split_rows",
+    "take_rows",
 ]

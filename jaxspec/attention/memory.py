@@ -36,7 +36,14 @@ class Memory(Protocol):
     Every method takes the layer's index and returns, with the attended rows, a memory that also holds the
     layer's new keys and values. These are stored before any row attends, so rows of the same pass see each
     other as the kind of attention allows.
+
+    In the last layer only the rows attend whose output is needed, N' of the N (`RowBlock.output`), and
+    N' takes the place of N in what the methods return. In all other layers N' = N.
     """
+
+    def outputs(self, layer: int, x: jax.Array) -> jax.Array:
+        """The rows of x [N, ...] that attend in a layer, [N', ...]: those to which its output is added."""
+        ...
 
     def attend(
         self,
@@ -57,7 +64,7 @@ class Memory(Protocol):
           sinks: [H * G], one more logit per query head in the softmax, or None.
 
         Returns:
-          [N, H, G, D], and the memory.
+          [N', H, G, D], and the memory.
         """
         ...
 
@@ -72,7 +79,7 @@ class Memory(Protocol):
           scale: factor of the dot products.
 
         Returns:
-          [N, H, value_dim], and the memory.
+          [N', H, value_dim], and the memory.
         """
         ...
 
@@ -86,7 +93,7 @@ class Memory(Protocol):
           pool: makes the layer's entries; None for a layer without entries.
 
         Returns:
-          [N, H, G, D], and the memory.
+          [N', H, G, D], and the memory.
         """
         ...
 

@@ -17,7 +17,7 @@ from jaxspec.attention.builder import AttentionKind, build_metadata
 from jaxspec.attention.cache import LayerCache
 from jaxspec.attention.memory import Pool
 from jaxspec.attention.rope import RopeTables
-from jaxspec.attention.rows import RowBlocks, join_rows, split_rows
+from jaxspec.attention.rows import RowBlocks, join_rows, output_rows, split_rows, take_rows
 
 
 @jax.tree_util.register_dataclass
@@ -30,10 +30,14 @@ class PagedMemory:
     Attributes:
       caches: the cache of every layer.
       metadata: for every layer the metadata of each block, from `build_metadata`.
+      output_rows: i32[N'], the rows that attend in the last layer; None if all do.
+      output_metadata: the metadata of these rows, by block; empty if all rows attend.
     """
 
     caches: tuple[LayerCache, ...]
     metadata: tuple[tuple[Any, ...], ...]
+    output_rows: jax.Array | None = None
+    output_metadata: tuple[Any, ...] = ()
 
     @classmethod
     def build(
@@ -47,7 +51,18 @@ class PagedMemory:
         """
         assert len(kinds) == len(caches), (len(kinds), len(caches))
         by_block = [build_metadata(kinds, block) for block in blocks]
-        return cls(caches, tuple(tuple(metadata[kind] for metadata in by_block) for kind in kinds))
+        memory = cls(caches, tuple(tuple(metadata[kind] for metadata in by_block) for kind in kinds))
+        rows = output_rows(blocks)
+        if rows is None:
+            return memory
+        last = kinds[-1:]
+        output_metadata = tuple(
+            build_metadata(last, block.outputs)[kind] for block in blocks for kind in last
+        )
+        return replace(memory, output_rows=rows, output_metadata=output_metadata)
+
+    def outputs(self, layer: int, x: jax.Array) -> jax.Array:
+        return take_rows(x, self.output_rows) if layer == len(self.caches) - 1 else x
 
     def attend(
         self,
@@ -154,11 +169,13 @@ class PagedMemory:
     def _by_block(
         self, layer: int, queries: jax.Array, attend: Callable[[jax.Array, Any], jax.Array]
     ) -> jax.Array:
-        """Calls `attend` with each block's queries [G, Q, heads, D] and metadata.
+        """Calls `attend` with each block's queries [G, Q, heads, D] and metadata, for the rows that attend.
 
-        Takes queries [N, ..., D]; returns [N, ..., D'] with the last axis that `attend` returns.
+        Takes queries [N, ..., D]; returns [N', ..., D'] with the last axis that `attend` returns.
         """
-        metadata = self.metadata[layer]
+        queries = self.outputs(layer, queries)
+        is_last = layer == len(self.caches) - 1
+        metadata = self.output_metadata if is_last and self.output_metadata else self.metadata[layer]
         heads = queries.reshape(len(queries), -1, queries.shape[-1])
         parts = split_rows(heads, [block.slots.shape for block in metadata])
         attended = join_rows(attend(part, block) for part, block in zip(parts, metadata, strict=True))

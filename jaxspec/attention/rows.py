@@ -32,17 +32,32 @@ class RowBlock:
       positions: i32[G, Q], the position of each row in its sequence.
       valid: bool[G, Q]; a row that is not valid is computed, but not kept and not seen by other rows.
       page_table: of shape [G, T], one row of pages per group.
+      output: i32[G], the one row of each group, by its index in the group, whose output is needed; None if
+        that of every row is. The last layer computes only what these rows need.
     """
 
     positions: jax.Array
     valid: jax.Array
     page_table: PageTable
+    output: jax.Array | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
         """G and Q."""
         groups, width = self.positions.shape
         return groups, width
+
+    @property
+    def outputs(self) -> "RowBlock":
+        """The rows whose output is needed, as a block of their own."""
+        if self.output is None:
+            return self
+        at = self.output[:, None]
+        return RowBlock(
+            jnp.take_along_axis(self.positions, at, axis=1, mode="clip"),
+            jnp.take_along_axis(self.valid, at, axis=1, mode="clip"),
+            self.page_table,
+        )
 
 
 RowBlocks = tuple[RowBlock, ...]
@@ -65,6 +80,26 @@ def split_rows(x: jax.Array, shapes: Sequence[tuple[int, int]]) -> list[jax.Arra
         parts.append(x[start:stop].reshape(groups, width, *x.shape[1:]))
         start = stop
     return parts
+
+
+def output_rows(blocks: RowBlocks) -> jax.Array | None:
+    """The indices of the flat rows whose output is needed, i32[N'] in order; None if that of every row is."""
+    if all(block.output is None for block in blocks):
+        return None
+    parts, start = [], 0
+    for block in blocks:
+        groups, width = block.shape
+        if block.output is None:
+            parts.append(start + jnp.arange(groups * width, dtype=jnp.int32))
+        else:
+            parts.append(start + jnp.arange(groups, dtype=jnp.int32) * width + block.output)
+        start += groups * width
+    return jnp.concatenate(parts)
+
+
+def take_rows(x: jax.Array, rows: jax.Array | None) -> jax.Array:
+    """The rows of x [N, ...] at the indices `rows` of `output_rows`; all of them for None."""
+    return x if rows is None else jnp.take(x, rows, axis=0, mode="clip")
 
 
 def row_positions(blocks: RowBlocks) -> jax.Array:

@@ -75,7 +75,8 @@ class AutoregressiveDrafter(Drafter):
           memory: the memory of this pass, built for `kinds`.
 
         Returns:
-          [N, M'], the input of `logits` and of the next step, and the memory.
+          [N', M'], the input of `logits` and of the next step for the rows whose output is needed (see
+          `Memory`), and the memory.
         """
 
     @abstractmethod
@@ -84,6 +85,7 @@ class AutoregressiveDrafter(Drafter):
 
     def features(self, rows: Rows) -> jax.Array:
         """The features [N, M'] that a refresh reads; by default the target's final hidden states."""
+        assert rows.hidden is not None
         return rows.hidden
 
     def refresh(
@@ -100,7 +102,7 @@ class AutoregressiveDrafter(Drafter):
         blocks: RowBlocks,
         cache: tuple[LayerCache, ...],
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        """Runs `advance` over the paged cache: returns its output [N, M'] and the cache."""
+        """Runs `advance` over the paged cache: returns its output [N', M'] and the cache."""
         memory = PagedMemory.build(self.kinds, cache, blocks)
         hidden, memory = self.advance(target, tokens, hidden, row_positions(blocks), memory)
         return hidden, memory.caches

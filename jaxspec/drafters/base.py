@@ -23,7 +23,9 @@ from jaxspec.attention import (
     LayerCacheShape,
     PageTable,
     RowBlocks,
+    output_rows,
     row_positions,
+    take_rows,
 )
 from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
@@ -70,10 +72,11 @@ class Target(Protocol):
           tokens, positions: i32[N].
           memory: the memory of this pass, built for `kinds`.
           capture: hidden states to return: i is the residual stream before layer i, and the number of layers
-            is the output of the last one, before the final norm.
+            is the output of the last one, before the final norm, which has only N' rows.
 
         Returns:
-          The hidden states after the final norm [N, M], the captured ones [N, M] each, and the memory.
+          The hidden states after the final norm [N', M] of the rows whose output is needed (see `Memory`),
+          the captured ones [N, M] each, and the memory.
         """
         ...
 
@@ -91,17 +94,27 @@ class Rows:
       tokens: i32[N], the tokens that the target read.
       next_tokens: i32[N], the token after each row; for the last known token of a sequence, the one that was
         just sampled.
-      hidden: [N, M], the target's hidden states after its final norm.
+      hidden: [N, M], the target's hidden states after its final norm; None if the drafter says that it does
+        not read them (`Drafter.reads_hidden`).
       captured: one [N, M] per entry of the drafter's `capture`.
       blocks: the rows' positions and pages. Rows of committed tokens are valid; the others are computed and
-        ignored.
+        ignored. A block's `output` is the row of each group from which its slot may go on drafting.
     """
 
     tokens: jax.Array
     next_tokens: jax.Array
-    hidden: jax.Array
+    hidden: jax.Array | None
     captured: tuple[jax.Array, ...]
     blocks: RowBlocks
+
+    def outputs(self, x: jax.Array) -> jax.Array:
+        """The rows of x [N, ...] whose state is needed, [N', ...]."""
+        return take_rows(x, output_rows(self.blocks))
+
+    @property
+    def no_state(self) -> jax.Array:
+        """[N', 0], the states of a drafter that keeps none."""
+        return self.outputs(jnp.zeros((len(self.tokens), 0)))
 
     @property
     def positions(self) -> jax.Array:
@@ -204,6 +217,8 @@ class Drafter(nnx.Module):
         sets its own before it calls `propose`. Draft i must be the same for every K.
       probabilistic: whether drafts are drawn from its distribution or are its most likely tokens.
       capture: the target's hidden states that `refresh` reads; i is the residual stream before layer i.
+      reads_hidden: whether `refresh` reads the target's final hidden states. If not, the target computes them
+        only for rows whose logits are needed.
       hidden_size: M', the width of the state that `refresh` returns.
       trained_length: the number of positions that it was trained on; None if it has no weights.
       is_split: whether its weights and caches are split over devices as the target's are. If not, every
@@ -217,6 +232,7 @@ class Drafter(nnx.Module):
     num_speculative_tokens: int
     probabilistic: bool
     capture: tuple[int, ...] = ()
+    reads_hidden: bool = True
     hidden_size: int = 0
     trained_length: int | None = None
     is_split: bool = True
@@ -270,7 +286,7 @@ class Drafter(nnx.Module):
         """Updates the drafter's cache with the rows that the target has run.
 
         Returns:
-          [N, M'], the state to draft from after each valid row, and the cache.
+          [N', M'], the state to draft from after each row that `rows.outputs` selects, and the cache.
         """
 
     @abstractmethod

@@ -188,6 +188,7 @@ class DFlash(Head, OnePassDrafter):
 
     title = "a DFlash head"
     config_type = DFlashConfig
+    reads_hidden = False
 
     def __init__(self, config: DFlashConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
         """Makes a head with random weights.
@@ -240,7 +241,7 @@ class DFlash(Head, OnePassDrafter):
         memory = PagedMemory.build(self.kinds, cache, rows.blocks)
         for i, layer in enumerate(self.layers):
             memory = layer.attention.write(context, memory, i, rope)
-        return jnp.zeros((len(rows.tokens), 0), rows.hidden.dtype), memory.caches
+        return rows.no_state, memory.caches
 
     def block_logits(
         self, target: Target, context: Context, cache: tuple[LayerCache, ...]

@@ -28,6 +28,7 @@ class DraftModel(AutoregressiveDrafter):
     title = "a whole model"
     weights_from = "own"
     lead = 1
+    reads_hidden = False
 
     def __init__(self, model: Decoder, *, is_split: bool = True, **settings: Any):
         super().__init__(**settings)
@@ -86,11 +87,15 @@ class DraftModel(AutoregressiveDrafter):
         ):
             tokens.append(_behind(own, following))
             positions = _behind(block.positions, block.positions + 1)
-            blocks.append(RowBlock(positions, _behind(block.valid, block.valid), block.page_table))
+            output = None if block.output is None else block.output + 1
+            blocks.append(RowBlock(positions, _behind(block.valid, block.valid), block.page_table, output))
         read = join_rows(tokens)
-        hidden, cache = self.run(target, read, self._no_hidden(read, rows), tuple(blocks), cache)
-        parts = split_rows(hidden, [block.shape for block in blocks])
-        return join_rows(part[:, 1:] for part in parts), cache
+        unread = jnp.zeros((len(read), 0))
+        hidden, cache = self.run(target, read, unread, tuple(blocks), cache)
+        parts = split_rows(hidden, [block.outputs.shape for block in blocks])
+        return join_rows(
+            part[:, 1:] if block.output is None else part for part, block in zip(parts, blocks, strict=True)
+        ), cache
 
     def advance(
         self, target: Target, tokens: jax.Array, hidden: jax.Array, positions: jax.Array, memory: AnyMemory
@@ -100,9 +105,6 @@ class DraftModel(AutoregressiveDrafter):
 
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
         return self.model.logits(hidden)
-
-    def _no_hidden(self, tokens: jax.Array, rows: Rows) -> jax.Array:
-        return jnp.zeros((*tokens.shape, 0), rows.hidden.dtype)
 
 
 def _bytes_of_a_layer(plan: ModulePlan[Decoder]) -> int:

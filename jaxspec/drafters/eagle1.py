@@ -87,7 +87,7 @@ class Eagle1FirstLayer(nnx.Module):
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
     ) -> tuple[jax.Array, AnyMemory]:
         attended, memory = self.attention(x, memory, layer, rope)
-        x = x + attended
+        x = memory.outputs(layer, x) + attended
         return x + self.mlp(self.mlp_norm(x)), memory
 
 

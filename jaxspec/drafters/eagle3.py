@@ -188,7 +188,7 @@ class Eagle3FirstLayer(nnx.Module):
         normed = self.hidden_norm(hidden)
         wide = jnp.concatenate([self.token_norm(embedded), normed], axis=-1)
         attended, memory = self.attention(wide, memory, 0, rope)
-        x = (normed if self.norm_before_residual else hidden) + attended
+        x = memory.outputs(0, normed if self.norm_before_residual else hidden) + attended
         return x + self.mlp(self.mlp_norm(x)), memory
 
 
@@ -204,7 +204,7 @@ class Eagle3(Head, AutoregressiveDrafter):
         width, eps = layers.hidden_size, layers.rms_norm_eps
         super().__init__(**settings)
         self.config = config
-        self.capture, self.hidden_size = config.capture, width
+        self.capture, self.reads_hidden, self.hidden_size = config.capture, not config.capture, width
         self.trained_length = layers.max_position_embeddings
         self.kinds = Decoder.attention_kinds(layers)
         self.draft_vocab_size = config.draft_vocab_size
@@ -245,14 +245,15 @@ class Eagle3(Head, AutoregressiveDrafter):
         """Embeddings [..., M] of target ids i32[...], from the head's own table if it has one."""
         return (self.embedding or target.embedding)(tokens)
 
-    def fuse(self, hidden: jax.Array, captured: tuple[jax.Array, ...]) -> jax.Array:
+    def fuse(self, hidden: jax.Array | None, captured: tuple[jax.Array, ...]) -> jax.Array:
         """The feature of every row, [N, M'], from the target's hidden states.
 
         Args:
-          hidden: [N, M], after the final norm; used only by a head without `fc`.
+          hidden: [N, M], after the final norm; read only by a head without `fc`.
           captured: one [N, M] per entry of `capture`.
         """
         if self.fc is None:
+            assert hidden is not None
             return hidden
         if self.feature_norms is not None:
             captured = tuple(norm(x) for norm, x in zip(self.feature_norms, captured, strict=True))

@@ -22,6 +22,8 @@ class NGramDrafter(Drafter):
       min_ngram: the shortest run that counts as a match.
     """
 
+    reads_hidden = False
+
     def __init__(self, num_speculative_tokens: int, *, max_ngram: int = 3, min_ngram: int = 1):
         super().__init__(num_speculative_tokens=num_speculative_tokens)
         self.max_ngram, self.min_ngram = max_ngram, min_ngram
@@ -34,7 +36,7 @@ class NGramDrafter(Drafter):
     def refresh(
         self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        return jnp.zeros((len(rows.tokens), 0), rows.hidden.dtype), cache
+        return rows.no_state, cache
 
     def propose(
         self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, mode: SamplingMode

@@ -12,6 +12,8 @@ from jaxspec.sampling import SamplingMode
 class NoDrafter(Drafter):
     """Proposes nothing."""
 
+    reads_hidden = False
+
     def __init__(self) -> None:
         super().__init__(num_speculative_tokens=0)
 
@@ -22,7 +24,7 @@ class NoDrafter(Drafter):
     def refresh(
         self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        return jnp.zeros((len(rows.tokens), 0), rows.hidden.dtype), cache
+        return rows.no_state, cache
 
     def propose(
         self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, mode: SamplingMode

@@ -94,6 +94,7 @@ class PEagle(Head, OnePassDrafter):
         self.config = config
         self.network = Eagle3(config.head, dtype=dtype, rngs=rngs, **settings)
         self.capture, self.hidden_size = self.network.capture, self.network.hidden_size
+        self.reads_hidden = self.network.reads_hidden
         self.trained_length = self.network.trained_length
         self.draft_vocab_size = self.network.draft_vocab_size
         shape = (1, 1, len(self.capture) * config.head.target_hidden_size)
@@ -139,7 +140,7 @@ class PEagle(Head, OnePassDrafter):
         positions = context.length[:, None] + index
         valid = jnp.broadcast_to(context.active[:, None], positions.shape)
         captured = tuple(jnp.split(self.mask_hidden[0], len(self.capture), axis=-1))
-        feature = self.network.fuse(captured[-1], captured)
+        feature = self.network.fuse(None, captured)
         hidden, cache = self.network.run(
             target,
             jnp.full(positions.size, self.config.mask_token, jnp.int32),

@@ -14,8 +14,7 @@ from flax import nnx
 from jax import lax
 from jaxspec_kernels.random import Purpose
 
-from jaxspec.attention import PagedMemory, RowBlock
-from jaxspec.attention.rows import join_rows
+from jaxspec.attention import PagedMemory, RowBlock, join_rows, output_rows, take_rows
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Proposal, Rows, Target
 from jaxspec.engine.packing import read_batch, read_chunks
@@ -153,9 +152,8 @@ def verify_and_commit(
     target, drafter = models.target, models.drafter
     # Plain decoding leaves the drafter as it is: then only the prompts' rows refresh it.
     is_plain = proposal is not None and not proposal.tokens.shape[1]
-    # The blocks of rows, and in each the rows whose logits are needed: every row that verifies, and the last
-    # row of every chunk.
-    tokens, blocks, logit_rows = [], [], []
+    # Of a block that verifies, the logits of every row are needed; of a chunk, only those of its last row.
+    tokens, blocks = [], []
     if proposal is not None:
         proposal = replace(proposal, count=jnp.minimum(proposal.count, batch.limit))
         index = jnp.arange(proposal.tokens.shape[1] + 1, dtype=jnp.int32)[None, :]
@@ -163,28 +161,28 @@ def verify_and_commit(
         valid = jnp.broadcast_to(state.active[:, None], positions.shape)
         tokens.append(jnp.concatenate([state.context(batch).last_token[:, None], proposal.tokens], axis=1))
         blocks.append(RowBlock(positions, valid, batch.page_table))
-        logit_rows.append(jnp.arange(positions.size, dtype=jnp.int32).reshape(positions.shape))
     if chunks is not None:
         index = jnp.arange(chunks.tokens.shape[1], dtype=jnp.int32)[None, :]
         table = jax.tree.map(lambda of_slot: _take(of_slot, chunks.batch_index), batch.page_table)
         tokens.append(chunks.tokens)
-        blocks.append(RowBlock(chunks.start[:, None] + index, index < chunks.count[:, None], table))
-        before = logit_rows[0].size if logit_rows else 0
         last = jnp.maximum(chunks.count - 1, 0)
-        logit_rows.append(before + jnp.arange(len(last), dtype=jnp.int32) * chunks.tokens.shape[1] + last)
+        blocks.append(RowBlock(chunks.start[:, None] + index, index < chunks.count[:, None], table, last))
+    reads_last_layer = drafter.reads_hidden or len(target.kinds) in drafter.capture
+    run = [replace(block, output=None) if reads_last_layer else block for block in blocks]
     hidden, captured, memory = target(
         join_rows(tokens),
         join_rows(block.positions for block in blocks),
-        PagedMemory.build(target.kinds, state.target_cache, tuple(blocks)),
+        PagedMemory.build(target.kinds, state.target_cache, tuple(run)),
         capture=drafter.capture,
     )
-    rows = hidden if chunks is None else _take(hidden, jnp.concatenate([*map(jnp.ravel, logit_rows)]))
+    rows = take_rows(hidden, output_rows(tuple(blocks))) if reads_last_layer else hidden
     # Where programs may branch, a pass that only reads prompts computes logits only if one of them ends.
     logits = None if proposal is None and can_branch() else target.logits(rows)
 
-    next_tokens, ends, emitted, first = [], [], None, None
+    next_tokens, emitted, first = [], None, None
     if proposal is not None and logits is not None:
-        verify_logits = logits[: logit_rows[0].size].reshape(*logit_rows[0].shape, -1)
+        groups, width = blocks[0].shape
+        verify_logits = logits[: groups * width].reshape(groups, width, -1)
         if mode is not SamplingMode.GREEDY:
             verify_logits, proposal = _whole_rows(verify_logits, proposal, models)
         emitted, accepted = accept(
@@ -197,12 +195,9 @@ def verify_and_commit(
             mode=mode,
             vocab_size=target.config.vocab_size,
         )
-        valid = (
-            state.active[:, None] & (jnp.arange(verify_logits.shape[1]) <= accepted[:, None]) & (not is_plain)
-        )
-        blocks[0] = replace(blocks[0], valid=valid)
+        valid = state.active[:, None] & (jnp.arange(width) <= accepted[:, None]) & (not is_plain)
+        blocks[0] = replace(blocks[0], valid=valid, output=accepted)
         next_tokens.append(emitted.tokens)
-        ends.append(logit_rows[0][:, 0] + accepted)
     if chunks is not None:
         num_chunks = len(chunks.batch_index)
 
@@ -220,16 +215,16 @@ def verify_and_commit(
             )
         is_end = chunks.is_last[:, None] & (index == last[:, None])
         next_tokens.append(jnp.where(is_end, first.token[:, None], chunks.next_tokens))
-        ends.append(logit_rows[-1])
     state = replace(state, target_cache=memory.caches)
     if chunks is not None or not is_plain:
-        read = Rows(join_rows(tokens), join_rows(next_tokens), hidden, captured, tuple(blocks))
-        draft_hidden, draft_cache = drafter.refresh(target, read, state.draft_cache)
-        state = replace(state, draft_cache=draft_cache)
+        features = hidden if drafter.reads_hidden else None
+        read = Rows(join_rows(tokens), join_rows(next_tokens), features, captured, tuple(blocks))
+        draft_hidden, state = refresh(models, state, read)
     if emitted is not None:
-        state = commit_emitted(state, emitted, state.hidden if is_plain else _take(draft_hidden, ends[0]))
+        hidden = state.hidden if is_plain else draft_hidden[: len(state.length)]
+        state = commit_emitted(state, emitted, hidden)
     if chunks is not None and first is not None:
-        state = commit_chunks(state, chunks, first, _take(draft_hidden, ends[-1]))
+        state = commit_chunks(state, chunks, first, draft_hidden[-len(chunks.batch_index) :])
     return state, StepOutput(emitted, first)
 
 
@@ -296,6 +291,19 @@ def accept(
         failed=failed,
     )
     return emitted, accepted
+
+
+def refresh(models: Models, state: EngineState, rows: Rows) -> tuple[jax.Array, EngineState]:
+    """The state [N', M'] that each group of rows may go on drafting from, and the engine's state."""
+    hidden, cache = models.drafter.refresh(models.target, rows, state.draft_cache)
+    wanted = rows.no_state.shape[0], state.hidden.shape[1]
+    if hidden.shape != wanted:
+        name = type(models.drafter).__name__
+        raise ValueError(
+            f"{name}.refresh returned states of shape {hidden.shape} instead of {wanted}: "
+            "they must be of the rows that rows.outputs selects"
+        )
+    return hidden.astype(state.hidden.dtype), replace(state, draft_cache=cache)
 
 
 def _whole_rows(logits: jax.Array, proposal: Proposal, models: Models) -> tuple[jax.Array, Proposal]:

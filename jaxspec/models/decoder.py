@@ -183,10 +183,11 @@ class Decoder(nnx.Module):
           tokens, positions: i32[N].
           memory: the memory of this pass, built for the layers' `kinds`.
           capture: hidden states to return: i is the residual stream before layer i, and the number of layers
-            is the output of the last one, before the final norm.
+            is the output of the last one, before the final norm, which has only N' rows.
 
         Returns:
-          The hidden states after the final norm [N, M], the captured ones [N, M] each, and the memory.
+          The hidden states after the final norm [N', M] of the rows whose output is needed (see `Memory`),
+          the captured ones [N, M] each, and the memory.
         """
         x = self.embed(tokens)
         tables = {

@@ -92,7 +92,7 @@ class IndexedWindowAttention(nnx.Module):
     def __call__(
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
     ) -> tuple[jax.Array, AnyMemory]:
-        """Maps x [N, M] to [N, M]; also returns the memory. `layer` is the layer's index in the memory."""
+        """Maps x [N, M] to [N', M]; also returns the memory. `layer` is the layer's index in the memory."""
         pool = None if self.compressor is None else self.compressor(x)
         attended, memory = memory.attend_indexed(
             layer, self.heads.project(x), rope, pool, scale=self.heads.scale

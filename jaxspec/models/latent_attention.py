@@ -91,7 +91,7 @@ class LatentAttention(nnx.Module):
     def __call__(
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
     ) -> tuple[jax.Array, AnyMemory]:
-        """Maps x [N, M] to [N, M]; also returns the memory. `layer` is the layer's index in the memory."""
+        """Maps x [N, M] to [N', M]; also returns the memory. `layer` is the layer's index in the memory."""
         rank = self.config.kv_lora_rank
         query, latent, key = jnp.split(
             product(x, self.down[...]), (self.query_width, self.query_width + rank), axis=-1

@@ -232,7 +232,7 @@ class Attention(nnx.Module):
     def __call__(
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
     ) -> tuple[jax.Array, AnyMemory]:
-        """Maps x [N, in] to [N, M]; also returns the memory. `layer` is the layer's index in the memory."""
+        """Maps x [N, in] to [N', M]; also returns the memory. `layer` is the layer's index in the memory."""
         projected = self.project(x)
         heads, group = projected.shape[1], projected.shape[2] - 2
         sinks = None if self.sinks is None else local_part(self.sinks[...], heads * group)
@@ -320,9 +320,9 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
     ) -> tuple[jax.Array, AnyMemory]:
-        """Maps x [N, M] to [N, M]; also returns the memory. `layer` is the layer's index in the memory."""
+        """Maps x [N, M] to [N', M]; also returns the memory. `layer` is the layer's index in the memory."""
         attended, memory = self.attention(self.input_norm(x), memory, layer, rope)
-        x = x + attended
+        x = memory.outputs(layer, x) + attended
         return x + self.mlp(self.mlp_norm(x)), memory
 
 
@@ -357,7 +357,7 @@ class SandwichLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
     ) -> tuple[jax.Array, AnyMemory]:
-        """[N, M] of x [N, M], and the memory; `layer` is the layer's index in it."""
+        """Maps x [N, M] to [N', M]; also returns the memory. `layer` is the layer's index in the memory."""
         attended, memory = self.attention(self.input_norm(x), memory, layer, rope)
-        x = x + self.attention_norm(attended)
+        x = memory.outputs(layer, x) + self.attention_norm(attended)
         return x + self.mlp_output_norm(self.mlp(self.mlp_input_norm(x))), memory

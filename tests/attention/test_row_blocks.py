@@ -4,6 +4,7 @@ Slot 0 decodes in one block. Slot 1's prompt comes in pieces: two groups of one 
 """
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,10 @@ from jaxspec.attention import (
     RowBlock,
     init_cache,
     join_rows,
+    output_rows,
     row_positions,
     split_rows,
+    take_rows,
 )
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import DrafterConfig
@@ -88,6 +91,16 @@ def only(rows):
     return tuple(replace(b, valid=b.valid & m) for b, m in zip(BLOCKS, rows, strict=True))
 
 
+def with_outputs(blocks):
+    """Of a prompt's blocks, one row of each group; of the decoding block, all rows."""
+    last, decoding, first = blocks
+    return (replace(last, output=jnp.array([2])), decoding, replace(first, output=jnp.array([5, 1])))
+
+
+OUTPUTS = [2, *range(5, 9), 9 + 5, 15 + 1]
+"""The flat rows that these are."""
+
+
 def valid_rows(blocks):
     return np.asarray(join_rows(b.valid for b in blocks))
 
@@ -103,10 +116,10 @@ def tokens_at(positions, slots):
     return texts[slots, positions]
 
 
-@nnx.jit
-def run(target, tokens, blocks, cache):
+@partial(nnx.jit, static_argnames="capture")
+def run(target, tokens, blocks, cache, capture=None):
     memory = PagedMemory.build(target.kinds, cache, blocks)
-    capture = tuple(range(len(target.kinds) + 1))
+    capture = tuple(range(len(target.kinds) + 1)) if capture is None else capture
     hidden, captured, memory = target(tokens, row_positions(blocks), memory, capture=capture)
     return (hidden, *captured), memory.caches
 
@@ -152,6 +165,20 @@ def test_pieces_of_a_prompt_equal_the_prompt_in_one_group(target_of, kind):
     assert_close(pieces[prompt], np.asarray(alone))
 
 
+@pytest.mark.parametrize("kind", ATTENTION)
+def test_the_last_layer_computes_the_rows_whose_output_is_needed(target_of, kind):
+    target = target_of[kind]
+    tokens = jnp.asarray(tokens_at(np.asarray(row_positions(BLOCKS)), SLOTS))
+    start = committed(target)
+    streams = tuple(range(len(target.kinds)))
+    (every, *captured), cache = run(target, tokens, BLOCKS, start, streams)
+    (needed, *others), narrow = run(target, tokens, with_outputs(BLOCKS), start, streams)
+    assert_close(needed, np.asarray(every)[OUTPUTS])
+    for ours, theirs in zip(others, captured, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert_same_cache(narrow, cache)
+
+
 @nnx.jit
 def refresh(drafter, target, rows, cache):
     return drafter.refresh(target, rows, cache)
@@ -187,6 +214,20 @@ def test_a_drafter_takes_in_blocks_as_it_takes_in_each_alone(tiny, target_of, ki
         np.testing.assert_array_equal(together[seen], apart[seen])
     assert np.isfinite(together[valid_rows(BLOCKS)]).all()
     assert_same_cache(whole, cache)
+    needed, narrow = refresh(drafter, target, rows(with_outputs(BLOCKS)), whole)
+    assert needed.shape == (len(OUTPUTS), drafter.hidden_size)
+    if drafter.hidden_size:
+        assert_close(needed, np.asarray(together)[OUTPUTS])
+    assert_same_cache(narrow, whole)
+
+
+def test_rows_whose_output_is_needed():
+    assert output_rows(BLOCKS) is None
+    rows = output_rows(with_outputs(BLOCKS))
+    assert rows.tolist() == OUTPUTS
+    assert take_rows(jnp.arange(len(SLOTS)), rows).tolist() == OUTPUTS
+    positions = join_rows(b.outputs.positions for b in with_outputs(BLOCKS))
+    assert positions.tolist() == np.asarray(row_positions(BLOCKS))[OUTPUTS].tolist()
 
 
 def test_splitting_gives_back_what_was_joined():

@@ -12,6 +12,7 @@ from hlo_text import instructions, num_aliases
 
 from jaxspec.engine import packing, step
 from jaxspec.engine.packing import empty_batch, read_output
+from jaxspec.models.layers import MLP
 from jaxspec.sampling import SamplingMode
 
 # One layer's cache is larger than every other array of the program, so a copy of it shows by its size.
@@ -69,6 +70,40 @@ def test_a_program_of_several_steps_traces_one(tiny_engines, monkeypatch):
     for size in programs.compiled:
         programs._lower(size)
     assert traced == [size.mode for size in programs.compiled]
+
+
+ROWS_OF_A_PROMPT = {
+    "random eagle3": [16, 2, 2],
+    "ngram": [16, 2],
+    "near": [16, 2, 18, 2],
+    "eagle1": [16, 16, 2],  # it reads the final hidden state of every row
+}
+"""Rows in the feed-forward network of every layer, target and drafter, when two chunks of 8 are read."""
+ROWS_OF_A_STEP = {
+    "random eagle3": [12, 12, 3, 3],
+    "ngram": [12, 12],
+    "near": [12, 12, 3, 3, 15, 3],
+    "eagle1": [12, 12, 3, 3],
+}
+"""When three slots decode with K = 3: verification, a draft step (traced once), the refresh."""
+
+
+@pytest.mark.parametrize("name", ROWS_OF_A_PROMPT)
+def test_the_last_layer_computes_only_what_logits_and_states_need(tiny_engines, name, monkeypatch):
+    programs, rows, feed_forward = tiny_engines.load(name, prefill_rows=2).programs, [], MLP.__call__
+
+    def counted(self, x):
+        rows.append(len(x))
+        return feed_forward(self, x)
+
+    monkeypatch.setattr(MLP, "__call__", counted)
+    seen = {}
+    for size in programs.compiled:
+        rows.clear()
+        programs._lower(size)
+        seen[size.mode is None] = [*rows]
+    assert seen[True] == ROWS_OF_A_PROMPT[name]
+    assert sorted(seen[False]) == sorted(ROWS_OF_A_STEP[name])
 
 
 def run(engine, *, is_active, steps):

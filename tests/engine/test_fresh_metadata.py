@@ -40,7 +40,7 @@ def freeze(engine, monkeypatch, *parts):
 
     def frozen(kinds, block):
         fresh = build(kinds, block)
-        if block.shape[1] > 1:  # not a draft step
+        if frozen.late is None:  # not a draft step
             return fresh
         stale = build(kinds, replace(block, positions=block.positions - frozen.late))
         if not parts:
@@ -52,8 +52,12 @@ def freeze(engine, monkeypatch, *parts):
 
     def counted(self, target, context, state, i):
         frozen.late = i - 1
-        return step(self, target, context, state, i)
+        try:
+            return step(self, target, context, state, i)
+        finally:
+            frozen.late = None
 
+    frozen.late = None
     monkeypatch.setattr(paged, "build_metadata", frozen)
     monkeypatch.setattr(AutoregressiveDrafter, "step", counted)
     (decode,) = (size for size in engine.programs.compiled if size.mode is not None)

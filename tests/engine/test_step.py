@@ -153,11 +153,11 @@ class CountingTarget:
 class RecordingDrafter:
     """Drafts from the position of the row."""
 
-    capture, draft_vocab = (), None
+    capture, draft_vocab, reads_hidden = (), None, True
 
     def refresh(self, target, rows, cache):
         self.rows = rows
-        return rows.hidden[:, :1], cache
+        return rows.outputs(rows.hidden)[:, :1], cache
 
 
 @jax.jit
