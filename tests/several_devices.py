@@ -20,6 +20,7 @@ from unittest.mock import patch
 import jax
 import jax.numpy as jnp
 import numpy as np
+from converted_gguf import write_converted
 from golden_files import golden_folder
 from jaxspec_kernels.dispatch import _WHY_NOT, Op
 from tiny_engines import DRAFTERS, SIZES, TinyEngines
@@ -156,39 +157,51 @@ def families(*texts):
     return result
 
 
-def loading():
-    """[bytes, largest part, peak on the host] of every parameter, and whether all were read correctly.
+def loading(*formats):
+    """For each format of a checkpoint: [bytes, largest part, peak on the host] of every parameter, and
+    whether all were read correctly.
 
     CPU devices hold their parts on the host, too.
     """
+    sizes = {"hidden_size": 512, "intermediate_size": 4096, "vocab_size": 4096, "num_attention_heads": 8}
     with tempfile.TemporaryDirectory() as folder:
-        sizes = {"hidden_size": 512, "intermediate_size": 4096, "vocab_size": 4096, "num_attention_heads": 8}
-        checkpoint = open_checkpoint(write_target(Path(folder, "target"), **sizes))
-        peaks, make = [], jax.make_array_from_callback
+        rope = {"rope_type": "default", "rope_theta": 10000.0}
+        written = open_checkpoint(write_target(Path(folder, "safetensors"), rope_parameters=rope, **sizes))
+        write_converted(Path(folder, "gguf"), written)
+        return {name: loaded_parts(Path(folder, name), written) for name in formats}
 
-        def counted(shape, sharding, part):
-            parts = []
 
-            def counting(index):
-                array = part(index)
-                parts.append(array.nbytes)
-                return array
+def loaded_parts(path, written):
+    """See `loading`; `written` is the checkpoint that the one at `path` was made from."""
+    checkpoint = open_checkpoint(path)
+    peaks, make = [], jax.make_array_from_callback
 
-            before, _ = tracemalloc.get_traced_memory()
-            tracemalloc.reset_peak()
-            array = make(shape, sharding, counting)
-            peaks.append([array.nbytes, max(parts), tracemalloc.get_traced_memory()[1] - before])
+    def counted(shape, sharding, part):
+        parts = []
+
+        def counting(index):
+            array = part(index)
+            parts.append(array.nbytes)
             return array
 
-        jax.make_array_from_callback = counted
-        tracemalloc.start()
-        load_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16), mesh=make_mesh(2))
-        tracemalloc.stop()
-        jax.make_array_from_callback = make
-        target = load_target(checkpoint, dtype=jnp.dtype(jnp.float32), mesh=make_mesh(2))
-        exported = export_tensors(target)
-        same = all(np.array_equal(exported[name], t.read()) for name, t in checkpoint.tensors.items())
-        return {"peaks": peaks, "same": same and exported.keys() == checkpoint.tensors.keys()}
+        array = make(shape, sharding, counting)
+        held, peak = tracemalloc.get_traced_memory()
+        peaks.append([array.nbytes, max(parts), peak - counted.held])
+        # What was read for this parameter is still held, and should be gone when the next one is read.
+        counted.held = min(held, counted.held + array.nbytes)
+        tracemalloc.reset_peak()
+        return array
+
+    jax.make_array_from_callback = counted
+    tracemalloc.start()
+    counted.held, _ = tracemalloc.get_traced_memory()
+    load_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16), mesh=make_mesh(2))
+    tracemalloc.stop()
+    jax.make_array_from_callback = make
+    target = load_target(checkpoint, dtype=jnp.dtype(jnp.float32), mesh=make_mesh(2))
+    exported = export_tensors(target)
+    same = all(np.array_equal(exported[name], t.read()) for name, t in written.tensors.items())
+    return {"peaks": peaks, "same": same and exported.keys() == written.tensors.keys()}
 
 
 if __name__ == "__main__":

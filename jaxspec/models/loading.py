@@ -89,6 +89,7 @@ class ModulePlan(Generic[Module]):
             part = partial(_part, source, tensors, array.dtype)
             before = jax.make_array_from_callback(array.shape, sharding(mesh, axes, array.shape), part)
             variable.set_value(before)
+            del tensors, part  # before the next ones are read
         return self.module
 
     def _check_finite(
