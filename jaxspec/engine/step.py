@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jaxspec_kernels.argmax import row_max
 from jaxspec_kernels.random import Purpose
 
 from jaxspec.attention import PagedMemory, RowBlock, join_rows, output_rows, take_rows
@@ -384,8 +385,8 @@ def finite_rows(logits: jax.Array, axis: str | None = None) -> jax.Array:
     Args:
       axis: the mesh axis that V is split over, as for `all_gather`; None if V is whole.
     """
-    best = logits.max(axis=-1)
-    return jnp.isfinite(best if axis is None else all_gather(best[..., None], axis).max(axis=-1))
+    best = row_max(logits)
+    return jnp.isfinite(best if axis is None else row_max(all_gather(best[..., None], axis)))
 
 
 def _take(x: jax.Array, index: jax.Array) -> jax.Array:

@@ -35,6 +35,13 @@ def gumbel_argmax(
     return _call(logits, keys, sampled.astype(jnp.int32), noisy=True)
 
 
+def row_max(x: jax.Array) -> jax.Array:
+    """See `reference.row_max`. A greedy program has the argmax anyway, and alone it takes half as long."""
+    if x.dtype != jnp.float32 or not x.size:
+        return reference.row_max(x)
+    return jnp.take_along_axis(x, argmax(x)[..., None], axis=-1, mode="promise_in_bounds")[..., 0]
+
+
 def _call(x: jax.Array, *arrays: jax.Array, noisy: bool) -> jax.Array:
     rows = x.shape[0]
     target = _target(noisy, rows == 1 or x.size <= _SMALL)

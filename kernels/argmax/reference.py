@@ -1,5 +1,7 @@
 """Argmax over a vocabulary, in pure JAX."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -47,6 +49,16 @@ def gumbel_argmax(
     return argmax(logits + jnp.where(sampled[:, None], noise, 0.0), axis)
 
 
+def row_max(x: jax.Array) -> jax.Array:
+    """The maximum [...] of x [..., V] along V; NaN if there is one."""
+    return lax.platform_dependent(x, cpu=_max_or_nan, default=partial(jnp.max, axis=-1))
+
+
+def _max_or_nan(x: jax.Array) -> jax.Array:
+    """XLA's maximum on a CPU, which misses NaN at some places, and with infinities NaN at others."""
+    return jnp.where(jnp.isnan(x).any(axis=-1), jnp.nan, x.max(axis=-1))
+
+
 def _argmax(x: jax.Array) -> jax.Array:
     if x.shape[-1] <= _BLOCK:
         return jnp.argmax(x, axis=-1).astype(jnp.int32)
@@ -54,6 +66,6 @@ def _argmax(x: jax.Array) -> jax.Array:
     if pad:
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, pad)], constant_values=-jnp.inf)
     blocks = x.reshape(*x.shape[:-1], x.shape[-1] // _BLOCK, _BLOCK)
-    best = jnp.argmax(blocks.max(axis=-1), axis=-1)
+    best = jnp.argmax(row_max(blocks), axis=-1)
     block = jnp.take_along_axis(blocks, best[..., None, None], axis=-2, mode="promise_in_bounds")[..., 0, :]
     return (best * _BLOCK + jnp.argmax(block, axis=-1)).astype(jnp.int32)

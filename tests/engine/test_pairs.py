@@ -173,7 +173,7 @@ def test_every_kernel_runs_on_shards():
     assert {name for result in results for name in result["kernels"]} == {
         *("matmul", "place_rows", "slot_mapping", "gumbel_sample", "rope_kv_write", "paged_attention"),
         *("latent_write", "latent_attention", "kv_write", "indexed_attention", "rms_norm"),
-        *("argmax", "gumbel_argmax", "random_words", "process_logits", "expert_matmul"),
+        *("argmax", "gumbel_argmax", "random_words", "process_logits", "expert_matmul", "row_max"),
     }
 
 

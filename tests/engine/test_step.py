@@ -12,7 +12,7 @@ from jaxspec.attention import PageTable
 from jaxspec.config import EngineConfig
 from jaxspec.drafters.base import Proposal
 from jaxspec.engine.state import MAX_STOP_TOKENS, Batch, Chunks, EngineState
-from jaxspec.engine.step import accept, sample_first, verify_and_commit
+from jaxspec.engine.step import accept, finite_rows, sample_first, verify_and_commit
 from jaxspec.sampling import SamplingMode, SamplingState
 
 VOCABULARY, LONGEST = 12, 32
@@ -234,3 +234,13 @@ def test_pieces_are_read_into_their_slots(beside):
     assert after.history[2, :4].tolist() == [0, 1, 9, -7]
     assert after.history[3, :5].tolist() == [0, 1, 2, 3, -7]
     assert after.history[0, :9].tolist() == [0, 1, 2, 3, 4, *([5, 6, 7, -7] if beside else [-7] * 4)]
+
+
+@pytest.mark.parametrize("vocabulary", [48, 1000, 49_152])
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_a_row_is_not_finite_wherever_its_poison_is(vocabulary, poison):
+    places = np.unique(np.linspace(0, vocabulary - 1, 19).astype(int))
+    logits = np.random.default_rng(0).normal(size=(len(places) + 2, vocabulary)).astype(np.float32)
+    logits[np.arange(len(places)), places] = poison
+    logits[-1] = -np.inf
+    assert jax.jit(finite_rows)(logits).tolist() == [False] * len(places) + [True, False]

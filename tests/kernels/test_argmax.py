@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec_kernels import random
-from jaxspec_kernels.argmax import argmax, gumbel_argmax
+from jaxspec_kernels.argmax import argmax, gumbel_argmax, row_max
 from jaxspec_kernels.random import Purpose
 
 OP = argmax
@@ -37,12 +37,32 @@ def test_first_nan_wins(implementation):
     np.testing.assert_array_equal(best_of(x, implementation=implementation), [200, 7, 0])
 
 
+@pytest.mark.parametrize("vocabulary", [7, 128, 300, 1000, 49_152])
+def test_nan_wins_wherever_it_is(vocabulary, implementation):
+    """XLA's maximum on a CPU misses some."""
+    places = np.unique(np.linspace(0, vocabulary - 1, 23).astype(int))
+    x = np.random.default_rng(0).normal(size=(len(places), vocabulary)).astype(np.float32)
+    x[np.arange(len(places)), places] = np.nan
+    x[::2, vocabulary // 2 - 1] = np.inf
+    expected = np.argmax(x, -1)
+    np.testing.assert_array_equal(best_of(x, implementation=implementation), expected)
+
+
 def test_all_masked_gives_the_first_token(implementation):
     assert best_of(jnp.full((1, 130), -jnp.inf), implementation=implementation)[0] == 0
 
 
 def test_no_rows(implementation):
     assert best_of(jnp.zeros((2, 0, 130)), implementation=implementation).shape == (2, 0)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 33, 1000, 40_000])
+def test_the_maximum_of_every_row(vocabulary, implementation):
+    x = np.random.default_rng(vocabulary).normal(size=(5, 2, vocabulary)).astype(np.float32)
+    x[1, 0, -1], x[2, 0, vocabulary // 2], x[3, 1] = np.nan, np.inf, -np.inf
+    x[4, 0, 0], x[4, 0, -1] = np.inf, np.nan
+    best = jax.jit(lambda x: row_max(x, implementation=implementation))(x)
+    np.testing.assert_array_equal(best, x.max(axis=-1))
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 31, 33, 1001, 40_000])
