@@ -176,6 +176,7 @@ def verify_and_commit(
         PagedMemory.build(target.kinds, state.target_cache, tuple(run)),
         capture=drafter.capture,
     )
+    _check_rows(hidden, sum(block.outputs.positions.size for block in run), type(target).__name__)
     rows = take_rows(hidden, output_rows(tuple(blocks))) if reads_last_layer else hidden
     # Where programs may branch, a pass that only reads prompts computes logits only if one of them ends.
     logits = None if proposal is None and can_branch() else target.logits(rows)
@@ -297,14 +298,17 @@ def accept(
 def refresh(models: Models, state: EngineState, rows: Rows) -> tuple[jax.Array, EngineState]:
     """The state [N', M'] that each group of rows may go on drafting from, and the engine's state."""
     hidden, cache = models.drafter.refresh(models.target, rows, state.draft_cache)
-    wanted = rows.no_state.shape[0], state.hidden.shape[1]
-    if hidden.shape != wanted:
-        name = type(models.drafter).__name__
-        raise ValueError(
-            f"{name}.refresh returned states of shape {hidden.shape} instead of {wanted}: "
-            "they must be of the rows that rows.outputs selects"
-        )
+    _check_rows(hidden, len(rows.no_state), f"{type(models.drafter).__name__}.refresh")
     return hidden.astype(state.hidden.dtype), replace(state, draft_cache=cache)
+
+
+def _check_rows(hidden: jax.Array, wanted: int, name: str) -> None:
+    """Checks that a network, which may not be one of ours, returned only the rows whose output is needed."""
+    if len(hidden) != wanted:
+        raise ValueError(
+            f"{name} returned {len(hidden)} rows instead of {wanted}: it must take those whose output is "
+            "needed (`outputs` of the memory or of the rows)"
+        )
 
 
 def _whole_rows(logits: jax.Array, proposal: Proposal, models: Models) -> tuple[jax.Array, Proposal]:

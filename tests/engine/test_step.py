@@ -236,6 +236,39 @@ def test_pieces_are_read_into_their_slots(beside):
     assert after.history[0, :9].tolist() == [0, 1, 2, 3, 4, *([5, 6, 7, -7] if beside else [-7] * 4)]
 
 
+class Hasty(RecordingDrafter):
+    """Returns a state for every row."""
+
+    reads_hidden = False
+
+    def refresh(self, target, rows, cache):
+        return jnp.zeros((len(rows.tokens), 1)), cache
+
+
+class Narrow(CountingTarget):
+    """Returns only rows whose output is needed."""
+
+    def __call__(self, tokens, positions, memory, *, capture):
+        hidden, captured, after = super().__call__(tokens, positions, memory, capture=capture)
+        return memory.outputs(-1, hidden), captured, after
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "message"),
+    [
+        (CountingTarget(), Hasty(), "CountingTarget returned 20 rows instead of 5"),
+        (Narrow(), Hasty(), "Hasty.refresh returned 20 rows instead of 5"),
+    ],
+    ids=["target", "drafter"],
+)
+def test_a_network_that_returns_rows_that_nobody_needs_is_named(target, drafter, message):
+    state, batch = slots([0, 0, 0, 0], remaining=[0] * 4, active=False)
+    chunks = chunks_of(*[(i, 0, 4, False, -1, 5) for i in range(4)], (2**31 - 1, 0, 0, False, 0, 0))
+    models = SimpleNamespace(target=target, drafter=drafter)
+    with pytest.raises(ValueError, match=message):
+        verify_and_commit(models, state, batch, None, chunks, config=CONFIG, mode=None)
+
+
 @pytest.mark.parametrize("vocabulary", [48, 1000, 49_152])
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_a_row_is_not_finite_wherever_its_poison_is(vocabulary, poison):
