@@ -63,7 +63,7 @@ def round_to_blocks(matrix: np.ndarray, importance: np.ndarray | None = None) ->
     blocks = matrix.reshape(matrix.shape[0], -1, 32)
     counts = np.ones(matrix.shape[1], np.float32) if importance is None else importance
     # A block whose inputs all count nothing is fitted too.
-    share = (counts + 1e-6 * (counts.max() or 1)).reshape(-1, 32)
+    share = (counts + 1e-6 * (np.max(counts) or 1)).reshape(-1, 32)
     share = share / share.sum(axis=-1, keepdims=True)
 
     def mean(values: np.ndarray) -> np.ndarray:

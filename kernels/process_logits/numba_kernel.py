@@ -100,7 +100,7 @@ def _reaching(order, weights, wanted, sums):
         shift, bins = 20 - 10 * level, _BINS if level == 0 else 1 << 10
         sums[:bins] = 0
         for i in range(len(order)):
-            key = np.int64(order[i])
+            key: Any = np.int64(order[i])
             key = key + (1 << 31) if key >= 0 else -key - 1
             if level == 0 or key >> (shift + 10) == found:
                 sums[(key >> shift) & (bins - 1)] += weights[i]
