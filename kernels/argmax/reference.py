@@ -55,7 +55,7 @@ def row_max(x: jax.Array) -> jax.Array:
 
 
 def _max_or_nan(x: jax.Array) -> jax.Array:
-    """XLA's maximum on a CPU, which misses NaN at some places, and with infinities NaN at others."""
+    """The maximum, or NaN if there is one, which XLA's maximum on a CPU misses at some places of a row."""
     return jnp.where(jnp.isnan(x).any(axis=-1), jnp.nan, x.max(axis=-1))
 
 
