@@ -4,7 +4,7 @@ Drafting comes first, from the hidden state that the last refresh left. So a pro
 own, and drafts and their distributions are temporaries of the step instead of state.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -176,7 +176,7 @@ def verify_and_commit(
         PagedMemory.build(target.kinds, state.target_cache, tuple(run)),
         capture=drafter.capture,
     )
-    _check_rows(hidden, sum(block.outputs.positions.size for block in run), type(target).__name__)
+    _check_rows(hidden, run, type(target).__name__)
     rows = take_rows(hidden, output_rows(tuple(blocks))) if reads_last_layer else hidden
     # Where programs may branch, a pass that only reads prompts computes logits only if one of them ends.
     logits = None if proposal is None and can_branch() else target.logits(rows)
@@ -298,12 +298,13 @@ def accept(
 def refresh(models: Models, state: EngineState, rows: Rows) -> tuple[jax.Array, EngineState]:
     """The state [N', M'] that each group of rows may go on drafting from, and the engine's state."""
     hidden, cache = models.drafter.refresh(models.target, rows, state.draft_cache)
-    _check_rows(hidden, len(rows.no_state), f"{type(models.drafter).__name__}.refresh")
+    _check_rows(hidden, rows.blocks, f"{type(models.drafter).__name__}.refresh")
     return hidden.astype(state.hidden.dtype), replace(state, draft_cache=cache)
 
 
-def _check_rows(hidden: jax.Array, wanted: int, name: str) -> None:
+def _check_rows(hidden: jax.Array, blocks: Sequence[RowBlock], name: str) -> None:
     """Checks that a network, which may not be one of ours, returned only the rows whose output is needed."""
+    wanted = sum(block.outputs.positions.size for block in blocks)
     if len(hidden) != wanted:
         raise ValueError(
             f"{name} returned {len(hidden)} rows instead of {wanted}: it must take those whose output is "
