@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 from jaxspec_kernels.context_splits import absorb_scores, merge_kernel, num_splits, split_bounds
+from jaxspec_kernels.paged_attention import mosaic_kernel
 from jaxspec_kernels.triton_call import triton_call
 
 
@@ -25,7 +26,7 @@ def paged_attention(
     The query heads of a key/value head and the rows of a slot share a tile, so keys and values are read once
     for all of them. The context of a slot is cut into a static number of splits, so that a batch of one fills
     the GPU. Their length is computed on the device, so that a short context has short loops. A second kernel
-    merges the splits.
+    merges the splits. For many rows of prompts, a Hopper GPU has a faster kernel (`mosaic_kernel.py`).
     """
     batch, num_rows, num_heads, head_dim = queries.shape
     heads, page_size, width = cache.shape[1], cache.shape[3], page_table.shape[1]
@@ -48,6 +49,10 @@ def paged_attention(
     # rows are large, so merging them costs more than it gains once there is one for every multiprocessor.
     programs = 128 if rows > 64 and not wide else 768
     splits = num_splits(batch * heads * tiles, width * page_size, block_keys, programs=programs)
+    if splits == 1 and mosaic_kernel.is_faster(queries, cache):
+        return mosaic_kernel.paged_attention(
+            queries, cache, page_table, first, last, scale=scale, sinks=sinks
+        )
     # Where many small tiles share a multiprocessor, running more of them at once, with two warps and two
     # stages each, hides more latency than a third stage: 64 slots of 4 rows take 33.6 us, with four warps
     # 36.1 us (8B, H200).
