@@ -152,7 +152,8 @@ def test_steps_are_those_of_their_files():
 
 
 def test_whole_requests_are_those_of_their_files():
-    names = ["ttft 512", "ttft 4096", "prefill 16x2048", "single 512+256", "mixed 256", "mixed 256, T=1"]
+    names = ["ttft 512", "ttft 4096", "prefill 16x2048", "single 512+256"]
+    names += ["mixed 256", "mixed 256, T=1", "shared 64x1024"]
     rows = table("performance.md", "Whole requests on a GPU, compared with vLLM")[1:]
     for column, model in ((1, "llama3-8b"), (3, "smollm2-135m")):
         times = {}
