@@ -86,7 +86,29 @@ def test_it_runs_only_where_it_is_faster(monkeypatch):
     monkeypatch.setattr(mosaic_kernel, "runs_here", lambda: True)
     assert mosaic_kernel.is_faster(*shapes())
     assert not mosaic_kernel.is_faster(*shapes(slots=16))
+    # Three tiles for each multiprocessor are 396; a slot has 8.
+    assert not mosaic_kernel.is_faster(*shapes(slots=49))
+    assert mosaic_kernel.is_faster(*shapes(slots=50))
     assert mosaic_kernel.is_faster(*shapes(heads=64, slots=32))
+
+
+@pytest.mark.parametrize(("slots", "rows", "taken"), [(64, 32, True), (64, 4, False)])
+def test_the_kernel_for_gpus_leaves_long_prompts_to_it(monkeypatch, slots, rows, taken):
+    pytest.importorskip("jax_triton", reason="needs jax-triton and Triton")
+    from jaxspec_kernels.paged_attention import triton_kernel
+
+    monkeypatch.setattr(mosaic_kernel, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(mosaic_kernel, "runs_here", lambda: True)
+    monkeypatch.setattr(mosaic_kernel, "paged_attention", lambda queries, *rest, **settings: "Mosaic")
+    monkeypatch.setattr(triton_kernel, "triton_call", lambda *args, **settings: pytest.fail("Triton"))
+    table = jax.ShapeDtypeStruct((slots, 288), jnp.int32)
+    bounds = jax.ShapeDtypeStruct((slots, rows), jnp.int32)
+    attend = partial(triton_kernel.paged_attention, *shapes(slots, rows), table, bounds, bounds, scale=1.0)
+    if taken:
+        assert attend() == "Mosaic"
+    else:
+        with pytest.raises(pytest.fail.Exception, match="Triton"):
+            attend()
 
 
 @pytest.mark.parametrize(
