@@ -7,6 +7,8 @@ from typing import Protocol, runtime_checkable
 import ml_dtypes
 import numpy as np
 
+from jaxspec.checkpoints.checkpoint import TensorSource
+
 _DOUBLED = (2 * np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)).astype(
     np.int8
 )
@@ -108,6 +110,15 @@ class BlockSource(Protocol):
 
     def read_blocks(self) -> Blocks | None:
         """The blocks as stored; None if the tensor is stored in another form."""
+        ...
+
+
+@runtime_checkable
+class MatrixStack(Protocol):
+    """A `TensorSource` of matrices of all experts of a layer, made from matrices that may be packed."""
+
+    def matrices(self) -> list[TensorSource]:
+        """The matrices [out, in] as stored: expert by expert, of each its gate and up or its down."""
         ...
 
 

@@ -60,13 +60,24 @@ def _transposed(stacks: list[GGUFTensor]) -> TensorSource:
     count, out, width = stacks[0].shape
     if any(stack.info.quantization != _MXFP4 for stack in stacks):
         shape = (count, width, out * len(stacks))
-        return JoinedTensor(tuple(stacks), shape, lambda *each: _in_turns(*each).swapaxes(1, 2))
+        return _JoinedStacks(tuple(stacks), shape, lambda *each: _in_turns(*each).swapaxes(1, 2))
     blocks = tuple(_Mxfp4Blocks(stack) for stack in stacks)
     shape = (count, out * len(stacks), width // 32)
     return Mxfp4Tensor(
         JoinedTensor(blocks, (*shape, 16), lambda *each: _in_turns(*map(_pairs_of_neighbours, each))),
         JoinedTensor(blocks, shape, lambda *each: _in_turns(*(stack[..., 0] for stack in each))),
     )
+
+
+@dataclass(frozen=True)
+class _JoinedStacks(JoinedTensor):
+    """The matrices of all experts of a layer; see `MatrixStack`."""
+
+    sources: tuple[GGUFTensor, ...]
+
+    def matrices(self) -> list[TensorSource]:
+        by_expert = zip(*(stack.parts() for stack in self.sources), strict=True)
+        return [matrix for expert in by_expert for matrix in expert]
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from jaxspec_kernels.expert_matmul import (
 from jaxspec_kernels.matmul import BLOCK, MIN_WEIGHT_BYTES, PackedWeight, matmul, pack
 
 from jaxspec.checkpoints import TensorSource
-from jaxspec.checkpoints.blocks import Blocks, BlockSource, Rated, alike, round_to_blocks
+from jaxspec.checkpoints.blocks import Blocks, BlockSource, MatrixStack, Rated, alike, round_to_blocks
 from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
 from jaxspec.config import ConfigError
-from jaxspec.models.expert_sources import InterleavedGateUp, Stacked
+from jaxspec.models.expert_sources import InterleavedGateUp, Stacked, tensor_per_expert
 from jaxspec.models.parameters import Fused, Projection, Source, Whole
 from jaxspec.sharding import replicated, sharding
 
@@ -151,13 +151,15 @@ def packed_experts(
     """Experts in their stored format for a CPU, on the host; None if they have to be dense.
 
     Args:
-      source: where the parameter is stored; a `Stacked` of matrices, or one tensor in MXFP4.
+      source: where the parameter is stored; a `Stacked` of matrices, or one tensor with all experts.
       shape: the parameter's, which is float32.
       stored: its tensors.
       activations, rounded: see `ModulePlan.read`.
     """
     if math.prod(shape) * 4 < MIN_WEIGHT_BYTES:
         return None
+    if not isinstance(source, Stacked) and isinstance(stored[0], MatrixStack):
+        source, stored = _by_expert(source, shape), stored[0].matrices()
     if not isinstance(source, Stacked):
         found = _mxfp4(source, stored)
         return found and stack_mxfp4(*found, activations=activations)
@@ -170,6 +172,14 @@ def packed_experts(
             return None
         experts.append(weight)
     return stack_experts(experts)
+
+
+def _by_expert(source: Source, shape: tuple[int, ...]) -> Source:
+    """The source of experts [E, M, 2, F] or [E, F, M] whose matrices are tensors of their own."""
+    count, width, *outputs = shape
+    if isinstance(source, InterleavedGateUp):
+        return tensor_per_expert("", count, width, outputs[-1]).gate_up
+    return tensor_per_expert("", count, outputs[-1], width).down
 
 
 def _have_one_form(one: PackedWeight, other: PackedWeight) -> bool:

@@ -124,6 +124,34 @@ def test_experts_with_tensors_of_their_own_stay_packed(tmp_path, kind, form):
     assert_same_weights(packed, load(stored, packed=False))
 
 
+@pytest.mark.parametrize(
+    ("kinds", "forms"),
+    [
+        (("Q8_0", "Q8_0", "Q8_0"), {"int8"}),
+        (("Q4_1", "Q4_1", "Q5_0"), {"uint8", "int8"}),
+        (("MXFP4", "Q8_0", "MXFP4"), {"int8", "mxfp4"}),
+    ],
+)
+def test_experts_of_gpt_oss_in_other_formats_stay_packed(tmp_path, kinds, forms):
+    """Of the file's gate, up and down projections; all experts of a layer are in one tensor each."""
+    golden, others = golden_checkpoint(CASE), {}
+    for i in range(golden.config["num_hidden_layers"]):
+        gate_up, down = (
+            golden.tensors[f"model.layers.{i}.mlp.experts.{name}_proj"].read().astype(np.float32)
+            for name in ("gate_up", "down")
+        )
+        stacks = {"gate": gate_up[..., 0::2], "up": gate_up[..., 1::2], "down": down}
+        for (name, stack), kind in zip(stacks.items(), kinds, strict=True):
+            matrices = np.ascontiguousarray(stack.swapaxes(1, 2))
+            blocks = gguf.quants.quantize(matrices, gguf.GGMLQuantizationType[kind])
+            others[f"blk.{i}.ffn_{name}_exps.weight"] = (blocks, kind)
+    stored = open_checkpoint(write_converted(tmp_path / "tiny.gguf", golden, others))
+    packed = load(stored)
+    assert {weight.stack.form for weight in experts(packed).values()} == forms
+    assert len(experts(packed)) == 4
+    assert_same_weights(packed, load(stored, packed=False))
+
+
 def test_experts_in_bfloat16_stay_so():
     stored = golden_checkpoint("qwen3-moe")
 
