@@ -19,7 +19,7 @@ import jax
 import llvmlite.binding
 from jaxspec_kernels.ffi_layout import api_version, word_of
 from llvmlite import ir
-from numba import carray, cfunc, njit, types
+from numba import cfunc, njit, types
 from numba.core import extending
 from numba.core.cgutils import get_or_insert_function
 from numba.core.registry import cpu_target
@@ -68,8 +68,8 @@ def _pointer_to(element: Any) -> Any:
     return pointer_at
 
 
-_words_at, integers_at, floats_at, _halves_at, _bytes_at = map(
-    _pointer_to, (types.int64, types.int32, types.float32, types.uint16, types.uint8)
+words_at, doubles_at, integers_at, floats_at, _halves_at, _bytes_at = map(
+    _pointer_to, (types.int64, types.float64, types.int32, types.float32, types.uint16, types.uint8)
 )
 
 
@@ -157,21 +157,28 @@ def address_of(name: str) -> Any:
 @njit
 def argument(frame, i):
     """The buffer of operand i."""
-    arguments = carray(_words_at(frame), _FRAME_ARGUMENTS + 1)[_FRAME_ARGUMENTS]
-    return carray(_words_at(carray(_words_at(arguments), i + 1)[i]), 6)
+    return words_at(words_at(words_at(frame)[_FRAME_ARGUMENTS])[i])
 
 
 @njit
 def result(frame, i):
     """The buffer of result i."""
-    results = carray(_words_at(frame), _FRAME_RESULTS + 1)[_FRAME_RESULTS]
-    return carray(_words_at(carray(_words_at(results), i + 1)[i]), 6)
+    return words_at(words_at(words_at(frame)[_FRAME_RESULTS])[i])
 
 
-@njit
-def shape(buffer, rank):
-    """The shape of a buffer with `rank` axes."""
-    return carray(_words_at(buffer[_BUFFER_SHAPE]), rank)
+@intrinsic(prefer_literal=True)
+def shape(typing_context, buffer, rank):
+    """The shape of a buffer with `rank` axes, a constant, as a tuple."""
+    sizes = types.UniTuple(types.int64, rank.literal_value)
+
+    def generate(context, builder, signature, arguments):
+        def load(address, i):
+            return builder.load(builder.gep(address, [_WORD(i)]))
+
+        start = builder.inttoptr(load(arguments[0], _BUFFER_SHAPE), _WORD.as_pointer())
+        return context.make_tuple(builder, sizes, [load(start, i) for i in range(sizes.count)])
+
+    return sizes(buffer, rank), generate
 
 
 @njit
@@ -207,11 +214,10 @@ def address(buffer):
 @njit
 def _asks_version(frame):
     """Whether a call only asks for the version of the interface; if so, answers it."""
-    words = carray(_words_at(frame), 2)
-    if words[_FRAME_EXTENSION] == 0:
+    extension = words_at(frame)[_FRAME_EXTENSION]
+    if extension == 0:
         return False
-    extension = carray(_words_at(words[_FRAME_EXTENSION]), 4)
-    carray(_words_at(extension[_EXTENSION_METADATA]), 4)[_METADATA_VERSION] = VERSION
+    words_at(words_at(extension)[_EXTENSION_METADATA])[_METADATA_VERSION] = VERSION
     return True
 
 
@@ -222,7 +228,7 @@ _NEXT, _DONE, _HOLDERS, _PARTS, _PART, _FRAME, _ORDER, _JOB_WORDS = 0, 1, 2, 3, 
 @njit
 def _work_off(job):
     """Runs parts of a job until every part has been started."""
-    words = carray(_words_at(job), _JOB_WORDS)
+    words = words_at(job)
     while True:
         i = _add(job + 8 * _NEXT, 1)
         if i >= words[_PARTS]:
@@ -263,10 +269,10 @@ def handle(frame, part):
     """
     if _asks_version(frame):
         return 0
-    words = carray(_words_at(frame), _FRAME_CONTEXT + 1)
-    api = carray(_words_at(words[_FRAME_API]), _API_NUM_THREADS + 1)
+    words = words_at(frame)
+    api = words_at(words[_FRAME_API])
     job = allocate(8 * _JOB_WORDS)
-    shared = carray(_words_at(job), _JOB_WORDS)
+    shared = words_at(job)
     # XLA_FFI_ThreadPool_NumThreads_Args, then XLA_FFI_ThreadPool_Schedule_Args.
     shared[_ORDER], shared[_ORDER + 1], shared[_ORDER + 2] = 32, 0, words[_FRAME_CONTEXT]
     shared[_ORDER + 3] = job + 8 * _PARTS

@@ -10,7 +10,7 @@ from jaxspec_kernels.argmax import reference
 from jaxspec_kernels.random_words.numba_kernel import threefry2x32
 from jaxspec_kernels.vector_code import FLOAT, INTEGER, VectorCode, word
 from llvmlite import ir
-from numba import carray, types
+from numba import types
 from numba.core.cgutils import alloca_once_value, for_range
 
 _LANES = 16
@@ -54,9 +54,9 @@ _PART = """
 def {name}_part(frame, part, parts):
     x = call.address(call.argument(frame, 0))
     rows, width = call.shape(call.argument(frame, 0), 2)
-    ids = carray(call.integers(call.result(frame, 0)), rows)
+    ids = call.integers(call.result(frame, 0))
     best = call.allocate(8)
-    value, index = carray(call.floats_at(best), 1), carray(call.integers_at(best + 4), 1)
+    value, index = call.floats_at(best), call.integers_at(best + 4)
     pairs = width // 2
     whole = pairs // {LANES} * {LANES}
     for row in range(rows * part // parts, rows * (part + 1) // parts):
@@ -87,13 +87,13 @@ def _target(noisy: bool, alone: bool) -> str:
     """Compiles and registers the kernel; returns its name."""
     handle = "handle_alone" if alone else "handle"
     name = f"jaxspec_{'gumbel_' * noisy}argmax_{handle}"
-    scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
+    scope: dict[str, Any] = {"__name__": __name__, "np": np, "call": call}
     scope["address"] = call.address_of(name)
     for kind in (False, True) if noisy else (False,):
         for piece, lanes, words in (("blocks", _LANES, 2), ("pair", 1, 2), ("single", 1, 1)):
             scope["noisy_" * kind + piece] = _best_code(lanes, words, kind)
     sizes = {"LANES": _LANES, "HANDLE": handle}
-    sizes["IS_NOISY"] = "carray(call.integers(call.argument(frame, 2)), rows)[row]" if noisy else "False"
+    sizes["IS_NOISY"] = "call.integers(call.argument(frame, 2))[row]" if noisy else "False"
     sizes["PLAIN"] = _PIECES.format(kind="", key="0", LANES=_LANES).strip()
     sizes["NOISY"] = _PIECES.format(kind="noisy_", key=_KEY, LANES=_LANES).strip() if noisy else "pass"
     call.define(_PART.format(name=name, **sizes), __file__, scope)

@@ -9,14 +9,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.expert_matmul.packed_experts import PackedExperts
 from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
 from jaxspec_kernels.matmul import numba_int8, numba_packed
 from jaxspec_kernels.matmul.packed_weight import TILE
 from jaxspec_kernels.matmul.weight_code import Form
-from numba import carray
 
 GROUPS = (8, 4, 2, 1)
 """Numbers of rows that are multiplied together; the largest that an expert has rows left for is taken."""
@@ -48,21 +46,25 @@ def {name}_part(frame, part, parts):
     outputs = call.shape(y_, 2)[1]
     tiles = (outputs + {TILE} - 1) // {TILE}
     count = call.shape(w_, 1)[0] // tiles
-    y = carray(call.floats(y_), (rows, outputs))
-    chosen = carray(call.integers(call.argument(frame, {experts})), (rows,))
+    y, chosen = call.floats(y_), call.integers(call.argument(frame, {experts}))
     # An expert's rows are order[begins[expert] : begins[expert + 1]].
-    begins, order = np.zeros(count + 1, np.int64), np.empty(rows, np.int64)
+    begins_at, places_at = call.allocate(8 * (count + 1)), call.allocate(8 * count)
+    order_at = call.allocate(8 * rows)
+    begins, places, order = call.words_at(begins_at), call.words_at(places_at), call.words_at(order_at)
+    for expert in range(count + 1):
+        begins[expert] = 0
     for row in range(rows):
         begins[min(max(chosen[row], 0), count - 1) + 1] += 1
     for expert in range(count):
+        places[expert] = begins[expert]
         begins[expert + 1] += begins[expert]
-    places = begins.copy()
     for row in range(rows):
         expert = min(max(chosen[row], 0), count - 1)
         order[places[expert]] = row
         places[expert] += 1
 {prepare}
-    sums = np.empty(({most}, {TILE}), np.float32)
+    sums_at = call.allocate(4 * {most} * {TILE})
+    sums = call.floats_at(sums_at)
     for expert in range(count):
         if begins[expert] == begins[expert + 1]:
             continue
@@ -76,9 +78,11 @@ def {name}_part(frame, part, parts):
 {products}
                 for i in range(group):
                     for j in range(size):
-                        y[order[top + i], left + j] = sums[i, j]
+                        y[outputs * order[top + i] + left + j] = sums[{TILE} * i + j]
                 top += group
 {finish}
+    for scratch in (begins_at, places_at, order_at, sums_at):
+        call.release(scratch)
     return 0
 
 
@@ -106,20 +110,20 @@ _RELEASE_ROUNDED = """
         call.release(scratch)
 """
 _SORT_ROWS = """
-    x = carray(call.floats(x_), (rows, width))
-    scratch = call.allocate(4 * rows * width)
-    by_expert = carray(call.floats_at(scratch), (rows, width))
+    x, sorted_at = call.floats(x_), call.allocate(4 * rows * width)
+    by_expert = call.floats_at(sorted_at)
     for i in range(rows):
-        by_expert[i] = x[order[i]]
+        for j in range(width):
+            by_expert[width * i + j] = x[width * order[i] + j]
 """
 _RELEASE_SORTED = """
-    call.release(scratch)
+    call.release(sorted_at)
 """
 _ROUNDED = (
     "codes + top * width * {code_bytes}, scales + 4 * top * blocks, starts + 4 * top * blocks, "
     "moments + 4 * top * pieces, width"
 )
-_SORTED = "scratch + 4 * top * width, width"
+_SORTED = "sorted_at + 4 * top * width, width"
 
 
 @call.once
@@ -132,7 +136,7 @@ def _target(form: Form, rounding: tuple[str, int] | None) -> str:
     """
     path, row_block = rounding or ("float32", 0)
     name = f"jaxspec_expert_matmul_{form.name}_{path}_{row_block}"
-    scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
+    scope: dict[str, Any] = {"__name__": __name__, "call": call}
     scope["address"] = call.address_of(name)
     values: dict[str, Any] = {"name": name, "TILE": TILE, "row_block": row_block, "block": form.block}
     if rounding is None:
@@ -145,7 +149,7 @@ def _target(form: Form, rounding: tuple[str, int] | None) -> str:
         values["code_bytes"] = numba_int8.code_bytes(path)
     scope |= {f"multiply_{group}": multiply(group) for group in GROUPS}
     places = form.byte_offsets()
-    arguments = ", ".join([rows.format(**values), *places.values(), "sums.ctypes.data"])
+    arguments = ", ".join([rows.format(**values), *places.values(), "sums_at"])
     products = [
         f"                {'el' if i else ''}if rest >= {group}:\n"
         f"                    group = {group}\n"

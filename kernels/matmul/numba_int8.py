@@ -14,13 +14,12 @@ from functools import cache, partial
 from typing import Any
 
 import jax
-import numpy as np
 from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.matmul.packed_weight import DOUBLED, QUAD, TILE, PackedWeight
 from jaxspec_kernels.matmul.weight_code import Form, WeightCode, by_groups, bytes_of
 from jaxspec_kernels.vector_code import BYTE, FLOAT, HALF_WORD, INTEGER, VectorCode, word
 from llvmlite import ir
-from numba import carray, types
+from numba import types
 from numba.core.cgutils import for_range
 from numba.core.extending import intrinsic
 
@@ -67,13 +66,14 @@ def {name}_part(frame, part, parts):
     x_, w_, y_ = call.argument(frame, 0), call.argument(frame, 1), call.result(frame, 0)
     rows, width = call.shape(x_, 2)
     tiles, outputs = call.shape(w_, 1)[0], call.shape(y_, 2)[1]
-    y = carray(call.floats(y_), (rows, outputs))
+    y = call.floats(y_)
     blocks, pieces = width // {row_block}, width // {block}
     codes = call.allocate(rows * width * {code_bytes})
     scales = call.allocate(4 * rows * blocks)
     starts, moments = call.allocate(4 * rows * blocks), call.allocate(4 * rows * pieces)
     quantise(call.address(x_), rows * pieces, codes, scales, starts, moments)
-    sums = np.empty(({group}, {TILE}), np.float32)
+    sums_at = call.allocate(4 * {group} * {TILE})
+    sums = call.floats_at(sums_at)
     for tile in range(tiles * part // parts, tiles * (part + 1) // parts):
         left = tile * {TILE}
         size = min({TILE}, outputs - left)
@@ -88,12 +88,12 @@ def {name}_part(frame, part, parts):
                 {values},
                 {scale},
                 {offset},
-                sums.ctypes.data,
+                sums_at,
             )
             for row in range({group}):
                 for j in range(size):
-                    y[top + row, left + j] = sums[row, j]
-    for scratch in (codes, scales, starts, moments):
+                    y[(top + row) * outputs + left + j] = sums[row * {TILE} + j]
+    for scratch in (codes, scales, starts, moments, sums_at):
         call.release(scratch)
     return 0
 
@@ -107,7 +107,7 @@ def {name}_handler(frame):
 def _target(form: Form, path: str, row_block: int, group: int) -> str:
     """Compiles and registers the kernel for a storage format and groups of `group` rows; returns its name."""
     name = f"jaxspec_int8_matmul_{form.name}_{path}_{row_block}_{group}"
-    scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
+    scope: dict[str, Any] = {"__name__": __name__, "call": call}
     scope |= {"address": call.address_of(name)}
     scope["quantise"] = quantise_code(form, path, row_block)
     scope["multiply"] = multiply_code(form, path, row_block, group)

@@ -8,13 +8,12 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.matmul.packed_weight import QUAD, TILE, PackedWeight
 from jaxspec_kernels.matmul.weight_code import Form, WeightCode, by_groups
 from jaxspec_kernels.vector_code import FLOAT, HALF_WORD, word
 from llvmlite import ir
-from numba import carray, types
+from numba import types
 from numba.core.cgutils import alloca_once, for_range
 from numba.core.extending import intrinsic
 
@@ -31,18 +30,20 @@ def {name}_part(frame, part, parts):
     x_, w_, y_ = call.argument(frame, 0), call.argument(frame, 1), call.result(frame, 0)
     rows, width = call.shape(x_, 2)
     tiles, outputs = call.shape(w_, 1)[0], call.shape(y_, 2)[1]
-    y = carray(call.floats(y_), (rows, outputs))
-    sums = np.empty(({group}, {TILE}), np.float32)
+    y = call.floats(y_)
+    sums_at = call.allocate(4 * {group} * {TILE})
+    sums = call.floats_at(sums_at)
     for tile in range(tiles * part // parts, tiles * (part + 1) // parts):
         left = tile * {TILE}
         size = min({TILE}, outputs - left)
         values, scale, offset = {values}, {scale}, {offset}
         # A tile of the weight stays in the caches from one group of rows to the next.
         for top in range(0, rows, {group}):
-            multiply(call.address(x_) + 4 * top * width, width, values, scale, offset, sums.ctypes.data)
+            multiply(call.address(x_) + 4 * top * width, width, values, scale, offset, sums_at)
             for row in range({group}):
                 for j in range(size):
-                    y[top + row, left + j] = sums[row, j]
+                    y[(top + row) * outputs + left + j] = sums[row * {TILE} + j]
+    call.release(sums_at)
     return 0
 
 
@@ -55,7 +56,7 @@ def {name}_handler(frame):
 def _target(form: Form, group: int) -> str:
     """Compiles and registers the kernel for a storage format and groups of `group` rows; returns its name."""
     name = f"jaxspec_matmul_{form.name}_{group}"
-    scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
+    scope: dict[str, Any] = {"__name__": __name__, "call": call}
     scope |= {"address": call.address_of(name), "multiply": multiply_code(form, group)}
     source = _PART.format(name=name, group=group, TILE=TILE, **form.byte_offsets())
     call.define(source, __file__, scope)

@@ -13,7 +13,7 @@ from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.paged_attention.reference import paged_attention as reference
 from jaxspec_kernels.vector_code import FLOAT, HALF, INTEGER, VectorCode, word
 from llvmlite import ir
-from numba import carray, types
+from numba import types
 from numba.core.cgutils import alloca_once_value, for_range, for_range_slice
 
 MAX_ROWS = 16
@@ -60,12 +60,10 @@ def {name}_part(frame, part, parts):
     batch, rows, heads, _ = call.shape(queries_, 4)
     _, kv_heads, _, page_size, _ = call.shape(cache_, 5)
     table_width = call.shape(call.argument(frame, 2), 2)[1]
-    queries = carray(call.floats(queries_), (batch, rows, heads, {DIM}))
-    output = carray(call.floats(output_), (batch, rows, heads, {DIM}))
-    table = carray(call.integers(call.argument(frame, 2)), (batch, table_width))
-    first = carray(call.integers(call.argument(frame, 3)), (batch, rows))
-    last = carray(call.integers(call.argument(frame, 4)), (batch, rows))
-    scale = carray(call.floats(call.argument(frame, 5)), 1)[0]
+    queries, output = call.floats(queries_), call.floats(output_)
+    table = call.integers(call.argument(frame, 2))
+    firsts, lasts = call.integers(call.argument(frame, 3)), call.integers(call.argument(frame, 4))
+    scale = call.floats(call.argument(frame, 5))[0]
     group, width = heads // kv_heads, table_width * page_size
     pairs = rows * group
     blocks = max(-(-pairs // {TOGETHER}), min(pairs, -(-{PIECES} * parts // (batch * kv_heads))))
@@ -73,9 +71,10 @@ def {name}_part(frame, part, parts):
     scratch = call.allocate({ROW} * (2 * most + {TILE}) + 4 * width * most)
     sums_at, wide = scratch + {ROW} * most, scratch + {ROW} * 2 * most
     weights = wide + {ROW} * {TILE}
-    query = carray(call.floats_at(scratch), (most, {DIM}))
-    sums = carray(call.floats_at(sums_at), (most, {DIM}))
-    begin, end, total = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.float32)
+    query, sums = call.floats_at(scratch), call.floats_at(sums_at)
+    bounds = call.allocate((8 + 8 + 4) * most)
+    begin, end = call.words_at(bounds), call.words_at(bounds + 8 * most)
+    total = call.floats_at(bounds + 16 * most)
     units = batch * kv_heads * blocks
     for unit in range(units * part // parts, units * (part + 1) // parts):
         b, kv_head, block = unit // blocks // kv_heads, unit // blocks % kv_heads, unit % blocks
@@ -86,20 +85,22 @@ def {name}_part(frame, part, parts):
         full_low, full_high = 0, width
         for i in range(count):
             row, member = (start + i) // group, (start + i) % group
-            begin[i], end[i] = max(first[b, row], 0), last[b, row] + 1
+            begin[i], end[i] = max(firsts[rows * b + row], 0), lasts[rows * b + row] + 1
+            of_head = {DIM} * (heads * (rows * b + row) + kv_head * group + member)
             for d in range({DIM}):
-                query[i, d] = queries[b, row, kv_head * group + member, d] * scale
-                sums[i, d] = np.float32(0)
+                query[{DIM} * i + d] = queries[of_head + d] * scale
+                sums[{DIM} * i + d] = np.float32(0)
             full_low, full_high = max(full_low, begin[i]), min(full_high, end[i])
             if begin[i] < end[i]:
                 low, high = min(low, begin[i]), max(high, end[i])
         head = call.address(cache_) + 2 * page_size * {HELD} * kv_head
         page = 2 * page_size * {HELD} * kv_heads
+        entry = table_width * b
         for tile in range(low // {TILE}, -(-high // {TILE})):
             left, later = tile * {TILE}, (tile + {AHEAD}) * {TILE}
-            keys = head + page * table[b, left // page_size] + {HELD} * (left % page_size)
+            keys = head + page * table[entry + left // page_size] + {HELD} * (left % page_size)
             if later < high:
-                fetch(head + page * table[b, later // page_size] + {HELD} * (later % page_size))
+                fetch(head + page * table[entry + later // page_size] + {HELD} * (later % page_size))
             fetch(keys + {HELD} * page_size)
             if count > {FEW}:
                 keys = widen(keys, wide)
@@ -115,7 +116,7 @@ def {name}_part(frame, part, parts):
                 total[i] = softmax(weights + 4 * width * i, begin[i], end[i])
         for tile in range(low // {TILE}, -(-high // {TILE})):
             left = tile * {TILE}
-            keys = head + page * table[b, left // page_size] + {HELD} * (left % page_size)
+            keys = head + page * table[entry + left // page_size] + {HELD} * (left % page_size)
             values = keys + {HELD} * page_size
             if count > {FEW}:
                 values = widen(values, wide)
@@ -138,9 +139,11 @@ def {name}_part(frame, part, parts):
             row, member = (start + i) // group, (start + i) % group
             # A row that sees nothing has sums of zero.
             inverse = np.float32(1) / total[i] if begin[i] < end[i] else np.float32(1)
+            of_head = {DIM} * (heads * (rows * b + row) + kv_head * group + member)
             for d in range({DIM}):
-                output[b, row, kv_head * group + member, d] = sums[i, d] * inverse
+                output[of_head + d] = sums[{DIM} * i + d] * inverse
     call.release(scratch)
+    call.release(bounds)
     return 0
 
 
@@ -161,7 +164,7 @@ def _registered(tile: int, lanes: int, dim: int, is_half: bool) -> str:
     """
     name = f"jaxspec_paged_attention_{tile}_{lanes}_{dim}{'_half' * is_half}"
     kind, size = (HALF, 2) if is_half else (FLOAT, 4)
-    scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
+    scope: dict[str, Any] = {"__name__": __name__, "np": np, "call": call}
     scope |= {"address": call.address_of(name), "softmax": _softmax_code(lanes)}
     scope |= {"fetch": _fetch_code(size * tile * dim), "widen": _widening_code(kind, lanes, tile * dim)}
     # As many rows as there are registers for their sums.

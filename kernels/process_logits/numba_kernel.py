@@ -8,7 +8,7 @@ import numpy as np
 from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.process_logits.reference import process_logits as reference
 from jaxspec_kernels.vector_code import FLOAT, VectorCode
-from numba import carray, njit, types
+from numba import njit, types
 from numba.core.cgutils import alloca_once_value, for_range
 
 _LANES = 16
@@ -48,11 +48,10 @@ def _target() -> str:
 def _part(frame, part, parts):
     logits, processed = call.argument(frame, 0), call.result(frame, 0)
     slots, rows, width = call.shape(logits, 3)
-    temperatures = carray(call.floats(call.argument(frame, 1)), slots)
-    top_k = carray(call.integers(call.argument(frame, 2)), slots)
-    top_p = carray(call.floats(call.argument(frame, 3)), slots)
-    log_min_p = carray(call.floats(call.argument(frame, 4)), slots)
-    weights, sums, peak = np.empty(width, np.float32), np.empty(_BINS, np.float64), np.empty(1, np.float32)
+    temperatures, top_k = call.floats(call.argument(frame, 1)), call.integers(call.argument(frame, 2))
+    top_p, log_min_p = call.floats(call.argument(frame, 3)), call.floats(call.argument(frame, 4))
+    weights_at, sums_at, peak_at = call.allocate(4 * width), call.allocate(8 * _BINS), call.allocate(4)
+    weights, peak = call.floats_at(weights_at), call.floats_at(peak_at)
     whole = width // _LANES
     for row in range(slots * rows * part // parts, slots * rows * (part + 1) // parts):
         slot = row // rows
@@ -60,46 +59,52 @@ def _part(frame, part, parts):
         is_sampled = temperatures[slot] > 0
         divisor = temperatures[slot] if is_sampled else np.float32(1)
         peak[0] = -np.inf
-        _scale(x, divisor, whole, y, peak.ctypes.data)
+        _scale(x, divisor, whole, y, peak_at)
         left = 4 * _LANES * whole
-        _scale_singly(x + left, divisor, width - _LANES * whole, y + left, peak.ctypes.data)
+        _scale_singly(x + left, divisor, width - _LANES * whole, y + left, peak_at)
         if not is_sampled:
             continue
-        scaled, order = carray(call.floats_at(y), width), carray(call.integers_at(y), width)
+        scaled, order = call.floats_at(y), call.integers_at(y)
         floor = peak[0] + log_min_p[slot]
         if 0 < top_k[slot] < width:
-            weights[:] = 1
-            floor = max(floor, _reaching(order, weights, float(top_k[slot]), sums))
+            for i in range(width):
+                weights[i] = np.float32(1)
+            floor = max(floor, _reaching(order, weights, width, float(top_k[slot]), sums_at))
         if top_p[slot] < 1:
-            _powers(y, peak[0], whole, weights.ctypes.data)
-            _powers_singly(y + left, peak[0], width - _LANES * whole, weights.ctypes.data + left)
+            _powers(y, peak[0], whole, weights_at)
+            _powers_singly(y + left, peak[0], width - _LANES * whole, weights_at + left)
             total = 0.0
             for i in range(width):
                 if scaled[i] >= floor:
                     total += weights[i]
             mass = max(top_p[slot] * total, _TINY)
-            floor = max(floor, _reaching(order, weights, mass, sums))
+            floor = max(floor, _reaching(order, weights, width, mass, sums_at))
         for i in range(width):
             if scaled[i] < floor:
                 scaled[i] = -np.inf
+    for scratch in (weights_at, sums_at, peak_at):
+        call.release(scratch)
     return 0
 
 
 @njit(inline="always")
-def _reaching(order, weights, wanted, sums):
+def _reaching(order, weights, width, wanted, sums_at):
     """The largest float that is so small that floats at or above it weigh `wanted`; -inf if all weigh less.
 
     Args:
       order: i32[V], the floats' bits.
       weights: f32[V].
-      sums: f64[_BINS], overwritten.
+      width: V.
+      sums_at: the address of f64[_BINS], which is overwritten.
     """
+    sums = call.doubles_at(sums_at)
     above, found = 0.0, 0
     # The highest 12 bits of the floats' order are found first, then ten more, and ten more.
     for level in range(3):
         shift, bins = 20 - 10 * level, _BINS if level == 0 else 1 << 10
-        sums[:bins] = 0
-        for i in range(len(order)):
+        for i in range(bins):
+            sums[i] = 0.0
+        for i in range(width):
             key: Any = np.int64(order[i])
             key = key + (1 << 31) if key >= 0 else -key - 1
             if level == 0 or key >> (shift + 10) == found:
@@ -111,9 +116,8 @@ def _reaching(order, weights, wanted, sums):
         if level == 0 and not above + sums[digit] >= wanted:
             return np.float32(-np.inf)
         found = (found << (12 if level == 0 else 10)) | digit
-    word = np.empty(1, np.int32)
-    word[0] = found - (1 << 31) if found >= 1 << 31 else -found - 1
-    return word.view(np.float32)[0]
+    call.integers_at(sums_at)[0] = found - (1 << 31) if found >= 1 << 31 else -found - 1
+    return call.floats_at(sums_at)[0]
 
 
 def _handler(frame):

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.rms_norm.reference import rms_norm as reference
-from numba import carray
 
 # Squares are summed in an order that LLVM chooses for a row, whatever rows are beside it.
 _FASTMATH = {"contract", "reassoc", "nsz"}
@@ -45,18 +44,17 @@ def _target() -> str:
 def _part(frame, part, parts):
     x_, normed_ = call.argument(frame, 0), call.result(frame, 0)
     rows, width = call.shape(x_, 2)
-    x, normed = carray(call.floats(x_), (rows, width)), carray(call.floats(normed_), (rows, width))
-    factors = carray(call.floats(call.argument(frame, 1)), width)
-    eps = carray(call.floats(call.argument(frame, 2)), 1)[0]
+    x, normed, factors = call.floats(x_), call.floats(normed_), call.floats(call.argument(frame, 1))
+    eps = call.floats(call.argument(frame, 2))[0]
     share = np.float32(1) / np.float32(width)
     for i in range(rows * part // parts, rows * (part + 1) // parts):
-        row, out = x[i], normed[i]
+        row = width * i
         total = np.float32(0)
         for j in range(width):
-            total += row[j] * row[j]
+            total += x[row + j] * x[row + j]
         scale = np.float32(1) / np.sqrt(total * share + eps)
         for j in range(width):
-            out[j] = row[j] * scale * factors[j]
+            normed[row + j] = x[row + j] * scale * factors[j]
     return 0
 
 

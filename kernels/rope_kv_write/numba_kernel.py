@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.rope_kv_write.reference import rope_kv_write as reference
-from numba import carray
 
 _FASTMATH = {"contract", "nsz"}
 _POINTERS = {"float32": "floats", "float16": "halves"}
@@ -36,30 +35,31 @@ def {name}_part(frame, part, parts):
     cache_, projected_ = call.result(frame, 0), call.argument(frame, 2)
     batch, rows, heads, columns, dim = call.shape(projected_, 5)
     page_size, count, group, half = call.shape(cache_, 5)[3], batch * rows, columns - 2, dim // 2
-    cache = carray(call.{pointer}(cache_), (call.shape(cache_, 5)[0], heads, 2, page_size, dim))
-    slots = carray(call.integers(call.argument(frame, 1)), count)
-    projected = carray(call.floats(projected_), (count, heads, columns, dim))
-    cosines = carray(call.floats(call.argument(frame, 3)), (count, half))
-    sines = carray(call.floats(call.argument(frame, 4)), (count, half))
-    queries = carray(call.floats(call.result(frame, 1)), (count, heads, group, dim))
+    cache, slots = call.{pointer}(cache_), call.integers(call.argument(frame, 1))
+    projected, queries = call.floats(projected_), call.floats(call.result(frame, 1))
+    cosines, sines = call.floats(call.argument(frame, 3)), call.floats(call.argument(frame, 4))
     for i in range(count):
         page, offset = slots[i] // page_size, slots[i] % page_size
-        cos, sin = cosines[i], sines[i]
+        angle = half * i
         for head in range(heads):
-            for column in range(group):
-                left, right = projected[i, head, column, :half], projected[i, head, column, half:]
-                out = queries[i, head, column]
+            left = dim * columns * (heads * i + head)
+            right, out = left + half, dim * group * (heads * i + head)
+            for _ in range(group):
                 for d in range(half):
-                    out[d] = left[d] * cos[d] - right[d] * sin[d]
-                    out[half + d] = right[d] * cos[d] + left[d] * sin[d]
-            left, right = projected[i, head, group, :half], projected[i, head, group, half:]
-            key, value = cache[page, head, 0, offset], cache[page, head, 1, offset]
+                    x, y = projected[left + d], projected[right + d]
+                    cos, sin = cosines[angle + d], sines[angle + d]
+                    queries[out + d] = x * cos - y * sin
+                    queries[out + half + d] = y * cos + x * sin
+                left, right, out = left + dim, right + dim, out + dim
+            key = dim * (page_size * 2 * (heads * page + head) + offset)
             for d in range(half):
-                key[d] = kept(left[d] * cos[d] - right[d] * sin[d])
-                key[half + d] = kept(right[d] * cos[d] + left[d] * sin[d])
-            row = projected[i, head, group + 1]
+                x, y = projected[left + d], projected[right + d]
+                cos, sin = cosines[angle + d], sines[angle + d]
+                cache[key + d] = kept(x * cos - y * sin)
+                cache[key + half + d] = kept(y * cos + x * sin)
+            value = key + dim * page_size
             for d in range(dim):
-                value[d] = kept(row[d])
+                cache[value + d] = kept(projected[left + dim + d])
     return 0
 
 
@@ -73,7 +73,7 @@ def _target(dtype: str) -> str:
     """Compiles and registers the kernel for a cache of this dtype; returns its name."""
     name = f"jaxspec_rope_kv_write_{dtype}"
     kept = call.half_bits if dtype == "float16" else np.float32
-    scope: dict[str, Any] = {"carray": carray, "call": call, "kept": kept, "address": call.address_of(name)}
+    scope: dict[str, Any] = {"call": call, "kept": kept, "address": call.address_of(name)}
     scope["__name__"] = __name__
     call.define(_PART.format(name=name, pointer=_POINTERS[dtype]), __file__, scope)
     call.register(name, scope[f"{name}_part"], scope[f"{name}_handler"], fastmath=_FASTMATH)

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels import numba_call as call
-from numba import carray
 
 _NAME = "jaxspec_place_rows"
 _part_address = call.address_of(_NAME)
@@ -43,23 +42,19 @@ def _part(frame, part, parts):
     positions_, table_ = call.argument(frame, 0), call.argument(frame, 2)
     groups, rows = call.shape(positions_, 2)
     width = call.shape(table_, 2)[1]
-    positions = carray(call.integers(positions_), (groups, rows))
-    valid = carray(call.bytes_of(call.argument(frame, 1)), (groups, rows))
-    table = carray(call.integers(table_), (groups, width))
-    sizes = carray(call.integers(call.argument(frame, 3)), 2)
+    positions, valid = call.integers(positions_), call.bytes_of(call.argument(frame, 1))
+    table, sizes = call.integers(table_), call.integers(call.argument(frame, 3))
     page_size, window = sizes[0], sizes[1]
-    slots = carray(call.integers(call.result(frame, 0)), (groups, rows))
-    first = carray(call.integers(call.result(frame, 1)), (groups, rows))
-    last = carray(call.integers(call.result(frame, 2)), (groups, rows))
-    for group in range(groups):
-        for row in range(rows):
-            position = positions[group, row]
-            page = 0
-            if valid[group, row] and 0 <= position < width * page_size:
-                page = table[group, position // page_size]
-            slots[group, row] = page * page_size + position % page_size
-            first[group, row] = max(position - window + 1, 0) if window else 0
-            last[group, row] = position if page else -1
+    slots = call.integers(call.result(frame, 0))
+    first, last = call.integers(call.result(frame, 1)), call.integers(call.result(frame, 2))
+    for row in range(groups * rows):
+        position = positions[row]
+        page = 0
+        if valid[row] and 0 <= position < width * page_size:
+            page = table[row // rows * width + position // page_size]
+        slots[row] = page * page_size + position % page_size
+        first[row] = max(position - window + 1, 0) if window else 0
+        last[row] = position if page else -1
     return 0
 
 
