@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxspec_kernels import collectives
 
 from jaxspec.config import AXIS_TO_MESH, AXIS_UNIT, MESH_AXIS, ConfigError
 
@@ -103,12 +104,12 @@ def split_over(part: int, whole: int) -> str | None:
 
 def psum(x: jax.Array, axis: str | None) -> jax.Array:
     """The sum of x over the devices of a mesh axis; x if the axis is None."""
-    return x if axis is None else lax.psum(x, axis)
+    return x if axis is None else collectives.psum(x, axis)
 
 
 def all_gather(x: jax.Array, axis: str | None) -> jax.Array:
     """x of all devices, concatenated along the last axis; x if the axis is None."""
-    return x if axis is None else lax.all_gather(x, axis, axis=x.ndim - 1, tiled=True)
+    return x if axis is None else collectives.all_gather(x, axis, along=x.ndim - 1)
 
 
 def local_part(x: jax.Array, part: int, *, along: int = 0) -> jax.Array:

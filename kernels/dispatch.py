@@ -77,12 +77,17 @@ class Op(Generic[_Args, _Result]):
         """Why the "triton" or the "numba" kernel cannot run here; None if it can."""
         if self._loaders[implementation] is None:
             return "does not exist for this operation"
-        return _WHY_NOT[implementation]()
+        return why_not(implementation)
 
 
 def can_branch() -> bool:
     """Whether programs may branch: on a GPU, a branch copies its condition to the host and ends a graph."""
     return jax.default_backend() == "cpu"
+
+
+def why_not(implementation: str) -> str | None:
+    """Why no "triton" or no "numba" kernel can run here; None if they can."""
+    return _WHY_NOT[implementation]()
 
 
 def _why_not_triton() -> str | None:

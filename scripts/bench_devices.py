@@ -10,9 +10,8 @@ Parts, each in its own process, so that a failure does not affect the others:
     gpt-oss-20b    the same at batch 1 and 32
     llama3-70b     over all devices only, at batch 1 and 8
     whole-drafter  llama3-8b and llama3-70b with the whole drafter on every device
-    flags          llama3-8b over all devices, with several settings of XLA and NCCL for collectives
 
-XLA_FLAGS are passed on. Without --only, all parts except "flags" run.
+XLA_FLAGS are passed on. Without --only, all parts run.
 """
 
 import argparse
@@ -20,7 +19,6 @@ import os
 import subprocess
 import sys
 import time
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +43,6 @@ PARTS: dict[str, list[tuple[str, bool]]] = {
     ],
 }
 """For each part, runs of bench_step.py: its options, and whether it runs over all devices."""
-_SYNCHRONOUS = "--xla_gpu_disable_async_collectives=ALLCOLLECTIVES"
-_IN_GRAPHS = "--xla_gpu_enable_command_buffer=+COLLECTIVES"
-FLAGS: list[dict[str, str]] = [
-    {},
-    {"XLA_FLAGS": _SYNCHRONOUS},
-    {"XLA_FLAGS": _IN_GRAPHS},
-    {"XLA_FLAGS": f"{_SYNCHRONOUS} {_IN_GRAPHS}"},
-    {"NCCL_PROTO": "LL"},
-    {"NCCL_PROTO": "LL", "XLA_FLAGS": _SYNCHRONOUS},
-]
-"""Environment variables of the runs of "flags"; a flag that XLA does not know ends the process."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -69,51 +56,36 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     failed = []
     for part in args.only.split(","):
-        environments: list[dict[str, str]] = [{}]
         if part == "check":
             commands = [[str(_HERE / "check_devices.py"), "--devices", str(args.devices)]]
-        elif part == "flags":
-            commands = [_step(args, "--shape llama3-8b --batch 1,32", True, keep=False)]
-            environments = FLAGS
         elif part in PARTS:
             commands = [_step(args, options, over_all) for options, over_all in PARTS[part]]
         else:
-            parser.error(f"--only: unknown part {part!r}; known: check, {', '.join(PARTS)}, flags")
-        for command, environment in product(commands, environments):
-            if not _run(command, environment, args.timeout):
+            parser.error(f"--only: unknown part {part!r}; known: check, {', '.join(PARTS)}")
+        for command in commands:
+            if not _run(command, args.timeout):
                 failed.append(part)
     print("failed: " + ", ".join(failed) if failed else "every part ran", flush=True)
     return bool(failed)
 
 
-def _step(args: argparse.Namespace, options: str, over_all: bool, *, keep: bool = True) -> list[str]:
+def _step(args: argparse.Namespace, options: str, over_all: bool) -> list[str]:
     devices = args.devices if over_all else 1
     command = [str(_HERE / "bench_step.py"), *options.split(), *_STEP.split()]
     command += ["--tensor-parallel", str(devices)]
-    if args.json and keep:
+    if args.json:
         shape = options.split()[1]
         whole = "-whole-drafter" if "--whole-drafter" in options else ""
         command += ["--json", str(args.json / f"step-{shape}-tp{devices}{whole}.json")]
     return command
 
 
-def _run(command: list[str], environment: dict[str, str], timeout: int) -> bool:
-    if "XLA_FLAGS" in environment:
-        environment = {
-            **environment,
-            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {environment['XLA_FLAGS']}",
-        }
-    words = [f"{name}='{value.strip()}'" for name, value in environment.items()]
-    print("\n$", *words, "python", *command, flush=True)
+def _run(command: list[str], timeout: int) -> bool:
+    print("\n$ python", *command, flush=True)
     begin = time.perf_counter()
     done: Any = None
     try:
-        done = subprocess.run(
-            [sys.executable, *command],
-            check=False,
-            timeout=timeout,
-            env={**os.environ, **environment},
-        )
+        done = subprocess.run([sys.executable, *command], check=False, timeout=timeout)
     except subprocess.TimeoutExpired:
         print(f"took more than {timeout} s", flush=True)
     print(f"({time.perf_counter() - begin:.0f} s)", flush=True)

@@ -1,10 +1,11 @@
 """Trace the engine's step on a GPU, and show where its time goes.
 
-    python scripts/profile_step.py --shape smollm2-135m --k 4 --batch 1 [--trace FOLDER] [--graphs]
+    python scripts/profile_step.py --shape smollm2-135m --k 4 --batch 1 [--tensor-parallel N]
+        [--trace FOLDER] [--graphs]
 
 Prints the most expensive kernels with their time and count per step, and the share of idle time inside
 dispatches and between them. XLA launches kernels one by one while tracing; with --graphs it keeps its CUDA
-graphs, as in normal runs.
+graphs, as in normal runs. Over several devices, the kernels are those of the first.
 """
 
 import argparse
@@ -30,9 +31,12 @@ def main(arguments: list[str] | None = None) -> int:
     from bench.program import start
     from bench.timeline import idle_shares, kernel_table, read_kernels
 
+    from jaxspec.sharding import make_mesh
+
+    mesh = make_mesh(args.tensor_parallel)
     dtype = jnp.dtype(args.dtype)
     num_drafts = 0 if args.no_speculation else args.k
-    models = build_models(SHAPES[args.shape], num_drafts=num_drafts, dtype=dtype)
+    models = build_models(SHAPES[args.shape], num_drafts=num_drafts, dtype=dtype, mesh=mesh)
     running = start(
         models,
         batch_size=args.batch,
@@ -44,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         acceptance=args.acceptance if num_drafts else None,
         dtype=dtype,
         params=SamplingParams(),
+        mesh=mesh,
     )
     jax.block_until_ready([running.dispatch() for _ in range(2)])
     with tempfile.TemporaryDirectory() as temporary:
@@ -76,6 +81,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--steps-per-dispatch", type=int, default=4)
     parser.add_argument("--dispatches", type=int, default=5, help="dispatches to trace")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="devices")
     parser.add_argument("--graphs", action="store_true", help="keep CUDA graphs while tracing")
     parser.add_argument("--top", type=int, default=25, help="number of kernels to print")
     parser.add_argument("--trace", type=Path, metavar="FOLDER", help="keep the trace here")

@@ -16,8 +16,8 @@ FLOORS = (
     ("drafters",),
     ("models", "sampling"),
     ("attention",),
-    ("kernels",),
     ("sharding",),
+    ("kernels",),
     ("config", "checkpoints", "provenance"),
     ("errors", "documents"),
 )

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
+from jaxspec_kernels.collectives import peer_links, through_peers
 from tqdm import tqdm
 
 from jaxspec.config import ResolvedEngineConfig
@@ -48,8 +49,8 @@ def compiler_options(
     brought up to date with new addresses, which takes longer than launching its first kernels. The first
     token of 512 took Llama-3-8B 15.1 ms instead of 16.2, that of 4096 106.5 instead of 109.8 (H200).
 
-    Sums over several devices use NCCL: XLA's own kernel for them is faster (docs/measurements.md, "Several
-    GPUs") but fails if NCCL is older than 2.29.2.
+    Sums over several devices that are too large for our kernel use NCCL: XLA's own kernel for them fails if
+    NCCL is older than 2.29.2, or where NVLink's multicast is refused to it.
 
     Options that the variable XLA_FLAGS names are left out, so that it takes precedence.
     """
@@ -121,6 +122,7 @@ class Programs:
         self.leaves, self.treedef = jax.tree.flatten(parameters)
         self.config = config
         self.mesh, self._replicated = mesh, replicated(mesh)
+        self._links = peer_links(mesh)
         self._state = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
         )
@@ -210,7 +212,7 @@ class Programs:
           batch: i32[b, …] of `pack_batch`.
           chunks: i32[G, …] of `pack_chunks`; None for a size without chunks.
         """
-        return self.compiled[size](self.leaves, state, batch, chunks)
+        return self.compiled[size](self.leaves, state, batch, chunks, self._links)
 
     def put_history(self, state: EngineState, tokens: Words) -> EngineState:
         """Puts tokens i32[B, X] into the slots' histories, except where they are -1; donates the history."""
@@ -246,9 +248,10 @@ class Programs:
         )
 
     def _lower(self, size: Size) -> Any:
-        def program(leaves, state, batch, chunks):
+        def program(leaves, state, batch, chunks, links):
             models = self._models(leaves, size)
-            state, output = dispatch(models, state, batch, chunks, config=self.config, mode=size.mode)
+            with through_peers(links):
+                state, output = dispatch(models, state, batch, chunks, config=self.config, mode=size.mode)
             return state, pack_output(output)
 
         batch = empty_batch(size.slots, self.config.table_width)
@@ -258,11 +261,11 @@ class Programs:
         arguments = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, np.int32, sharding=self._replicated), (batch, chunks)
         )
-        places = (shardings(self.leaves), kept, self._replicated, self._replicated)
+        places = (shardings(self.leaves), kept, self._replicated, self._replicated, shardings(self._links))
         program = on_shards(program, self.mesh, places, (kept, self._replicated))
         program.__name__ = "prompts" if size.mode is None else "decode"
         return jax.jit(program, donate_argnums=1, out_shardings=(kept, self._replicated)).lower(
-            self.leaves, self._state, *arguments
+            self.leaves, self._state, *arguments, self._links
         )
 
     def _host_decode(self, size: Size) -> Callable:
@@ -284,8 +287,9 @@ class Programs:
             models = self._models(leaves, size)
             return verify_and_commit(models, state, slots, proposal, None, config=self.config, mode=mode)
 
-        def run(leaves, all_slots, batch, chunks):
+        def run(leaves, all_slots, batch, chunks, links):
             assert chunks is None
+            assert links is None
             slots = read_batch(jnp.asarray(batch), self.config.page_size)
             state, outputs = all_slots.gather(slots), []
             for _ in range(min(self.config.steps_per_dispatch, int(slots.steps.min()))):

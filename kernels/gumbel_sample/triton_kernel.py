@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 from jax import lax
+from jaxspec_kernels import collectives
 from jaxspec_kernels.random import Purpose
 from jaxspec_kernels.triton_call import triton_call
 from triton.language.extra import libdevice
@@ -47,7 +48,7 @@ def gumbel_sample(
         )
     if axis is not None:
         parts = jnp.stack([ranks, ids + lax.axis_index(axis) * vocabulary])
-        ranks, ids = lax.all_gather(parts, axis, axis=2, tiled=True)
+        ranks, ids = collectives.all_gather(parts, axis, along=2)
         blocks = ranks.shape[1]
     (tokens,) = triton_call(
         _best_kernel,
