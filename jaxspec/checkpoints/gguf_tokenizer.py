@@ -25,11 +25,13 @@ _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 # SentencePiece makes words of at most 16 characters by default; bounds the work of finding merges.
 _LONGEST_WORD = 256
 
-# Chat models end a turn with these, even if the file does not name them as end tokens.
-_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
-
-# GLM models end a tool call with this token, and their GGUFs do not name it.
-_CALL_ENDS = ("<|observation|>",)
+# Models end a turn, a text or a tool call with these, and files name only some of them. (gpt-oss writes
+# "<|end|>" inside an answer.)
+_ENDS = (
+    *("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|return|>"),
+    *("<|endoftext|>", "<|end_of_text|>"),
+    *("<|eom_id|>", "<|call|>", "<|observation|>"),
+)
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer | None:
@@ -76,10 +78,9 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer | N
 def _end_tokens(meta: Metadata, tokens: Sequence[str], ids: Mapping[str, int | None]) -> list[int]:
     """Ids that end an answer: those that the file names, and others that it may leave out."""
     found = [token_id for field in ("eos", "eot", "eom") if (token_id := ids[field]) is not None]
-    ends = _CALL_ENDS if ids["eot"] is not None else (*_TURN_ENDS, *_CALL_ENDS)
     types = meta.list("tokenizer.ggml.token_type", int, [])
     typed = zip(tokens, types, strict=False)
-    found += [i for i, (token, kind) in enumerate(typed) if kind == _CONTROL and token in ends]
+    found += [i for i, (token, kind) in enumerate(typed) if kind == _CONTROL and token in _ENDS]
     return list(dict.fromkeys(found))
 
 
@@ -92,7 +93,7 @@ def _byte_level(meta: Metadata, tokens: list[str]) -> Backend:
         )
     merges = [tuple(merge.split(" ")) for merge in meta.list("tokenizer.ggml.merges", str, [])]
     cuts = PRE_TOKENIZERS[pre]
-    vocabulary = {token: i for i, token in enumerate(tokens)}
+    vocabulary = _vocabulary(meta, tokens)
     with foreign(meta.file, "metadata tokenizer.ggml.merges"):
         backend = Backend(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=cuts.takes_whole_words))
     splits = [pre_tokenizers.Split(Regex(e), behavior="isolated") for e in cuts.expressions]
@@ -102,12 +103,23 @@ def _byte_level(meta: Metadata, tokens: list[str]) -> Backend:
     return backend
 
 
+def _vocabulary(meta: Metadata, tokens: Sequence[str]) -> dict[str, int]:
+    """Ids by text. Of several texts that are no UTF-8, and so look alike, only the first has an id."""
+    vocabulary: dict[str, int] = {}
+    for token_id, token in enumerate(tokens):
+        first = vocabulary.setdefault(token, token_id)
+        if first != token_id and "\N{REPLACEMENT CHARACTER}" not in token:
+            twice = f"token {token_id} has the text of token {first}, {token!r}"
+            raise CheckpointError(f"{meta.file}: metadata tokenizer.ggml.tokens: {twice}")
+    return vocabulary
+
+
 def _sentence_piece(meta: Metadata, tokens: list[str]) -> Backend:
     """SentencePiece BPE (Llama 1 and 2, Mistral): merges by descending score, with byte fallback."""
     scores = meta.list("tokenizer.ggml.scores", float, [])
     if len(scores) != len(tokens):
         raise CheckpointError(f"{meta.file}: metadata tokenizer.ggml.scores does not fit the tokens")
-    vocabulary = {token: i for i, token in enumerate(tokens)}
+    vocabulary = _vocabulary(meta, tokens)
     by_score = sorted(range(len(tokens)), key=lambda i: -scores[i])
     merges = [
         (token[:cut], token[cut:])

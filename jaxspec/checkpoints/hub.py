@@ -39,8 +39,8 @@ def hub_folder(repository: str, file: str | None = None, *, progress: bool = Tru
             name,
             revision=revision or None,
             allow_patterns=parts_of(file) if file else list(FILES),
-            # Subfolders hold the same weights in other formats.
-            ignore_patterns=None if file else ["*/*"],
+            # Subfolders, and Mistral's consolidated files, hold the same weights in other formats.
+            ignore_patterns=None if file else ["*/*", "consolidated*"],
             tqdm_class=None if progress else _SilentBar,
         )
     except (OSError, ValueError) as error:

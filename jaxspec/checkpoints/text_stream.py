@@ -1,12 +1,15 @@
 """Incremental decoding of token ids."""
 
 import codecs
+import re
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from tokenizers import decoders
 
-from jaxspec.checkpoints.tokenizer import Tokenizer
+if TYPE_CHECKING:
+    from jaxspec.checkpoints.tokenizer import Tokenizer
 
 
 class TextStream:
@@ -19,7 +22,7 @@ class TextStream:
         text = stream.feed([16, 42]) + stream.feed([7]) + stream.finish()
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True):
+    def __init__(self, tokenizer: "Tokenizer", skip_special_tokens: bool = True):
         byte_level = isinstance(tokenizer.backend.decoder, decoders.ByteLevel)
         decoder = _ByteLevelStream if byte_level else _WindowStream
         self._decoder = decoder(tokenizer)
@@ -37,7 +40,7 @@ class TextStream:
 class _ByteLevelStream:
     """For byte-level BPE: tokens are bytes written as printable characters, and only UTF-8 spans tokens."""
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: "Tokenizer"):
         self._backend = tokenizer.backend
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -50,39 +53,66 @@ class _ByteLevelStream:
 
 
 class _WindowStream:
-    """For any other decoder: decodes the last token whose text is known with the tokens after it."""
+    """For any other decoder: decodes the last token whose text is known with the tokens after it.
 
-    def __init__(self, tokenizer: Tokenizer):
+    Tokens of SentencePiece that are bytes are decoded apart from the others, as UTF-8. The decoder would
+    replace all of a run of them if one is wrong, and so could not decode the run before its end.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer"):
         self._backend = tokenizer.backend
         self._window: list[int] = []
         self._known = ""  # decoded text of the first token in the window, which was returned before
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._is_begun = False
 
     def feed(self, token_id: int) -> str:
         token = self._backend.id_to_token(token_id)
         if token is None:
             return ""
-        self._window.append(token_id)
-        # SentencePiece decodes a run of byte tokens as a whole.
-        if token.startswith("<0x") and token.endswith(">"):
-            return ""
-        text = self._decode(self._window)
-        if text.endswith("\N{REPLACEMENT CHARACTER}"):
-            return ""
-        new = text[len(self._known) :]
-        self._window = [token_id]
-        self._known = self._decode(self._window)
-        return new
+        byte = self._byte(token, token_id)
+        if byte is not None:
+            text = self._flush() + self._utf8.decode(byte)
+        else:
+            text = self._utf8.decode(b"", final=True)
+            if self._is_begun and not self._window:
+                # Alone, the token would be decoded as the first of the text, without the space before it.
+                self._keep(token_id)
+            self._window.append(token_id)
+            decoded = self._decode(self._window)
+            if not decoded.endswith("\N{REPLACEMENT CHARACTER}"):
+                text += decoded[len(self._known) :]
+                self._keep(token_id)
+        self._is_begun = True
+        return text
 
     def finish(self) -> str:
-        new = self._decode(self._window)[len(self._known) :]
-        self._window, self._known = [], ""
-        return new
+        text = self._utf8.decode(b"", final=True) + self._flush()
+        self._window, self._known, self._is_begun = [], "", False
+        return text
+
+    def _byte(self, token: str, token_id: int) -> bytes | None:
+        """The byte that a token is; None for any other token."""
+        found = re.fullmatch("<0x([0-9A-F]{2})>", token)
+        is_byte = found is not None and self._decode([token_id]) != token
+        return bytes.fromhex(found[1]) if found is not None and is_byte else None
+
+    def _keep(self, token_id: int) -> None:
+        self._window = [token_id]
+        self._known = self._decode(self._window)
+
+    def _flush(self) -> str:
+        """The text of the window that was held back."""
+        text = self._decode(self._window)[len(self._known) :]
+        if self._window:
+            self._keep(self._window[-1])
+        return text
 
     def _decode(self, ids: list[int]) -> str:
         return self._backend.decode(ids, skip_special_tokens=False)
 
 
-def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+def _special_ids(tokenizer: "Tokenizer") -> frozenset[int]:
     added = tokenizer.backend.get_added_tokens_decoder()
     return frozenset(i for i, token in added.items() if token.special)
 

@@ -10,6 +10,7 @@ import tokenizers
 from jaxspec.checkpoints.chat_template import render_chat
 from jaxspec.checkpoints.errors import CheckpointError, foreign
 from jaxspec.checkpoints.json_file import MAX_BYTES, read_bytes, read_json
+from jaxspec.checkpoints.text_stream import TextStream
 
 _MAX_BYTES = 128 * 2**20
 """The largest `tokenizer.json`, in bytes: four times one with 262,144 tokens."""
@@ -129,7 +130,12 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
-        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        text = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        if "\N{REPLACEMENT CHARACTER}" not in text:
+            return text
+        # SentencePiece's decoder also replaces good bytes if they are beside bad ones.
+        stream = TextStream(self, skip_special_tokens)
+        return stream.feed(ids) + stream.finish()
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True

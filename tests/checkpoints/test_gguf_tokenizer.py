@@ -97,12 +97,20 @@ def test_end_tokens_and_special_tokens():
     assert chat == "<s>user: hello</s><s>assistant: "
 
 
-def test_the_end_of_a_turn_ends_an_answer_where_the_file_names_none():
+@pytest.mark.parametrize(
+    "token",
+    [
+        *("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|return|>"),
+        *("<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<|call|>"),
+    ],
+)
+def test_a_token_that_ends_a_turn_or_a_text_ends_an_answer(token):
+    """Models' `generation_config.json` names several, a GGUF often only one."""
     values = byte_level()
-    values["tokenizer.ggml.tokens"][0] = "<|im_end|>"
+    values["tokenizer.ggml.tokens"][0] = token
     assert tokenizer_from_gguf(values, "file").eos_token_ids == (2, 0)
     named = {**values, "tokenizer.ggml.eot_token_id": 3, "tokenizer.ggml.eom_token_id": 1}
-    assert tokenizer_from_gguf(named, "file").eos_token_ids == (2, 3, 1)
+    assert tokenizer_from_gguf(named, "file").eos_token_ids == (2, 3, 1, 0)
     types = [1, *values["tokenizer.ggml.token_type"][1:]]
     text = {**values, "tokenizer.ggml.token_type": types}
     assert tokenizer_from_gguf(text, "file").eos_token_ids == (2,)
@@ -120,6 +128,13 @@ GLM_TEMPLATE = """[gMASK]<sop>{%- if tools -%}<|system|>
 {% for tool in tools %}{{ tool | tojson(ensure_ascii=False) }}{% endfor %}{%- endif -%}
 {%- for message in messages -%}<|{{ message.role }}|>
 {{ message.content }}{%- endfor -%}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+
+
+def test_tokens_with_the_same_text_are_named():
+    values = byte_level()
+    values["tokenizer.ggml.tokens"][-1] = "hello"
+    with pytest.raises(CheckpointError, match=r"token 266 has the text of token 263, 'hello'"):
+        tokenizer_from_gguf(values, "file")
 
 
 def test_what_a_template_writes_in_front_becomes_ids_once():

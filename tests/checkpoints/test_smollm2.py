@@ -27,7 +27,7 @@ def test_config_and_tensors(smollm2):
 
 
 def test_an_answer_ends_with_im_end(smollm2):
-    assert smollm2.eos_token_ids == (2,)
+    assert smollm2.eos_token_ids == (2, 0)
     assert smollm2.tokenizer.decode([2], skip_special_tokens=False) == "<|im_end|>"
 
 

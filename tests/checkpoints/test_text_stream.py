@@ -36,7 +36,30 @@ def test_a_character_comes_out_when_it_is_whole(tokenizer):
     ids = tokenizer.encode("🎉", add_special_tokens=False)[-4:]  # the character is four byte tokens
     stream = TextStream(tokenizer)
     assert stream.feed(ids[:3]) == ""
-    assert stream.feed(ids[3:]) + stream.finish() == "🎉"
+    assert stream.feed(ids[3:]) == "🎉"
+    assert stream.finish() == ""
+
+
+@pytest.mark.parametrize("text", ["hi\n\n\nhi it", "안녕 hi", "\n hi", " \n", "東 京🎉"])
+def test_every_character_comes_out_with_its_last_token(tokenizer, text):
+    """In many SentencePiece vocabularies a line break is a byte, and a run of bytes may be long."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    stream = TextStream(tokenizer)
+    for count, token in enumerate(ids, 1):
+        so_far = tokenizer.decode(ids[:count])
+        piece = stream.feed([token])
+        assert bool(piece) == (not so_far.endswith("\N{REPLACEMENT CHARACTER}") and so_far != "")
+    assert stream.finish() == ""
+
+
+def test_bytes_that_are_no_text_leave_those_beside_them_alone(tokenizer):
+    names = ["A", "Ã", "A"]
+    if tokenizer.backend.token_to_id("A") is None:
+        names = ["<0x41>", "<0xC3>", "<0x41>"]
+    ids = [tokenizer.backend.token_to_id(name) for name in names]
+    assert tokenizer.decode(ids) == "A\N{REPLACEMENT CHARACTER}A"
+    stream = TextStream(tokenizer)
+    assert [stream.feed([i]) for i in ids] == ["A", "", "\N{REPLACEMENT CHARACTER}A"]
 
 
 def test_half_a_character_is_replaced_at_the_end(tokenizer):
