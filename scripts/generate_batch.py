@@ -81,7 +81,8 @@ def main(arguments: list[str] | None = None) -> int:
         return report(error)
     except KeyboardInterrupt:
         resume = "" if args.ray is not None else "; --resume continues"
-        print(f"interrupted: {args.output} holds what was finished{resume}", file=sys.stderr)
+        up_to = ", up to the first row that was not" if args.keep_order else ""
+        print(f"interrupted: {args.output} holds what was finished{up_to}{resume}", file=sys.stderr)
         return 130
 
 
@@ -280,7 +281,7 @@ def _share_devices(
 def _check_files(args: argparse.Namespace) -> None:
     """Checks the files, before anything is written."""
     sources = ["/dev/stdin" if source == STDIN else source for source in args.input]
-    written = [args.output, record_path(args.output), *([args.summary] if args.summary else [])]
+    written = [args.output, record_path(args.output.resolve()), *([args.summary] if args.summary else [])]
     files = [Path(path).resolve() for path in (*sources, *written)]
     if len(set(files)) < len(files):
         raise CommandError("--input, --output and --summary must be different files")

@@ -52,7 +52,7 @@ class FakeEngine:
         ids = [-1] if "fail" in str(prompt) else list(hash_json(prompt, 4))
         return FakeRequest(ids, params, rounds)
 
-    def run(self, requests):
+    def run(self, requests, *, ended=None):
         self.runs.append(self._run(requests))
         return self.runs[-1]
 

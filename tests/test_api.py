@@ -80,6 +80,13 @@ def test_parameters_come_in_one_object_or_as_keywords(engine):
     assert "give top_p in params or as a keyword" in refused(engine.generate, [1], params, top_p=0.5)
 
 
+def test_generate_takes_parameters_in_one_object_too(folders, engine):
+    params = jaxspec.SamplingParams(max_new_tokens=3)
+    sizes = {"max_model_len": 32, "prefill_chunk": 8, "page_size": 8}
+    answer = jaxspec.generate([1], folders["target"], params=params, progress=False, engine=sizes)
+    assert answer.token_ids == engine.generate([1], params).token_ids
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -173,6 +180,7 @@ def test_models_that_are_not_there_or_not_supported(folders, tmp_path, nothing_a
         ([[1], 2], "prompt must be a string"),
         (None, "prompt must be a string"),
         (5, "prompt must be a string"),
+        (np.array(5), "prompt must be a string"),
     ],
 )
 def test_bad_prompts_are_refused_and_nothing_runs(engine, monkeypatch, prompts, message):

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def record_path(output: Path) -> Path:
-    """The path of the record: the output's name with ".run.json" appended."""
+    """The path of the record: the output's name with ".run.json" appended; `output` must be no link."""
     return output.with_name(f"{output.name}.run.json")
 
 

@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from jaxspec.batch.answer import Answer
@@ -75,6 +77,7 @@ class BatchRun(Progress):
         self._pending: dict[int, _PendingRow] = {}
         self._num_requests = 0
         self._num_read = 0
+        self._ended_requests: SimpleQueue[Request | None] = SimpleQueue()
 
     def __iter__(self) -> Generator[Answer | RowError, None, None]:
         """Runs the engine; yields rows as they finish, or in order.
@@ -86,7 +89,9 @@ class BatchRun(Progress):
         Raises:
           The exception that reading the rows raised.
         """
-        with closing(ReadAhead(self._rows, self._engine.max_pending)) as self._source:
+        # A new row wakes the engine's run, as an answer does: there may be a free slot.
+        wake = partial(self._ended_requests.put, None)
+        with closing(ReadAhead(self._rows, self._engine.max_pending, on_change=wake)) as self._source:
             while self._next_turns or not self._source.is_done:
                 self._pending, self._num_requests = {}, 0
                 with closing(self._generations()) as generations:
@@ -97,7 +102,7 @@ class BatchRun(Progress):
 
     def _generations(self) -> Generator[tuple[int, Generation], None, None]:
         """One `Engine.run`; closing the generator ends it at once."""
-        yield from self._engine.run(_Requests(self))
+        yield from self._engine.run(_Requests(self), ended=self._ended_requests)
 
     def _take(self, pending: _PendingRow, generation: Generation) -> None:
         """Adds a finished generation to its row, which then ends or continues with its next turn."""
@@ -147,8 +152,8 @@ class BatchRun(Progress):
 
 
 class _Requests(Iterator[Request]):
-    """The requests of a run. `Engine.run` asks again after the end, whenever a slot is free, since there may
-    be a next turn or another row by then."""
+    """The requests of a run. `Engine.run` asks again after the end, when a request has ended or a row has
+    arrived, since there may be a next turn or another row by then."""
 
     def __init__(self, run: BatchRun):
         self._run = run

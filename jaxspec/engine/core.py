@@ -119,7 +119,9 @@ class EngineCore:
         for request in requests:
             if self.error is not None:
                 request.end("failed", str(self.error))
-            elif request.finish_reason is None:
+            elif request.finish_reason is not None:
+                request.deliver()  # it was aborted before it was queued
+            else:
                 request.arrived_at = time.perf_counter()
                 self.scheduler.add(request)
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
+from numbers import Real
 from queue import SimpleQueue
 from threading import Lock
 from time import monotonic
@@ -190,7 +191,9 @@ class Engine:
         )
         return self._stream(request)
 
-    def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Generation]]:
+    def run(
+        self, requests: Iterable[Request], *, ended: "SimpleQueue[Request | None] | None" = None
+    ) -> Iterator[tuple[int, Generation]]:
         """Runs requests from `make_request`; yields (index, Generation) in the order in which they end.
 
         Takes requests from the iterable only as slots become free, at most `max_pending` ahead, so it may be
@@ -198,24 +201,27 @@ class Engine:
         left, since an answer may have led to another one. Closing the returned iterator aborts the requests
         that have not ended.
 
+        Args:
+          ended: the queue to use for requests that have ended. Whoever puts None into it has the iterable
+            asked again, for example because a request has arrived.
+
         Raises:
           ValueError: a request has been queued before.
           EngineError: the engine is closed, or its device failed for good.
         """
         numbered = enumerate(requests)
         pending: dict[Request, int] = {}
-        ended: SimpleQueue[Request] = SimpleQueue()
+        queue = SimpleQueue() if ended is None else ended
         try:
             while True:
-                fresh = []
-                for index, request in islice(numbered, self.max_pending - len(pending)):
-                    pending[request] = index
-                    fresh.append(request)
-                self.submit(fresh, lambda request: partial(_put, ended, request))
+                fresh = [(request, i) for i, request in islice(numbered, self.max_pending - len(pending))]
+                self.submit([request for request, _ in fresh], lambda request: partial(_put, queue, request))
+                pending.update(fresh)
                 if not pending:
                     return
-                request = ended.get()
-                yield pending.pop(request), self.checked(request.generation())
+                request = queue.get()
+                if request is not None:
+                    yield pending.pop(request), self.checked(request.generation())
         finally:
             self.abort(*pending)
 
@@ -305,7 +311,7 @@ class Engine:
           deadline: seconds from now after which the request is aborted; None for no limit.
 
         Raises:
-          ValueError: as `generate`, or the deadline is not above 0.
+          ValueError: as `generate`, or the priority is not an integer, or the deadline not above 0.
         """
         ids = encode_prompt(prompt, self.tokenizer, raw=raw, vocab_size=self.vocab_size)
         room = self.max_model_len - len(ids)
@@ -345,8 +351,10 @@ class Engine:
             )
         if params.stop and self.tokenizer is None:
             raise ValueError("stop: stop strings need a tokenizer, and this checkpoint has none")
-        if deadline is not None and not deadline > 0:
-            raise ValueError(f"deadline must be a number of seconds above 0, got {deadline}")
+        if not isinstance(priority, int):
+            raise ValueError(f"priority must be an integer, got {priority!r}")
+        if deadline is not None and not (isinstance(deadline, Real) and deadline > 0):
+            raise ValueError(f"deadline must be a number of seconds above 0, got {deadline!r}")
         return Request(
             prompt=ids,
             params=params,
@@ -358,7 +366,8 @@ class Engine:
             is_streamed=is_streamed,
             id=next(self._ids) if id is None else id,
             priority=priority,
-            deadline=None if deadline is None else monotonic() + deadline,
+            # A huge integer is no float.
+            deadline=None if deadline is None else monotonic() + min(deadline, 1e9),
         )
 
     def _stream(self, request: Request) -> Iterator[Delta]:
@@ -390,5 +399,5 @@ def parse_modes(sampling_modes: Sequence[str | SamplingMode]) -> tuple[SamplingM
     return tuple(sorted(set().union(*named)))
 
 
-def _put(queue: SimpleQueue[Request], request: Request, piece: Delta) -> None:
+def _put(queue: SimpleQueue[Request | None], request: Request, piece: Delta) -> None:
     queue.put(request)

@@ -86,6 +86,7 @@ def generate(
     prompts: Prompt | Sequence[Prompt],
     model: str | Path = DEFAULT_MODEL,
     *,
+    params: SamplingParams | None = None,
     raw: bool = False,
     drafter: Mapping[str, Any] | None = None,
     progress: bool = True,
@@ -99,6 +100,7 @@ def generate(
       model, drafter, progress: see `load`.
       raw: use strings as they are, without the chat template.
       engine: fields of `EngineConfig`; by default batch_size is the number of prompts, at most 8.
+      params: how to sample; alternatively, its fields as keywords.
       **sampling: fields of `SamplingParams`: max_new_tokens, temperature, top_p, seed, stop, …
 
     Returns:
@@ -107,7 +109,7 @@ def generate(
     Raises:
       ValueError: a prompt, a parameter, the configuration or a checkpoint is bad.
     """
-    params = SamplingParams.merge(None, sampling)
+    params = SamplingParams.merge(params, sampling)
     sizes = {"batch_size": max(1, min(len(as_prompts(prompts)), 8)), **(engine or {})}
     mode = required_mode(params)
     loaded = load(model, drafter=drafter, sampling_modes=(mode,), progress=progress, **sizes)

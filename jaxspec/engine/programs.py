@@ -174,7 +174,8 @@ class Programs:
         self._background = threads
         # A process that exits while XLA compiles may crash. Exit handlers run last in, first out, so this
         # one runs before JAX's.
-        stop = weakref.finalize(self, _stop_compiling, left, threads)
+        stop = partial(_stop_compiling, left, threads)
+        weakref.finalize(self, stop).atexit = False
         atexit.register(stop)
 
     def wait_compiled(self) -> None:

@@ -18,9 +18,13 @@ def is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
     """Whether `prompts` is one prompt (a string, token ids or messages) and not a list of prompts."""
     if isinstance(prompts, str):
         return True
-    if not isinstance(prompts, Sequence | np.ndarray) or not len(prompts):
+    if not _is_list(prompts) or not len(prompts):
         return False
     return all(isinstance(item, (int, np.integer, dict)) for item in prompts)
+
+
+def _is_list(prompts: Any) -> bool:
+    return isinstance(prompts, Sequence) or (isinstance(prompts, np.ndarray) and prompts.ndim > 0)
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -31,7 +35,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """
     if is_one_prompt(prompts):
         return [prompts]  # type: ignore[list-item]
-    if not isinstance(prompts, Sequence | np.ndarray):
+    if not _is_list(prompts):
         raise ValueError(f"{_FORMS}, or a list of these, got {prompts!r}")
     return list(prompts)  # type: ignore[arg-type]
 

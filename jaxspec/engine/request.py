@@ -1,7 +1,7 @@
 """A request while it is in the engine, and the generation that results."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -345,7 +345,7 @@ class Request:
         # A panic in a Rust tokenizer is not an Exception. It fails this request; the others go on.
         except BaseException as error:
             self.finish_reason, self.error = "failed", f"its text cannot be decoded: {error!r}"
-        self._emit(tokens)
+        self.deliver(tokens)
 
     def end(self, reason: Literal["aborted", "failed"], error: str) -> None:
         """Ends the request from outside; does nothing if it has ended."""
@@ -353,7 +353,7 @@ class Request:
             self.finish_reason, self.error = reason, error
             with suppress(BaseException):  # as in `append`
                 self._finish_text()
-            self._emit([])
+            self.deliver()
 
     def _read(self, text_stream: TextStream, tokens: list[int]) -> list[int]:
         """Adds tokens and their text one by one; returns the tokens up to the end of a stop string."""
@@ -380,16 +380,20 @@ class Request:
             self.text = self.text[: min(found)]
         return bool(found)
 
-    def _emit(self, tokens: list[int]) -> None:
-        if self.finish_reason is not None:
+    def deliver(self, tokens: Sequence[int] = ()) -> None:
+        """Gives the listener new tokens and their text; after its end the whole answer, once."""
+        if self.finish_reason is not None and self.finished_at is None:
             self.finished_at = time.perf_counter()
         if self.listener is None or not (self.is_streamed or self.finish_reason):
             return
         safe = len(self.text) if self.finish_reason else len(self.text) - self._held_back()
         piece = self.text[self._num_streamed : safe]
         self._num_streamed = max(self._num_streamed, safe)
+        listener = self.listener
+        if self.finish_reason is not None:
+            self.listener = None
         try:
-            self.listener(Delta(piece, tokens, self.generation() if self.finish_reason else None))
+            listener(Delta(piece, list(tokens), self.generation() if self.finish_reason else None))
         except Exception as error:
             self.listener = None
             self.end("aborted", f"its listener raised: {error!r}")

@@ -29,11 +29,11 @@ class EngineThread:
         self._thread.start()
         core.programs.when_compiled = partial(self._inbox.put, _wake)
         self._is_closed = False
-        # At exit the thread must end before JAX releases its devices. Exit handlers run last in, first out,
-        # and JAX's was registered first.
-        self._stop = weakref.finalize(core, _stop, self._inbox, self._thread)
+        self._stop = partial(_stop, self._inbox, self._thread)
+        weakref.finalize(core, self._stop).atexit = False
+        # At exit the thread must end before JAX releases its devices, also if the engine has been collected
+        # during a round. Exit handlers run last in, first out, and JAX's was registered first.
         atexit.register(self._stop)
-        weakref.finalize(self, atexit.unregister, self._stop)
 
     def put(self, command: Command) -> None:
         """Queues `command`, which the thread runs before its next round.
@@ -66,6 +66,7 @@ class EngineThread:
             self._is_closed = True
             self._inbox.put(partial(EngineCore.close, why="the engine was closed"))
         self._stop()
+        atexit.unregister(self._stop)
 
 
 def _serve(inbox: SimpleQueue[Command | None], core_ref: weakref.ref[EngineCore]) -> None:
@@ -81,7 +82,7 @@ def _run_commands(inbox: SimpleQueue[Command | None], core_ref: weakref.ref[Engi
         core = core_ref()
         if core is None:
             return
-        command(core)
+        _run_command(command, core)
         while core.has_work or not inbox.empty():
             if inbox.empty():
                 core.step()
@@ -89,7 +90,7 @@ def _run_commands(inbox: SimpleQueue[Command | None], core_ref: weakref.ref[Engi
             if (command := inbox.get()) is None:
                 core.close("the engine was closed")
                 return
-            command(core)
+            _run_command(command, core)
         _announce(core.when_idle)
         while inbox.empty() and core.prepare_programs():
             pass
@@ -97,6 +98,14 @@ def _run_commands(inbox: SimpleQueue[Command | None], core_ref: weakref.ref[Engi
             _announce(core.when_prepared)
         # While it sleeps, the thread must not keep the engine alive.
         del core, command
+
+
+def _run_command(command: Command, core: EngineCore) -> None:
+    """Runs a command; if it raises, nobody may wait for it, so every request ends."""
+    try:
+        command(core)
+    except BaseException as error:
+        core.close(f"the engine failed: {error!r}", reason="failed")
 
 
 def _announce(listeners: list[Callable[[], object]]) -> None:

@@ -29,6 +29,17 @@ def test_the_same_settings_go_on_and_leave_the_record(tmp_path):
     assert record_path(path).read_bytes() == before
 
 
+def test_the_record_lies_beside_the_file_that_is_written(tmp_path):
+    """As for `--output /dev/stdout` with the shell's `> out.jsonl`."""
+    link, path = tmp_path / "links" / "stdout", tmp_path / "out.jsonl"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    write(link, record(1))
+    assert [file.name for file in link.parent.iterdir()] == ["stdout"]
+    with closing(OutputFile(path, resume=True)) as file:
+        assert file.recorded["seed"] == 1
+
+
 def test_what_differs_is_named_and_force_goes_on(tmp_path):
     path = tmp_path / "out.jsonl"
     write(path, record(1))

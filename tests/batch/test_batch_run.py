@@ -1,4 +1,7 @@
 import queue
+import threading
+import time
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -90,7 +93,9 @@ def test_next_turns_and_later_rows_join_what_is_running(tiny_engine, monkeypatch
     """`Engine.run` asks for requests again after it was told that there are none: slots are never drained."""
     runs = []
     run = tiny_engine.run
-    monkeypatch.setattr(tiny_engine, "run", lambda requests: runs.append(1) or run(requests))
+    monkeypatch.setattr(
+        tiny_engine, "run", lambda requests, **given: runs.append(1) or run(requests, **given)
+    )
     chats = [row(i, None, *["w6"] * (1 + i % 4)) for i in range(20)]
     assert len(answers(BatchRun(tiny_engine, chats, GREEDY, keep_order=True))) == 20
     assert len(runs) == 1
@@ -206,6 +211,36 @@ def test_a_slow_input_keeps_nothing_waiting():
         seen.append(ended)
         source.put(items[len(seen)] if len(seen) < 5 else None)
     assert shown(seen) == [0, "line 2: bad", "in.jsonl line 3: prompt is too long", 3, 4]
+
+
+def test_a_new_row_takes_a_free_slot_while_another_row_runs(tiny_engine):
+    """The second row arrives once the first one runs, which ends only after it."""
+    began, source = threading.Event(), queue.Queue()
+    long = SamplingParams(max_new_tokens=100, ignore_eos=True)
+    source.put(row(0, [9] * 8))
+    run = BatchRun(tiny_engine, iter(source.get, None), long)
+    step = tiny_engine.core.step
+
+    def until_the_second_is_here():
+        """Rounds of the engine; the first row is held up until there is a second request."""
+        began.set()
+        if len(tiny_engine.core.scheduler.running) + len(tiny_engine.core.scheduler.waiting) < 2:
+            time.sleep(0.001)
+        else:
+            step()
+
+    def arrive():
+        began.wait(60)
+        source.put(row(1, [8] * 8))
+        source.put(None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny_engine.core, "step", until_the_second_is_here)
+        threading.Thread(target=arrive, daemon=True).start()
+        with closing(iter(run)) as ended:
+            assert next(ended).row.id in (0, 1)
+            patch.undo()
+            assert next(ended).row.id in (0, 1)
 
 
 PROMPTS = st.sampled_from(["w6", "w7", "long", "fail", None])

@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from dataclasses import replace
@@ -126,6 +128,55 @@ def test_what_nobody_reads_any_more_is_given_back_at_once(engine, prompts, monke
     assert engine.wait_idle(60)
     # At least 18 to its end, of at most four tokens each.
     assert len(decodes) <= 11
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ({"priority": None}, "priority must be an integer, got None"),
+        ({"priority": "high"}, "priority must be an integer, got 'high'"),
+        ({"priority": 1.5}, "priority must be an integer"),
+        ({"priority": float("nan")}, "priority must be an integer"),
+        ({"deadline": 0}, "deadline must be a number of seconds above 0, got 0"),
+        ({"deadline": float("nan")}, "deadline must be"),
+        ({"deadline": "5"}, "deadline must be a number of seconds above 0, got '5'"),
+        ({"deadline": 1 + 0j}, "deadline must be"),
+    ],
+)
+def test_what_is_no_priority_or_deadline_is_refused_at_once(engine, what, why):
+    with pytest.raises(ValueError, match=why):
+        engine.stream([1, 2], **what)
+    assert len(engine.generate([1, 2], max_new_tokens=3, ignore_eos=True).token_ids) == 3
+
+
+def test_a_request_that_was_cancelled_before_it_was_queued_ends(engine):
+    request = engine.make_request([1, 2], LONG)
+    engine.abort(request)
+    assert engine.wait_idle(60)
+    ((index, generation),) = engine.run([request])
+    assert (index, generation.finish_reason, generation.error) == (0, "aborted", "it was cancelled")
+
+
+def test_a_run_leaves_a_request_of_another_caller_alone(engine):
+    request = engine.make_request([1, 2], LONG)
+    ended = threading.Event()
+    engine.submit([request], lambda request: lambda piece: ended.set())
+    with pytest.raises(ValueError, match="has been queued before"):
+        list(engine.run([request]))
+    assert ended.wait(60)
+    assert request.finish_reason == "length"
+
+
+def test_a_command_that_fails_ends_every_request(tiny_engines, prompts, caplog):
+    """Nobody may wait for a thread that has died."""
+    with jaxspec.load(tiny_engines.folders["target"], progress=False, **SIZES) as engine:
+        run = engine.run([engine.make_request(prompt, LONG) for prompt in prompts])
+        engine._thread.put(lambda core: 1 / 0)
+        with pytest.raises(EngineError, match="the engine failed: ZeroDivisionError"):
+            list(run)
+        with pytest.raises(EngineError, match="the engine failed"):
+            engine.generate([1, 2])
+        assert engine._thread._thread.is_alive()
 
 
 def test_a_deadline_aborts_what_has_not_ended(engine, prompts):
@@ -311,6 +362,41 @@ def test_an_engine_that_nobody_holds_ends_its_thread(tiny_engines):
     thread.join(60)
     assert not thread.is_alive()
     assert core() is None
+
+
+DROPS_ITS_ENGINE = """
+import sys, threading, time
+import jaxspec
+from jaxspec.engine.core import EngineCore
+
+step, began = EngineCore.step, threading.Event()
+
+def slow(core):
+    step(core)
+    began.set()
+    time.sleep(0.5)
+    print("read", flush=True)
+
+def use():
+    engine = jaxspec.load(sys.argv[1], progress=False, batch_size=1, max_model_len=96)
+    EngineCore.step = slow
+    engine.submit([engine.make_request([1, 2], jaxspec.SamplingParams())], lambda request: print)
+    began.wait()
+
+use()
+print("exits", flush=True)
+"""
+
+
+def test_a_process_waits_for_the_thread_of_an_engine_that_nobody_holds(tiny_engines):
+    """JAX must not free its devices while a round is being read."""
+    done = subprocess.run(
+        [sys.executable, "-c", DROPS_ITS_ENGINE, tiny_engines.folders["target"]],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[:2] == ["exits", "read"]
 
 
 def test_a_request_that_the_host_ended_writes_no_more(tiny_engines, prompts):
