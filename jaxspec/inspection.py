@@ -291,6 +291,9 @@ class _Run:
         self.phases = made[mode]
         models = self.phases.models
         pages = engine.config.table_width
+        # The same pages as in the engine, since what a drafter sees may end with the last one.
+        own = -(-(len(request.prompt) + request.max_new_tokens) // engine.config.page_size)
+        page = jnp.arange(1, pages + 1, dtype=jnp.int32)
         config = replace(engine.config, batch_size=1, num_pages=pages)
         self.chunk_size = config.prefill_chunk
         mesh = engine.programs.leaves[0].sharding.mesh
@@ -304,7 +307,7 @@ class _Run:
             is_decoding=jnp.ones(1, bool),
             limit=jnp.full(1, limit, jnp.int32),
             steps=jnp.ones(1, jnp.int32),
-            page_table=PageTable(jnp.arange(1, pages + 1, dtype=jnp.int32)[None], config.page_size),
+            page_table=PageTable(jnp.where(page <= own, page, 0)[None], config.page_size),
             stop_tokens=jnp.asarray(stop_tokens),
             sampling=SamplingState(
                 temperature=jnp.full(1, sampled.temperature, jnp.float32),

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from jaxspec.config import DrafterConfig
-from jaxspec.engine import AcceptanceStats, Engine, Generation
+from jaxspec.engine import AcceptanceStats, Engine, EngineError, Generation
 from jaxspec.engine.load import load
-from jaxspec.engine.prompts import Prompt
+from jaxspec.engine.prompts import Prompt, as_prompts
 from jaxspec.sampling import SamplingParams
 
 PROMPTS = (
@@ -100,14 +100,16 @@ def check_lossless(
       max_new_tokens: length of greedy answers.
       samples: sampled answers per prompt and engine; 0 skips the test, with a p-value of 1.
       temperature: temperature of sampled answers.
-      seed: seed of the first sampled answer; the others count up from it.
+      seed: seed of the first sampled answer; the others count up from it, modulo 2**64.
       significance: level of the test over all prompts together.
       **engine: fields of `EngineConfig`.
 
     Raises:
-      ValueError: as for `load` and `Engine.generate`.
+      ValueError: as for `load` and `Engine.generate`, or a prompt leaves no room for three tokens.
+      EngineError: an answer failed.
     """
     sizes = {"dtype": "float32", "progress": False, **engine}
+    every = as_prompts(prompts)
     drafting = drafter if isinstance(drafter, Mapping) else vars(drafter)
     found: list[Difference] = []
     greedy, sampled = AcceptanceStats(), AcceptanceStats()
@@ -115,13 +117,13 @@ def check_lossless(
         load(target, drafter={"kind": "none"}, **sizes) as plain,
         load(target, drafter=drafting, **sizes) as other,
     ):
-        answers = [each.generate(list(prompts), max_new_tokens=max_new_tokens) for each in (plain, other)]
+        answers = [each.generate(every, max_new_tokens=max_new_tokens) for each in (plain, other)]
         for i, (one, two) in enumerate(zip(*answers, strict=True)):
             greedy.add(two.stats)
             if (difference := first_difference(i, one, two)) is not None:
                 found.append(difference)
         p_values = []
-        for prompt in prompts if samples else ():
+        for prompt in every if samples else ():
             counts = [
                 _counts(each, prompt, samples, seed + samples * i, temperature, sampled if i else None)
                 for i, each in enumerate((plain, other))
@@ -169,12 +171,19 @@ def _counts(
     requests = [
         engine.make_request(
             prompt,
-            SamplingParams(max_new_tokens=3, temperature=temperature, seed=first_seed + i, ignore_eos=True),
+            SamplingParams(max_new_tokens=3, temperature=temperature, seed=seed % 2**64, ignore_eos=True),
         )
-        for i in range(samples)
+        for seed in range(first_seed, first_seed + samples)
     ]
+    if requests[0].max_new_tokens < 3:
+        raise ValueError(
+            f"prompt of {len(requests[0].prompt)} tokens leaves no room for 3 more, which are compared: "
+            f"max_model_len is {engine.max_model_len}"
+        )
     pairs: Counter[tuple[int, int]] = Counter()
     for _, generation in engine.run(requests):
+        if generation.error is not None:
+            raise EngineError(f"an answer failed: {generation.error}")
         _, second, third = generation.token_ids
         pairs[second, third] += 1
         if stats is not None:

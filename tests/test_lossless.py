@@ -38,6 +38,17 @@ def test_nothing_is_found_where_nothing_is(drafter, target):
     assert "sampled: the same distribution (p = " in str(report)
 
 
+def test_one_prompt_is_checked_as_one(drafter, target):
+    report = jaxspec.check_lossless(drafter, target, prompts=[3, 5, 8], seed=2**64 - 30, **CHECK)
+    assert report
+    assert report.greedy.drafted > 0
+
+
+def test_a_prompt_without_room_for_what_is_compared_is_named(drafter, target):
+    with pytest.raises(ValueError, match="prompt of 46 tokens leaves no room for 3 more"):
+        jaxspec.check_lossless(drafter, target, prompts=[[5, 6] * 23], **CHECK)
+
+
 def test_drafts_that_are_never_rejected_are_found_out(drafter, target, monkeypatch):
     """The report names the token at which greedy answers differ; sampled ones follow the drafter."""
     verify = step.verify

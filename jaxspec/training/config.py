@@ -17,8 +17,8 @@ class PromptsConfig:
 
     Attributes:
       files: JSONL files; see `jaxspec.training.prompt_files.read_rows` for what a row may hold.
-      held_out: JSONL files of benchmark prompts. A prompt that equals one, or shares 13 words in a row with
-        one, is dropped.
+      held_out: JSONL files of benchmark prompts. A prompt is dropped if a turn of its user equals one of
+        theirs, or shares 13 words in a row with one.
       held_out_share: share of the prompts that is held out: at least 8, at most 128 and at most a quarter of
         them. Acceptance before and after training is measured on these. Their text decides which ones they
         are, so they are the same in every run.

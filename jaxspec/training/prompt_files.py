@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +31,18 @@ class PromptRow:
     answer: str | None = None
 
     @property
+    def text(self) -> str:
+        """All messages in lower case, without spaces and marks between words: equal in rows of one prompt."""
+        text = "\n".join(message["content"] for message in self.messages).lower()
+        return re.sub(r"[\s.,:;!?'\"]+", " ", text).strip() or text
+
+    @property
+    def user_turns(self) -> tuple[str, ...]:
+        return tuple(message["content"] for message in self.messages if message["role"] == "user")
+
+    @property
     def words(self) -> tuple[str, ...]:
-        """The words of all messages; rows with the same words are the same prompt."""
+        """The words of all messages."""
         return normalise("\n".join(message["content"] for message in self.messages))
 
     @property
@@ -55,11 +66,11 @@ def read_rows(path: Path) -> list[PromptRow]:
 
 
 def read_texts(path: Path) -> list[str]:
-    """All messages and turns of a file except answers; otherwise like `read_rows`."""
+    """All turns of the user in a file; otherwise like `read_rows`."""
     texts: list[str] = []
     for row, where in _objects(path):
-        messages = _prompt_row(row, where).messages
-        texts += row.get("turns") or [message["content"] for message in messages]
+        turns = _prompt_row(row, where).user_turns
+        texts += turns if "messages" in row else row.get("turns", turns)
     return texts
 
 

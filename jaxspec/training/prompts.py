@@ -1,7 +1,7 @@
 """Making the prompts: from files or sampled from the target, without evaluation prompts."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -77,8 +77,12 @@ def make_prompts(
         sampled = [PromptRow(({"role": "user", "content": text},)) for text in texts]
     if not rows and not sampled:
         raise ConfigError(f"prompts: none in {', '.join(map(str, config.files)) or 'no file'}")
-    distinct = {row.words: row for row in [*rows, *sampled]}
-    kept = [row for row in distinct.values() if not any(map(held_out.__contains__, _texts(row)))]
+    distinct: dict[str, PromptRow] = {}
+    for row in [*rows, *sampled]:
+        known = distinct.get(row.text)
+        if known is None or known.answer is None:
+            distinct[row.text] = row
+    kept = [row for row in distinct.values() if not any(map(held_out.__contains__, row.user_turns))]
     limit = min(config.max_tokens, longest)
     everything = zip(kept, encode_prompts(tokenizer, kept), strict=True)
     encoded = [(row, ids) for row, ids in everything if len(ids) <= limit]
@@ -107,10 +111,6 @@ def make_prompts(
         answered=len(answers),
         prompts=len(trained),
     )
-
-
-def _texts(row: PromptRow) -> Iterator[str]:
-    return (message["content"] for message in row.messages)
 
 
 def _split(encoded: list[Encoded], share: float) -> tuple[list[Encoded], list[Encoded]]:

@@ -44,6 +44,18 @@ def test_tokens_and_acceptance_are_those_of_the_compiled_loop(tiny_engines, prom
         assert [(len(s.draft_tokens), s.num_accepted) for s in inspected.steps] == expected.verified
 
 
+def test_a_block_at_the_end_of_an_answer_is_drafted_as_in_the_engine(tiny_engines, prompts):
+    """DFlash's rows see those behind them, up to the last page that the request may need."""
+    engine = tiny_engines.load("dflash", 4)
+    prompt = prompts[1]
+    to_the_end_of_a_page = 16 - len(prompt) % 8
+    for seed in range(30):
+        options = {"max_new_tokens": to_the_end_of_a_page, "temperature": 1.2, "seed": seed}
+        expected = engine.generate(prompt, **options)
+        inspected = inspect_steps(engine, prompt, **options).generation
+        assert (inspected.token_ids, inspected.verified) == (expected.token_ids, expected.verified)
+
+
 def test_every_step_leaves_what_the_compiled_one_leaves(tiny_engines, prompts):
     """Drafts, the slot and both caches; of a head whose drafts are noise, so that all it is given shows."""
     engine = tiny_engines.load("random eagle3", 3)

@@ -54,6 +54,29 @@ def test_repeated_held_out_and_long_prompts_are_dropped(tmp_path):
     assert sorted(ids.tolist() for ids in kept) == sorted(wanted)
 
 
+def prompts_stage(tmp_path, rows, held_out=()):
+    """The report of the stage for these rows."""
+    config = write_run(tmp_path, prompts={"held_out": ["held_out.jsonl"]})
+    for name, lines in (("prompts", rows), ("held_out", held_out)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    return Pipeline(load_training_run(config), tmp_path / "out", data=tmp_path).run_stage("prompts")
+
+
+def test_only_what_a_user_says_repeats_a_held_out_prompt(tmp_path):
+    def chat(text):
+        return {"messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": text}]}
+
+    report = prompts_stage(tmp_path, [chat("sun"), chat("moon"), chat("red one")], [chat("moon")])
+    assert (report["held_out"], report["prompts"]) == (1, 2)
+
+
+def test_prompts_that_differ_in_signs_are_different_and_an_answer_is_kept(tmp_path):
+    answered = {"prompt": "red", "response": "blue"}
+    rows = [*({"prompt": text} for text in ("2+2", "2-2", "2*2")), {"prompt": "red"}, answered]
+    report = prompts_stage(tmp_path, [*rows, {"prompt": "Red!"}])
+    assert (report["repeated"], report["prompts"], report["answered"]) == (2, 4, 1)
+
+
 def test_a_prompt_of_a_thousand_tokens_is_trained_on_by_default():
     """It was 256, and heads knew nothing of longer ones."""
     assert PromptsConfig().max_tokens == 2048
