@@ -20,6 +20,7 @@ from typing import Any
 import jaxspec
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.command_line import Parser, report
+from jaxspec.drafters.formats import identify
 from jaxspec.engine.load import resolve_config
 from jaxspec.models.loading import target_config
 from jaxspec.provenance import provenance
@@ -40,12 +41,16 @@ def main(arguments: list[str] | None = None) -> int:
     )
     results: dict[str, Any] = {}
     try:
+        if args.output:
+            args.output.touch()  # rather fail before measuring than after
         sets, positions = _read(args)
         for head in args.head or [None]:
             drafter: dict[str, Any] = {"num_speculative_tokens": args.num_speculative_tokens}
+            if head is not None:
+                drafter |= {"kind": _kind(head), "source": head, "file": None, "sha256": None}
             engine = jaxspec.load(
                 args.config,
-                drafter=drafter if head is None else drafter | {"source": head},
+                drafter=drafter,
                 batch_size=args.batch_size,
                 max_model_len=positions,
                 slot_sizes=(),
@@ -62,6 +67,14 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _kind(head: str) -> str:
+    """The kind of drafter that a checkpoint holds, whatever drafter the configuration has."""
+    found = next(iter(identify(open_checkpoint(head))), None)
+    if found is None:
+        raise ValueError(f"--head: {head} holds no drafter")
+    return found
+
+
 def _read(args: argparse.Namespace) -> tuple[dict[str, list[list[int]]], int]:
     """Token ids of the prompts by set, and the positions that the longest needs with its answer."""
     source = resolve_config(args.config).target
@@ -76,7 +89,7 @@ def _read(args: argparse.Namespace) -> tuple[dict[str, list[list[int]]], int]:
         encoded = encode_prompts(checkpoint.tokenizer, read_rows(path)[: args.limit])
         sets[path.stem] = [ids for ids in encoded if len(ids) <= most]
         if not sets[path.stem]:
-            raise ValueError(f"{path}: holds no prompt of at most {most} tokens")
+            raise ValueError(f"{path}: no prompt leaves room for {args.max_new_tokens} new tokens")
     return sets, max(len(ids) for encoded in sets.values() for ids in encoded) + args.max_new_tokens
 
 
@@ -108,7 +121,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--num-speculative-tokens", type=int, default=4, help="drafts per step")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--output", type=Path, help="write all statistics as JSON")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.limit is not None and args.limit < 1:
+        parser.error(f"--limit must be at least 1, got {args.limit}")
+    return args
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.config import ConfigError, EngineConfig, SourceConfig, build_section
-from jaxspec.config.errors import at_least
+from jaxspec.config.errors import all_of, at_least, positive, temperatures
 from jaxspec.config.toml import read_toml
 
 
@@ -39,7 +39,11 @@ class PromptsConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        all_of("prompts.files", self.files, str, "names of files")
+        all_of("prompts.held_out", self.held_out, str, "names of files")
         at_least("prompts.max_tokens", self.max_tokens, 1)
+        at_least("prompts.synthetic", self.synthetic, 0)
+        temperatures("prompts.synthetic_temperature", [self.synthetic_temperature])
         if not 0 <= self.held_out_share < 1:
             raise ConfigError(f"prompts.held_out_share must be from 0 to below 1, got {self.held_out_share}")
 
@@ -61,6 +65,10 @@ class ResponsesConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not self.temperatures:
+            raise ConfigError("responses.temperatures must name at least one temperature")
+        temperatures("responses.temperatures", self.temperatures)
+        temperatures("responses.extra_temperatures", self.extra_temperatures)
         at_least("responses.max_new_tokens", self.max_new_tokens, 1)
 
 
@@ -98,6 +106,10 @@ class HeadConfig:
     norm_before_residual: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+
+    def __post_init__(self) -> None:
+        all_of("head.capture", self.capture, int, "indices of layers")
+        positive("head.rope_theta", self.rope_theta)
 
 
 @dataclass(frozen=True)
@@ -153,6 +165,8 @@ class TrainConfig:
             at_least(f"train.{name}", getattr(self, name), 0)
         for name in ("num_unroll_steps", "log_every", "validate_every", "checkpoint_every", "batch_tokens"):
             at_least(f"train.{name}", getattr(self, name), 1)
+        for name in ("epochs", "learning_rate", "clip_norm"):
+            positive(f"train.{name}", getattr(self, name))
         if self.optimizer not in ("adamw", "muon"):
             raise ConfigError(f"train.optimizer must be 'adamw' or 'muon', not {self.optimizer!r}")
         if self.objective not in ("cross_entropy", "total_variation"):
@@ -206,8 +220,12 @@ class EvaluateConfig:
     max_new_tokens: int = 256
 
     def __post_init__(self) -> None:
+        all_of("evaluate.files", self.files, str, "names of files")
+        temperatures("evaluate.temperatures", self.temperatures)
         if not self.seeds:
             raise ConfigError("evaluate.seeds must name at least one seed")
+        at_least("evaluate.num_speculative_tokens", self.num_speculative_tokens, 1)
+        at_least("evaluate.max_new_tokens", self.max_new_tokens, 1)
 
 
 @dataclass(frozen=True)

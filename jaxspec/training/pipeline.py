@@ -166,6 +166,8 @@ class Pipeline:
 
     def _prompts(self, folder: StageFolder) -> None:
         config, most = self.run.prompts, self._most_positions
+        for name in self.run.evaluate.files:
+            self._evaluation_prompts(name)  # so that a bad file is named before hours of training
         engine = self._engine(min(64 + config.synthetic_max_tokens, most)) if config.synthetic else None
         # Leave room for an answer.
         longest = max(most - self.run.responses.max_new_tokens, most // 2)
@@ -271,13 +273,28 @@ class Pipeline:
             config = DrafterConfig("ngram", self.run.evaluate.num_speculative_tokens)
         return load_drafter(config, self.target, Build(self.target.output_kernel.dtype))
 
+    def _evaluation_prompts(self, name: str) -> list[list[int]]:
+        """The prompts of a file of `evaluate.files` that leave room for an answer.
+
+        Raises:
+          ConfigError: the file is malformed, or holds no such prompt.
+        """
+        most = self._most_positions - self.run.evaluate.max_new_tokens
+        encoded = encode_prompts(self.tokenizer, read_rows(self.data / name))
+        fitting = [ids for ids in encoded if len(ids) <= most]
+        if not fitting:
+            raise ConfigError(
+                f"evaluate.files: {name} holds no prompt of at most {most} tokens, which leave room for "
+                f"{self.run.evaluate.max_new_tokens} new ones (evaluate.max_new_tokens)"
+            )
+        return fitting
+
     def _evaluate(self, folder: StageFolder) -> None:
         config, prompts = self.run.evaluate, {}
         held_out = [ids.tolist() for ids in self._read(HELD_OUT).sequences()]
         if held_out:
             prompts["held-out"] = held_out
-        for name in config.files:
-            prompts[name] = list(encode_prompts(self.tokenizer, read_rows(self.data / name)))
+        prompts |= {name: self._evaluation_prompts(name) for name in config.files}
         most = max((len(ids) for each in prompts.values() for ids in each), default=1)
         positions = min(most + config.max_new_tokens, self._most_positions)
         trainer, state = self._trained()

@@ -31,6 +31,26 @@ def folder(tiny_config, tmp_path_factory):
     return folder
 
 
+def test_a_head_is_measured_whatever_drafter_the_configuration_has(folder, tiny_config, capsys):
+    """It was not even opened beside prompt lookup or a checkpoint alone."""
+    head, prompts = str(folder / "head1"), ["--prompts", str(folder / "few.jsonl"), "--temperatures", "0"]
+    tables = []
+    for config in (folder / "pair.toml", tiny_config, tiny_config.parent / "model"):
+        assert bench_acceptance.main([str(config), *SMALL, *prompts, "--head", head]) == 0
+        tables.append(capsys.readouterr().out)
+    assert len(set(tables)) == 1
+    for wrong in (str(folder / "absent"), str(tiny_config.parent)):
+        assert bench_acceptance.main([str(tiny_config), *SMALL, *prompts, "--head", wrong]) == 2
+        assert "error: " in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_is_named_before_anything_is_measured(folder, capsys, monkeypatch):
+    monkeypatch.setattr(jaxspec, "load", lambda *a, **k: pytest.fail("loaded"))
+    arguments = ["--prompts", str(folder / "few.jsonl"), "--output", str(folder / "absent" / "out.json")]
+    assert bench_acceptance.main([str(folder / "pair.toml"), *SMALL, *arguments]) == 2
+    assert "absent/out.json" in capsys.readouterr().err
+
+
 def test_every_head_answers_every_set_at_every_temperature(folder, capsys):
     heads = [str(folder / "head1"), str(folder / "head2")]
     arguments = [str(folder / "pair.toml"), *SMALL, "--seeds", "0", "1", "--output", str(folder / "out.json")]
@@ -63,7 +83,7 @@ def test_every_head_answers_every_set_at_every_temperature(folder, capsys):
     ("prompts", "head", "message"),
     [
         (["no.jsonl"], [], "no.jsonl"),
-        (["long.jsonl"], [], "holds no prompt of at most 116 tokens"),
+        (["long.jsonl"], [], "no prompt leaves room for 12 new tokens"),
         (["few.jsonl", "few.jsonl"], [], "two files are called few"),
         (["few.jsonl"], ["--head", "no/such/head"], "no/such/head"),
     ],

@@ -80,6 +80,14 @@ def test_target_without_a_chat_template(tmp_path, capsys):
         ({"train": {"optimizer": "sgd"}}, "train.optimizer must be 'adamw' or 'muon'"),
         ({"train": {"objective": "kl"}}, "train.objective must be 'cross_entropy' or 'total_variation'"),
         ({"train": {"warmup_steps": 20}}, "train.warmup_steps must be below train.steps 20"),
+        ({"train": {"epochs": 0.0}}, "train.epochs must be a number above 0, got 0.0"),
+        ({"train": {"learning_rate": -1.0}}, "train.learning_rate must be a number above 0, got -1.0"),
+        ({"evaluate": {"num_speculative_tokens": 0}}, "evaluate.num_speculative_tokens must be a whole"),
+        ({"evaluate": {"temperatures": [-1.0]}}, "evaluate.temperatures must be numbers, 0 or from 1e-30"),
+        ({"responses": {"temperatures": []}}, "responses.temperatures must name at least one"),
+        ({"responses": {"temperatures": [-1]}}, "responses.temperatures must be numbers, 0 or from 1e-30"),
+        ({"prompts": {"files": [1]}}, "prompts.files must be names of files, got 1"),
+        ({"head": {"capture": ["a"]}}, "head.capture must be indices of layers, got 'a'"),
         ({"training": {"steps": 3}}, "unknown section [training]"),
         ({"target": {"source": "absent"}}, "absent: no such file or folder"),
     ],
@@ -87,6 +95,26 @@ def test_target_without_a_chat_template(tmp_path, capsys):
 def test_configuration(tmp_path, capsys, sections, message):
     assert message in fails(capsys, write_run(tmp_path, **sections), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", ["--epochs", "--learning-rate"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+def test_options_that_are_no_positive_number(tmp_path, capsys, option, value):
+    config = write_run(tmp_path)
+    target, prompts = str(tmp_path / "target"), str(tmp_path / "prompts.jsonl")
+    assert config.exists()
+    arguments = ["--target", target, "--prompts", prompts, "--output", str(tmp_path / "out"), option, value]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "must be a number above 0, got" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_evaluation_prompts_without_room_for_an_answer_are_named_first(tmp_path, capsys):
+    (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "sun " * 500}) + "\n")
+    config = write_run(tmp_path, evaluate={"files": ["long.jsonl"], "max_new_tokens": 8})
+    error = fails(capsys, config, tmp_path / "out", "prompts")
+    assert "evaluate.files: long.jsonl holds no prompt of at most" in error
 
 
 def test_a_stage_needs_the_ones_before_it(tmp_path, capsys):
