@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
-from numbers import Real
+from numbers import Integral, Real
 from queue import SimpleQueue
 from threading import Lock
 from time import monotonic
@@ -351,7 +351,7 @@ class Engine:
             )
         if params.stop and self.tokenizer is None:
             raise ValueError("stop: stop strings need a tokenizer, and this checkpoint has none")
-        if not isinstance(priority, int):
+        if not isinstance(priority, Integral):
             raise ValueError(f"priority must be an integer, got {priority!r}")
         if deadline is not None and not (isinstance(deadline, Real) and deadline > 0):
             raise ValueError(f"deadline must be a number of seconds above 0, got {deadline!r}")
