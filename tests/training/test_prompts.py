@@ -54,7 +54,7 @@ def test_repeated_held_out_and_long_prompts_are_dropped(tmp_path):
     assert sorted(ids.tolist() for ids in kept) == sorted(wanted)
 
 
-def prompts_stage(tmp_path, rows, held_out=()):
+def prompts_stage(tmp_path, rows, held_out=({"prompt": "green"},)):
     """The report of the stage for these rows."""
     config = write_run(tmp_path, prompts={"held_out": ["held_out.jsonl"]})
     for name, lines in (("prompts", rows), ("held_out", held_out)):
