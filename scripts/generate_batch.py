@@ -281,7 +281,7 @@ def _share_devices(
 def _check_files(args: argparse.Namespace) -> None:
     """Checks the files, before anything is written."""
     sources = ["/dev/stdin" if source == STDIN else source for source in args.input]
-    written = [args.output, record_path(args.output.resolve()), *([args.summary] if args.summary else [])]
+    written = [args.output, record_path(args.output), *([args.summary] if args.summary else [])]
     files = [Path(path).resolve() for path in (*sources, *written)]
     if len(set(files)) < len(files):
         raise CommandError("--input, --output and --summary must be different files")

@@ -48,8 +48,6 @@ class OutputFile:
             `resume`) its content is not output rows.
         """
         self.path = path
-        # The record lies beside the file itself: `path` may be a link, such as /dev/stdout.
-        self._target = path.resolve()
         self.recorded: dict[str, Any] = {}
         # A digest of the question, for every id.
         self._finished = IdTable()
@@ -68,7 +66,7 @@ class OutputFile:
                 raise OutputError(f"{path} is not a regular file: there is nothing to resume")
             if resume:
                 self._read_finished()
-                self.recorded = read_record(self._target).get("settings", {})
+                self.recorded = read_record(path).get("settings", {})
             elif self._is_plain and os.fstat(self._file.fileno()).st_size:
                 raise OutputError(f"{path} exists: give --resume to continue it, or another --output")
         except BaseException:
@@ -108,10 +106,10 @@ class OutputFile:
         if not is_new and self.recorded != settings:
             if not force:
                 raise OutputError(f"cannot resume {self.path}: {self._difference(settings)}")
-            record["before"] = read_record(self._target)
+            record["before"] = read_record(self.path)
         try:
             if is_new or self.recorded != settings:
-                write_record(self._target, record)
+                write_record(self.path, record)
             self._file.truncate(self._whole)
         except OSError as error:
             raise _cannot_write(self.path, error) from None
@@ -161,7 +159,7 @@ class OutputFile:
 
     def _difference(self, settings: Mapping[str, Any]) -> str:
         if not self.recorded:
-            known = f"{record_path(self._target).name} does not say what it was begun with"
+            known = f"{record_path(self.path).name} does not say what it was begun with"
         else:
             known = f"it was begun with {describe_difference(self.recorded, settings)}"
         return f"{known}; --resume=force continues anyway"

@@ -8,7 +8,8 @@ from typing import Any
 
 
 def record_path(output: Path) -> Path:
-    """The path of the record: the output's name with ".run.json" appended; `output` must be no link."""
+    """The path of the record: beside the output itself if that is a link, such as /dev/stdout."""
+    output = output.resolve()
     return output.with_name(f"{output.name}.run.json")
 
 
