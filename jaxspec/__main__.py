@@ -9,20 +9,19 @@ import sys
 import time
 from typing import Any
 
-from jaxspec.checkpoints import CheckpointError, open_checkpoint
+from jaxspec.checkpoints import CheckpointError
 from jaxspec.command_line import (
     CommandError,
     Parser,
     add_sampling_options,
     add_speculation_options,
+    drafter_from,
     drafter_options,
     report,
     sampling_params,
     write,
 )
 from jaxspec.config import ConfigError, list_configs
-from jaxspec.drafters.formats import identify
-from jaxspec.drafters.registry import KINDS
 from jaxspec.engine import EngineError, Generation
 from jaxspec.engine.load import DEFAULT_MODEL, load, resolve_config
 from jaxspec.sampling import required_mode
@@ -95,10 +94,7 @@ def _drafter(source: str | None, *, is_configured: bool) -> dict[str, Any]:
     """
     if source is None:
         return {} if is_configured else {"kind": "ngram"}
-    found = next(iter(identify(open_checkpoint(source))), None)
-    if found not in KINDS:
-        raise CommandError(f"--drafter: {source} is {found or 'no drafter'}; known: {', '.join(KINDS)}")
-    return {"kind": found, "source": source, "file": None, "sha256": None}
+    return drafter_from(source, option="--drafter")
 
 
 def _summary(generation: Generation, seconds: float) -> str:

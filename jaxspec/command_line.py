@@ -6,7 +6,10 @@ import runpy
 import sys
 from typing import Any, NoReturn
 
+from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import Config
+from jaxspec.drafters.formats import identify
+from jaxspec.drafters.registry import KINDS
 from jaxspec.sampling import SamplingParams
 
 
@@ -156,6 +159,23 @@ def drafter_options(args: argparse.Namespace, config: Config) -> dict[str, Any]:
     if config.drafter.kind == "none":
         raise CommandError(f"--num-speculative-tokens: {config.name} has no drafter")
     return {"num_speculative_tokens": args.num_speculative_tokens}
+
+
+def drafter_from(source: str, *, option: str) -> dict[str, Any]:
+    """The keys of `[drafter]` for a checkpoint, in place of all that name the configuration's.
+
+    Args:
+      source: the checkpoint.
+      option: the option that names it, for messages.
+
+    Raises:
+      CheckpointError: it cannot be opened.
+      CommandError: it holds no known drafter.
+    """
+    found = next(iter(identify(open_checkpoint(source))), None)
+    if found not in KINDS:
+        raise CommandError(f"{option}: {source} is {found or 'no drafter'}; known: {', '.join(KINDS)}")
+    return {"kind": found, "source": source, "file": None, "sha256": None}
 
 
 def report(error: object) -> int:

@@ -292,7 +292,7 @@ class _Run:
         models = self.phases.models
         pages = engine.config.table_width
         # The same pages as in the engine, since what a drafter sees may end with the last one.
-        own = -(-(len(request.prompt) + request.max_new_tokens) // engine.config.page_size)
+        own = engine.core.scheduler.pages.pages_for(len(request.prompt) + request.max_new_tokens)
         page = jnp.arange(1, pages + 1, dtype=jnp.int32)
         config = replace(engine.config, batch_size=1, num_pages=pages)
         self.chunk_size = config.prefill_chunk

@@ -19,14 +19,13 @@ from typing import Any
 
 import jaxspec
 from jaxspec.checkpoints import open_checkpoint
-from jaxspec.command_line import Parser, report
-from jaxspec.drafters.formats import identify
+from jaxspec.command_line import Parser, drafter_from, report
 from jaxspec.engine.load import resolve_config
 from jaxspec.models.loading import target_config
 from jaxspec.provenance import provenance
 from jaxspec.training.config import EvaluateConfig
 from jaxspec.training.evaluate import length_text, measure
-from jaxspec.training.prompt_files import encode_prompts, read_rows
+from jaxspec.training.prompt_files import encode_fitting
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         for head in args.head or [None]:
             drafter: dict[str, Any] = {"num_speculative_tokens": args.num_speculative_tokens}
             if head is not None:
-                drafter |= {"kind": _kind(head), "source": head, "file": None, "sha256": None}
+                drafter |= drafter_from(head, option="--head")
             engine = jaxspec.load(
                 args.config,
                 drafter=drafter,
@@ -67,29 +66,24 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _kind(head: str) -> str:
-    """The kind of drafter that a checkpoint holds, whatever drafter the configuration has."""
-    found = next(iter(identify(open_checkpoint(head))), None)
-    if found is None:
-        raise ValueError(f"--head: {head} holds no drafter")
-    return found
-
-
 def _read(args: argparse.Namespace) -> tuple[dict[str, list[list[int]]], int]:
     """Token ids of the prompts by set, and the positions that the longest needs with its answer."""
     source = resolve_config(args.config).target
     checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
     if checkpoint.tokenizer is None:
         raise ValueError(f"{source.source}: has no tokenizer")
-    most = target_config(checkpoint).max_position_embeddings - args.max_new_tokens
+    positions = target_config(checkpoint).max_position_embeddings
     sets: dict[str, list[list[int]]] = {}
     for path in args.prompts:
         if path.stem in sets:
             raise ValueError(f"--prompts: two files are called {path.stem}")
-        encoded = encode_prompts(checkpoint.tokenizer, read_rows(path)[: args.limit])
-        sets[path.stem] = [ids for ids in encoded if len(ids) <= most]
-        if not sets[path.stem]:
-            raise ValueError(f"{path}: no prompt leaves room for {args.max_new_tokens} new tokens")
+        sets[path.stem] = encode_fitting(
+            checkpoint.tokenizer,
+            path,
+            positions=positions,
+            max_new_tokens=args.max_new_tokens,
+            limit=args.limit,
+        )
     return sets, max(len(ids) for encoded in sets.values() for ids in encoded) + args.max_new_tokens
 
 

@@ -22,17 +22,10 @@ def at_least(name: str, value: Any, minimum: int, maximum: int = INT32_MAX) -> N
         raise ConfigError(f"{name} must be a whole number of at most {maximum}, got {value!r}")
 
 
-def positive(name: str, value: Any) -> None:
-    """Raises ConfigError, naming `name`, unless the value is a finite number above 0."""
-    if not _is_number(value) or not 0 < value < math.inf:
+def positive(name: str, value: float) -> None:
+    """Raises ConfigError, naming `name`, unless the number is finite and above 0."""
+    if not 0 < value < math.inf:
         raise ConfigError(f"{name} must be a number above 0, got {value!r}")
-
-
-def temperatures(name: str, values: Sequence[Any]) -> None:
-    """Raises ConfigError, naming `name`, unless every value is a temperature: 0, or from 1e-30 to 1e30."""
-    for value in values:
-        if not _is_number(value) or not (value == 0 or 1e-30 <= value <= 1e30):
-            raise ConfigError(f"{name} must be numbers, 0 or from 1e-30 to 1e30, got {value!r}")
 
 
 def all_of(name: str, values: Sequence[Any], kind: type, what: str) -> None:
@@ -40,7 +33,3 @@ def all_of(name: str, values: Sequence[Any], kind: type, what: str) -> None:
     for value in values:
         if not isinstance(value, kind) or isinstance(value, bool):
             raise ConfigError(f"{name} must be {what}, got {value!r}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

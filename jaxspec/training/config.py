@@ -1,14 +1,15 @@
 """Training configurations: a TOML file as frozen dataclasses."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jaxspec.config import ConfigError, EngineConfig, SourceConfig, build_section
-from jaxspec.config.errors import all_of, at_least, positive, temperatures
+from jaxspec.config.errors import all_of, at_least, positive
 from jaxspec.config.toml import read_toml
+from jaxspec.sampling import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class PromptsConfig:
         all_of("prompts.held_out", self.held_out, str, "names of files")
         at_least("prompts.max_tokens", self.max_tokens, 1)
         at_least("prompts.synthetic", self.synthetic, 0)
-        temperatures("prompts.synthetic_temperature", [self.synthetic_temperature])
+        _check_temperatures("prompts.synthetic_temperature", [self.synthetic_temperature])
         if not 0 <= self.held_out_share < 1:
             raise ConfigError(f"prompts.held_out_share must be from 0 to below 1, got {self.held_out_share}")
 
@@ -67,8 +68,8 @@ class ResponsesConfig:
     def __post_init__(self) -> None:
         if not self.temperatures:
             raise ConfigError("responses.temperatures must name at least one temperature")
-        temperatures("responses.temperatures", self.temperatures)
-        temperatures("responses.extra_temperatures", self.extra_temperatures)
+        _check_temperatures("responses.temperatures", self.temperatures)
+        _check_temperatures("responses.extra_temperatures", self.extra_temperatures)
         at_least("responses.max_new_tokens", self.max_new_tokens, 1)
 
 
@@ -221,7 +222,7 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         all_of("evaluate.files", self.files, str, "names of files")
-        temperatures("evaluate.temperatures", self.temperatures)
+        _check_temperatures("evaluate.temperatures", self.temperatures)
         if not self.seeds:
             raise ConfigError("evaluate.seeds must name at least one seed")
         at_least("evaluate.num_speculative_tokens", self.num_speculative_tokens, 1)
@@ -302,6 +303,14 @@ def load_training_run(path: str | Path) -> TrainingRun:
         frozen = {key: tuple(v) if isinstance(v, list) else v for key, v in section.items()}
         sections[name] = build_section(cls, name, frozen)
     return TrainingRun(**sections)
+
+
+def _check_temperatures(name: str, values: Sequence[Any]) -> None:
+    try:
+        for value in values:
+            SamplingParams(temperature=value)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None
 
 
 def _plain(value: Any) -> Any:

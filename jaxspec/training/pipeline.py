@@ -34,7 +34,7 @@ from jaxspec.training.evaluate import ACCEPTANCE, measure
 from jaxspec.training.export import embedding_rows, export_head, why_not_safeailab
 from jaxspec.training.head import config_from, head_config, is_trained, new_head, start_from
 from jaxspec.training.packing import Conversations, join_answers
-from jaxspec.training.prompt_files import encode_prompts, read_rows
+from jaxspec.training.prompt_files import encode_fitting
 from jaxspec.training.prompts import ANSWERS, HELD_OUT, PROMPTS, check_tokenizer, make_prompts
 from jaxspec.training.responses import make_responses
 from jaxspec.training.sizes import (
@@ -274,20 +274,13 @@ class Pipeline:
         return load_drafter(config, self.target, Build(self.target.output_kernel.dtype))
 
     def _evaluation_prompts(self, name: str) -> list[list[int]]:
-        """The prompts of a file of `evaluate.files` that leave room for an answer.
-
-        Raises:
-          ConfigError: the file is malformed, or holds no such prompt.
-        """
-        most = self._most_positions - self.run.evaluate.max_new_tokens
-        encoded = encode_prompts(self.tokenizer, read_rows(self.data / name))
-        fitting = [ids for ids in encoded if len(ids) <= most]
-        if not fitting:
-            raise ConfigError(
-                f"evaluate.files: {name} holds no prompt of at most {most} tokens, which leave room for "
-                f"{self.run.evaluate.max_new_tokens} new ones (evaluate.max_new_tokens)"
-            )
-        return fitting
+        """Token ids of the prompts of one of `evaluate.files`."""
+        return encode_fitting(
+            self.tokenizer,
+            self.data / name,
+            positions=self._most_positions,
+            max_new_tokens=self.run.evaluate.max_new_tokens,
+        )
 
     def _evaluate(self, folder: StageFolder) -> None:
         config, prompts = self.run.evaluate, {}

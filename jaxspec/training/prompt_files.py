@@ -31,8 +31,8 @@ class PromptRow:
     answer: str | None = None
 
     @property
-    def text(self) -> str:
-        """All messages in lower case, without spaces and marks between words: equal in rows of one prompt."""
+    def key(self) -> str:
+        """Equal in rows of one prompt: all messages in lower case, without marks between words."""
         text = "\n".join(message["content"] for message in self.messages).lower()
         return re.sub(r"[\s.,:;!?'\"]+", " ", text).strip() or text
 
@@ -69,8 +69,8 @@ def read_texts(path: Path) -> list[str]:
     """All turns of the user in a file; otherwise like `read_rows`."""
     texts: list[str] = []
     for row, where in _objects(path):
-        turns = _prompt_row(row, where).user_turns
-        texts += turns if "messages" in row else row.get("turns", turns)
+        checked = _prompt_row(row, where)  # which keeps only the first of "turns"
+        texts += checked.user_turns if "messages" in row else row.get("turns", checked.user_turns)
     return texts
 
 
@@ -80,6 +80,21 @@ def encode_prompts(tokenizer: Tokenizer, rows: Sequence[PromptRow]) -> Iterator[
         part = rows[start : start + _ENCODED_AT_ONCE]
         texts = [tokenizer.apply_chat_template(row.messages) for row in part]
         yield from tokenizer.encode_all(texts, add_special_tokens=False)
+
+
+def encode_fitting(
+    tokenizer: Tokenizer, path: Path, *, positions: int, max_new_tokens: int, limit: int | None = None
+) -> list[list[int]]:
+    """Token ids of a file's prompts that leave room for an answer; of the first `limit` rows, if given.
+
+    Raises:
+      ConfigError: the file is malformed, or no prompt leaves room.
+    """
+    encoded = encode_prompts(tokenizer, read_rows(path)[:limit])
+    fitting = [ids for ids in encoded if len(ids) + max_new_tokens <= positions]
+    if not fitting:
+        raise ConfigError(f"{path}: no prompt leaves room for {max_new_tokens} new tokens")
+    return fitting
 
 
 def encode_answer(tokenizer: Tokenizer, row: PromptRow) -> list[int]:

@@ -79,9 +79,9 @@ def make_prompts(
         raise ConfigError(f"prompts: none in {', '.join(map(str, config.files)) or 'no file'}")
     distinct: dict[str, PromptRow] = {}
     for row in [*rows, *sampled]:
-        known = distinct.get(row.text)
+        known = distinct.get(row.key)
         if known is None or known.answer is None:
-            distinct[row.text] = row
+            distinct[row.key] = row
     kept = [row for row in distinct.values() if not any(map(held_out.__contains__, row.user_turns))]
     limit = min(config.max_tokens, longest)
     everything = zip(kept, encode_prompts(tokenizer, kept), strict=True)
