@@ -25,8 +25,7 @@ def argmax(x: jax.Array, axis: str | None = None) -> jax.Array:
     best = jnp.take_along_axis(x, index[..., None], axis=-1, mode="promise_in_bounds")[..., 0]
     index = index + lax.axis_index(axis) * x.shape[-1]
     words = lax.bitcast_convert_type(best.astype(jnp.float32), jnp.int32)
-    parts = collectives.all_gather(jnp.stack([words, index])[:, None], axis, along=1)
-    words, indices = parts[0], parts[1]
+    words, indices = collectives.all_gather(jnp.stack([words, index])[:, None], axis, along=1)
     # Devices are in the order of their parts, so the first of several maxima is the lowest index.
     first = jnp.argmax(lax.bitcast_convert_type(words, jnp.float32), axis=0)
     return jnp.take_along_axis(indices, first[None], axis=0, mode="promise_in_bounds")[0]

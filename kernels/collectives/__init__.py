@@ -1,6 +1,5 @@
 """Sums and gathers over the devices of a mesh axis: XLA's, or a kernel for small arrays on a few GPUs."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -9,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
+from jaxspec_kernels.collectives.peer_memory import memory_of, num_devices
 from jaxspec_kernels.dispatch import why_not
 
 _MAX_BYTES = 1 << 21
@@ -37,9 +37,7 @@ def peer_links(mesh: Mesh) -> jax.Array | None:
     """`PeerMemory.links` of a mesh, or None if its devices cannot write into each other's memory."""
     if mesh.size == 1 or why_not("triton"):
         return None
-    from jaxspec_kernels.collectives.peer_memory import peer_memory
-
-    memory = peer_memory(mesh)
+    memory = memory_of(mesh)
     return None if memory is None else memory.links
 
 
@@ -62,18 +60,14 @@ def all_gather(x: jax.Array, axis: str, *, along: int) -> jax.Array:
     from jaxspec_kernels.collectives.triton_kernel import peer_gather
 
     shape = list(x.shape)
-    shape[along] *= _num_devices(links)
+    shape[along] *= num_devices(links)
     return jnp.moveaxis(peer_gather(x, links), 0, along).reshape(shape)
 
 
 def _is_small(x: jax.Array, links: jax.Array) -> bool:
     # A device sends all of x to every other one, twice as many bytes with the numbers, so NCCL is faster for
     # larger arrays.
-    return 0 < x.nbytes * (_num_devices(links) - 1) <= _MAX_BYTES
-
-
-def _num_devices(links: jax.Array) -> int:
-    return (math.prod(links.shape) - 3) // 2
+    return 0 < x.nbytes * (num_devices(links) - 1) <= _MAX_BYTES
 
 
 __all__ = ["all_gather", "peer_links", "psum", "through_peers"]

@@ -22,14 +22,20 @@ GREETING = MAX_PROGRAMS
 MAX_DEVICES = 8
 
 
+def num_devices(links: jax.Array) -> int:
+    """D, from `PeerMemory.links` or one row of them."""
+    return (links.shape[-1] - 3) // 2
+
+
 class PeerMemory:
     """A mailbox on every device of a mesh, for the kernel of `collectives`; see there.
 
     Attributes:
       mailboxes: i32[D, …], one row a device; 8.4 MB for every device of the mesh.
       links: u32[D, 3 + 2 D], one row a device: the address of its mailbox, then those of all mailboxes, the
-        low word first, and its index in the mesh. Addresses change from process to process, so a program
-        takes them as an argument.
+        low word first, and its index in the mesh. (Its own address is there twice, so that a kernel need not
+        wait for the index first.) Addresses change from process to process, so a program takes them as an
+        argument.
     """
 
     def __init__(self, mesh: Mesh):
@@ -47,18 +53,18 @@ class PeerMemory:
 _lock = threading.Lock()
 
 
-def peer_memory(mesh: Mesh) -> PeerMemory | None:
+def memory_of(mesh: Mesh) -> PeerMemory | None:
     """The memory of a mesh, or None if its devices cannot write into each other's.
 
     It is kept until the process ends: programs know only its address, so JAX would not wait for them before
     it freed it.
     """
     with _lock:
-        return _peer_memory(mesh)
+        return _memory_of(mesh)
 
 
 @cache
-def _peer_memory(mesh: Mesh) -> PeerMemory | None:
+def _memory_of(mesh: Mesh) -> PeerMemory | None:
     if why_not(mesh):
         return None
     memory = PeerMemory(mesh)

@@ -15,7 +15,13 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
-from jaxspec_kernels.collectives.peer_memory import CAPACITY, GREETING, HEADER, MAX_PROGRAMS
+from jaxspec_kernels.collectives.peer_memory import (
+    CAPACITY,
+    GREETING,
+    HEADER,
+    MAX_PROGRAMS,
+    num_devices,
+)
 from jaxspec_kernels.triton_call import triton_call
 
 _PROGRAMS = 128
@@ -30,13 +36,12 @@ def peer_sum(x: jax.Array, links: jax.Array) -> jax.Array:
       x: float32, bfloat16 or float16; its size in bytes is a multiple of 4.
       links: u32[1, 3 + 2 D], this device's row of `PeerMemory.links`.
     """
-    kinds = {jnp.float32: "float32", jnp.bfloat16: "bfloat16", jnp.float16: "float16"}
-    return _exchange(x, links, jax.ShapeDtypeStruct(x.shape, x.dtype), kind=kinds[x.dtype.type])
+    return _exchange(x, links, jax.ShapeDtypeStruct(x.shape, x.dtype), kind=x.dtype.name)
 
 
 def peer_gather(x: jax.Array, links: jax.Array) -> jax.Array:
     """x, of a type of 32 bits, of all devices, stacked along a new first axis."""
-    stacked = jax.ShapeDtypeStruct((_num_devices(links), *x.shape), x.dtype)
+    stacked = jax.ShapeDtypeStruct((num_devices(links), *x.shape), x.dtype)
     return _exchange(x, links, stacked, kind="gather")
 
 
@@ -48,14 +53,10 @@ def greet(links: jax.Array) -> jax.Array:
         [jax.ShapeDtypeStruct((1,), jnp.int32)],
         grid=(1,),
         num_warps=1,
-        devices=_num_devices(links),
+        devices=num_devices(links),
         greeting=GREETING,
     )
     return done
-
-
-def _num_devices(links: jax.Array) -> int:
-    return (links.size - 3) // 2
 
 
 def _exchange(x: jax.Array, links: jax.Array, out: jax.ShapeDtypeStruct, *, kind: str) -> jax.Array:
@@ -70,7 +71,7 @@ def _exchange(x: jax.Array, links: jax.Array, out: jax.ShapeDtypeStruct, *, kind
         grid=(programs,),
         num_warps=min(block // 128, 8),
         words=words,
-        devices=_num_devices(links),
+        devices=num_devices(links),
         rounds=triton.cdiv(blocks, programs),
         block=block,
         capacity=CAPACITY,
@@ -81,12 +82,8 @@ def _exchange(x: jax.Array, links: jax.Array, out: jax.ShapeDtypeStruct, *, kind
 
 
 @triton.jit
-def _own_mailbox(links):
-    return _mailbox(links, -1)
-
-
-@triton.jit
 def _mailbox(links, device):
+    """The address of a device's mailbox; of this one's for -1."""
     low = tl.load(links + 2 * device + 2).to(tl.uint64)
     high = tl.load(links + 2 * device + 3).to(tl.uint64)
     return tl.multiple_of((high << 32) | low, 256)
@@ -145,7 +142,7 @@ def _exchange_kernel(
     program = tl.program_id(0)
     lane = tl.arange(0, block)
     rank = _rank(links, devices)
-    own = _own_mailbox(links)
+    own = _mailbox(links, -1)
     counter = own.to(tl.pointer_type(tl.int32)) + program
     number = tl.load(counter)
     sends = x.to(tl.pointer_type(tl.int32))

@@ -145,21 +145,40 @@ def test_threads_that_compile_programs_share_the_memory_of_their_mesh(monkeypatc
     mesh, start = make_mesh(), threading.Barrier(8)
     monkeypatch.setattr(peer_memory, "why_not", lambda mesh: None)
     monkeypatch.setattr(peer_memory, "_reach_each_other", lambda mesh, memory: True)
-    peer_memory._peer_memory.cache_clear()
+    peer_memory._memory_of.cache_clear()
 
     def found(_):
         start.wait()
-        return peer_memory.peer_memory(mesh)
+        return peer_memory.memory_of(mesh)
 
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(found, range(8)))) == 1
-    own, first, rank = np.split(np.asarray(peer_memory.peer_memory(mesh).links)[0], [2, 4])
-    (mailbox,) = peer_memory.peer_memory(mesh).mailboxes.addressable_shards
+    own, first, rank = np.split(np.asarray(peer_memory.memory_of(mesh).links)[0], [2, 4])
+    (mailbox,) = peer_memory.memory_of(mesh).mailboxes.addressable_shards
     assert own.view(np.uint64) == first.view(np.uint64) == mailbox.data.unsafe_buffer_pointer()
     assert rank == 0
-    peer_memory._peer_memory.cache_clear()
+    peer_memory._memory_of.cache_clear()
 
 
-def test_without_a_driver_no_device_can_access_another():
-    if jax.default_backend() == "cpu":
-        assert not peer_memory._can_access(0, 1)
+def test_without_a_driver_no_device_can_access_another(monkeypatch):
+    def absent(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(peer_memory.ctypes, "CDLL", absent)
+    assert not peer_memory._can_access(0, 1)
+
+
+@pytest.mark.parametrize(("failed", "answer", "expected"), [(0, 1, True), (0, 0, False), (1, 1, False)])
+def test_the_driver_says_whether_a_device_can_access_another(monkeypatch, failed, answer, expected):
+    def device_get(device, ordinal):
+        device._obj.value = 10 + ordinal
+        return 0
+
+    def can_access(found, one, other):
+        assert (one.value, other.value) == (12, 15)
+        found._obj.value = answer
+        return failed
+
+    cuda = SimpleNamespace(cuDeviceGet=device_get, cuDeviceCanAccessPeer=can_access)
+    monkeypatch.setattr(peer_memory.ctypes, "CDLL", lambda name: cuda)
+    assert peer_memory._can_access(2, 5) == expected
