@@ -73,6 +73,8 @@ class _WindowStream:
         byte = self._byte(token, token_id)
         if byte is not None:
             text = self._flush() + self._utf8.decode(byte)
+            if text and not self._is_begun:
+                text = self._decode([token_id])  # which may strip a text's first space
         else:
             text = self._utf8.decode(b"", final=True)
             if self._is_begun and not self._window:

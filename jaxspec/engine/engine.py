@@ -192,7 +192,7 @@ class Engine:
         return self._stream(request)
 
     def run(
-        self, requests: Iterable[Request], *, ended: "SimpleQueue[Request | None] | None" = None
+        self, requests: Iterable[Request], *, ended: SimpleQueue[Request | None] | None = None
     ) -> Iterator[tuple[int, Generation]]:
         """Runs requests from `make_request`; yields (index, Generation) in the order in which they end.
 

@@ -98,9 +98,9 @@ def generate(
     Args:
       prompts: a string (a user's turn), chat messages, token ids, or a list of any of these.
       model, drafter, progress: see `load`.
+      params: how to sample; alternatively, its fields as keywords.
       raw: use strings as they are, without the chat template.
       engine: fields of `EngineConfig`; by default batch_size is the number of prompts, at most 8.
-      params: how to sample; alternatively, its fields as keywords.
       **sampling: fields of `SamplingParams`: max_new_tokens, temperature, top_p, seed, stop, …
 
     Returns:

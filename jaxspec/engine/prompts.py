@@ -24,6 +24,7 @@ def is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
 
 
 def _is_list(prompts: Any) -> bool:
+    """Whether it has items; an array of NumPy may be a single number."""
     return isinstance(prompts, Sequence) or (isinstance(prompts, np.ndarray) and prompts.ndim > 0)
 
 
@@ -62,7 +63,7 @@ def encode_prompt(
       ValueError: the prompt is empty, far too long, has an id outside the vocabulary, or needs a tokenizer
         or a chat template that is missing.
     """
-    if not isinstance(prompt, Sequence | np.ndarray):
+    if not _is_list(prompt):
         raise ValueError(f"{_FORMS}, got {prompt!r}")
     if isinstance(prompt, str):
         ids = _encode_text(prompt, tokenizer, raw=raw, max_tokens=max_tokens)

@@ -213,6 +213,7 @@ def test_a_slow_input_keeps_nothing_waiting():
     assert shown(seen) == [0, "line 2: bad", "in.jsonl line 3: prompt is too long", 3, 4]
 
 
+@pytest.mark.timeout(60)
 def test_a_new_row_takes_a_free_slot_while_another_row_runs(tiny_engine):
     """The second row arrives once the first one runs, which ends only after it."""
     began, source = threading.Event(), queue.Queue()

@@ -32,6 +32,16 @@ def test_random_ids_join_to_the_whole_text(tokenizer, seed):
     assert "".join(pieces) + stream.finish() == tokenizer.decode(ids)
 
 
+@pytest.mark.parametrize("names", [["<0x20>"], ["<0x20>", "▁hi"], ["<0x0A>", "▁hi"], ["<0xC3>", "▁hi"]])
+@pytest.mark.parametrize("before", [[], ["it"]])
+def test_bytes_at_the_start_of_a_text_join_to_the_whole_text(before, names):
+    """The decoder strips a text's first space, and no other."""
+    tokenizer = tokenizer_from_gguf(sentence_piece(), "tiny")
+    ids = [tokenizer.backend.token_to_id(name) for name in [*before, *names]]
+    stream = TextStream(tokenizer)
+    assert "".join(stream.feed([i]) for i in ids) + stream.finish() == tokenizer.decode(ids)
+
+
 def test_a_character_comes_out_when_it_is_whole(tokenizer):
     ids = tokenizer.encode("🎉", add_special_tokens=False)[-4:]  # the character is four byte tokens
     stream = TextStream(tokenizer)
