@@ -49,6 +49,19 @@ def test_a_prompt_without_room_for_what_is_compared_is_named(drafter, target):
         jaxspec.check_lossless(drafter, target, prompts=[[5, 6] * 23], **CHECK)
 
 
+def test_an_answer_that_failed_is_told(drafter, target, monkeypatch):
+    run = jaxspec.Engine.run
+
+    def failing(engine, requests, **options):
+        for index, generation in run(engine, requests, **options):
+            is_sampled = len(generation.token_ids) == 3
+            yield index, replace(generation, error="it is a fake") if is_sampled else generation
+
+    monkeypatch.setattr(jaxspec.Engine, "run", failing)
+    with pytest.raises(jaxspec.EngineError, match="an answer failed: it is a fake"):
+        jaxspec.check_lossless(drafter, target, **CHECK)
+
+
 def test_drafts_that_are_never_rejected_are_found_out(drafter, target, monkeypatch):
     """The report names the token at which greedy answers differ; sampled ones follow the drafter."""
     verify = step.verify

@@ -93,10 +93,14 @@ def _can_access(ordinal: int, peer: int) -> bool:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return False
-    devices = [ctypes.c_int(), ctypes.c_int()]
-    answer = ctypes.c_int()
-    failed = any(cuda.cuDeviceGet(ctypes.byref(d), i) for d, i in zip(devices, (ordinal, peer), strict=True))
-    return not (failed or cuda.cuDeviceCanAccessPeer(ctypes.byref(answer), *devices)) and bool(answer.value)
+    one, other, answer = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    # All three return 0 if they succeed.
+    failed = (
+        cuda.cuDeviceGet(ctypes.byref(one), ordinal)
+        or cuda.cuDeviceGet(ctypes.byref(other), peer)
+        or cuda.cuDeviceCanAccessPeer(ctypes.byref(answer), one, other)
+    )
+    return not failed and bool(answer.value)
 
 
 def _reach_each_other(mesh: Mesh, memory: PeerMemory) -> bool:

@@ -168,16 +168,19 @@ def test_without_a_driver_no_device_can_access_another(monkeypatch):
     assert not peer_memory._can_access(0, 1)
 
 
-@pytest.mark.parametrize(("failed", "answer", "expected"), [(0, 1, True), (0, 0, False), (1, 1, False)])
-def test_the_driver_says_whether_a_device_can_access_another(monkeypatch, failed, answer, expected):
+@pytest.mark.parametrize(
+    ("failing", "answer", "expected"),
+    [(None, 1, True), (None, 0, False), (2, 1, False), (5, 1, False), ("access", 1, False)],
+)
+def test_the_driver_says_whether_a_device_can_access_another(monkeypatch, failing, answer, expected):
     def device_get(device, ordinal):
         device._obj.value = 10 + ordinal
-        return 0
+        return ordinal == failing
 
     def can_access(found, one, other):
         assert (one.value, other.value) == (12, 15)
         found._obj.value = answer
-        return failed
+        return failing == "access"
 
     cuda = SimpleNamespace(cuDeviceGet=device_get, cuDeviceCanAccessPeer=can_access)
     monkeypatch.setattr(peer_memory.ctypes, "CDLL", lambda name: cuda)
