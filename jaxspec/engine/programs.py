@@ -50,7 +50,7 @@ def compiler_options(
     token of 512 took Llama-3-8B 15.1 ms instead of 16.2, that of 4096 106.5 instead of 109.8 (H200).
 
     Sums over several devices that are too large for our kernel use NCCL: XLA's own kernel for them fails if
-    NCCL is older than 2.29.2, or where NVLink's multicast is refused to it.
+    NCCL is older than 2.29.2, and failed on two H100s.
 
     Options that the variable XLA_FLAGS names are left out, so that it takes precedence.
     """
