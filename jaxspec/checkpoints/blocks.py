@@ -1,7 +1,7 @@
 """Matrices packed in blocks of integers that share a scale."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol, runtime_checkable
 
 import ml_dtypes
@@ -23,12 +23,18 @@ class Blocks:
         uint8 scale, u8[out, in] are codes of MXFP4, and the scale multiplies twice their values.
       scale: f32[out, in / 32] or f32[out, in / 16], one for 32 or 16 inputs; or None. scale * values is
         exact in float32. For MXFP4 u8[out, in / 32]: s stands for 2 ** (s - 127), except that 0 stands for 0.
-      offset: same shape as `scale`, or None.
+        With `scale_unit` it is int8.
+      offset: same shape and dtype as `scale`, or None.
+      scale_unit: f32[out, in / 256], what 1 of an int8 scale stands for, in formats whose scales are integers
+        themselves; otherwise None. The product is exact in float32.
+      offset_unit: the same for `offset`.
     """
 
     values: np.ndarray
     scale: np.ndarray | None = None
     offset: np.ndarray | None = None
+    scale_unit: np.ndarray | None = None
+    offset_unit: np.ndarray | None = None
 
     @property
     def inputs(self) -> int:
@@ -40,16 +46,27 @@ class Blocks:
         """Whether `values` are codes of MXFP4."""
         return self.scale is not None and self.scale.dtype == np.uint8
 
-    def as_integers(self) -> "Blocks":
-        """The same values; MXFP4 becomes int8 with a float32 scale."""
-        if self.scale is None or not self.is_mxfp4:
+    def with_float_scales(self) -> "Blocks":
+        """The same values with float32 scales and offsets; those of MXFP4 become int8."""
+        if self.scale is None:
             return self
-        return Blocks(_DOUBLED[self.values], (self.scale.astype(np.uint32) << 23).view(np.float32))
+        if self.is_mxfp4:
+            return Blocks(_DOUBLED[self.values], (self.scale.astype(np.uint32) << 23).view(np.float32))
+        return Blocks(
+            self.values, _in_units(self.scale, self.scale_unit), _in_units(self.offset, self.offset_unit)
+        )
 
     def map(self, change: Callable[[np.ndarray], np.ndarray]) -> "Blocks":
         """The same blocks with `change`, a permutation of rows, applied to every array."""
-        arrays = (self.values, self.scale, self.offset)
+        arrays = (getattr(self, field.name) for field in fields(self))
         return Blocks(*(None if array is None else change(array) for array in arrays))  # type: ignore[arg-type]
+
+
+def _in_units(factors: np.ndarray | None, unit: np.ndarray | None) -> np.ndarray | None:
+    """Scales or offsets as float32."""
+    if factors is None or unit is None:
+        return factors
+    return factors * np.repeat(unit, factors.shape[1] // unit.shape[1], axis=1)
 
 
 def round_to_blocks(matrix: np.ndarray, importance: np.ndarray | None = None) -> Blocks | None:
@@ -125,28 +142,33 @@ class MatrixStack(Protocol):
 def alike(tensors: Sequence[Blocks]) -> list[Blocks] | None:
     """Converts tensors to a common form, without changing their values.
 
-    The form has the fewest inputs per scale of any of them, int8 values unless all are uint8, and offsets if
-    any has them. Returns None for a mix of bfloat16 and integers.
+    The form has the fewest inputs per scale of any of them, int8 values unless all are uint8, offsets if any
+    has them, and scales in units if all have them. Returns None for a mix of bfloat16 and integers.
     """
     scaled = [blocks.scale is not None for blocks in tensors]
     if not any(scaled):
         return list(tensors)
     if not all(scaled):
         return None
-    if not all(blocks.is_mxfp4 for blocks in tensors):
-        tensors = [blocks.as_integers() for blocks in tensors]
+    have_units = all(blocks.scale_unit is not None for blocks in tensors)
+    if not have_units and not all(blocks.is_mxfp4 for blocks in tensors):
+        tensors = [blocks.with_float_scales() for blocks in tensors]
     inputs = min(blocks.inputs for blocks in tensors)
     has_offset = any(blocks.offset is not None for blocks in tensors)
     dtype = np.uint8 if all(blocks.values.dtype == np.uint8 for blocks in tensors) else np.int8
 
     def each(blocks: Blocks) -> Blocks:
         assert blocks.scale is not None
-        offset = np.zeros_like(blocks.scale) if has_offset and blocks.offset is None else blocks.offset
-        times = blocks.inputs // inputs
+        offset, offset_unit, times = blocks.offset, blocks.offset_unit, blocks.inputs // inputs
+        if has_offset and offset is None:
+            offset = np.zeros_like(blocks.scale)
+            offset_unit = None if blocks.scale_unit is None else np.zeros_like(blocks.scale_unit)
         return Blocks(
             blocks.values.astype(dtype, copy=False),
             np.repeat(blocks.scale, times, axis=1),
             None if offset is None else np.repeat(offset, times, axis=1),
+            blocks.scale_unit,
+            offset_unit,
         )
 
     return [each(blocks) for blocks in tensors]

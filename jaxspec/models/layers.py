@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jax.typing import DTypeLike
-from jaxspec_kernels.matmul import PackedWeight
+from jaxspec_kernels.matmul import PackedRows, PackedWeight
 from jaxspec_kernels.rms_norm import mean_of_squares, rms_norm
 
 from jaxspec.attention import AnyMemory, PagedMemory, RopeTables
@@ -17,6 +17,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.models.parameters import (
     Fused,
     Projection,
+    Rows,
     Source,
     Whole,
     bias_parameter,
@@ -93,14 +94,17 @@ class Embedding(nnx.Module):
             rngs,
             (vocab_size, width),
             (None, "embed"),
-            Whole(f"{name}.weight", (vocab_size, width)),
+            Rows(f"{name}.weight", (vocab_size, width)),
             dtype=dtype,
             fan_in=width,
         )
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Embeddings [..., M] of `tokens` i32[...]; ids outside the vocabulary are clamped."""
-        return jnp.take(self.table[...], tokens, axis=0, mode="clip")
+        table: Any = self.table[...]
+        if isinstance(table, PackedRows):
+            return table.rows(tokens)
+        return jnp.take(table, tokens, axis=0, mode="clip")
 
 
 class TiedEmbedding(nnx.Module):

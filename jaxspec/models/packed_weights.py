@@ -18,18 +18,18 @@ from jaxspec_kernels.expert_matmul import (
     stack_experts,
     stack_mxfp4,
 )
-from jaxspec_kernels.matmul import BLOCK, MIN_WEIGHT_BYTES, PackedWeight, matmul, pack
+from jaxspec_kernels.matmul import BLOCK, MIN_WEIGHT_BYTES, PackedRows, PackedWeight, matmul, pack
 
 from jaxspec.checkpoints import TensorSource
 from jaxspec.checkpoints.blocks import Blocks, BlockSource, MatrixStack, Rated, alike, round_to_blocks
 from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
 from jaxspec.config import ConfigError
 from jaxspec.models.expert_sources import InterleavedGateUp, Stacked, tensor_per_expert
-from jaxspec.models.parameters import Fused, Projection, Source, Whole
+from jaxspec.models.parameters import Fused, Projection, Rows, Source, Whole
 from jaxspec.sharding import replicated, sharding
 
 Activations = Literal["int8", "float32"]
-Packed = PackedWeight | PackedExperts | Mxfp4Weight
+Packed = PackedWeight | PackedRows | PackedExperts | Mxfp4Weight
 
 
 def keeps_packed(dtype: jnp.dtype, *, devices: int = 1) -> bool:
@@ -92,6 +92,9 @@ def stored_weight(
       activations, rounded: see `ModulePlan.read`.
     """
     if dtype == jnp.float32:
+        if isinstance(source, Rows):
+            columns = packed_weight(source.as_projection, shape[::-1], stored)
+            return columns and PackedRows(columns)
         if isinstance(source, Stacked | Whole | InterleavedGateUp):
             return packed_experts(source, shape, stored, activations=activations, rounded=rounded)
         return packed_weight(source, shape, stored, activations=activations, rounded=rounded)
@@ -116,11 +119,14 @@ def floats_of(weight: Packed) -> list[np.ndarray]:
     """The float arrays of a packed weight, which could hold NaN or infinity."""
     if isinstance(weight, PackedExperts):
         return floats_of(weight.stack)
+    if isinstance(weight, PackedRows):
+        return floats_of(weight.columns)
     # The scale of MXFP4 that means NaN is above MAX_SCALE.
     if isinstance(weight, Mxfp4Weight) or weight.form == "mxfp4":
         return []
     values = [np.asarray(weight.values).view(ml_dtypes.bfloat16)] if weight.form == "bfloat16" else []
-    return [*values, *(np.asarray(a) for a in (weight.scale, weight.offset) if a is not None)]
+    factors = (np.asarray(array) for array in weight.factors if array is not None)
+    return [*values, *(array for array in factors if array.dtype != np.int8)]
 
 
 def mxfp4_experts(source: Source, stored: Sequence[TensorSource]) -> Mxfp4Weight | None:
@@ -184,7 +190,7 @@ def _by_expert(source: Source, shape: tuple[int, ...]) -> Source:
 
 def _have_one_form(one: PackedWeight, other: PackedWeight) -> bool:
     """Whether two packed weights have the same kinds of arrays."""
-    forms = ((w.form, w.block, w.scale is None, w.offset is None) for w in (one, other))
+    forms = ((w.form, w.block, *(array is None for array in w.factors)) for w in (one, other))
     return len(set(forms)) == 1
 
 
@@ -198,7 +204,7 @@ def packed_weight(
 ) -> PackedWeight | None:
     """A matrix in its stored format, on the host; None if it has to be dense.
 
-    Only `Projection` and `Fused` sources are packed, because these matrices are used in products only.
+    Only `Projection` and `Fused` sources are packed: these are used in products, or column by column.
 
     Args:
       source: where the parameter is stored.
@@ -226,21 +232,38 @@ def _packed_matrix(
     tensors = alike(found) if len(found) == len(stored) else None
     if tensors is None:
         return None
-    width, inputs = math.prod(source.in_shape), tensors[0].inputs
-    per_block = source.per_block(inputs)
+    order = _order(source, [len(blocks.values) for blocks in tensors])
+    in_order = np.array_equal(order, np.arange(len(order)))
 
-    def scales(arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    def outputs(arrays: Sequence[np.ndarray | None]) -> Any:
+        """The rows of all tensors, in the order of the parameter's outputs."""
         known = [array for array in arrays if array is not None]
-        return per_block.join(known).reshape(width // inputs, -1) if known else None
+        if not known:
+            return None
+        rows = known[0] if len(known) == 1 else np.concatenate(known)
+        return rows if in_order else rows[order]
 
     return pack(
-        source.join([blocks.values for blocks in tensors]).reshape(width, -1),
-        scales([blocks.scale for blocks in tensors]),
-        scales([blocks.offset for blocks in tensors]),
+        outputs([blocks.values for blocks in tensors]),
+        outputs([blocks.scale for blocks in tensors]),
+        outputs([blocks.offset for blocks in tensors]),
         shape,
+        scale_unit=outputs([blocks.scale_unit for blocks in tensors]),
+        offset_unit=outputs([blocks.offset_unit for blocks in tensors]),
         activations=activations,
         row_block=BLOCK // 2 if source.is_sensitive else BLOCK,
     )
+
+
+def _order(source: Projection | Fused, counts: Sequence[int]) -> np.ndarray:
+    """The row of each output of a parameter, in the rows of all its tensors one after another.
+
+    Args:
+      counts: the rows of every tensor.
+    """
+    ends = np.cumsum(counts)
+    rows = [np.arange(end - count, end)[:, None] for end, count in zip(ends, counts, strict=True)]
+    return source.per_output().join(rows).reshape(-1)
 
 
 def _blocks(tensor: TensorSource, rounded: bool) -> Blocks | None:

@@ -65,6 +65,17 @@ class Whole:
 
 
 @dataclass(frozen=True)
+class Rows(Whole):
+    """A table [rows, M] of which a step reads a few rows, such as an embedding."""
+
+    @property
+    def as_projection(self) -> "Projection":
+        """The same tensor as a parameter [M, rows]."""
+        rows, width = self.shape
+        return Projection(self.name, (width,), (rows,))
+
+
+@dataclass(frozen=True)
 class Projection:
     """A matrix stored [out, in], used as in_shape + out_shape; with an empty in_shape a bias, stored [out].
 
@@ -87,9 +98,9 @@ class Projection:
         width = (math.prod(self.in_shape),) if self.in_shape else ()
         return ((self.name, (math.prod(self.out_shape) // self.copies, *width)),)
 
-    def per_block(self, size: int) -> "Projection":
-        """The source of a parameter with one value for every block of `size` inputs, such as a scale."""
-        return replace(self, in_shape=(math.prod(self.in_shape) // size,))
+    def per_output(self) -> "Projection":
+        """The source of a parameter with one value for every output."""
+        return replace(self, in_shape=(1,))
 
     def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
         first, *rest = self.out_shape
@@ -127,9 +138,9 @@ class Fused:
     def is_sensitive(self) -> bool:
         return any(part.is_sensitive for part in self.parts)
 
-    def per_block(self, size: int) -> "Fused":
-        """See `Projection.per_block`."""
-        return replace(self, parts=tuple(part.per_block(size) for part in self.parts))
+    def per_output(self) -> "Fused":
+        """See `Projection.per_output`."""
+        return replace(self, parts=tuple(part.per_output() for part in self.parts))
 
     def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
         # The parts are cut along the other axes before they are concatenated, and along this one after it.

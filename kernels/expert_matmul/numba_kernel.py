@@ -34,7 +34,7 @@ def expert_matmul(x: jax.Array, experts: jax.Array, weights: Any, *, path: str |
     if stack.activations == "int8":
         rounding = (path or numba_int8.available_paths()[0], stack.row_block)
     target = _target(Form.of(stack), rounding)
-    arrays = [array for array in (stack.values, stack.scale, stack.offset) if array is not None]
+    arrays = [array for array in (stack.values, *stack.factors) if array is not None]
     y = jax.ShapeDtypeStruct((x.shape[0], weights.size // (weights.shape[0] * weights.shape[1])), jnp.float32)
     return jax.ffi.ffi_call(target, y)(x, *arrays, experts.astype(jnp.int32)).reshape(-1, *outputs)
 
@@ -148,8 +148,7 @@ def _target(form: Form, rounding: tuple[str, int] | None) -> str:
         scope["quantise"] = numba_int8.quantise_code(form, path, row_block)
         values["code_bytes"] = numba_int8.code_bytes(path)
     scope |= {f"multiply_{group}": multiply(group) for group in GROUPS}
-    places = form.byte_offsets()
-    arguments = ", ".join([rows.format(**values), *places.values(), "sums_at"])
+    arguments = ", ".join([rows.format(**values), form.addresses(), "sums_at"])
     products = [
         f"                {'el' if i else ''}if rest >= {group}:\n"
         f"                    group = {group}\n"
@@ -158,7 +157,7 @@ def _target(form: Form, rounding: tuple[str, int] | None) -> str:
     ]
     source = _PART.format(
         **values,
-        experts=1 + sum(kind is not None for kind in ("values", form.scale, form.offset)),
+        experts=1 + form.arrays,
         most=GROUPS[0],
         prepare=prepare.format(**values).strip("\n"),
         products="\n".join(products),

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels.expert_matmul.mxfp4_weight import BLOCK
-from jaxspec_kernels.matmul.packed_weight import QUAD, TILE, PackedWeight
+from jaxspec_kernels.matmul.packed_weight import QUAD, TILE, PackedWeight, tiled
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("stack",), meta_fields=("shape",))
@@ -63,8 +63,8 @@ def stack_mxfp4(values: np.ndarray, scale: np.ndarray, *, activations: str) -> P
     count, half, *outs = values.shape
     width, outputs = 2 * half, math.prod(outs)
     tiles = -(-outputs // TILE)
-    words = np.zeros((count, tiles, width // (2 * QUAD), TILE), np.uint32)
-    exponents = np.zeros((count, tiles, width // BLOCK, TILE), np.uint8)
+    words = np.empty((count, tiles, width // (2 * QUAD), TILE), np.uint32)
+    exponents = np.empty((count, tiles, width // BLOCK, TILE), np.uint8)
     for expert in range(count):
         pairs = np.moveaxis(values[expert], 0, -1).reshape(outputs, -1)
         stored = np.moveaxis(scale[expert], 0, -1).reshape(outputs, -1)
@@ -72,8 +72,8 @@ def stack_mxfp4(values: np.ndarray, scale: np.ndarray, *, activations: str) -> P
         is_small = stored < 2
         if is_small.any() and (pairs[is_small.repeat(BLOCK // 2, axis=1)] & 0x77).any():
             return None
-        _fill(words[expert], _by_quads(pairs).view(np.uint32)[..., 0])
-        _fill(exponents[expert], np.where(is_small, 0, stored - 1))
+        words[expert] = tiled(_by_quads(pairs).view(np.uint32)[..., 0])
+        exponents[expert] = tiled(np.where(is_small, np.uint8(0), stored - 1))
     stack = PackedWeight(
         words.view(np.uint8).reshape(count * tiles, -1, TILE, QUAD),  # type: ignore[arg-type]
         exponents.reshape(count * tiles, -1, TILE),  # type: ignore[arg-type]
@@ -94,14 +94,6 @@ def _by_quads(pairs: np.ndarray) -> np.ndarray:
     return ordered
 
 
-def _fill(tiles: np.ndarray, rows: np.ndarray) -> None:
-    """Writes rows [outputs, n] into zeroed tiles [tiles, n, TILE]."""
-    whole = len(rows) // TILE
-    tiles[:whole] = rows[: whole * TILE].reshape(whole, TILE, rows.shape[1]).swapaxes(1, 2)
-    if whole < len(tiles):
-        tiles[whole, :, : len(rows) - whole * TILE] = rows[whole * TILE :].T
-
-
 def stack_experts(experts: Sequence[PackedWeight]) -> PackedExperts:
     """Joins the packed weights [M, out axes] of single experts, all of one form, on the host."""
     first = experts[0]
@@ -117,6 +109,8 @@ def stack_experts(experts: Sequence[PackedWeight]) -> PackedExperts:
         values=stacked([expert.values for expert in experts]),
         scale=stacked([expert.scale for expert in experts]),
         offset=stacked([expert.offset for expert in experts]),
+        scale_unit=stacked([expert.scale_unit for expert in experts]),
+        offset_unit=stacked([expert.offset_unit for expert in experts]),
         shape=(width, tiles * TILE),
     )
     return PackedExperts(stack, (len(experts), width, *outputs))

@@ -1,7 +1,7 @@
 """The product of a few rows with a weight."""
 
 from jaxspec_kernels.dispatch import Op
-from jaxspec_kernels.matmul.packed_weight import BLOCK, PackedWeight, pack
+from jaxspec_kernels.matmul.packed_weight import BLOCK, PackedRows, PackedWeight, pack
 from jaxspec_kernels.matmul.reference import matmul as reference
 
 # Smaller weights stay in a CPU's caches, so that neither the kernel nor packing pays for them.
@@ -16,4 +16,4 @@ def _numba():
 
 matmul = Op("matmul", xla=reference, numba=_numba)
 
-__all__ = ["BLOCK", "MIN_WEIGHT_BYTES", "PackedWeight", "matmul", "pack"]
+__all__ = ["BLOCK", "MIN_WEIGHT_BYTES", "PackedRows", "PackedWeight", "matmul", "pack"]

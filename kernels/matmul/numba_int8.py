@@ -85,9 +85,7 @@ def {name}_part(frame, part, parts):
                 starts + 4 * top * blocks,
                 moments + 4 * top * pieces,
                 width,
-                {values},
-                {scale},
-                {offset},
+                {arrays},
                 sums_at,
             )
             for row in range({group}):
@@ -118,7 +116,7 @@ def _target(form: Form, path: str, row_block: int, group: int) -> str:
         row_block=row_block,
         block=form.block,
         code_bytes=code_bytes(path),
-        **form.byte_offsets(),
+        arrays=form.addresses(),
     )
     call.define(source, __file__, scope)
     call.register(name, scope[f"{name}_part"], scope[f"{name}_handler"], fastmath=set())
@@ -207,31 +205,45 @@ def multiply_code(form: Form, path: str, row_block: int, rows: int) -> Any:
     """A Numba intrinsic that computes the products of `rows` rows with one tile.
 
     Its arguments are the addresses of the rows' part of `quantise_code`'s outputs, the width, the addresses
-    of the tile's values, scales and offsets, and the address of the result f32[rows, TILE].
+    of the tile's arrays (`Form.addresses`), and the address of the result f32[rows, TILE].
     """
 
     @intrinsic
-    def multiply(typing_context, codes, scales, starts, moments, width, values, scale, offset, result):
+    def multiply(
+        typing_context,
+        codes,
+        scales,
+        starts,
+        moments,
+        width,
+        values,
+        scale,
+        offset,
+        scale_unit,
+        offset_unit,
+        result,
+    ):
         def generate(context, builder, signature, arguments):
             # As many columns as there are registers for their sums.
             columns = range(2 if path == "vnni512" else 1)
             outputs = len(columns) * _LANES[path]
-            *of_rows, values, scale, offset, result = arguments
+            *of_rows, values, scale, offset, scale_unit, offset_unit, result = arguments
+            arrays = (values, scale, offset, scale_unit, offset_unit)
             with for_range(builder, word(TILE // outputs)) as loop:
                 first = builder.mul(loop.index, word(outputs))
 
                 def start(base: Any, size: int) -> Any:
                     return builder.add(base, builder.mul(first, word(size)))
 
-                sizes = (QUAD, bytes_of(form.scale), bytes_of(form.offset))
-                of_weight = [start(*place) for place in zip((values, scale, offset), sizes, strict=True)]
+                sizes = (QUAD, *map(bytes_of, form.factors))
+                of_weight = [start(*place) for place in zip(arrays, sizes, strict=True)]
                 tile = _Columns(
                     builder, form, path, row_block, rows, columns, of_rows, of_weight, start(result, 4)
                 )
                 tile.generate()
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 9), generate
+        return types.void(*[types.int64] * 11), generate
 
     return multiply
 
@@ -251,7 +263,7 @@ class _Columns(WeightCode):
         of_weight: Sequence[Any],
         result: Any,
     ):
-        super().__init__(builder, form, _LANES[path], columns, *of_weight)
+        super().__init__(builder, form, _LANES[path], columns, of_weight)
         self.path, self.row_block, self.rows = path, row_block, range(rows)
         self.codes, self.scales, self.starts, self.moments, self.width = of_rows
         self.y = result

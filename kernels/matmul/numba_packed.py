@@ -4,6 +4,7 @@ The sums of eight rows and a tile of outputs fit into the registers of a CPU wit
 read from memory once. The vector code is generated (`vector_code.py`).
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -36,10 +37,9 @@ def {name}_part(frame, part, parts):
     for tile in range(tiles * part // parts, tiles * (part + 1) // parts):
         left = tile * {TILE}
         size = min({TILE}, outputs - left)
-        values, scale, offset = {values}, {scale}, {offset}
         # A tile of the weight stays in the caches from one group of rows to the next.
         for top in range(0, rows, {group}):
-            multiply(call.address(x_) + 4 * top * width, width, values, scale, offset, sums_at)
+            multiply(call.address(x_) + 4 * top * width, width, {arrays}, sums_at)
             for row in range({group}):
                 for j in range(size):
                     y[(top + row) * outputs + left + j] = sums[row * {TILE} + j]
@@ -58,7 +58,7 @@ def _target(form: Form, group: int) -> str:
     name = f"jaxspec_matmul_{form.name}_{group}"
     scope: dict[str, Any] = {"__name__": __name__, "call": call}
     scope |= {"address": call.address_of(name), "multiply": multiply_code(form, group)}
-    source = _PART.format(name=name, group=group, TILE=TILE, **form.byte_offsets())
+    source = _PART.format(name=name, group=group, TILE=TILE, arrays=form.addresses())
     call.define(source, __file__, scope)
     call.register(name, scope[f"{name}_part"], scope[f"{name}_handler"], fastmath=set())
     return name
@@ -67,17 +67,18 @@ def _target(form: Form, group: int) -> str:
 def multiply_code(form: Form, rows: int) -> Any:
     """A Numba intrinsic that computes the products of `rows` rows with one tile.
 
-    Its arguments are the address of x f32[rows, width], the width, the addresses of the tile's values, scales
-    and offsets, and the address of the result f32[rows, TILE].
+    Its arguments are the address of x f32[rows, width], the width, the addresses of the tile's arrays
+    (`Form.addresses`), and the address of the result f32[rows, TILE].
     """
 
     @intrinsic
-    def multiply(typing_context, x, width, values, scale, offset, result):
+    def multiply(typing_context, x, width, values, scale, offset, scale_unit, offset_unit, result):
         def generate(context, builder, signature, arguments):
-            _Tile(builder, form, rows, *arguments).generate()
+            x, width, *arrays, result = arguments
+            _Tile(builder, form, rows, x, width, arrays, result).generate()
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 6), generate
+        return types.void(*[types.int64] * 8), generate
 
     return multiply
 
@@ -92,12 +93,10 @@ class _Tile(WeightCode):
         rows: int,
         x: Any,
         width: Any,
-        values: Any,
-        scale: Any,
-        offset: Any,
+        arrays: Sequence[Any],
         y: Any,
     ):
-        super().__init__(builder, form, LANES, range(TILE // LANES), values, scale, offset)
+        super().__init__(builder, form, LANES, range(TILE // LANES), arrays)
         self.x, self.width, self.y, self.rows = x, width, y, range(rows)
         self.sums = [[alloca_once(builder, self.floats) for _ in self.columns] for _ in self.rows]
 
@@ -106,7 +105,7 @@ class _Tile(WeightCode):
         for sums in self.sums:
             for address in sums:
                 build.store(ir.Constant(self.floats, None), address)
-        if self.form.scale:
+        if self.form.values != "bfloat16":
             with for_range(build, build.udiv(self.width, word(self.form.block))) as block:
                 self._block(block.index)
         else:

@@ -23,7 +23,7 @@ DOUBLED = 2 * np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("values", "scale", "offset"),
+    data_fields=("values", "scale", "offset", "scale_unit", "offset_unit"),
     meta_fields=("shape", "activations", "row_block"),
 )
 @dataclass(frozen=True)
@@ -41,14 +41,18 @@ class PackedWeight:
         input 8i + j and the upper ones input 8i + 4 + j. If the scale is uint8, they are codes of MXFP4, and
         q is twice the value of a code.
       scale: [tiles, width / block, TILE] for blocks of 32 or 16 inputs; float16 if that is exact, else
-        float32. For MXFP4 uint8: s stands for 2 ** (s - 127), except that 0 stands for 0. None for bfloat16.
-        scale * q is exact in float32.
+        float32. For MXFP4 uint8: s stands for 2 ** (s - 127), except that 0 stands for 0. With `scale_unit`
+        int8. None for bfloat16. scale * q is exact in float32.
       offset: like `scale`: added to scale * q, with one rounding. None if there is none.
       shape: the shape of the weight: axes of `width` inputs, then axes of outputs.
       activations: "float32", or "int8" for products with activations rounded to 8 bits (`numba_int8.py`);
         always "float32" for bfloat16.
       row_block: inputs that share a scale of activations rounded to 8 bits: 32, or 16, which is more precise;
         at most `block`.
+      scale_unit: [tiles, width / 256, TILE], what 1 of an int8 scale stands for, like a scale float16 or
+        float32; None without such scales. (In tests the blocks of 256 inputs have other sizes.) The product
+        is exact in float32.
+      offset_unit: the same for `offset`.
     """
 
     values: jax.Array
@@ -57,6 +61,8 @@ class PackedWeight:
     shape: tuple[int, ...]
     activations: str = "float32"
     row_block: int = BLOCK
+    scale_unit: jax.Array | None = None
+    offset_unit: jax.Array | None = None
 
     @property
     def dtype(self) -> np.dtype:
@@ -86,6 +92,18 @@ class PackedWeight:
         return BLOCK if self.scale is None else self.width // self.scale.shape[1]
 
     @property
+    def per_unit(self) -> int:
+        """Scales that share a unit; 0 if there are no units."""
+        if self.scale is None or self.scale_unit is None:
+            return 0
+        return self.scale.shape[1] // self.scale_unit.shape[1]
+
+    @property
+    def factors(self) -> tuple[jax.Array | None, ...]:
+        """Scales, offsets, and the units of both; each may be None."""
+        return self.scale, self.offset, self.scale_unit, self.offset_unit
+
+    @property
     def outputs(self) -> int:
         """The number of outputs, without padding."""
         return self.size // self.width
@@ -108,9 +126,8 @@ class PackedWeight:
         Scales and offsets are [..., width / block], or None. Ids outside the weight are clamped.
         """
         tile, lane = jnp.divmod(jnp.clip(outputs, 0, self.outputs - 1), TILE)
-        values, scale, offset = (
-            None if array is None else array[tile, :, lane]
-            for array in (self.values, self.scale, self.offset)
+        values, scale, offset, scale_unit, offset_unit = (
+            None if array is None else array[tile, :, lane] for array in (self.values, *self.factors)
         )
         assert values is not None
         if self.form == "bfloat16":
@@ -122,8 +139,14 @@ class PackedWeight:
             assert scale is not None
             factor = lax.bitcast_convert_type(scale.astype(jnp.int32) << 23, jnp.float32)
             return jnp.asarray(DOUBLED, jnp.int8)[values], factor, None
-        scale, offset = (None if a is None else a.astype(jnp.float32) for a in (scale, offset))
-        return values, scale, offset
+        return values, self._floats(scale, scale_unit), self._floats(offset, offset_unit)
+
+    def _floats(self, factors: jax.Array | None, unit: jax.Array | None) -> jax.Array | None:
+        """Scales or offsets [..., width / block] as float32."""
+        if factors is None or unit is None:
+            return None if factors is None else factors.astype(jnp.float32)
+        wide = factors.astype(jnp.float32).reshape(*unit.shape, self.per_unit)
+        return (wide * unit.astype(jnp.float32)[..., None]).reshape(factors.shape)
 
     def columns(self, outputs: jax.Array | np.ndarray) -> jax.Array:
         """The weights f32[..., width] of some outputs i32[...]; ids outside the weight are clamped."""
@@ -140,51 +163,95 @@ class PackedWeight:
         return self.columns(np.arange(self.outputs)).T.reshape(self.shape)
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=("columns",), meta_fields=())
+@dataclass(frozen=True)
+class PackedRows:
+    """A packed table [rows, M] of which single rows are read, such as an embedding.
+
+    Attributes:
+      columns: the weight [M, rows].
+    """
+
+    columns: PackedWeight
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.columns.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.columns.shape[::-1]
+
+    @property
+    def size(self) -> int:
+        return self.columns.size
+
+    def __getitem__(self, index: object) -> "PackedRows":
+        assert index is Ellipsis, "a packed table can only be read as a whole, with [...]"
+        return self
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.columns.dense().T, dtype)
+
+    def rows(self, index: jax.Array) -> jax.Array:
+        """The rows f32[..., M] at i32[...]; indices outside the table are clamped."""
+        return self.columns.columns(index)
+
+
 def pack(
     values: np.ndarray,
     scale: np.ndarray | None,
     offset: np.ndarray | None,
     shape: tuple[int, ...],
     *,
+    scale_unit: np.ndarray | None = None,
+    offset_unit: np.ndarray | None = None,
     activations: str = "float32",
     row_block: int = BLOCK,
 ) -> PackedWeight:
     """A packed weight, on the host.
 
     Args:
-      values: [width, outputs]: the weights in bfloat16, or q in int8, or q from 0 to 15 in uint8, or codes of
+      values: [outputs, width]: the weights in bfloat16, or q in int8, or q from 0 to 15 in uint8, or codes of
         MXFP4 in uint8.
-      scale, offset: f32[width / block, outputs], or None; for MXFP4 the scale is u8, as in `PackedWeight`.
+      scale, offset: f32[outputs, width / block], or None; for MXFP4 the scale is u8, as in `PackedWeight`;
+        with units they are i8.
       shape: the shape of the weight.
+      scale_unit, offset_unit: f32[outputs, width / 256], or None; see `PackedWeight`.
       activations, row_block: see `PackedWeight`. `row_block` is reduced to the weight's own blocks.
     """
     if values.dtype == ml_dtypes.bfloat16:
-        return PackedWeight(_tiled(values.view(np.uint16)), None, None, shape)
+        return PackedWeight(tiled(values.view(np.uint16)), None, None, shape)
     assert scale is not None
-    row_block = min(row_block, len(values) // len(scale))
+    row_block = min(row_block, values.shape[1] // scale.shape[1])
+    # Four values at a time, as one word, because that is faster.
+    words: Any = np.ascontiguousarray(values).view(np.uint32)
     if values.dtype == np.uint8:
-        halves = values.reshape(-1, 2, QUAD, values.shape[1])
-        values = (halves[:, 0] | halves[:, 1] << 4).reshape(-1, values.shape[1])
-    tiles = _tiled(values)
-    quads = tiles.reshape(tiles.shape[0], -1, QUAD, TILE).swapaxes(2, 3)
-    stored: Any = np.ascontiguousarray(quads)
-    return PackedWeight(stored, _tiled(_short(scale)), _tiled(_short(offset)), shape, activations, row_block)
+        words = words[:, 0::2] | words[:, 1::2] << 4
+    words = tiled(words)
+    stored = words.view(values.dtype).reshape(*words.shape, QUAD)
+    scale, offset, *units = (
+        None if factors is None else tiled(_short(factors))
+        for factors in (scale, offset, scale_unit, offset_unit)
+    )
+    return PackedWeight(stored, scale, offset, shape, activations, row_block, *units)
 
 
-def _short(array: np.ndarray | None) -> np.ndarray | None:
-    """The array as float16 if that is exact, otherwise unchanged."""
-    if array is None or array.dtype == np.uint8:
+def _short(array: np.ndarray) -> np.ndarray:
+    """Floats as float16 if that is exact; otherwise the array unchanged."""
+    if array.dtype != np.float32:
         return array
     with np.errstate(over="ignore"):
         short = array.astype(np.float16)
     return short if np.array_equal(short.astype(np.float32), array) else array
 
 
-def _tiled(array: np.ndarray | None) -> Any:
-    """Rearranges [inputs, outputs] to [tiles, inputs, TILE], padded with zeros."""
-    if array is None:
-        return None
-    tiles = -(-array.shape[1] // TILE)
-    full = np.zeros((array.shape[0], tiles * TILE), array.dtype)
-    full[:, : array.shape[1]] = array
-    return np.ascontiguousarray(full.reshape(-1, tiles, TILE).swapaxes(0, 1))
+def tiled(rows: np.ndarray) -> Any:
+    """Rearranges [outputs, n] to [tiles, n, TILE], padded with zeros."""
+    outputs, length = rows.shape
+    tiles = np.zeros((-(-outputs // TILE), length, TILE), rows.dtype)
+    whole = outputs // TILE
+    tiles[:whole] = rows[: whole * TILE].reshape(whole, TILE, length).swapaxes(1, 2)
+    if whole < len(tiles):
+        tiles[whole, :, : outputs - whole * TILE] = rows[whole * TILE :].T
+    return tiles

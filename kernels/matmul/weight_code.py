@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxspec_kernels.matmul.packed_weight import QUAD, TILE, PackedWeight
 from jaxspec_kernels.vector_code import BYTE, FLOAT, HALF, VectorCode, word
 from llvmlite import ir
@@ -23,43 +24,53 @@ class Form:
 
     Attributes:
       values: "bfloat16", "int8", "uint8" or "mxfp4".
-      scale, offset: dtypes, or None.
+      factors: dtypes of scale, offset, and the units of both; each may be None.
       block: inputs that share a scale.
+      per_unit: scales that share a unit; 0 without units.
     """
 
     values: str
-    scale: str | None
-    offset: str | None
+    factors: tuple[str | None, ...]
     block: int
+    per_unit: int
 
     @classmethod
     def of(cls, weight: PackedWeight) -> "Form":
-        scale, offset = (None if a is None else str(a.dtype) for a in (weight.scale, weight.offset))
-        return cls(weight.form, scale, offset, weight.block)
+        dtypes = tuple(None if array is None else str(array.dtype) for array in weight.factors)
+        return cls(weight.form, dtypes, weight.block, weight.per_unit)
 
     @property
     def name(self) -> str:
-        return "_".join(str(part) for part in (self.values, self.scale, self.offset, self.block))
+        return "_".join(map(str, (self.values, *self.factors, self.block, self.per_unit)))
+
+    @property
+    def arrays(self) -> int:
+        """The number of arrays that hold the weight."""
+        return 1 + sum(kind is not None for kind in self.factors)
 
     @property
     def quads(self) -> int:
         """Groups of four inputs that a word of 32 bits holds."""
         return 2 if self.values in ("uint8", "mxfp4") else 1
 
-    def byte_offsets(self) -> dict[str, str]:
-        """Expressions for `{values}`, `{scale}` and `{offset}` in a kernel's source: addresses for `tile`."""
+    def addresses(self) -> str:
+        """Arguments in a kernel's source: addresses of the arrays of `tile`, 0 for one that is not there."""
         width = "width // 2" if self.quads == 2 else "2 * width" if self.values == "bfloat16" else "width"
-        places = {"values": f"call.address(call.argument(frame, 1)) + tile * {TILE} * ({width})"}
-        for i, name in enumerate(("scale", "offset")):
-            kind = getattr(self, name)
-            at = f"tile * {TILE * bytes_of(kind)} * (width // {self.block})"
-            places[name] = f"call.address(call.argument(frame, {i + 2})) + {at}" if kind else "0"
-        return places
+        places = [f"call.address(call.argument(frame, 1)) + tile * {TILE} * ({width})"]
+        of_unit, argument = self.block * self.per_unit, 2
+        for kind, inputs in zip(self.factors, (self.block, self.block, of_unit, of_unit), strict=True):
+            if kind is None:
+                places.append("0")
+                continue
+            row = f"{TILE * bytes_of(kind)} * (width // {inputs})"
+            places.append(f"call.address(call.argument(frame, {argument})) + tile * {row}")
+            argument += 1
+        return ", ".join(places)
 
 
 def bytes_of(kind: str | None) -> int:
-    """Bytes of an element of a scale or an offset; 0 if there is none."""
-    return {None: 0, "uint8": 1, "float16": 2, "float32": 4}[kind]
+    """Bytes of an element of `PackedWeight.factors`; 0 if there is none."""
+    return 0 if kind is None else np.dtype(kind).itemsize
 
 
 def by_groups(x: jax.Array, weight: PackedWeight, target: Any) -> jax.Array:
@@ -68,7 +79,7 @@ def by_groups(x: jax.Array, weight: PackedWeight, target: Any) -> jax.Array:
     Args:
       target: returns the name of the kernel for a group of so many rows.
     """
-    arrays = [array for array in (weight.values, weight.scale, weight.offset) if array is not None]
+    arrays = [array for array in (weight.values, *weight.factors) if array is not None]
 
     def product(x: jax.Array, group: int) -> jax.Array:
         y = jax.ShapeDtypeStruct((x.shape[0], weight.outputs), jnp.float32)
@@ -88,22 +99,13 @@ class WeightCode(VectorCode):
       form: the weight's storage format.
       lanes: lanes of a vector.
       columns: indices of the columns to read.
-      values, scale, offset: addresses of the tile's arrays.
+      arrays: addresses of the tile's arrays, in the order of `Form.addresses`.
     """
 
-    def __init__(
-        self,
-        builder: Any,
-        form: Form,
-        lanes: int,
-        columns: Sequence[int],
-        values: Any,
-        scale: Any,
-        offset: Any,
-    ):
+    def __init__(self, builder: Any, form: Form, lanes: int, columns: Sequence[int], arrays: Sequence[Any]):
         super().__init__(builder, lanes)
         self.form, self.columns = form, columns
-        self.values, self.scale, self.offset = values, scale, offset
+        self.values, self.scale, self.offset, self.scale_unit, self.offset_unit = arrays
 
     def words(self, index: Any) -> list[Any]:
         """Word `index`, which holds `QUAD * quads` inputs, of every output: a vector for each column."""
@@ -118,16 +120,33 @@ class WeightCode(VectorCode):
 
     def factors(self, block: Any) -> tuple[list[Any], list[Any]]:
         """The scales and the offsets of a block, a vector for each column; empty if the form has none."""
-        return self._floats(self.scale, self.form.scale, block), self._floats(
-            self.offset, self.form.offset, block
-        )
+        scale, offset, scale_unit, offset_unit = self.form.factors
+        scales, offsets = self._floats(self.scale, scale, block), self._floats(self.offset, offset, block)
+        if not self.form.per_unit:
+            return scales, offsets
+        unit = self.builder.udiv(block, word(self.form.per_unit))
+        scale_units = self._floats(self.scale_unit, scale_unit, unit)
+        offset_units = self._floats(self.offset_unit, offset_unit, unit)
+        return self._times(scales, scale_units), self._times(offsets, offset_units)
+
+    def _times(self, factors: list[Any], units: list[Any]) -> list[Any]:
+        return [self.builder.fmul(*pair) for pair in zip(factors, units, strict=True)]
 
     def _floats(self, base: Any, kind: str | None, block: Any) -> list[Any]:
         if kind is None:
             return []
+        addresses = self._row(base, block, bytes_of(kind))
         if kind == "uint8":
-            return [self._powers_of_2(address) for address in self._row(base, block, 1)]
-        return [self.floats_at(address, _KINDS[kind]) for address in self._row(base, block, bytes_of(kind))]
+            return [self._powers_of_2(address) for address in addresses]
+        if kind == "int8":
+            return [self._small_integers(address) for address in addresses]
+        return [self.floats_at(address, _KINDS[kind]) for address in addresses]
+
+    def _small_integers(self, address: Any) -> Any:
+        """Bytes at an address as float32."""
+        build = self.builder
+        wide = build.sext(self.load(address, ir.VectorType(BYTE, self.lanes)), self.integers)
+        return build.sitofp(wide, self.floats)
 
     def _powers_of_2(self, address: Any) -> Any:
         """Powers of 2 in float32 from the bytes at an address, which are their exponent bits."""

@@ -276,13 +276,14 @@ def _matmul(case: cases.matmul.Case) -> Call:
     itemsize = {"uint8": 0.5 + 4 / BLOCK, "int8": 1 + 2 / BLOCK, "bfloat16": 2}
 
     def weight(rng: np.random.Generator) -> jax.Array | PackedWeight:
-        size, blocks = (case.width, case.outputs), (case.width // BLOCK, case.outputs)
+        size, rows = (case.width, case.outputs), (case.outputs, case.width)
+        blocks = (case.outputs, case.width // BLOCK)
         if not case.packed:
             return _normal(rng, size, case.dtype)
         if case.packed == "bfloat16":
-            return jax.device_put(pack(np.asarray(_normal(rng, size, "bfloat16")), None, None, size))
+            return jax.device_put(pack(np.asarray(_normal(rng, rows, "bfloat16")), None, None, size))
         low, high = (0, 16) if case.packed == "uint8" else (-128, 128)
-        values = rng.integers(low, high, size).astype(case.packed)
+        values = rng.integers(low, high, rows).astype(case.packed)
         scale = rng.standard_normal(blocks, np.float32).astype(np.float16).astype(np.float32)
         offset = scale if case.packed == "uint8" else None
         return jax.device_put(pack(values, scale, offset, size, activations=case.activations))

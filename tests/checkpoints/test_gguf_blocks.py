@@ -14,10 +14,13 @@ HALVES = {
     "Q4_1": (0, 2),
     "Q5_0": (0,),
     "Q5_1": (0, 2),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
     "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
     "MXFP4": (),
 }
 """Where the float16 of a block lie, which must be numbers."""
@@ -38,7 +41,7 @@ def test_blocks_mean_what_the_gguf_package_reads(kind):
     quantization = gguf.GGMLQuantizationType[kind]
     packed = random_rows(kind, gguf.GGML_QUANT_SIZES[quantization][1])
     expected = gguf.quants.dequantize(packed, quantization)
-    blocks = unpack_ggml(packed, quantization).as_integers()
+    blocks = unpack_ggml(packed, quantization).with_float_scales()
     assert blocks.values.shape == expected.shape
     assert blocks.values.dtype == np.int8 or blocks.values.max() < 16
     values = blocks.values.reshape(*blocks.scale.shape, -1).astype(np.float32)
@@ -51,13 +54,13 @@ def test_blocks_mean_what_the_gguf_package_reads(kind):
 
 
 def test_other_formats_are_no_blocks():
-    assert unpack_ggml(np.zeros((2, 84), np.uint8), gguf.GGMLQuantizationType.Q2_K) is None
+    assert unpack_ggml(np.zeros((2, 66), np.uint8), gguf.GGMLQuantizationType.IQ2_XXS) is None
 
 
 def test_exponents_of_infinite_values_are_no_blocks():
     packed = np.zeros((2, 17), np.uint8)
     packed[1, 0] = 252
-    assert np.isfinite(unpack_ggml(packed, gguf.GGMLQuantizationType.MXFP4).as_integers().scale).all()
+    assert np.isfinite(unpack_ggml(packed, gguf.GGMLQuantizationType.MXFP4).with_float_scales().scale).all()
     packed[1, 0] = 253
     assert unpack_ggml(packed, gguf.GGMLQuantizationType.MXFP4) is None
 
@@ -66,14 +69,14 @@ def test_exponents_of_infinite_values_are_no_blocks():
 def test_exponents_of_subnormal_values_are_blocks_of_zeros_alone(exponent):
     packed = np.full((2, 17), 0x80, np.uint8)  # zeros of either sign
     packed[:, 0] = exponent
-    blocks = unpack_ggml(packed, gguf.GGMLQuantizationType.MXFP4).as_integers()
+    blocks = unpack_ggml(packed, gguf.GGMLQuantizationType.MXFP4).with_float_scales()
     assert (blocks.values * blocks.scale == 0).all()
     packed[1, 3] = 0x10
     assert unpack_ggml(packed, gguf.GGMLQuantizationType.MXFP4) is None
 
 
 def dense(blocks):
-    blocks = blocks.as_integers()
+    blocks = blocks.with_float_scales()
     values = blocks.values.reshape(*blocks.scale.shape, -1) * blocks.scale[..., None]
     return (values if blocks.offset is None else values + blocks.offset[..., None]).reshape(
         blocks.values.shape
@@ -89,6 +92,8 @@ def unpacked(kind):
     ("kinds", "dtype", "inputs", "has_offset"),
     [
         (("Q4_K", "Q4_K", "Q6_K"), np.int8, 16, True),
+        (("Q4_K", "Q2_K"), np.uint8, 16, True),
+        (("Q5_K", "Q8_0"), np.int8, 32, True),
         (("Q4_0", "Q4_1"), np.uint8, 32, True),
         (("Q5_0", "Q8_0"), np.int8, 32, False),
         (("Q6_K",), np.int8, 16, False),

@@ -12,13 +12,14 @@ from jaxspec_kernels.matmul import PackedWeight, pack
 WIDTH, OUTPUTS = 576, 530
 FORMS = {
     "bfloat16": None,
-    # Values, inputs to a block, bits of a scale, whether there is an offset.
-    "Q8_0": ("int8", 32, 11, False),
-    "Q4_1": ("uint8", 32, 11, True),
-    "Q4_K": ("uint8", 32, 17, True),
-    "Q5_K": ("int8", 32, 17, True),
-    "Q6_K": ("int8", 16, 17, False),
-    "MXFP4": ("mxfp4", 32, 0, False),
+    # Values, inputs to a block, bits of a scale or of its unit, whether there is an offset, scales to a unit.
+    "Q8_0": ("int8", 32, 11, False, 0),
+    "Q4_1": ("uint8", 32, 11, True, 0),
+    "Q4_K": ("uint8", 32, 11, True, 6),
+    "Q5_K": ("int8", 32, 11, True, 3),
+    "Q6_K": ("int8", 16, 11, False, 12),
+    "Q5_K and Q8_0": ("int8", 32, 17, True, 0),
+    "MXFP4": ("mxfp4", 32, 0, False, 0),
 }
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
@@ -36,27 +37,37 @@ def weight(form: str, seed: int = 0, **settings: Any) -> tuple[PackedWeight, np.
     size = (WIDTH, OUTPUTS)
     if FORMS[form] is None:
         values = rng.standard_normal(size, np.float32).astype(ml_dtypes.bfloat16)
-        return jax.tree.map(jnp.asarray, pack(values, None, None, size, **settings)), values.astype(
+        return jax.tree.map(jnp.asarray, pack(values.T, None, None, size, **settings)), values.astype(
             np.float32
         )
-    kind, block, bits, has_offset = FORMS[form]
+    kind, block, bits, has_offset, per_unit = FORMS[form]
     if kind == "mxfp4":
         codes = rng.integers(0, 16, size, np.uint8)
         exponents = rng.integers(115, 125, (WIDTH // block, OUTPUTS), np.uint8)
         exponents[3] = 0
-        packed = jax.tree.map(jnp.asarray, pack(codes, exponents, None, size, **settings))
+        packed = jax.tree.map(jnp.asarray, pack(codes.T, exponents.T, None, size, **settings))
         # Of half a unit; the exponent 0 stands for no weight.
         factors = np.where(exponents == 0, 0, np.ldexp(np.float32(2), exponents.astype(int) - 127))
         return packed, (E2M1[codes] * np.repeat(factors, block, axis=0)).astype(np.float32)
 
-    def factors() -> np.ndarray:
-        exact = rng.standard_normal((WIDTH // block, OUTPUTS), np.float32)
+    def floats(inputs: int) -> np.ndarray:
+        exact = rng.standard_normal((WIDTH // inputs, OUTPUTS), np.float32)
         return ((exact.view(np.uint32) >> 24 - bits) << 24 - bits).view(np.float32)
 
-    scale, offset = factors(), factors() if has_offset else None
+    stored: list[np.ndarray | None] = []  # factors and their units
+    factors: list[np.ndarray] = []
+    for _ in range(1 + has_offset):
+        if not per_unit:
+            stored += [floats(block), None]
+            factors.append(stored[-2])
+            continue
+        units, small = floats(block * per_unit), rng.integers(-32, 64, (WIDTH // block, OUTPUTS), np.int8)
+        stored += [small, units]
+        factors.append(small * np.repeat(units, per_unit, axis=0))
+    scale, scale_unit, offset, offset_unit = (*(a if a is None else a.T for a in stored), None, None)[:4]
     integers = rng.integers(*((0, 16) if kind == "uint8" else (-128, 128)), size).astype(kind)
-    packed = jax.tree.map(jnp.asarray, pack(integers, scale, offset, size, **settings))
-    values = np.repeat(scale, block, axis=0) * integers.astype(np.float32)
-    if offset is not None:
-        values = values + np.repeat(offset, block, axis=0)
-    return packed, values
+    host = pack(integers.T, scale, offset, size, scale_unit=scale_unit, offset_unit=offset_unit, **settings)
+    values = np.repeat(factors[0], block, axis=0) * integers.astype(np.float32)
+    if has_offset:
+        values = values + np.repeat(factors[1], block, axis=0)
+    return jax.tree.map(jnp.asarray, host), values

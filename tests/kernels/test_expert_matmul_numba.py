@@ -101,7 +101,7 @@ def test_no_row_at_all():
 
 
 def test_outputs_that_fill_no_tile_take_none_of_the_next_expert():
-    ones, scale = np.ones((64, 5), np.uint8), np.full((2, 5), 127, np.uint8)
+    ones, scale = np.ones((5, 64), np.uint8), np.full((5, 2), 127, np.uint8)
     parts = [pack(ones * code, scale, None, (64, 5)) for code in (2, 4, 7)]
     weights = jax.tree.map(jnp.asarray, stack_experts(parts))
     assert isinstance(weights, PackedExperts)
@@ -125,8 +125,8 @@ def test_mxfp4_of_a_checkpoint_is_what_other_kernels_read(outputs):
 
 
 def test_scales_of_different_experts_have_one_dtype():
-    values = np.ones((32, 3), np.int8)
-    exact, inexact = (np.full((1, 3), scale, np.float32) for scale in (0.5, 0.1))
+    values = np.ones((3, 32), np.int8)
+    exact, inexact = (np.full((3, 1), scale, np.float32) for scale in (0.5, 0.1))
     both = stack_experts([pack(values, scale, None, (32, 3)) for scale in (exact, inexact)])
     assert both.stack.scale.dtype == np.float32
-    np.testing.assert_array_equal(np.asarray(both), np.stack([values * exact, values * inexact]))
+    np.testing.assert_array_equal(np.asarray(both), np.stack([(values * exact).T, (values * inexact).T]))

@@ -4,7 +4,7 @@ import gguf
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec_kernels.matmul import PackedWeight
+from jaxspec_kernels.matmul import PackedRows, PackedWeight
 from tiny_gguf import gguf_tensors, hf_weights, write_gguf
 
 from jaxspec.checkpoints import open_checkpoint
@@ -16,6 +16,9 @@ HALVES = {
     "Q5_1": (0, 2),
     "IQ4_NL": (0,),
     "MXFP4": (),
+    "IQ4_XS": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
@@ -50,6 +53,8 @@ def test_packed_is_dense(tmp_path, monkeypatch, kind):
         (one.get_value(), other.get_value())
         for (one, _), (other, _) in zip(declared(packed), declared(dense), strict=True)
     ]
-    assert sum(isinstance(one, PackedWeight) for one, _ in pairs) == 5
+    assert sum(isinstance(one, PackedWeight | PackedRows) for one, _ in pairs) == 6
     for one, other in pairs:
         np.testing.assert_array_equal(np.asarray(one), other)
+    tokens = jnp.asarray([3, 0, 299])
+    np.testing.assert_array_equal(packed.embedding(tokens), dense.embedding(tokens), strict=True)

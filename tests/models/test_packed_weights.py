@@ -9,7 +9,7 @@ import pytest
 from bench.traffic import weight_bytes
 from flax import nnx
 from golden_files import golden_checkpoint
-from jaxspec_kernels.matmul import PackedWeight, matmul, pack
+from jaxspec_kernels.matmul import PackedRows, PackedWeight, matmul, pack
 from safetensors.numpy import load_file, save_file
 from tiny_gguf import gguf_tensors, hf_weights, write_gguf
 from tiny_models import write_eagle3, write_target
@@ -62,18 +62,17 @@ def both(checkpoint):
 
 
 def forms(model):
-    return [
-        variable.get_value().form if isinstance(variable.get_value(), PackedWeight) else None
-        for variable, _ in declared(model)
-    ]
+    stored = [variable.get_value() for variable, _ in declared(model)]
+    stored = [value.columns if isinstance(value, PackedRows) else value for value in stored]
+    return [value.form if isinstance(value, PackedWeight) else None for value in stored]
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("kind", "form"), [("Q8_0", "int8"), ("Q4_0", "uint8"), ("Q4_1", "uint8")])
 def test_quantised_matrices_stay_packed_and_mean_the_same(tmp_path, kind, form, tied):
     packed, dense = both(open_checkpoint(quantised(tmp_path / "tiny.gguf", kind, tied=tied)))
-    # The fused attention weight, its output, gate and up, down, and the output projection.
-    assert forms(packed).count(form) == 5
+    # The fused attention weight, its output, gate and up, down, the output projection, and the embedding.
+    assert forms(packed).count(form) == (5 if tied else 6)
     assert set(forms(packed)) == {form, None}
     assert set(forms(dense)) == {None}
     for (one, _), (other, _) in zip(declared(packed), declared(dense), strict=True):
@@ -86,7 +85,7 @@ def test_bfloat16_matrices_stay_so_and_mean_the_same(tmp_path):
         for name, weight in weights().items()
     }
     packed, dense = both(open_checkpoint(write_gguf(tmp_path / "tiny.gguf", tensors=tensors)))
-    assert forms(packed).count("bfloat16") == 5
+    assert forms(packed).count("bfloat16") == 6
     for (one, _), (other, _) in zip(declared(packed), declared(dense), strict=True):
         np.testing.assert_array_equal(np.asarray(one.get_value()), other.get_value())
 
@@ -120,9 +119,10 @@ def test_weights_that_fit_into_a_cache_are_dense(tmp_path, monkeypatch):
     assert forms(packed).count("uint8") == 3
 
 
+@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
-def test_a_tied_embedding_reads_tokens_out_of_the_packed_projection(tmp_path, kind):
-    packed, dense = both(open_checkpoint(quantised(tmp_path / "tiny.gguf", kind)))
+def test_tokens_are_read_out_of_a_packed_embedding_or_projection(tmp_path, kind, tied):
+    packed, dense = both(open_checkpoint(quantised(tmp_path / "tiny.gguf", kind, tied=tied)))
     tokens = jnp.array([[0, 7], [299, 5000]])
     np.testing.assert_array_equal(packed.embed(tokens), dense.embed(tokens), strict=True)
 
@@ -139,8 +139,9 @@ def test_a_heads_output_rows_are_packed_where_the_targets_are(tmp_path, kind):
     np.testing.assert_array_equal(rows.read(), np.asarray(dense.output_kernel[:, ids]).T)
 
 
-def test_export_and_saving_are_dense(tmp_path):
-    checkpoint = open_checkpoint(quantised(tmp_path / "tiny.gguf", "Q4_1"))
+@pytest.mark.parametrize("tied", [True, False])
+def test_export_and_saving_are_dense(tmp_path, tied):
+    checkpoint = open_checkpoint(quantised(tmp_path / "tiny.gguf", "Q4_1", tied=tied))
     for model in both(checkpoint):
         exported = export_tensors(model)
         for name, tensor in checkpoint.tensors.items():
@@ -302,8 +303,8 @@ def test_output_rows_are_fitted_to_the_norm_before_them(tmp_path, own_rows):
 def test_a_heads_output_rows_are_rounded_out_of_a_targets_8_bits():
     matrix = np.random.default_rng(0).standard_normal((32, 64)).astype(np.float32)
     kernel = pack(
-        np.rint(matrix * 50).clip(-127, 127).astype(np.int8),
-        np.full((1, 64), 1 / 50, np.float32),
+        np.rint(matrix.T * 50).clip(-127, 127).astype(np.int8),
+        np.full((64, 1), 1 / 50, np.float32),
         None,
         (32, 64),
         activations="int8",
