@@ -7,6 +7,7 @@ readers of JSON lines, one parses texts as dates and the other splits lines insi
 import io
 import json
 import os
+import re
 import runpy
 import socket
 import sys
@@ -402,5 +403,6 @@ def _is_parquet(inputs: Sequence[str]) -> bool:
 
 
 def _cause(error: Exception) -> str:
-    """The last line of a traceback."""
-    return str(error).strip().rpartition("\n")[2]
+    """The last line of the first traceback, without what Ray says about retries after it."""
+    first = re.split(r"\n\nThe above exception|\nFailed to .* attempts", str(error))[0]
+    return first.strip().rpartition("\n")[2]

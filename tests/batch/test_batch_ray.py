@@ -13,7 +13,7 @@ import ray
 from fake_engine import FakeEngine
 from pyarrow import parquet
 
-from jaxspec import ConfigError, SamplingParams
+from jaxspec import ConfigError, EngineError, SamplingParams
 from jaxspec.batch import BatchRun, Row
 
 pytestmark = pytest.mark.filterwarnings(
@@ -197,6 +197,25 @@ def test_what_ray_cannot_do_is_one_line(script, tiny_config, tmp_path, monkeypat
     assert error.startswith(f"error: {problem}")
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_what_fails_in_an_actor_is_what_is_said(tmp_path, monkeypatch):
+    """And not what Ray writes after it."""
+    from jaxspec.batch import ray as on_ray
+
+    class Fails(on_ray.LineAnswerer):
+        def __init__(self, **options):
+            pass
+
+        def _records(self, rows):
+            raise EngineError("the engine is closed")
+
+    (tmp_path / "in.jsonl").write_text('{"prompt": "w6"}\n')
+    monkeypatch.setattr(on_ray, "LineAnswerer", Fails)
+    share = on_ray.Share(1, {"num_cpus": 1})
+    with pytest.raises(EngineError, match=r"^Ray: jaxspec\.\S+\.EngineError: the engine is closed$"):
+        on_ray.answer_files([str(tmp_path / "in.jsonl")], str(tmp_path / "out"), share=share, slots=2)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "nowhere.invalid:6379"])
