@@ -208,6 +208,8 @@ def _generate_with_ray(args: argparse.Namespace, params: SamplingParams, config:
         **_engine_options(args),
     )
     seconds = time.perf_counter() - start
+    if not counts.rows:
+        raise CommandError(f"{', '.join(args.input)}: no rows")
     for failure in counts.failures:
         print(f"error: {failure}", file=sys.stderr)
     summary = Summary(

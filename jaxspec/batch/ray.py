@@ -24,6 +24,7 @@ from ray.data.datasource import BlockBasedFileDatasink, FileBasedDatasource
 
 from jaxspec.batch.answer import Answer
 from jaxspec.batch.devices import thread_limits
+from jaxspec.batch.output import OutputError
 from jaxspec.batch.rows import MAX_LINE, InputError, Row, RowError, make_row, parse_line
 from jaxspec.batch.run import BatchRun
 from jaxspec.batch.summary import MAX_FAILURES
@@ -320,7 +321,8 @@ def answer_files(
       Totals over all rows.
 
     Raises:
-      InputError: inputs of both formats.
+      InputError: inputs of both formats, or that cannot be read.
+      OutputError: the folder cannot be made.
       EngineError: Ray failed.
     """
     is_parquet = _is_parquet(inputs)
@@ -330,6 +332,9 @@ def answer_files(
     context.enable_progress_bars = context.enable_progress_bars and sys.stderr.isatty()
     try:
         rows = _read(inputs, is_parquet)
+    except (OSError, ValueError, pa.ArrowException, ray.exceptions.RayError) as error:
+        raise InputError(one_line(f"cannot read {', '.join(inputs)}: {_cause(error)}")) from None
+    try:
         if limit is not None:
             rows = rows.limit(limit)
         # Small batches, because a batch is repeated if its actor is lost.
@@ -355,6 +360,8 @@ def answer_files(
         return _count(output, is_parquet)
     except ray.exceptions.RayError as error:
         raise EngineError(one_line(f"Ray: {_cause(error)}")) from None
+    except OSError as error:
+        raise OutputError(one_line(f"cannot write {output}: {error}")) from None
 
 
 def _read(paths: Sequence[str], is_parquet: bool, columns: list[str] | None = None) -> ray.data.Dataset:
@@ -366,8 +373,12 @@ def _read(paths: Sequence[str], is_parquet: bool, columns: list[str] | None = No
 def _count(output: str, is_parquet: bool) -> Counts:
     """Counts the rows written, since counting answers would count retried rows twice."""
     columns = ["error", "stats", "token_ids", "prompt_tokens", "turns"]
-    parts = _read([output], is_parquet, columns).map_batches(_count_table, batch_format="pyarrow")
     counts = Counts()
+    try:
+        rows = _read([output], is_parquet, columns)
+    except FileNotFoundError:  # Ray removes a folder without rows
+        return counts
+    parts = rows.map_batches(_count_table, batch_format="pyarrow")
     for row in parts.iter_rows():
         values = json.loads(row["counts"])
         counts.add(Counts(**{**values, "stats": AcceptanceStats(**values["stats"])}))

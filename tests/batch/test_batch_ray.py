@@ -184,6 +184,10 @@ def test_parquet_in_and_out(tmp_path, monkeypatch):
             "--input: Parquet and JSON lines cannot be mixed",
         ),
         (["--output", "there"], "there exists: --ray needs a new folder"),
+        (["--input", "there"], "cannot read {folder}/there: No files found"),
+        (["--input", "in.parquet"], "cannot read {folder}/in.parquet: Parquet file size is 3 bytes"),
+        (["--input", "file:///missing.jsonl"], "cannot read file:///missing.jsonl: /missing.jsonl"),
+        (["--output", "in.jsonl/out"], "cannot write {folder}/in.jsonl/out: "),
     ],
 )
 def test_what_ray_cannot_do_is_one_line(script, tiny_config, tmp_path, monkeypatch, capsys, options, problem):
@@ -194,9 +198,26 @@ def test_what_ray_cannot_do_is_one_line(script, tiny_config, tmp_path, monkeypat
     files = ["--input", "in.jsonl", "--output", "out"]
     assert script.main([str(tiny_config), *files, "--ray", *options]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {problem}")
+    assert error.startswith(f"error: {problem.format(folder=tmp_path)}")
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.filterwarnings("ignore:The minimum number of concurrent actors:UserWarning")
+def test_an_input_without_rows_is_one_line(script, tiny_config, tmp_path, monkeypatch, capsys):
+    from jaxspec.batch import ray as on_ray
+
+    class Fake(on_ray.LineAnswerer):
+        def __init__(self, **options):
+            pass
+
+    monkeypatch.setattr(on_ray, "LineAnswerer", Fake)
+    source = tmp_path / "in.jsonl"
+    source.write_text("\n")
+    files = ["--input", str(source), "--output", str(tmp_path / "out")]
+    assert script.main([str(tiny_config), *files, "--ray"]) == 2
+    assert capsys.readouterr().err == f"error: {source}: no rows\n"
 
 
 @pytest.mark.usefixtures("cluster")
