@@ -34,6 +34,7 @@ from jaxspec.engine.load import load
 from jaxspec.errors import one_line
 from jaxspec.sampling import SamplingParams
 
+_COLUMNS = ("id", "prompt", "messages", "turns")
 _BATCHES_AT_ONCE = 2
 _LINES_AT_ONCE = 1024
 _SECONDS_TO_CONNECT = 10.0
@@ -123,8 +124,10 @@ class Answerer:
         Returns:
           Columns "id" and `ANSWER_COLUMNS`, one row for each row of `table`.
         """
+        # Of other columns, Python may be unable to hold the values.
+        asked = table.select([name for name in _COLUMNS if name in table.column_names])
         given = [
-            {name: value for name, value in row.items() if value is not None} for row in table.to_pylist()
+            {name: value for name, value in row.items() if value is not None} for row in asked.to_pylist()
         ]
         rows = [_row(f"row {values.get('id')!r}", values) for values in given]
         id_type = table.schema.field("id").type if "id" in table.column_names else pa.null()

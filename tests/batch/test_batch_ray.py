@@ -170,6 +170,19 @@ def test_parquet_in_and_out(tmp_path, monkeypatch):
     assert sorted(counts.failures) == sorted(row["error"] for row in found[3:])
 
 
+def test_other_columns_are_not_looked_at():
+    """Not even at dates that Python cannot hold."""
+    from jaxspec.batch import ray as on_ray
+
+    class Fake(on_ray.Answerer):
+        def __init__(self):
+            self._engine, self._params, self._raw = FakeEngine(), SAMPLED, False
+
+    made = pa.array([2**62], pa.timestamp("us"))
+    (answer,) = Fake()(pa.table({"id": ["a"], "made": made, "prompt": ["w6"]})).to_pylist()
+    assert (answer["id"], answer["error"], len(answer["token_ids"])) == ("a", None, 8)
+
+
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(
     ("options", "problem"),
