@@ -165,7 +165,7 @@ class LineSource(FileBasedDatasource):
 
     def __init__(self, paths: Sequence[str]):
         super().__init__(list(paths))
-        self._has_numbers = len(paths) == 1 and not os.path.isdir(paths[0])
+        self._has_numbers = len(self._paths()) == 1
 
     def _read_stream(self, f: pa.NativeFile, path: str) -> Iterator[pa.Table]:
         lines = ((number, line) for number, line in enumerate(io.BufferedReader(f)) if line.strip())

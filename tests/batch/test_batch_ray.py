@@ -170,6 +170,25 @@ def test_parquet_in_and_out(tmp_path, monkeypatch):
     assert sorted(counts.failures) == sorted(row["error"] for row in found[3:])
 
 
+@pytest.mark.usefixtures("cluster")
+def test_lines_are_numbered_in_a_single_file_alone(tmp_path):
+    """Numbers of several files would be the same ids; a URL does not say that it is a folder of them."""
+    from jaxspec.batch import ray as on_ray
+
+    (tmp_path / "a.jsonl").write_text("{}\n{}\n")
+
+    def numbers(source):
+        with source._open_input_source(source._filesystem, str(tmp_path / "a.jsonl")) as file:
+            (table,) = source._read_stream(file, "a.jsonl")
+        return table.column("number").to_pylist()
+
+    assert numbers(on_ray.LineSource([f"file://{tmp_path}"])) == [0, 1]
+    (tmp_path / "b.jsonl").write_text("{}\n")
+    for folder in str(tmp_path), f"file://{tmp_path}":
+        assert numbers(on_ray.LineSource([folder])) == [None, None]
+    assert numbers(on_ray.LineSource([f"file://{tmp_path}/a.jsonl"])) == [0, 1]
+
+
 def test_other_columns_are_not_looked_at():
     """Not even at dates that Python cannot hold."""
     from jaxspec.batch import ray as on_ray
