@@ -330,7 +330,8 @@ def answer_files(
     """
     is_parquet = _is_parquet(inputs)
     context = ray.data.DataContext.get_current()
-    context.execution_options.preserve_order = keep_order
+    # Without order, a limit would take the rows of any file.
+    context.execution_options.preserve_order = keep_order or limit is not None
     # Without a terminal, Ray writes twelve lines every ten seconds instead of progress bars.
     context.enable_progress_bars = context.enable_progress_bars and sys.stderr.isatty()
     try:

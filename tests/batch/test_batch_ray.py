@@ -14,7 +14,7 @@ from fake_engine import FakeEngine
 from pyarrow import parquet
 
 from jaxspec import ConfigError, EngineError, SamplingParams
-from jaxspec.batch import BatchRun, Row
+from jaxspec.batch import BatchRun, InputError, Row
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning", "ignore:os.fork"
@@ -187,6 +187,27 @@ def test_lines_are_numbered_in_a_single_file_alone(tmp_path):
     for folder in str(tmp_path), f"file://{tmp_path}":
         assert numbers(on_ray.LineSource([folder])) == [None, None]
     assert numbers(on_ray.LineSource([f"file://{tmp_path}/a.jsonl"])) == [0, 1]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_limit_takes_the_first_rows(tmp_path, monkeypatch):
+    """Of many files, which Ray finds and reads in any order."""
+    from jaxspec.batch import ray as on_ray
+
+    for name in "abcdefgh":
+        ids = [f"{name}{number}" for number in range(2)]
+        parquet.write_table(pa.table({"id": ids, "prompt": ids}), tmp_path / f"{name}.parquet")
+    read, found = on_ray._read, []
+
+    def read_now(paths, is_parquet):
+        found.extend(row["id"] for row in read(paths, is_parquet).limit(7).take_all())
+        raise ValueError("that is all")
+
+    monkeypatch.setattr(on_ray, "_read", read_now)
+    files = [str(tmp_path / f"{name}.parquet") for name in "hgfedcba"]
+    with pytest.raises(InputError, match="that is all"):
+        on_ray.answer_files(files, "out", share=on_ray.Share(1, {}), slots=2, limit=7)
+    assert found == ["h0", "h1", "g0", "g1", "f0", "f1", "e0"]
 
 
 def test_other_columns_are_not_looked_at():
