@@ -4,7 +4,7 @@ import argparse
 import os
 import runpy
 import sys
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import Config
@@ -74,10 +74,26 @@ def write(text: str) -> None:
             sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
             print(text, end="", flush=True)
     except OSError as error:
-        # Otherwise Python reports the error again when it flushes at exit.
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        _discard(sys.stdout)
         raise CommandError(f"cannot write to stdout: {error.strerror}") from None
+
+
+def _discard(stream: TextIO) -> None:
+    """Sends the rest of a stream to nowhere; otherwise Python fails again when it flushes at exit."""
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def open_stderr() -> None:
+    """Opens stderr to nowhere if it is closed. Otherwise messages for it go to stdout, and what libraries
+    write to descriptor 2 goes into the first file that is opened."""
+    if sys.stderr is not None:
+        return
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    try:
+        os.fstat(2)
+    except OSError:
+        os.dup2(sys.stderr.fileno(), 2)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -179,6 +195,9 @@ def drafter_from(source: str, *, option: str) -> dict[str, Any]:
 
 
 def report(error: object) -> int:
-    """Prints an error in one line; returns the exit status for bad input, 2."""
-    print(f"error: {error}", file=sys.stderr)
+    """Prints an error in one line, if stderr can be written; returns the exit status for bad input, 2."""
+    try:
+        print(f"error: {error}", file=sys.stderr)
+    except OSError:
+        _discard(sys.stderr)
     return 2

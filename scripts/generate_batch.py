@@ -53,6 +53,7 @@ from jaxspec.command_line import (
     add_sampling_options,
     add_speculation_options,
     drafter_options,
+    open_stderr,
     report,
     sampling_params,
     write,
@@ -65,7 +66,14 @@ from jaxspec.sampling import SamplingParams, required_mode
 
 
 def main(arguments: list[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
+    open_stderr()
+    try:
+        return _main(sys.argv[1:] if arguments is None else arguments)
+    except OSError as error:  # of stderr, which is full or a pipe whose reader has ended
+        return report(error)
+
+
+def _main(arguments: list[str]) -> int:
     args = _parse(arguments)
     try:
         return _generate(args, shlex.join(["scripts/generate_batch.py", *arguments]))

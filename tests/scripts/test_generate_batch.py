@@ -1,6 +1,7 @@
 """The batch script, in this process and on the tiny model."""
 
 import importlib.util
+import io
 import json
 import os
 import re
@@ -382,6 +383,30 @@ def test_a_full_device_is_one_line(run, faked, tmp_path, monkeypatch, capsys, de
     name = "to stdout" if device == "stdout" else "/dev/full"
     assert last == f"error: cannot write {name}: No space left on device"
     assert device == "output" or len(output(tmp_path)) == 4
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's full device")
+@pytest.mark.parametrize("lines", [LINES, ["{", *LINES]], ids=["progress", "an error"])
+def test_a_stderr_that_cannot_be_written_is_not_taken_for_rows_that_failed(
+    run, faked, monkeypatch, capsys, lines
+):
+    with open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        assert run(lines=lines) == 2
+        full.flush()  # as Python does at exit
+    assert capsys.readouterr().out == ""
+
+
+def test_without_stderr_all_rows_are_answered_and_stdout_is_left_alone(
+    run, faked, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(sys, "stderr", None)
+    with closing(io.StringIO()) as table:
+        monkeypatch.setattr(sys, "stdout", table)
+        assert run(lines=["{", *LINES]) == 1
+        assert table.getvalue().startswith("rows                    5: 4 answered, 1 failed")
+    sys.stderr.close()
+    assert len(output(tmp_path)) == 4
 
 
 def test_answers_to_stdout_are_all_that_is_there(run, faked, tmp_path, monkeypatch, capsys):
