@@ -293,6 +293,8 @@ def _check_files(args: argparse.Namespace) -> None:
     sources = ["/dev/stdin" if source == STDIN else source for source in args.input]
     written = [args.output, record_path(args.output), *([args.summary] if args.summary else [])]
     files = [Path(path).resolve() for path in (*sources, *written)]
+    # A terminal may be read and written.
+    files = [path for path in files if not path.is_char_device()]
     if len(set(files)) < len(files):
         raise CommandError("--input, --output and --summary must be different files")
     if args.summary is not None:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+import termios
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -407,6 +408,19 @@ def test_without_stderr_all_rows_are_answered_and_stdout_is_left_alone(
         assert table.getvalue().startswith("rows                    5: 4 answered, 1 failed")
     sys.stderr.close()
     assert len(output(tmp_path)) == 4
+
+
+def test_a_terminal_is_input_and_output(run, faked):
+    ours, theirs = os.openpty()
+    quiet = termios.tcgetattr(theirs)
+    quiet[3] &= ~termios.ECHO
+    termios.tcsetattr(theirs, termios.TCSANOW, quiet)
+    os.write(ours, b'{"prompt": "w6"}\n\x04')
+    terminal = os.ttyname(theirs)
+    with open(ours, "rb") as shown:
+        assert run("--input", terminal, "--output", terminal, "--max-new-tokens", "2") == 0
+        assert json.loads(shown.readline())["id"] == 0
+    os.close(theirs)
 
 
 def test_answers_to_stdout_are_all_that_is_there(run, faked, tmp_path, monkeypatch, capsys):
