@@ -411,7 +411,8 @@ def _row_of_line(place: str, line: bytes, number: int | None) -> Row | RowError:
 
 
 def _is_parquet(inputs: Sequence[str]) -> bool:
-    kinds = {str(path).rstrip("/").endswith(".parquet") for path in inputs}
+    # A folder at a URL has to say it by its name.
+    kinds = {path.rstrip("/").endswith(".parquet") or any(Path(path).rglob("*.parquet")) for path in inputs}
     if len(kinds) > 1:
         raise InputError("--input: Parquet and JSON lines cannot be mixed")
     return kinds == {True}

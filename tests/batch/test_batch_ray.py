@@ -210,6 +210,18 @@ def test_a_limit_takes_the_first_rows(tmp_path, monkeypatch):
     assert found == ["h0", "h1", "g0", "g1", "f0", "f1", "e0"]
 
 
+def test_a_folder_is_of_its_files_format(tmp_path):
+    """Whatever its name, and however deep they lie."""
+    from jaxspec.batch import ray as on_ray
+
+    (tmp_path / "rows" / "train").mkdir(parents=True)
+    assert not on_ray._is_parquet([str(tmp_path / "rows"), "s3://rows"])
+    (tmp_path / "rows" / "train" / "0.parquet").touch()
+    assert on_ray._is_parquet([str(tmp_path / "rows"), "s3://rows.parquet/"])
+    with pytest.raises(InputError, match="cannot be mixed"):
+        on_ray._is_parquet([str(tmp_path / "rows"), "s3://rows"])
+
+
 def test_other_columns_are_not_looked_at():
     """Not even at dates that Python cannot hold."""
     from jaxspec.batch import ray as on_ray
