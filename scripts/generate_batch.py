@@ -334,7 +334,7 @@ class Job:
         self._config = config
         self._params = params
         self._rows = rows
-        self._answered = 0
+        self._answered = self._failed = 0
         self._failures: list[str] = []
 
     def run(self, output: OutputFile) -> Summary:
@@ -420,7 +420,7 @@ class Job:
         with (
             tqdm(
                 total=total,
-                initial=skipped + len(self._failures),
+                initial=skipped + self._failed,
                 unit="row",
                 miniters=0,
                 mininterval=0.5,
@@ -444,6 +444,7 @@ class Job:
             bar.update(self._rows.num_skipped - skipped)
 
     def _fail(self, error: RowError, bar: tqdm | None = None) -> None:
+        self._failed += 1
         if len(self._failures) < MAX_FAILURES:
             self._failures.append(str(error))
         if bar is None:

@@ -16,7 +16,7 @@ import jax
 import pytest
 from fake_engine import FakeEngine
 
-from jaxspec.batch import HostDevices, OutputFile, row_seed
+from jaxspec.batch import MAX_FAILURES, HostDevices, OutputFile, row_seed
 from jaxspec.sampling import SamplingMode
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -171,6 +171,12 @@ def test_a_malformed_row_is_reported_and_the_rest_done(run, faked, tmp_path, cap
     assert [values[name] for name in ("rows", "answered", "failed", "skipped")] == [6, 2, 4, 0]
     assert [f"error: {failure}" for failure in values["failures"]] == errors
     assert "6/6" in printed.err
+
+
+def test_progress_counts_failed_rows_that_the_summary_does_not_list(run, faked, capsys):
+    assert run(lines=["{"] * (MAX_FAILURES + 20) + LINES) == 1
+    total = MAX_FAILURES + 20 + len(LINES)
+    assert f"{total}/{total}" in capsys.readouterr().err
 
 
 def test_a_row_that_is_lost_on_the_way_is_a_failure(run, faked, script, monkeypatch, capsys):
