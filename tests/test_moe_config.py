@@ -21,6 +21,14 @@ def test_gpt_oss_takes_the_defaults_of_the_family():
     assert (config.rope.kind, config.rope.theta, config.rope["truncate"]) == ("yarn", 150000.0, False)
 
 
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_gpt_oss_adds_nothing_to_the_rope_of_a_file(key):
+    rope = model(model_type="gpt_oss", **{key: {"rope_type": "yarn", "factor": 8.0}}).rope
+    assert (rope.kind, rope.theta) == ("yarn", 150000.0)
+    # 128 is the file's own length.
+    assert dict(rope.parameters) == {"factor": 8.0, "original_max_position_embeddings": 128}
+
+
 def test_qwen3_moe_reads_either_name_of_the_number_of_experts():
     sizes = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
     expected = MoeConfig(num_experts=6, experts_per_token=2, intermediate_size=16)

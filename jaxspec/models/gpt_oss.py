@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxspec.checkpoints import TensorSource
 from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.checkpoints.gguf_metadata import Metadata
-from jaxspec.config import MoeConfig
+from jaxspec.config import MoeConfig, RopeConfig
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.expert_sources import ExpertSources, InterleavedGateUp
 from jaxspec.models.moe import STACKED_EXPERTS, MoE
@@ -60,6 +60,16 @@ def _gguf_tensors(tensors: Mapping[str, "GGUFTensor"]) -> dict[str, TensorSource
     return {name.replace(".sinks.weight", ".sinks"): tensor for name, tensor in fused.items()}
 
 
+_DEFAULT_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
 class GptOss(Decoder):
     """A target network."""
 
@@ -75,14 +85,6 @@ class GptOss(Decoder):
         "swiglu_limit": 7.0,
         "swiglu_alpha": 1.702,
         "rope_theta": 150000.0,
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-            "original_max_position_embeddings": 4096,
-        },
     }
     moe_type = GptOssMoE
     gguf = GGUFArchitecture(
@@ -105,4 +107,7 @@ class GptOss(Decoder):
             swiglu_limit=config["swiglu_limit"],
             swiglu_alpha=config["swiglu_alpha"],
         )
-        return {"attention_sinks": True, "moe": moe}
+        # A file that describes its rope, under either key, takes nothing from the default.
+        if "rope_scaling" not in config and config.get("rope_parameters") is None:
+            config = {**config, "rope_scaling": _DEFAULT_ROPE}
+        return {"attention_sinks": True, "moe": moe, "rope": RopeConfig.from_hf(config)}
