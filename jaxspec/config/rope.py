@@ -77,6 +77,9 @@ class RopeConfig:
         if share != 1.0 and not partial:
             raise ConfigError(f"partial_rotary_factor {share!r} is not supported; supported: 1")
         stated = {name: merged[name] for name in _NAMES if merged.get(name) is not None}
+        # As in transformers, a length at the top level counts first.
+        if config.get("original_max_position_embeddings") is not None:
+            stated["original_max_position_embeddings"] = config["original_max_position_embeddings"]
         missing = [name for name in ROPE_PARAMETERS[kind] if name not in stated]
         if missing:
             raise ConfigError(f"rope_scaling: rope_type {kind!r} needs {', '.join(missing)}")

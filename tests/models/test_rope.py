@@ -43,6 +43,14 @@ def test_no_rope_key_means_a_base_of_10000():
         assert RopeConfig.from_hf(config) == RopeConfig.from_hf({"rope_theta": 10000.0})
 
 
+@pytest.mark.parametrize("within", [{}, {"original_max_position_embeddings": 32}])
+def test_a_trained_length_at_the_top_level_counts_first(within):
+    yarn = {"rope_type": "yarn", "factor": 4.0, **within}
+    for key in ("rope_scaling", "rope_parameters"):
+        config = {key: yarn, "max_position_embeddings": 64, "original_max_position_embeddings": 16}
+        assert RopeConfig.from_hf(config)["original_max_position_embeddings"] == 16
+
+
 def test_llama3_keeps_fast_frequencies_divides_slow_ones_and_blends_between():
     plain, _ = rope_frequencies(RopeConfig(5e5), 128)
     config = RopeConfig(5e5, "llama3", tuple(LLAMA3.items()))
