@@ -57,7 +57,8 @@ def expand_block_fp8(
       name: the checkpoint, for messages.
 
     Raises:
-      CheckpointError: a scale without a matrix, with a wrong shape, or no `weight_block_size`.
+      CheckpointError: a scale without a matrix, a matrix without a scale, a scale with a wrong shape, or no
+        `weight_block_size`.
     """
     block = quantization.get("weight_block_size")
     if not (isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)):
@@ -81,4 +82,7 @@ def expand_block_fp8(
                 f"shape {list(values.shape)} in blocks of {block}"
             )
         expanded[stem] = BlockFp8Tensor(values, scales, (rows, columns))
+    for key, tensor in expanded.items():
+        if tensor.dtype.name.startswith("float8"):
+            raise CheckpointError(f"{name}: tensor '{key}{_SUFFIX}' is missing; {key!r} is {tensor.dtype}")
     return expanded

@@ -42,6 +42,7 @@ def test_values_follow_the_definition(tmp_path):
     ("change", "block", "message"),
     [
         ({"w": None}, (3, 4), "tensor 'w' is missing; 'w_scale_inv' is its scale"),
+        ({"w_scale_inv": None}, (3, 4), "tensor 'w_scale_inv' is missing; 'w' is float8_e4m3fn"),
         ({"w_scale_inv": np.ones((3, 2), np.float32)}, (3, 4), r"expected \[3, 3\] .* blocks of \[3, 4\]"),
         ({"w_scale_inv": np.ones(3, np.float32)}, (3, 4), r"expected \[3, 3\]"),
         ({}, (4, 4), r"expected \[2, 3\]"),
