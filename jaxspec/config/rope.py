@@ -63,12 +63,20 @@ class RopeConfig:
           partial: whether the family supports a `partial_rotary_factor` below 1.
 
         Raises:
-          ConfigError: an unknown kind, a missing parameter, or a value that is not supported.
+          ConfigError: an unknown kind, a missing parameter, a value that is not supported, or two that
+            contradict each other.
         """
-        merged = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+        merged: dict[str, Any] = {}
+        for key in ("rope_scaling", "rope_parameters"):
+            each = config.get(key) or {}
+            # "type" is the older name of "rope_type".
+            for name, value in {**each, "rope_type": each.get("rope_type") or each.get("type")}.items():
+                if value is not None and merged.setdefault(name, value) != value:
+                    raise ConfigError(
+                        f"rope_scaling has {name} {merged[name]!r}, but rope_parameters has {value!r}"
+                    )
         theta = merged.pop("rope_theta", None) or config.get("rope_theta") or default_theta
-        legacy = merged.pop("type", None)
-        kind = merged.pop("rope_type", None) or legacy or "default"
+        kind = merged.pop("rope_type", "default")
         if kind not in ROPE_PARAMETERS:
             raise ConfigError(
                 f"rope_scaling: unknown rope_type {kind!r}; known: {', '.join(ROPE_PARAMETERS)}"

@@ -38,6 +38,12 @@ def test_legacy_keys_mean_the_same_as_rope_parameters(kind, parameters, key):
     assert RopeConfig.from_hf({**old, **limit}) == RopeConfig.from_hf({**both, **limit}) == expected
 
 
+def test_the_two_keys_together_must_agree():
+    new = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0}}
+    both = {**new, "rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": None}}
+    assert RopeConfig.from_hf(both) == RopeConfig.from_hf(new)
+
+
 def test_no_rope_key_means_a_base_of_10000():
     for config in ({}, {"rope_scaling": None}, {"rope_parameters": None, "rope_theta": None}):
         assert RopeConfig.from_hf(config) == RopeConfig.from_hf({"rope_theta": 10000.0})
@@ -105,6 +111,10 @@ def test_what_is_not_rotated_stays_as_it_is(kind, parameters):
             "partial_rotary_factor",
         ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4}, "rope_parameters": {"rope_type": "default"}},
+            "rope_scaling has rope_type 'yarn', but rope_parameters has 'default'",
+        ),
     ],
 )
 def test_what_is_not_built_is_refused(config, message):
