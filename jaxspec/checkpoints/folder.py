@@ -83,10 +83,14 @@ def _check_not_packed(tensors: Mapping[str, TensorSource], folder: Path) -> None
 
 
 def _eos_token_ids(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """End tokens of `generation_config.json`, else of `config.json`, and those of the tokenizer."""
-    stated = read_json(folder / "generation_config.json", default={}).get("eos_token_id")
-    if stated is None:
-        stated = config.get("eos_token_id")
+    """End tokens of `generation_config.json`, else of `config.json`, and those of the tokenizer.
+
+    A model that also takes images may name them with its language model (`text_config`).
+    """
+    generation = read_json(folder / "generation_config.json", default={})
+    nested = config.get("text_config")
+    places = (generation, config, nested if isinstance(nested, dict) else {})
+    stated = next((place["eos_token_id"] for place in places if place.get("eos_token_id") is not None), None)
     ids = [] if stated is None else stated if isinstance(stated, list) else [stated]
     if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
         raise CheckpointError(f"{folder}: eos_token_id must be a token id or a list of them, got {stated!r}")

@@ -34,6 +34,15 @@ def test_end_tokens_come_from_the_generation_config_first(tmp_path):
         open_checkpoint(tmp_path)
 
 
+def test_end_tokens_may_be_those_of_the_nested_language_model(tmp_path):
+    path = write_folder(tmp_path) / "config.json"
+    nested = {"model_type": "gemma3", "text_config": {"eos_token_id": [1, 6]}}
+    write_json(path, nested)
+    assert open_checkpoint(tmp_path).eos_token_ids == (1, 6)
+    write_json(path, {**nested, "eos_token_id": 5})
+    assert open_checkpoint(tmp_path).eos_token_ids == (5,)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [(None, "file not found"), ("{", "not valid JSON"), ("[1]", "expected a JSON object, got list")],
