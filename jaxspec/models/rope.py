@@ -53,7 +53,8 @@ def _yarn(config: RopeConfig, frequencies: np.ndarray, head_dim: int) -> tuple[n
     if config.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
-    ramp = np.clip((np.arange(head_dim // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
+    # As in transformers, the ramp falls where beta_fast turns are fewer than beta_slow turns.
+    ramp = np.clip((np.arange(head_dim // 2) - low) / (high - low or 0.001), 0.0, 1.0)
     blended = frequencies / factor * ramp + frequencies * (1 - ramp)
     return blended.astype(np.float32), _yarn_attention_factor(config, factor)
 

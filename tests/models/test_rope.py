@@ -73,6 +73,16 @@ def test_llama3_keeps_fast_frequencies_divides_slow_ones_and_blends_between():
     assert ((scaled < plain) & (scaled > plain / 8))[between].all()
 
 
+@pytest.mark.parametrize(("fast", "slow", "divided"), [(16, 1, "slow"), (1, 16, "fast")])
+def test_yarn_divides_the_frequencies_beyond_the_second_bound(fast, slow, divided):
+    plain, _ = rope_frequencies(RopeConfig(1e4), 16)
+    bounds = {"beta_fast": fast, "beta_slow": slow, "original_max_position_embeddings": 512}
+    scaled, _ = rope_frequencies(RopeConfig(1e4, "yarn", (("factor", 4.0), *bounds.items())), 16)
+    ends = {"fast": slice(0, 1), "slow": slice(-1, None)}
+    for name, end in ends.items():
+        np.testing.assert_allclose(plain[end] / scaled[end], 4.0 if name == divided else 1.0, rtol=1e-6)
+
+
 def test_factors_of_a_gguf_divide_the_frequencies():
     plain, _ = rope_frequencies(RopeConfig(1e4), 8)
     divided, _ = rope_frequencies(RopeConfig(1e4, "factors", (("factors", (1.0, 2.0, 4.0, 8.0)),)), 8)
