@@ -109,6 +109,7 @@ def write_safetensors(folder: Path, arrays: Iterable[tuple[str, np.ndarray]], sh
 
 def _files(folder: Path) -> Mapping[str, set[str] | None]:
     """The files to open, each with its tensors by the index, or None without an index."""
+    single = folder / "model.safetensors"
     if (folder / INDEX).exists():
         weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict):
@@ -121,8 +122,9 @@ def _files(folder: Path) -> Mapping[str, set[str] | None]:
                 )
             # basename: the index must not lead to files outside of the folder.
             placed.setdefault(os.path.basename(name), set()).add(key)
-        return placed
-    single = folder / "model.safetensors"
+        # transformers leaves the index of an earlier save in shards beside the single file of a later one.
+        if single.name in placed or not single.is_file():
+            return placed
     found = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if found:
         return dict.fromkeys(path.name for path in found)

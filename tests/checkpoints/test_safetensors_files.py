@@ -23,6 +23,17 @@ def test_reads_files_without_an_index(tmp_path):
         open_safetensors(tmp_path)
 
 
+def test_a_single_file_counts_before_an_index_that_does_not_name_it(tmp_path):
+    """transformers leaves the index of an earlier save, and reads the single file."""
+    index = write_folder(tmp_path, shards=3) / INDEX
+    later = {"a": np.zeros(2, np.float32)}
+    save_file(later, tmp_path / "model.safetensors")
+    assert_same_tensors(open_safetensors(tmp_path), later)
+    placed = json.loads(index.read_text())["weight_map"]
+    write_json(index, {"weight_map": {**placed, "a": "model.safetensors"}})
+    assert_same_tensors(open_safetensors(tmp_path), {**arrays(), **later})
+
+
 @pytest.mark.parametrize(("shard_bytes", "files"), [(10**6, 1), (200, 2), (1, 5)])
 def test_writes_what_it_reads(tmp_path, shard_bytes, files):
     write_safetensors(tmp_path, arrays().items(), shard_bytes)
