@@ -247,7 +247,8 @@ class Engine:
             for request in requests:
                 request.stage, request.listener = "queued", listener(request)
         if requests:
-            self._thread.put(lambda core: core.add(requests))
+            core = self.core  # held until they are queued, so that a caller may drop the engine at once
+            self._thread.put(lambda _: core.add(requests))
 
     def abort(self, *requests: Request) -> None:
         """Ends queued and running requests and frees their slots and pages; ignores those that have ended."""

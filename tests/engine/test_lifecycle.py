@@ -8,6 +8,7 @@ import threading
 import weakref
 from dataclasses import replace
 from functools import partial
+from queue import SimpleQueue
 
 import jax
 import jax.numpy as jnp
@@ -363,6 +364,15 @@ def test_an_engine_that_nobody_holds_ends_its_thread(tiny_engines):
     thread.join(60)
     assert not thread.is_alive()
     assert core() is None
+
+
+def test_an_engine_that_nobody_holds_answers_what_it_was_asked(tiny_engines):
+    engine = jaxspec.load(tiny_engines.folders["target"], progress=False, **SIZES)
+    pieces = SimpleQueue()
+    request = engine.make_request([1, 2], SamplingParams(max_new_tokens=3, ignore_eos=True))
+    engine.submit([request], lambda request: pieces.put)
+    del engine
+    assert pieces.get(timeout=30).generation.finish_reason == "length"
 
 
 DROPS_ITS_ENGINE = """
