@@ -39,11 +39,13 @@ class EngineThread:
         """Queues `command`, which the thread runs before its next round.
 
         Raises:
-          EngineError: the engine is closed.
+          EngineError: the engine is closed, or this process was forked from the one that loaded it.
         """
         with self._lock:
             if self._is_closed:
                 raise EngineError("the engine is closed")
+            if not self._thread.is_alive():  # a fork copies no threads, and nobody would answer
+                raise EngineError("the engine does not work in a forked process: load it there")
             self._inbox.put(command)
 
     def wait_idle(self, timeout: float | None = None) -> bool:

@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -352,6 +354,26 @@ def test_whoever_waits_for_an_engine_is_let_go_when_it_is_closed(tiny_engines, p
     for wait in waits:
         wait.join(30)
         assert not wait.is_alive()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs Unix")
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_an_engine_in_a_forked_process_says_so(engine):
+    """Its thread has stayed behind, and the call would never return."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        try:
+            engine.generate([1, 2])
+        except BaseException as error:
+            os.write(writing, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading) as said:
+        assert said.read() == "EngineError: the engine does not work in a forked process: load it there"
+    os.waitpid(child, 0)
 
 
 def test_an_engine_that_nobody_holds_ends_its_thread(tiny_engines):
