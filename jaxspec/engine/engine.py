@@ -276,7 +276,11 @@ class Engine:
         self._thread.put(lambda core: core.scheduler.pages.clear())
 
     def wait_idle(self, timeout: float | None = None) -> bool:
-        """Waits until nothing is queued, running or in flight; False if that took over `timeout` seconds."""
+        """Waits until nothing is queued, running or in flight; False if that took over `timeout` seconds.
+
+        Raises:
+          EngineError: the engine is closed.
+        """
         return self._thread.wait_idle(timeout)
 
     def wait_prepared(self, timeout: float | None = None) -> bool:

@@ -49,7 +49,11 @@ class EngineThread:
             self._inbox.put(command)
 
     def wait_idle(self, timeout: float | None = None) -> bool:
-        """Waits until nothing is queued, running or in flight; False if that took over `timeout` seconds."""
+        """Waits until nothing is queued, running or in flight; False if that took over `timeout` seconds.
+
+        Raises:
+          EngineError: as in `put`.
+        """
         idle = threading.Event()
         self.put(lambda core: core.when_idle.append(idle.set))
         return idle.wait(timeout)
@@ -57,7 +61,10 @@ class EngineThread:
     def wait_prepared(self, timeout: float | None = None) -> bool:
         """Waits until every program is compiled and has run; False after `timeout` seconds, or if closed."""
         prepared = threading.Event()
-        self.put(lambda core: core.when_prepared.append(prepared.set))
+        try:
+            self.put(lambda core: core.when_prepared.append(prepared.set))
+        except EngineError:
+            return False
         return prepared.wait(timeout) and not self._is_closed
 
     def close(self) -> None:

@@ -338,6 +338,7 @@ def test_a_closed_engine_ends_its_requests_and_refuses_more(tiny_engines, prompt
     assert last.generation.error == "the engine was closed"
     with pytest.raises(EngineError, match="the engine was closed"):
         engine.generate(prompts[0])
+    assert not engine.wait_prepared(60)
     engine.close()
 
 
