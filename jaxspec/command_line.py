@@ -25,7 +25,7 @@ class _Import(argparse.Action):
     ) -> None:
         try:
             runpy.run_path(path)
-        except (OSError, SyntaxError) as error:
+        except (OSError, SyntaxError, ImportError) as error:
             parser.error(f"--import {path}: {error}")
         namespace.imports = (*namespace.imports, os.path.abspath(path))
 

@@ -32,14 +32,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Measures; see the module docstring."""
     arguments = sys.argv[1:] if arguments is None else arguments
     args = _parse(arguments)
-    asked = EvaluateConfig(
-        temperatures=tuple(args.temperatures),
-        seeds=tuple(args.seeds),
-        num_speculative_tokens=args.num_speculative_tokens,
-        max_new_tokens=args.max_new_tokens,
-    )
     results: dict[str, Any] = {}
     try:
+        asked = EvaluateConfig(
+            temperatures=tuple(args.temperatures),
+            seeds=tuple(args.seeds),
+            num_speculative_tokens=args.num_speculative_tokens,
+            max_new_tokens=args.max_new_tokens,
+        )
         if args.output:
             args.output.touch()  # rather fail before measuring than after
         sets, positions = _read(args)

@@ -58,7 +58,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     args = parser.parse_args(argv)
     try:
-        prompts = read_prompts(args.input)[: args.limit] if args.input else list(PROMPTS[: args.limit])
+        if args.output:
+            args.output.touch()  # rather fail before measuring than after
+        prompts = read_prompts(args.input, args.limit)
         drafter = (
             {}
             if args.num_speculative_tokens is None
@@ -75,19 +77,19 @@ def main(argv: list[str] | None = None) -> int:
         # The best K depends on the batch size, so the engine chooses it if none is given.
         drafter = {"num_speculative_tokens": "auto"} | drafter
         batch = jaxspec.load(args.config, drafter=drafter, **sizes) if args.batch_size else None
+        # An engine that still compiles or times its programs would take a core from the others.
+        for engine in (*engines.values(), *([batch] if batch else [])):
+            engine.wait_prepared()
+        result = measure(engines, prompts, args.max_new_tokens, peer)
+        if args.first_token:
+            result["first_token_ms"] = time_first_token(engines, args.first_token, peer)
+        if batch:
+            result["batch_size"] = args.batch_size
+            result["batch_speculative_tokens"] = drafter["num_speculative_tokens"]
+            result["batch_tokens_per_second"] = measure_batch(batch, prompts, args.max_new_tokens)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    # An engine that still compiles or times its programs would take a core from the others.
-    for engine in (*engines.values(), *([batch] if batch else [])):
-        engine.wait_prepared()
-    result = measure(engines, prompts, args.max_new_tokens, peer)
-    if args.first_token:
-        result["first_token_ms"] = time_first_token(engines, args.first_token, peer)
-    if batch:
-        result["batch_size"] = args.batch_size
-        result["batch_speculative_tokens"] = drafter["num_speculative_tokens"]
-        result["batch_tokens_per_second"] = measure_batch(batch, prompts, args.max_new_tokens)
     result |= provenance(shlex.join([Path(sys.argv[0]).name, *(argv or sys.argv[1:])]), Path(__file__).parent)
     print(_table(result))
     if args.output:
@@ -181,18 +183,25 @@ def measure_batch(engine: jaxspec.Engine, prompts: list[Prompt], max_new_tokens:
     return max(speeds)
 
 
-def read_prompts(path: Path) -> list:
-    """The prompt, the messages or the first turn of every row of a JSONL file.
+def read_prompts(path: Path | None, limit: int) -> list:
+    """The prompt, the messages or the first turn of the first `limit` rows of a JSONL file; without a file,
+    built-in prompts.
 
     Raises:
-      ValueError: a malformed row.
+      ValueError: a malformed row, no row at all, or a limit below 1.
     """
+    if limit < 1:
+        raise ValueError(f"--limit must be at least 1, got {limit}")
+    if path is None:
+        return list(PROMPTS[:limit])
     prompts: list = []
     for row in read_rows(path):
         if isinstance(row, RowError):
             raise ValueError(str(row))
         prompts.append(row.turns[0] if row.turns else row.prompt)
-    return prompts
+    if not prompts:
+        raise ValueError(f"{path} holds no rows")
+    return prompts[:limit]
 
 
 def _table(result: dict) -> str:

@@ -45,6 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     args = _parse(arguments)
     try:
+        if args.json:
+            args.json.touch()  # rather fail before scoring than after
         resolve_activations("int8", _FLOAT32)
         source = load_config(args.config).target
         checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)

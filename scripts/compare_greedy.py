@@ -35,7 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     args = _parse(arguments)
     try:
-        prompts = read_prompts(args.input)[: args.limit]
+        if args.json:
+            args.json.touch()  # rather fail before answering than after
+        prompts = read_prompts(args.input, args.limit)
         target = load(args.config, args.dtype)
         sizes = {"dtype": args.dtype, "sampling_modes": ("greedy",)}
         plain_engine = jaxspec.load(args.config, drafter={"kind": "none"}, batch_size=1, **sizes)

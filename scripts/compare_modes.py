@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench_generate import PROMPTS, read_prompts
+from bench_generate import read_prompts
 
 import jaxspec
 from jaxspec.command_line import Parser, write
@@ -38,7 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
     drafter = {} if drafts is None else {"num_speculative_tokens": drafts}
     sampling = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "ignore_eos": True}
     try:
-        prompts = (read_prompts(args.input) if args.input else list(PROMPTS))[: args.limit]
+        if args.json:
+            args.json.touch()  # rather fail before answering than after
+        prompts = read_prompts(args.input, args.limit)
         sizes: dict[str, Any] = {"batch_size": 1, "slot_sizes": (), "prefix_caching": False}
         modes = ("sampled",) if args.temperature else ("greedy",)
         engines = {
@@ -112,7 +114,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--num-speculative-tokens", type=int, help="drafts per step")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.max_new_tokens < 2:  # the first token takes no step
+        parser.error(f"--max-new-tokens must be at least 2, got {args.max_new_tokens}")
+    return args
 
 
 if __name__ == "__main__":

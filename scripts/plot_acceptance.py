@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from bench_generate import PROMPTS, read_prompts
+from bench_generate import read_prompts
 
 import jaxspec
 from jaxspec import plots
@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Plots; see the module docstring."""
     args = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
-        prompts = (read_prompts(args.input) if args.input else list(PROMPTS))[: args.limit]
+        prompts = read_prompts(args.input, args.limit)
         results: dict[str, plots.Result] = {}
         for name in args.names:
             results[Path(name).stem if name.endswith(".json") else name] = _result(name, prompts, args)

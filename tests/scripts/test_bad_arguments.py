@@ -1,0 +1,70 @@
+"""Bad arguments of the scripts that answer prompts: one line, exit status 2, and nothing is loaded."""
+
+import bench_acceptance
+import bench_generate
+import compare_activations
+import compare_greedy
+import compare_modes
+import plot_acceptance
+import pytest
+
+import jaxspec
+
+WITH_PROMPTS = [bench_generate, compare_greedy, compare_modes, plot_acceptance]
+
+
+@pytest.fixture
+def refused(tiny_config, tmp_path, monkeypatch, capsys):
+    """Runs a script in a folder with a file of one prompt and one of none; returns what it says."""
+    (tmp_path / "one.jsonl").write_text('{"prompt": "w6 w7"}\n', "utf-8")
+    (tmp_path / "none.jsonl").write_text("\n", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jaxspec, "load", lambda *args, **settings: pytest.fail("loaded"))
+
+    def run(script, *arguments):
+        try:
+            status = script.main([str(tiny_config), *arguments])
+        except SystemExit as exit_:
+            status = exit_.code
+        said = capsys.readouterr().err
+        assert status == 2
+        assert said.startswith("error: ")
+        assert said.count("\n") == 1
+        return said
+
+    return run
+
+
+@pytest.mark.parametrize("script", WITH_PROMPTS, ids=lambda script: script.__name__)
+def test_no_prompts(script, refused):
+    assert "none.jsonl holds no rows" in refused(script, "--input", "none.jsonl")
+    for limit in ("0", "-1"):
+        said = refused(script, "--input", "one.jsonl", "--limit", limit)
+        assert f"--limit must be at least 1, got {limit}" in said
+
+
+@pytest.mark.parametrize(
+    ("script", "option"),
+    [
+        (bench_generate, "--output"),
+        (compare_activations, "--json"),
+        (compare_greedy, "--json"),
+        (compare_modes, "--json"),
+    ],
+)
+def test_what_cannot_be_written_is_named_before_anything_is_answered(script, option, refused):
+    assert "no/such/folder.json" in refused(script, "--input", "one.jsonl", option, "no/such/folder.json")
+
+
+def test_an_answer_without_a_step_has_no_time_per_step(refused):
+    assert "--max-new-tokens must be at least 2, got 1" in refused(compare_modes, "--max-new-tokens", "1")
+
+
+@pytest.mark.parametrize("option", ["--temperatures", "--max-new-tokens", "--num-speculative-tokens"])
+def test_acceptance_that_cannot_be_measured(option, refused):
+    name = option[2:].replace("-", "_")
+    assert f"evaluate.{name}" in refused(bench_acceptance, "--prompts", "one.jsonl", option, "-1")
+
+
+def test_a_folder_cannot_be_imported(refused, tmp_path):
+    assert "--import .: can't find '__main__' module" in refused(plot_acceptance, "--import", ".")
