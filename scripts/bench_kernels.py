@@ -38,7 +38,11 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     args = _parse(arguments)
     kernel = "triton" if jax.default_backend() == "gpu" else "numba"
-    offered = [call for call in all_calls() if args.op in (None, call.op.name)]
+    known = list(all_calls())
+    offered = [call for call in known if args.op in (None, call.op.name)]
+    if not offered:
+        names = dict.fromkeys(call.op.name for call in known)
+        return report(f"--op: {args.op!r} is unknown; known: {', '.join(names)}")
     reasons = {call.op.name: call.op.why_not(kernel) for call in offered}
     if all(reasons.values()):
         return report("; ".join(f"{name}: the {kernel} kernel {why}" for name, why in reasons.items()))

@@ -33,7 +33,7 @@ from bench.traffic import copy_bandwidth, weight_bytes
 from bench.workloads import Asked, poisson, workloads
 from flax import nnx
 
-from jaxspec.batch import RowError, read_rows
+from jaxspec.batch import InputError, RowError, read_rows
 from jaxspec.checkpoints import CheckpointError
 from jaxspec.command_line import CommandError, Parser, drafter_options, drafts_option, report
 from jaxspec.config import ConfigError, EngineConfig
@@ -153,14 +153,14 @@ def _fits(asked: list[Asked], engine: Engine) -> bool:
 def _prompts(args: argparse.Namespace) -> list[Any]:
     try:
         rows = list(read_rows(args.input))[: args.limit]
-    except OSError as error:
-        raise CommandError(f"cannot read {args.input}: {error.strerror}") from None
+    except InputError as error:
+        raise CommandError(error) from None
     if not rows:
         raise CommandError(f"{args.input} holds no rows")
     prompts: list[Any] = []
     for row in rows:
         if isinstance(row, RowError):
-            raise CommandError(f"{args.input} {row}")
+            raise CommandError(row)
         prompts.append(row.turns[0] if row.turns else row.prompt)
     return prompts
 

@@ -113,10 +113,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="; ".join(CASES), metavar="NAME; NAME; ...", help="cases to run")
     parser.add_argument("--new-tokens", type=int, default=48)
     args = parser.parse_args(arguments)
+    names = args.only.split("; ")
+    if unknown := [name for name in names if name not in CASES]:
+        parser.error(f"--only: unknown case {unknown[0]!r}; known: {'; '.join(CASES)}")
     kernels = paged_attention.why_not("triton")
     print(f"{jax.devices()[0].device_kind}, kernels: {'Triton' if kernels is None else f'no: it {kernels}'}")
     failed = False
-    for name in args.only.split("; "):
+    for name in names:
         begin = time.perf_counter()
         try:
             results = _compare(*CASES[name], args)

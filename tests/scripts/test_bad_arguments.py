@@ -1,7 +1,9 @@
-"""Bad arguments of the scripts that answer prompts: one line, exit status 2, and nothing is loaded."""
+"""Bad arguments of scripts: a line that names them, exit status 2, and nothing is loaded or timed."""
 
 import bench_acceptance
 import bench_generate
+import bench_kernels
+import check_devices
 import compare_activations
 import compare_greedy
 import compare_modes
@@ -68,3 +70,12 @@ def test_acceptance_that_cannot_be_measured(option, refused):
 
 def test_a_folder_cannot_be_imported(refused, tmp_path):
     assert "--import .: can't find '__main__' module" in refused(plot_acceptance, "--import", ".")
+
+
+def test_names_that_are_not_known(capsys):
+    assert bench_kernels.main(["--op", "nothing"]) == 2
+    assert "--op: 'nothing' is unknown; known: kv_write, " in capsys.readouterr().err
+    with pytest.raises(SystemExit) as left:
+        check_devices.main(["--only", "llama, eagle3; nothing"])
+    assert left.value.code == 2
+    assert "--only: unknown case 'nothing'; known: llama, eagle3; " in capsys.readouterr().err

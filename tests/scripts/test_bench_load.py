@@ -185,3 +185,19 @@ def test_what_cannot_be_timed_is_one_line(capsys, options, message):
     assert status == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "cannot read {}: No such file or directory"), ("{]\n", "{} line 1: not JSON: ")],
+)
+def test_prompts_that_cannot_be_read_are_one_line(tmp_path, monkeypatch, capsys, content, message):
+    monkeypatch.setattr(
+        bench_load, "_load", lambda args: SimpleNamespace(max_model_len=64, num_speculative_tokens=0)
+    )
+    path = tmp_path / "prompts.jsonl"
+    if content is not None:
+        path.write_text(content, "utf-8")
+    assert bench_load.main(["some-model", "--input", str(path), "--copy-bytes", "1000"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {message.format(path)}")
