@@ -105,11 +105,14 @@ def check_lossless(
       **engine: fields of `EngineConfig`.
 
     Raises:
-      ValueError: as for `load` and `Engine.generate`, or a prompt leaves no room for three tokens.
+      ValueError: as for `load` and `Engine.generate`; there is no prompt, or one leaves no room for three
+        tokens; or samples is below 0.
       EngineError: an answer failed.
     """
     sizes = {"dtype": "float32", "progress": False, **engine}
     every = as_prompts(prompts)
+    if not every or samples < 0:
+        raise ValueError(f"there must be prompts, and samples 0 or more, got {len(every)} and {samples}")
     drafting = drafter if isinstance(drafter, Mapping) else vars(drafter)
     found: list[Difference] = []
     greedy, sampled = AcceptanceStats(), AcceptanceStats()
@@ -119,6 +122,8 @@ def check_lossless(
     ):
         answers = [each.generate(every, max_new_tokens=max_new_tokens) for each in (plain, other)]
         for i, (one, two) in enumerate(zip(*answers, strict=True)):
+            _check_answer(one)
+            _check_answer(two)
             greedy.add(two.stats)
             if (difference := first_difference(i, one, two)) is not None:
                 found.append(difference)
@@ -159,6 +164,11 @@ def homogeneity(one: Counter[Any], two: Counter[Any]) -> float:
     return float(chi2_contingency(table, correction=False).pvalue) if table.shape[1] > 1 else 1.0
 
 
+def _check_answer(generation: Generation) -> None:
+    if generation.error is not None:
+        raise EngineError(f"an answer failed: {generation.error}")
+
+
 def _counts(
     engine: Engine,
     prompt: Prompt,
@@ -182,8 +192,7 @@ def _counts(
         )
     pairs: Counter[tuple[int, int]] = Counter()
     for _, generation in engine.run(requests):
-        if generation.error is not None:
-            raise EngineError(f"an answer failed: {generation.error}")
+        _check_answer(generation)
         _, second, third = generation.token_ids
         pairs[second, third] += 1
         if stats is not None:

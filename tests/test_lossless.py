@@ -1,11 +1,14 @@
 """`check_lossless` passes correct drafters, and reports what is wrong with others, and where."""
 
+import shutil
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from tiny_models import perturb, write_target
 
 import jaxspec
@@ -60,6 +63,24 @@ def test_an_answer_that_failed_is_told(drafter, target, monkeypatch):
     monkeypatch.setattr(jaxspec.Engine, "run", failing)
     with pytest.raises(jaxspec.EngineError, match="an answer failed: it is a fake"):
         jaxspec.check_lossless(drafter, target, **CHECK)
+
+
+def test_greedy_answers_that_failed_are_not_the_same(target, tmp_path):
+    """A target whose logits are infinite, so that neither engine gives any token."""
+    bad = shutil.copytree(target, tmp_path / "bad")
+    tensors = load_file(bad / "model.safetensors")
+    tensors = {name: np.full_like(array, 1e30) for name, array in tensors.items()}
+    save_file(tensors, bad / "model.safetensors")
+    sizes = {**SIZES, "batch_size": 1, "sampling_modes": ("greedy",)}
+    with pytest.raises(jaxspec.EngineError, match="an answer failed: the target's logits are NaN"):
+        jaxspec.check_lossless({"kind": "ngram"}, bad, samples=0, **sizes)
+
+
+@pytest.mark.parametrize("nothing", [{"prompts": []}, {"samples": -1}])
+def test_nothing_to_compare_is_refused(target, monkeypatch, nothing):
+    monkeypatch.setattr(lossless, "load", lambda *args, **settings: pytest.fail("loaded"))
+    with pytest.raises(ValueError, match="there must be prompts, and samples 0 or more"):
+        jaxspec.check_lossless({"kind": "ngram"}, target, **nothing)
 
 
 def test_drafts_that_are_never_rejected_are_found_out(drafter, target, monkeypatch):
