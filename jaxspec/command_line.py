@@ -35,6 +35,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
+        if sys.stderr is None:  # it is closed: errors would go to stdout, and progress bars fail
+            sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         self.add_argument(
             "--import",
             action=_Import,

@@ -164,6 +164,16 @@ def test_a_closed_stdout_is_one_line(run, monkeypatch, capsys):
     assert capsys.readouterr().err == "error: cannot write to stdout: it is closed\n"
 
 
+def test_a_closed_stderr_takes_nothing_and_gives_nothing_to_stdout(run, tiny_engine, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", None)
+    tiny_engine.programs.compile([], progress=True)
+    assert run("w6 w7", "--max-new-tokens", "9", "--ignore-eos") == 0
+    assert run("") == 2
+    sys.stderr.close()
+    expected = tiny_engine.generate("w6 w7", max_new_tokens=9, ignore_eos=True)
+    assert capsys.readouterr().out == expected.text + "\n"
+
+
 def test_what_the_encoding_of_stdout_lacks_is_escaped_and_said_once(monkeypatch, capsys):
     ascii_file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", ascii_file)

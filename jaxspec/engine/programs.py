@@ -3,6 +3,7 @@
 import atexit
 import logging
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -141,11 +142,10 @@ class Programs:
         on_host = [size for size in sizes if self.config.draft_loop == "host" and size.mode is not None]
         self.compiled |= {size: self._host_decode(size) for size in on_host}
         lowered = {size: self._lower(size) for size in sizes if size not in on_host}
+        hidden = not progress or sys.stderr is None  # it is closed
         with (
             ThreadPoolExecutor(max(len(lowered), 1)) as pool,
-            tqdm(
-                total=len(lowered), desc="compile", unit="program", disable=not progress, leave=False
-            ) as bar,
+            tqdm(total=len(lowered), desc="compile", unit="program", disable=hidden, leave=False) as bar,
         ):
             futures = {
                 size: pool.submit(program.compile, self._compiler_options(size))
