@@ -182,6 +182,8 @@ def test_models_that_are_not_there_or_not_supported(folders, tmp_path, nothing_a
         (5, "prompt must be a string"),
         (np.array(5), "prompt must be a string"),
         ([np.array(5)], "prompt must be a string"),
+        (b"\x01\x02", "prompt must be a string"),
+        ([[1], b"\x01\x02"], "prompt must be a string"),
     ],
 )
 def test_bad_prompts_are_refused_and_nothing_runs(engine, monkeypatch, prompts, message):

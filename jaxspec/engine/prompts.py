@@ -24,7 +24,9 @@ def is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
 
 
 def _is_list(prompts: Any) -> bool:
-    """Whether it has items; an array of NumPy may be a single number."""
+    """Whether it has items; an array of NumPy may be a single number, and bytes are text, not ids."""
+    if isinstance(prompts, bytes | bytearray | memoryview):
+        return False
     return isinstance(prompts, Sequence) or (isinstance(prompts, np.ndarray) and prompts.ndim > 0)
 
 
