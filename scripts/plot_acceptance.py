@@ -28,14 +28,14 @@ def main(arguments: list[str] | None = None) -> int:
         results: dict[str, plots.Result] = {}
         for name in args.names:
             results[Path(name).stem if name.endswith(".json") else name] = _result(name, prompts, args)
+        found = {name: plots.acceptance(result) for name, result in results.items()}
         ax = plots.acceptance_per_position(results if len(results) > 1 else next(iter(results.values())))
         cast(Any, ax.figure).savefig(args.output, dpi=150)
     except (ValueError, OSError, ImportError) as error:
         return report(error)
-    for name, result in results.items():
-        found = plots.acceptance(result)
-        rates = " ".join(f"{rate:.2f}" for rate in found["acceptance_per_position"])
-        print(f"{name}: {found['acceptance_length']:.2f} tokens a step; per position {rates}")
+    for name, values in found.items():
+        rates = " ".join(f"{rate:.2f}" for rate in values["acceptance_per_position"])
+        print(f"{name}: {values['acceptance_length']:.2f} tokens a step; per position {rates}")
     print(args.output)
     return 0
 

@@ -34,9 +34,10 @@ def test_what_is_loaded_and_what_was_written(tiny_config, tmp_path, monkeypatch,
     assert labels == [str(tiny_config), "bench"]
 
 
-@pytest.mark.parametrize("name", ["no/such.json", "nothing-like-it", "bad.json"])
+@pytest.mark.parametrize("name", ["no/such.json", "nothing-like-it", "bad.json", "named.json"])
 def test_bad_input(tmp_path, monkeypatch, capsys, name):
     (tmp_path / "bad.json").write_text('{"rows": []}', "utf-8")
+    (tmp_path / "named.json").write_text('{"one": {"acceptance_per_position": [0.5]}}', "utf-8")
     monkeypatch.chdir(tmp_path)
     assert plot_acceptance.main([name]) != 0
     error = capsys.readouterr().err
