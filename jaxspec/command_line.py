@@ -35,8 +35,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
-        if sys.stderr is None:  # it is closed: errors would go to stdout, and progress bars fail
-            sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        _open_stderr()
         self.add_argument(
             "--import",
             action=_Import,
@@ -86,9 +85,12 @@ def _discard(stream: TextIO) -> None:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
-def open_stderr() -> None:
-    """Opens stderr to nowhere if it is closed. Otherwise messages for it go to stdout, and what libraries
-    write to descriptor 2 goes into the first file that is opened."""
+def _open_stderr() -> None:
+    """Opens stderr to nowhere if it is closed.
+
+    Otherwise messages for it would go to stdout, progress bars fail, and what libraries write to descriptor 2
+    go into the first file that is opened.
+    """
     if sys.stderr is not None:
         return
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115

@@ -53,7 +53,6 @@ from jaxspec.command_line import (
     add_sampling_options,
     add_speculation_options,
     drafter_options,
-    open_stderr,
     report,
     sampling_params,
     write,
@@ -66,7 +65,6 @@ from jaxspec.sampling import SamplingParams, required_mode
 
 
 def main(arguments: list[str] | None = None) -> int:
-    open_stderr()
     try:
         return _main(sys.argv[1:] if arguments is None else arguments)
     except OSError as error:  # of stderr, which is full or a pipe whose reader has ended
