@@ -1,6 +1,7 @@
 """Training configurations: a TOML file as frozen dataclasses."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,9 @@ from jaxspec.config import ConfigError, EngineConfig, SourceConfig, build_sectio
 from jaxspec.config.errors import all_of, at_least, positive
 from jaxspec.config.toml import read_toml
 from jaxspec.sampling import SamplingParams
+
+_MAX_SEED = 2**32 - 1
+"""The largest seed of a stage; a seed for each of its answers is made from it, of 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class PromptsConfig:
         all_of("prompts.held_out", self.held_out, str, "names of files")
         at_least("prompts.max_tokens", self.max_tokens, 1)
         at_least("prompts.synthetic", self.synthetic, 0)
+        at_least("prompts.synthetic_max_tokens", self.synthetic_max_tokens, 1)
+        at_least("prompts.seed", self.seed, 0, _MAX_SEED)
         _check_temperatures("prompts.synthetic_temperature", [self.synthetic_temperature])
         if not 0 <= self.held_out_share < 1:
             raise ConfigError(f"prompts.held_out_share must be from 0 to below 1, got {self.held_out_share}")
@@ -71,6 +77,7 @@ class ResponsesConfig:
         _check_temperatures("responses.temperatures", self.temperatures)
         _check_temperatures("responses.extra_temperatures", self.extra_temperatures)
         at_least("responses.max_new_tokens", self.max_new_tokens, 1)
+        at_least("responses.seed", self.seed, 0, _MAX_SEED)
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,8 @@ class HeadConfig:
     norm_output: bool = False
 
     def __post_init__(self) -> None:
+        if self.intermediate_size is not None:
+            at_least("head.intermediate_size", self.intermediate_size, 1)
         all_of("head.capture", self.capture, int, "indices of layers")
         positive("head.rope_theta", self.rope_theta)
 
@@ -162,19 +171,23 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "row_length"):
+        for name in ("steps", "batch_size", "row_length", "warmup_steps", "validation_rows"):
             at_least(f"train.{name}", getattr(self, name), 0)
+        at_least("train.seed", self.seed, 0, _MAX_SEED)
         for name in ("num_unroll_steps", "log_every", "validate_every", "checkpoint_every", "batch_tokens"):
             at_least(f"train.{name}", getattr(self, name), 1)
         for name in ("epochs", "learning_rate", "clip_norm"):
             positive(f"train.{name}", getattr(self, name))
+        for name, end in (("beta1", 1), ("beta2", 1), ("weight_decay", math.inf), ("step_decay", math.inf)):
+            if not 0 <= getattr(self, name) < end:
+                raise ConfigError(f"train.{name} must be from 0 to below {end}, got {getattr(self, name)}")
         if self.optimizer not in ("adamw", "muon"):
             raise ConfigError(f"train.optimizer must be 'adamw' or 'muon', not {self.optimizer!r}")
         if self.objective not in ("cross_entropy", "total_variation"):
             raise ConfigError(
                 f"train.objective must be 'cross_entropy' or 'total_variation', not {self.objective!r}"
             )
-        if not 0 <= self.warmup_steps < (self.steps or self.warmup_steps + 1):
+        if self.steps and self.warmup_steps >= self.steps:
             raise ConfigError(
                 f"train.warmup_steps must be below train.steps {self.steps}, got {self.warmup_steps}"
             )
@@ -225,6 +238,8 @@ class EvaluateConfig:
         _check_temperatures("evaluate.temperatures", self.temperatures)
         if not self.seeds:
             raise ConfigError("evaluate.seeds must name at least one seed")
+        for seed in self.seeds:
+            at_least("evaluate.seeds", seed, 0, 2**64 - 1)
         at_least("evaluate.num_speculative_tokens", self.num_speculative_tokens, 1)
         at_least("evaluate.max_new_tokens", self.max_new_tokens, 1)
 
@@ -246,6 +261,9 @@ class ExportConfig:
     license: str = ""
     data: tuple = ()
     command: str = ""
+
+    def __post_init__(self) -> None:
+        all_of("export.data", self.data, str, "texts")
 
 
 @dataclass(frozen=True)
