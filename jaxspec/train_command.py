@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         return _train(args, sys.argv[1:] if arguments is None else arguments)
-    except (ConfigError, CheckpointError, CommandError) as error:
+    except (ConfigError, CheckpointError, CommandError, OSError) as error:
         return report(error)
     except KeyboardInterrupt:
         print("interrupted; the same command with --resume continues", file=sys.stderr)

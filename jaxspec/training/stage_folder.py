@@ -8,6 +8,7 @@ from typing import Any
 from jaxspec.config import ConfigError
 
 MANIFEST = "stage.json"
+_PART = f"{MANIFEST}.part"
 STAGES = ("prompts", "responses", "vocabulary", "train", "evaluate", "export")
 
 
@@ -50,7 +51,7 @@ class StageFolder:
     def _read(self, output: Path) -> dict[str, Any]:
         path = self.path / MANIFEST
         if not path.is_file():
-            if self.path.is_dir() and any(self.path.iterdir()):
+            if self.path.is_dir() and not _is_bare(self.path):
                 raise ConfigError(f"{self.path}: holds files that no run of this program wrote")
             return {}
         try:
@@ -82,7 +83,13 @@ def has_stages(output: Path) -> bool:
 def holds_a_run(output: Path) -> bool:
     """Whether any stage is finished, or its folder holds more than a manifest."""
     folders = [output / stage for stage in STAGES if (output / stage).is_dir()]
-    return any(path.name != MANIFEST or _is_done(path) for folder in folders for path in folder.iterdir())
+    paths = [path for folder in folders for path in folder.iterdir() if path.name != _PART]
+    return any(path.name != MANIFEST or _is_done(path) for path in paths)
+
+
+def _is_bare(folder: Path) -> bool:
+    """Whether a folder holds at most what a run leaves that ended while it wrote the first manifest."""
+    return folder.is_dir() and all(path.name == _PART for path in folder.iterdir())
 
 
 def _is_done(manifest: Path) -> bool:
@@ -100,9 +107,9 @@ def check_output(output: Path) -> None:
     """
     if output.exists() and not output.is_dir():
         raise ConfigError(f"{output}: is a file; --output needs a folder")
-    if not output.is_dir() or not any(output.iterdir()):
+    if not output.is_dir() or has_stages(output):
         return
-    if not has_stages(output):
+    if not set(output.iterdir()) <= set(filter(_is_bare, (output / stage for stage in STAGES))):
         raise ConfigError(f"{output}: not empty, and not the output of a training run; nothing was written")
 
 

@@ -1,12 +1,15 @@
 """Bad input: one line that names it, exit code 1, and nothing overwritten."""
 
+import errno
 import json
+import os
 
 import pytest
 from tiny_run import write_run, write_target
 
 from jaxspec.train_command import main
 from jaxspec.training.prompt_files import read_texts
+from jaxspec.training.stage_folder import StageFolder, holds_a_run
 
 
 def fails(capsys, config, output, *stages: str) -> str:
@@ -160,6 +163,30 @@ def test_output_with_a_foreign_stage_folder(tmp_path, capsys):
     (tmp_path / "out" / "train").mkdir()
     (tmp_path / "out" / "train" / "notes.txt").write_text("mine")
     assert "holds files that no run of this program wrote" in fails(capsys, config, tmp_path / "out", "train")
+
+
+@pytest.mark.parametrize("left", [[], ["stage.json.part"]])
+@pytest.mark.parametrize("stage", ["prompts", "responses"])
+def test_a_run_that_ended_in_its_first_write_begins_again(tmp_path, left, stage):
+    config = write_run(tmp_path)
+    arguments = [str(config), "--output", str(tmp_path / "out")]
+    if stage == "responses":
+        assert main([*arguments, "--stage", "prompts"]) == 0
+    folder = tmp_path / "out" / stage
+    folder.mkdir(parents=True)
+    for name in left:
+        (folder / name).touch()
+    assert holds_a_run(tmp_path / "out") == (stage == "responses")
+    StageFolder(tmp_path / "out", stage, {})
+    assert json.loads((folder / "stage.json").read_text())["stage"] == stage
+
+
+def test_a_full_disk_is_one_line(tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert "No space left on device" in fails(capsys, write_run(tmp_path), tmp_path / "out", "prompts")
 
 
 def test_reports_are_json(tmp_path, capsys):
