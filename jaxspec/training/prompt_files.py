@@ -4,11 +4,12 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jaxspec.checkpoints import Tokenizer
+from jaxspec.checkpoints import CheckpointError, Tokenizer
 from jaxspec.config import ConfigError
 from jaxspec.training.held_out import normalise
 
@@ -25,10 +26,12 @@ class PromptRow:
     Attributes:
       messages: the conversation, ending with the user's turn to answer.
       answer: the row's answer, or None.
+      where: the file and the line, for messages.
     """
 
     messages: tuple[Message, ...]
     answer: str | None = None
+    where: str = field(default="prompt", compare=False)
 
     @property
     def key(self) -> str:
@@ -50,6 +53,14 @@ class PromptRow:
         """A number in [0, 1) from a hash of the words: the same order in every run and file."""
         digest = hashlib.sha256(" ".join(self.words).encode()).digest()
         return int.from_bytes(digest[:7], "big") / 2**56
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Names the row in the error of a chat template that refuses it."""
+        try:
+            yield
+        except CheckpointError as error:
+            raise ConfigError(f"{self.where}: {error}") from None
 
 
 def read_rows(path: Path) -> list[PromptRow]:
@@ -75,10 +86,16 @@ def read_texts(path: Path) -> list[str]:
 
 
 def encode_prompts(tokenizer: Tokenizer, rows: Sequence[PromptRow]) -> Iterator[list[int]]:
-    """Token ids of each row's conversation up to the assistant's turn, encoded on all cores."""
+    """Token ids of each row's conversation up to the assistant's turn, encoded on all cores.
+
+    Raises:
+      ConfigError: the chat template refuses a row.
+    """
     for start in range(0, len(rows), _ENCODED_AT_ONCE):
-        part = rows[start : start + _ENCODED_AT_ONCE]
-        texts = [tokenizer.apply_chat_template(row.messages) for row in part]
+        texts = []
+        for row in rows[start : start + _ENCODED_AT_ONCE]:
+            with row.named():
+                texts.append(tokenizer.apply_chat_template(row.messages))
         yield from tokenizer.encode_all(texts, add_special_tokens=False)
 
 
@@ -98,12 +115,17 @@ def encode_fitting(
 
 
 def encode_answer(tokenizer: Tokenizer, row: PromptRow) -> list[int]:
-    """Token ids of a row's answer, as the target would generate it, including the end token."""
+    """Token ids of a row's answer, as the target would generate it, including the end token.
+
+    Raises:
+      ConfigError: the chat template refuses the row.
+    """
     assert row.answer is not None
-    before = tokenizer.apply_chat_template(row.messages)
-    whole = tokenizer.apply_chat_template(
-        [*row.messages, {"role": "assistant", "content": row.answer}], add_generation_prompt=False
-    )
+    with row.named():
+        before = tokenizer.apply_chat_template(row.messages)
+        whole = tokenizer.apply_chat_template(
+            [*row.messages, {"role": "assistant", "content": row.answer}], add_generation_prompt=False
+        )
     # Some templates render past turns differently from the current one; then only the text is used.
     text = whole[len(before) :] if whole.startswith(before) else row.answer
     tokens = tokenizer.encode(text, add_special_tokens=False)
@@ -129,8 +151,16 @@ def _objects(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _prompt_row(row: dict[str, Any], where: str) -> PromptRow:
-    if "messages" in row:
-        return _conversation(row["messages"], where)
+    found = _conversation(row["messages"], where) if "messages" in row else _single_turn(row, where)
+    texts = [text for message in found.messages for text in message.values()]
+    try:
+        "".join([*texts, found.answer or ""]).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{where}: not valid Unicode: a lone surrogate in a text") from None
+    return replace(found, where=where)
+
+
+def _single_turn(row: dict[str, Any], where: str) -> PromptRow:
     turns, answer = row.get("turns", [row.get("prompt")]), row.get("response")
     if not isinstance(turns, list) or not turns or not all(map(_is_text, turns)):
         raise ConfigError(f"{where}: {_NEEDS}")

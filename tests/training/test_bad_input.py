@@ -5,7 +5,7 @@ import json
 import os
 
 import pytest
-from tiny_run import write_run, write_target
+from tiny_run import TEMPLATE, write_run, write_target
 
 from jaxspec.train_command import main
 from jaxspec.training.prompt_files import read_texts
@@ -41,9 +41,17 @@ def fails(capsys, config, output, *stages: str) -> str:
         ('{"messages": [{"role": "assistant", "content": "hello"}]}', "must end with a user's turn"),
         ('{"messages": [{"role": "system", "content": "hello"}]}', "must end with a user's turn"),
         ("[" * 200_000, "not a JSON object"),
+        ('{"prompt": "a \\ud800"}', "not valid Unicode: a lone surrogate in a text"),
+        ('{"prompt": "a", "response": "\\udfff"}', "not valid Unicode: a lone surrogate in a text"),
+        (
+            '{"messages": [{"role": "critic", "content": "a"}, {"role": "user", "content": "b"}]}',
+            "no critics",
+        ),
     ],
 )
 def test_malformed_prompt(tmp_path, capsys, row, message):
+    critics = "{% if messages[0]['role'] == 'critic' %}{{ raise_exception('no critics') }}{% endif %}"
+    write_target(tmp_path / "target", template=critics + TEMPLATE)
     config = write_run(tmp_path)
     with (tmp_path / "prompts.jsonl").open("a") as file:
         file.write(row + "\n")
