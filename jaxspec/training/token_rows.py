@@ -64,9 +64,13 @@ class TokenRows:
 
 
 def read_shards(folder: Path) -> TokenRows:
-    """All shards of a folder together, sorted by index; incomplete files are ignored."""
+    """All shards of a folder together, sorted by index; incomplete files are ignored.
+
+    A row is in two shards if Ctrl-C came right after the first was written; it counts once.
+    """
     shards = [TokenRows.load(path) for path in sorted(folder.glob("shard-*.npz"))]
-    return TokenRows.of(sorted((row for shard in shards for row in shard.rows()), key=lambda row: row[0]))
+    rows = {row[0]: row for shard in shards for row in shard.rows()}
+    return TokenRows.of(rows[index] for index in sorted(rows))
 
 
 def next_shard(folder: Path) -> Path:

@@ -1,12 +1,14 @@
 """Interrupted generation keeps what is finished and goes on to the same answers."""
 
+from types import SimpleNamespace
+
 import pytest
 from tiny_run import write_run
 
 from jaxspec.training import answers as module
 from jaxspec.training.config import load_training_run
 from jaxspec.training.pipeline import Pipeline
-from jaxspec.training.token_rows import read_shards
+from jaxspec.training.token_rows import TokenRows, read_shards
 
 
 def rows(output):
@@ -48,3 +50,24 @@ def test_interrupted_answers_go_on(tmp_path, monkeypatch):
     broken.run_stage("responses")
     assert len(made) == 17
     assert rows(broken.output) == expected
+
+
+def test_ctrl_c_right_after_a_shard_is_written_leaves_every_answer_once(tmp_path, monkeypatch):
+    def run(requests):
+        return ((i, SimpleNamespace(token_ids=ids, finish_reason="stop")) for i, ids in enumerate(requests))
+
+    engine = SimpleNamespace(make_request=lambda ids, params: ids, run=run)
+    prompts, save, saved = [[i] for i in range(6)], TokenRows.save, []
+
+    def interrupted(self, path):
+        save(self, path)
+        saved.append(path)
+        if len(saved) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "SHARD_ROWS", 4)
+    monkeypatch.setattr(TokenRows, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        module.generate_answers(engine, prompts, lambda _: None, tmp_path, label="")
+    answers = module.generate_answers(engine, prompts, lambda _: None, tmp_path, label="")
+    assert [(i, tokens.tolist()) for i, tokens, _ in answers.rows()] == [(i, [i]) for i in range(6)]
