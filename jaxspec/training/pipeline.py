@@ -171,7 +171,15 @@ class Pipeline:
         engine = self._engine(min(64 + config.synthetic_max_tokens, most)) if config.synthetic else None
         # Leave room for an answer.
         longest = max(most - self.run.responses.max_new_tokens, most // 2)
-        make_prompts(config, self.tokenizer, folder, data=self.data, engine=engine, longest=longest)
+        make_prompts(
+            config,
+            self.tokenizer,
+            folder,
+            data=self.data,
+            engine=engine,
+            longest=longest,
+            ends=self.checkpoint.eos_token_ids,
+        )
 
     def _read(self, name: str) -> TokenRows:
         return TokenRows.load(self._finished("prompts").path / name)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -114,8 +114,13 @@ def encode_fitting(
     return fitting
 
 
-def encode_answer(tokenizer: Tokenizer, row: PromptRow) -> list[int]:
+def encode_answer(tokenizer: Tokenizer, row: PromptRow, ends: Collection[int] = ()) -> list[int]:
     """Token ids of a row's answer, as the target would generate it, including the end token.
+
+    Args:
+      tokenizer: the target's.
+      row: a row with an answer.
+      ends: tokens that end an answer, besides those that the tokenizer's files name.
 
     Raises:
       ConfigError: the chat template refuses the row.
@@ -129,8 +134,9 @@ def encode_answer(tokenizer: Tokenizer, row: PromptRow) -> list[int]:
     # Some templates render past turns differently from the current one; then only the text is used.
     text = whole[len(before) :] if whole.startswith(before) else row.answer
     tokens = tokenizer.encode(text, add_special_tokens=False)
-    ends = [i for i, token in enumerate(tokens) if token in tokenizer.eos_token_ids]
-    return tokens[: ends[0] + 1] if ends else [*tokens, *tokenizer.eos_token_ids[:1]]
+    ends = {*tokenizer.eos_token_ids, *ends}
+    length = next((i for i, token in enumerate(tokens, 1) if token in ends), None)
+    return [*tokens, *tokenizer.eos_token_ids[:1]] if length is None else tokens[:length]
 
 
 def _objects(path: Path) -> Iterator[tuple[dict[str, Any], str]]:

@@ -49,6 +49,7 @@ def make_prompts(
     data: Path,
     engine: Engine | None,
     longest: int,
+    ends: Sequence[int],
 ) -> None:
     """The stage "prompts".
 
@@ -62,6 +63,7 @@ def make_prompts(
       data: the folder to which file names in the configuration are relative.
       engine: samples the synthetic turns; None if there are none.
       longest: a further limit on the tokens of a prompt, besides `max_tokens`.
+      ends: the target's tokens that end an answer.
 
     Raises:
       ConfigError: a file is missing or malformed, or no prompt is left.
@@ -94,7 +96,7 @@ def make_prompts(
     apart, trained = _split(encoded, config.held_out_share)
     order = np.random.default_rng(config.seed).permutation(len(trained)).tolist()
     answers = [
-        (i, encode_answer(tokenizer, trained[at][0]), True)
+        (i, encode_answer(tokenizer, trained[at][0], ends), True)
         for i, at in enumerate(order)
         if trained[at][0].answer is not None
     ]

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tiny_run import SPECIAL, write_run, write_target
+from tiny_run import SPECIAL, TEMPLATE, write_run, write_target
 
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.training.config import PromptsConfig, load_training_run
@@ -104,6 +104,20 @@ def test_rows_with_answers(tmp_path):
     whole = tokenizer.apply_chat_template(answered, add_generation_prompt=False)
     joined = [*next(encode_prompts(tokenizer, read)), *encode_answer(tokenizer, read[0])]
     assert tokenizer.decode(joined, skip_special_tokens=False) == whole
+
+
+def test_a_given_answer_ends_where_the_target_would_end_it(tmp_path):
+    """At a token that only the generation config names, as Gemma's <end_of_turn>; its template goes on."""
+    write_target(tmp_path / "target", template=TEMPLATE.replace("'</s>'", "'</s>!'"))
+    (tmp_path / "target" / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<unk>", "chat_template": TEMPLATE.replace("'</s>'", "'</s>!'")})
+    )
+    config = write_run(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "red", "response": "blue"}\n')
+    run = Pipeline(load_training_run(config), tmp_path / "out", data=tmp_path)
+    run.run_stage("prompts")
+    (answer,) = TokenRows.load(tmp_path / "out" / "prompts" / "answers.npz").sequences()
+    assert run.tokenizer.decode(answer.tolist(), skip_special_tokens=False) == "blue</s>"
 
 
 def test_the_users_turn_starts_where_the_template_puts_it(tmp_path):
