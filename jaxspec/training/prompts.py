@@ -119,7 +119,8 @@ def _split(encoded: list[Encoded], share: float) -> tuple[list[Encoded], list[En
     """The prompts to hold out, and those to train on."""
     if not share:
         return [], encoded
-    by_place = sorted(encoded, key=lambda each: each[0].place)
+    # "2 + 2" and "2 - 2" have the same words and so one place; their order in the files must not matter.
+    by_place = sorted(encoded, key=lambda each: (each[0].place, each[0].key))
     count = max(sum(row.place < share for row, _ in encoded), _FEWEST)
     count = min(count, _MOST, len(encoded) // 4)
     return by_place[:count], by_place[count:]

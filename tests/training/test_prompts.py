@@ -77,6 +77,19 @@ def test_prompts_that_differ_in_signs_are_different_and_an_answer_is_kept(tmp_pa
     assert (report["repeated"], report["prompts"], report["answered"]) == (2, 4, 1)
 
 
+def test_prompts_that_differ_in_signs_are_held_out_in_any_order(tmp_path):
+    config = write_run(tmp_path, prompts={"held_out_share": 0.1})
+    lines = [json.dumps({"prompt": "2" + sign * i + "2"}) + "\n" for sign in "+-*/" for i in range(1, 12)]
+    apart = []
+    for name, order in (("one", lines), ("other", reversed(lines))):
+        (tmp_path / "prompts.jsonl").write_text("".join(order))
+        Pipeline(load_training_run(config), tmp_path / name, data=tmp_path).run_stage("prompts")
+        rows = TokenRows.load(tmp_path / name / "prompts" / "held_out.npz")
+        apart.append({tuple(ids) for ids in rows.sequences()})
+    assert len(apart[0]) == 11
+    assert apart[0] == apart[1]
+
+
 def test_a_prompt_of_a_thousand_tokens_is_trained_on_by_default():
     """It was 256, and heads knew nothing of longer ones."""
     assert PromptsConfig().max_tokens == 2048
