@@ -31,11 +31,17 @@ class Conversations:
         return len(self.prompt_length)
 
 
-def join_answers(prompts: TokenRows, answers: TokenRows) -> Conversations:
-    """Joins every answer to its prompt; answer i belongs to prompt i modulo the number of prompts."""
+def join_answers(prompts: TokenRows, answers: TokenRows, *, longest: int) -> Conversations:
+    """Joins every answer to its prompt; answer i belongs to prompt i modulo the number of prompts.
+
+    Args:
+      prompts, answers: token ids.
+      longest: the target's number of positions; what a conversation has past it is cut off. Only answers that
+        came with their prompts are so long.
+    """
     sequences, prompt = prompts.sequences(), answers.index % len(prompts)
     pieces = [
-        np.concatenate([sequences[index], answer])
+        np.concatenate([sequences[index], answer])[:longest]
         for index, answer in zip(prompt, answers.sequences(), strict=True)
     ]
     lengths = np.array([len(piece) for piece in pieces], np.int64)

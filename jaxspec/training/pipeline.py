@@ -221,7 +221,8 @@ class Pipeline:
         )
 
     def _conversations(self) -> Conversations:
-        return join_answers(self._read(PROMPTS), read_shards(self._finished("responses").path))
+        answers = read_shards(self._finished("responses").path)
+        return join_answers(self._read(PROMPTS), answers, longest=self._most_positions)
 
     def _train(self, folder: StageFolder) -> None:
         head = self._new_head()

@@ -27,7 +27,7 @@ def test_few_long_conversations_among_short_ones_fill_rows():
 
 
 def test_a_row_keeps_conversations_apart():
-    conversations = join_answers(PROMPTS, ANSWERS)
+    conversations = join_answers(PROMPTS, ANSWERS, longest=128)
     row = PackedSource(conversations, [[2, 0]], 16)[0]
     assert row["tokens"].tolist() == [*range(200, 205), *range(250, 254), 0, 1, 2, 50, 51, 0, 0]
     assert row["positions"].tolist() == [*range(9), *range(5), 0, 0]
@@ -37,20 +37,29 @@ def test_a_row_keeps_conversations_apart():
 
 def test_an_answer_past_the_prompts_belongs_to_the_first_ones_again():
     answers = TokenRows.of((i, np.array([i]), True) for i in (2, 8 + 2, 16 + 7))
-    conversations = join_answers(PROMPTS, answers)
+    conversations = join_answers(PROMPTS, answers, longest=128)
     assert conversations.prompt_length.tolist() == [5, 5, 10]
     assert conversations.tokens[:12].tolist() == [*range(200, 205), 2, *range(200, 205), 10]
 
 
 def test_a_conversation_longer_than_a_row_is_cut():
-    conversations = join_answers(PROMPTS, ANSWERS)
+    conversations = join_answers(PROMPTS, ANSWERS, longest=128)
     rows = pack(np.diff(conversations.start), 6, seed=0)
     source = PackedSource(conversations, rows, 6)
     assert sorted(row["tokens"][0] for row in source) == [100 * i for i in range(8)]
 
 
+def test_a_conversation_ends_at_the_targets_last_position():
+    given = TokenRows.of((i, np.arange(50), True) for i in range(8))
+    conversations = join_answers(PROMPTS, given, longest=32)
+    assert np.diff(conversations.start).tolist() == [32] * 8
+    row = PackedSource(conversations, [[0, 1]], 64)[0]
+    assert row["positions"].max() == 31
+    assert row["tokens"][:32].tolist() == [0, 1, 2, *range(29)]
+
+
 def test_batches_go_on_from_a_saved_position():
-    conversations = join_answers(PROMPTS, ANSWERS)
+    conversations = join_answers(PROMPTS, ANSWERS, longest=128)
     source = PackedSource(conversations, [[i] for i in range(8)], 16)
 
     def batches():
