@@ -248,9 +248,7 @@ class Pipeline:
         config = read_sizes(folder) or self.run.train
         trainer, state = restore_head(self._new_head(), self.target, config, folder)
         if weight := self.run.average.initial:
-            initial = nnx.state(self._initial, is_trained)
-            params = jax.tree.map(lambda a, b: (1 - weight) * a + weight * b, state.params, initial)
-            state = dataclasses.replace(state, params=params)
+            state = trainer.averaged(state, nnx.state(self._initial, is_trained), weight)
         return trainer, state
 
     def _initial_source(self) -> DrafterConfig:

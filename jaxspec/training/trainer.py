@@ -1,6 +1,6 @@
 """The compiled programs of training: one update, and one validation batch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -110,6 +110,12 @@ class Trainer:
     def validate(self, state: TrainState, rows: PackedRows) -> StepSums:
         """The sums of the loss on validation rows."""
         return self._validate(state.params, self._frozen, rows)
+
+    def averaged(self, state: TrainState, initial: nnx.State, weight: float) -> TrainState:
+        """A state whose parameters are (1 - `weight`) times its own and `weight` times those of `initial`."""
+        initial = jax.device_put(initial, self._copied)
+        params = jax.tree.map(lambda a, b: (1 - weight) * a + weight * b, state.params, initial)
+        return replace(state, params=params)
 
     def head(self, state: TrainState) -> Eagle3:
         """The head for an engine, in the compute dtype."""

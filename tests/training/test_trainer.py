@@ -1,4 +1,4 @@
-"""One update gives the same weights on one device and on two."""
+"""One update, and an average with the initial head, give the same weights on one device and on two."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from flax import nnx
 from jaxspec.config import ModelConfig
 from jaxspec.models.llama import Llama
 from jaxspec.training.config import HeadConfig, TrainConfig
-from jaxspec.training.head import head_config, new_head
+from jaxspec.training.head import head_config, is_trained, new_head
 from jaxspec.training.trainer import Trainer
 
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
@@ -31,6 +31,10 @@ batch = {
     "answer": np.arange(16) > np.array([[3], [2], [9], [11]]),  # devices have more of them or fewer
 }
 state, sums = trainer.update(trainer.initial_state(), trainer.put(batch))
+loaded = jax.device_put(nnx.state(head, is_trained), jax.devices()[0])  # as a checkpoint is
+average = trainer.averaged(state, loaded, 0.25)
+before, after, mixed = (np.asarray(x.fc.kernel[...]) for x in (head, *map(trainer.head, (state, average))))
+np.testing.assert_allclose(mixed, 0.25 * before + 0.75 * after, rtol=1e-6)
 head = trainer.head(state)
 assert head.fc.kernel[...].devices() == {jax.devices()[0]}
 print(jax.device_count(), float(sums.loss[0]), *np.asarray(head.fc.kernel[...]).ravel()[:5].tolist())
