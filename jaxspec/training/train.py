@@ -133,7 +133,9 @@ def _loop(
             pending.append(sums)
             done += 1
             bar.update()
-            if done % config.log_every == 0 or done == config.steps:
+            is_saved = done % config.checkpoint_every == 0 or done == config.steps
+            # Also before every checkpoint, so that a run that goes on from there writes the same rows.
+            if done % config.log_every == 0 or is_saved:
                 means = _means(pending)
                 seconds = time.monotonic() - begin
                 metrics.append(
@@ -153,7 +155,7 @@ def _loop(
             if done % config.validate_every == 0 or done == config.steps:
                 validate()
                 begin = time.monotonic()
-            if done % config.checkpoint_every == 0 or done == config.steps:
+            if is_saved:
                 checkpoints.save(state, batches.get_state())
                 begin = time.monotonic()
     return state

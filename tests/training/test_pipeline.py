@@ -45,7 +45,8 @@ def engine(run: Pipeline, head: Drafter) -> Engine:
 def finished(tmp_path_factory) -> tuple[Path, Path, dict]:
     """The configuration, the output folder and the reports of a run from the first stage to the last."""
     folder = tmp_path_factory.mktemp("run")
-    config = write_run(folder, train={"steps": STEPS, "checkpoint_every": 40, "validate_every": 40})
+    train = {"steps": STEPS, "checkpoint_every": 40, "validate_every": 40, "log_every": 7}
+    config = write_run(folder, train=train)
     run = pipeline(config, folder / "out")
     return config, folder / "out", {stage: run.run_stage(stage) for stage in STAGES}
 
