@@ -174,7 +174,10 @@ def _means(sums: list[StepSums]) -> dict[str, list[float]]:
 
 
 def _validation_batches(source: PackedSource, batch_size: int) -> list[dict]:
-    """The validation rows in full batches; only one shape is compiled."""
-    starts = range(0, len(source) - batch_size + 1, batch_size)
-    rows = [[source[i] for i in range(start, start + batch_size)] for start in starts]
-    return [{name: np.stack([row[name] for row in batch]) for name in batch[0]} for batch in rows]
+    """The validation rows in batches, the last one filled with padding; only one shape is compiled."""
+    rows = [source[i] for i in range(len(source))]
+    if rows:
+        padding = {name: np.zeros_like(values) for name, values in rows[0].items()}
+        rows += [padding] * (-len(rows) % batch_size)
+    batches = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    return [{name: np.stack([row[name] for row in batch]) for name in batch[0]} for batch in batches]
