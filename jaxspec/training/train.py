@@ -36,7 +36,8 @@ def train(
       folder: the stage's folder.
 
     Raises:
-      ConfigError: there is too little data, or a batch does not split evenly over the devices.
+      ConfigError: there is too little data, a batch does not split evenly over the devices, or the loss is
+        not finite.
     """
     trainer = Trainer(head, target, config)
     # Rows cut off the end of a conversation: if the prompt fills the row, nothing of the answer is left.
@@ -152,6 +153,11 @@ def _loop(
                     refresh=False,
                 )
                 pending, begin = [], time.monotonic()
+                if not np.isfinite(means["loss"]).all():
+                    raise ConfigError(
+                        f"the loss is not finite after {done} updates; train.learning_rate "
+                        f"{config.learning_rate:g} may be too high"
+                    )
             if done % config.validate_every == 0 or done == config.steps:
                 validate()
                 begin = time.monotonic()
