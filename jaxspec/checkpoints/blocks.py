@@ -139,6 +139,14 @@ class MatrixStack(Protocol):
         ...
 
 
+def stack(pieces: Sequence[Blocks]) -> Blocks:
+    """The rows of all pieces, which have one form."""
+    if len(pieces) == 1:
+        return pieces[0]
+    arrays = zip(*([getattr(piece, field.name) for field in fields(Blocks)] for piece in pieces), strict=True)
+    return Blocks(*(None if each[0] is None else np.concatenate(each) for each in arrays))  # type: ignore[arg-type]
+
+
 def alike(tensors: Sequence[Blocks]) -> list[Blocks] | None:
     """Converts tensors to a common form, without changing their values.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import gguf
 import numpy as np
 
-from jaxspec.checkpoints.blocks import Blocks
+from jaxspec.checkpoints.blocks import Blocks, stack
 
 
 def unpack_ggml(packed: np.ndarray, kind: gguf.GGMLQuantizationType) -> Blocks | None:
@@ -20,12 +20,16 @@ def unpack_ggml(packed: np.ndarray, kind: gguf.GGMLQuantizationType) -> Blocks |
     unpack = _FORMATS.get(kind)
     if unpack is None:
         return None
-    rows = len(packed)
-    with np.errstate(invalid="ignore"):  # NaN scales are found where they are used
-        parts = unpack(packed.reshape(rows, -1, gguf.GGML_QUANT_SIZES[kind][1]))
-    if parts is None:
-        return None
-    return Blocks(*(None if part is None else part.reshape(rows, -1) for part in parts))  # type: ignore[arg-type]
+    size, at_once = gguf.GGML_QUANT_SIZES[kind][1], max(_CACHED // packed.shape[1], 1)
+    pieces: list[Blocks] = []
+    for start in range(0, len(packed), at_once):
+        rows = packed[start : start + at_once]
+        with np.errstate(invalid="ignore"):  # NaN scales are found where they are used
+            parts = unpack(rows.reshape(len(rows), -1, size))
+        if parts is None:
+            return None
+        pieces.append(Blocks(*parts).map(lambda part: part.reshape(len(part), -1)))  # type: ignore[arg-type]
+    return stack(pieces)
 
 
 # The largest exponent of MXFP4 with finite values. Below 2 they may be subnormal, which products flush to 0.
@@ -33,6 +37,8 @@ _LARGEST_EXPONENT = 252
 _IQ4 = np.asarray(gguf.quants.IQ4_NL.kvalues, np.int8)
 """The values of the codes of IQ4_NL and IQ4_XS."""
 
+_CACHED = 1 << 18
+"""Bytes that are unpacked at a time, so that intermediate results stay in a cache."""
 _Parts = Sequence[np.ndarray | None]
 """The fields of `Blocks`, each of shape [out, blocks, …]."""
 

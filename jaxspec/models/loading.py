@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -18,7 +19,7 @@ from jaxspec.checkpoints.finite import is_finite
 from jaxspec.config import ModelConfig
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.language_model import language_model
-from jaxspec.models.packed_weights import Activations, floats_of, packed_sharding, stored_weight
+from jaxspec.models.packed_weights import Activations, Packed, floats_of, packed_sharding, stored_weight
 from jaxspec.models.parameters import HeadRows, Index, Source
 from jaxspec.models.registry import FAMILIES
 from jaxspec.sharding import make_mesh, sharding
@@ -27,6 +28,9 @@ Module = TypeVar("Module", bound=nnx.Module)
 
 # Buffers that older versions of transformers saved with the weights.
 IGNORED = ("*rotary_emb.inv_freq",)
+
+# Packing is bound by the processor, in NumPy, which lets other threads run.
+_PACKED_AT_ONCE = 2
 
 _LAYER = re.compile(r"model\.layers\.([0-9]{1,9})\.")
 
@@ -54,10 +58,10 @@ class ModulePlan(Generic[Module]):
         activations: Activations = "float32",
         rounded: bool = False,
     ) -> Module:
-        """Reads the weights, one parameter at a time, and puts every device's part on the device.
+        """Reads the weights, and puts every device's part on the device.
 
         The host holds at most the parts of two parameters at a time, plus tensors of formats that must be
-        expanded.
+        expanded, or two that are being packed.
 
         Args:
           mesh: the devices that the module is split over; one device by default.
@@ -72,18 +76,19 @@ class ModulePlan(Generic[Module]):
           CheckpointError: a weight is NaN or infinite.
         """
         mesh = mesh or make_mesh()
+        dense = self.parameters
+        if packed:
+            read = partial(stored_weight, activations=activations, rounded=rounded)
+            with ThreadPoolExecutor(_PACKED_AT_ONCE) as pool:
+                put = partial(self._put_packed, read=read, mesh=mesh, is_split=is_split)
+                is_put = list(pool.map(put, self.parameters))
+            dense = [parameter for parameter, is_done in zip(dense, is_put, strict=True) if not is_done]
         before: Any = None
-        for variable, stored in self.parameters:
+        for variable, stored in dense:
             # Copies to devices are asynchronous and keep their part in host memory: wait for the last one.
             jax.block_until_ready(before)
             source, array = variable.get_metadata("source"), variable.get_value()
             axes = variable.get_metadata("axes") if is_split else None
-            read = partial(stored_weight, activations=activations, rounded=rounded)
-            if packed and (weight := read(source, array.shape, array.dtype, stored)):
-                self._check_finite(floats_of(weight), source, stored)
-                before = jax.device_put(weight, packed_sharding(weight, mesh, axes))
-                variable.set_value(before)
-                continue
             tensors = [tensor.read() for tensor in stored]
             self._check_finite(tensors if source.kind == "float" else [], source, stored)
             part = partial(_part, source, tensors, array.dtype)
@@ -91,6 +96,25 @@ class ModulePlan(Generic[Module]):
             variable.set_value(before)
             del tensors, part  # before the next ones are read
         return self.module
+
+    def _put_packed(
+        self,
+        parameter: tuple[nnx.Variable, list[TensorSource]],
+        *,
+        read: Callable[..., Packed | None],
+        mesh: Mesh,
+        is_split: bool,
+    ) -> bool:
+        """Puts a parameter on the devices as it is stored; False if it has to be dense."""
+        variable, stored = parameter
+        source, array = variable.get_metadata("source"), variable.get_value()
+        weight = read(source, array.shape, array.dtype, stored)
+        if weight is None:
+            return False
+        self._check_finite(floats_of(weight), source, stored)
+        axes = variable.get_metadata("axes") if is_split else None
+        variable.set_value(jax.block_until_ready(jax.device_put(weight, packed_sharding(weight, mesh, axes))))
+        return True
 
     def _check_finite(
         self, arrays: Sequence[np.ndarray], source: Source, stored: Sequence[TensorSource]
