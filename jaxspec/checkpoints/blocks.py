@@ -57,7 +57,7 @@ class Blocks:
         )
 
     def map(self, change: Callable[[np.ndarray], np.ndarray]) -> "Blocks":
-        """The same blocks with `change`, a permutation of rows, applied to every array."""
+        """The blocks with `change` applied to every array."""
         arrays = (getattr(self, field.name) for field in fields(self))
         return Blocks(*(None if array is None else change(array) for array in arrays))  # type: ignore[arg-type]
 

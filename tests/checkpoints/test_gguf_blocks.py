@@ -1,10 +1,13 @@
 """Integers, scales and offsets are the values that they stand for, to the last bit."""
 
+from dataclasses import fields
+
 import gguf
 import ml_dtypes
 import numpy as np
 import pytest
 
+from jaxspec.checkpoints import gguf_blocks
 from jaxspec.checkpoints.blocks import Blocks, alike
 from jaxspec.checkpoints.gguf_blocks import unpack_ggml
 
@@ -51,6 +54,19 @@ def test_blocks_mean_what_the_gguf_package_reads(kind):
     if blocks.offset is not None:
         scaled += blocks.offset[..., None]
     np.testing.assert_array_equal(scaled.reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "MXFP4"])
+def test_pieces_unpacked_one_after_another_are_the_whole(monkeypatch, kind):
+    whole = unpacked(kind)
+    row = random_rows(kind, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]).shape[1]
+    monkeypatch.setattr(gguf_blocks, "_CACHED", 2 * row)  # of five rows
+    pieces = unpacked(kind)
+    for field in fields(Blocks):
+        one, other = getattr(whole, field.name), getattr(pieces, field.name)
+        assert (one is None) == (other is None)
+        if one is not None:
+            np.testing.assert_array_equal(one, other, strict=True)
 
 
 def test_other_formats_are_no_blocks():
