@@ -6,7 +6,7 @@ and acceptance are the same as in the compiled step.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
@@ -362,9 +362,8 @@ class _Run:
         self.state = timed("refresh", phases.refresh, state, batch, rows, emitted, num_accepted)
         count, accepted = int(proposal.count[0]), int(num_accepted[0])
         tokens = emitted.tokens[0].tolist()
-        self.request.add_step(count, accepted)
         kept = tokens[: int(emitted.num_tokens[0])]
-        self._take(kept, done=bool(emitted.done[0]), failed=bool(emitted.failed[0]))
+        self._take(kept, [(count, accepted)], done=bool(emitted.done[0]), failed=bool(emitted.failed[0]))
         return Step(
             position=position,
             last_token=last_token,
@@ -378,9 +377,11 @@ class _Run:
             tokenizer=self.request.tokenizer,
         )
 
-    def _take(self, tokens: list[int], *, done: bool, failed: bool) -> None:
+    def _take(
+        self, tokens: list[int], verified: Sequence[tuple[int, int]] = (), *, done: bool, failed: bool
+    ) -> None:
         if tokens:
-            self.request.append(tokens, ended=done and not failed)
+            self.request.append(tokens, verified, ended=done and not failed)
         if failed:
             self.request.end("failed", "the target's logits are NaN or infinite")
 

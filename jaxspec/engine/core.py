@@ -6,7 +6,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -28,8 +28,8 @@ from jaxspec.engine.packing import (
 from jaxspec.engine.pages import PagePool
 from jaxspec.engine.programs import Programs, Size
 from jaxspec.engine.request import Request
-from jaxspec.engine.scheduler import Dispatch, FirstToken, Scheduler, SlotStep
-from jaxspec.engine.state import Emitted, EngineState, init_state
+from jaxspec.engine.scheduler import Dispatch, FirstToken, Scheduler, SlotResult
+from jaxspec.engine.state import Emitted, EngineState, FirstTokens, init_state
 from jaxspec.engine.step import Models
 from jaxspec.sampling import SamplingMode, required_mode
 from jaxspec.sharding import replicated
@@ -222,10 +222,10 @@ class EngineCore:
     def _commit(self, dispatch: Dispatch, packed: PackedOutput, size: Size, is_timed: bool) -> None:
         # Read everything first: a dispatch is committed whole or not at all.
         output = read_output(packed)
-        first = [] if output.first is None else _rows(output.first, FirstToken)
+        first = [] if output.first is None else _first_tokens(output.first)
         emitted, is_whole = [], False
         if output.emitted is not None:
-            emitted, counts = _steps(output.emitted), np.asarray(output.emitted.num_tokens)
+            emitted, counts = _slot_results(output.emitted), np.asarray(output.emitted.num_tokens)
             # A dispatch whose slots have all ended may have left out its last steps.
             is_whole = bool(counts[dispatch.steps - 1].any())
             self.counters.slot_steps_used += int(np.count_nonzero(counts))
@@ -332,20 +332,24 @@ def _one_line(error: BaseException) -> str:
     return (str(error) or repr(error)).splitlines()[0]
 
 
-def _rows(output: Any, row: Callable) -> list[Any]:
-    """Calls `row` with the values at each index of the leading axis, as Python numbers and lists.
-
-    Converting whole arrays is faster than indexing them.
-    """
-    leaves = [leaf.tolist() for leaf in jax.tree.leaves(output)]
-    return [row(*values) for values in zip(*leaves, strict=True)]
+def _first_tokens(first: FirstTokens) -> list[FirstToken]:
+    # Converting whole arrays is faster than indexing them.
+    return list(map(FirstToken, *(np.asarray(x).tolist() for x in (first.token, first.done, first.failed))))
 
 
-def _steps(emitted: Emitted) -> list[list[SlotStep]]:
-    """For each slot, the steps that emitted something or failed."""
-
-    def of_slot(tokens: list[list[int]], counts: list[int], *rest: list) -> list[SlotStep]:
-        rows = zip(tokens, counts, *rest, strict=True)
-        return [SlotStep(row[:count], *values) for row, count, *values in rows if count or values[-1]]
-
-    return _rows(jax.tree.map(lambda of_steps: of_steps.swapaxes(0, 1), emitted), of_slot)
+def _slot_results(emitted: Emitted) -> list[SlotResult]:
+    """Joins the steps of each slot."""
+    counts = np.asarray(emitted.num_tokens).T  # [b, S], as everything below
+    has_tokens = counts > 0
+    of_slot = np.asarray(emitted.tokens).swapaxes(0, 1)
+    tokens = of_slot[np.arange(of_slot.shape[-1]) < counts[..., None]].tolist()
+    passes = [np.asarray(x).T[has_tokens].tolist() for x in (emitted.drafted, emitted.accepted)]
+    verified = list(zip(*passes, strict=True))
+    num_tokens, num_passes = counts.sum(axis=1), has_tokens.sum(axis=1)
+    ended = [np.asarray(x).any(axis=0) for x in (emitted.done, emitted.failed)]
+    results, token, step = [], 0, 0
+    for more_tokens, more_passes, done, failed in np.stack([num_tokens, num_passes, *ended], axis=1).tolist():
+        of_tokens, of_passes = tokens[token : token + more_tokens], verified[step : step + more_passes]
+        results.append(SlotResult(of_tokens, of_passes, bool(done), bool(failed)))
+        token, step = token + more_tokens, step + more_passes
+    return results

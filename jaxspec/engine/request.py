@@ -1,7 +1,7 @@
 """A request while it is in the engine, and the generation that results."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -41,6 +41,14 @@ class AcceptanceStats:
     drafted: int = 0
     accepted: int = 0
     accepted_at: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, verified: Iterable[tuple[int, int]]) -> "AcceptanceStats":
+        """The counts of target passes: how many drafts each verified and accepted."""
+        stats = cls()
+        for drafted, accepted in verified:
+            stats.add_step(drafted, accepted)
+        return stats
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AcceptanceStats":
@@ -266,7 +274,6 @@ class Request:
       stage: how far it has come while `finish_reason` is None.
       finish_reason: see `Generation`; None until it ends.
       error: see `Generation`.
-      stats: counts of its drafts so far.
       verified: see `Generation`.
       draft_counts: fading counts of its drafts, from which K is chosen; None if K is fixed.
       arrived_at, first_token_at, finished_at: by `time.perf_counter()`; None until then.
@@ -292,7 +299,6 @@ class Request:
     stage: Literal["new", "queued", "running"] = "new"
     finish_reason: FinishReason | None = None
     error: str | None = None
-    stats: AcceptanceStats = field(default_factory=AcceptanceStats)
     verified: list[tuple[int, int]] = field(default_factory=list)
     draft_counts: np.ndarray | None = None
     arrived_at: float | None = None
@@ -316,6 +322,11 @@ class Request:
         return "finished"
 
     @property
+    def stats(self) -> AcceptanceStats:
+        """Counts of its drafts so far."""
+        return AcceptanceStats.of(self.verified)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the prompt and of the answer so far."""
         return len(self.prompt) + len(self.token_ids)
@@ -325,15 +336,17 @@ class Request:
         size = len(self.prompt)
         return self.prompt[start:stop] + self.token_ids[max(start - size, 0) : max(stop - size, 0)]
 
-    def add_step(self, drafted: int, accepted: int) -> None:
-        """Counts a target pass whose tokens are about to be appended."""
-        self.stats.add_step(drafted, accepted)
-        self.verified.append((drafted, accepted))
+    def append(self, tokens: list[int], verified: Sequence[tuple[int, int]] = (), *, ended: bool) -> None:
+        """Takes new tokens from the device.
 
-    def append(self, tokens: list[int], *, ended: bool) -> None:
-        """Takes new tokens from the device; `ended` if the device ended the request with the last one."""
+        Args:
+          tokens: the tokens; those behind the end of a stop string are left out.
+          verified: the target passes that emitted them; see `Generation`.
+          ended: whether the device ended the request with the last one.
+        """
         if self.first_token_at is None:
             self.first_token_at = time.perf_counter()
+        num_before, num_new = len(self.token_ids), len(tokens)
         try:
             if self._text_stream is None:
                 self.token_ids += tokens
@@ -345,6 +358,8 @@ class Request:
         # A panic in a Rust tokenizer is not an Exception. It fails this request; the others go on.
         except BaseException as error:
             self.finish_reason, self.error = "failed", f"its text cannot be decoded: {error!r}"
+        num_taken = len(self.token_ids) - num_before
+        self.verified += verified if num_taken == num_new else _passes(verified, num_taken)
         self.deliver(tokens)
 
     def end(self, reason: Literal["aborted", "failed"], error: str) -> None:
@@ -423,3 +438,14 @@ class Request:
             self.verified,
             self.tokenizer,
         )
+
+
+def _passes(verified: Sequence[tuple[int, int]], num_tokens: int) -> list[tuple[int, int]]:
+    """The first target passes, as many as it took to emit so many tokens."""
+    passes: list[tuple[int, int]] = []
+    for drafted, accepted in verified:
+        if num_tokens <= 0:
+            break
+        passes.append((drafted, accepted))
+        num_tokens -= accepted + 1
+    return passes

@@ -102,20 +102,18 @@ class FirstToken(NamedTuple):
     failed: bool
 
 
-class SlotStep(NamedTuple):
-    """The result of one step of a dispatch for one decoding slot.
+class SlotResult(NamedTuple):
+    """The result of a dispatch for one decoding slot.
 
     Attributes:
-      tokens: the emitted tokens; empty if the slot had ended before.
-      drafted: drafts verified.
-      accepted: how many of them the target accepted.
+      tokens: the tokens that its steps emitted; empty if the slot had ended before.
+      verified: for each step that emitted any, the drafts verified and how many of them the target accepted.
       done: whether the device ended the request.
       failed: whether it did so because the logits after the tokens are not finite.
     """
 
     tokens: list[int]
-    drafted: int
-    accepted: int
+    verified: list[tuple[int, int]]
     done: bool
     failed: bool
 
@@ -257,15 +255,13 @@ class Scheduler:
             dispatches.append(self._dispatch(decoding, []))
         return dispatches
 
-    def commit(
-        self, dispatch: Dispatch, first: Sequence[FirstToken], emitted: Sequence[Sequence[SlotStep]]
-    ) -> None:
+    def commit(self, dispatch: Dispatch, first: Sequence[FirstToken], emitted: Sequence[SlotResult]) -> None:
         """Applies the results of a dispatch.
 
         Args:
           first: one for each of its chunks, and for the program's unused chunks behind them.
-          emitted: of each slot of the batch, and of the unused entries behind them, the steps that emitted
-            something or failed; empty if the dispatch decodes nothing.
+          emitted: one for each slot of the batch, and for the unused entries behind them; empty if the
+            dispatch decodes nothing.
         """
         in_flight = zip(dispatch.batch, dispatch.min_tokens, dispatch.max_tokens, strict=True)
         for running, min_tokens, max_tokens in in_flight:
@@ -274,9 +270,9 @@ class Scheduler:
         for chunk, token in zip(dispatch.chunks, first, strict=False):
             if chunk.is_last and self._is_current(chunk.running):
                 self._commit_first(chunk, token)
-        for running, steps in zip(dispatch.batch, emitted, strict=False):
+        for running, result in zip(dispatch.batch, emitted, strict=False):
             if self._is_current(running):
-                self._commit_steps(running, steps)
+                self._commit_result(running, result)
 
     def abort(self, request: Request, why: str) -> None:
         """Ends a queued or running request; does nothing if it has ended."""
@@ -477,16 +473,12 @@ class Scheduler:
         if running.request.finish_reason is not None:
             self._free(running)
 
-    def _commit_steps(self, running: Running, steps: Sequence[SlotStep]) -> None:
+    def _commit_result(self, running: Running, result: SlotResult) -> None:
         request = running.request
-        for step in steps:
-            if step.tokens:
-                request.add_step(step.drafted, step.accepted)
-                request.append(step.tokens, ended=step.done and not step.failed)
-            if step.failed or request.finish_reason is not None:
-                break
+        if result.tokens:
+            request.append(result.tokens, result.verified, ended=result.done and not result.failed)
         self._keep(running)
-        if any(step.failed for step in steps):
+        if result.failed:
             self._fail(running)
         if request.finish_reason is not None:
             self._free(running)

@@ -223,15 +223,15 @@ def test_a_failed_dispatch_costs_the_state_and_no_token(
 
 def test_results_that_cannot_be_read_are_computed_again(engine, prompts, monkeypatch, caplog):
     expected = tokens_of(engine.generate(prompts, max_new_tokens=30))
-    rows, calls = core._rows, []
+    read, calls = core.read_output, []
 
-    def failing(output, row):
-        calls.append(row)
-        if len(calls) in (4, 11):
+    def failing(output):
+        calls.append(output)
+        if len(calls) in (3, 7):
             raise jax.errors.JaxRuntimeError("INTERNAL: lost on the way")
-        return rows(output, row)
+        return read(output)
 
-    monkeypatch.setattr(core, "_rows", failing)
+    monkeypatch.setattr(core, "read_output", failing)
     assert tokens_of(engine.generate(prompts, max_new_tokens=30)) == expected
     assert caplog.text.count("lost on the way") == 2
 

@@ -113,6 +113,14 @@ def test_without_a_tokenizer_there_is_no_text():
     assert request.generation().finish_reason == "length"
 
 
+def test_target_passes_behind_the_end_of_a_stop_string_are_not_counted(tokenizer):
+    for stop, passes in (("ab", 1), ("abc", 2), ("abcb", 2), ("abcba", 3), ("x", 3)):
+        request = make_request(tokenizer, stop=[stop])
+        request.append([1, 2, 3, 2, 1], [(2, 1), (2, 1), (2, 0)], ended=False)
+        assert request.verified == [(2, 1), (2, 1), (2, 0)][:passes]
+        assert request.stats.steps == passes
+
+
 def test_acceptance_counts():
     stats = AcceptanceStats()
     for drafted, accepted in ((3, 3), (3, 1), (0, 0), (3, 0), (0, 0)):

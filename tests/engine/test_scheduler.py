@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jaxspec.engine.pages import PagePool
 from jaxspec.engine.request import Request
-from jaxspec.engine.scheduler import Choice, FirstToken, Scheduler, SlotStep
+from jaxspec.engine.scheduler import Choice, FirstToken, Scheduler, SlotResult
 from jaxspec.sampling import SamplingParams
 
 
@@ -72,12 +72,12 @@ class Device:
             if not is_decoding:
                 self.slots[running.slot] = None
         batch = list(zip(dispatch.batch, dispatch.limits, strict=True))
-        emitted, first = [[] for _ in batch], []
+        emitted, first = [SlotResult([], [], False, False) for _ in batch], []
         assert dispatch.steps == 1 or dispatch.decodes
         for step in range(dispatch.steps):
             if dispatch.decodes:
-                for each, steps in zip(batch, emitted, strict=True):
-                    steps += self._step(*each, dispatch.drafts)
+                for i, each in enumerate(batch):
+                    emitted[i] = self._step(emitted[i], *each, dispatch.drafts)
             if not step:
                 first = [self._read(chunk) for chunk in dispatch.chunks]
         return first, emitted
@@ -115,12 +115,12 @@ class Device:
             self.slots[running.slot] = [running, text, left] if left else None
         return FirstToken(token, done=chunk.is_last and running.remaining == 1, failed=False)
 
-    def _step(self, running, limit, drafts):
+    def _step(self, before, running, limit, drafts):
         """Writes its drafts, of which some stand; the drafter's rows too, unless it decodes plainly."""
         assert limit <= drafts < self.scheduler.tokens_per_step
         slot = self.slots.get(running.slot)
         if slot is None:
-            return []
+            return before
         assert slot[0] is running
         _, text, left = slot
         start = len(text) - 1
@@ -136,7 +136,8 @@ class Device:
         slot[2] = left - len(tokens)
         if not slot[2]:
             self.slots[running.slot] = None
-        return [SlotStep(tokens, limit, len(tokens) - 1, not slot[2], False)]
+        verified = [*before.verified, (limit, len(tokens) - 1)]
+        return SlotResult([*before.tokens, *tokens], verified, not slot[2], False)
 
 
 def answer(text) -> int:
@@ -289,7 +290,7 @@ def test_a_step_whose_logits_are_not_finite_keeps_no_page():
     prompt, decode = scheduler.plan()
     scheduler.commit(prompt, [FirstToken(7, False, False)], [])
     # They complete the first page, and the token after it is known.
-    scheduler.commit(decode, [], [[SlotStep([8, 9], 2, 1, True, True)]])
+    scheduler.commit(decode, [], [SlotResult([8, 9], [(2, 1)], True, True)])
     assert request.finish_reason == "failed"
     following = make_request(9, 1)
     following.prompt[:6] = [*request.prompt, *request.token_ids]
@@ -462,7 +463,7 @@ def test_a_request_that_starts_again_reads_its_answer_too_and_keeps_its_place():
         scheduler.add(request)
     prompts, decode = scheduler.plan()
     scheduler.commit(prompts, [FirstToken(7, False, False)] * 2, [])
-    scheduler.commit(decode, [], [[SlotStep([8, 9], 2, 1, False, False)], []])
+    scheduler.commit(decode, [], [SlotResult([8, 9], [(2, 1)], False, False)])
     scheduler.restart()
     assert scheduler.pages.num_free == 12
     assert scheduler.waiting == requests
@@ -514,5 +515,5 @@ def test_what_a_dispatch_did_for_a_slot_that_was_given_up_is_of_no_use():
     scheduler.plan()
     assert scheduler.slots[0].request is following
     scheduler.commit(prompts, [FirstToken(7, False, False)], [])
-    scheduler.commit(decode, [], [[SlotStep([8], 2, 0, False, False)] * 2])
+    scheduler.commit(decode, [], [SlotResult([8], [(2, 0)], False, False)])
     assert request.token_ids == following.token_ids == []
