@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Target
-from jaxspec.engine.choice import TIMING_RUNS, DraftChoice, Key, Slot, StepTimes
+from jaxspec.engine.choice import TIMING_RUNS, DraftChoice, Key, Slots, StepTimes
 from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.programs import Programs, Size
 from jaxspec.engine.request import Request
@@ -61,21 +61,17 @@ class AutoDrafts:
 
     def choose(self, decoding: Sequence[Running]) -> Choice:
         """K for the next dispatch of these slots, and which of them to read again first."""
-        mode = self._mode_for([running.request for running in decoding])
-        sizes = self._programs.by_drafts(Size(len(decoding), 0, mode))
-        slots = []
-        for running in decoding:
-            request = running.request
-            answered = len(request.token_ids)
-            missing = running.missing_from if self._config.prefix_caching else 0
-            slots.append(
-                Slot(
-                    self._counts(request),
-                    request.num_drafts,
-                    running.missing_from is None,
-                    request.num_tokens - (missing or 0),
-                    min(answered, request.max_new_tokens - answered),
-                )
+        requests = [running.request for running in decoding]
+        sizes = self._programs.by_drafts(Size(len(decoding), 0, self._mode_for(requests)))
+        slots = Slots(
+            list(map(self._counts, requests)),
+            [request.num_drafts for request in requests],
+            [running.missing_from is None for running in decoding],
+        )
+        if not all(slots.is_whole):
+            slots = slots._replace(
+                missing_rows=list(map(self._missing_rows, decoding)),
+                expected_tokens=list(map(_expected_tokens, requests)),
             )
         prompts = self._programs.best(Size(1, 1, None))
         assert prompts is not None
@@ -106,6 +102,10 @@ class AutoDrafts:
             counts = [self._counts(running.request) for running in dispatch.batch]
             accepted = np.where(np.asarray(emitted.num_tokens) > 0, np.asarray(emitted.accepted), -1)
             self.choice.add_steps(counts, np.array(dispatch.limits), accepted[:, : len(counts)])
+
+    def _missing_rows(self, running: Running) -> int:
+        missing = running.missing_from if self._config.prefix_caching else 0
+        return running.request.num_tokens - (missing or 0)
 
     def _counts(self, request: Request) -> np.ndarray:
         if request.draft_counts is None:
@@ -174,3 +174,9 @@ def times_file(
 
 def _key(size: Size) -> Key:
     return size.slots, -1 if size.mode is None else int(size.mode), size.drafts
+
+
+def _expected_tokens(request: Request) -> int:
+    """An answer is expected to become twice as long, if it may."""
+    answered = len(request.token_ids)
+    return min(answered, request.max_new_tokens - answered)

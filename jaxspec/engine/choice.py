@@ -122,22 +122,31 @@ class StepTimes:
         self.seconds[key] *= math.exp(error * max(1 / count, 0.05))
 
 
-class Slot(NamedTuple):
-    """What the choice needs to know about a slot.
+class Slots(NamedTuple):
+    """What the choice needs to know about slots: one value for each in every attribute.
 
     Attributes:
       counts: its request's, as of `fade_in`.
-      limit: the number of drafts its request asked for; None takes the dispatch's K.
+      limits: the number of drafts its request asked for; None takes the dispatch's K.
       is_whole: whether the drafter has cached all of its rows; a slot that lacks some gets no drafts.
-      missing_rows: rows to read again before the drafter has all of them.
+      missing_rows: rows to read again before the drafter has all of them. This and the next are read only if
+        a slot is not whole.
       expected_tokens: tokens that it is expected to need still.
     """
 
-    counts: np.ndarray
-    limit: int | None
-    is_whole: bool
-    missing_rows: int
-    expected_tokens: int
+    counts: Sequence[np.ndarray]
+    limits: Sequence[int | None]
+    is_whole: Sequence[bool]
+    missing_rows: Sequence[int] = ()
+    expected_tokens: Sequence[int] = ()
+
+    def lacking(self) -> list[int]:
+        """The indices of the slots that would take the dispatch's K, but are not whole."""
+        return [
+            i
+            for i, (limit, is_whole) in enumerate(zip(self.limits, self.is_whole, strict=True))
+            if limit is None and not is_whole
+        ]
 
 
 class DraftChoice:
@@ -206,7 +215,7 @@ class DraftChoice:
         self.times.add(key, seconds, in_use=self._in_use.get(key[:2], self.drafts) == key[2])
 
     def choose(
-        self, slots: Sequence[Slot], keys: Mapping[int, Key], row_seconds: float | None
+        self, slots: Slots, keys: Mapping[int, Key], row_seconds: float | None
     ) -> tuple[int, list[int]]:
         """K for these slots, and the indices of those to read again so that they can get drafts.
 
@@ -215,16 +224,16 @@ class DraftChoice:
           row_seconds: time to read one row of a prompt; None if it is not known yet.
         """
         most = max(keys)
-        least = max(slot.limit or 0 for slot in slots)
+        least = max(filter(None, slots.limits), default=0)
         seconds = {
             k: self.times.seconds[key] for k, key in keys.items() if k >= least and key in self.times.seconds
         }
         if most not in seconds:
             return most, []
-        expected = expected_tokens(rates(np.array([slot.counts for slot in slots]), self.rates()))
-        takes_k = np.array([slot.limit is None for slot in slots])
-        is_whole = np.array([slot.is_whole for slot in slots])
-        fixed = expected[np.arange(len(slots)), [slot.limit or 0 for slot in slots]]
+        expected = expected_tokens(rates(np.array(slots.counts), self.rates()))
+        takes_k = np.array([limit is None for limit in slots.limits])
+        is_whole = np.array(slots.is_whole)
+        fixed = expected[np.arange(len(expected)), [limit or 0 for limit in slots.limits]]
 
         def tokens(can_draft: np.ndarray) -> np.ndarray:
             """Expected tokens of a dispatch with 0, 1, … drafts for the slots that can draft."""
@@ -240,14 +249,16 @@ class DraftChoice:
             now = best
         if not least:
             self._in_use[group] = now
-        reread = self._worth_reading(slots, seconds, speeds[now], now, tokens, row_seconds)
+        reread: list[int] = []
+        if not is_whole.all():
+            reread = self._worth_reading(slots, seconds, speeds[now], now, tokens, row_seconds)
         if reread:
             return now, reread
         return self._try(slots, keys, seconds, speeds, now, row_seconds)
 
     def _worth_reading(
         self,
-        slots: Sequence[Slot],
+        slots: Slots,
         seconds: Mapping[int, float],
         speed_now: float,
         now: int,
@@ -255,20 +266,20 @@ class DraftChoice:
         row_seconds: float | None,
     ) -> list[int]:
         """All slots that lack rows of the drafter's, if drafting for them pays for reading these rows."""
-        lacking = {i for i, slot in enumerate(slots) if not slot.is_whole and slot.limit is None}
-        lacking = {i for i in lacking if slots[i].missing_rows <= slots[i].expected_tokens}
+        missing, left = slots.missing_rows, slots.expected_tokens
+        lacking = {i for i in slots.lacking() if missing[i] <= left[i]}
         if not lacking or row_seconds is None or not any(seconds):
             return []
-        left = sum(slot.expected_tokens for slot in slots)
-        price = seconds[now] + row_seconds * sum(slots[i].missing_rows for i in lacking)
-        can_draft = np.array([slot.is_whole or i in lacking for i, slot in enumerate(slots)])
+        price = seconds[now] + row_seconds * sum(missing[i] for i in lacking)
+        can_draft = np.array([is_whole or i in lacking for i, is_whole in enumerate(slots.is_whole)])
         of_k = tokens(can_draft).tolist()
         best = max(of_k[k] / seconds[k] for k in seconds if k)
-        return sorted(lacking) if left / best + price < left / speed_now * (1 - MARGIN) else []
+        pays = sum(left) / best + price < sum(left) / speed_now * (1 - MARGIN)
+        return sorted(lacking) if pays else []
 
     def _try(
         self,
-        slots: Sequence[Slot],
+        slots: Slots,
         keys: Mapping[int, Key],
         seconds: Mapping[int, float],
         speeds: Mapping[int, float],
@@ -295,18 +306,18 @@ class DraftChoice:
                 self.to_compare = [keys[0], keys[now]]
             return now, []
         # The loss against the K in use if every draft were rejected,
-        loss = max(seconds[k] - self.steps * len(slots) / speeds[now], 0.02 * seconds[k])
+        loss = max(seconds[k] - self.steps * len(slots.limits) / speeds[now], 0.02 * seconds[k])
         # and at most twice the loss that the estimated rates give.
         loss = min(loss, max(seconds[k] * (1 - speeds[k] / speeds[now]), 0.02 * seconds[k]) * 2)
         length = min(max(int(self._budget / loss / 2), BURST), 4 * BURST)
         price, reread = length * loss, []
-        lacking = [i for i, slot in enumerate(slots) if not slot.is_whole and slot.limit is None]
-        if not now and lacking and not any(slot.is_whole and slot.limit is None for slot in slots):
+        lacking = slots.lacking()
+        if not now and lacking and len(lacking) == slots.limits.count(None):
             if row_seconds is None:
                 return now, []
-            cheapest = min(lacking, key=lambda i: slots[i].missing_rows - slots[i].expected_tokens)
+            cheapest = min(lacking, key=lambda i: slots.missing_rows[i] - slots.expected_tokens[i])
             reread = [cheapest]
-            price += seconds[now] + row_seconds * slots[cheapest].missing_rows
+            price += seconds[now] + row_seconds * slots.missing_rows[cheapest]
         if price > self._budget:
             return now, []
         if reread:

@@ -281,7 +281,7 @@ class EngineCore:
     def _chunks_beside(self) -> list[int]:
         """The numbers of prompt chunks, ascending, that the step programs compiled so far can read."""
         everyone = Size(self.config.batch_size, 1, max(self.modes), self._max_drafts)
-        return sorted(size.chunks for size in list(self.programs.compiled) if size.serves(everyone))
+        return sorted(size.chunks for size in self.programs.serving(everyone))
 
     def _mode_for(self, requests: Iterable[Request]) -> SamplingMode:
         """The least compiled mode that serves all of these requests."""

@@ -128,6 +128,8 @@ class Programs:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
         )
         self.compiled: dict[Size, Callable] = {}
+        self._serving: dict[Size, list[Size]] = {}
+        self._num_searched = 0
         history = self._state.history
         tokens = jax.ShapeDtypeStruct(history.shape, history.dtype, sharding=self._replicated)
         put = jax.jit(_put_tokens, donate_argnums=0, out_shardings=self._replicated)
@@ -185,19 +187,26 @@ class Programs:
 
     def best(self, need: Size) -> Size | None:
         """The compiled size with the fewest rows that serves `need`; None if there is none."""
-        serving = [size for size in list(self.compiled) if size.serves(need)]
-        return min(serving, key=lambda size: (self.rows(size), size.mode or 0), default=None)
+        return min(self.serving(need), key=lambda size: (self.rows(size), size.mode or 0), default=None)
 
     def by_drafts(self, need: Size) -> dict[int, Size]:
         """For each compiled K, the size with the fewest rows that serves `need`, whose own K is ignored."""
         sizes: dict[int, Size] = {}
-        need = replace(need, drafts=0)
-        for size in list(self.compiled):
-            if size.serves(need):
-                known = sizes.setdefault(size.drafts, size)
-                if (size.slots, size.mode) < (known.slots, known.mode):
-                    sizes[size.drafts] = size
+        for size in self.serving(replace(need, drafts=0)):
+            known = sizes.setdefault(size.drafts, size)
+            if (size.slots, size.mode) < (known.slots, known.mode):
+                sizes[size.drafts] = size
         return sizes
+
+    def serving(self, need: Size) -> list[Size]:
+        """The compiled sizes that serve `need`. They are searched once until another program is compiled,
+        because every dispatch asks several times."""
+        compiled = list(self.compiled)
+        if len(compiled) != self._num_searched:
+            self._serving, self._num_searched = {}, len(compiled)
+        if need not in self._serving:
+            self._serving[need] = [size for size in compiled if size.serves(need)]
+        return self._serving[need]
 
     def rows(self, size: Size) -> int:
         """Rows of the target's forward pass in a step."""

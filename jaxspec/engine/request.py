@@ -1,6 +1,7 @@
 """A request while it is in the engine, and the generation that results."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -46,8 +47,8 @@ class AcceptanceStats:
     def of(cls, verified: Iterable[tuple[int, int]]) -> "AcceptanceStats":
         """The counts of target passes: how many drafts each verified and accepted."""
         stats = cls()
-        for drafted, accepted in verified:
-            stats.add_step(drafted, accepted)
+        for (drafted, accepted), times in Counter(verified).items():
+            stats.add_step(drafted, accepted, times)
         return stats
 
     @classmethod
@@ -57,17 +58,17 @@ class AcceptanceStats:
         accepted_at = [round(rate * draft_steps) for rate in values["acceptance_per_position"]]
         return cls(values["steps"], draft_steps, values["drafted"], values["accepted"], accepted_at)
 
-    def add_step(self, drafted: int, accepted: int) -> None:
-        """Counts one target pass."""
-        self.steps += 1
+    def add_step(self, drafted: int, accepted: int, times: int = 1) -> None:
+        """Counts a target pass, or several like it."""
+        self.steps += times
         if not drafted:
             return
-        self.draft_steps += 1
-        self.drafted += drafted
-        self.accepted += accepted
+        self.draft_steps += times
+        self.drafted += drafted * times
+        self.accepted += accepted * times
         self.accepted_at += [0] * (drafted - len(self.accepted_at))
         for i in range(accepted):
-            self.accepted_at[i] += 1
+            self.accepted_at[i] += times
 
     def add(self, other: "AcceptanceStats") -> None:
         """Adds another request's counts."""

@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 import pytest
 
-from jaxspec.engine.choice import TIMING_RUNS, DraftChoice, Slot
+from jaxspec.engine.choice import TIMING_RUNS, DraftChoice, Slots
 
 DRAFTS, CHOICES = 4, (0, 1, 2, 4)
 COSTS = {
@@ -63,16 +63,13 @@ class Machine:
                 slot |= {"away": False, "missing": None}
         if not here:
             return
-        views = [
-            Slot(
-                slot["counts"],
-                None,
-                slot["missing"] is None,
-                0 if slot["missing"] is None else slot["done"] - slot["missing"],
-                min(slot["done"], 400 - slot["done"]),
-            )
-            for slot in here
-        ]
+        views = Slots(
+            [slot["counts"] for slot in here],
+            [None] * len(here),
+            [slot["missing"] is None for slot in here],
+            [0 if slot["missing"] is None else slot["done"] - slot["missing"] for slot in here],
+            [min(slot["done"], 400 - slot["done"]) for slot in here],
+        )
         k, again = self.choice.choose(views, self.keys, self.row_seconds)
         self.counts[k] += 1
         taken = self.takes(k)
