@@ -101,7 +101,7 @@ class EngineCore:
                 times_file=times_file(target, drafter, config, self.programs.leaves),
             )
             self.scheduler.choose = self.auto.choose
-        drafts = [*_up_to(self._max_drafts)[-2::-1], 0] if is_auto else []
+        drafts = _fewer_drafts(self._max_drafts) if is_auto else []
         first, self.later_sizes = program_sizes(config, modes, self._max_drafts, drafts)
         self.programs.compile(first, progress=progress)
         self._warm: set[Size] = set()
@@ -315,6 +315,16 @@ def program_sizes(
     ]
     first = [prompts[-1], *(Size(whole, 0, mode, drafts) for mode in modes)]
     return first, [*beside[:1], *smaller[:1], *reversed(prompts[:-1]), *smaller[1:], *choices, *beside[1:]]
+
+
+def _fewer_drafts(most: int) -> list[int]:
+    """The values of K below the largest that are worth a program, the largest first: 0, and a third less each
+    time. With one half less each time, the best K could be missed by more than the choice is to lose."""
+    drafts, k = [], most
+    while k:
+        k = min(k - 1, -(-2 * k // 3))
+        drafts.append(k)
+    return drafts
 
 
 def _needs_warming() -> bool:

@@ -6,9 +6,10 @@ import statistics
 import numpy as np
 import pytest
 
+from jaxspec.engine import core
 from jaxspec.engine.choice import TIMING_RUNS, DraftChoice, Slots
 
-DRAFTS, CHOICES = 4, (0, 1, 2, 4)
+DRAFTS, CHOICES = 4, (0, 1, 2, 3, 4)
 COSTS = {
     "flat": lambda slots, drafts: 1 + 0.03 * drafts + 0.0005 * slots * (drafts + 1),
     "by rows": lambda slots, drafts: 0.5 + 0.1 * slots * (drafts + 1) + 0.1 * drafts,
@@ -117,10 +118,20 @@ class Machine:
 
 @pytest.mark.parametrize("drafter_has_rows", [True, False])
 @pytest.mark.parametrize("cost", COSTS)
-@pytest.mark.parametrize(("slots", "dispatches"), [(1, 1500), (8, 400), (128, 60)])
+@pytest.mark.parametrize(("slots", "dispatches"), [(1, 1500), (8, 400), (128, 300)])
 def test_never_much_slower_than_plain_decoding_or_the_best_k(slots, dispatches, cost, drafter_has_rows):
     for length in (1.0, 1.2, 2.0, 3.0, 5.0):
         machine = Machine(slots, length, COSTS[cost], drafter_has_rows=drafter_has_rows)
         speed = machine.speed(dispatches)
         assert speed > 0.98 * machine.fixed(0), length
         assert speed > 0.97 * max(map(machine.fixed, CHOICES)), length
+
+
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("most", [4, 7, 16])
+def test_no_k_without_a_program_is_much_better_than_those_with_one(cost, most):
+    choices = [most, *core._fewer_drafts(most)]
+    for slots in (1, 4, 64):
+        for chance in np.linspace(0, 0.95, 39):
+            speeds = [tokens_a_step(chance, k) / COSTS[cost](slots, k) for k in range(most + 1)]
+            assert max(speeds[k] for k in choices) > 0.98 * max(speeds)
