@@ -23,7 +23,7 @@ from jaxspec.attention import LayerCache, PagedMemory, PageTable, RowBlock, join
 from jaxspec.checkpoints import Tokenizer
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Context, HostPropose, Proposal, Rows
-from jaxspec.engine import Engine, Generation, Request, show
+from jaxspec.engine import Engine, EngineError, Generation, Request, show
 from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt
@@ -223,7 +223,10 @@ def inspect_steps(
 
     Raises:
       ValueError: as in `Engine.generate`.
+      EngineError: the engine is closed.
     """
+    if engine.core.error is not None:
+        raise EngineError(str(engine.core.error))
     request = engine.make_request(prompt, SamplingParams.merge(params, sampling), raw=raw)
     with compilation_cache():
         run = _Run(engine, request)
@@ -285,6 +288,8 @@ class _Run:
     def __init__(self, engine: Engine, request: Request):
         self.request = request
         mode = max(required_mode(request.params), SamplingMode.TEMPERATURE)
+        if engine.programs not in _PHASES:
+            engine.core.when_closed.append(partial(_PHASES.pop, engine.programs, None))
         made = _PHASES.setdefault(engine.programs, {})
         if mode not in made:
             made[mode] = _Phases(engine.programs, mode)

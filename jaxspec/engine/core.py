@@ -49,6 +49,7 @@ class EngineCore:
       later_sizes: the programs that are compiled in the background.
       error: why no more requests are accepted; None while they are.
       when_idle: functions to call once, as soon as there is nothing to do.
+      when_closed: functions to call once it is closed.
       when_prepared: functions to call once, as soon as `prepare_programs` has nothing to do either, and no
         program is left to compile.
     """
@@ -68,6 +69,7 @@ class EngineCore:
         self.counters = Counters()
         self.error: EngineError | None = None
         self.when_idle: list[Callable[[], object]] = []
+        self.when_closed: list[Callable[[], object]] = []
         self.when_prepared: list[Callable[[], object]] = []
         self.scheduler = Scheduler(
             batch_size=config.batch_size,
@@ -131,7 +133,7 @@ class EngineCore:
             self.scheduler.abort(request, why)
 
     def close(self, why: str, *, reason: Literal["aborted", "failed"] = "aborted") -> None:
-        """Ends every request, accepts no more, and frees the device's state."""
+        """Ends every request, accepts no more, and frees the device's state and the weights."""
         self.error = EngineError(why)
         self.scheduler.restart()
         for request in self.scheduler.waiting:
@@ -139,6 +141,10 @@ class EngineCore:
         self.scheduler.waiting.clear()
         self._in_flight.clear()
         self._drop_state()
+        self.__dict__.pop("_make_state", None)  # it holds the weights, too
+        self.programs.close()
+        while self.when_closed:
+            self.when_closed.pop()()
 
     def step(self) -> None:
         """Plans and enqueues the next round, then reads the one before it.

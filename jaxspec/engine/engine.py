@@ -292,7 +292,10 @@ class Engine:
         return self._thread.wait_prepared(timeout)
 
     def close(self) -> None:
-        """Aborts all requests and frees the device's memory. Later requests raise EngineError."""
+        """Aborts all requests and frees the device's memory, also that of the weights.
+
+        Later requests raise EngineError.
+        """
         self._thread.close()
 
     def make_request(

@@ -104,7 +104,8 @@ class Programs:
     cost the host more than the dispatch.
 
     Attributes:
-      graph, leaves, treedef: the models, split into static structure, arrays and the arrays' tree.
+      graph, leaves, treedef: the models, split into static structure, arrays and the arrays' tree; without
+        arrays after `close`.
       compiled: the programs by size; grows while the background threads compile.
       num_uncompiled: programs that the background threads have still to compile.
       when_compiled: called by a background thread when none are left.
@@ -124,9 +125,7 @@ class Programs:
         self.config = config
         self.mesh, self._replicated = mesh, replicated(mesh)
         self._links = peer_links(mesh)
-        self._state = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
-        )
+        self._weights, self._state = _shapes(self.leaves), _shapes(state)
         self.compiled: dict[Size, Callable] = {}
         self._serving: dict[Size, list[Size]] = {}
         self._num_searched = 0
@@ -134,6 +133,7 @@ class Programs:
         tokens = jax.ShapeDtypeStruct(history.shape, history.dtype, sharding=self._replicated)
         put = jax.jit(_put_tokens, donate_argnums=0, out_shardings=self._replicated)
         self._put_history = put.lower(history, tokens).compile()
+        self._left: deque[Size] = deque()
         self._background: list[threading.Thread] = []
         self._lock = threading.Lock()
         self.num_uncompiled = 0
@@ -161,7 +161,8 @@ class Programs:
         """Compiles these in background threads, in this order, until this object is garbage-collected."""
         if self.config.draft_loop == "host":
             return
-        left, threads = deque(sizes), []
+        self._left, threads = deque(sizes), []
+        left = self._left
         self.num_uncompiled = len(left)
         # Each thread occupies a core, and serving needs some too.
         for _ in range(min(len(left), max((os.cpu_count() or 1) // 4, 1))):
@@ -184,6 +185,11 @@ class Programs:
         """Waits until the background threads have compiled everything."""
         for thread in self._background:
             thread.join()
+
+    def close(self) -> None:
+        """Lets go of the weights and leaves uncompiled what is; nothing can be dispatched any more."""
+        self._left.clear()
+        self.leaves.clear()
 
     def best(self, need: Size) -> Size | None:
         """The compiled size with the fewest rows that serves `need`; None if there is none."""
@@ -251,7 +257,7 @@ class Programs:
 
     def _compiler_options(self, size: Size) -> dict[str, str | bool | int]:
         return compiler_options(
-            self.leaves,
+            self._weights,
             rows=self.rows(size),
             decodes=size.mode is not None,
             num_devices=self.mesh.size,
@@ -271,11 +277,11 @@ class Programs:
         arguments = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, np.int32, sharding=self._replicated), (batch, chunks)
         )
-        places = (shardings(self.leaves), kept, self._replicated, self._replicated, shardings(self._links))
+        places = (shardings(self._weights), kept, self._replicated, self._replicated, shardings(self._links))
         program = on_shards(program, self.mesh, places, (kept, self._replicated))
         program.__name__ = "prompts" if size.mode is None else "decode"
         return jax.jit(program, donate_argnums=1, out_shardings=(kept, self._replicated)).lower(
-            self.leaves, self._state, *arguments, self._links
+            self._weights, self._state, *arguments, self._links
         )
 
     def _host_decode(self, size: Size) -> Callable:
@@ -313,6 +319,11 @@ class Programs:
             return all_slots.scatter(slots, state), pack_output(output)
 
         return run
+
+
+def _shapes(arrays: Any) -> Any:
+    """The arrays' shapes, dtypes and shardings, in the same tree."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), arrays)
 
 
 def _put_tokens(history: jax.Array, tokens: jax.Array) -> jax.Array:

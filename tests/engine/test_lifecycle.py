@@ -326,6 +326,26 @@ def test_a_listener_that_raises_aborts_its_request_alone(engine, prompts):
     assert "its listener raised" in requests[0].error
 
 
+def test_a_closed_engine_holds_no_array(tiny_engines, prompts):
+    def live():
+        gc.collect()
+        return {id(array): array.nbytes for array in jax.live_arrays()}
+
+    before = live()
+    engine = jaxspec.load(
+        tiny_engines.folders["target"],
+        drafter={"kind": "eagle3", "source": str(tiny_engines.folders["eagle3"])},
+        progress=False,
+        **SIZES,
+    )
+    assert jaxspec.inspect_steps(engine, prompts[0], max_new_tokens=5).steps
+    assert sum(live().values()) > sum(before.values()) + 100_000
+    engine.close()
+    assert live().keys() <= before.keys()
+    with pytest.raises(EngineError, match="closed"):
+        jaxspec.inspect_steps(engine, prompts[0])
+
+
 def test_a_closed_engine_ends_its_requests_and_refuses_more(tiny_engines, prompts):
     with jaxspec.load(tiny_engines.folders["target"], progress=False, **SIZES) as engine:
         stream = engine.stream(prompts[0], LONG)
