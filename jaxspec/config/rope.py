@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxspec.config.errors import ConfigError
+from jaxspec.config.errors import INT32_MAX, ConfigError
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,13 @@ class RopeConfig:
 
     def get(self, name: str, default: Any = None) -> Any:
         return dict(self.parameters).get(name, default)
+
+    @property
+    def yarn_length(self) -> int:
+        """The positions that YaRN extends the trained ones to; 0 for other kinds."""
+        if self.kind != "yarn":
+            return 0
+        return int(min(self["factor"] * self["original_max_position_embeddings"], INT32_MAX))
 
     def rotated(self, head_dim: int) -> int:
         """The number of entries that are rotated in a head of this size."""

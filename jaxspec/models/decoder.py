@@ -104,6 +104,8 @@ class Decoder(nnx.Module):
             raise ConfigError(f"config.json: hidden_size {config['hidden_size']} is less than {heads} heads")
         if "rope" not in fields:
             fields["rope"] = RopeConfig.from_hf(config)
+        # Model cards ask for YaRN to be added to a config that keeps the length of training.
+        fields["max_position_embeddings"] = max(config["max_position_embeddings"], fields["rope"].yarn_length)
         return ModelConfig(**fields)
 
     @classmethod

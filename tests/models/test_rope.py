@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tiny_models import TARGET
 
-from jaxspec.config import ConfigError, RopeConfig
+from jaxspec.config import ConfigError, ModelConfig, RopeConfig
 from jaxspec.models.rope import rope_frequencies, rope_tables
 
 LLAMA3 = {
@@ -55,6 +56,22 @@ def test_a_trained_length_at_the_top_level_counts_first(within):
     for key in ("rope_scaling", "rope_parameters"):
         config = {key: yarn, "max_position_embeddings": 64, "original_max_position_embeddings": 16}
         assert RopeConfig.from_hf(config)["original_max_position_embeddings"] == 16
+
+
+@pytest.mark.parametrize(
+    ("yarn", "positions"),
+    [
+        # As the cards of Qwen2.5 and Qwen3 ask for it, with a length of 32,768 and 40,960 in the file.
+        ({"factor": 4.0, "original_max_position_embeddings": 32_768}, 131_072),
+        ({"factor": 4.0}, 163_840),
+        ({"factor": 1.5, "original_max_position_embeddings": 1_000}, 40_960),
+        ({"factor": 1e30}, 2**31 - 1),
+        ({"factor": 4.0, "rope_type": "linear"}, 40_960),
+    ],
+)
+def test_yarn_extends_the_length_that_the_file_states(yarn, positions):
+    rope = {"rope_scaling": {"rope_type": "yarn", **yarn}, "max_position_embeddings": 40_960}
+    assert ModelConfig.from_hf({**TARGET, **rope}).max_position_embeddings == positions
 
 
 def test_llama3_keeps_fast_frequencies_divides_slow_ones_and_blends_between():
