@@ -146,7 +146,7 @@ def _target(form: Form, rounding: tuple[str, int] | None) -> str:
         multiply = partial(numba_int8.multiply_code, form, path, row_block)
         prepare, finish, rows = _ROUND_ROWS, _RELEASE_ROUNDED, _ROUNDED
         scope["quantise"] = numba_int8.quantise_code(form, path, row_block)
-        values["code_bytes"] = numba_int8.code_bytes(path)
+        values["code_bytes"] = numba_int8.code_bytes(form, path)
     scope |= {f"multiply_{group}": multiply(group) for group in GROUPS}
     arguments = ", ".join([rows.format(**values), form.addresses(), "sums_at"])
     products = [

@@ -115,7 +115,7 @@ def _target(form: Form, path: str, row_block: int, group: int) -> str:
         TILE=TILE,
         row_block=row_block,
         block=form.block,
-        code_bytes=code_bytes(path),
+        code_bytes=code_bytes(form, path),
         arrays=form.addresses(),
     )
     call.define(source, __file__, scope)
@@ -123,9 +123,15 @@ def _target(form: Form, path: str, row_block: int, group: int) -> str:
     return name
 
 
-def code_bytes(path: str) -> int:
-    """Bytes of an integer of a row: 2 for the paths that multiply 16-bit integers."""
-    return 1 if path.startswith("vnni") else 2
+def sums_pairs(form: Form, path: str) -> bool:
+    """Whether AVX2 multiplies bytes and sums pairs of products in 16 bits, which only products with 4-bit
+    integers are sure to fit: the sums of a block of 32 inputs are at most 16 * 15 * 127."""
+    return path == "avx2" and form.values == "uint8" and form.quads == 2
+
+
+def code_bytes(form: Form, path: str) -> int:
+    """Bytes of an integer of a row: 2 where 16-bit integers are multiplied."""
+    return 1 if path.startswith("vnni") or sums_pairs(form, path) else 2
 
 
 def _zero(form: Form) -> int:
@@ -183,7 +189,8 @@ def _quantise_piece(
         magic = ir.Constant(code.floats, [_ROUND] * code.lanes)
         shifted = build.fadd(build.fmul(row, code.spread(inverse)), magic)
         integers = build.sub(build.bitcast(shifted, code.integers), code.constant(_ROUND_BITS))
-        _store_codes(code, integers, code.at(codes, block, code.lanes * code_bytes(path)), path)
+        size = code_bytes(form, path)
+        _store_codes(code, integers, code.at(codes, block, code.lanes * size), size)
         total = code.call(f"llvm.vector.reduce.add.v{code.lanes}i32", INTEGER, integers)
         start = build.mul(total, ir.Constant(INTEGER, -_zero(form)))
         code.store(start, code.at(starts, block, 4), align=4)
@@ -191,9 +198,9 @@ def _quantise_piece(
     code.store(total_moment, code.at(moments, piece, 4), align=4)
 
 
-def _store_codes(code: VectorCode, integers: Any, address: Any, path: str) -> None:
+def _store_codes(code: VectorCode, integers: Any, address: Any, size: int) -> None:
     build = code.builder
-    if code_bytes(path) == 1:
+    if size == 1:
         code.store(build.trunc(integers, ir.VectorType(BYTE, code.lanes)), address)
         return
     short = build.trunc(integers, ir.VectorType(HALF_WORD, code.lanes))
@@ -224,8 +231,7 @@ def multiply_code(form: Form, path: str, row_block: int, rows: int) -> Any:
         result,
     ):
         def generate(context, builder, signature, arguments):
-            # As many columns as there are registers for their sums.
-            columns = range(2 if path == "vnni512" else 1)
+            columns = range(_columns(form, path, rows))
             outputs = len(columns) * _LANES[path]
             *of_rows, values, scale, offset, scale_unit, offset_unit, result = arguments
             arrays = (values, scale, offset, scale_unit, offset_unit)
@@ -248,6 +254,14 @@ def multiply_code(form: Form, path: str, row_block: int, rows: int) -> Any:
     return multiply
 
 
+def _columns(form: Form, path: str, rows: int) -> int:
+    """The vectors of columns that go through the inputs together: as many as there are registers for their
+    sums. Memory is read faster in whole cache lines, of which a vector of AVX2 is half a one."""
+    if path == "avx2":
+        return 4 if rows == 1 else 2 if sums_pairs(form, path) else 1
+    return 2 if path == "vnni512" else 1
+
+
 class _Columns(WeightCode):
     """Generates the code of `multiply_code` for some columns of a tile; loops within a block are unrolled."""
 
@@ -265,6 +279,8 @@ class _Columns(WeightCode):
     ):
         super().__init__(builder, form, _LANES[path], columns, of_weight)
         self.path, self.row_block, self.rows = path, row_block, range(rows)
+        self.sums_pairs, self.code_bytes = sums_pairs(form, path), code_bytes(form, path)
+        self.shorts = ir.VectorType(HALF_WORD, 2 * self.lanes)
         self.codes, self.scales, self.starts, self.moments, self.width = of_rows
         self.y = result
         self.pieces = builder.udiv(self.width, word(form.block))
@@ -313,13 +329,16 @@ class _Columns(WeightCode):
 
     def _starts(self, row: int, block: Any) -> list[Any]:
         if not _zero(self.form):
-            return [ir.Constant(self.integers, None)] * len(self.columns)
+            return [ir.Constant(self.shorts if self.sums_pairs else self.integers, None)] * len(self.columns)
         start = self._of_row(self.starts, row, block, INTEGER, self.row_block)
         return [self.spread(start)] * len(self.columns)
 
     def _scaled(self, row: int, block: Any, sums: list[Any], before: list[Any]) -> list[Any]:
         """The sums of a block times its scale, in float32, added to those of the blocks before."""
         factor = self.spread(self._of_row(self.scales, row, block, FLOAT, self.row_block))
+        if self.sums_pairs:
+            ones = ir.Constant(self.shorts, [1] * self.shorts.count)
+            sums = [self.call("llvm.x86.avx2.pmadd.wd", self.integers, total, ones) for total in sums]
         floats = [self.builder.sitofp(total, self.floats) for total in sums]
         return [
             self.builder.fmul(value, factor) if other is None else self.fma(value, factor, other)
@@ -355,14 +374,14 @@ class _Columns(WeightCode):
 
     def _operands(self, weight: Any) -> tuple[Any, ...]:
         """The weight's operands of `_dot`: the bytes, or two vectors of pairs of 16-bit integers."""
-        if self.path.startswith("vnni"):
+        if self.code_bytes == 1:
             return (weight,)
         build, pairs = self.builder, self.constant(0x00FF00FF)
         return build.and_(weight, pairs), build.and_(build.lshr(weight, self.constant(8)), pairs)
 
     def _codes(self, row: int, block: Any, quad: int) -> list[Any]:
         """A row's four integers in every lane, as operands of `_dot`."""
-        build, size = self.builder, code_bytes(self.path)
+        build, size = self.builder, self.code_bytes
         k = build.add(build.mul(block, word(self.row_block)), word(QUAD * quad))
         start = self.at(self.codes, build.add(build.mul(self.width, word(row)), k), size)
         if self.path == "generic":
@@ -371,23 +390,26 @@ class _Columns(WeightCode):
         return [self.spread(self.load(self.at(start, i, 4), INTEGER)) for i in range(size)]
 
     def _dot(self, total: Any, *operands: Any) -> Any:
-        """Adds the sum of four products to `total`, in every lane."""
+        """Adds the sum of four products to `total`, in every lane; two sums in 16 bits for `sums_pairs`."""
         build = self.builder
         *weights, codes = operands
+        if self.sums_pairs:
+            bytes_ = ir.VectorType(BYTE, QUAD * self.lanes)
+            both = (build.bitcast(weights[0], bytes_), build.bitcast(codes[0], bytes_))
+            return build.add(total, self.call("llvm.x86.avx2.pmadd.ub.sw", self.shorts, *both))
         if self.path.startswith("vnni"):
             name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
             return self._vpdpbusd(name, total, weights[0], codes[0])
         if self.path == "avx2":
-            shorts = ir.VectorType(HALF_WORD, 2 * self.lanes)
             for weight, code in zip(weights, codes, strict=True):
-                both = (build.bitcast(weight, shorts), build.bitcast(code, shorts))
+                both = (build.bitcast(weight, self.shorts), build.bitcast(code, self.shorts))
                 total = build.add(total, self.call("llvm.x86.avx2.pmadd.wd", self.integers, *both))
             return total
         low = self.constant(0xFF)
         even, odd = weights
-        bytes_ = [build.and_(even, low), build.lshr(even, self.constant(16))]
-        bytes_ += [build.and_(odd, low), build.lshr(odd, self.constant(16))]
-        for weight, code in zip(bytes_, codes, strict=True):
+        numbers = [build.and_(even, low), build.lshr(even, self.constant(16))]
+        numbers += [build.and_(odd, low), build.lshr(odd, self.constant(16))]
+        for weight, code in zip(numbers, codes, strict=True):
             total = build.add(total, build.mul(weight, code))
         return total
 

@@ -46,9 +46,10 @@ def test_equals_the_definition(form, row_block, path):
 @pytest.mark.parametrize("form", INTEGER_FORMS)
 def test_every_path_gives_the_same_numbers(form, row_block, path):
     packed, _ = weight(form, row_block=row_block)
-    x = jnp.asarray(rows(2))
-    best = numba_int8.int8_matmul(x, packed, path=PATHS[0])
-    np.testing.assert_array_equal(numba_int8.int8_matmul(x, packed, path=path), best)
+    for count in (1, 2):
+        x = jnp.asarray(rows(count))
+        best = numba_int8.int8_matmul(x, packed, path=PATHS[0])
+        np.testing.assert_array_equal(numba_int8.int8_matmul(x, packed, path=path), best)
 
 
 @pytest.mark.parametrize("form", ["Q4_1", "Q8_0", "MXFP4"])
@@ -71,6 +72,19 @@ def test_the_largest_integers_are_summed_exactly(path):
     x = np.full((2, WIDTH), 127, np.float32)
     y = numba_int8.int8_matmul(jnp.asarray(x), ends, path=path)
     assert (np.asarray(y) == 127 * (WIDTH // 2) * (127 - 128)).all()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("path", PATHS)
+def test_the_largest_4_bit_integers_are_summed_exactly(path, sign):
+    packed, _ = weight("Q4_1")
+    full = jax.tree.map(jnp.ones_like, packed)
+    values = jax.lax.bitcast_convert_type(jnp.full(packed.values.shape, 255, jnp.uint8), packed.values.dtype)
+    ends = type(packed)(values, full.scale, 0 * full.offset, packed.shape)
+    for count in (1, 2):
+        x = np.full((count, WIDTH), sign * 127, np.float32)
+        y = numba_int8.int8_matmul(jnp.asarray(x), ends, path=path)
+        assert (np.asarray(y) == sign * 127 * 15 * WIDTH).all()
 
 
 @pytest.mark.parametrize("form", ["Q4_1", "Q8_0", "MXFP4"])
