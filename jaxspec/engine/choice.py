@@ -249,11 +249,10 @@ class DraftChoice:
             now = best
         if not least:
             self._in_use[group] = now
-        reread: list[int] = []
         if not is_whole.all():
             reread = self._worth_reading(slots, seconds, speeds[now], now, tokens, row_seconds)
-        if reread:
-            return now, reread
+            if reread:
+                return now, reread
         return self._try(slots, keys, seconds, speeds, now, row_seconds)
 
     def _worth_reading(

@@ -161,8 +161,8 @@ class Programs:
         """Compiles these in background threads, in this order, until this object is garbage-collected."""
         if self.config.draft_loop == "host":
             return
-        self._left, threads = deque(sizes), []
-        left = self._left
+        left, threads = deque(sizes), []
+        self._left = left
         self.num_uncompiled = len(left)
         # Each thread occupies a core, and serving needs some too.
         for _ in range(min(len(left), max((os.cpu_count() or 1) // 4, 1))):

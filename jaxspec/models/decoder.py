@@ -105,7 +105,7 @@ class Decoder(nnx.Module):
         if "rope" not in fields:
             fields["rope"] = RopeConfig.from_hf(config)
         # Model cards ask for YaRN to be added to a config that keeps the length of training.
-        fields["max_position_embeddings"] = max(config["max_position_embeddings"], fields["rope"].yarn_length)
+        fields["max_position_embeddings"] = max(fields["max_position_embeddings"], fields["rope"].yarn_length)
         return ModelConfig(**fields)
 
     @classmethod

@@ -126,7 +126,7 @@ def _target(form: Form, path: str, row_block: int, group: int) -> str:
 def sums_pairs(form: Form, path: str) -> bool:
     """Whether AVX2 multiplies bytes and sums pairs of products in 16 bits, which only products with 4-bit
     integers are sure to fit: the sums of a block of 32 inputs are at most 16 * 15 * 127."""
-    return path == "avx2" and form.values == "uint8" and form.quads == 2
+    return path == "avx2" and form.values == "uint8"
 
 
 def code_bytes(form: Form, path: str) -> int:
