@@ -8,6 +8,7 @@ array is a part or whole; on one device every array is whole, and these function
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -105,6 +106,73 @@ def split_over(part: int, whole: int) -> str | None:
 def psum(x: jax.Array, axis: str | None) -> jax.Array:
     """The sum of x over the devices of a mesh axis; x if the axis is None."""
     return x if axis is None else collectives.psum(x, axis)
+
+
+def later_psum(x: jax.Array, axis: str | None) -> "jax.Array | PendingSum":
+    """Like `psum`, but the sum is pending; x if the axis is None."""
+    return x if axis is None else PendingSum(x, axis)
+
+
+def total(x: "jax.Array | PendingSum") -> jax.Array:
+    """The value of a sum that may be pending."""
+    return x.total() if isinstance(x, PendingSum) else x
+
+
+@dataclass(eq=False)
+class PendingSum:
+    """The sum of a term over devices, plus arrays; computed when it is first needed.
+
+    So two sums that are added become one; and the sum, what it is added to, and the norm of the result become
+    one kernel on GPUs.
+
+    Attributes:
+      part: [N, M], this device's term.
+      axis: the mesh axis to sum over.
+      bias: [M], added to the sum.
+      stream: [N, M], to which sum and bias are added.
+    """
+
+    part: jax.Array
+    axis: str
+    bias: jax.Array | None = None
+    stream: jax.Array | None = None
+    _total: jax.Array | None = field(default=None, init=False)
+
+    def __add__(self, other: "jax.Array | PendingSum") -> "jax.Array | PendingSum":
+        if isinstance(other, PendingSum):
+            if self._is_bare and other._is_bare:
+                return replace(self, part=self.part + other.part)
+            return self.total() + other
+        if self._total is None and self.stream is None:
+            if other.ndim == 1 and self.bias is None:
+                return replace(self, bias=other)
+            if other.shape == self.part.shape:
+                return replace(self, stream=other)
+        return self.total() + other
+
+    __radd__ = __add__
+
+    @property
+    def _is_bare(self) -> bool:
+        return self._total is None and self.bias is None and self.stream is None
+
+    def total(self) -> jax.Array:
+        """The value, [N, M]."""
+        if self._total is None:
+            value = psum(self.part, self.axis)
+            value = value if self.bias is None else value + self.bias
+            self._total = value if self.stream is None else self.stream + value
+        return self._total
+
+    def normed(self, factors: jax.Array, eps: float) -> jax.Array | None:
+        """The root-mean-square norm of every row, [N, M], if the kernel of the sum can compute it too."""
+        if self._total is not None or self.stream is None:
+            return None
+        both = collectives.psum_norm(self.part, self.stream, self.bias, factors, eps=eps)
+        if both is None:
+            return None
+        self._total, normed = both
+        return normed
 
 
 def all_gather(x: jax.Array, axis: str | None) -> jax.Array:

@@ -32,6 +32,7 @@ from jaxspec.drafters.vocabulary import vocabulary_buffers
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import DecoderLayer, Embedding, Linear, RMSNorm
 from jaxspec.models.rope import rope_tables
+from jaxspec.sharding import PendingSum, total
 
 
 @dataclass(frozen=True)
@@ -252,11 +253,11 @@ class DFlash(Head, OnePassDrafter):
         valid = jnp.broadcast_to(context.active[:, None], positions.shape)
         memory = self._block_memory(RowBlock(positions, valid, context.page_table), cache)
         rope = rope_tables(self.config.layers.rope, self.config.layers.head_dim, positions.reshape(-1))
-        x = (self.embedding or target.embedding)(tokens.reshape(-1))
-        x = x * jnp.asarray(self.config.embedding_scale, x.dtype)
+        embedded = (self.embedding or target.embedding)(tokens.reshape(-1))
+        x: jax.Array | PendingSum = embedded * jnp.asarray(self.config.embedding_scale, embedded.dtype)
         for i, layer in enumerate(self.layers):
             x, memory = layer(x, memory, i, rope)
-        hidden = self.norm(x.reshape(*positions.shape, -1)[:, 1 : self.num_speculative_tokens + 1])
+        hidden = self.norm(total(x).reshape(*positions.shape, -1)[:, 1 : self.num_speculative_tokens + 1])
         if self.head is None:
             return target.logits(hidden), memory.caches
         return self.head(hidden, out_dtype=jnp.float32), memory.caches

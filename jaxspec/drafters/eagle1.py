@@ -22,6 +22,7 @@ from jaxspec.drafters.layer_config import LAST_LAYER
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm
 from jaxspec.models.rope import rope_tables
+from jaxspec.sharding import PendingSum, total
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,10 @@ class Eagle1FirstLayer(nnx.Module):
 
     def __call__(
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
-    ) -> tuple[jax.Array, AnyMemory]:
+    ) -> tuple[jax.Array | PendingSum, AnyMemory]:
         attended, memory = self.attention(x, memory, layer, rope)
-        x = memory.outputs(layer, x) + attended
-        return x + self.mlp(self.mlp_norm(x)), memory
+        y = memory.outputs(layer, x) + attended
+        return y + self.mlp(self.mlp_norm(y)), memory
 
 
 class Eagle1(Head, AutoregressiveDrafter):
@@ -134,10 +135,10 @@ class Eagle1(Head, AutoregressiveDrafter):
     ) -> tuple[jax.Array, AnyMemory]:
         rope = rope_tables(self.config.layers.rope, self.config.layers.head_dim, positions)
         embedded = (self.embedding or target.embedding)(tokens)
-        x = self.fc(jnp.concatenate([embedded, hidden], axis=-1))
+        x: jax.Array | PendingSum = self.fc(jnp.concatenate([embedded, hidden], axis=-1))
         for i, layer in enumerate((self.first, *self.rest)):
             x, memory = layer(x, memory, i, rope)
-        return x, memory
+        return total(x), memory
 
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
         # No norm, because the head predicts states after the target's final norm.

@@ -30,6 +30,7 @@ from jaxspec.drafters.vocabulary import vocabulary_buffers
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm
 from jaxspec.models.rope import rope_tables
+from jaxspec.sharding import PendingSum, total
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ class Eagle3FirstLayer(nnx.Module):
 
     def __call__(
         self, embedded: jax.Array, hidden: jax.Array, memory: AnyMemory, rope: RopeTables
-    ) -> tuple[jax.Array, AnyMemory]:
+    ) -> tuple[jax.Array | PendingSum, AnyMemory]:
         normed = self.hidden_norm(hidden)
         wide = jnp.concatenate([self.token_norm(embedded), normed], axis=-1)
         attended, memory = self.attention(wide, memory, 0, rope)
@@ -272,7 +273,7 @@ class Eagle3(Head, AutoregressiveDrafter):
         x, memory = self.first(self.embed(target, tokens), hidden, memory, rope)
         for i, layer in enumerate(self.rest, 1):
             x, memory = layer(x, memory, i, rope)
-        return (self.norm(x) if self.config.norm_output else x), memory
+        return (self.norm(x) if self.config.norm_output else total(x)), memory
 
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
         # The output head reads a state that is normed exactly once, whichever form is recycled.

@@ -28,6 +28,7 @@ from jaxspec.models.layers import Linear, RMSNorm
 from jaxspec.models.loading import IGNORED, matching, plan_module, target_config
 from jaxspec.models.registry import FAMILIES
 from jaxspec.models.rope import rope_tables
+from jaxspec.sharding import total
 
 COPIES = ("*.embed_tokens.weight", "*.shared_head.head.weight")
 """Copies of the target's embedding and output head among the layer's tensors. The target's own are used."""
@@ -128,7 +129,7 @@ class Mtp(AutoregressiveDrafter):
         x = self.projection(jnp.concatenate([self.token_norm(embedded), self.hidden_norm(hidden)], axis=-1))
         rope = rope_tables(self.config.rope, self.config.head_dim, positions)
         x, memory = self.layer(x, memory, 0, rope)
-        return (self.norm(x) if self.recycles_normed else x), memory
+        return (self.norm(x) if self.recycles_normed else total(x)), memory
 
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
         # The output head reads a state that is normed exactly once, whichever form is recycled.

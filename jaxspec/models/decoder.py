@@ -29,6 +29,7 @@ from jaxspec.models.layers import (
 from jaxspec.models.moe import MoE
 from jaxspec.models.parameters import product
 from jaxspec.models.rope import rope_tables
+from jaxspec.sharding import total
 
 
 class Decoder(nnx.Module):
@@ -198,6 +199,7 @@ class Decoder(nnx.Module):
         streams = [x]
         for i, (layer, rope) in enumerate(zip(self.layers, self.ropes, strict=True)):
             x, memory = layer(x, memory, i, tables[rope])
+            x = total(x) if i + 1 in capture else x
             streams.append(x)
         return self.norm(x), tuple(streams[i] for i in capture), memory
 

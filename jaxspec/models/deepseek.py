@@ -23,6 +23,7 @@ from jaxspec.models.latent_attention import LatentAttention, latent_cache_shape
 from jaxspec.models.layers import MLP
 from jaxspec.models.moe import STACKED_EXPERTS, MoE
 from jaxspec.models.parameters import Whole, parameter
+from jaxspec.sharding import PendingSum
 
 if TYPE_CHECKING:
     from jaxspec.checkpoints.gguf_tensor import GGUFTensor
@@ -70,7 +71,7 @@ class DeepseekMoE(MoE):
         is_kept = (chosen[:, :, None] == jnp.arange(groups)).any(axis=1)
         return jnp.where(is_kept[:, :, None], grouped, -jnp.inf).reshape(choice.shape)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array | PendingSum:
         routed = super().__call__(x)
         return routed if self.shared is None else routed + self.shared(x)
 

@@ -18,6 +18,7 @@ from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import MLP, Attention, SandwichLayer
 from jaxspec.models.parameters import Whole, parameter
 from jaxspec.models.qwen3 import QK_NORMS
+from jaxspec.sharding import PendingSum, total
 
 
 class Gemma3Norm(nnx.Module):
@@ -33,7 +34,8 @@ class Gemma3Norm(nnx.Module):
         """f32[width], the factors of normed rows."""
         return 1 + self.offset[...].astype(jnp.float32)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array | PendingSum) -> jax.Array:
+        x = total(x)
         return rms_norm(x.astype(jnp.float32), self.factors(), self.eps).astype(x.dtype)
 
 

@@ -24,7 +24,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.models.layers import Attention, RMSNorm
 from jaxspec.models.parameters import Projection, Whole, parameter, product
 from jaxspec.models.rope import rope_tables
-from jaxspec.sharding import local_part
+from jaxspec.sharding import PendingSum, local_part
 
 
 def cache_shape(config: ModelConfig, kind: IndexedWindow) -> LayerCacheShape:
@@ -91,7 +91,7 @@ class IndexedWindowAttention(nnx.Module):
 
     def __call__(
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
-    ) -> tuple[jax.Array, AnyMemory]:
+    ) -> tuple[jax.Array | PendingSum, AnyMemory]:
         """Maps x [N, M] to [N', M]; also returns the memory. `layer` is the layer's index in the memory."""
         pool = None if self.compressor is None else self.compressor(x)
         attended, memory = memory.attend_indexed(

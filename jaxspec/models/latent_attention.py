@@ -14,7 +14,7 @@ from jaxspec.attention import AnyMemory, CacheShape, RopeTables, apply_rope, pai
 from jaxspec.config import ModelConfig
 from jaxspec.models.layers import RMSNorm
 from jaxspec.models.parameters import Fused, HeadRows, Projection, parameter, product
-from jaxspec.sharding import local_part, psum, split_over
+from jaxspec.sharding import PendingSum, later_psum, local_part, split_over
 
 # transformers builds the norms of latents with its class's default, whatever the config says.
 LATENT_EPS = 1e-6
@@ -90,7 +90,7 @@ class LatentAttention(nnx.Module):
 
     def __call__(
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
-    ) -> tuple[jax.Array, AnyMemory]:
+    ) -> tuple[jax.Array | PendingSum, AnyMemory]:
         """Maps x [N, M] to [N', M]; also returns the memory. `layer` is the layer's index in the memory."""
         rank = self.config.kv_lora_rank
         query, latent, key = jnp.split(
@@ -102,7 +102,7 @@ class LatentAttention(nnx.Module):
         )
         values = _by_head("nhl,hvl->nhv", attended, self.value_up[...])
         y = product(values, self.output[...], contracting=2)
-        return psum(y, split_over(values.shape[1], self.num_heads)), memory
+        return later_psum(y, split_over(values.shape[1], self.num_heads)), memory
 
     def _queries(self, query: jax.Array, rope: RopeTables) -> jax.Array:
         """Absorbed queries [N, H, rank + rope], with H this device's heads.

@@ -25,7 +25,7 @@ from jaxspec.models.parameters import (
     parameter,
     product,
 )
-from jaxspec.sharding import local_part, local_start, psum, split_over
+from jaxspec.sharding import PendingSum, later_psum, local_part, local_start, psum, split_over, total
 
 
 class RMSNorm(nnx.Module):
@@ -41,7 +41,12 @@ class RMSNorm(nnx.Module):
         """f32[width], the factors of normed rows."""
         return self.scale[...].astype(jnp.float32)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array | PendingSum) -> jax.Array:
+        if isinstance(x, PendingSum):
+            normed = x.normed(self.scale[...], self.eps)
+            if normed is not None:
+                return normed
+        x = total(x)
         if x.dtype == jnp.float32:
             return rms_norm(x, self.factors(), self.eps)
         wide = x.astype(jnp.float32)
@@ -53,7 +58,7 @@ class Linear(nnx.Module):
     """x @ kernel, and an optional bias: maps [..., in] to [..., out].
 
     If the kernel is split over devices by its outputs, the result is this device's part of them. If it is
-    split by its inputs, x is this device's part, and the result is summed over all devices.
+    split by its inputs, x is this device's part, and the result is a sum over all devices, which is pending.
     """
 
     def __init__(
@@ -80,9 +85,9 @@ class Linear(nnx.Module):
             bias, rngs, (out_width,), axes[1:], Whole(f"{name}.bias", (out_width,)), dtype=dtype
         )
 
-    def __call__(self, x: jax.Array, *, out_dtype: DTypeLike | None = None) -> jax.Array:
-        y = product(x, self.kernel[...], out_dtype=out_dtype)
-        y = psum(y, split_over(x.shape[-1], self.in_width))
+    def __call__(self, x: jax.Array, *, out_dtype: DTypeLike | None = None) -> Any:
+        part = product(x, self.kernel[...], out_dtype=out_dtype)
+        y = later_psum(part, split_over(x.shape[-1], self.in_width))
         return y if self.bias is None else y + self.bias[...]
 
 
@@ -227,15 +232,15 @@ class Attention(nnx.Module):
         queries, keys, values = fused[..., :-2, :], fused[..., -2:-1, :], fused[..., -1:, :]
         return jnp.concatenate([self.query_norm(queries), self.key_norm(keys), values], axis=-2)
 
-    def combine(self, attended: jax.Array) -> jax.Array:
+    def combine(self, attended: jax.Array) -> jax.Array | PendingSum:
         """The output projection: maps attended values [N, H, G, D] to [N, M]."""
-        y = product(attended, self.output[...], contracting=3)
-        y = psum(y, split_over(attended.shape[1], self.kv_heads))
+        part = product(attended, self.output[...], contracting=3)
+        y = later_psum(part, split_over(attended.shape[1], self.kv_heads))
         return y if self.output_bias is None else y + self.output_bias[...]
 
     def __call__(
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
-    ) -> tuple[jax.Array, AnyMemory]:
+    ) -> tuple[jax.Array | PendingSum, AnyMemory]:
         """Maps x [N, in] to [N', M]; also returns the memory. `layer` is the layer's index in the memory."""
         projected = self.project(x)
         heads, group = projected.shape[1], projected.shape[2] - 2
@@ -291,7 +296,7 @@ class MLP(nnx.Module):
         """The activation function of the gate."""
         return jax.nn.silu(x)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array | PendingSum:
         fused = product(x, self.gate_up[...])
         if self.gate_up_bias is not None:
             fused = fused + self.gate_up_bias[...]
@@ -322,11 +327,11 @@ class DecoderLayer(nnx.Module):
         self.mlp = mlp(config, f"{name}.mlp", **args)
 
     def __call__(
-        self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
-    ) -> tuple[jax.Array, AnyMemory]:
+        self, x: jax.Array | PendingSum, memory: AnyMemory, layer: int, rope: RopeTables
+    ) -> tuple[jax.Array | PendingSum, AnyMemory]:
         """Maps x [N, M] to [N', M]; also returns the memory. `layer` is the layer's index in the memory."""
         attended, memory = self.attention(self.input_norm(x), memory, layer, rope)
-        x = memory.outputs(layer, x) + attended
+        x = memory.outputs(layer, total(x)) + attended
         return x + self.mlp(self.mlp_norm(x)), memory
 
 

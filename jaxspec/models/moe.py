@@ -17,7 +17,14 @@ from jaxspec.config import ModelConfig
 from jaxspec.models.expert_sources import ExpertSources, tensor_per_expert
 from jaxspec.models.layers import Linear
 from jaxspec.models.parameters import Source, parameter
-from jaxspec.sharding import local_part, local_start, on_first_device, psum, split_over
+from jaxspec.sharding import (
+    PendingSum,
+    later_psum,
+    local_part,
+    local_start,
+    on_first_device,
+    split_over,
+)
 
 STACKED_EXPERTS = tuple(f"mlp.experts.{projection}_proj" for projection in ("gate", "up", "down"))
 """The expert tensors of a layer in a GGUF, by their Hugging Face names."""
@@ -95,7 +102,7 @@ class MoE(nnx.Module):
             return jax.nn.softmax(chosen_logits), chosen
         return jnp.exp(chosen_logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)), chosen
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array | PendingSum:
         rows = x.reshape(-1, x.shape[-1])
         weights, chosen = self._route_each(rows)
         # Reading only the chosen experts pays for few rows. For many rows it pays only if the kernel reads
@@ -103,8 +110,8 @@ class MoE(nnx.Module):
         stored = (self.gate_up[...], self.down[...])
         reads_once = all(reads_each_expert_once(rows.dtype, weight) for weight in stored)
         run = self._chosen if reads_once or chosen.size <= self.config.num_experts else self._every
-        y = run(rows, weights, chosen).astype(x.dtype)
-        return psum(y, self._inner_axis or self._expert_axis).reshape(x.shape)
+        y = run(rows, weights, chosen).astype(x.dtype).reshape(x.shape)
+        return later_psum(y, self._inner_axis or self._expert_axis)
 
     def _route_each(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Like `route`; with packed experts, a row's result does not depend on the number of rows."""

@@ -1,4 +1,4 @@
-"""Sums and gathers over the devices of a mesh axis: XLA's, or a kernel for small arrays on a few GPUs."""
+"""Sums and gathers over the devices of a mesh axis: XLA's, or kernels for small arrays on a few GPUs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
-from jaxspec_kernels.collectives.peer_memory import memory_of, num_devices
+from jaxspec_kernels.collectives.peer_memory import CAPACITY, LINE_WORDS, memory_of, num_devices
 from jaxspec_kernels.dispatch import why_not
 
 _MAX_BYTES = 1 << 21
@@ -18,7 +18,7 @@ _peers: ContextVar[jax.Array | None] = ContextVar("peers", default=None)
 
 @contextmanager
 def through_peers(links: jax.Array | None) -> Iterator[None]:
-    """While a program is traced, its small sums and gathers use the kernel.
+    """While a program is traced, its small sums and gathers use the kernels.
 
     On two H100s, a sum of 128 rows of 4,096 in bfloat16 takes 13 us instead of NCCL's 19, and XLA cuts its
     CUDA graphs at NCCL's calls but not at kernels (docs/measurements.md, "Several GPUs").
@@ -52,6 +52,34 @@ def psum(x: jax.Array, axis: str) -> jax.Array:
     return peer_sum(x, links)
 
 
+def psum_norm(
+    x: jax.Array, stream: jax.Array, bias: jax.Array | None, factors: jax.Array, *, eps: float
+) -> tuple[jax.Array, jax.Array] | None:
+    """A sum over the devices, and the norm of rows to which it is added, in one kernel.
+
+    Args:
+      x: [N, M], what this device adds.
+      stream: [N, M], to which the sum is added.
+      bias: [M], which is added to the sum first.
+      factors: [M], of the normed rows.
+      eps: added to the mean of squares.
+
+    Returns:
+      `stream + (psum(x) + bias)`, and `models.layers.RMSNorm` of it, [N, M] both, with every intermediate
+      result rounded to the dtype of x. None where there is no kernel for these arrays.
+    """
+    links = _peers.get()
+    if links is None or x.dtype not in (jnp.bfloat16, jnp.float16) or x.ndim != 2 or x.shape[1] % 2:
+        return None
+    if any(other is not None and other.dtype != x.dtype for other in (stream, bias, factors)):
+        return None
+    if x.shape[1] > 2 * LINE_WORDS * CAPACITY or not _is_small(x, links):
+        return None
+    from jaxspec_kernels.collectives.triton_kernel import peer_sum_norm
+
+    return peer_sum_norm(x, stream, bias, factors, links, eps=eps)
+
+
 def all_gather(x: jax.Array, axis: str, *, along: int) -> jax.Array:
     """x of all devices of a mesh axis, concatenated along one of its own axes."""
     links = _peers.get()
@@ -65,9 +93,9 @@ def all_gather(x: jax.Array, axis: str, *, along: int) -> jax.Array:
 
 
 def _is_small(x: jax.Array, links: jax.Array) -> bool:
-    # A device sends all of x to every other one, twice as many bytes with the numbers, so NCCL is faster for
+    # A device sends all of x to every other one, with the numbers 4/3 as many bytes, so NCCL is faster for
     # larger arrays.
     return 0 < x.nbytes * (num_devices(links) - 1) <= _MAX_BYTES
 
 
-__all__ = ["all_gather", "peer_links", "psum", "through_peers"]
+__all__ = ["all_gather", "peer_links", "psum", "psum_norm", "through_peers"]

@@ -11,13 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-MAX_PROGRAMS = 256
-"""The most programs of one exchange."""
+MAX_PROGRAMS = 128
+"""The most programs of one exchange, about one for each multiprocessor."""
 CAPACITY = 2048
-"""Words that a program sends at once."""
-HEADER = 256
-"""64-bit words before the places for data: the number of each program's last exchange (32 bits each), and
-from `GREETING` on, in words of 32 bits, what `_reach_each_other` writes."""
+"""Lines of 16 bytes that a program sends at once."""
+LINE_WORDS = 3
+"""Words of 32 bits in a line; the fourth is the number of the exchange."""
+HEADER = 128
+"""Lines before the places for data: the number of each program's last exchange, and from `GREETING` on what
+`_reach_each_other` writes, both in words of 32 bits."""
 GREETING = MAX_PROGRAMS
 MAX_DEVICES = 8
 
@@ -39,9 +41,9 @@ class PeerMemory:
     """
 
     def __init__(self, mesh: Mesh):
-        words = HEADER + MAX_PROGRAMS * 2 * mesh.size * CAPACITY
+        lines = HEADER + MAX_PROGRAMS * 2 * mesh.size * CAPACITY
         by_device = NamedSharding(mesh, PartitionSpec(*mesh.axis_names))
-        empty = jax.jit(lambda: jnp.zeros((mesh.size, 2 * words), jnp.int32), out_shardings=by_device)
+        empty = jax.jit(lambda: jnp.zeros((mesh.size, 4 * lines), jnp.int32), out_shardings=by_device)
         self.mailboxes = empty()
         parts = {part.device: part.data for part in self.mailboxes.addressable_shards}
         at = [parts[device].unsafe_buffer_pointer() for device in mesh.devices.flat]

@@ -1,9 +1,10 @@
-"""Sums and gathers over the GPUs of one process, in a Triton kernel that writes into its peers' memory.
+"""Sums and gathers over the GPUs of one process, in Triton kernels that write into their peers' memory.
 
-Every GPU has a mailbox (`PeerMemory`). A program of the kernel sends a block of its array to the mailboxes of
-the other GPUs, and then reads their blocks from its own. A 64-bit word in a mailbox is 32 bits of data and
-the number of the exchange, and arrives as a whole. So a program reads until every word has the number that it
-waits for, and needs neither fences nor flags. (NCCL's protocol LL does the same.)
+Every GPU has a mailbox (`PeerMemory`). A program of a kernel sends a part of its array to the mailboxes of
+the other GPUs, and then reads their parts from its own. A line of 128 bits in a mailbox is three words of
+data and the number of the exchange, and arrives as a whole (PTX ISA, "Memory consistency model": a scalar
+access of type .b128 is one operation). So a program reads until every line has the number that it waits for,
+and needs neither fences nor flags. (NCCL's protocols LL and LL128 do the same with lines of 8 and 128 bytes.)
 
 A mailbox has two places for each program and sender, used in turn. A program overwrites a place only after it
 has received the exchange in between from every GPU, and a GPU sends that only after it has read the place.
@@ -19,14 +20,13 @@ from jaxspec_kernels.collectives.peer_memory import (
     CAPACITY,
     GREETING,
     HEADER,
+    LINE_WORDS,
     MAX_PROGRAMS,
     num_devices,
 )
 from jaxspec_kernels.triton_call import triton_call
 
-_PROGRAMS = 128
-"""Programs to aim at, about one for each multiprocessor."""
-_MIN_BLOCK = 256
+_MIN_LINES = 64
 
 
 def peer_sum(x: jax.Array, links: jax.Array) -> jax.Array:
@@ -45,6 +45,44 @@ def peer_gather(x: jax.Array, links: jax.Array) -> jax.Array:
     return _exchange(x, links, stacked, kind="gather")
 
 
+def peer_sum_norm(
+    x: jax.Array,
+    stream: jax.Array,
+    bias: jax.Array | None,
+    factors: jax.Array,
+    links: jax.Array,
+    *,
+    eps: float,
+) -> tuple[jax.Array, jax.Array]:
+    """`stream` plus `peer_sum(x)` and `bias`, and the norm of each row of it; see `collectives.psum_norm`.
+
+    A program sums and norms one row at a time.
+    """
+    words = x.nbytes // 4 // len(x)
+    lines = triton.cdiv(words, LINE_WORDS)
+    block = triton.next_power_of_2(lines)
+    row = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    total, normed = triton_call(
+        _sum_norm_kernel,
+        # Without a bias, this pointer is never read.
+        (x, stream, factors if bias is None else bias, factors, links),
+        [row, row],
+        grid=(min(len(x), MAX_PROGRAMS),),
+        num_warps=min(max(block // 64, 1), 16),
+        rows=len(x),
+        words=words,
+        lines=lines,
+        eps=eps,
+        has_bias=bias is not None,
+        devices=num_devices(links),
+        block=block,
+        capacity=CAPACITY,
+        header=HEADER,
+        kind=x.dtype.name,
+    )
+    return total, normed
+
+
 def greet(links: jax.Array) -> jax.Array:
     """Writes this device's index in the mesh, from 1 on, into all mailboxes. Returns i32[1]."""
     (done,) = triton_call(
@@ -61,18 +99,20 @@ def greet(links: jax.Array) -> jax.Array:
 
 def _exchange(x: jax.Array, links: jax.Array, out: jax.ShapeDtypeStruct, *, kind: str) -> jax.Array:
     words = x.nbytes // 4
-    block = min(max(triton.next_power_of_2(triton.cdiv(words, _PROGRAMS)), _MIN_BLOCK), CAPACITY)
-    blocks = triton.cdiv(words, block)
-    programs = min(blocks, MAX_PROGRAMS)
+    lines = min(max(triton.cdiv(words, LINE_WORDS * MAX_PROGRAMS), _MIN_LINES), CAPACITY)
+    block = triton.next_power_of_2(lines)
+    parts = triton.cdiv(words, LINE_WORDS * lines)
+    programs = min(parts, MAX_PROGRAMS)
     (result,) = triton_call(
         _exchange_kernel,
         (x, links),
         [out],
         grid=(programs,),
-        num_warps=min(block // 128, 8),
+        num_warps=min(block // 32, 8),
         words=words,
         devices=num_devices(links),
-        rounds=triton.cdiv(blocks, programs),
+        parts=parts,
+        lines=lines,
         block=block,
         capacity=CAPACITY,
         header=HEADER,
@@ -86,7 +126,16 @@ def _mailbox(links, device):
     """The address of a device's mailbox; of this one's for -1."""
     low = tl.load(links + 2 * device + 2).to(tl.uint64)
     high = tl.load(links + 2 * device + 3).to(tl.uint64)
-    return tl.multiple_of((high << 32) | low, 256)
+    return (high << 32) | low
+
+
+@triton.jit
+def _lanes(block: tl.constexpr):
+    """0, 1, …; threads beside each other get lanes beside each other, so that a warp stores 512 bytes at once.
+
+    Without the hint, a thread would get as many lanes as fill 16 bytes of the array.
+    """
+    return tl.max_contiguous(tl.arange(0, block), 1)
 
 
 @triton.jit
@@ -103,27 +152,158 @@ def _greet_kernel(links, done, devices: tl.constexpr, greeting: tl.constexpr):
 
 
 @triton.jit
-def _part(word, place, number, is_own):
-    """The words of one device, which arrive at `place` unless they are this device's own."""
+def _store_line(address, first, second, third, number, is_sent):
+    """Stores one line per lane at `address` u64[lanes], where `is_sent`."""
+    tl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred sent;
+            .reg .b64 low, high;
+            .reg .b128 line;
+            setp.ne.b32 sent, $6, 0;
+            mov.b64 low, {$2, $3};
+            mov.b64 high, {$4, $5};
+            mov.b128 line, {low, high};
+            @sent st.relaxed.sys.global.b128 [$1], line;
+            mov.b32 $0, 0;
+        }
+        """,
+        "=r,l,r,r,r,r,r",
+        [address, first, second, third, number, is_sent.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _load_line(address):
+    """The three words and the number of the lines at `address` u64[lanes]."""
+    return tl.inline_asm_elementwise(
+        """
+        {
+            .reg .b64 low, high;
+            .reg .b128 line;
+            ld.relaxed.sys.global.b128 line, [$4];
+            mov.b128 {low, high}, line;
+            mov.b64 {$0, $1}, low;
+            mov.b64 {$2, $3}, high;
+        }
+        """,
+        "=r,=r,=r,=r,l",
+        [address],
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _receive(first, second, third, address, number, is_own):
+    """The words of one device, which arrive at `address` unless they are this device's own."""
     if not is_own:
-        got = tl.load(place, volatile=True)
-        while tl.max(((got >> 32).to(tl.int32) != number).to(tl.int32), 0) != 0:
-            got = tl.load(place, volatile=True)
-        word = got.to(tl.int32)
-    return word
+        first, second, third, arrived = _load_line(address)
+        while tl.max((arrived != number).to(tl.int32), 0) != 0:
+            first, second, third, arrived = _load_line(address)
+    return first, second, third
 
 
 @triton.jit
-def _low(word, kind: tl.constexpr):
-    half = (word & 0xFFFF).to(tl.int16)
-    return half.to(tl.bfloat16 if kind == "bfloat16" else tl.float16, bitcast=True).to(tl.float32)
+def _values(words, kind: tl.constexpr):
+    """The numbers in words, in float32: one in each, or two along a last axis for a type of 16 bits."""
+    if kind == "float32":
+        values = words.to(tl.float32, bitcast=True)
+    else:
+        half = tl.bfloat16 if kind == "bfloat16" else tl.float16
+        low = (words & 0xFFFF).to(tl.int16).to(half, bitcast=True)
+        high = (words >> 16).to(tl.int16).to(half, bitcast=True)
+        values = tl.join(low, high).to(tl.float32)
+    return values
 
 
 @triton.jit
-def _pack(low, high, kind: tl.constexpr):
-    half = tl.bfloat16 if kind == "bfloat16" else tl.float16
-    low = low.to(half).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    return low | (high.to(half).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+def _words(values, kind: tl.constexpr):
+    """The inverse of `_values`, which rounds to the type."""
+    if kind == "float32":
+        words = values.to(tl.int32, bitcast=True)
+    else:
+        half = tl.bfloat16 if kind == "bfloat16" else tl.float16
+        low, high = tl.split(values.to(half).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF)
+        words = low | (high << 16)
+    return words
+
+
+@triton.jit
+def _load(words, lane, lines, end):
+    """Three words per line, of `end` words at most; zeros behind them and behind the last line.
+
+    The words of a line are `lines` apart, so that lanes beside each other read words beside each other.
+    """
+    is_line = lane < lines
+    first = tl.load(words + lane, mask=is_line & (lane < end), other=0)
+    second = tl.load(words + lane + lines, mask=is_line & (lane + lines < end), other=0)
+    third = tl.load(words + lane + 2 * lines, mask=is_line & (lane + 2 * lines < end), other=0)
+    return first, second, third
+
+
+@triton.jit
+def _store(words, lane, lines, end, first, second, third):
+    """The inverse of `_load`."""
+    is_line = lane < lines
+    tl.store(words + lane, first, mask=is_line & (lane < end))
+    tl.store(words + lane + lines, second, mask=is_line & (lane + lines < end))
+    tl.store(words + lane + 2 * lines, third, mask=is_line & (lane + 2 * lines < end))
+
+
+@triton.jit
+def _place(program, number, devices: tl.constexpr, capacity: tl.constexpr, header: tl.constexpr):
+    """The first line of a program's place for an exchange."""
+    # `%` would be negative once the number has passed 2**31.
+    return header + (program * 2 + (number & 1)) * devices * capacity
+
+
+@triton.jit
+def _send(
+    first,
+    second,
+    third,
+    links,
+    place,
+    lane,
+    lines,
+    number,
+    rank,
+    devices: tl.constexpr,
+    capacity: tl.constexpr,
+):
+    """Stores three words per lane and the number in the mailboxes of the other devices."""
+    for device in tl.static_range(devices):
+        if device != rank:
+            line = (place + rank * capacity + lane).to(tl.uint64)
+            address = _mailbox(links, device) + line * 16
+            _store_line(address, first, second, third, number, lane < lines)
+
+
+@triton.jit
+def _sums(
+    first,
+    second,
+    third,
+    address,
+    number,
+    rank,
+    devices: tl.constexpr,
+    capacity: tl.constexpr,
+    kind: tl.constexpr,
+):
+    """The `_values` of three words, each summed over all devices in their order."""
+    sum_1, sum_2, sum_3 = 0.0, 0.0, 0.0
+    for device in tl.static_range(devices):
+        a, b, c = _receive(first, second, third, address + device * capacity * 16, number, device == rank)
+        sum_1 += _values(a, kind)
+        sum_2 += _values(b, kind)
+        sum_3 += _values(c, kind)
+    return sum_1, sum_2, sum_3
 
 
 @triton.jit
@@ -132,51 +312,111 @@ def _exchange_kernel(
     links,
     out,
     words: tl.constexpr,
+    parts: tl.constexpr,
+    lines: tl.constexpr,
     devices: tl.constexpr,
-    rounds: tl.constexpr,
     block: tl.constexpr,
     capacity: tl.constexpr,
     header: tl.constexpr,
     kind: tl.constexpr,
 ):
     program = tl.program_id(0)
-    lane = tl.arange(0, block)
+    lane = _lanes(block)
     rank = _rank(links, devices)
     own = _mailbox(links, -1)
     counter = own.to(tl.pointer_type(tl.int32)) + program
     number = tl.load(counter)
     sends = x.to(tl.pointer_type(tl.int32))
     gets = out.to(tl.pointer_type(tl.int32))
-    for i in range(rounds):
+    for part in range(program, parts, tl.num_programs(0)):
         number += 1
-        index = (i * tl.num_programs(0) + program) * block + lane
-        inside = index < words
-        word = tl.load(sends + index, mask=inside, other=0)
-        numbered = (number.to(tl.int64) << 32) | (word.to(tl.int64) & 0xFFFFFFFF)
-        # `%` would be negative once the number has passed 2**31.
-        place = header + (program * 2 + (number & 1)) * devices * capacity
-        for device in tl.static_range(devices):
-            if device != rank:
-                mailbox = _mailbox(links, device).to(tl.pointer_type(tl.int64))
-                tl.store(mailbox + place + rank * capacity + lane, numbered)
-        mailbox = own.to(tl.pointer_type(tl.int64)) + place + lane
+        at = part * 3 * lines
+        first, second, third = _load(sends + at, lane, lines, words - at)
+        place = _place(program, number, devices, capacity, header)
+        _send(first, second, third, links, place, lane, lines, number, rank, devices, capacity)
+        address = own + (place + tl.minimum(lane, lines - 1)).to(tl.uint64) * 16
         if kind == "gather":
             for device in tl.static_range(devices):
-                got = _part(word, mailbox + device * capacity, number, device == rank)
-                tl.store(gets + device * words + index, got, mask=inside)
-        elif kind == "float32":
-            total = tl.zeros([block], tl.float32)
-            for device in tl.static_range(devices):
-                got = _part(word, mailbox + device * capacity, number, device == rank)
-                total += got.to(tl.float32, bitcast=True)
-            tl.store(gets + index, total.to(tl.int32, bitcast=True), mask=inside)
+                a, b, c = _receive(
+                    first, second, third, address + device * capacity * 16, number, device == rank
+                )
+                _store(gets + device * words + at, lane, lines, words - at, a, b, c)
         else:
-            low = tl.zeros([block], tl.float32)
-            high = tl.zeros([block], tl.float32)
-            for device in tl.static_range(devices):
-                got = _part(word, mailbox + device * capacity, number, device == rank)
-                low += _low(got, kind)
-                high += _low(got >> 16, kind)
-            tl.store(gets + index, _pack(low, high, kind), mask=inside)
+            a, b, c = _sums(first, second, third, address, number, rank, devices, capacity, kind)
+            a, b, c = _words(a, kind), _words(b, kind), _words(c, kind)
+            _store(gets + at, lane, lines, words - at, a, b, c)
     tl.debug_barrier()
     tl.store(counter, number)
+
+
+@triton.jit
+def _sum_norm_kernel(
+    x,
+    stream,
+    bias,
+    factors,
+    links,
+    totals,
+    normed,
+    rows: tl.constexpr,
+    words: tl.constexpr,
+    lines: tl.constexpr,
+    eps: tl.constexpr,
+    has_bias: tl.constexpr,
+    devices: tl.constexpr,
+    block: tl.constexpr,
+    capacity: tl.constexpr,
+    header: tl.constexpr,
+    kind: tl.constexpr,
+):
+    program = tl.program_id(0)
+    lane = _lanes(block)
+    rank = _rank(links, devices)
+    own = _mailbox(links, -1)
+    counter = own.to(tl.pointer_type(tl.int32)) + program
+    number = tl.load(counter)
+    x = x.to(tl.pointer_type(tl.int32))
+    stream = stream.to(tl.pointer_type(tl.int32))
+    totals = totals.to(tl.pointer_type(tl.int32))
+    normed = normed.to(tl.pointer_type(tl.int32))
+    f1, f2, f3 = _load(factors.to(tl.pointer_type(tl.int32)), lane, lines, words)
+    if has_bias:
+        b1, b2, b3 = _load(bias.to(tl.pointer_type(tl.int32)), lane, lines, words)
+    for row in range(program, rows, tl.num_programs(0)):
+        number += 1
+        at = row * words
+        first, second, third = _load(x + at, lane, lines, words)
+        place = _place(program, number, devices, capacity, header)
+        _send(first, second, third, links, place, lane, lines, number, rank, devices, capacity)
+        # Read before waiting for the other devices.
+        s1, s2, s3 = _load(stream + at, lane, lines, words)
+        # A lane behind the last line waits for that one.
+        address = own + (place + tl.minimum(lane, lines - 1)).to(tl.uint64) * 16
+        y1, y2, y3 = _sums(first, second, third, address, number, rank, devices, capacity, kind)
+        if has_bias:
+            y1 = _plus(y1, b1, kind)
+            y2 = _plus(y2, b2, kind)
+            y3 = _plus(y3, b3, kind)
+        y1 = _rounded(_plus(y1, s1, kind), kind)
+        y2 = _rounded(_plus(y2, s2, kind), kind)
+        y3 = _rounded(_plus(y3, s3, kind), kind)
+        _store(totals + at, lane, lines, words, _words(y1, kind), _words(y2, kind), _words(y3, kind))
+        squares = tl.sum(y1 * y1 + y2 * y2 + y3 * y3, 1)
+        scale = tl.rsqrt(tl.sum(tl.where(lane < lines, squares, 0.0), 0) / (2 * words) + eps)
+        y1 = _rounded(y1 * scale, kind) * _values(f1, kind)
+        y2 = _rounded(y2 * scale, kind) * _values(f2, kind)
+        y3 = _rounded(y3 * scale, kind) * _values(f3, kind)
+        _store(normed + at, lane, lines, words, _words(y1, kind), _words(y2, kind), _words(y3, kind))
+    tl.debug_barrier()
+    tl.store(counter, number)
+
+
+@triton.jit
+def _rounded(values, kind: tl.constexpr):
+    return values.to(tl.bfloat16 if kind == "bfloat16" else tl.float16).to(tl.float32)
+
+
+@triton.jit
+def _plus(values, words, kind: tl.constexpr):
+    """The sum of rounded `values` and the numbers in words, as if each term had its type's precision."""
+    return _rounded(values, kind) + _values(words, kind)

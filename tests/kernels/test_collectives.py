@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxspec_kernels.collectives import all_gather, peer_links, peer_memory, psum, through_peers
+from jaxspec_kernels.collectives import all_gather, peer_links, peer_memory, psum, psum_norm, through_peers
 
 from jaxspec.config import MESH_AXIS
 from jaxspec.engine.programs import compiler_options
@@ -73,10 +73,74 @@ def test_a_gather_joins_the_parts_in_the_order_of_devices(dtype, shape, along):
         np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.parametrize(
+    "shape", [(1, 2), (4, 4096), (3, 2880), (37, 578), (127, 4096), (130, 64), (9, 8192)]
+)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_sum_with_its_norm_rounds_as_its_steps_do(dtype, shape, has_bias):
+    part, stream = draw(shape, dtype), draw(shape, dtype, seed=1)
+    stream = jnp.broadcast_to(stream[:1], stream.shape)
+    factors, bias = (
+        jnp.broadcast_to(draw(shape[1:], dtype, seed)[:1], (DEVICES, shape[1])) for seed in (2, 3)
+    )
+    rounded = [np.asarray(x.astype(jnp.float32)) for x in (part, stream, factors, bias)]
+
+    def program(part, stream, factors, bias):
+        both = psum_norm(part, stream, bias if has_bias else None, factors, eps=1e-5)
+        assert both is not None
+        return both
+
+    compiled, run = over_devices(program, part, stream, factors, bias, links=links())
+    assert "all-reduce" not in compiled.as_text()
+
+    def as_stored(x):
+        return np.asarray(jnp.asarray(x).astype(dtype).astype(jnp.float32))
+
+    total = as_stored(rounded[0][0] + rounded[0][1])
+    if has_bias:
+        total = as_stored(total + rounded[3][0])
+    total = as_stored(rounded[1][0] + total)
+    scale = 1 / np.sqrt(np.mean(total.astype(np.float64) ** 2, axis=-1, keepdims=True) + 1e-5)
+    for _ in range(3):
+        totals, normed = (np.asarray(x.astype(jnp.float32)) for x in run())
+        np.testing.assert_array_equal(totals, np.stack([total] * DEVICES))
+        np.testing.assert_array_equal(normed[0], normed[1])
+        # Two roundings, of which the first may fall to the other side.
+        step = float(jnp.finfo(dtype).eps)
+        np.testing.assert_allclose(normed[0], total * scale * rounded[2][0], rtol=1.6 * step, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtypes"),
+    [
+        ((4, 64), (jnp.float32, jnp.float32)),
+        ((4, 64), (jnp.bfloat16, jnp.float32)),
+        ((4, 63), (jnp.bfloat16, jnp.bfloat16)),
+        ((2, 16_384), (jnp.bfloat16, jnp.bfloat16)),
+        ((2048, 4096), (jnp.bfloat16, jnp.bfloat16)),
+    ],
+)
+def test_other_norms_are_left_to_xla(shape, dtypes):
+    part, stream = (jnp.zeros(shape, dtype) for dtype in dtypes)
+    pretended = jnp.zeros((1, 3 + 2 * DEVICES), jnp.uint32)
+    with through_peers(pretended):
+        assert psum_norm(part, stream, None, jnp.ones(shape[1:], dtypes[0]), eps=1e-5) is None
+    with through_peers(None):
+        assert psum_norm(part, part, None, jnp.ones(shape[1:], dtypes[0]), eps=1e-5) is None
+
+
 def test_exchanges_of_all_sizes_follow_each_other():
     """A place must not be overwritten before all have read it, whichever programs took part last."""
-    sizes = np.random.default_rng(1).permutation([4, 300, 4096, 40_000, 300_000, 520_000] * 8).tolist()
+    sizes = np.random.default_rng(1).permutation([8, 304, 4096, 40_000, 300_000, 520_000] * 8).tolist()
     x = draw((max(sizes),))
+
+    def summed_norm(x):
+        part = x.astype(jnp.bfloat16).reshape(2, 384)
+        factors = jnp.ones(384, jnp.bfloat16)
+        both = psum_norm(part, part * 0, None, factors, eps=1e-5)
+        total = psum(part, MESH_AXIS) if both is None else both[0]
+        return total.astype(jnp.float32).reshape(-1) * 0.5
 
     def program(x):
         def chain(x, _):
@@ -84,6 +148,7 @@ def test_exchanges_of_all_sizes_follow_each_other():
                 total = psum(x[:size], MESH_AXIS)
                 # Half of the sum, and a step to the side that depends on the device.
                 x = jnp.concatenate([x[size:], total * 0.5 + 0.01 * x[:size]])
+                x = x.at[:768].set(summed_norm(x[:768]))
             return x, all_gather(x[:8], MESH_AXIS, along=0)
 
         return jax.lax.scan(chain, x, length=20)
