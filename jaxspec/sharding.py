@@ -140,8 +140,9 @@ class PendingSum:
 
     def __add__(self, other: "jax.Array | PendingSum") -> "jax.Array | PendingSum":
         if isinstance(other, PendingSum):
-            if self._is_bare and other._is_bare:
-                return replace(self, part=self.part + other.part)
+            for pending, term in ((self, other), (other, self)):
+                if pending._total is None and term._is_bare:
+                    return replace(pending, part=pending.part + term.part)
             return self.total() + other
         if self._total is None and self.stream is None:
             if other.ndim == 1 and self.bias is None:

@@ -131,7 +131,7 @@ def _mailbox(links, device):
 
 @triton.jit
 def _lanes(block: tl.constexpr):
-    """0, 1, …; threads beside each other get lanes beside each other, so that a warp stores 512 bytes at once.
+    """0, 1, …; threads beside each other have lanes beside each other, so that a warp stores 512 bytes at once.
 
     Without the hint, a thread would get as many lanes as fill 16 bytes of the array.
     """
