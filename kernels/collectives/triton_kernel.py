@@ -131,9 +131,9 @@ def _mailbox(links, device):
 
 @triton.jit
 def _lanes(block: tl.constexpr):
-    """0, 1, …; threads beside each other have lanes beside each other, so that a warp stores 512 bytes at once.
+    """0, 1, …; with lanes that follow each other in threads that do, so that a warp stores 512 bytes at once.
 
-    Without the hint, a thread would get as many lanes as fill 16 bytes of the array.
+    Without the hint, a thread would have as many of them as fill 16 bytes of the array.
     """
     return tl.max_contiguous(tl.arange(0, block), 1)
 
