@@ -196,12 +196,12 @@ class Decoder(nnx.Module):
         tables = {
             rope: rope_tables(rope, self.config.head_dim, positions) for rope in dict.fromkeys(self.ropes)
         }
-        streams = [x]
+        streams: list[Any] = [x]
         for i, (layer, rope) in enumerate(zip(self.layers, self.ropes, strict=True)):
+            x = x if getattr(layer, "takes_pending", False) else total(x)
             x, memory = layer(x, memory, i, tables[rope])
-            x = total(x) if i + 1 in capture else x
             streams.append(x)
-        return self.norm(x), tuple(streams[i] for i in capture), memory
+        return self.norm(x), tuple(total(streams[i]) for i in capture), memory
 
     @property
     def output_kernel(self) -> jax.Array:

@@ -307,7 +307,12 @@ class DecoderLayer(nnx.Module):
     """A pre-norm layer: x + attention(norm(x)), then x + mlp(norm(x)).
 
     The arguments `attention` and `mlp` build the two networks from a config and a name.
+
+    Attributes:
+      takes_pending: whether x may be a `PendingSum`; layers without this attribute get an array.
     """
+
+    takes_pending: ClassVar[bool] = True
 
     def __init__(
         self,

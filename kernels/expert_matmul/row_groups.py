@@ -2,12 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+from jaxspec_kernels.dispatch import Op
 
 FEW_ROWS = 64
 """Up to this many rows, finding the rows of an expert inside the kernel is faster than sorting before it."""
 
 
-def group_rows(experts: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+def _by_sorting(experts: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """Sorts rows by their experts.
 
     Args:
@@ -21,6 +22,15 @@ def group_rows(experts: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     # Counting is one kernel; `searchsorted` would be a loop of small ones.
     starts = (experts < jnp.arange(count + 1)[:, None]).sum(axis=1, dtype=jnp.int32)
     return order, starts
+
+
+def _triton():
+    from jaxspec_kernels.expert_matmul.triton_groups import group_rows
+
+    return group_rows
+
+
+group_rows = Op("group_rows", xla=_by_sorting, triton=_triton)
 
 
 def max_tiles(rows: int, count: int, block: int) -> int:

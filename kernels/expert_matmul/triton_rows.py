@@ -1,7 +1,7 @@
 """Finds the rows of a program's tile: up to `block` rows of one expert.
 
 There are two ways. Few rows are not sorted: there is a program for every row, and of every `block` rows of an
-expert, the program of the first one computes them all. More rows are sorted with `group_rows`, and there are
+expert, the program of the first one computes them all. More rows are grouped with `group_rows`, and there are
 `max_tiles` programs.
 """
 

@@ -1,17 +1,27 @@
 """Rows grouped by expert: every row is in one tile, and the grid has room for every tile."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
 from jaxspec_kernels.expert_matmul.row_groups import group_rows, max_tiles
 
+OP = group_rows
 
-def test_rows_of_an_expert_lie_side_by_side_in_their_order():
+
+def test_rows_of_an_expert_lie_side_by_side_in_their_order(implementation):
     experts = np.array([3, 0, 3, 1, 0, 3], np.int32)
-    order, starts = jax.jit(group_rows, static_argnums=1)(experts, 5)
+    group = jax.jit(partial(group_rows, implementation=implementation), static_argnums=1)
+    order, starts = group(experts, 5)
     np.testing.assert_array_equal(order, [1, 4, 3, 0, 2, 5])
     np.testing.assert_array_equal(starts, [0, 2, 3, 3, 6, 6])
     assert order.dtype == starts.dtype == np.int32
+    for rows, count in ((1, 1), (65, 32), (512, 32), (513, 31), (1000, 256), (8192, 128)):
+        experts = np.random.default_rng(rows).integers(0, count, rows).astype(np.int32)
+        order, starts = group(experts, count)
+        np.testing.assert_array_equal(order, np.argsort(experts, stable=True))
+        np.testing.assert_array_equal(starts, np.searchsorted(np.sort(experts), np.arange(count + 1)))
 
 
 @pytest.mark.parametrize("block", [1, 4, 16])
