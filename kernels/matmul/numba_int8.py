@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 from jaxspec_kernels import numba_call as call
-from jaxspec_kernels.matmul.packed_weight import DOUBLED, QUAD, TILE, PackedWeight
+from jaxspec_kernels.matmul.packed_weight import DOUBLED, QUAD, SMALL, TILE, PackedWeight
 from jaxspec_kernels.matmul.weight_code import Form, WeightCode, by_groups, bytes_of
 from jaxspec_kernels.vector_code import BYTE, FLOAT, HALF_WORD, INTEGER, VectorCode, word
 from llvmlite import ir
@@ -33,6 +33,7 @@ _NEEDS = {
 }
 _LANES = {"vnni512": 16, "vnni256": 8, "avx2": 8, "generic": 4}
 _MXFP4_ZERO = 12
+_LARGEST_CODE = 127
 
 
 @cache
@@ -107,15 +108,16 @@ def _target(form: Form, path: str, row_block: int, group: int) -> str:
     name = f"jaxspec_int8_matmul_{form.name}_{path}_{row_block}_{group}"
     scope: dict[str, Any] = {"__name__": __name__, "call": call}
     scope |= {"address": call.address_of(name)}
-    scope["quantise"] = quantise_code(form, path, row_block)
-    scope["multiply"] = multiply_code(form, path, row_block, group)
+    pairs = sums_pairs(form, path, group)
+    scope["quantise"] = quantise_code(form, path, row_block, pairs=pairs)
+    scope["multiply"] = multiply_code(form, path, row_block, group, pairs=pairs)
     source = _PART.format(
         name=name,
         group=group,
         TILE=TILE,
         row_block=row_block,
         block=form.block,
-        code_bytes=code_bytes(form, path),
+        code_bytes=code_bytes(path, pairs=pairs),
         arrays=form.addresses(),
     )
     call.define(source, __file__, scope)
@@ -123,23 +125,33 @@ def _target(form: Form, path: str, row_block: int, group: int) -> str:
     return name
 
 
-def sums_pairs(form: Form, path: str) -> bool:
-    """Whether AVX2 multiplies bytes and sums pairs of products in 16 bits, which only products with 4-bit
-    integers are sure to fit: the sums of a block of 32 inputs are at most 16 * 15 * 127."""
-    return path == "avx2" and form.values == "uint8"
+def sums_pairs(form: Form, path: str, rows: int) -> bool:
+    """Whether AVX2 multiplies bytes, and sums pairs of products in 16 bits for a while.
+
+    One row is no faster with it where the weight's integers are bytes, because reading these takes longer.
+    """
+    return path == "avx2" and _quads_in_16_bits(form) > 0 and (rows > 1 or form.values != "int8")
 
 
-def code_bytes(form: Form, path: str) -> int:
-    """Bytes of an integer of a row: 2 where 16-bit integers are multiplied."""
-    return 1 if path.startswith("vnni") or sums_pairs(form, path) else 2
+def _quads_in_16_bits(form: Form) -> int:
+    """How often a pair of products is sure to fit into a sum of 16 bits; a power of two, or 0."""
+    of_bytes = 2 * SMALL if form.is_small else 255
+    largest = {"uint8": 15, "mxfp4": 2 * _MXFP4_ZERO, "int8": of_bytes}[form.values]
+    fit = (2**15 - 1) // (2 * largest * _LARGEST_CODE)
+    return 1 << fit.bit_length() - 1 if fit else 0
+
+
+def code_bytes(path: str, *, pairs: bool) -> int:
+    """Bytes of an integer of a row: 2 where 16-bit integers are multiplied. For `pairs` see `sums_pairs`."""
+    return 1 if path.startswith("vnni") or pairs else 2
 
 
 def _zero(form: Form) -> int:
     """The number that is added to a weight's integers to make them unsigned bytes."""
-    return {"int8": 128, "mxfp4": _MXFP4_ZERO}.get(form.values, 0)
+    return {"int8": SMALL if form.is_small else 128, "mxfp4": _MXFP4_ZERO}.get(form.values, 0)
 
 
-def quantise_code(form: Form, path: str, row_block: int) -> Any:
+def quantise_code(form: Form, path: str, row_block: int, *, pairs: bool) -> Any:
     """A Numba intrinsic that rounds rows in blocks of `row_block` inputs.
 
     Its arguments are the address of x f32, the number of its pieces (a piece is the inputs that share a scale
@@ -154,7 +166,7 @@ def quantise_code(form: Form, path: str, row_block: int) -> Any:
             x, pieces, *written = arguments
             code = VectorCode(builder, row_block)
             with for_range(builder, pieces) as loop:
-                _quantise_piece(code, form, path, x, loop.index, written)
+                _quantise_piece(code, form, code_bytes(path, pairs=pairs), x, loop.index, written)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 6), generate
@@ -169,9 +181,12 @@ _SMALLEST = 2.0**-100
 
 
 def _quantise_piece(
-    code: VectorCode, form: Form, path: str, x: Any, piece: Any, written: Sequence[Any]
+    code: VectorCode, form: Form, size: int, x: Any, piece: Any, written: Sequence[Any]
 ) -> None:
-    """Rounds the blocks of a row that share a scale of the weight; a block has as many inputs as lanes."""
+    """Rounds the blocks of a row that share a scale of the weight, to integers of `size` bytes.
+
+    A block has as many inputs as a vector has lanes.
+    """
     codes, scales, starts, moments = written
     build, blocks = code.builder, form.block // code.lanes
     total_moment = ir.Constant(FLOAT, 0.0)
@@ -189,7 +204,6 @@ def _quantise_piece(
         magic = ir.Constant(code.floats, [_ROUND] * code.lanes)
         shifted = build.fadd(build.fmul(row, code.spread(inverse)), magic)
         integers = build.sub(build.bitcast(shifted, code.integers), code.constant(_ROUND_BITS))
-        size = code_bytes(form, path)
         _store_codes(code, integers, code.at(codes, block, code.lanes * size), size)
         total = code.call(f"llvm.vector.reduce.add.v{code.lanes}i32", INTEGER, integers)
         start = build.mul(total, ir.Constant(INTEGER, -_zero(form)))
@@ -208,7 +222,7 @@ def _store_codes(code: VectorCode, integers: Any, address: Any, size: int) -> No
     code.store(build.shuffle_vector(short, short, ir.Constant(code.integers, order)), address)
 
 
-def multiply_code(form: Form, path: str, row_block: int, rows: int) -> Any:
+def multiply_code(form: Form, path: str, row_block: int, rows: int, *, pairs: bool) -> Any:
     """A Numba intrinsic that computes the products of `rows` rows with one tile.
 
     Its arguments are the addresses of the rows' part of `quantise_code`'s outputs, the width, the addresses
@@ -231,7 +245,7 @@ def multiply_code(form: Form, path: str, row_block: int, rows: int) -> Any:
         result,
     ):
         def generate(context, builder, signature, arguments):
-            columns = range(_columns(form, path, rows))
+            columns = range(_columns(path, rows, pairs=pairs))
             outputs = len(columns) * _LANES[path]
             *of_rows, values, scale, offset, scale_unit, offset_unit, result = arguments
             arrays = (values, scale, offset, scale_unit, offset_unit)
@@ -244,7 +258,7 @@ def multiply_code(form: Form, path: str, row_block: int, rows: int) -> Any:
                 sizes = (QUAD, *map(bytes_of, form.factors))
                 of_weight = [start(*place) for place in zip(arrays, sizes, strict=True)]
                 tile = _Columns(
-                    builder, form, path, row_block, rows, columns, of_rows, of_weight, start(result, 4)
+                    builder, form, path, pairs, row_block, rows, columns, of_rows, of_weight, start(result, 4)
                 )
                 tile.generate()
             return context.get_dummy_value()
@@ -254,11 +268,11 @@ def multiply_code(form: Form, path: str, row_block: int, rows: int) -> Any:
     return multiply
 
 
-def _columns(form: Form, path: str, rows: int) -> int:
+def _columns(path: str, rows: int, *, pairs: bool) -> int:
     """The vectors of columns that go through the inputs together: as many as there are registers for their
     sums. Memory is read faster in whole cache lines, of which a vector of AVX2 is half a one."""
     if path == "avx2":
-        return 4 if rows == 1 else 2 if sums_pairs(form, path) else 1
+        return 4 if rows == 1 else 2 if pairs else 1
     return 2 if path == "vnni512" else 1
 
 
@@ -270,6 +284,7 @@ class _Columns(WeightCode):
         builder: Any,
         form: Form,
         path: str,
+        pairs: bool,
         row_block: int,
         rows: int,
         columns: Sequence[int],
@@ -279,7 +294,7 @@ class _Columns(WeightCode):
     ):
         super().__init__(builder, form, _LANES[path], columns, of_weight)
         self.path, self.row_block, self.rows = path, row_block, range(rows)
-        self.sums_pairs, self.code_bytes = sums_pairs(form, path), code_bytes(form, path)
+        self.sums_pairs, self.code_bytes = pairs, code_bytes(path, pairs=pairs)
         self.shorts = ir.VectorType(HALF_WORD, 2 * self.lanes)
         self.codes, self.scales, self.starts, self.moments, self.width = of_rows
         self.y = result
@@ -305,16 +320,24 @@ class _Columns(WeightCode):
         for i in range(blocks):
             block = build.add(build.mul(piece, word(blocks)), word(i))
             sums = [self._starts(row, block) for row in self.rows]
+            pairs = none
             for j in range(quads // held):
                 at = build.add(build.mul(block, word(quads // held)), word(j))
                 words = self.words(at)
                 self.prefetch_words(at)
                 for half in range(held):
                     operands = [self._operands(self._unsigned(vector, half)) for vector in words]
+                    quad = held * j + half
+                    if self.sums_pairs:
+                        pairs = [self._pairs(pairs[row], operands, row, block, quad) for row in self.rows]
+                        if (quad + 1) % min(quads, _quads_in_16_bits(self.form)) == 0:
+                            sums = [self._widened(sums[row], pairs[row]) for row in self.rows]
+                            pairs = none
+                        continue
                     for row in self.rows:
-                        codes = self._codes(row, block, held * j + half)
-                        pairs = zip(sums[row], operands, strict=True)
-                        sums[row] = [self._dot(total, *operand, codes) for total, operand in pairs]
+                        codes = self._codes(row, block, quad)
+                        both = zip(sums[row], operands, strict=True)
+                        sums[row] = [self._dot(total, *operand, codes) for total, operand in both]
             products = [self._scaled(row, block, sums[row], products[row]) for row in self.rows]
         scales, offsets = self.factors(piece)
         results = iter(self._results())
@@ -329,16 +352,13 @@ class _Columns(WeightCode):
 
     def _starts(self, row: int, block: Any) -> list[Any]:
         if not _zero(self.form):
-            return [ir.Constant(self.shorts if self.sums_pairs else self.integers, None)] * len(self.columns)
+            return [ir.Constant(self.integers, None)] * len(self.columns)
         start = self._of_row(self.starts, row, block, INTEGER, self.row_block)
         return [self.spread(start)] * len(self.columns)
 
     def _scaled(self, row: int, block: Any, sums: list[Any], before: list[Any]) -> list[Any]:
         """The sums of a block times its scale, in float32, added to those of the blocks before."""
         factor = self.spread(self._of_row(self.scales, row, block, FLOAT, self.row_block))
-        if self.sums_pairs:
-            ones = ir.Constant(self.shorts, [1] * self.shorts.count)
-            sums = [self.call("llvm.x86.avx2.pmadd.wd", self.integers, total, ones) for total in sums]
         floats = [self.builder.sitofp(total, self.floats) for total in sums]
         return [
             self.builder.fmul(value, factor) if other is None else self.fma(value, factor, other)
@@ -355,7 +375,11 @@ class _Columns(WeightCode):
         """The weight's integers as four unsigned bytes per lane."""
         build = self.builder
         if self.form.values == "int8":
-            return build.xor(words, self.constant(0x80808080))
+            if not self.form.is_small:
+                return build.xor(words, self.constant(0x80808080))
+            values = ir.VectorType(BYTE, QUAD * self.lanes)
+            zero = ir.Constant(values, [SMALL] * values.count)
+            return build.bitcast(build.add(build.bitcast(words, values), zero), self.integers)
         values = build.and_(build.lshr(words, self.constant(4 * half)), self.constant(0x0F0F0F0F))
         return self._mxfp4(values) if self.form.values == "mxfp4" else values
 
@@ -390,13 +414,9 @@ class _Columns(WeightCode):
         return [self.spread(self.load(self.at(start, i, 4), INTEGER)) for i in range(size)]
 
     def _dot(self, total: Any, *operands: Any) -> Any:
-        """Adds the sum of four products to `total`, in every lane; two sums in 16 bits for `sums_pairs`."""
+        """Adds the sum of four products to `total`, in every lane."""
         build = self.builder
         *weights, codes = operands
-        if self.sums_pairs:
-            bytes_ = ir.VectorType(BYTE, QUAD * self.lanes)
-            both = (build.bitcast(weights[0], bytes_), build.bitcast(codes[0], bytes_))
-            return build.add(total, self.call("llvm.x86.avx2.pmadd.ub.sw", self.shorts, *both))
         if self.path.startswith("vnni"):
             name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
             return self._vpdpbusd(name, total, weights[0], codes[0])
@@ -412,6 +432,24 @@ class _Columns(WeightCode):
         for weight, code in zip(numbers, codes, strict=True):
             total = build.add(total, build.mul(weight, code))
         return total
+
+    def _pairs(self, before: list[Any], operands: list[Any], row: int, block: Any, quad: int) -> list[Any]:
+        """The sums of both pairs of four products, in 16 bits, added to those before."""
+        build, values = self.builder, ir.VectorType(BYTE, QUAD * self.lanes)
+        (codes,) = self._codes(row, block, quad)
+
+        def both(weight: Any) -> Any:
+            pair = (build.bitcast(weight, values), build.bitcast(codes, values))
+            return self.call("llvm.x86.avx2.pmadd.ub.sw", self.shorts, *pair)
+
+        products = [both(weight) for (weight,) in operands]
+        return [p if s is None else build.add(s, p) for s, p in zip(before, products, strict=True)]
+
+    def _widened(self, sums: list[Any], pairs: list[Any]) -> list[Any]:
+        """Adds sums of pairs in 16 bits to those of 32 bits."""
+        ones = ir.Constant(self.shorts, [1] * self.shorts.count)
+        wide = [self.call("llvm.x86.avx2.pmadd.wd", self.integers, pair, ones) for pair in pairs]
+        return [self.builder.add(*each) for each in zip(sums, wide, strict=True)]
 
     def _vpdpbusd(self, name: str, total: Any, weight: Any, codes: Any) -> Any:
         return self.call(name, self.integers, total, weight, codes)

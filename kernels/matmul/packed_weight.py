@@ -17,6 +17,8 @@ QUAD = 4
 """Adjacent inputs of one output: as many as one instruction multiplies in a lane of 32 bits."""
 TILE = 32
 """Outputs of a tile, which are adjacent for each input, so that a tile is read as one stream."""
+SMALL = 32
+"""The largest |q| of int8 values in formats of 6 bits and fewer."""
 DOUBLED = 2 * np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
 """Twice the values of MXFP4's codes, which makes them integers."""
 
@@ -24,7 +26,7 @@ DOUBLED = 2 * np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("values", "scale", "offset", "scale_unit", "offset_unit"),
-    meta_fields=("shape", "activations", "row_block"),
+    meta_fields=("shape", "activations", "row_block", "is_small"),
 )
 @dataclass(frozen=True)
 class PackedWeight:
@@ -53,6 +55,7 @@ class PackedWeight:
         float32; None without such scales. (In tests the blocks of 256 inputs have other sizes.) The product
         is exact in float32.
       offset_unit: the same for `offset`.
+      is_small: whether every |q| of int8 values is known to be at most SMALL.
     """
 
     values: jax.Array
@@ -63,6 +66,7 @@ class PackedWeight:
     row_block: int = BLOCK
     scale_unit: jax.Array | None = None
     offset_unit: jax.Array | None = None
+    is_small: bool = False
 
     @property
     def dtype(self) -> np.dtype:
@@ -229,12 +233,15 @@ def pack(
     if values.dtype == np.uint8:
         words = words[:, 0::2] | words[:, 1::2] << 4
     words = tiled(words)
+    is_small = values.dtype == np.int8 and values.min() >= -SMALL and values.max() <= SMALL
     stored = words.view(values.dtype).reshape(*words.shape, QUAD)
-    scale, offset, *units = (
+    scale, offset, scale_unit, offset_unit = (
         None if factors is None else tiled(_short(factors))
         for factors in (scale, offset, scale_unit, offset_unit)
     )
-    return PackedWeight(stored, scale, offset, shape, activations, row_block, *units)
+    return PackedWeight(
+        stored, scale, offset, shape, activations, row_block, scale_unit, offset_unit, is_small=bool(is_small)
+    )
 
 
 def _short(array: np.ndarray) -> np.ndarray:

@@ -27,21 +27,24 @@ class Form:
       factors: dtypes of scale, offset, and the units of both; each may be None.
       block: inputs that share a scale.
       per_unit: scales that share a unit; 0 without units.
+      is_small: see `PackedWeight`.
     """
 
     values: str
     factors: tuple[str | None, ...]
     block: int
     per_unit: int
+    is_small: bool
 
     @classmethod
     def of(cls, weight: PackedWeight) -> "Form":
         dtypes = tuple(None if array is None else str(array.dtype) for array in weight.factors)
-        return cls(weight.form, dtypes, weight.block, weight.per_unit)
+        return cls(weight.form, dtypes, weight.block, weight.per_unit, weight.is_small)
 
     @property
     def name(self) -> str:
-        return "_".join(map(str, (self.values, *self.factors, self.block, self.per_unit)))
+        values = f"small_{self.values}" if self.is_small else self.values
+        return "_".join(map(str, (values, *self.factors, self.block, self.per_unit)))
 
     @property
     def arrays(self) -> int:
