@@ -26,7 +26,7 @@ from jaxspec.sampling import SamplingMode
 BATCH, WIDTH, VOCABULARY = 3, 32, 48
 # Of two key/value heads, four devices have two copies each. P-EAGLE, DFlash and the latent kind have four.
 ON_FOUR = {
-    "full": ("eagle3", "eagle1", "peagle", "dflash"),
+    "full": ("ngram", "eagle3", "eagle1", "near", "peagle", "dflash", "bigram"),
     "indexed window": ("ngram",),
     "latent": ("ngram", "mtp"),
 }
