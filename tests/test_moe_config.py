@@ -21,6 +21,12 @@ def test_gpt_oss_takes_the_defaults_of_the_family():
     assert (config.rope.kind, config.rope.theta, config.rope["truncate"]) == ("yarn", 150000.0, False)
 
 
+@pytest.mark.parametrize("said", [{"rope_scaling": None}, {"rope_scaling": {}}, {"rope_parameters": None}])
+def test_gpt_oss_takes_its_default_rope_where_a_file_says_nothing(said):
+    rope = model(model_type="gpt_oss", **said).rope
+    assert (rope.kind, rope["factor"], rope["original_max_position_embeddings"]) == ("yarn", 32.0, 4096)
+
+
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
 def test_gpt_oss_adds_nothing_to_the_rope_of_a_file(key):
     rope = model(model_type="gpt_oss", **{key: {"rope_type": "yarn", "factor": 8.0}}).rope

@@ -107,7 +107,8 @@ class GptOss(Decoder):
             swiglu_limit=config["swiglu_limit"],
             swiglu_alpha=config["swiglu_alpha"],
         )
-        # A file that describes its rope, under either key, takes nothing from the default.
-        if "rope_scaling" not in config and config.get("rope_parameters") is None:
+        # A file that describes its rope, under either key, takes nothing from the default. An empty
+        # `rope_scaling` says nothing, as in transformers.
+        if not config.get("rope_scaling") and config.get("rope_parameters") is None:
             config = {**config, "rope_scaling": _DEFAULT_ROPE}
         return {"attention_sinks": True, "moe": moe, "rope": RopeConfig.from_hf(config)}
