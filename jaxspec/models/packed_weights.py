@@ -169,15 +169,28 @@ def packed_experts(
     if not isinstance(source, Stacked):
         found = _mxfp4(source, stored)
         return found and stack_mxfp4(*found, activations=activations)
-    experts: list[PackedWeight] = []
     each = len(stored) // len(source.experts)
-    for i, expert in enumerate(source.experts):
-        tensors = stored[i * each : (i + 1) * each]
-        weight = _packed_matrix(expert, shape[1:], tensors, activations=activations, rounded=rounded)
-        if weight is None or (experts and not _have_one_form(weight, experts[0])):
-            return None
-        experts.append(weight)
-    return stack_experts(experts)
+    parts = [(expert, stored[i * each : (i + 1) * each]) for i, expert in enumerate(source.experts)]
+    # If the integers of only some experts fit into 6 bits, all are stored in 8.
+    for fits_6_bits in (True, False):
+        experts: list[PackedWeight] = []
+        for expert, tensors in parts:
+            weight = _packed_matrix(
+                expert,
+                shape[1:],
+                tensors,
+                activations=activations,
+                rounded=rounded,
+                fits_6_bits=fits_6_bits,
+            )
+            if weight is None:
+                return None
+            if experts and not _have_one_form(weight, experts[0]):
+                break
+            experts.append(weight)
+        else:
+            return stack_experts(experts)
+    return None
 
 
 def _by_expert(source: Source, shape: tuple[int, ...]) -> Source:
@@ -224,8 +237,9 @@ def _packed_matrix(
     *,
     activations: Activations,
     rounded: bool,
+    fits_6_bits: bool = True,
 ) -> PackedWeight | None:
-    """`packed_weight` for a matrix of any size."""
+    """`packed_weight` for a matrix of any size; for `fits_6_bits` see `pack`."""
     if not isinstance(source, Projection | Fused) or not source.in_shape:
         return None
     found = [blocks for tensor in stored if (blocks := _blocks(tensor, rounded))]
@@ -252,6 +266,7 @@ def _packed_matrix(
         offset_unit=outputs([blocks.offset_unit for blocks in tensors]),
         activations=activations,
         row_block=BLOCK // 2 if source.is_sensitive else BLOCK,
+        fits_6_bits=fits_6_bits,
     )
 
 

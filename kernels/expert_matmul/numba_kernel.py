@@ -143,12 +143,10 @@ def _target(form: Form, rounding: tuple[str, int] | None) -> str:
         multiply = partial(numba_packed.multiply_code, form)
         prepare, finish, rows = _SORT_ROWS, _RELEASE_SORTED, _SORTED
     else:
-        # The same for all groups, whose rows are rounded together.
-        pairs = numba_int8.sums_pairs(form, path, GROUPS[0])
-        multiply = partial(numba_int8.multiply_code, form, path, row_block, pairs=pairs)
+        multiply = partial(numba_int8.multiply_code, form, path, row_block)
         prepare, finish, rows = _ROUND_ROWS, _RELEASE_ROUNDED, _ROUNDED
-        scope["quantise"] = numba_int8.quantise_code(form, path, row_block, pairs=pairs)
-        values["code_bytes"] = numba_int8.code_bytes(path, pairs=pairs)
+        scope["quantise"] = numba_int8.quantise_code(form, path, row_block)
+        values["code_bytes"] = numba_int8.code_bytes(form, path)
     scope |= {f"multiply_{group}": multiply(group) for group in GROUPS}
     arguments = ", ".join([rows.format(**values), form.addresses(), "sums_at"])
     products = [

@@ -112,6 +112,5 @@ def stack_experts(experts: Sequence[PackedWeight]) -> PackedExperts:
         scale_unit=stacked([expert.scale_unit for expert in experts]),
         offset_unit=stacked([expert.offset_unit for expert in experts]),
         shape=(width, tiles * TILE),
-        is_small=all(expert.is_small for expert in experts),
     )
     return PackedExperts(stack, (len(experts), width, *outputs))

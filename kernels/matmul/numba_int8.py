@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 from jaxspec_kernels import numba_call as call
-from jaxspec_kernels.matmul.packed_weight import DOUBLED, QUAD, SMALL, TILE, PackedWeight
+from jaxspec_kernels.matmul.packed_weight import DOUBLED, QUAD, TILE, ZERO, PackedWeight
 from jaxspec_kernels.matmul.weight_code import Form, WeightCode, by_groups, bytes_of
 from jaxspec_kernels.vector_code import BYTE, FLOAT, HALF_WORD, INTEGER, VectorCode, word
 from llvmlite import ir
@@ -54,7 +54,7 @@ def int8_matmul(x: jax.Array, weight: PackedWeight, *, path: str | None = None) 
 
     Args:
       x: f32[rows, width].
-      weight: a packed weight of form "int8", "uint8" or "mxfp4".
+      weight: a packed weight of form "int8", "int6", "uint8" or "mxfp4".
       path: one of `available_paths`; None for the fastest.
     """
     target = partial(_target, Form.of(weight), path or available_paths()[0], weight.row_block)
@@ -108,16 +108,15 @@ def _target(form: Form, path: str, row_block: int, group: int) -> str:
     name = f"jaxspec_int8_matmul_{form.name}_{path}_{row_block}_{group}"
     scope: dict[str, Any] = {"__name__": __name__, "call": call}
     scope |= {"address": call.address_of(name)}
-    pairs = sums_pairs(form, path, group)
-    scope["quantise"] = quantise_code(form, path, row_block, pairs=pairs)
-    scope["multiply"] = multiply_code(form, path, row_block, group, pairs=pairs)
+    scope["quantise"] = quantise_code(form, path, row_block)
+    scope["multiply"] = multiply_code(form, path, row_block, group)
     source = _PART.format(
         name=name,
         group=group,
         TILE=TILE,
         row_block=row_block,
         block=form.block,
-        code_bytes=code_bytes(path, pairs=pairs),
+        code_bytes=code_bytes(form, path),
         arrays=form.addresses(),
     )
     call.define(source, __file__, scope)
@@ -125,33 +124,29 @@ def _target(form: Form, path: str, row_block: int, group: int) -> str:
     return name
 
 
-def sums_pairs(form: Form, path: str, rows: int) -> bool:
-    """Whether AVX2 multiplies bytes, and sums pairs of products in 16 bits for a while.
-
-    One row is no faster with it where the weight's integers are bytes, because reading these takes longer.
-    """
-    return path == "avx2" and _quads_in_16_bits(form) > 0 and (rows > 1 or form.values != "int8")
+def sums_pairs(form: Form, path: str) -> bool:
+    """Whether AVX2 multiplies bytes, and sums pairs of products in 16 bits for a while."""
+    return path == "avx2" and _quads_in_16_bits(form) > 0
 
 
 def _quads_in_16_bits(form: Form) -> int:
     """How often a pair of products is sure to fit into a sum of 16 bits; a power of two, or 0."""
-    of_bytes = 2 * SMALL if form.is_small else 255
-    largest = {"uint8": 15, "mxfp4": 2 * _MXFP4_ZERO, "int8": of_bytes}[form.values]
+    largest = {"uint8": 15, "mxfp4": 2 * _MXFP4_ZERO, "int6": 63, "int8": 255}[form.values]
     fit = (2**15 - 1) // (2 * largest * _LARGEST_CODE)
     return 1 << fit.bit_length() - 1 if fit else 0
 
 
-def code_bytes(path: str, *, pairs: bool) -> int:
-    """Bytes of an integer of a row: 2 where 16-bit integers are multiplied. For `pairs` see `sums_pairs`."""
-    return 1 if path.startswith("vnni") or pairs else 2
+def code_bytes(form: Form, path: str) -> int:
+    """Bytes of an integer of a row: 2 where 16-bit integers are multiplied."""
+    return 1 if path.startswith("vnni") or sums_pairs(form, path) else 2
 
 
 def _zero(form: Form) -> int:
     """The number that is added to a weight's integers to make them unsigned bytes."""
-    return {"int8": SMALL if form.is_small else 128, "mxfp4": _MXFP4_ZERO}.get(form.values, 0)
+    return {"int8": 128, "int6": ZERO, "mxfp4": _MXFP4_ZERO}.get(form.values, 0)
 
 
-def quantise_code(form: Form, path: str, row_block: int, *, pairs: bool) -> Any:
+def quantise_code(form: Form, path: str, row_block: int) -> Any:
     """A Numba intrinsic that rounds rows in blocks of `row_block` inputs.
 
     Its arguments are the address of x f32, the number of its pieces (a piece is the inputs that share a scale
@@ -166,7 +161,7 @@ def quantise_code(form: Form, path: str, row_block: int, *, pairs: bool) -> Any:
             x, pieces, *written = arguments
             code = VectorCode(builder, row_block)
             with for_range(builder, pieces) as loop:
-                _quantise_piece(code, form, code_bytes(path, pairs=pairs), x, loop.index, written)
+                _quantise_piece(code, form, code_bytes(form, path), x, loop.index, written)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 6), generate
@@ -222,7 +217,7 @@ def _store_codes(code: VectorCode, integers: Any, address: Any, size: int) -> No
     code.store(build.shuffle_vector(short, short, ir.Constant(code.integers, order)), address)
 
 
-def multiply_code(form: Form, path: str, row_block: int, rows: int, *, pairs: bool) -> Any:
+def multiply_code(form: Form, path: str, row_block: int, rows: int) -> Any:
     """A Numba intrinsic that computes the products of `rows` rows with one tile.
 
     Its arguments are the addresses of the rows' part of `quantise_code`'s outputs, the width, the addresses
@@ -245,7 +240,7 @@ def multiply_code(form: Form, path: str, row_block: int, rows: int, *, pairs: bo
         result,
     ):
         def generate(context, builder, signature, arguments):
-            columns = range(_columns(path, rows, pairs=pairs))
+            columns = range(_columns(form, path, rows))
             outputs = len(columns) * _LANES[path]
             *of_rows, values, scale, offset, scale_unit, offset_unit, result = arguments
             arrays = (values, scale, offset, scale_unit, offset_unit)
@@ -258,7 +253,7 @@ def multiply_code(form: Form, path: str, row_block: int, rows: int, *, pairs: bo
                 sizes = (QUAD, *map(bytes_of, form.factors))
                 of_weight = [start(*place) for place in zip(arrays, sizes, strict=True)]
                 tile = _Columns(
-                    builder, form, path, pairs, row_block, rows, columns, of_rows, of_weight, start(result, 4)
+                    builder, form, path, row_block, rows, columns, of_rows, of_weight, start(result, 4)
                 )
                 tile.generate()
             return context.get_dummy_value()
@@ -268,11 +263,11 @@ def multiply_code(form: Form, path: str, row_block: int, rows: int, *, pairs: bo
     return multiply
 
 
-def _columns(path: str, rows: int, *, pairs: bool) -> int:
+def _columns(form: Form, path: str, rows: int) -> int:
     """The vectors of columns that go through the inputs together: as many as there are registers for their
     sums. Memory is read faster in whole cache lines, of which a vector of AVX2 is half a one."""
     if path == "avx2":
-        return 4 if rows == 1 else 2 if pairs else 1
+        return 4 if rows == 1 else 2 if sums_pairs(form, path) else 1
     return 2 if path == "vnni512" else 1
 
 
@@ -284,7 +279,6 @@ class _Columns(WeightCode):
         builder: Any,
         form: Form,
         path: str,
-        pairs: bool,
         row_block: int,
         rows: int,
         columns: Sequence[int],
@@ -294,7 +288,7 @@ class _Columns(WeightCode):
     ):
         super().__init__(builder, form, _LANES[path], columns, of_weight)
         self.path, self.row_block, self.rows = path, row_block, range(rows)
-        self.sums_pairs, self.code_bytes = pairs, code_bytes(path, pairs=pairs)
+        self.sums_pairs, self.code_bytes = sums_pairs(form, path), code_bytes(form, path)
         self.shorts = ir.VectorType(HALF_WORD, 2 * self.lanes)
         self.codes, self.scales, self.starts, self.moments, self.width = of_rows
         self.y = result
@@ -325,9 +319,9 @@ class _Columns(WeightCode):
                 at = build.add(build.mul(block, word(quads // held)), word(j))
                 words = self.words(at)
                 self.prefetch_words(at)
-                for half in range(held):
-                    operands = [self._operands(self._unsigned(vector, half)) for vector in words]
-                    quad = held * j + half
+                for k in range(held):
+                    operands = [self._operands(self._unsigned(each, k)) for each in words]
+                    quad = held * j + k
                     if self.sums_pairs:
                         pairs = [self._pairs(pairs[row], operands, row, block, quad) for row in self.rows]
                         if (quad + 1) % min(quads, _quads_in_16_bits(self.form)) == 0:
@@ -371,16 +365,14 @@ class _Columns(WeightCode):
         count = build.udiv(self.width, word(inputs))
         return self.load(self.at(base, build.add(build.mul(count, word(row)), index), 4), kind, align=4)
 
-    def _unsigned(self, words: Any, half: int) -> Any:
+    def _unsigned(self, words: tuple[Any, ...], quad: int) -> Any:
         """The weight's integers as four unsigned bytes per lane."""
         build = self.builder
+        if self.form.values == "int6":
+            return self.bytes_of_6_bits(words, quad)
         if self.form.values == "int8":
-            if not self.form.is_small:
-                return build.xor(words, self.constant(0x80808080))
-            values = ir.VectorType(BYTE, QUAD * self.lanes)
-            zero = ir.Constant(values, [SMALL] * values.count)
-            return build.bitcast(build.add(build.bitcast(words, values), zero), self.integers)
-        values = build.and_(build.lshr(words, self.constant(4 * half)), self.constant(0x0F0F0F0F))
+            return build.xor(words[0], self.constant(0x80808080))
+        values = build.and_(build.lshr(words[0], self.constant(4 * quad)), self.constant(0x0F0F0F0F))
         return self._mxfp4(values) if self.form.values == "mxfp4" else values
 
     def _mxfp4(self, codes: Any) -> Any:

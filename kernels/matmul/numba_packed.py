@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 from jaxspec_kernels import numba_call as call
-from jaxspec_kernels.matmul.packed_weight import QUAD, TILE, PackedWeight
+from jaxspec_kernels.matmul.packed_weight import QUAD, TILE, ZERO, PackedWeight
 from jaxspec_kernels.matmul.weight_code import Form, WeightCode, by_groups
 from jaxspec_kernels.vector_code import FLOAT, HALF_WORD, word
 from llvmlite import ir
@@ -140,9 +140,13 @@ class _Tile(WeightCode):
             for weight, address in zip(weights, sums, strict=True):
                 build.store(self.fma(x, weight, build.load(address)), address)
 
-    def _integers(self, words: Any, i: int) -> Any:
-        """Input i of a vector of words, as integers."""
+    def _integers(self, words: tuple[Any, ...], i: int) -> Any:
+        """Input i of vectors of words, as integers."""
         build = self.builder
+        if self.form.values == "int6":
+            four = build.lshr(self.bytes_of_6_bits(words, i // QUAD), self.constant(i % QUAD * 8))
+            return build.sub(build.and_(four, self.constant(63)), self.constant(ZERO))
+        (words,) = words
         if self.form.values == "int8":
             return build.ashr(build.shl(words, self.constant(24 - 8 * i)), self.constant(24))
         values = build.and_(build.lshr(words, self.constant(i % QUAD * 8 + i // QUAD * 4)), self.constant(15))

@@ -17,8 +17,8 @@ QUAD = 4
 """Adjacent inputs of one output: as many as one instruction multiplies in a lane of 32 bits."""
 TILE = 32
 """Outputs of a tile, which are adjacent for each input, so that a tile is read as one stream."""
-SMALL = 32
-"""The largest |q| of int8 values in formats of 6 bits and fewer."""
+ZERO = 32
+"""What is added to integers of 6 bits so that they are not negative."""
 DOUBLED = 2 * np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
 """Twice the values of MXFP4's codes, which makes them integers."""
 
@@ -26,7 +26,7 @@ DOUBLED = 2 * np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("values", "scale", "offset", "scale_unit", "offset_unit"),
-    meta_fields=("shape", "activations", "row_block", "is_small"),
+    meta_fields=("shape", "activations", "row_block"),
 )
 @dataclass(frozen=True)
 class PackedWeight:
@@ -39,6 +39,9 @@ class PackedWeight:
         u16[tiles, width, TILE]: the bits of the weight as bfloat16. (From a bfloat16 array, XLA on a CPU
         would gather through a float32 copy of all of it in every step.)
         i8[tiles, width / 4, TILE, 4]: q, where the weight is scale * q;
+        u32[tiles, 3 width / 16, TILE]: q from -32 to 31. Three words hold q + 32 of 16 inputs. Byte j of the
+        first has the lower four bits of inputs j and 4 + j, that of the second those of 8 + j and 12 + j, and
+        that of the third the upper two bits of all four, always the first input in the lowest bits;
         u8[tiles, width / 8, TILE, 4]: q in 0 to 15, two per byte. In row i, the lower four bits of byte j are
         input 8i + j and the upper ones input 8i + 4 + j. If the scale is uint8, they are codes of MXFP4, and
         q is twice the value of a code.
@@ -55,7 +58,6 @@ class PackedWeight:
         float32; None without such scales. (In tests the blocks of 256 inputs have other sizes.) The product
         is exact in float32.
       offset_unit: the same for `offset`.
-      is_small: whether every |q| of int8 values is known to be at most SMALL.
     """
 
     values: jax.Array
@@ -66,7 +68,6 @@ class PackedWeight:
     row_block: int = BLOCK
     scale_unit: jax.Array | None = None
     offset_unit: jax.Array | None = None
-    is_small: bool = False
 
     @property
     def dtype(self) -> np.dtype:
@@ -79,16 +80,17 @@ class PackedWeight:
 
     @property
     def form(self) -> str:
-        """The kind of `values`: "bfloat16", "int8", "uint8" or "mxfp4"."""
+        """The kind of `values`: "bfloat16", "int8", "int6", "uint8" or "mxfp4"."""
         if self.scale is not None and self.scale.dtype == np.uint8:
             return "mxfp4"
-        return "bfloat16" if self.values.dtype == np.uint16 else str(self.values.dtype)
+        dtype = str(self.values.dtype)
+        return {"uint16": "bfloat16", "uint32": "int6"}.get(dtype, dtype)
 
     @property
     def width(self) -> int:
         """The number of inputs."""
-        held = {"bfloat16": 1, "int8": QUAD, "uint8": 2 * QUAD, "mxfp4": 2 * QUAD}
-        return self.values.shape[1] * held[self.form]
+        held = {"bfloat16": 1, "int8": QUAD, "int6": 4 * QUAD, "uint8": 2 * QUAD, "mxfp4": 2 * QUAD}
+        return self.values.shape[1] * held[self.form] // (3 if self.form == "int6" else 1)
 
     @property
     def block(self) -> int:
@@ -136,6 +138,8 @@ class PackedWeight:
         assert values is not None
         if self.form == "bfloat16":
             return lax.bitcast_convert_type(values, jnp.bfloat16), None, None
+        if self.form == "int6":
+            values = _integers_of_6_bits(values)
         if self.form in ("uint8", "mxfp4"):
             values = jnp.stack([values & 15, values >> 4], axis=-2)
         values = values.reshape(*lane.shape, self.width)
@@ -212,6 +216,7 @@ def pack(
     offset_unit: np.ndarray | None = None,
     activations: str = "float32",
     row_block: int = BLOCK,
+    fits_6_bits: bool = True,
 ) -> PackedWeight:
     """A packed weight, on the host.
 
@@ -223,25 +228,46 @@ def pack(
       shape: the shape of the weight.
       scale_unit, offset_unit: f32[outputs, width / 256], or None; see `PackedWeight`.
       activations, row_block: see `PackedWeight`. `row_block` is reduced to the weight's own blocks.
+      fits_6_bits: whether int8 values from -32 to 31 are stored in 6 bits.
     """
     if values.dtype == ml_dtypes.bfloat16:
         return PackedWeight(tiled(values.view(np.uint16)), None, None, shape)
     assert scale is not None
     row_block = min(row_block, values.shape[1] // scale.shape[1])
-    # Four values at a time, as one word, because that is faster.
-    words: Any = np.ascontiguousarray(values).view(np.uint32)
-    if values.dtype == np.uint8:
-        words = words[:, 0::2] | words[:, 1::2] << 4
-    words = tiled(words)
-    is_small = values.dtype == np.int8 and values.min() >= -SMALL and values.max() <= SMALL
-    stored = words.view(values.dtype).reshape(*words.shape, QUAD)
+    if fits_6_bits and values.dtype == np.int8 and values.min() >= -ZERO and values.max() < ZERO:
+        stored: Any = tiled(_words_of_6_bits(values))
+    else:
+        # Four values at a time, as one word, because that is faster.
+        words: Any = np.ascontiguousarray(values).view(np.uint32)
+        if values.dtype == np.uint8:
+            words = words[:, 0::2] | words[:, 1::2] << 4
+        words = tiled(words)
+        stored = words.view(values.dtype).reshape(*words.shape, QUAD)
     scale, offset, scale_unit, offset_unit = (
         None if factors is None else tiled(_short(factors))
         for factors in (scale, offset, scale_unit, offset_unit)
     )
-    return PackedWeight(
-        stored, scale, offset, shape, activations, row_block, scale_unit, offset_unit, is_small=bool(is_small)
-    )
+    return PackedWeight(stored, scale, offset, shape, activations, row_block, scale_unit, offset_unit)
+
+
+def _words_of_6_bits(values: np.ndarray) -> Any:
+    """u32[outputs, 3 width / 16] from integers [outputs, width]; see `PackedWeight`."""
+    quads = np.ascontiguousarray(values + np.int8(ZERO)).view(np.uint32).reshape(len(values), -1, 4)
+    low, high = quads & 0x0F0F0F0F, quads >> 4 & 0x03030303
+    words = np.empty((*quads.shape[:2], 3), np.uint32)
+    words[..., :2] = low[..., 0::2] | low[..., 1::2] << 4
+    words[..., 2] = high[..., 0] | high[..., 1] << 2 | high[..., 2] << 4 | high[..., 3] << 6
+    return words.reshape(len(values), -1)
+
+
+def _integers_of_6_bits(words: jax.Array) -> jax.Array:
+    """i8[..., width] from words u32[..., 3 width / 16]."""
+    words = words.reshape(*words.shape[:-1], -1, 3)
+    quad = jnp.arange(4, dtype=jnp.uint32)
+    low = words[..., quad // 2] >> 4 * (quad % 2) & 0x0F0F0F0F
+    high = words[..., 2:] >> 2 * quad & 0x03030303
+    integers = lax.bitcast_convert_type(low | high << 4, jnp.int8) - jnp.int8(ZERO)
+    return integers.reshape(*words.shape[:-2], -1)
 
 
 def _short(array: np.ndarray) -> np.ndarray:

@@ -23,28 +23,25 @@ class Form:
     """How a weight is stored; see `PackedWeight`.
 
     Attributes:
-      values: "bfloat16", "int8", "uint8" or "mxfp4".
+      values: "bfloat16", "int8", "int6", "uint8" or "mxfp4".
       factors: dtypes of scale, offset, and the units of both; each may be None.
       block: inputs that share a scale.
       per_unit: scales that share a unit; 0 without units.
-      is_small: see `PackedWeight`.
     """
 
     values: str
     factors: tuple[str | None, ...]
     block: int
     per_unit: int
-    is_small: bool
 
     @classmethod
     def of(cls, weight: PackedWeight) -> "Form":
         dtypes = tuple(None if array is None else str(array.dtype) for array in weight.factors)
-        return cls(weight.form, dtypes, weight.block, weight.per_unit, weight.is_small)
+        return cls(weight.form, dtypes, weight.block, weight.per_unit)
 
     @property
     def name(self) -> str:
-        values = f"small_{self.values}" if self.is_small else self.values
-        return "_".join(map(str, (values, *self.factors, self.block, self.per_unit)))
+        return "_".join(map(str, (self.values, *self.factors, self.block, self.per_unit)))
 
     @property
     def arrays(self) -> int:
@@ -52,14 +49,19 @@ class Form:
         return 1 + sum(kind is not None for kind in self.factors)
 
     @property
+    def words(self) -> int:
+        """Words of 32 bits of an output that are read together."""
+        return 3 if self.values == "int6" else 1
+
+    @property
     def quads(self) -> int:
-        """Groups of four inputs that a word of 32 bits holds."""
-        return 2 if self.values in ("uint8", "mxfp4") else 1
+        """Groups of four inputs that these words hold."""
+        return {"uint8": 2, "mxfp4": 2, "int6": 4}.get(self.values, 1)
 
     def addresses(self) -> str:
         """Arguments in a kernel's source: addresses of the arrays of `tile`, 0 for one that is not there."""
-        width = "width // 2" if self.quads == 2 else "2 * width" if self.values == "bfloat16" else "width"
-        places = [f"call.address(call.argument(frame, 1)) + tile * {TILE} * ({width})"]
+        size = "2 * width" if self.values == "bfloat16" else f"{self.words} * width // {self.quads}"
+        places = [f"call.address(call.argument(frame, 1)) + tile * {TILE} * ({size})"]
         of_unit, argument = self.block * self.per_unit, 2
         for kind, inputs in zip(self.factors, (self.block, self.block, of_unit, of_unit), strict=True):
             if kind is None:
@@ -110,16 +112,28 @@ class WeightCode(VectorCode):
         self.form, self.columns = form, columns
         self.values, self.scale, self.offset, self.scale_unit, self.offset_unit = arrays
 
-    def words(self, index: Any) -> list[Any]:
-        """Word `index`, which holds `QUAD * quads` inputs, of every output: a vector for each column."""
-        return [self.load(address, self.integers) for address in self._row(self.values, index, QUAD)]
+    def words(self, index: Any) -> list[tuple[Any, ...]]:
+        """The words that hold the `index`-th `QUAD * quads` inputs of every output, for each column."""
+        build, count = self.builder, self.form.words
+        rows = [build.add(build.mul(index, word(count)), word(i)) for i in range(count)]
+        loaded = [[self.load(a, self.integers) for a in self._row(self.values, row, QUAD)] for row in rows]
+        return list(zip(*loaded, strict=True))
 
     def prefetch_words(self, index: Any) -> None:
         """Asks for the values AHEAD bytes past the words of `index`, where the weight may have ended."""
-        start = self.at(self.values, index, TILE * QUAD)
-        for line in range(0, TILE * QUAD, 64):
+        size = TILE * QUAD * self.form.words
+        start = self.at(self.values, index, size)
+        for line in range(0, size, 64):
             # Prefetches into the first cache take up the buffers that loads wait in.
             self.prefetch(self.builder.add(start, word(AHEAD + line)), into=2)
+
+    def bytes_of_6_bits(self, words: tuple[Any, ...], quad: int) -> Any:
+        """The `quad`-th four integers in three words, as bytes from 0 to 63."""
+        build, shift = self.builder, 2 * quad - 4
+        low = build.and_(build.lshr(words[quad // 2], self.constant(quad % 2 * 4)), self.constant(0x0F0F0F0F))
+        high = build.shl(words[2], self.constant(-shift)) if shift < 0 else words[2]
+        high = build.lshr(high, self.constant(shift)) if shift > 0 else high
+        return build.or_(low, build.and_(high, self.constant(0x30303030)))
 
     def factors(self, block: Any) -> tuple[list[Any], list[Any]]:
         """The scales and the offsets of a block, a vector for each column; empty if the form has none."""

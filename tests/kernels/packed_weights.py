@@ -16,8 +16,8 @@ FORMS = {
     "Q8_0": ("int8", 32, 11, False, 0),
     "Q4_1": ("uint8", 32, 11, True, 0),
     "Q4_K": ("uint8", 32, 11, True, 6),
-    "Q5_K": ("small", 32, 11, True, 3),
-    "Q6_K": ("small", 16, 11, False, 12),
+    "Q5_K": ("int6", 32, 11, True, 3),
+    "Q6_K": ("int6", 16, 11, False, 12),
     "integers of 8 bits": ("int8", 16, 11, False, 12),
     "Q5_K and Q8_0": ("int8", 32, 17, True, 0),
     "MXFP4": ("mxfp4", 32, 0, False, 0),
@@ -66,7 +66,7 @@ def weight(form: str, seed: int = 0, **settings: Any) -> tuple[PackedWeight, np.
         stored += [small, units]
         factors.append(small * np.repeat(units, per_unit, axis=0))
     scale, scale_unit, offset, offset_unit = (*(a if a is None else a.T for a in stored), None, None)[:4]
-    limits = {"uint8": (0, 16), "small": (-32, 33), "int8": (-128, 128)}[kind]
+    limits = {"uint8": (0, 16), "int6": (-32, 32), "int8": (-128, 128)}[kind]
     integers = rng.integers(*limits, size).astype(np.uint8 if kind == "uint8" else np.int8)
     host = pack(integers.T, scale, offset, size, scale_unit=scale_unit, offset_unit=offset_unit, **settings)
     values = np.repeat(factors[0], block, axis=0) * integers.astype(np.float32)

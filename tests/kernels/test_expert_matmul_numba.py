@@ -130,13 +130,3 @@ def test_scales_of_different_experts_have_one_dtype():
     both = stack_experts([pack(values, scale, None, (32, 3)) for scale in (exact, inexact)])
     assert both.stack.scale.dtype == np.float32
     np.testing.assert_array_equal(np.asarray(both), np.stack([(values * exact).T, (values * inexact).T]))
-
-
-@pytest.mark.parametrize("path", numba_int8.available_paths())
-def test_one_expert_of_small_integers_does_not_make_all_small(path):
-    scale = np.ones((3, 2), np.float32)
-    parts = [pack(np.full((3, 64), q, np.int8), scale, None, (64, 3), activations="int8") for q in (32, 127)]
-    assert [part.is_small for part in parts] == [True, False]
-    both = jax.tree.map(jnp.asarray, stack_experts(parts))
-    y = numba_kernel.expert_matmul(jnp.full((2, 64), 127.0), jnp.asarray([1, 0]), both, path=path)
-    np.testing.assert_array_equal(y, np.repeat([[64 * 127.0 * 127], [64 * 127.0 * 32]], 3, axis=1))

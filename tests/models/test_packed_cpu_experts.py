@@ -100,8 +100,8 @@ def test_one_pass_equals_transformers(activations, relative):
     assert_close(logits, golden["logits"], relative=relative)
 
 
-def quantised(folder, kind):
-    """A GGUF with experts of a kind in every layer."""
+def quantised(folder, kind, *, untrained=False):
+    """A GGUF with experts of a kind in every layer; the last is zero if it is `untrained`."""
     stored = open_checkpoint(write_target(folder / "target", **QWEN))
     others = {}
     for i in range(stored.config["num_hidden_layers"]):
@@ -110,6 +110,7 @@ def quantised(folder, kind):
                 stored.tensors[f"model.layers.{i}.mlp.experts.{j}.{name}_proj.weight"].read()
                 for j in range(QWEN["num_experts"])
             ]
+            each[-1] = each[-1] * (not untrained)
             blocks = gguf.quants.quantize(np.stack(each), gguf.GGMLQuantizationType[kind])
             others[f"blk.{i}.ffn_{name}_exps.weight"] = (blocks, kind)
     return write_converted(folder / "tiny.gguf", stored, others)
@@ -124,11 +125,18 @@ def test_experts_with_tensors_of_their_own_stay_packed(tmp_path, kind, form):
     assert_same_weights(packed, load(stored, packed=False))
 
 
+def test_an_expert_of_zeros_is_stored_as_the_others_are(tmp_path):
+    """Its integers would fit into fewer bits."""
+    packed = load(open_checkpoint(quantised(tmp_path, "Q8_0", untrained=True)))
+    assert {weight.stack.form for weight in experts(packed).values()} == {"int8"}
+    assert len(experts(packed)) == 2 * packed.config.num_hidden_layers
+
+
 @pytest.mark.parametrize(
     ("kinds", "forms"),
     [
         (("Q8_0", "Q8_0", "Q8_0"), {"int8"}),
-        (("Q4_1", "Q4_1", "Q5_0"), {"uint8", "int8"}),
+        (("Q4_1", "Q4_1", "Q5_0"), {"uint8", "int6"}),
         (("MXFP4", "Q8_0", "MXFP4"), {"int8", "mxfp4"}),
     ],
 )
