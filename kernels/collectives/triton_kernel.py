@@ -256,10 +256,12 @@ def _store(words, lane, lines, end, first, second, third):
 
 
 @triton.jit
-def _place(program, number, devices: tl.constexpr, capacity: tl.constexpr, header: tl.constexpr):
-    """The first line of a program's place for an exchange."""
-    # `%` would be negative once the number has passed 2**31.
-    return header + (program * 2 + (number & 1)) * devices * capacity
+def _start(links, devices: tl.constexpr):
+    """The program, the device's rank and mailbox, and the last exchange's number with its address before it."""
+    program = tl.program_id(0)
+    own = _mailbox(links, -1)
+    counter = own.to(tl.pointer_type(tl.int32)) + program
+    return program, _rank(links, devices), own, counter, tl.load(counter)
 
 
 @triton.jit
@@ -268,20 +270,29 @@ def _send(
     second,
     third,
     links,
-    place,
+    own,
+    program,
+    rank,
+    number,
     lane,
     lines,
-    number,
-    rank,
     devices: tl.constexpr,
     capacity: tl.constexpr,
+    header: tl.constexpr,
 ):
-    """Stores three words per lane and the number in the mailboxes of the other devices."""
+    """Stores three words per lane and the number in the mailboxes of the other devices.
+
+    Returns the addresses at which the first device's lines arrive in this one's; those of others follow.
+    """
+    # `%` would be negative once the number has passed 2**31.
+    place = header + (program * 2 + (number & 1)) * devices * capacity
     for device in tl.static_range(devices):
         if device != rank:
             line = (place + rank * capacity + lane).to(tl.uint64)
             address = _mailbox(links, device) + line * 16
             _store_line(address, first, second, third, number, lane < lines)
+    # A lane behind the last line waits for that one.
+    return own + (place + tl.minimum(lane, lines - 1)).to(tl.uint64) * 16
 
 
 @triton.jit
@@ -320,21 +331,17 @@ def _exchange_kernel(
     header: tl.constexpr,
     kind: tl.constexpr,
 ):
-    program = tl.program_id(0)
+    program, rank, own, counter, number = _start(links, devices)
     lane = _lanes(block)
-    rank = _rank(links, devices)
-    own = _mailbox(links, -1)
-    counter = own.to(tl.pointer_type(tl.int32)) + program
-    number = tl.load(counter)
     sends = x.to(tl.pointer_type(tl.int32))
     gets = out.to(tl.pointer_type(tl.int32))
     for part in range(program, parts, tl.num_programs(0)):
         number += 1
         at = part * 3 * lines
         first, second, third = _load(sends + at, lane, lines, words - at)
-        place = _place(program, number, devices, capacity, header)
-        _send(first, second, third, links, place, lane, lines, number, rank, devices, capacity)
-        address = own + (place + tl.minimum(lane, lines - 1)).to(tl.uint64) * 16
+        address = _send(
+            first, second, third, links, own, program, rank, number, lane, lines, devices, capacity, header
+        )
         if kind == "gather":
             for device in tl.static_range(devices):
                 a, b, c = _receive(
@@ -369,12 +376,8 @@ def _sum_norm_kernel(
     header: tl.constexpr,
     kind: tl.constexpr,
 ):
-    program = tl.program_id(0)
+    program, rank, own, counter, number = _start(links, devices)
     lane = _lanes(block)
-    rank = _rank(links, devices)
-    own = _mailbox(links, -1)
-    counter = own.to(tl.pointer_type(tl.int32)) + program
-    number = tl.load(counter)
     x = x.to(tl.pointer_type(tl.int32))
     stream = stream.to(tl.pointer_type(tl.int32))
     totals = totals.to(tl.pointer_type(tl.int32))
@@ -386,12 +389,11 @@ def _sum_norm_kernel(
         number += 1
         at = row * words
         first, second, third = _load(x + at, lane, lines, words)
-        place = _place(program, number, devices, capacity, header)
-        _send(first, second, third, links, place, lane, lines, number, rank, devices, capacity)
+        address = _send(
+            first, second, third, links, own, program, rank, number, lane, lines, devices, capacity, header
+        )
         # Read before waiting for the other devices.
         s1, s2, s3 = _load(stream + at, lane, lines, words)
-        # A lane behind the last line waits for that one.
-        address = own + (place + tl.minimum(lane, lines - 1)).to(tl.uint64) * 16
         y1, y2, y3 = _sums(first, second, third, address, number, rank, devices, capacity, kind)
         if has_bias:
             y1 = _plus(y1, b1, kind)
