@@ -171,8 +171,8 @@ def packed_experts(
         return found and stack_mxfp4(*found, activations=activations)
     each = len(stored) // len(source.experts)
     parts = [(expert, stored[i * each : (i + 1) * each]) for i, expert in enumerate(source.experts)]
-    # If the integers of only some experts fit into 6 bits, all are stored in 8.
-    for fits_6_bits in (True, False):
+
+    def of_one_form(fits_6_bits: bool) -> list[PackedWeight] | None:
         experts: list[PackedWeight] = []
         for expert, tensors in parts:
             weight = _packed_matrix(
@@ -183,14 +183,14 @@ def packed_experts(
                 rounded=rounded,
                 fits_6_bits=fits_6_bits,
             )
-            if weight is None:
+            if weight is None or (experts and not _have_one_form(weight, experts[0])):
                 return None
-            if experts and not _have_one_form(weight, experts[0]):
-                break
             experts.append(weight)
-        else:
-            return stack_experts(experts)
-    return None
+        return experts
+
+    # If the integers of only some experts fit into 6 bits, all are stored in 8.
+    experts = of_one_form(True) or of_one_form(False)
+    return stack_experts(experts) if experts else None
 
 
 def _by_expert(source: Source, shape: tuple[int, ...]) -> Source:
