@@ -75,7 +75,11 @@ def test_a_sum_that_was_needed_is_not_computed_again_for_the_next_one(sums):
     norm = RMSNorm(2, 1e-5, "norm", dtype=jnp.float32, rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(norm(x), norm(STREAM + 2 * ROWS))
     np.testing.assert_array_equal(total(x + pending()), STREAM + 4 * ROWS)
-    assert len(sums) == 2
+    assert [term is ROWS for term in sums] == [True, True]
+    y = pending()
+    np.testing.assert_array_equal(total(y), 2 * ROWS)
+    np.testing.assert_array_equal(total(STREAM + y), STREAM + 2 * ROWS)
+    assert len(sums) == 3
 
 
 def test_a_norm_takes_the_sum_from_its_kernel(sums, monkeypatch):

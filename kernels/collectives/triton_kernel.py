@@ -257,7 +257,7 @@ def _store(words, lane, lines, end, first, second, third):
 
 @triton.jit
 def _start(links, devices: tl.constexpr):
-    """What a kernel begins with: program, rank, mailbox, and the address and value of the exchange's number."""
+    """The program, rank, own mailbox, and the address and value of the last exchange's number."""
     program = tl.program_id(0)
     own = _mailbox(links, -1)
     counter = own.to(tl.pointer_type(tl.int32)) + program

@@ -102,6 +102,14 @@ def test_the_largest_6_bit_integers_are_summed_exactly(path, ends, row_block):
         assert (np.asarray(y) == sign * x[0] @ values[0]).all()
 
 
+@pytest.mark.parametrize("ends", [(-33, 31), (-32, 32)])
+def test_integers_that_do_not_fit_into_6_bits_take_8(ends):
+    values = np.tile(np.asarray(ends, np.int8), (OUTPUTS, WIDTH // 2))
+    packed = pack(values, np.ones((OUTPUTS, WIDTH // 32), np.float32), None, (WIDTH, OUTPUTS))
+    assert packed.form == "int8"
+    np.testing.assert_array_equal(np.asarray(packed), values.T)
+
+
 @pytest.mark.parametrize("form", ["Q4_1", "Q8_0", "MXFP4"])
 def test_what_is_no_number_stays_in_its_row(form):
     packed, _ = weight(form)
