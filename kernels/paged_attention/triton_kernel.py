@@ -10,6 +10,9 @@ from jaxspec_kernels.context_splits import absorb_scores, merge_kernel, num_spli
 from jaxspec_kernels.paged_attention import mosaic_kernel
 from jaxspec_kernels.triton_call import triton_call
 
+_LONGEST_WHOLE = 8192
+"""The longest context that one program reads alone where two or three could share it."""
+
 
 def paged_attention(
     queries: jax.Array,
@@ -43,20 +46,24 @@ def paged_attention(
     fits_half = not wide and head_dim <= 64 and rows > 128 and 0 < rows % 128 <= 64
     if fits_half:
         block_rows = 64
-    block_keys = 32 if wide else 128 if fits_half else 64
     tiles = triton.cdiv(rows, block_rows)
+    count, context = batch * heads * tiles, width * page_size
+    # Many small tiles hide the memory's latency if more of them run at once on a multiprocessor; while there
+    # are too few for that, if each loads more keys at once (docs/measurements.md).
+    many = block_rows == 16 and count >= 128
+    loads_more = many and count < 512 and head_dim <= 128 and not wide
+    crowded = many and not loads_more
+    block_keys = 32 if wide else 128 if fits_half or loads_more else 64
     # Enough to fill the multiprocessors of the largest GPUs a few times. The partial results of tiles of many
     # rows are large, so merging them costs more than it gains once there is one for every multiprocessor.
     programs = 128 if rows > 64 and not wide else 768
-    splits = num_splits(batch * heads * tiles, width * page_size, block_keys, programs=programs)
+    if loads_more and count >= 256 and context <= _LONGEST_WHOLE:
+        programs = count
+    splits = num_splits(count, context, block_keys, programs=programs)
     if splits == 1 and mosaic_kernel.is_faster(queries, cache):
         return mosaic_kernel.paged_attention(
             queries, cache, page_table, first, last, scale=scale, sinks=sinks
         )
-    # Where many small tiles share a multiprocessor, running more of them at once, with two warps and two
-    # stages each, hides more latency than a third stage: 64 slots of 4 rows take 33.6 us, with four warps
-    # 36.1 us (8B, H200).
-    crowded = block_rows == 16 and batch * heads * tiles >= 128
     block_dim = max(triton.next_power_of_2(head_dim), 16)
     sizes = {
         "num_rows": num_rows,
@@ -81,7 +88,7 @@ def paged_attention(
         [whole, *(jax.ShapeDtypeStruct((1,), jnp.float32) for _ in range(2))] if splits == 1 else partial,
         grid=(batch * heads, tiles, splits),
         num_warps=2 if crowded else 4,
-        num_stages=2 if wide or crowded or fits_half else 3,
+        num_stages=2 if wide or crowded or loads_more or fits_half else 3,
         page_size=page_size,
         width=width,
         # In powers of two, which the GPU computes faster.
