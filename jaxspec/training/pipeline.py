@@ -118,6 +118,8 @@ class Pipeline:
 
     def _folder(self, stage: str) -> StageFolder:
         settings = self.run.settings(*_STAGE_SECTIONS[stage])
+        # Answers and features are of this dtype; the engine's sizes may differ, as machines do.
+        settings["engine"] = {"dtype": self.run.engine.dtype}
         # A resumed run may have another command.
         settings.get("export", {}).pop("command", None)
         return StageFolder(self.output, stage, settings)

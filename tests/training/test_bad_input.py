@@ -146,13 +146,19 @@ def test_a_stage_needs_the_ones_before_it(tmp_path, capsys):
     assert "the stage 'prompts' is not finished; run it first" in error
 
 
-def test_output_of_another_run(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("sections", "difference"),
+    [
+        ({"prompts": {"seed": 1}}, "prompts.seed is 0 there and 1 here"),
+        ({"engine": {"dtype": "bfloat16"}}, "engine.dtype is None there and 'bfloat16' here"),
+    ],
+)
+def test_output_of_another_run(tmp_path, capsys, sections, difference):
     config = write_run(tmp_path)
     assert main([str(config), "--output", str(tmp_path / "out"), "--stage", "prompts"]) == 0
     manifest = (tmp_path / "out" / "prompts" / "stage.json").read_bytes()
-    config = write_run(tmp_path, prompts={"seed": 1})
-    error = fails(capsys, config, tmp_path / "out", "prompts")
-    assert "belongs to another run: prompts.seed is 0 there and 1 here" in error
+    error = fails(capsys, write_run(tmp_path, **sections), tmp_path / "out", "prompts")
+    assert f"belongs to another run: {difference}" in error
     assert (tmp_path / "out" / "prompts" / "stage.json").read_bytes() == manifest
 
 
