@@ -51,13 +51,14 @@ def paged_attention(
     # Many small tiles hide the memory's latency if more of them run at once on a multiprocessor; while there
     # are too few for that, if each loads more keys at once (docs/measurements.md).
     many = block_rows == 16 and count >= 128
-    loads_more = many and count < 512 and head_dim <= 128 and not wide
+    light = head_dim <= 128 and not wide
+    loads_more = light and ((many and count < 512) or (block_rows == 32 and count >= 256))
     crowded = many and not loads_more
     block_keys = 32 if wide else 128 if fits_half or loads_more else 64
     # Enough to fill the multiprocessors of the largest GPUs a few times. The partial results of tiles of many
     # rows are large, so merging them costs more than it gains once there is one for every multiprocessor.
     programs = 128 if rows > 64 and not wide else 768
-    if loads_more and count >= 256 and context <= _LONGEST_WHOLE:
+    if light and count >= 256 and context <= _LONGEST_WHOLE:
         programs = count
     splits = num_splits(count, context, block_keys, programs=programs)
     if splits == 1 and mosaic_kernel.is_faster(queries, cache):

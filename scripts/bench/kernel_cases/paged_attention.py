@@ -66,6 +66,8 @@ CASES = (
     # With bfloat16, sizes of tiles and splits depend on the number of tiles of rows.
     Case("8B, batch 16", 16, 4, 8, 4, 128, page_size=16, table_width=80, context=1203, dtype="bfloat16"),
     Case("8B, batch 64", 64, 4, 8, 4, 128, page_size=16, table_width=40, context=600, dtype="bfloat16"),
+    Case("8B, K = 7", 32, 8, 8, 4, 128, page_size=16, table_width=80, context=1203, dtype="bfloat16"),
+    Case("8B, K = 15", 32, 16, 8, 4, 128, page_size=16, table_width=80, context=1203, dtype="bfloat16"),
     Case("256 tiles, long", 16, 5, 16, 2, 16, page_size=64, table_width=136, context=8700, dtype="bfloat16"),
     Case(
         "GPT-OSS, batch 32",
@@ -79,6 +81,19 @@ CASES = (
         context=630,
         window=128,
         empty=True,
+        sinks=True,
+        dtype="bfloat16",
+    ),
+    Case(
+        "GPT-OSS, K = 3",
+        33,
+        4,
+        8,
+        8,
+        64,
+        page_size=16,
+        table_width=40,
+        context=630,
         sinks=True,
         dtype="bfloat16",
     ),
