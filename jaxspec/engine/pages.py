@@ -7,15 +7,24 @@ from hashlib import blake2b
 from itertools import islice
 
 
-def page_key(before: bytes, tokens: Sequence[int]) -> bytes:
-    """A hash, 16 bytes, of all tokens that a full page was computed from.
+def page_keys(tokens: Sequence[int], page_size: int, before: bytes = b"") -> list[bytes]:
+    """The keys of the full pages of a text, as far as the token behind a page is known.
+
+    A key is a hash, 16 bytes, of all that a page was computed from: the tokens before it, its own, and the
+    one behind it. A drafter's row may depend on the token that follows, so two texts that differ only behind
+    the page have a different last row.
 
     Args:
+      tokens: the text, from the start of a page on.
       before: the key of the page before it; empty for the first page.
-      tokens: the page's tokens and the one after them. A drafter's row may depend on the token that follows,
-        so two texts that differ only after the page have a different last row.
     """
-    return blake2b(before + array("i", tokens).tobytes(), digest_size=16).digest()
+    words = array("i", tokens)
+    data, page, word = words.tobytes(), page_size * words.itemsize, words.itemsize
+    keys = []
+    for end in range(page, len(data), page):
+        before = blake2b(before + data[end - page : end + word], digest_size=16).digest()
+        keys.append(before)
+    return keys
 
 
 class PagePool:
@@ -60,13 +69,17 @@ class PagePool:
         self._users.update(dict.fromkeys(pages, 1))
         return pages
 
-    def share(self, key: bytes) -> int | None:
-        """The page kept under `key`, with one more user; None if there is no such page."""
-        page = self._kept.get(key)
-        if page is not None:
+    def share(self, keys: Sequence[bytes]) -> list[int]:
+        """The pages kept under `keys`, up to the first key that has none, with one more user each."""
+        pages: list[int] = []
+        for key in keys:
+            page = self._kept.get(key)
+            if page is None:
+                break
             self._unused.pop(page, None)
             self._users[page] = self._users.get(page, 0) + 1
-        return page
+            pages.append(page)
+        return pages
 
     def keep(self, page: int, key: bytes) -> None:
         """Keeps a page that is in use under `key`, unless another page is kept under it."""

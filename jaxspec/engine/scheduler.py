@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import NamedTuple
 from weakref import ref
 
-from jaxspec.engine.pages import PagePool, page_key
+from jaxspec.engine.pages import PagePool, page_keys
 from jaxspec.engine.request import Request
 
 _QUEUE_KEY = attrgetter("queue_key")
@@ -341,13 +341,9 @@ class Scheduler:
         The page of the last token is never shared: its row must run, because it gives the logits and the
         state that the drafter continues from.
         """
-        found: list[int] = []
-        while self.prefix_caching and (first + len(found) + 1) * self.pages.page_size < num_tokens:
-            page = self.pages.share(self._key(request, first + len(found)))
-            if page is None:
-                break
-            found.append(page)
-        return found
+        if not self.prefix_caching:
+            return []
+        return self.pages.share(self._keys(request, first, (num_tokens - 1) // self.pages.page_size))
 
     def _begin(self, running: Running) -> None:
         """Replaces its own pages by kept ones that other requests have filled since it was admitted."""
@@ -367,16 +363,19 @@ class Scheduler:
         end = request.num_tokens - 1 if running.is_read else running.num_read
         if running.missing_from is not None:
             end = min(end, running.missing_from)
-        while self.prefix_caching and (running.num_kept + 1) * self.pages.page_size <= end:
-            self.pages.keep(running.pages[running.num_kept], self._key(request, running.num_kept))
-            running.num_kept += 1
+        first, last = running.num_kept, end // self.pages.page_size
+        if self.prefix_caching and first < last:
+            for page, key in zip(running.pages[first:last], self._keys(request, first, last), strict=True):
+                self.pages.keep(page, key)
+            running.num_kept = last
 
-    def _key(self, request: Request, page: int) -> bytes:
+    def _keys(self, request: Request, first: int, last: int) -> list[bytes]:
+        """The keys of a request's pages `first` to `last - 1`; the token behind them must be known."""
         keys, size = request.page_keys, self.pages.page_size
-        while len(keys) <= page:
-            start = len(keys) * size
-            keys.append(page_key(keys[-1] if keys else b"", request.tokens(start, start + size + 1)))
-        return keys[page]
+        if len(keys) < last:
+            tokens = request.tokens(len(keys) * size, last * size + 1)
+            keys += page_keys(tokens, size, keys[-1] if keys else b"")
+        return keys[first:last]
 
     def _num_beside(self, unread: Sequence[Running]) -> int:
         """The number of chunks to read in a step.

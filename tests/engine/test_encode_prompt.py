@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from tiny_tokenizers import byte_level
 
@@ -65,3 +66,28 @@ def test_a_long_text_of_few_tokens_fits(tokenizer):
 def test_a_tokenizer_with_more_tokens_than_the_model_is_noticed(tokenizer):
     with pytest.raises(ValueError, match="prompt: token id 266 is outside the vocabulary of 266"):
         encode(tokenizer_from_gguf(byte_level("llama-bpe"), "file"), "hey", raw=True, vocab_size=266)
+
+
+@pytest.mark.parametrize(
+    "prompt", [[5, np.int32(6), np.uint8(7)], np.array([5, 6, 7]), (5, 6, 7), range(5, 8)]
+)
+def test_token_ids_of_any_integer_type_become_ints(prompt):
+    ids = encode(None, prompt)
+    assert ids == [5, 6, 7]
+    assert set(map(type, ids)) == {int}
+
+
+@pytest.mark.parametrize(
+    "prompt", [[5, True], [5, "w6"], [5, {"role": "user", "content": "w6"}], [5, 6.0], [[5]]]
+)
+def test_what_is_not_a_list_of_token_ids_is_refused(prompt):
+    with pytest.raises(ValueError, match="prompt must be a string, a list of token ids"):
+        encode(None, prompt)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "outside"), [([5, -1], -1), ([5, -1, 300], -1), ([300, 5, -1], 300), ([267], 267)]
+)
+def test_the_first_id_outside_the_vocabulary_is_named(prompt, outside):
+    with pytest.raises(ValueError, match=f"token id {outside} is outside the vocabulary of 267"):
+        encode(None, prompt)

@@ -3,7 +3,7 @@ from collections import Counter, OrderedDict
 
 import pytest
 
-from jaxspec.engine.pages import PagePool, page_key
+from jaxspec.engine.pages import PagePool, page_keys
 
 
 def test_a_pages_users_are_those_that_took_it_and_page_zero_has_none():
@@ -23,11 +23,12 @@ def test_a_pages_users_are_those_that_took_it_and_page_zero_has_none():
             holds = {key: page for key, page in holds.items() if page not in pages}
             owned.append(pages)
         elif action < 0.5:
-            page = pool.share(key)
-            assert page == holds.get(key)
-            if page is not None:
-                found += page not in used
-                owned.append([page])
+            # A key that no page is kept under ends the search.
+            pages = pool.share([key, b"no such page", key])
+            assert pages == ([holds[key]] if key in holds else [])
+            if pages:
+                found += pages[0] not in used
+                owned.append(pages)
         elif action < 0.6 and owned:
             page = rng.choice(rng.choice(owned))
             if page not in holds.values():
@@ -41,7 +42,7 @@ def test_a_pages_users_are_those_that_took_it_and_page_zero_has_none():
         assert pool.num_free == 20 - len(taken)
     assert found > 10
     pool.clear()
-    assert not any(pool.share(key) for key in holds)
+    assert not any(pool.share([key]) for key in holds)
 
 
 def test_what_was_used_last_is_given_away_last():
@@ -71,7 +72,7 @@ def test_giving_a_kept_page_away_looks_at_no_others():
     pool = PagePool(1000, 4)
     pages = pool.allocate(1000)
     for page in pages:
-        pool.keep(page, page_key(b"", [page]))
+        pool.keep(page, page_keys([page] * 5, 4)[0])
     pool.release(pages)
     pool._unused = Counted(pool._unused)
     for _ in range(10):
@@ -81,10 +82,22 @@ def test_giving_a_kept_page_away_looks_at_no_others():
 
 def test_a_key_tells_the_text_before_the_page_and_the_token_behind_it():
     texts = [[1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 2, 3, 7, 5]]
-    keys = [page_key(page_key(b"", text[:3]), text[2:]) for text in texts]
-    others = [page_key(page_key(b"", [9, *text[1:3]]), text[2:]) for text in texts]
+    keys = [page_keys(text, 2)[-1] for text in texts]
+    others = [page_keys([9, *text[1:]], 2)[-1] for text in texts]
     assert len({*keys, *others}) == 6
     assert {len(key) for key in keys} == {16}
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 5])
+def test_keys_do_not_depend_on_how_much_of_a_text_is_known(page_size):
+    text = list(range(100, 123))
+    keys = page_keys(text, page_size)
+    # The last page has no key yet: the token behind it is unknown.
+    assert len(set(keys)) == len(keys) == (len(text) - 1) // page_size
+    for known in range(len(keys) + 1):
+        before = page_keys(text[: known * page_size + 1], page_size)
+        behind = page_keys(text[known * page_size :], page_size, before[-1] if before else b"")
+        assert before + behind == keys
 
 
 def test_a_page_more_than_there_are_is_refused():
