@@ -58,6 +58,7 @@ class AutoregressiveDrafter(Drafter):
       draft_vocab_size: W.
     """
 
+    reads_history = False
     kinds: tuple[AttentionKind, ...]
     draft_vocab_size: int
     lead: int = 0

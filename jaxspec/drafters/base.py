@@ -129,7 +129,8 @@ class Context:
 
     Attributes:
       hidden: [B, M'], the output of `refresh` for the row before each slot's last token.
-      history: i32[B, X], the tokens of each slot by position; entries past `length` are stale.
+      history: i32[B, X], the tokens of each slot by position. Entries past `length` are stale, and those of a
+        cached prefix too, unless `Drafter.reads_history`.
       length: i32[B], position of the last token.
       active: bool[B], the slots to draft for.
       page_table: of shape [B, T].
@@ -219,6 +220,8 @@ class Drafter(nnx.Module):
       capture: the target's hidden states that `refresh` reads; i is the residual stream before layer i.
       reads_hidden: whether `refresh` reads the target's final hidden states. If not, the target computes them
         only for rows whose logits are needed.
+      reads_history: whether `propose` reads tokens of `Context.history` before the last one. If not, it lacks
+        those that were found in the prefix cache, which a large batch's host takes milliseconds to put there.
       hidden_size: M', the width of the state that `refresh` returns.
       trained_length: the number of positions that it was trained on; None if it has no weights.
       is_split: whether its weights and caches are split over devices as the target's are. If not, every
@@ -233,6 +236,7 @@ class Drafter(nnx.Module):
     probabilistic: bool
     capture: tuple[int, ...] = ()
     reads_hidden: bool = True
+    reads_history: bool = True
     hidden_size: int = 0
     trained_length: int | None = None
     is_split: bool = True

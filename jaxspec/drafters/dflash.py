@@ -189,7 +189,7 @@ class DFlash(Head, OnePassDrafter):
 
     title = "a DFlash head"
     config_type = DFlashConfig
-    reads_hidden = False
+    reads_hidden = reads_history = False
 
     def __init__(self, config: DFlashConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
         """Makes a head with random weights.

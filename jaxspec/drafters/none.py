@@ -12,7 +12,7 @@ from jaxspec.sampling import SamplingMode
 class NoDrafter(Drafter):
     """Proposes nothing."""
 
-    reads_hidden = False
+    reads_hidden = reads_history = False
 
     def __init__(self) -> None:
         super().__init__(num_speculative_tokens=0)

@@ -87,6 +87,7 @@ class PEagle(Head, OnePassDrafter):
     """
 
     title = "a P-EAGLE head"
+    reads_history = False
     config_type = PEagleConfig
 
     def __init__(self, config: PEagleConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):

@@ -84,7 +84,7 @@ class EngineCore:
             prefix_caching=config.prefix_caching,
             drafter_has_rows=bool(drafter.cache_shapes or drafter.hidden_size),
         )
-        self._max_drafts = drafter.num_speculative_tokens
+        self._max_drafts, self._reads_history = drafter.num_speculative_tokens, drafter.reads_history
         self.auto: AutoDrafts | None = None
         self._replicated = replicated(mesh)
         self._in_flight: deque[tuple[Dispatch, PackedOutput, Size, bool]] = deque()
@@ -205,7 +205,8 @@ class EngineCore:
         )
         size = self.programs.best(need)
         assert size is not None, need
-        self._put_found(dispatch)
+        if self._reads_history:
+            self._put_found(dispatch)
         chunks = None
         if size.chunks:
             chunks = pack_chunks(dispatch, num_chunks=size.chunks, width=self.config.prefill_chunk)

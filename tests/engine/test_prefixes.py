@@ -35,6 +35,22 @@ def test_with_hardly_any_pages_what_is_kept_goes_and_tokens_stay(tiny_engines, p
     assert engine.core.scheduler.num_preempted > before
 
 
+@pytest.mark.parametrize(
+    ("name", "puts"), [("ngram", 4), ("eagle3", 0), ("near", 0), ("dflash", 0), ("none", 0)]
+)
+def test_the_history_of_a_cached_prefix_is_put_only_for_a_drafter_that_reads_it(
+    tiny_engines, prompts, name, puts, monkeypatch
+):
+    """It takes the host milliseconds, in which a GPU waits."""
+    engine = tiny_engines.load(name)
+    start_afresh(engine)
+    put, calls = engine.programs.put_history, []
+    monkeypatch.setattr(engine.programs, "put_history", lambda *args: calls.append(args) or put(*args))
+    answers = conversation(engine, prompts)
+    assert sum(answer.cached_tokens > 0 for _, answer in answers) > 4
+    assert (len(calls) >= puts) if puts else not calls
+
+
 def test_samples_of_one_prompt_read_it_once(tiny_engines):
     engine = tiny_engines.load("eagle3", batch_size=8)
     start_afresh(engine)
