@@ -18,14 +18,19 @@ class HeldOut:
         self._whole: set[tuple[str, ...]] = set()
         self._runs: set[tuple[str, ...]] = set()
         for text in texts:
-            words = normalise(text)
+            words = _words(text)
             self._whole.add(words)
             self._runs.update(_runs(words))
 
     def __contains__(self, text: str) -> bool:
         """Whether `text` equals a prompt, or shares 13 words in a row with one."""
-        words = normalise(text)
+        words = _words(text)
         return words in self._whole or any(run in self._runs for run in _runs(words))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    # A text without words is one word, or all such texts would be equal.
+    return normalise(text) or (text.strip(),)
 
 
 def _runs(words: tuple[str, ...]) -> Iterable[tuple[str, ...]]:

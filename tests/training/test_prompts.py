@@ -27,10 +27,12 @@ def user(text):
         ("what is blue and green", False),
         (f"Translate: {LONG.upper()}!", True),
         (f"Translate: {LONG[:40]}", False),
+        (" ?! ", True),
+        ("...", False),
     ],
 )
 def test_held_out_prompts_are_found(text, held):
-    assert (text in HeldOut(["What is blue?", LONG])) is held
+    assert (text in HeldOut(["What is blue?", LONG, "?!"])) is held
 
 
 def test_repeated_held_out_and_long_prompts_are_dropped(tmp_path):
