@@ -7,8 +7,6 @@ from jaxspec import SamplingParams
 
 SAMPLED = {"temperature": 1.0, "top_p": 0.95, "seed": 11}
 NAMES = ("ngram", "eagle3", "near")
-# The program for sampling serves greedy requests as well; the other one comes in every shape with EAGLE-3.
-MODES = {name: ("greedy", "sampled") if name == "eagle3" else ("sampled",) for name in NAMES}
 
 
 @pytest.fixture(params=NAMES, scope="module")
@@ -24,24 +22,24 @@ def sampling(request):
 @pytest.fixture
 def alone(tiny_engines, prompts, name, sampling):
     """Every prompt on its own, in a batch of one."""
-    engine = tiny_engines.load(name, batch_size=1, sampling_modes=MODES[name])
+    engine = tiny_engines.load(name, batch_size=1)
     return [engine.generate(prompt, max_new_tokens=30, **sampling).token_ids for prompt in prompts]
 
 
 def test_in_a_batch_of_seven_and_padded_to_eight(tiny_engines, prompts, name, sampling, alone):
     for batch_size in (7, 8):
-        engine = tiny_engines.load(name, batch_size=batch_size, sampling_modes=MODES[name])
+        engine = tiny_engines.load(name, batch_size=batch_size)
         assert tokens_of(engine.generate(prompts, max_new_tokens=30, **sampling)) == alone
 
 
 def test_with_several_steps_a_dispatch_and_other_prefill_shapes(tiny_engines, prompts, name, sampling, alone):
     sizes = {"steps_per_dispatch": 4, "prefill_rows": 3, "prefill_chunk": 32, "page_size": 4}
-    engine = tiny_engines.load(name, **sizes, sampling_modes=MODES[name])
+    engine = tiny_engines.load(name, **sizes)
     assert tokens_of(engine.generate(prompts, max_new_tokens=30, **sampling)) == alone
 
 
 def test_refilled_from_a_queue_longer_than_the_batch(tiny_engines, prompts, name, sampling, alone):
-    engine = tiny_engines.load(name, batch_size=1, sampling_modes=MODES[name])
+    engine = tiny_engines.load(name, batch_size=1)
     assert tokens_of(engine.generate(prompts * 2, max_new_tokens=30, **sampling)) == alone * 2
 
 
@@ -57,9 +55,9 @@ def test_in_company_that_samples_otherwise(tiny_engines, prompts):
         {"temperature": 0.0, "seed": 5},
     ]
     params = [SamplingParams(max_new_tokens=30, **way) for way in ways]
-    engine = tiny_engines.load("eagle3", batch_size=7, sampling_modes=MODES["eagle3"])
+    engine = tiny_engines.load("eagle3", batch_size=7)
     together = dict(engine.run([engine.make_request(prompts[1], way) for way in params]))
-    alone = tiny_engines.load("eagle3", batch_size=1, sampling_modes=MODES["eagle3"])
+    alone = tiny_engines.load("eagle3", batch_size=1)
     answers = [alone.generate(prompts[1], way).token_ids for way in params]
     assert [together[i].token_ids for i in range(len(ways))] == answers
     assert answers[0] == answers[-1]
@@ -67,7 +65,7 @@ def test_in_company_that_samples_otherwise(tiny_engines, prompts):
 
 
 def test_seeds_belong_to_requests(tiny_engines, prompts):
-    engine = tiny_engines.load("eagle3", batch_size=7, sampling_modes=MODES["eagle3"])
+    engine = tiny_engines.load("eagle3", batch_size=7)
     prompt = prompts[0]
     first, again = (engine.generate(prompt, max_new_tokens=20, temperature=1.0, seed=3) for _ in range(2))
     other = engine.generate(prompt, max_new_tokens=20, temperature=1.0, seed=4)

@@ -13,8 +13,6 @@ from jaxspec.sampling import SamplingMode
 pytestmark = pytest.mark.usefixtures("compiled_behind")
 WAYS = {"greedy": {}, "sampled": {"temperature": 1.0, "top_p": 0.95, "seed": 11}}
 NAMES = ("none", "ngram", "eagle3", "near", "dflash")
-# The program for sampling serves greedy requests as well; the other one comes in every size with EAGLE-3.
-MODES = {name: ("greedy", "sampled") if name == "eagle3" else ("sampled",) for name in NAMES}
 SIZES = {"batch_size": 4, "slot_sizes": (1,), "prefill_rows": 3, "rows_beside": 8, "steps_per_dispatch": 2}
 
 
@@ -30,7 +28,7 @@ def way(request):
 
 @pytest.fixture
 def alone(tiny_engines, prompts, name, way):
-    engine = tiny_engines.load(name, batch_size=1, sampling_modes=MODES[name])
+    engine = tiny_engines.load(name, batch_size=1)
     return [engine.generate(prompt, max_new_tokens=30, **way).token_ids for prompt in prompts]
 
 
@@ -54,7 +52,7 @@ def test_a_program_serves_what_is_no_larger_than_itself():
 
 
 def test_every_size_gives_the_tokens_of_a_lone_run(tiny_engines, prompts, name, way, alone, monkeypatch):
-    engine = tiny_engines.load(name, **SIZES, sampling_modes=MODES[name])
+    engine = tiny_engines.load(name, **SIZES)
     engine.programs.wait_compiled()
     sizes = ran(engine, monkeypatch)
     assert tokens_of(engine.generate(prompts * 2, max_new_tokens=30, **way)) == alone * 2
@@ -64,7 +62,7 @@ def test_every_size_gives_the_tokens_of_a_lone_run(tiny_engines, prompts, name, 
 
 
 def test_before_the_smaller_ones_are_there_the_largest_serve(tiny_engines, prompts, name, way, alone):
-    engine = tiny_engines.load(name, **SIZES, sampling_modes=MODES[name])
+    engine = tiny_engines.load(name, **SIZES)
     engine.programs.wait_compiled()
     everything = dict(engine.programs.compiled)
     largest = {size: program for size, program in everything.items() if size.slots == 4 and not size.chunks}
@@ -78,7 +76,7 @@ def test_before_the_smaller_ones_are_there_the_largest_serve(tiny_engines, promp
 
 def test_pages_that_run_out_cost_no_token(tiny_engines, prompts, name, way, alone, monkeypatch):
     """The pool holds the longest request and little more."""
-    engine = tiny_engines.load(name, **SIZES, sampling_modes=MODES[name])
+    engine = tiny_engines.load(name, **SIZES)
     limit_pages(engine, 9, monkeypatch)
     before = engine.core.scheduler.num_preempted
     assert tokens_of(engine.generate(prompts, max_new_tokens=30, **way)) == alone
@@ -86,7 +84,7 @@ def test_pages_that_run_out_cost_no_token(tiny_engines, prompts, name, way, alon
 
 
 def test_nobody_waits_for_the_slow_first_runs(tiny_engines, prompts, name, way, alone, monkeypatch):
-    engine = tiny_engines.load(name, **SIZES, sampling_modes=MODES[name])
+    engine = tiny_engines.load(name, **SIZES)
     engine.programs.wait_compiled()
     sizes = set(engine.programs.compiled)
     times, dispatch = Counter(), engine.programs.dispatch
