@@ -79,7 +79,8 @@ def encode_prompt(
             raise ValueError("prompt: chat messages need a chat template, and this checkpoint has none")
         ids = _encode_chat(list(prompt), tokenizer, max_tokens)  # type: ignore[arg-type]
     elif all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
-        ids = list(map(int, prompt))  # type: ignore[arg-type]
+        # Most are ints already, and to convert them takes as long as all checks together.
+        ids = list(prompt if kinds == {int} else map(int, prompt))  # type: ignore[arg-type]
     else:
         raise ValueError(_FORMS)
     if not ids:
