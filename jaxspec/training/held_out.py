@@ -7,8 +7,8 @@ WORDS_IN_A_ROW = 13
 
 
 def normalise(text: str) -> tuple[str, ...]:
-    """The words of a text, in lower case, without punctuation."""
-    return tuple(re.findall(r"\w+", text.lower()))
+    """The words of a text, in lower case, without punctuation; a text of marks alone is one word."""
+    return tuple(re.findall(r"\w+", text.lower())) or (text.strip(),)
 
 
 class HeldOut:
@@ -18,19 +18,14 @@ class HeldOut:
         self._whole: set[tuple[str, ...]] = set()
         self._runs: set[tuple[str, ...]] = set()
         for text in texts:
-            words = _words(text)
+            words = normalise(text)
             self._whole.add(words)
             self._runs.update(_runs(words))
 
     def __contains__(self, text: str) -> bool:
         """Whether `text` equals a prompt, or shares 13 words in a row with one."""
-        words = _words(text)
+        words = normalise(text)
         return words in self._whole or any(run in self._runs for run in _runs(words))
-
-
-def _words(text: str) -> tuple[str, ...]:
-    # A text without words is one word, or all such texts would be equal.
-    return normalise(text) or (text.strip(),)
 
 
 def _runs(words: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
