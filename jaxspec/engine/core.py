@@ -84,7 +84,8 @@ class EngineCore:
             prefix_caching=config.prefix_caching,
             drafter_has_rows=bool(drafter.cache_shapes or drafter.hidden_size),
         )
-        self._max_drafts, self._reads_history = drafter.num_speculative_tokens, drafter.reads_history
+        self._max_drafts = drafter.num_speculative_tokens
+        self._reads_history = drafter.reads_history
         self.auto: AutoDrafts | None = None
         self._replicated = replicated(mesh)
         self._in_flight: deque[tuple[Dispatch, PackedOutput, Size, bool]] = deque()

@@ -129,10 +129,11 @@ class Programs:
         self.compiled: dict[Size, Callable] = {}
         self._serving: dict[Size, list[Size]] = {}
         self._num_searched = 0
-        history = self._state.history
-        tokens = jax.ShapeDtypeStruct(history.shape, history.dtype, sharding=self._replicated)
-        put = jax.jit(_put_tokens, donate_argnums=0, out_shardings=self._replicated)
-        self._put_history = put.lower(history, tokens).compile()
+        if models.drafter.reads_history:
+            history = self._state.history
+            tokens = jax.ShapeDtypeStruct(history.shape, history.dtype, sharding=self._replicated)
+            put = jax.jit(_put_tokens, donate_argnums=0, out_shardings=self._replicated)
+            self._put_history = put.lower(history, tokens).compile()
         self._left: deque[Size] = deque()
         self._background: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -231,7 +232,10 @@ class Programs:
         return self.compiled[size](self.leaves, state, batch, chunks, self._links)
 
     def put_history(self, state: EngineState, tokens: Words) -> EngineState:
-        """Puts tokens i32[B, X] into the slots' histories, except where they are -1; donates the history."""
+        """Puts tokens i32[B, X] into the slots' histories, except where they are -1; donates the history.
+
+        Only for a drafter that reads it.
+        """
         return replace(state, history=self._put_history(state.history, tokens))
 
     def compiled_decode(self, *, mode: SamplingMode) -> Any:
