@@ -59,7 +59,7 @@ def paged_attention(
     # rows are large, so merging them costs more than it gains once there is one for every multiprocessor.
     programs = 128 if rows > 64 and not wide else 768
     if light and count >= 256 and context <= _LONGEST_WHOLE:
-        programs = count
+        programs = count  # a split each: merging two or three takes longer than they gain
     splits = num_splits(count, context, block_keys, programs=programs)
     if splits == 1 and mosaic_kernel.is_faster(queries, cache):
         return mosaic_kernel.paged_attention(
