@@ -1,8 +1,8 @@
 """Runs one answer step by step from Python, and records what the compiled programs do not show.
 
-The phases are those of `engine/step.py`: draft, verify, accept, refresh. Here each phase, and each draft of
-the draft loop, is a program of its own, so that intermediate results can be recorded and phases timed. Tokens
-and acceptance are the same as in the compiled step.
+The phases are those of `engine/device/step.py`: draft, verify, accept, refresh. Here each phase, and each
+draft of the draft loop, is a program of its own, so that intermediate results can be recorded and phases
+timed. Tokens and acceptance are the same as in the compiled step.
 """
 
 import time
@@ -23,12 +23,13 @@ from jaxspec.attention import LayerCache, PagedMemory, PageTable, RowBlock, join
 from jaxspec.checkpoints import Tokenizer
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Context, HostPropose, Proposal, Rows
-from jaxspec.engine import Engine, EngineError, Generation, Request, show
+from jaxspec.engine import Engine, EngineError, Generation, Request
 from jaxspec.engine.compilation_cache import compilation_cache
+from jaxspec.engine.device.state import MAX_STOP_TOKENS, Batch, Chunks, Emitted, EngineState, init_state
+from jaxspec.engine.device.step import Models, accept, commit_emitted, engine_step, refresh
+from jaxspec.engine.host import show
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt
-from jaxspec.engine.state import MAX_STOP_TOKENS, Batch, Chunks, Emitted, EngineState, init_state
-from jaxspec.engine.step import Models, accept, commit_emitted, engine_step, refresh
 from jaxspec.errors import optional
 from jaxspec.sampling import (
     SamplingMode,

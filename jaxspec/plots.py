@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxspec.engine import AcceptanceStats, Generation
-from jaxspec.engine.show import COLOURS
+from jaxspec.engine.host.show import COLOURS
 from jaxspec.errors import optional
 from jaxspec.inspection import COLOURS as FATES
 from jaxspec.inspection import Step

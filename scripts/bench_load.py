@@ -39,8 +39,8 @@ from jaxspec.command_line import CommandError, Parser, drafter_options, drafts_o
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.engine import Engine
+from jaxspec.engine.device.step import Models
 from jaxspec.engine.load import load, resolve_config
-from jaxspec.engine.step import Models
 from jaxspec.provenance import provenance
 from jaxspec.sampling import SamplingParams, required_mode
 

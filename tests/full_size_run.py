@@ -4,9 +4,9 @@ import jax
 from flax import nnx
 
 from jaxspec.config import EngineConfig
-from jaxspec.engine.packing import empty_batch, empty_chunks
-from jaxspec.engine.state import init_state
-from jaxspec.engine.step import Models, dispatch
+from jaxspec.engine.device.plan import empty_batch, empty_chunks
+from jaxspec.engine.device.state import init_state
+from jaxspec.engine.device.step import Models, dispatch
 from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import make_mesh
 

@@ -13,7 +13,7 @@ from tiny_models import perturb, write_target
 
 import jaxspec
 from jaxspec import lossless
-from jaxspec.engine import step
+from jaxspec.engine.device import step
 from jaxspec.lossless import homogeneity
 
 SIZES = {"batch_size": 50, "max_model_len": 48, "page_size": 8, "prefill_chunk": 16, "slot_sizes": ()}

@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec import AcceptanceStats, plots
 from jaxspec.engine import Generation
-from jaxspec.engine.show import COLOURS
+from jaxspec.engine.host.show import COLOURS
 
 matplotlib.use("Agg")
 from matplotlib import pyplot

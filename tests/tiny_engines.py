@@ -13,7 +13,7 @@ from tiny_mtp import LATENT, write_with_mtp
 
 import jaxspec
 from jaxspec import Engine, Generation
-from jaxspec.engine.pages import PagePool
+from jaxspec.engine.host.pages import PagePool
 
 SIZES = {
     "batch_size": 3,

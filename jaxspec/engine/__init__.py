@@ -3,7 +3,7 @@
 from jaxspec.engine.async_engine import AsyncEngine
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.errors import EngineError, QueueFullError
-from jaxspec.engine.request import AcceptanceStats, Delta, Generation, Request
+from jaxspec.engine.host.request import AcceptanceStats, Delta, Generation, Request
 
 __all__ = [
     "AcceptanceStats",

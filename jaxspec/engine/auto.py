@@ -13,12 +13,12 @@ import numpy as np
 
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Target
-from jaxspec.engine.choice import TIMING_RUNS, DraftChoice, Key, Slots, StepTimes
 from jaxspec.engine.compilation_cache import compilation_cache
+from jaxspec.engine.device.state import Emitted
+from jaxspec.engine.host.choice import TIMING_RUNS, DraftChoice, Key, Slots, StepTimes
+from jaxspec.engine.host.request import Request
+from jaxspec.engine.host.scheduler import Choice, Dispatch, Running, Scheduler
 from jaxspec.engine.programs import Programs, Size
-from jaxspec.engine.request import Request
-from jaxspec.engine.scheduler import Choice, Dispatch, Running, Scheduler
-from jaxspec.engine.state import Emitted
 from jaxspec.sampling import SamplingMode
 
 

@@ -16,8 +16,7 @@ from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Target
 from jaxspec.engine.auto import AutoDrafts, times_file
 from jaxspec.engine.counters import Counters
-from jaxspec.engine.errors import EngineError
-from jaxspec.engine.packing import (
+from jaxspec.engine.device.plan import (
     PackedOutput,
     empty_batch,
     empty_chunks,
@@ -25,12 +24,13 @@ from jaxspec.engine.packing import (
     pack_chunks,
     read_output,
 )
-from jaxspec.engine.pages import PagePool
+from jaxspec.engine.device.state import Emitted, EngineState, FirstTokens, init_state
+from jaxspec.engine.device.step import Models
+from jaxspec.engine.errors import EngineError
+from jaxspec.engine.host.pages import PagePool
+from jaxspec.engine.host.request import Request
+from jaxspec.engine.host.scheduler import Dispatch, FirstToken, Scheduler, SlotResult
 from jaxspec.engine.programs import Programs, Size
-from jaxspec.engine.request import Request
-from jaxspec.engine.scheduler import Dispatch, FirstToken, Scheduler, SlotResult
-from jaxspec.engine.state import Emitted, EngineState, FirstTokens, init_state
-from jaxspec.engine.step import Models
 from jaxspec.sampling import SamplingMode, required_mode
 from jaxspec.sharding import replicated
 

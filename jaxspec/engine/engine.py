@@ -22,11 +22,11 @@ from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.drafters.base import Drafter, Target
 from jaxspec.engine.core import EngineCore
 from jaxspec.engine.counters import Counters
+from jaxspec.engine.device.state import MAX_STOP_TOKENS
 from jaxspec.engine.errors import EngineError
+from jaxspec.engine.host.request import Delta, Generation, Listener, Request
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt, as_prompts, encode_prompt, is_one_prompt
-from jaxspec.engine.request import Delta, Generation, Listener, Request
-from jaxspec.engine.state import MAX_STOP_TOKENS
 from jaxspec.engine.thread import EngineThread
 from jaxspec.models.packed_weights import rounds_activations
 from jaxspec.sampling import SamplingMode, SamplingParams, modes_for_sampling, required_mode

@@ -16,8 +16,8 @@ from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.devices import check_devices
 from jaxspec.engine.engine import Engine, parse_modes
 from jaxspec.engine.gpu_packages import check_gpu_packages
+from jaxspec.engine.host.request import Generation
 from jaxspec.engine.prompts import Prompt, as_prompts
-from jaxspec.engine.request import Generation
 from jaxspec.models.loading import plan_target, target_config
 from jaxspec.models.packed_weights import keeps_packed, resolve_activations
 from jaxspec.sampling import SamplingMode, SamplingParams, required_mode

@@ -24,9 +24,9 @@ from tqdm import tqdm
 
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.engine.compilation_cache import compilation_cache
-from jaxspec.engine.packing import PackedOutput, empty_batch, empty_chunks, pack_output, read_batch
-from jaxspec.engine.state import EngineState
-from jaxspec.engine.step import Models, dispatch, draft, verify_and_commit
+from jaxspec.engine.device.plan import PackedOutput, empty_batch, empty_chunks, pack_output, read_batch
+from jaxspec.engine.device.state import EngineState
+from jaxspec.engine.device.step import Models, dispatch, draft, verify_and_commit
 from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import bytes_by_device, on_shards, replicated, shardings
 

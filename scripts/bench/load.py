@@ -12,7 +12,7 @@ import numpy as np
 from bench.workloads import Asked
 from jaxspec import AcceptanceStats, Engine, SamplingParams
 from jaxspec.engine.counters import Counters
-from jaxspec.engine.request import Request
+from jaxspec.engine.host.request import Request
 
 
 @dataclass

@@ -10,13 +10,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxspec.config import EngineConfig
-from jaxspec.engine.packing import PackedOutput, pack_batch, read_output
+from jaxspec.engine.device.plan import PackedOutput, pack_batch, read_output
+from jaxspec.engine.device.state import Emitted, EngineState, init_state
+from jaxspec.engine.device.step import Models
+from jaxspec.engine.host.request import Request
+from jaxspec.engine.host.scheduler import Dispatch
+from jaxspec.engine.host.scheduler import Running as Slot
 from jaxspec.engine.programs import Programs, Size
-from jaxspec.engine.request import Request
-from jaxspec.engine.scheduler import Dispatch
-from jaxspec.engine.scheduler import Running as Slot
-from jaxspec.engine.state import Emitted, EngineState, init_state
-from jaxspec.engine.step import Models
 from jaxspec.sampling import SamplingParams, required_mode
 from jaxspec.sharding import make_mesh, replicated
 

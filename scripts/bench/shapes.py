@@ -16,7 +16,7 @@ from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config, default_capture
 from jaxspec.drafters.mtp import Mtp
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.drafters.vocabulary import vocabulary_buffers
-from jaxspec.engine.step import Models
+from jaxspec.engine.device.step import Models
 from jaxspec.models.loading import make_target
 from jaxspec.models.packed_weights import keeps_packed
 from jaxspec.sharding import make_mesh

@@ -6,7 +6,7 @@ import jax
 from flax import nnx
 
 from jaxspec.drafters.base import Target
-from jaxspec.engine.step import Models
+from jaxspec.engine.device.step import Models
 from jaxspec.sharding import bytes_by_device
 
 # Parts of a head that run once per step; its layers and output head run once per draft.

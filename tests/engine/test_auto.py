@@ -6,7 +6,7 @@ import pytest
 from tiny_engines import DRAFTERS, ONLY_OVER, assert_idle, compile_all, limit_pages, tokens_of
 
 from jaxspec import SamplingParams
-from jaxspec.engine.scheduler import Choice
+from jaxspec.engine.host.scheduler import Choice
 
 SEEDED = {"temperature": 1.0, "seed": 11, "max_new_tokens": 40}
 KINDS = [(ONLY_OVER.get(name, ("full",))[0], name) for name in DRAFTERS]

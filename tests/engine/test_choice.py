@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxspec.engine import core
-from jaxspec.engine.choice import TIMING_RUNS, DraftChoice, Slots
+from jaxspec.engine.host.choice import TIMING_RUNS, DraftChoice, Slots
 
 DRAFTS, CHOICES = 4, (0, 1, 2, 3, 4)
 COSTS = {

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hlo_text import instructions, num_aliases
 
-from jaxspec.engine import packing, step
-from jaxspec.engine.packing import empty_batch, read_output
+from jaxspec.engine.device import plan, step
+from jaxspec.engine.device.plan import empty_batch, read_output
 from jaxspec.models.layers import MLP
 from jaxspec.sampling import SamplingMode
 
@@ -114,8 +114,8 @@ def run(engine, *, is_active, steps):
     core, programs = engine.core, engine.programs
     (size,) = (size for size in programs.compiled if size.mode == SamplingMode.GREEDY)
     words = empty_batch(size.slots, engine.config.table_width)
-    words[0, packing._SLOT], words[0, packing._IS_DECODING] = 0, is_active is not None
-    words[0, packing._STEPS] = steps
+    words[0, plan._SLOT], words[0, plan._IS_DECODING] = 0, is_active is not None
+    words[0, plan._STEPS] = steps
     words[0, -engine.config.table_width :] = 1
     state = replace(
         jax.tree.map(jnp.zeros_like, core.state),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.engine.packing import (
+from jaxspec.engine.device.plan import (
     empty_batch,
     empty_chunks,
     pack_batch,
@@ -15,8 +15,8 @@ from jaxspec.engine.packing import (
     read_batch,
     read_chunks,
 )
-from jaxspec.engine.request import Request
-from jaxspec.engine.scheduler import Chunk, Dispatch, Running
+from jaxspec.engine.host.request import Request
+from jaxspec.engine.host.scheduler import Chunk, Dispatch, Running
 from jaxspec.sampling import SamplingParams
 
 PARAMS = SamplingParams(temperature=0.7, top_k=9, top_p=0.9, min_p=0.1)

@@ -10,7 +10,7 @@ from golden_files import assert_close
 from tiny_engines import start_afresh
 
 from jaxspec.engine import core
-from jaxspec.engine.packing import pack_batch, read_batch
+from jaxspec.engine.device.plan import pack_batch, read_batch
 
 ALONE = {"batch_size": 1, "sampling_modes": ("greedy",)}
 WITH_CACHE = ("eagle3", "eagle1", "near", "peagle", "dflash")

@@ -8,7 +8,7 @@ import pytest
 from hlo_text import instructions, num_aliases
 from tiny_engines import tokens_of
 
-from jaxspec.engine.packing import read_batch
+from jaxspec.engine.device.plan import read_batch
 from jaxspec.sampling import SamplingMode
 
 

@@ -11,7 +11,7 @@ from test_generation import Text
 
 import jaxspec
 from jaxspec import plots
-from jaxspec.engine.step import draft, engine_step
+from jaxspec.engine.device.step import draft, engine_step
 from jaxspec.inspection import PHASES, _Run, inspect_steps
 from jaxspec.sampling import SamplingMode
 

@@ -22,7 +22,7 @@ import jaxspec
 from jaxspec import AsyncEngine, EngineError, SamplingParams
 from jaxspec.engine import core
 from jaxspec.engine.core import MAX_FAILURES, EngineCore
-from jaxspec.engine.packing import read_batch, read_output
+from jaxspec.engine.device.plan import read_batch, read_output
 
 LONG = SamplingParams(max_new_tokens=70, ignore_eos=True)
 

@@ -3,7 +3,7 @@ from collections import Counter, OrderedDict
 
 import pytest
 
-from jaxspec.engine.pages import PagePool, page_keys
+from jaxspec.engine.host.pages import PagePool, page_keys
 
 
 def test_a_pages_users_are_those_that_took_it_and_page_zero_has_none():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from tiny_engines import tokens_of
 
-from jaxspec.engine.packing import read_batch
+from jaxspec.engine.device.plan import read_batch
 
 
 def poison(engine):

@@ -8,7 +8,7 @@ from tokenizers import decoders, models
 
 from jaxspec import AcceptanceStats, SamplingParams
 from jaxspec.checkpoints import Tokenizer
-from jaxspec.engine.request import Request
+from jaxspec.engine.host.request import Request
 
 # Letters, pairs of them, a special token, and "é" and "€" in the byte-level spelling, in pieces.
 TOKENS = ["</s>", "a", "b", "c", "ab", "bc", "abc", "Ġ", "Ã©", "Ã", "©", "â", "Ĥ", "¬"]

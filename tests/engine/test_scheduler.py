@@ -6,9 +6,9 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec.engine.pages import PagePool
-from jaxspec.engine.request import Request
-from jaxspec.engine.scheduler import Choice, FirstToken, Scheduler, SlotResult
+from jaxspec.engine.host.pages import PagePool
+from jaxspec.engine.host.request import Request
+from jaxspec.engine.host.scheduler import Choice, FirstToken, Scheduler, SlotResult
 from jaxspec.sampling import SamplingParams
 
 

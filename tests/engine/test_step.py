@@ -11,8 +11,8 @@ import pytest
 from jaxspec.attention import PageTable
 from jaxspec.config import EngineConfig
 from jaxspec.drafters.base import Proposal
-from jaxspec.engine.state import MAX_STOP_TOKENS, Batch, Chunks, EngineState
-from jaxspec.engine.step import accept, finite_rows, sample_first, verify_and_commit
+from jaxspec.engine.device.state import MAX_STOP_TOKENS, Batch, Chunks, EngineState
+from jaxspec.engine.device.step import accept, finite_rows, sample_first, verify_and_commit
 from jaxspec.sampling import SamplingMode, SamplingState
 
 VOCABULARY, LONGEST = 12, 32

@@ -22,7 +22,7 @@ from jaxspec.drafters.base import Build
 from jaxspec.drafters.head import OutputRows
 from jaxspec.drafters.loading import load_drafter
 from jaxspec.drafters.none import NoDrafter
-from jaxspec.engine.step import Models
+from jaxspec.engine.device.step import Models
 from jaxspec.models import packed_weights
 from jaxspec.models.loading import declared, export_tensors, load_target, plan_target
 from jaxspec.models.packed_weights import packed_weight, resolve_activations, rounds_activations

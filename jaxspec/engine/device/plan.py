@@ -8,8 +8,8 @@ import numpy as np
 from jax import lax
 
 from jaxspec.attention import PageTable
-from jaxspec.engine.scheduler import Dispatch
-from jaxspec.engine.state import MAX_STOP_TOKENS, Batch, Chunks, StepOutput
+from jaxspec.engine.device.state import MAX_STOP_TOKENS, Batch, Chunks, StepOutput
+from jaxspec.engine.host.scheduler import Dispatch
 from jaxspec.sampling import SamplingState, seed_words
 
 _FIELD = 4

@@ -4,7 +4,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxspec.engine.request import AcceptanceStats, Generation
+    from jaxspec.engine.host.request import AcceptanceStats, Generation
 
 COLOURS = {
     "first": "#999999",

@@ -18,8 +18,8 @@ from jaxspec_kernels.random import Purpose
 from jaxspec.attention import PagedMemory, RowBlock, join_rows, output_rows, take_rows
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Proposal, Rows, Target
-from jaxspec.engine.packing import read_batch, read_chunks
-from jaxspec.engine.state import Batch, Chunks, Emitted, EngineState, FirstTokens, StepOutput, put_rows
+from jaxspec.engine.device.plan import read_batch, read_chunks
+from jaxspec.engine.device.state import Batch, Chunks, Emitted, EngineState, FirstTokens, StepOutput, put_rows
 from jaxspec.sampling import SamplingMode, can_branch, process_logits, sample, verify, verify_synthetic
 from jaxspec.sharding import all_gather, split_over
 

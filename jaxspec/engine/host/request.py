@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from jaxspec.checkpoints import TextStream, Tokenizer
-from jaxspec.engine import show
+from jaxspec.engine.host import show
 from jaxspec.errors import optional
 from jaxspec.sampling import SamplingParams
 

@@ -8,8 +8,8 @@ from operator import attrgetter
 from typing import NamedTuple
 from weakref import ref
 
-from jaxspec.engine.pages import PagePool, page_keys
-from jaxspec.engine.request import Request
+from jaxspec.engine.host.pages import PagePool, page_keys
+from jaxspec.engine.host.request import Request
 
 _QUEUE_KEY = attrgetter("queue_key")
 
