@@ -1,16 +1,23 @@
-"""pyproject.toml installs what the repository holds."""
+"""What is installed from the repository: an editable installation, a wheel and a source distribution."""
 
-import tomllib
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
+BUILT = ("jaxspec", "kernels", "configs", "src", "pyproject.toml", "README.md", "LICENSE")
 
 
-def test_folders_lie_where_packages_are_looked_for():
-    assert SETUPTOOLS["packages"]["find"]["where"] == [".", "src"]
+def test_src_has_links_to_the_packages_alone():
+    """Its path is on `sys.path` of an editable installation, and so is whatever else lies there."""
+    names = {path.name for path in (ROOT / "src").iterdir() if not path.name.endswith(".egg-info")}
+    assert names == {"jaxspec", "jaxspec_kernels"}
+    assert (ROOT / "src" / "jaxspec").samefile(ROOT / "jaxspec")
     assert (ROOT / "src" / "jaxspec_kernels").samefile(ROOT / "kernels")
     assert (ROOT / "jaxspec" / "configs").samefile(ROOT / "configs")
 
@@ -22,7 +29,62 @@ def test_every_folder_of_code_is_a_package(folder):
     assert [path for path in code if not (path / "__init__.py").exists()] == []
 
 
-def test_every_configuration_is_installed():
-    folder = ROOT / "configs"
-    patterns = SETUPTOOLS["package-data"]["jaxspec.configs"]
-    assert set(folder.glob("*.toml")) <= {path for pattern in patterns for path in folder.glob(pattern)}
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A folder with all that the build makes: editable/*.whl, wheel/*.whl and sdist/*.tar.gz."""
+    clone = tmp_path_factory.mktemp("above") / "jaxspec"
+    clone.mkdir()
+    for name in BUILT:
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            shutil.copytree(ROOT / name, clone / name, symlinks=True, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, clone)
+    program = (
+        "import os, setuptools.build_meta as build\n"
+        "for folder in ('editable', 'wheel', 'sdist'): os.makedirs(folder)\n"
+        "build.build_sdist('sdist')\n"
+        "build.build_wheel('wheel')\n"
+        "build.build_editable('editable')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=clone, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return clone
+
+
+def test_an_editable_installation_is_a_path(built):
+    """A finder would be asked only after a folder called jaxspec beside the user's script."""
+    (wheel,) = (built / "editable").glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        names = [name for name in files.namelist() if ".dist-info/" not in name]
+        assert [Path(name).suffix for name in names] == [".pth"]
+        path = files.read(names[0]).decode().strip()
+    assert path == str(built / "src")
+    program = "import importlib.util, sys; sys.path.append(sys.argv[1]); "
+    program += "print(importlib.util.find_spec('jaxspec').origin)"
+    command = [sys.executable, "-S", "-c", program, path]
+    done = subprocess.run(command, cwd=built.parent, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(built / "src" / "jaxspec" / "__init__.py")
+
+
+def installed_files():
+    """The files of the repository that are installed, by their path in a wheel."""
+    folders = {"jaxspec": "jaxspec", "kernels": "jaxspec_kernels", "configs": "jaxspec/configs"}
+    for folder, name in folders.items():
+        for path in (ROOT / folder).rglob("*"):
+            inside = path.relative_to(ROOT / folder)
+            is_training_run = path.parent == ROOT / "configs" / "training"  # names files of the repository
+            if path.is_file() and "__pycache__" not in path.parts and not is_training_run:
+                yield f"{name}/{inside}"
+
+
+def test_wheel_and_source_distribution_hold_every_file(built):
+    (wheel,), (sdist,) = (built / "wheel").glob("*.whl"), (built / "sdist").glob("*.tar.gz")
+    expected = set(installed_files())
+    assert {"jaxspec/py.typed", "jaxspec_kernels/py.typed", "jaxspec/configs/smollm2-135m.toml"} <= expected
+    assert "jaxspec/configs/heads/smollm2-135m-eagle3/model.safetensors" in expected
+    with zipfile.ZipFile(wheel) as files:
+        assert {name for name in files.namelist() if ".dist-info/" not in name} == expected
+    with tarfile.open(sdist) as files:
+        inside = {name.partition("/src/")[2] for name in files.getnames() if "/src/" in name}
+    assert expected <= inside
