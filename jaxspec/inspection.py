@@ -23,6 +23,7 @@ from jaxspec.attention import LayerCache, PagedMemory, PageTable, RowBlock, join
 from jaxspec.checkpoints import Tokenizer
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Context, HostPropose, Proposal, Rows
+from jaxspec.drafters.checks import checked_proposal
 from jaxspec.engine import Engine, EngineError, Generation, Request
 from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.device.state import MAX_STOP_TOKENS, Batch, Chunks, Emitted, EngineState, init_state
@@ -359,7 +360,9 @@ class _Run:
         last_token = int(self.state.history[0, position])
         phases, batch = self.phases, self.batch
         context = self.state.context(batch)
-        proposal, cache = timed("draft", phases.propose, context, self.state.draft_cache)
+        target, drafter, cache = phases.models.target, phases.models.drafter, self.state.draft_cache
+        proposed = timed("draft", phases.propose, context, cache)
+        proposal, cache = checked_proposal(drafter, target, context, cache, proposed)
         proposal = replace(proposal, count=jnp.minimum(proposal.count, batch.limit))
         state = replace(self.state, draft_cache=cache)
         state, logits, rows = timed("verify", phases.verify, state, batch, proposal)

@@ -103,6 +103,14 @@ def split_over(part: int, whole: int) -> str | None:
     return None if part == whole else MESH_AXIS
 
 
+def num_parts() -> int:
+    """The number of devices that this program runs on, and so of parts of an array that is split."""
+    try:
+        return lax.axis_size(MESH_AXIS)
+    except NameError:  # not inside `on_shards`
+        return 1
+
+
 def psum(x: jax.Array, axis: str | None) -> jax.Array:
     """The sum of x over the devices of a mesh axis; x if the axis is None."""
     return x if axis is None else collectives.psum(x, axis)

@@ -23,6 +23,7 @@ from jaxspec_kernels.collectives import peer_links, through_peers
 from tqdm import tqdm
 
 from jaxspec.config import ResolvedEngineConfig
+from jaxspec.drafters.checks import checked_proposal
 from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.device.plan import PackedOutput, empty_batch, empty_chunks, pack_output, read_batch
 from jaxspec.engine.device.state import EngineState
@@ -300,7 +301,9 @@ class Programs:
 
             return partial(jax.jit(program, donate_argnums=2), self.leaves)
 
-        propose = self._models(self.leaves, size).drafter.host_propose(compiled, mode=mode)
+        whole = self._models(self.leaves, size)
+        target, drafter = whole.target, whole.drafter
+        propose = drafter.host_propose(compiled, mode=mode)
 
         @partial(jax.jit, donate_argnums=1)
         def commit(leaves, state, slots, proposal):
@@ -314,7 +317,9 @@ class Programs:
             state, outputs = all_slots.gather(slots), []
             for _ in range(min(self.config.steps_per_dispatch, int(slots.steps.min()))):
                 if size.drafts:
-                    proposal, draft_cache = propose(state.context(slots), state.draft_cache)
+                    context, cache = state.context(slots), state.draft_cache
+                    proposed = propose(context, cache)
+                    proposal, draft_cache = checked_proposal(drafter, target, context, cache, proposed)
                 else:
                     proposal, draft_cache = draft(self._models(leaves, size), state, slots, mode=mode)
                 state, output = commit(leaves, replace(state, draft_cache=draft_cache), slots, proposal)

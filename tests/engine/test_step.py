@@ -153,7 +153,7 @@ class CountingTarget:
 class RecordingDrafter:
     """Drafts from the position of the row."""
 
-    capture, draft_vocab, reads_hidden = (), None, True
+    capture, draft_vocab, reads_hidden, hidden_size = (), None, True, 1
 
     def refresh(self, target, rows, cache):
         self.rows = rows

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jaxspec.attention import LayerCache, PageTable, init_cache
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Context, Drafter, Target
+from jaxspec.drafters.checks import checked_caches
 from jaxspec.sampling import SamplingState
 from jaxspec.sharding import replicated
 
@@ -102,7 +103,7 @@ def init_state(target: Target, drafter: Drafter, config: ResolvedEngineConfig, *
         # One small program to compile instead of one for every array.
         jax.jit(idle_slots, out_shardings=replicated(mesh))(),
         target_cache=cache(target.cache_shapes),
-        draft_cache=cache(drafter.cache_shapes, is_split=drafter.is_split),
+        draft_cache=cache(checked_caches(drafter), is_split=drafter.is_split),
     )
 
 

@@ -4,7 +4,7 @@ Drafting comes first, from the hidden state that the last refresh left. So a pro
 own, and drafts and their distributions are temporaries of the step instead of state.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +18,7 @@ from jaxspec_kernels.random import Purpose
 from jaxspec.attention import PagedMemory, RowBlock, join_rows, output_rows, take_rows
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Proposal, Rows, Target
+from jaxspec.drafters.checks import check_rows, checked_proposal, checked_refresh
 from jaxspec.engine.device.plan import read_batch, read_chunks
 from jaxspec.engine.device.state import Batch, Chunks, Emitted, EngineState, FirstTokens, StepOutput, put_rows
 from jaxspec.sampling import SamplingMode, can_branch, process_logits, sample, verify, verify_synthetic
@@ -127,7 +128,9 @@ def draft(models: Models, state: EngineState, batch: Batch, *, mode: SamplingMod
     """K drafts for each of the b slots, and the drafter's cache."""
     if models.drafter.num_speculative_tokens:
         context = state.context(batch)
-        return models.drafter.propose(models.target, context, state.draft_cache, mode=mode)
+        target, drafter, cache = models.target, models.drafter, state.draft_cache
+        proposed = drafter.propose(target, context, cache, mode=mode)
+        return checked_proposal(drafter, target, context, cache, proposed)
     none = jnp.zeros((len(state.length), 0), jnp.int32)
     return Proposal(none, jnp.zeros_like(state.length), None), state.draft_cache
 
@@ -176,7 +179,7 @@ def verify_and_commit(
         PagedMemory.build(target.kinds, state.target_cache, tuple(run)),
         capture=drafter.capture,
     )
-    _check_rows(hidden, run, type(target).__name__)
+    check_rows(hidden, run, type(target).__name__)
     rows = take_rows(hidden, output_rows(tuple(blocks))) if reads_last_layer else hidden
     # Where programs may branch, a pass that only reads prompts computes logits only if one of them ends.
     logits = None if proposal is None and can_branch() else target.logits(rows)
@@ -297,19 +300,9 @@ def accept(
 
 def refresh(models: Models, state: EngineState, rows: Rows) -> tuple[jax.Array, EngineState]:
     """The state [N', M'] that each group of rows may go on drafting from, and the engine's state."""
-    hidden, cache = models.drafter.refresh(models.target, rows, state.draft_cache)
-    _check_rows(hidden, rows.blocks, f"{type(models.drafter).__name__}.refresh")
+    drafter, cache = models.drafter, state.draft_cache
+    hidden, cache = checked_refresh(drafter, rows, cache, drafter.refresh(models.target, rows, cache))
     return hidden.astype(state.hidden.dtype), replace(state, draft_cache=cache)
-
-
-def _check_rows(hidden: jax.Array, blocks: Sequence[RowBlock], name: str) -> None:
-    """Checks that a network, which may not be one of ours, returned only the rows whose output is needed."""
-    wanted = sum(block.outputs.positions.size for block in blocks)
-    if len(hidden) != wanted:
-        raise ValueError(
-            f"{name} returned {len(hidden)} rows instead of {wanted}: it must take those whose output is "
-            "needed (`outputs` of the memory or of the rows)"
-        )
 
 
 def _whole_rows(logits: jax.Array, proposal: Proposal, models: Models) -> tuple[jax.Array, Proposal]:
