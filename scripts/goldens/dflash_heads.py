@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.models.dflash import core
 from speculators.models.dflash.config import DFlashSpeculatorConfig
@@ -35,9 +35,14 @@ SLIDING = {
 }
 CASES: dict[str, dict] = {
     "dflash": {"format": "z-lab"},
-    "dflash-sliding": {"format": "z-lab", "layers": SLIDING},
+    "dflash-sliding": {"format": "z-lab", "layers": SLIDING, "own_embedding": True},
     "dflash-sliding-non-causal": {"format": "z-lab", "layers": SLIDING, "dflash_config": {"causal": False}},
-    "dflash-speculators": {"format": "speculators", "layers": SLIDING, "head": {"draft_vocab_size": 64}},
+    "dflash-speculators": {
+        "format": "speculators",
+        "layers": SLIDING,
+        "head": {"draft_vocab_size": 64},
+        "own_embedding": True,
+    },
     "dflash-speculators-non-causal": {
         "format": "speculators",
         "layers": SLIDING,
@@ -88,7 +93,8 @@ def block_logits(head: DraftHead, case: str, anchor: Tensor, features: Tensor, s
 
 
 def build(case: str, target: Target) -> DFlashDraftModel:
-    """The speculators model with random weights; embedding and full output head are the target's."""
+    """The speculators model with random weights; a full output head is the target's, and so is the embedding
+    unless the case has its own."""
     chosen = CASES[case]
     generator = torch.Generator().manual_seed(411 + list(CASES).index(case))
     layers = {
@@ -118,7 +124,8 @@ def build(case: str, target: Target) -> DFlashDraftModel:
         model = DFlashDraftModel(config)
     for name, parameter in model.named_parameters():
         parameter.data = random_weight(name, parameter.shape, generator)
-    model.embed_tokens.weight.data = target.embedding.clone()
+    if not chosen.get("own_embedding"):
+        model.embed_tokens.weight.data = target.embedding.clone()
     if model.d2t is None:
         model.lm_head.weight.data = target.lm_head.clone()
     else:
@@ -147,9 +154,15 @@ def published_logits(model: DFlashDraftModel, anchor: Tensor, features: Tensor) 
 
 def save(case: str, model: DFlashDraftModel, folder: Path) -> None:
     """Writes the checkpoint in the case's format."""
-    if CASES[case]["format"] == "speculators":
+    chosen = CASES[case]
+    own = ("embed_tokens.weight",) if chosen.get("own_embedding") else ()
+    if chosen["format"] == "speculators":
         model.save_pretrained(folder)
         (folder / "config.py").unlink()  # the package saves its source beside the config
+        file = folder / "model.safetensors"
+        tensors = load_file(file)
+        # The package leaves the embedding out.
+        save_file({**tensors, **{name: model.state_dict()[name] for name in own}}, file, {"format": "pt"})
         return
     folder.mkdir(parents=True)
     layers = model.config.transformer_layer_config.to_dict()
@@ -162,11 +175,12 @@ def save(case: str, model: DFlashDraftModel, folder: Path) -> None:
         "dflash_config": {
             "mask_token_id": MASK_TOKEN,
             "target_layer_ids": [i - 1 for i in CAPTURES],
-            **CASES[case].get("dflash_config", {}),
+            **chosen.get("dflash_config", {}),
         },
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-    tensors = {n: t.contiguous() for n, t in model.state_dict().items() if not n.startswith(dropped)}
+    state = model.state_dict().items()
+    tensors = {n: t.contiguous() for n, t in state if n in own or not n.startswith(dropped)}
     save_file(tensors, folder / "model.safetensors")
 
 

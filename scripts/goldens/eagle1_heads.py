@@ -16,7 +16,7 @@ from goldens.llama_targets import random_weight
 # Without the key `bias`, as in the heads for Llama 2 and Vicuna, `fc` has one.
 CASES: dict[str, dict] = {
     "eagle1": {"target": "llama-untied-llama3-rope", "config": {"bias": False, "rope_theta": 5000.0}},
-    "eagle1-fc-bias": {"target": "llama-tied", "config": {}, "with_embedding": True},
+    "eagle1-fc-bias": {"target": "llama-tied", "config": {}, "own_embedding": True},
     "eagle1-two-layers": {"target": "llama-tied", "config": {"bias": False, "num_hidden_layers": 2}},
 }
 
@@ -75,8 +75,9 @@ def write(root: Path) -> None:
         tensors: dict[str, Tensor] = {
             name: random_weight(name, shape, generator) for name, shape in shapes(config).items()
         }
-        if chosen.get("with_embedding"):
-            tensors["embed_tokens.weight"] = target.embedding
+        if chosen.get("own_embedding"):
+            name = "embed_tokens.weight"
+            tensors[name] = random_weight(name, target.embedding.shape, generator)
         head = DraftHead(LlamaConfig(**config), {"embed_tokens.weight": target.embedding, **tensors})
         step = partial(eagle1_step, head, target.lm_head)
         results = draft(step, target.tokens, target.normed, None, DRAFTS)

@@ -46,13 +46,12 @@ CASES: dict[str, dict] = {
         },
         "head": {"norm_before_residual": True, "draft_vocab_size": 80},
         "captures": [1, 3, 5],
-        "own_embedding": True,
     },
 }
 
 
 def build(case: str, target: Target) -> Eagle3DraftModel:
-    """The published model with random weights; its embedding is the target's unless the case has its own."""
+    """The published model with random weights, also of its embedding, which is never the target's."""
     chosen = CASES[case]
     generator = torch.Generator().manual_seed(101 + list(CASES).index(case))
     layers = {**LAYERS, "vocab_size": target.config.vocab_size, **chosen.get("layers", {})}
@@ -75,8 +74,6 @@ def build(case: str, target: Target) -> Eagle3DraftModel:
     )
     for name, parameter in model.named_parameters():
         parameter.data = random_weight(name, parameter.shape, generator)
-    if not chosen.get("own_embedding"):
-        model.embed_tokens.weight.data = target.embedding.clone()
     if model.d2t is not None:
         model.load_state_dict(vocabulary_map(len(model.t2d), len(model.d2t), generator), strict=False)
     return model.eval()

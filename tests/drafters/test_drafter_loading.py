@@ -73,6 +73,15 @@ def test_export_gives_back_every_bit(case):
         assert exported[name].tobytes() == array.tobytes(), name
 
 
+@pytest.mark.parametrize("case", [case for case in HEAD_TARGETS if case != "eagle3-exported"])
+def test_a_goldens_own_embedding_is_not_its_targets(case):
+    """Otherwise nothing would tell which of them a head reads."""
+    name = "embed_tokens.weight"
+    own = golden_checkpoint(case).tensors.get(name)
+    targets = golden_checkpoint(HEAD_TARGETS[case]).tensors[f"model.{name}"].read()
+    assert own is None or not np.array_equal(own.read(), targets)
+
+
 def test_d2t_holds_offsets(folders, target):
     stored = load_file(folders[1] / "model.safetensors")
     drafter = load("eagle3", folders[1], target)
