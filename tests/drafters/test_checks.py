@@ -153,9 +153,9 @@ WRONG = {
 
 def step_of(plain, drafter):
     """Traces what the engine does with this drafter: its caches, and a step."""
-    from jaxspec.engine.packing import empty_batch, read_batch
-    from jaxspec.engine.state import init_state
-    from jaxspec.engine.step import Models, engine_step
+    from jaxspec.engine.device.plan import empty_batch, read_batch
+    from jaxspec.engine.device.state import init_state
+    from jaxspec.engine.device.step import Models, engine_step
 
     config = replace(plain.config, num_pages=2)
     whole = plain.programs._models(plain.programs.leaves, next(iter(plain.programs.compiled)))
