@@ -21,10 +21,11 @@ from bench_generate import read_prompts
 
 import jaxspec
 from jaxspec.command_line import Parser, write
+from jaxspec.engine.oracle import Oracle
 from jaxspec.provenance import provenance
 
 MODES: dict[str, dict[str, Any]] = {
-    "host": {"draft_loop": "host", "steps_per_dispatch": 1},
+    "host": {"steps_per_dispatch": 1},
     "step": {"steps_per_dispatch": 1},
     "loop": {"steps_per_dispatch": 4},
 }
@@ -47,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
             name: jaxspec.load(args.config, drafter=drafter, sampling_modes=modes, **sizes, **mode)
             for name, mode in MODES.items()
         }
+        Oracle(engines["host"].programs).take_over(engines["host"].programs)
         rows = compare(engines, prompts, sampling)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -4,7 +4,7 @@ import jax
 from flax import nnx
 
 from jaxspec.config import EngineConfig
-from jaxspec.engine.device.plan import empty_batch, empty_chunks
+from jaxspec.engine.device.plan import Plan, Size, empty_plan
 from jaxspec.engine.device.state import init_state
 from jaxspec.engine.device.step import Models, dispatch
 from jaxspec.sampling import SamplingMode
@@ -17,18 +17,16 @@ def assert_runs(target, drafter):
         backend="gpu", model_limit=target.config.max_position_embeddings
     )
     state = jax.eval_shape(lambda: init_state(target, drafter, config, mesh=make_mesh()))
-    batch = empty_batch(2, config.table_width)
-    chunks = empty_chunks(2, config.prefill_chunk)
+    size = Size(2, 2, SamplingMode.TRUNCATED, drafter.num_speculative_tokens + 1)
     graph, parameters = nnx.split(Models(target, drafter))
 
-    def run(parameters, state, batch, chunks):
-        models = nnx.merge(graph, parameters)
-        return dispatch(models, state, batch, chunks, config=config, mode=SamplingMode.TRUNCATED)
+    def run(parameters, state, words):
+        return dispatch(nnx.merge(graph, parameters), Plan.unpack(words, size, config), state)
 
-    after, output = jax.eval_shape(run, parameters, state, batch, chunks)
+    after, (of_slots, of_chunks) = jax.eval_shape(run, parameters, state, empty_plan(size, config))
     assert jax.tree.map(_shape_and_dtype, after) == jax.tree.map(_shape_and_dtype, state)
-    assert output.first.token.shape == (2,)
-    assert output.emitted.tokens.shape == (2, 2, drafter.num_speculative_tokens + 1)
+    assert of_chunks.tokens.shape == (1, 2, 1)
+    assert of_slots.tokens.shape == (2, 2, drafter.num_speculative_tokens + 1)
 
 
 def _shape_and_dtype(array):

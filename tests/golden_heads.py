@@ -42,7 +42,13 @@ class GoldenHead:
         )
         prompt = golden_outputs(DRAFTER_TARGETS[name])["input_ids"][0].astype(np.int32)
         self.paged = PagedTarget(
-            self.target, 2, length, page_size=page_size, width=ROWS, capture=self.drafter.capture, fill=np.nan
+            self.target,
+            2,
+            length,
+            page_size=page_size,
+            width=ROWS,
+            capture=self.drafter.needs.capture,
+            fill=np.nan,
         )
         _, self.hidden, self.captured = self.paged.feed([prompt[:ROWS], []], [0, 0])
         self.tokens, self.next_tokens = prompt[:ROWS], prompt[1 : ROWS + 1]

@@ -98,7 +98,7 @@ def observed(load, devices, way):
 
 def moves(engine):
     """[operation, shape] of everything that moves between devices in the largest decode program."""
-    mode = max(size.mode for size in engine.programs.compiled if size.mode is not None)
+    mode = max(size.mode for size in engine.programs.compiled if size.width)
     text = engine.programs.compiled_decode(mode=SamplingMode(mode)).as_text()
     found = re.findall(rf"= (.*?) ({'|'.join(MOVES)})(?:-start)?\(", text)
     return [

@@ -180,7 +180,6 @@ def test_bad_names_are_refused(tmp_path):
         (EngineConfig, "prefill_chunk", 0, "engine.prefill_chunk"),
         (EngineConfig, "steps_per_dispatch", 0, "engine.steps_per_dispatch"),
         (EngineConfig, "dtype", "float16", "engine.dtype must be 'float32' or 'bfloat16'"),
-        (EngineConfig, "draft_loop", "graph", "engine.draft_loop must be 'compiled' or 'host'"),
         (EngineConfig, "synthetic_acceptance_length", 0.5, "at least 1, not 0.5"),
         (EngineConfig, "synthetic_acceptance_length", float("nan"), "at least 1"),
     ],

@@ -99,7 +99,7 @@ SECTIONS = (
 )
 OPTIONS = (
     *("source", "file", "sha256", "kind", "num_speculative_tokens", "max_ngram", "min_ngram", "sampling"),
-    *("batch_size", "max_model_len", "page_size", "num_pages", "dtype", "draft_loop", "tensor_parallel"),
+    *("batch_size", "max_model_len", "page_size", "num_pages", "dtype", "tensor_parallel"),
     *("synthetic_acceptance_length", "a.b.c.d.e.f.g.h.i", "other"),
     *("files", "held_out", "seed", "size", "capture", "num_layers", "steps", "learning_rate", "max_tokens"),
 )

@@ -85,13 +85,13 @@ def test_nothing_to_compare_is_refused(target, monkeypatch, nothing):
 
 def test_drafts_that_are_never_rejected_are_found_out(drafter, target, monkeypatch):
     """The report names the token at which greedy answers differ; sampled ones follow the drafter."""
-    verify = step.verify
+    verify = step.verify_drafts
 
     def credulous(logits, drafts, count, *args, **options):
         verdict = verify(logits, drafts, count, *args, **options)
         return replace(verdict, accepted=jnp.broadcast_to(count, verdict.accepted.shape))
 
-    monkeypatch.setattr(step, "verify", credulous)
+    monkeypatch.setattr(step, "verify_drafts", credulous)
     report = jaxspec.check_lossless(drafter, target, **CHECK)
     assert not report
     first = report.differences[0]

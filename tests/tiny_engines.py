@@ -14,6 +14,7 @@ from tiny_mtp import LATENT, write_with_mtp
 import jaxspec
 from jaxspec import Engine, Generation
 from jaxspec.engine.host.pages import PagePool
+from jaxspec.engine.oracle import Oracle
 
 SIZES = {
     "batch_size": 3,
@@ -119,18 +120,13 @@ def compile_all(engine: Engine) -> None:
 
 
 def drive_from_python(engine: Engine, monkeypatch: Any) -> list[Any]:
-    """Has the host run every decode dispatch draft by draft; returns the list of the modes that it ran."""
-    programs = engine.programs
+    """Has the host run every step phase by phase; returns the list of the modes of the steps that it ran."""
+    oracle = Oracle(engine.programs)
     ran: list[Any] = []
-
-    def counted(size):
-        decode = programs._host_decode(size)
-        return lambda *args: ran.append(size.mode) or decode(*args)
-
-    # An engine loaded with draft_loop="host" does the same and compiles the prompts' programs again.
-    for size in programs.compiled:
-        if size.mode is not None:
-            monkeypatch.setitem(programs.compiled, size, counted(size))
+    step = oracle.step
+    monkeypatch.setattr(oracle, "step", lambda plan, state: ran.append(plan.size.mode) or step(plan, state))
+    monkeypatch.setattr(engine.programs, "dispatch", engine.programs.dispatch)  # to be undone
+    oracle.take_over(engine.programs)
     return ran
 
 

@@ -41,7 +41,6 @@ class EngineConfig:
       cache_dtype: dtype of cached keys and values: `dtype`, or on a CPU beside "float32" also "float16",
         which halves what attention reads. None takes "float16" where activations are rounded to "int8", and
         `dtype` elsewhere. Latent caches and those of an indexed window always have `dtype`.
-      draft_loop: "compiled", or "host" to drive the same functions step by step from Python.
       synthetic_acceptance_length: benchmarks only: accepts so many tokens per step on average, whatever the
         drafts are, so the text is meaningless; None turns this off.
       tensor_parallel: devices over which weights and cache are split. It should divide the number of
@@ -61,7 +60,6 @@ class EngineConfig:
     dtype: str | None = None
     cpu_activations: str | None = None
     cache_dtype: str | None = None
-    draft_loop: str = "compiled"
     synthetic_acceptance_length: float | None = None
     tensor_parallel: int = 1
 
@@ -89,8 +87,6 @@ class EngineConfig:
             raise ConfigError(
                 f"engine.cache_dtype must be 'float16', 'float32' or 'bfloat16', not {self.cache_dtype!r}"
             )
-        if self.draft_loop not in ("compiled", "host"):
-            raise ConfigError(f"engine.draft_loop must be 'compiled' or 'host', not {self.draft_loop!r}")
         length = self.synthetic_acceptance_length
         if length is not None and not length >= 1.0:
             raise ConfigError(f"engine.synthetic_acceptance_length must be at least 1, not {length}")
@@ -143,7 +139,6 @@ class EngineConfig:
             adapts_steps=on_cpu and self.steps_per_dispatch is None,
             dtype=dtype,
             cache_dtype=cache_dtype,
-            draft_loop=self.draft_loop,
             synthetic_acceptance_length=self.synthetic_acceptance_length,
         )
 
@@ -169,7 +164,6 @@ class ResolvedEngineConfig:
     adapts_steps: bool
     dtype: str
     cache_dtype: str
-    draft_loop: str
     synthetic_acceptance_length: float | None
 
     @property

@@ -2,7 +2,7 @@
 
 `start` samples the first draft and `step` each further one: it computes the positions and the attention
 metadata, runs the network, writes the cache and draws into the step's column. The compiled program runs
-`step` in a `fori_loop`; with `draft_loop="host"` the engine calls the same functions from Python.
+`step` in a `fori_loop`; tests and inspection call the same functions one by one from Python.
 """
 
 from abc import abstractmethod
@@ -23,7 +23,7 @@ from jaxspec.attention import (
     RowBlocks,
     row_positions,
 )
-from jaxspec.drafters.base import Compile, Context, Drafter, HostPropose, Proposal, Rows, Target
+from jaxspec.drafters.base import Context, Drafter, Needs, Proposal, Rows, Target
 from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import split_over
 
@@ -58,7 +58,7 @@ class AutoregressiveDrafter(Drafter):
       draft_vocab_size: W.
     """
 
-    reads_history = False
+    needs = Needs(hidden=True)
     kinds: tuple[AttentionKind, ...]
     draft_vocab_size: int
     lead: int = 0
@@ -109,10 +109,16 @@ class AutoregressiveDrafter(Drafter):
         return hidden, memory.caches
 
     def start(
-        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, mode: SamplingMode
+        self,
+        target: Target,
+        context: Context,
+        cache: tuple[LayerCache, ...],
+        *,
+        num_drafts: int,
+        mode: SamplingMode,
     ) -> DraftState:
-        """Samples the first draft from the hidden state that `refresh` returned."""
-        batch, num_drafts = context.length.shape[0], self.num_speculative_tokens
+        """Samples the first of K drafts from the hidden state that `refresh` returned."""
+        batch = context.length.shape[0]
         tokens = jnp.zeros((batch, num_drafts), jnp.int32)
         row, logits = self.logits(target, context.hidden), None
         if mode > SamplingMode.GREEDY and self.probabilistic:
@@ -131,38 +137,23 @@ class AutoregressiveDrafter(Drafter):
         state = replace(state, hidden=hidden, cache=cache)
         return self._draw(self.logits(target, hidden), context, state, i)
 
-    def finish(self, context: Context, state: DraftState) -> Proposal:
-        """The drafts in the form that the engine takes."""
-        count = jnp.where(context.active, self.num_speculative_tokens, 0).astype(jnp.int32)
-        return Proposal(self.to_target(state.tokens), count, state.logits)
+    def finish(self, context: Context, state: DraftState) -> tuple[Proposal, tuple[LayerCache, ...]]:
+        """The drafts in the form that the engine takes, and the cache."""
+        count = jnp.where(context.active, state.tokens.shape[1], 0).astype(jnp.int32)
+        return Proposal(self.to_target(state.tokens), count, state.logits), state.cache
 
     def propose(
-        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, mode: SamplingMode
+        self,
+        target: Target,
+        context: Context,
+        cache: tuple[LayerCache, ...],
+        *,
+        num_drafts: int,
+        mode: SamplingMode,
     ) -> tuple[Proposal, tuple[LayerCache, ...]]:
-        state = self.start(target, context, cache, mode=mode)
-        state = lax.fori_loop(
-            1,
-            self.num_speculative_tokens,
-            lambda i, state: self.step(target, context, state, i),
-            state,
-        )
-        return self.finish(context, state), state.cache
-
-    def host_propose(self, compiled: Compile, *, mode: SamplingMode) -> HostPropose:
-        start = compiled(
-            lambda drafter, target, context, cache: drafter.start(target, context, cache, mode=mode)
-        )
-        step = compiled(lambda drafter, target, context, state, i: drafter.step(target, context, state, i))
-
-        def propose(
-            context: Context, cache: tuple[LayerCache, ...]
-        ) -> tuple[Proposal, tuple[LayerCache, ...]]:
-            state = start(context, cache)
-            for i in range(1, self.num_speculative_tokens):
-                state = step(context, state, jnp.int32(i))
-            return self.finish(context, state), state.cache
-
-        return propose
+        state = self.start(target, context, cache, num_drafts=num_drafts, mode=mode)
+        state = lax.fori_loop(1, num_drafts, lambda i, state: self.step(target, context, state, i), state)
+        return self.finish(context, state)
 
     def _draw(self, row: jax.Array, context: Context, state: DraftState, i: jax.Array) -> DraftState:
         """Draws draft i from `row`, the output of `logits`, into column i."""

@@ -95,8 +95,8 @@ class Rows:
       next_tokens: i32[N], the token after each row; for the last known token of a sequence, the one that was
         just sampled.
       hidden: [N, M], the target's hidden states after its final norm; None if the drafter says that it does
-        not read them (`Drafter.reads_hidden`).
-      captured: one [N, M] per entry of the drafter's `capture`.
+        not need them (`Needs.hidden`).
+      captured: one [N, M] per entry of `Needs.capture`.
       blocks: the rows' positions and pages. Rows of committed tokens are valid; the others are computed and
         ignored. A block's `output` is the row of each group from which its slot may go on drafting.
     """
@@ -130,7 +130,7 @@ class Context:
     Attributes:
       hidden: [B, M'], the output of `refresh` for the row before each slot's last token.
       history: i32[B, X], the tokens of each slot by position. Entries past `length` are stale, and those of a
-        cached prefix too, unless `Drafter.reads_history`.
+        cached prefix too, unless the drafter needs them (`Needs.history`).
       length: i32[B], position of the last token.
       active: bool[B], the slots to draft for.
       page_table: of shape [B, T].
@@ -166,6 +166,11 @@ class Proposal:
     tokens: jax.Array
     count: jax.Array
     logits: jax.Array | None
+
+    @classmethod
+    def none(cls, batch_size: int) -> "Proposal":
+        """Proposes nothing: K = 0."""
+        return cls(jnp.zeros((batch_size, 0), jnp.int32), jnp.zeros(batch_size, jnp.int32), None)
 
 
 @dataclass(frozen=True)
@@ -208,24 +213,40 @@ class Description:
     stand_in: ModelConfig | None = None
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a drafter needs of the engine in every step.
+
+    Attributes:
+      hidden: the target's final hidden states, which `refresh` reads. Without them, the target computes them
+        only for rows whose logits are needed.
+      capture: other hidden states of the target that `refresh` reads; i is the residual stream before layer
+        i.
+      history: the tokens of `Context.history` before the last one, which `propose` reads. Without them, it
+        lacks those that were found in the prefix cache, which a large batch's host takes milliseconds to put
+        there.
+      state_size: M', the width of the state that `refresh` returns and the engine keeps for each slot.
+      is_split: whether weights and caches are split over devices as the target's are. If not, every device
+        has all of them, and drafting needs no communication.
+    """
+
+    hidden: bool = False
+    capture: tuple[int, ...] = ()
+    history: bool = False
+    state_size: int = 0
+    is_split: bool = True
+
+
 class Drafter(nnx.Module):
     """The base class of all drafters.
 
     Attributes:
       title: how messages call a checkpoint of it, with an article.
       weights_from: see `jaxspec.config.drafter.DrafterKind`.
-      num_speculative_tokens: K. The constructor takes the largest K; a program with fewer drafts, at least 1,
-        sets its own before it calls `propose`. Draft i must be the same for every K.
+      num_speculative_tokens: the largest K.
       probabilistic: whether drafts are drawn from its distribution or are its most likely tokens.
-      capture: the target's hidden states that `refresh` reads; i is the residual stream before layer i.
-      reads_hidden: whether `refresh` reads the target's final hidden states. If not, the target computes them
-        only for rows whose logits are needed.
-      reads_history: whether `propose` reads tokens of `Context.history` before the last one. If not, it lacks
-        those that were found in the prefix cache, which a large batch's host takes milliseconds to put there.
-      hidden_size: M', the width of the state that `refresh` returns.
+      needs: what it needs of the engine.
       trained_length: the number of positions that it was trained on; None if it has no weights.
-      is_split: whether its weights and caches are split over devices as the target's are. If not, every
-        device has all of them, and drafting needs no communication.
       target_ids: i32[W], the target's id of every draft id; None if the vocabularies are the same.
       draft_ids: i32[V], the inverse, -1 for ids that are never drafted; None if `target_ids` is.
     """
@@ -234,12 +255,8 @@ class Drafter(nnx.Module):
     weights_from: ClassVar[Literal["own", "target", "none"]] = "none"
     num_speculative_tokens: int
     probabilistic: bool
-    capture: tuple[int, ...] = ()
-    reads_hidden: bool = True
-    reads_history: bool = True
-    hidden_size: int = 0
+    needs: Needs = Needs(hidden=True, history=True)
     trained_length: int | None = None
-    is_split: bool = True
     target_ids: Buffer | None = None
     draft_ids: Buffer | None = None
 
@@ -295,33 +312,24 @@ class Drafter(nnx.Module):
 
     @abstractmethod
     def propose(
-        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, mode: SamplingMode
+        self,
+        target: Target,
+        context: Context,
+        cache: tuple[LayerCache, ...],
+        *,
+        num_drafts: int,
+        mode: SamplingMode,
     ) -> tuple[Proposal, tuple[LayerCache, ...]]:
-        """Drafts K tokens for each slot.
+        """Drafts K tokens for each slot. Draft i must not depend on K.
 
         Args:
+          num_drafts: K of this program, from 1 to the largest.
           mode: a mode that serves every slot; with `GREEDY`, drafts are the most likely tokens.
 
         Returns:
           The drafts, and the cache.
         """
 
-    def host_propose(self, compiled: "Compile", *, mode: SamplingMode) -> "HostPropose":
-        """`propose` driven from Python: the oracle that the compiled form is tested against.
-
-        By default it is one program. A drafter with a loop compiles each of its phases separately.
-        """
-        return compiled(
-            lambda drafter, target, context, cache: drafter.propose(target, context, cache, mode=mode)
-        )
-
 
 DrafterReader = Callable[[Target], Drafter]
 """Reads the weights of a planned drafter; called with the target after the target's weights are loaded."""
-
-Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Compiles function(drafter, target, context, state, ...) into a function of (context, state, ...), which
-donates the state."""
-
-HostPropose = Callable[[Context, tuple[LayerCache, ...]], tuple[Proposal, tuple[LayerCache, ...]]]
-"""Maps context and cache, which is donated, to a proposal and the new cache."""

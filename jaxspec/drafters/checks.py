@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.attention import CacheShape, LayerCache, LayerCacheShape, RowBlock
-from jaxspec.drafters.base import Context, Drafter, Proposal, Rows, Target
+from jaxspec.drafters.base import Drafter, Proposal, Rows, Target
 from jaxspec.errors import OneLineError
 from jaxspec.sampling import DraftVocabulary
 from jaxspec.sharding import num_parts
@@ -43,7 +43,7 @@ def checked_caches(drafter: Drafter) -> tuple[LayerCacheShape, ...]:
 
 
 def checked_proposal(
-    drafter: Drafter, target: Target, context: Context, cache: Caches, proposed: Any
+    drafter: Drafter, target: Target, cache: Caches, proposed: Any, *, batch_size: int, num_drafts: int
 ) -> tuple[Proposal, Caches]:
     """What `Drafter.propose` returned, with every id and count in range.
 
@@ -51,8 +51,9 @@ def checked_proposal(
     should have been drawn from logits, it was not: then the drafts end before it.
 
     Args:
-      context, cache: what `propose` was given; the cache may have been donated.
+      cache: what `propose` was given; it may have been donated.
       proposed: what it returned.
+      batch_size, num_drafts: B and K.
 
     Raises:
       DrafterError: something is missing, or has another type, shape or dtype.
@@ -63,16 +64,15 @@ def checked_proposal(
         raise DrafterError(
             f"{name} must return a Proposal and the cache, got {_form(proposal)} for the first"
         )
-    batch, drafts = len(context.length), drafter.num_speculative_tokens
-    _check_form(f"{name} returned tokens", proposal.tokens, jnp.int32, (batch, drafts), "[B, K]")
-    _check_form(f"{name} returned count", proposal.count, jnp.int32, (batch,), "[B]")
+    _check_form(f"{name} returned tokens", proposal.tokens, jnp.int32, (batch_size, num_drafts), "[B, K]")
+    _check_form(f"{name} returned count", proposal.count, jnp.int32, (batch_size,), "[B]")
     vocabulary, vocab_size = drafter.draft_vocab, target.config.vocab_size
     if proposal.logits is not None:
         width = vocab_size if vocabulary is None else vocabulary.target_ids.size
         of = "the target's" if vocabulary is None else "its draft"
         what = f"[B, K, W], where W is {of} vocabulary"
         is_part = getattr(proposal.logits, "shape", ())[-1:] == (width // num_parts(),)
-        shape = (batch, drafts, width // num_parts() if is_part else width)
+        shape = (batch_size, num_drafts, width // num_parts() if is_part else width)
         _check_form(f"{name} returned logits", proposal.logits, jnp.float32, shape, what)
     _check_cache(name, after, cache)
     return _in_range(proposal, vocabulary, vocab_size=vocab_size), after
@@ -93,10 +93,9 @@ def checked_refresh(drafter: Drafter, rows: Rows, cache: Caches, refreshed: Any)
     if not hasattr(hidden, "dtype") or not jnp.issubdtype(hidden.dtype, jnp.floating) or hidden.ndim != 2:
         raise DrafterError(f"{name} returned {_form(hidden)}, not states of floats [N', M']")
     check_rows(hidden, rows.blocks, name)
-    if hidden.shape[1] != drafter.hidden_size:
-        raise DrafterError(
-            f"{name} returned states of {hidden.shape[1]} numbers, not of hidden_size, {drafter.hidden_size}"
-        )
+    size = drafter.needs.state_size
+    if hidden.shape[1] != size:
+        raise DrafterError(f"{name} returned states of {hidden.shape[1]} numbers, not of state_size, {size}")
     _check_cache(name, after, cache)
     return hidden, after
 

@@ -22,7 +22,7 @@ from jaxspec.attention import (
 )
 from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import ConfigError, ModelConfig
-from jaxspec.drafters.base import Context, Rows, Target
+from jaxspec.drafters.base import Context, Needs, Rows, Target
 from jaxspec.drafters.flags import Flag, key_flag, layer_flags, vocabulary_flags
 from jaxspec.drafters.head import Head
 from jaxspec.drafters.layer_config import architecture, captured_streams, is_speculators, layer_config
@@ -183,13 +183,12 @@ class DFlash(Head, OnePassDrafter):
     """A head that runs the last token and K masks; a mask row drafts the token of its own position.
 
     The context of a committed position is a feature of the target, which `refresh` turns into keys and values
-    for every layer. Nothing else is kept, so `hidden_size` is 0. The next refresh overwrites the entries that
+    for every layer. Nothing else is kept. The next refresh overwrites the entries that
     a block has cached.
     """
 
     title = "a DFlash head"
     config_type = DFlashConfig
-    reads_hidden = reads_history = False
 
     def __init__(self, config: DFlashConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
         """Makes a head with random weights.
@@ -207,9 +206,7 @@ class DFlash(Head, OnePassDrafter):
         layers = config.layers
         width, eps = layers.hidden_size, layers.rms_norm_eps
         self.config = config
-        # Rows of a block see each other, so drafts depend on the number of masks: every K runs the largest.
-        self.num_masks = self.num_speculative_tokens
-        self.capture = config.capture
+        self.needs = Needs(capture=config.capture)
         self.trained_length = layers.max_position_embeddings
         self.kinds = _block_kinds(config)
         self.draft_vocab_size = config.draft_vocab_size
@@ -245,9 +242,10 @@ class DFlash(Head, OnePassDrafter):
         return rows.no_state, memory.caches
 
     def block_logits(
-        self, target: Target, context: Context, cache: tuple[LayerCache, ...]
+        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, num_drafts: int
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        index = jnp.arange(self.num_masks + 1, dtype=jnp.int32)[None, :]
+        # Rows of a block see each other, so drafts depend on the number of masks: every K runs the largest.
+        index = jnp.arange(self.num_speculative_tokens + 1, dtype=jnp.int32)[None, :]
         positions = context.length[:, None] + index
         tokens = jnp.where(index == 0, context.last_token[:, None], self.config.mask_token)
         valid = jnp.broadcast_to(context.active[:, None], positions.shape)
@@ -257,7 +255,7 @@ class DFlash(Head, OnePassDrafter):
         x: jax.Array | PendingSum = embedded * jnp.asarray(self.config.embedding_scale, embedded.dtype)
         for i, layer in enumerate(self.layers):
             x, memory = layer(x, memory, i, rope)
-        hidden = self.norm(total(x).reshape(*positions.shape, -1)[:, 1 : self.num_speculative_tokens + 1])
+        hidden = self.norm(total(x).reshape(*positions.shape, -1)[:, 1 : num_drafts + 1])
         if self.head is None:
             return target.logits(hidden), memory.caches
         return self.head(hidden, out_dtype=jnp.float32), memory.caches

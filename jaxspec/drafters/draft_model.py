@@ -12,7 +12,7 @@ from jaxspec.attention import AnyMemory, LayerCache, LayerCacheShape, RowBlock, 
 from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
-from jaxspec.drafters.base import Build, Description, DrafterReader, Rows, Target
+from jaxspec.drafters.base import Build, Description, DrafterReader, Needs, Rows, Target
 from jaxspec.drafters.formats import open_drafter
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.loading import IGNORED, ModulePlan, matching, plan_target, target_config
@@ -28,12 +28,11 @@ class DraftModel(AutoregressiveDrafter):
     title = "a whole model"
     weights_from = "own"
     lead = 1
-    reads_hidden = False
 
     def __init__(self, model: Decoder, *, is_split: bool = True, **settings: Any):
         super().__init__(**settings)
-        self.model, self.is_split = model, is_split
-        self.hidden_size = model.config.hidden_size
+        self.model = model
+        self.needs = Needs(state_size=model.config.hidden_size, is_split=is_split)
         self.trained_length = model.config.max_position_embeddings
         self.kinds = model.kinds
         self.draft_vocab_size = model.config.vocab_size

@@ -15,7 +15,7 @@ from jaxspec.attention import AnyMemory, RopeTables
 from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
-from jaxspec.drafters.base import Target
+from jaxspec.drafters.base import Needs, Target
 from jaxspec.drafters.flags import Flag, key_flag, layer_flags, tensor_flag
 from jaxspec.drafters.head import Head
 from jaxspec.drafters.layer_config import LAST_LAYER
@@ -103,7 +103,7 @@ class Eagle1(Head, AutoregressiveDrafter):
         layers = config.layers
         super().__init__(**settings)
         self.config = config
-        self.hidden_size = layers.hidden_size
+        self.needs = Needs(hidden=True, state_size=layers.hidden_size)
         self.trained_length = layers.max_position_embeddings
         self.kinds = Decoder.attention_kinds(layers)
         self.draft_vocab_size = layers.vocab_size

@@ -16,7 +16,7 @@ from jaxspec.attention import AnyMemory, RopeTables
 from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
-from jaxspec.drafters.base import Rows, Target
+from jaxspec.drafters.base import Needs, Rows, Target
 from jaxspec.drafters.flags import RECYCLED, Flag, key_flag, layer_flags, tensor_flag, vocabulary_flags
 from jaxspec.drafters.head import Head
 from jaxspec.drafters.layer_config import (
@@ -205,7 +205,7 @@ class Eagle3(Head, AutoregressiveDrafter):
         width, eps = layers.hidden_size, layers.rms_norm_eps
         super().__init__(**settings)
         self.config = config
-        self.capture, self.reads_hidden, self.hidden_size = config.capture, not config.capture, width
+        self.needs = Needs(hidden=not config.capture, capture=config.capture, state_size=width)
         self.trained_length = layers.max_position_embeddings
         self.kinds = Decoder.attention_kinds(layers)
         self.draft_vocab_size = config.draft_vocab_size
@@ -251,7 +251,7 @@ class Eagle3(Head, AutoregressiveDrafter):
 
         Args:
           hidden: [N, M], after the final norm; read only by a head without `fc`.
-          captured: one [N, M] per entry of `capture`.
+          captured: one [N, M] per entry of `Needs.capture`.
         """
         if self.fc is None:
             assert hidden is not None

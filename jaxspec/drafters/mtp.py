@@ -21,7 +21,7 @@ from jaxspec.attention import AnyMemory, FullAttention, LayerCacheShape
 from jaxspec.checkpoints import Checkpoint, open_checkpoint
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
-from jaxspec.drafters.base import Build, Description, DrafterReader, Target
+from jaxspec.drafters.base import Build, Description, DrafterReader, Needs, Target
 from jaxspec.drafters.flags import RECYCLED, Flag
 from jaxspec.drafters.layer_config import LAST_LAYER
 from jaxspec.models.layers import Linear, RMSNorm
@@ -73,7 +73,7 @@ class Mtp(AutoregressiveDrafter):
         width, eps, name = config.hidden_size, config.rms_norm_eps, layer_name(config)
         super().__init__(**settings)
         self.config = config
-        self.hidden_size = width
+        self.needs = Needs(hidden=True, state_size=width)
         self.trained_length = config.max_position_embeddings
         self.kinds = (FullAttention(),)
         family = FAMILIES[config.family]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxspec.attention import LayerCache
 from jaxspec.config import DrafterConfig, ModelConfig
-from jaxspec.drafters.base import Build, Context, Drafter, DrafterReader, Proposal, Rows, Target
+from jaxspec.drafters.base import Build, Context, Drafter, DrafterReader, Needs, Proposal, Rows, Target
 from jaxspec.sampling import SamplingMode
 
 
@@ -22,7 +22,7 @@ class NGramDrafter(Drafter):
       min_ngram: the shortest run that counts as a match.
     """
 
-    reads_hidden = False
+    needs = Needs(history=True)
 
     def __init__(self, num_speculative_tokens: int, *, max_ngram: int = 3, min_ngram: int = 1):
         super().__init__(num_speculative_tokens=num_speculative_tokens)
@@ -39,12 +39,18 @@ class NGramDrafter(Drafter):
         return rows.no_state, cache
 
     def propose(
-        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, mode: SamplingMode
+        self,
+        target: Target,
+        context: Context,
+        cache: tuple[LayerCache, ...],
+        *,
+        num_drafts: int,
+        mode: SamplingMode,
     ) -> tuple[Proposal, tuple[LayerCache, ...]]:
         tokens, count = lookup(
             context.history,
             context.length,
-            num_drafts=self.num_speculative_tokens,
+            num_drafts=num_drafts,
             max_ngram=self.max_ngram,
             min_ngram=self.min_ngram,
         )

@@ -24,18 +24,24 @@ class OnePassDrafter(Drafter):
 
     @abstractmethod
     def block_logits(
-        self, target: Target, context: Context, cache: tuple[LayerCache, ...]
+        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, num_drafts: int
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        """Logits f32[B, K, W] of all drafts, or this device's part of W, and the cache."""
+        """Logits f32[B, K, W] of all K drafts, or this device's part of W, and the cache."""
 
     def propose(
-        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, mode: SamplingMode
+        self,
+        target: Target,
+        context: Context,
+        cache: tuple[LayerCache, ...],
+        *,
+        num_drafts: int,
+        mode: SamplingMode,
     ) -> tuple[Proposal, tuple[LayerCache, ...]]:
-        logits, cache = self.block_logits(target, context, cache)
+        logits, cache = self.block_logits(target, context, cache, num_drafts=num_drafts)
         probabilistic = mode > SamplingMode.GREEDY and self.probabilistic
         axis = split_over(logits.shape[-1], self.draft_vocab_size)
         tokens, drawn = draw_block(logits, context, probabilistic=probabilistic, axis=axis)
-        count = jnp.where(context.active, self.num_speculative_tokens, 0).astype(jnp.int32)
+        count = jnp.where(context.active, num_drafts, 0).astype(jnp.int32)
         return Proposal(self.to_target(tokens), count, drawn), cache
 
 

@@ -87,18 +87,16 @@ class PEagle(Head, OnePassDrafter):
     """
 
     title = "a P-EAGLE head"
-    reads_history = False
     config_type = PEagleConfig
 
     def __init__(self, config: PEagleConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
         super().__init__(**settings)
         self.config = config
         self.network = Eagle3(config.head, dtype=dtype, rngs=rngs, **settings)
-        self.capture, self.hidden_size = self.network.capture, self.network.hidden_size
-        self.reads_hidden = self.network.reads_hidden
+        self.needs = self.network.needs
         self.trained_length = self.network.trained_length
         self.draft_vocab_size = self.network.draft_vocab_size
-        shape = (1, 1, len(self.capture) * config.head.target_hidden_size)
+        shape = (1, 1, len(self.needs.capture) * config.head.target_hidden_size)
         self.mask_hidden = parameter(
             rngs, shape, (None, None, "embed"), Whole("mask_hidden", shape), dtype=dtype
         )
@@ -124,23 +122,23 @@ class PEagle(Head, OnePassDrafter):
         return self.network.refresh(target, rows, cache)
 
     def block_logits(
-        self, target: Target, context: Context, cache: tuple[LayerCache, ...]
+        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, num_drafts: int
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         hidden = context.hidden[:, None]
-        if self.num_speculative_tokens > 1:
-            masked, cache = self._mask_rows(target, context, cache)
+        if num_drafts > 1:
+            masked, cache = self._mask_rows(target, context, cache, num_drafts - 1)
             hidden = jnp.concatenate([hidden, masked.astype(hidden.dtype)], axis=1)
         return self.network.logits(target, hidden), cache
 
     def _mask_rows(
-        self, target: Target, context: Context, cache: tuple[LayerCache, ...]
+        self, target: Target, context: Context, cache: tuple[LayerCache, ...], count: int
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        """Runs the rows that draft tokens 1 to K - 1; returns their states [B, K - 1, M'] and the cache."""
-        index = jnp.arange(self.num_speculative_tokens - 1, dtype=jnp.int32)
+        """Runs the rows that draft tokens 1 to `count`; returns their states [B, count, M'] and the cache."""
+        index = jnp.arange(count, dtype=jnp.int32)
         # The last real row, which drafts token 0, is at the position before `length`.
         positions = context.length[:, None] + index
         valid = jnp.broadcast_to(context.active[:, None], positions.shape)
-        captured = tuple(jnp.split(self.mask_hidden[0], len(self.capture), axis=-1))
+        captured = tuple(jnp.split(self.mask_hidden[0], len(self.needs.capture), axis=-1))
         feature = self.network.fuse(None, captured)
         hidden, cache = self.network.run(
             target,

@@ -14,11 +14,12 @@ import numpy as np
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Target
 from jaxspec.engine.compilation_cache import compilation_cache
-from jaxspec.engine.device.state import Emitted
+from jaxspec.engine.device.outcome import Outcome
+from jaxspec.engine.device.plan import Size
 from jaxspec.engine.host.choice import TIMING_RUNS, DraftChoice, Key, Slots, StepTimes
 from jaxspec.engine.host.request import Request
 from jaxspec.engine.host.scheduler import Choice, Dispatch, Running, Scheduler
-from jaxspec.engine.programs import Programs, Size
+from jaxspec.engine.programs import Programs
 from jaxspec.sampling import SamplingMode
 
 
@@ -62,7 +63,7 @@ class AutoDrafts:
     def choose(self, decoding: Sequence[Running]) -> Choice:
         """K for the next dispatch of these slots, and which of them to read again first."""
         requests = [running.request for running in decoding]
-        sizes = self._programs.by_drafts(Size(len(decoding), 0, self._mode_for(requests)))
+        sizes = self._programs.by_drafts(Size(len(decoding), 0, self._mode_for(requests), 1))
         slots = Slots(
             list(map(self._counts, requests)),
             [request.num_drafts for request in requests],
@@ -73,7 +74,7 @@ class AutoDrafts:
                 missing_rows=list(map(self._missing_rows, decoding)),
                 expected_tokens=list(map(_expected_tokens, requests)),
             )
-        prompts = self._programs.best(Size(1, 1, None))
+        prompts = self._programs.best(Size(1, 1))
         assert prompts is not None
         row = self.choice.times.seconds.get(_key(prompts))
         rows = prompts.chunks * self._config.prefill_chunk
@@ -84,11 +85,11 @@ class AutoDrafts:
         has_room = self._scheduler.pages.num_free > 2 * len(self._scheduler.running)
         return Choice(drafts, [decoding[i] for i in reread] if has_room else [])
 
-    def record(self, dispatch: Dispatch, emitted: Emitted | None, timed: Size | None) -> None:
+    def record(self, dispatch: Dispatch, outcome: Outcome, timed: Size | None) -> None:
         """Records what a dispatch accepted, and how long it took.
 
         Args:
-          emitted: its results, on the host, with a leading axis of steps; None if it decodes nothing.
+          outcome: that of its slots, on the host.
           timed: the dispatch's program if it followed another dispatch without a pause, so that the time
             since that one's end is its own; otherwise None.
         """
@@ -98,9 +99,9 @@ class AutoDrafts:
             steps = self._config.steps_per_dispatch
             self.choice.add_time(_key(timed), (now - self._read_at) * steps / dispatch.steps)
         self._read_at = now
-        if emitted is not None:
+        if dispatch.decodes:
             counts = [self._counts(running.request) for running in dispatch.batch]
-            accepted = np.where(np.asarray(emitted.num_tokens) > 0, np.asarray(emitted.accepted), -1)
+            accepted = np.where(np.asarray(outcome.num_tokens) > 0, np.asarray(outcome.accepted), -1)
             self.choice.add_steps(counts, np.array(dispatch.limits), accepted[:, : len(counts)])
 
     def _missing_rows(self, running: Running) -> int:
@@ -117,7 +118,7 @@ class AutoDrafts:
         if self._programs.num_uncompiled:
             return False
         # The time of the smallest program for prompts gives the cost of a row.
-        prompts = self._programs.best(Size(1, 1, None))
+        prompts = self._programs.best(Size(1, 1))
         sizes = [size for size in list(self._programs.compiled) if not size.chunks or size == prompts]
         if self._time_first(sizes):
             return True
@@ -173,7 +174,7 @@ def times_file(
 
 
 def _key(size: Size) -> Key:
-    return size.slots, -1 if size.mode is None else int(size.mode), size.drafts
+    return size.slots, int(size.mode) if size.width else -1, size.drafts
 
 
 def _expected_tokens(request: Request) -> int:

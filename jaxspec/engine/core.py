@@ -5,6 +5,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -16,21 +17,15 @@ from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Target
 from jaxspec.engine.auto import AutoDrafts, times_file
 from jaxspec.engine.counters import Counters
-from jaxspec.engine.device.plan import (
-    PackedOutput,
-    empty_batch,
-    empty_chunks,
-    pack_batch,
-    pack_chunks,
-    read_output,
-)
-from jaxspec.engine.device.state import Emitted, EngineState, FirstTokens, init_state
+from jaxspec.engine.device.outcome import PackedOutcomes, read_outcomes, results
+from jaxspec.engine.device.plan import Size, empty_plan, pack
+from jaxspec.engine.device.state import EngineState, init_state
 from jaxspec.engine.device.step import Models
 from jaxspec.engine.errors import EngineError
 from jaxspec.engine.host.pages import PagePool
 from jaxspec.engine.host.request import Request
-from jaxspec.engine.host.scheduler import Dispatch, FirstToken, Scheduler, SlotResult
-from jaxspec.engine.programs import Programs, Size
+from jaxspec.engine.host.scheduler import Dispatch, Scheduler
+from jaxspec.engine.programs import Programs
 from jaxspec.sampling import SamplingMode, required_mode
 from jaxspec.sharding import replicated
 
@@ -82,13 +77,13 @@ class EngineCore:
             # As many are read between dispatches until a program that reads them beside is compiled.
             chunks_between=max(config.rows_beside // config.prefill_chunk, 8),
             prefix_caching=config.prefix_caching,
-            drafter_has_rows=bool(drafter.cache_shapes or drafter.hidden_size),
+            drafter_has_rows=bool(drafter.cache_shapes or drafter.needs.state_size),
         )
         self._max_drafts = drafter.num_speculative_tokens
-        self._reads_history = drafter.reads_history
+        self._reads_history = drafter.needs.history
         self.auto: AutoDrafts | None = None
         self._replicated = replicated(mesh)
-        self._in_flight: deque[tuple[Dispatch, PackedOutput, Size, bool]] = deque()
+        self._in_flight: deque[tuple[Dispatch, PackedOutcomes, Size, bool]] = deque()
         self._num_failures = 0
         self._make_state: Callable[[], EngineState] = partial(init_state, target, drafter, config, mesh=mesh)
         self.state = self._make_state()
@@ -197,23 +192,18 @@ class EngineCore:
         # The attribute is missing if the engine is closed or failed to allocate a new state.
         self.__dict__.pop("state", None)
 
-    def _dispatch(self, dispatch: Dispatch) -> tuple[PackedOutput, Size]:
-        need = Size(
-            len(dispatch.batch),
-            len(dispatch.chunks),
-            self._mode_for([running.request for running in dispatch.batch]) if dispatch.decodes else None,
-            dispatch.drafts if dispatch.decodes else 0,
-        )
+    def _dispatch(self, dispatch: Dispatch) -> tuple[PackedOutcomes, Size]:
+        need = Size(len(dispatch.batch), len(dispatch.chunks))
+        if dispatch.decodes:
+            mode = self._mode_for([running.request for running in dispatch.batch])
+            need = replace(need, mode=mode, width=dispatch.drafts + 1)
         size = self.programs.best(need)
         assert size is not None, need
         if self._reads_history:
             self._put_found(dispatch)
-        chunks = None
-        if size.chunks:
-            chunks = pack_chunks(dispatch, num_chunks=size.chunks, width=self.config.prefill_chunk)
-        batch = pack_batch(dispatch, size=size.slots, table_width=self.config.table_width)
         # A program takes NumPy's arrays faster than `device_put` does.
-        self.state, output = self.programs.dispatch(self.state, batch, chunks, size=size)
+        words = pack(dispatch, size, self.config)
+        self.state, output = self.programs.dispatch(self.state, words, size=size)
         output.words.copy_to_host_async()
         self._count(dispatch, size)
         return output, size
@@ -227,19 +217,16 @@ class EngineCore:
                 tokens[chunk.running.slot, : chunk.start] = chunk.running.tokens[: chunk.start]
             self.state = self.programs.put_history(self.state, tokens)
 
-    def _commit(self, dispatch: Dispatch, packed: PackedOutput, size: Size, is_timed: bool) -> None:
+    def _commit(self, dispatch: Dispatch, packed: PackedOutcomes, size: Size, is_timed: bool) -> None:
         # Read everything first: a dispatch is committed whole or not at all.
-        output = read_output(packed)
-        first = [] if output.first is None else _first_tokens(output.first)
-        emitted, is_whole = [], False
-        if output.emitted is not None:
-            emitted, counts = _slot_results(output.emitted), np.asarray(output.emitted.num_tokens)
-            # A dispatch whose slots have all ended may have left out its last steps.
-            is_whole = bool(counts[dispatch.steps - 1].any())
-            self.counters.slot_steps_used += int(np.count_nonzero(counts))
+        of_slots, of_chunks = read_outcomes(packed)
+        counts = np.asarray(of_slots.num_tokens)
+        self.counters.slot_steps_used += int(np.count_nonzero(counts))
         if self.auto is not None:
-            self.auto.record(dispatch, output.emitted, size if is_timed and is_whole else None)
-        self.scheduler.commit(dispatch, first, emitted)
+            # A dispatch whose slots have all ended may have left out its last steps.
+            is_timed = is_timed and bool(counts[dispatch.steps - 1].any())
+            self.auto.record(dispatch, of_slots, size if is_timed else None)
+        self.scheduler.commit(dispatch, results(of_slots), results(of_chunks))
 
     def prepare_programs(self) -> bool:
         """Runs programs without requests, to warm them up or time them; False if there is nothing to do."""
@@ -254,7 +241,7 @@ class EngineCore:
     def _warm_one(self) -> bool:
         """Runs a program that has not run yet, without requests; False if all have."""
         cold = set(self.programs.compiled) - self._warm if _needs_warming() else None
-        if not cold or self.config.draft_loop == "host":
+        if not cold:
             return False
         size = min(cold, key=self.programs.rows)
         self._warm.add(size)
@@ -264,13 +251,10 @@ class EngineCore:
 
     def _run_alone(self, size: Size) -> float:
         """Runs a program without requests; returns the seconds it took."""
-        batch = jax.device_put(empty_batch(size.slots, self.config.table_width), self._replicated)
-        chunks = None
-        if size.chunks:
-            chunks = jax.device_put(empty_chunks(size.chunks, self.config.prefill_chunk), self._replicated)
-        jax.block_until_ready((self.state.length, batch, chunks))
+        words = jax.device_put(empty_plan(size, self.config), self._replicated)
+        jax.block_until_ready((self.state.length, words))
         started = time.perf_counter()
-        self.state, output = self.programs.dispatch(self.state, batch, chunks, size=size)
+        self.state, output = self.programs.dispatch(self.state, words, size=size)
         jax.block_until_ready(output)
         return time.perf_counter() - started
 
@@ -288,7 +272,7 @@ class EngineCore:
 
     def _chunks_beside(self) -> list[int]:
         """The numbers of prompt chunks, ascending, that the step programs compiled so far can read."""
-        everyone = Size(self.config.batch_size, 1, max(self.modes), self._max_drafts)
+        everyone = Size(self.config.batch_size, 1, max(self.modes), self._max_drafts + 1)
         return sorted(size.chunks for size in self.programs.serving(everyone))
 
     def _mode_for(self, requests: Iterable[Request]) -> SamplingMode:
@@ -309,19 +293,19 @@ def program_sizes(
       fewer: the other values of K that a dispatch may have, the largest first.
     """
     whole = config.batch_size
-    prompts = [Size(min(chunks, whole), chunks, None) for chunks in _up_to(config.prefill_rows)]
+    prompts = [Size(min(chunks, whole), chunks) for chunks in _up_to(config.prefill_rows)]
     slots = [count for count in config.slot_sizes if count < whole]
-    smaller = [Size(count, 0, mode, drafts) for mode in modes for count in slots]
-    choices = [Size(count, 0, mode, k) for mode in modes for count in (*slots, whole) for k in fewer]
+    smaller = [Size(count, 0, mode, drafts + 1) for mode in modes for count in slots]
+    choices = [Size(count, 0, mode, k + 1) for mode in modes for count in (*slots, whole) for k in fewer]
     # The prompt rows dominate the cost of such a pass, so few numbers of slots are worth a program.
     some = [count for count in slots if count * 8 <= whole][-1:]
     beside = [
-        Size(count, chunks, max(modes), k)
+        Size(count, chunks, max(modes), k + 1)
         for k in (drafts, *fewer[-1:])
         for count in (whole, *some)
         for chunks in reversed(_up_to(config.rows_beside // config.prefill_chunk)[-5:])
     ]
-    first = [prompts[-1], *(Size(whole, 0, mode, drafts) for mode in modes)]
+    first = [prompts[-1], *(Size(whole, 0, mode, drafts + 1) for mode in modes)]
     return first, [*beside[:1], *smaller[:1], *reversed(prompts[:-1]), *smaller[1:], *choices, *beside[1:]]
 
 
@@ -348,26 +332,3 @@ def _up_to(limit: int) -> list[int]:
 
 def _one_line(error: BaseException) -> str:
     return (str(error) or repr(error)).splitlines()[0]
-
-
-def _first_tokens(first: FirstTokens) -> list[FirstToken]:
-    # Converting whole arrays is faster than indexing them.
-    return list(map(FirstToken, *(np.asarray(x).tolist() for x in (first.token, first.done, first.failed))))
-
-
-def _slot_results(emitted: Emitted) -> list[SlotResult]:
-    """Joins the steps of each slot."""
-    counts = np.asarray(emitted.num_tokens).T  # [b, S], as everything below
-    has_tokens = counts > 0
-    of_slot = np.asarray(emitted.tokens).swapaxes(0, 1)
-    tokens = of_slot[np.arange(of_slot.shape[-1]) < counts[..., None]].tolist()
-    passes = [np.asarray(x).T[has_tokens].tolist() for x in (emitted.drafted, emitted.accepted)]
-    verified = list(zip(*passes, strict=True))
-    num_tokens, num_passes = counts.sum(axis=1), has_tokens.sum(axis=1)
-    ended = [np.asarray(x).any(axis=0) for x in (emitted.done, emitted.failed)]
-    results, token, step = [], 0, 0
-    for more_tokens, more_passes, done, failed in np.stack([num_tokens, num_passes, *ended], axis=1).tolist():
-        of_tokens, of_passes = tokens[token : token + more_tokens], verified[step : step + more_passes]
-        results.append(SlotResult(of_tokens, of_passes, bool(done), bool(failed)))
-        token, step = token + more_tokens, step + more_passes
-    return results

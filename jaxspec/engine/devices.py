@@ -22,8 +22,6 @@ def check_devices(config: EngineConfig, target: ModelConfig) -> None:
     if count == 1:
         return
     asked = f"engine.tensor_parallel is {count}"
-    if config.draft_loop == "host":
-        raise ConfigError(f"{asked}, but engine.draft_loop 'host' runs on one device")
     _check_feed_forward(asked, count, target)
     if jax.default_backend() == "gpu" and not _has_nccl():
         raise ConfigError(f"{asked}, but NCCL is missing: pip install nvidia-nccl-cu13 (or -cu12)")

@@ -22,7 +22,7 @@ from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.drafters.base import Drafter, Target
 from jaxspec.engine.core import EngineCore
 from jaxspec.engine.counters import Counters
-from jaxspec.engine.device.state import MAX_STOP_TOKENS
+from jaxspec.engine.device.plan import MAX_STOP_TOKENS
 from jaxspec.engine.errors import EngineError
 from jaxspec.engine.host.request import Delta, Generation, Listener, Request
 from jaxspec.engine.programs import Programs

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,16 +23,16 @@ from jaxspec_kernels.collectives import peer_links, through_peers
 from tqdm import tqdm
 
 from jaxspec.config import ResolvedEngineConfig
-from jaxspec.drafters.checks import checked_proposal
 from jaxspec.engine.compilation_cache import compilation_cache
-from jaxspec.engine.device.plan import PackedOutput, empty_batch, empty_chunks, pack_output, read_batch
+from jaxspec.engine.device.outcome import PackedOutcomes, pack_outcomes
+from jaxspec.engine.device.plan import Plan, Size, empty_plan
 from jaxspec.engine.device.state import EngineState
-from jaxspec.engine.device.step import Models, dispatch, draft, verify_and_commit
+from jaxspec.engine.device.step import Models, dispatch
 from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import bytes_by_device, on_shards, replicated, shardings
 
 Words = np.ndarray | jax.Array
-"""Packed arguments of a program; NumPy's arrays reach the device within the call."""
+"""A packed plan; NumPy's arrays reach the device within the call."""
 
 _log = logging.getLogger(__name__)
 
@@ -70,34 +70,6 @@ def compiler_options(
     return {flag: value for flag, value in options.items() if flag not in os.environ.get("XLA_FLAGS", "")}
 
 
-@dataclass(frozen=True)
-class Size:
-    """What a program is compiled for; a larger size also serves any smaller need.
-
-    Attributes:
-      slots: b, the slots that it serves.
-      chunks: G, the chunks of prompts that it reads in its first step; 0 for none.
-      mode: the most general sampling that it does; None if it decodes nothing.
-      drafts: K; 0 is plain decoding, without the drafter.
-    """
-
-    slots: int
-    chunks: int
-    mode: SamplingMode | None
-    drafts: int = 0
-
-    def serves(self, need: "Size") -> bool:
-        """Whether a dispatch that needs the size `need` can run in a program of this size."""
-        if (self.mode is None) != (need.mode is None) or bool(self.chunks) != bool(need.chunks):
-            return False
-        return (
-            self.slots >= need.slots
-            and self.chunks >= need.chunks
-            and self.drafts >= need.drafts
-            and (self.mode is None or need.mode is None or self.mode >= need.mode)
-        )
-
-
 class Programs:
     """Programs by size, compiled ahead of time.
 
@@ -130,7 +102,7 @@ class Programs:
         self.compiled: dict[Size, Callable] = {}
         self._serving: dict[Size, list[Size]] = {}
         self._num_searched = 0
-        if models.drafter.reads_history:
+        if models.drafter.needs.history:
             history = self._state.history
             tokens = jax.ShapeDtypeStruct(history.shape, history.dtype, sharding=self._replicated)
             put = jax.jit(_put_tokens, donate_argnums=0, out_shardings=self._replicated)
@@ -143,9 +115,7 @@ class Programs:
 
     def compile(self, sizes: Sequence[Size], *, progress: bool) -> None:
         """Compiles these in parallel; returns when all are compiled."""
-        on_host = [size for size in sizes if self.config.draft_loop == "host" and size.mode is not None]
-        self.compiled |= {size: self._host_decode(size) for size in on_host}
-        lowered = {size: self._lower(size) for size in sizes if size not in on_host}
+        lowered = {size: self._lower(size) for size in sizes}
         hidden = not progress or sys.stderr is None  # it is closed
         with (
             ThreadPoolExecutor(max(len(lowered), 1)) as pool,
@@ -161,8 +131,6 @@ class Programs:
 
     def compile_in_background(self, sizes: Sequence[Size]) -> None:
         """Compiles these in background threads, in this order, until this object is garbage-collected."""
-        if self.config.draft_loop == "host":
-            return
         left, threads = deque(sizes), []
         self._left = left
         self.num_uncompiled = len(left)
@@ -195,12 +163,12 @@ class Programs:
 
     def best(self, need: Size) -> Size | None:
         """The compiled size with the fewest rows that serves `need`; None if there is none."""
-        return min(self.serving(need), key=lambda size: (self.rows(size), size.mode or 0), default=None)
+        return min(self.serving(need), key=lambda size: (self.rows(size), size.mode), default=None)
 
     def by_drafts(self, need: Size) -> dict[int, Size]:
         """For each compiled K, the size with the fewest rows that serves `need`, whose own K is ignored."""
         sizes: dict[int, Size] = {}
-        for size in self.serving(replace(need, drafts=0)):
+        for size in self.serving(replace(need, width=1)):
             known = sizes.setdefault(size.drafts, size)
             if (size.slots, size.mode) < (known.slots, known.mode):
                 sizes[size.drafts] = size
@@ -218,19 +186,15 @@ class Programs:
 
     def rows(self, size: Size) -> int:
         """Rows of the target's forward pass in a step."""
-        decoding = 0 if size.mode is None else size.slots * (size.drafts + 1)
-        return decoding + size.chunks * self.config.prefill_chunk
+        return size.slots * size.width + size.chunks * self.config.prefill_chunk
 
-    def dispatch(
-        self, state: EngineState, batch: Words, chunks: Words | None, *, size: Size
-    ) -> tuple[EngineState, PackedOutput]:
-        """Enqueues a program (see `step.dispatch`); donates the state. Its output is for `read_output`.
+    def dispatch(self, state: EngineState, words: Words, *, size: Size) -> tuple[EngineState, PackedOutcomes]:
+        """Enqueues a program (see `step.dispatch`); donates the state. Its output is for `read_outcomes`.
 
         Args:
-          batch: i32[b, …] of `pack_batch`.
-          chunks: i32[G, …] of `pack_chunks`; None for a size without chunks.
+          words: i32[N] of `pack`.
         """
-        return self.compiled[size](self.leaves, state, batch, chunks, self._links)
+        return self.compiled[size](self.leaves, state, words, self._links)
 
     def put_history(self, state: EngineState, tokens: Words) -> EngineState:
         """Puts tokens i32[B, X] into the slots' histories, except where they are -1; donates the history.
@@ -241,7 +205,7 @@ class Programs:
 
     def compiled_decode(self, *, mode: SamplingMode) -> Any:
         """The largest decode program of `mode`, for its HLO and its memory analysis."""
-        of_mode = [size for size in self.compiled if size.mode == mode and not size.chunks]
+        of_mode = [size for size in self.compiled if size.width and size.mode == mode and not size.chunks]
         return self.compiled[max(of_mode, key=self.rows)]
 
     def one_less(self) -> None:
@@ -255,79 +219,31 @@ class Programs:
         """Compiles one program."""
         self.compiled[size] = self._lower(size).compile(self._compiler_options(size))
 
-    def _models(self, leaves: Sequence[jax.Array], size: Size) -> Models:
-        models = nnx.merge(self.graph, jax.tree.unflatten(self.treedef, leaves))
-        models.drafter.num_speculative_tokens = size.drafts
-        return models
-
     def _compiler_options(self, size: Size) -> dict[str, str | bool | int]:
         return compiler_options(
             self._weights,
             rows=self.rows(size),
-            decodes=size.mode is not None,
+            decodes=bool(size.width),
             num_devices=self.mesh.size,
         )
 
     def _lower(self, size: Size) -> Any:
-        def program(leaves, state, batch, chunks, links):
-            models = self._models(leaves, size)
+        def program(leaves, state, words, links):
             with through_peers(links):
-                state, output = dispatch(models, state, batch, chunks, config=self.config, mode=size.mode)
-            return state, pack_output(output)
+                models = nnx.merge(self.graph, jax.tree.unflatten(self.treedef, leaves))
+                state, outcomes = dispatch(models, Plan.unpack(words, size, self.config), state)
+            return state, pack_outcomes(outcomes)
 
-        batch = empty_batch(size.slots, self.config.table_width)
-        chunks = empty_chunks(size.chunks, self.config.prefill_chunk) if size.chunks else None
+        count = len(empty_plan(size, self.config))
+        words = jax.ShapeDtypeStruct((count,), np.int32, sharding=self._replicated)
         # The state keeps its shardings, so that it can be donated and passed to the next dispatch.
         kept = shardings(self._state)
-        arguments = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, np.int32, sharding=self._replicated), (batch, chunks)
-        )
-        places = (shardings(self._weights), kept, self._replicated, self._replicated, shardings(self._links))
+        places = (shardings(self._weights), kept, self._replicated, shardings(self._links))
         program = on_shards(program, self.mesh, places, (kept, self._replicated))
-        program.__name__ = "prompts" if size.mode is None else "decode"
+        program.__name__ = "decode" if size.width else "prompts"
         return jax.jit(program, donate_argnums=1, out_shardings=(kept, self._replicated)).lower(
-            self._weights, self._state, *arguments, self._links
+            self._weights, self._state, words, self._links
         )
-
-    def _host_decode(self, size: Size) -> Callable:
-        """A decode dispatch driven from Python with one call per draft: the oracle of the compiled loop."""
-        mode = size.mode
-        assert mode is not None
-
-        def compiled(function: Callable) -> Callable:
-            def program(leaves, context, state, *rest):
-                models = self._models(leaves, size)
-                return function(models.drafter, models.target, context, state, *rest)
-
-            return partial(jax.jit(program, donate_argnums=2), self.leaves)
-
-        whole = self._models(self.leaves, size)
-        target, drafter = whole.target, whole.drafter
-        propose = drafter.host_propose(compiled, mode=mode)
-
-        @partial(jax.jit, donate_argnums=1)
-        def commit(leaves, state, slots, proposal):
-            models = self._models(leaves, size)
-            return verify_and_commit(models, state, slots, proposal, None, config=self.config, mode=mode)
-
-        def run(leaves, all_slots, batch, chunks, links):
-            assert chunks is None
-            assert links is None
-            slots = read_batch(jnp.asarray(batch), self.config.page_size)
-            state, outputs = all_slots.gather(slots), []
-            for _ in range(min(self.config.steps_per_dispatch, int(slots.steps.min()))):
-                if size.drafts:
-                    context, cache = state.context(slots), state.draft_cache
-                    proposed = propose(context, cache)
-                    proposal, draft_cache = checked_proposal(drafter, target, context, cache, proposed)
-                else:
-                    proposal, draft_cache = draft(self._models(leaves, size), state, slots, mode=mode)
-                state, output = commit(leaves, replace(state, draft_cache=draft_cache), slots, proposal)
-                outputs.append(output)
-            output = jax.tree.map(lambda *steps: jnp.stack(steps), *outputs)
-            return all_slots.scatter(slots, state), pack_output(output)
-
-        return run
 
 
 def _shapes(arrays: Any) -> Any:

@@ -129,7 +129,7 @@ def unrolled_loss(
     Returns:
       f32[], the weighted sum over steps of the mean loss per position; and the sums for the metrics.
     """
-    hidden, captured = lax.stop_gradient(run_target(target, rows, head.capture))
+    hidden, captured = lax.stop_gradient(run_target(target, rows, head.needs.capture))
     # What a step drafts, the first step drafts from a later row.
     needed = jnp.pad(drafted_positions(rows, 0), ((0, 0), (1, 0)))[:, :-1].ravel()
     labels = lax.stop_gradient(make_labels(head, target, hidden, needed))

@@ -24,7 +24,7 @@ def operations_per_token(target: Decoder, head: Eagle3, *, row_length: int, num_
     )
     layers = _layers((head.first, *head.rest), head.config.layers, row_length)
     # The output rows are frozen, so the backward pass needs only the product for the input.
-    step = 3 * layers + 2 * (2 * head.hidden_size * outputs)
+    step = 3 * layers + 2 * (2 * head.needs.state_size * outputs)
     fuse = 2 * _products(head.fc, head.config.layers)
     return float(forward + fuse + num_unroll_steps * step)
 

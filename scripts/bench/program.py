@@ -10,13 +10,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxspec.config import EngineConfig
-from jaxspec.engine.device.plan import PackedOutput, pack_batch, read_output
-from jaxspec.engine.device.state import Emitted, EngineState, init_state
+from jaxspec.engine.device.outcome import Outcome, PackedOutcomes, read_outcomes
+from jaxspec.engine.device.plan import Size, pack
+from jaxspec.engine.device.state import EngineState, init_state
 from jaxspec.engine.device.step import Models
 from jaxspec.engine.host.request import Request
 from jaxspec.engine.host.scheduler import Dispatch
 from jaxspec.engine.host.scheduler import Running as Slot
-from jaxspec.engine.programs import Programs, Size
+from jaxspec.engine.programs import Programs
 from jaxspec.sampling import SamplingParams, required_mode
 from jaxspec.sharding import make_mesh, replicated
 
@@ -34,7 +35,7 @@ class Running:
 
     programs: Programs
     size: Size
-    batch: jax.Array
+    words: jax.Array
     state: EngineState
     context: int
     new_tokens: int
@@ -52,16 +53,14 @@ class Running:
         length, remaining, active = jax.device_put((length, remaining, active), whole)
         self.state = replace(self.state, length=length, remaining=remaining, active=active)
 
-    def dispatch(self) -> PackedOutput:
+    def dispatch(self) -> PackedOutcomes:
         """Enqueues one dispatch; returns its output, for `read`."""
-        self.state, output = self.programs.dispatch(self.state, self.batch, None, size=self.size)
+        self.state, output = self.programs.dispatch(self.state, self.words, size=self.size)
         return output
 
-    def read(self, output: PackedOutput) -> Emitted:
+    def read(self, output: PackedOutcomes) -> Outcome:
         """The emitted tokens of a dispatch."""
-        emitted = read_output(output).emitted
-        assert emitted is not None
-        return emitted
+        return read_outcomes(output)[0]
 
 
 def start(
@@ -120,7 +119,7 @@ def start(
         hidden=noise(next(keys), state.hidden) if state.hidden.size else state.hidden,
     )
     programs = Programs(models, resolved, state=state, mesh=mesh)
-    size = Size(batch_size, 0, required_mode(params), models.drafter.num_speculative_tokens)
+    size = Size(batch_size, 0, required_mode(params), models.drafter.num_speculative_tokens + 1)
     programs.compile([size], progress=False)
     pages = 1 + np.random.default_rng(0).permutation(batch_size * pages_per_slot)
     slots = [
@@ -136,8 +135,7 @@ def start(
     limits = [size.drafts] * batch_size
     is_decoding = [True] * batch_size
     everyone = Dispatch(slots, is_decoding, True, steps_per_dispatch, [], [], [], size.drafts, limits)
-    packed = pack_batch(everyone, size=batch_size, table_width=resolved.table_width)
-    batch = jax.device_put(packed, whole)
-    running = Running(programs, size, batch, state, context, new_tokens)
+    words = jax.device_put(pack(everyone, size, resolved), whole)
+    running = Running(programs, size, words, state, context, new_tokens)
     running.rewind()
     return running

@@ -1,7 +1,7 @@
 """Networks of real shapes with random weights."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -185,7 +185,7 @@ def build_models(
         return kind(head, num_speculative_tokens=num_drafts, dtype=dtype, rngs=rngs)
 
     drafter = random_module(make, mesh, seed=1, is_split=split_drafter)
-    drafter.is_split = split_drafter
+    drafter.needs = replace(drafter.needs, is_split=split_drafter)
     if isinstance(drafter, Eagle3):
         drafter.target_ids, drafter.draft_ids = vocabulary_buffers(shape.draft_vocab_size, config.vocab_size)
     put_whole(drafter, mesh)

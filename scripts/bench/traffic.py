@@ -50,7 +50,7 @@ def cache_bytes(models: Models, *, batch_size: int, context: int, itemsize: int,
 
     target = per_position(models.target.cache_shapes)
     drafter = models.drafter
-    drafts = per_position(drafter.cache_shapes, drafter.is_split) * models.drafter.num_speculative_tokens
+    drafts = per_position(drafter.cache_shapes, drafter.needs.is_split) * drafter.num_speculative_tokens
     return batch_size * context * (target + drafts)
 
 

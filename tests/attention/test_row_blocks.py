@@ -191,7 +191,7 @@ def test_a_drafter_takes_in_blocks_as_it_takes_in_each_alone(tiny, target_of, ki
     drafter = load_drafter(config, target, Build(jnp.dtype(jnp.float32)))
     positions = np.asarray(row_positions(BLOCKS))
     rng = np.random.default_rng(3)
-    features = rng.normal(size=(1 + len(drafter.capture), len(positions), 32)).astype(np.float32)
+    features = rng.normal(size=(1 + len(drafter.needs.capture), len(positions), 32)).astype(np.float32)
 
     def rows(blocks):
         return Rows(

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,13 @@ from tiny_models import write_target
 
 import jaxspec
 from jaxspec.attention import CacheShape
-from jaxspec.drafters.base import Drafter, Proposal
+from jaxspec.drafters.base import Drafter, Needs, Proposal
 from jaxspec.drafters.checks import DrafterError
 from jaxspec.drafters.registry import KINDS
+from jaxspec.engine.device.plan import Plan, Size, empty_plan
+from jaxspec.engine.device.state import init_state
+from jaxspec.engine.device.step import Models, engine_step
+from jaxspec.engine.oracle import Oracle
 from jaxspec.sampling import DraftVocabulary, SamplingMode
 
 V, K = 48, 3
@@ -25,8 +30,7 @@ class Wrong(Drafter):
     """Says to have drawn its drafts, which are past the vocabulary, uniformly."""
 
     title = "a wrong drafter"
-    reads_hidden = False
-    hidden_size = 2
+    needs = Needs(state_size=2)
 
     @classmethod
     def plan(cls, config, target, build):
@@ -35,10 +39,10 @@ class Wrong(Drafter):
     def refresh(self, target, rows, cache):
         return rows.outputs(jnp.zeros((len(rows.tokens), 2))), cache
 
-    def propose(self, target, context, cache, *, mode):
-        batch, drafts = len(context.length), self.num_speculative_tokens
-        logits = jnp.zeros((batch, drafts, V))
-        return Proposal(self.ids(batch, drafts), jnp.full(batch, 99, jnp.int32), logits), cache
+    def propose(self, target, context, cache, *, num_drafts, mode):
+        batch = len(context.length)
+        logits = jnp.zeros((batch, num_drafts, V))
+        return Proposal(self.ids(batch, num_drafts), jnp.full(batch, 99, jnp.int32), logits), cache
 
     def ids(self, batch, drafts):
         return jnp.full((batch, drafts), 10**6, jnp.int32)
@@ -71,8 +75,10 @@ def test_drafts_that_are_no_tokens_change_no_token(target, plain):
     sampled = {"max_new_tokens": 20, "temperature": 1.0, "seed": 5}
     answers = [answer.token_ids for answer in plain.generate(prompts, **sampled)]
     greedy = plain.generate(prompts[0], max_new_tokens=20).token_ids
-    for draft_loop in ("compiled", "host"):
-        with load(target, SETTINGS, draft_loop=draft_loop) as engine:
+    for is_driven in (False, True):
+        with load(target, SETTINGS) as engine:
+            if is_driven:
+                Oracle(engine.programs).take_over(engine.programs)
             drafted = engine.generate(prompts, **sampled)
             assert [answer.token_ids for answer in drafted] == answers
             assert all(answer.stats.drafted == 0 for answer in drafted)
@@ -84,7 +90,7 @@ def test_drafts_that_are_no_tokens_change_no_token(target, plain):
 def proposed(**changes):
     """A `propose` whose proposal is right but for these fields."""
 
-    def propose(self, target, context, cache, *, mode):
+    def propose(self, target, context, cache, *, num_drafts, mode):
         batch = len(context.length)
         right = Proposal(jnp.zeros((batch, K), jnp.int32), jnp.full(batch, K, jnp.int32), None)
         return replace(right, **changes), cache
@@ -94,9 +100,12 @@ def proposed(**changes):
 
 LAYER = CacheShape(2, 4)
 WRONG = {
-    "no pair": ({"propose": lambda *_, mode: None}, "propose must return a Proposal and the cache, got None"),
+    "no pair": (
+        {"propose": lambda *_, num_drafts, mode: None},
+        "propose must return a Proposal and the cache, got None",
+    ),
     "no proposal": (
-        {"propose": lambda self, target, context, cache, *, mode: (context.length, cache)},
+        {"propose": lambda self, target, context, cache, **_: (context.length, cache)},
         "propose must return a Proposal and the cache, got int32[3] for the first",
     ),
     "no tokens": ({"propose": proposed(tokens=None)}, "returned tokens None, expected int32[3, 3], [B, K]"),
@@ -125,7 +134,7 @@ WRONG = {
         "expected float32[3, 3, 12], [B, K, W], where W is its draft vocabulary",
     ),
     "no cache": (
-        {"propose": lambda self, *args, mode: (proposed()(self, *args, mode=mode)[0], None)},
+        {"propose": lambda *args, **how: (proposed()(*args, **how)[0], None)},
         "propose returned other caches (none) than it was given (float32[3, 2, 2, 8, 4])",
     ),
     "no states": ({"refresh": lambda *_: None}, "refresh must return states and the cache, got None"),
@@ -139,7 +148,7 @@ WRONG = {
     ),
     "wide states": (
         {"refresh": lambda self, target, rows, cache: (rows.outputs(jnp.zeros((12, 5))), cache)},
-        "refresh returned states of 5 numbers, not of hidden_size, 2",
+        "refresh returned states of 5 numbers, not of state_size, 2",
     ),
     "another cache": (
         {"refresh": lambda self, target, rows, cache: (rows.outputs(jnp.zeros((12, 2))), (*cache, *cache))},
@@ -153,19 +162,12 @@ WRONG = {
 
 def step_of(plain, drafter):
     """Traces what the engine does with this drafter: its caches, and a step."""
-    from jaxspec.engine.device.plan import empty_batch, read_batch
-    from jaxspec.engine.device.state import init_state
-    from jaxspec.engine.device.step import Models, engine_step
-
     config = replace(plain.config, num_pages=2)
-    whole = plain.programs._models(plain.programs.leaves, next(iter(plain.programs.compiled)))
-    state = init_state(whole.target, drafter, config, mesh=plain.programs.mesh)
-    batch = read_batch(jnp.asarray(empty_batch(3, config.table_width)), config.page_size)
-    models = Models(whole.target, drafter)
-    return jax.eval_shape(
-        lambda state: engine_step(models, state, batch, None, config=config, mode=SamplingMode.TEMPERATURE),
-        state.gather(batch),
-    )
+    target = Oracle(plain.programs).models.target
+    state = init_state(target, drafter, config, mesh=plain.programs.mesh)
+    size = Size(3, 0, SamplingMode.TEMPERATURE, K + 1)
+    plan = Plan.unpack(jnp.asarray(empty_plan(size, config)), size, config)
+    return jax.eval_shape(partial(engine_step, Models(target, drafter), plan), state.gather(plan))
 
 
 @pytest.mark.parametrize("name", WRONG)

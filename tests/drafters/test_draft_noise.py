@@ -40,7 +40,7 @@ class FlatBlock(OnePassDrafter):
     def __init__(self):
         super().__init__(num_speculative_tokens=DRAFTS)
 
-    def block_logits(self, target, context, cache):
+    def block_logits(self, target, context, cache, *, num_drafts):
         return jnp.zeros((SLOTS, DRAFTS, VOCABULARY)), cache
 
 
@@ -62,7 +62,7 @@ def drafts_of(drafter, length):
         page_table=PageTable(jnp.zeros((SLOTS, 1), jnp.int32), 16),
         sampling=sampling,
     )
-    proposal, _ = drafter.propose(None, context, (), mode=SamplingMode.TEMPERATURE)
+    proposal, _ = drafter.propose(None, context, (), num_drafts=DRAFTS, mode=SamplingMode.TEMPERATURE)
     return np.asarray(proposal.tokens)
 
 

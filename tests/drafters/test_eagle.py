@@ -27,7 +27,8 @@ def refresh(drafter, target, rows, cache):
 
 @nnx.jit
 def start(drafter, target, context, cache):
-    return drafter.start(target, context, cache, mode=SamplingMode.TEMPERATURE)
+    num_drafts = drafter.num_speculative_tokens
+    return drafter.start(target, context, cache, num_drafts=num_drafts, mode=SamplingMode.TEMPERATURE)
 
 
 @nnx.jit

@@ -97,7 +97,7 @@ def test_a_full_history_and_slots_that_are_idle():
         page_table=PageTable(jnp.zeros((2, 1), jnp.int32), 4),
         sampling=None,
     )
-    proposal, cache = drafter.propose(None, context, (), mode=SamplingMode.TEMPERATURE)
+    proposal, cache = drafter.propose(None, context, (), num_drafts=3, mode=SamplingMode.TEMPERATURE)
     assert proposal.tokens[0].tolist() == [1, 2, 1]
     assert proposal.count.tolist() == [3, 0]
     assert proposal.logits is None

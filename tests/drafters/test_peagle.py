@@ -21,7 +21,8 @@ def refresh(drafter, target, rows, cache):
 
 @nnx.jit
 def propose(drafter, target, context, cache):
-    return drafter.propose(target, context, cache, mode=SamplingMode.TEMPERATURE)
+    num_drafts = drafter.num_speculative_tokens
+    return drafter.propose(target, context, cache, num_drafts=num_drafts, mode=SamplingMode.TEMPERATURE)
 
 
 @pytest.mark.parametrize("num_drafts", [1, 3, DRAFTS])

@@ -98,7 +98,7 @@ def test_plain_decoding_leaves_the_drafter_as_it_was(tiny_engines, prompts, monk
     def watching(state, *args, size):
         before = [layer.copy() for layer in state.draft_cache]
         state, output = dispatch(state, *args, size=size)
-        if size.mode is not None:
+        if size.width:
             assert size.drafts == 0
             caches.append(all((old == new).all() for old, new in zip(before, state.draft_cache, strict=True)))
         return state, output

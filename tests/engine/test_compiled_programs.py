@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hlo_text import instructions, num_aliases
 
-from jaxspec.engine.device import plan, step
-from jaxspec.engine.device.plan import empty_batch, read_output
+from jaxspec.engine.device import step
+from jaxspec.engine.device.outcome import read_outcomes
+from jaxspec.engine.device.plan import empty_plan, view
 from jaxspec.models.layers import MLP
 from jaxspec.sampling import SamplingMode
 
@@ -62,14 +63,14 @@ def test_a_program_of_several_steps_traces_one(tiny_engines, monkeypatch):
     """Tracing takes about as long as compiling."""
     programs, traced, engine_step = tiny_engines.load("eagle3", **SIZES).programs, [], step.engine_step
 
-    def counted(*args, **kwargs):
-        traced.append(kwargs["mode"])
-        return engine_step(*args, **kwargs)
+    def counted(models, plan, state):
+        traced.append(plan.size)
+        return engine_step(models, plan, state)
 
     monkeypatch.setattr(step, "engine_step", counted)
     for size in programs.compiled:
         programs._lower(size)
-    assert traced == [size.mode for size in programs.compiled]
+    assert traced == list(programs.compiled)
 
 
 ROWS_OF_A_PROMPT = {
@@ -101,7 +102,7 @@ def test_the_last_layer_computes_only_what_logits_and_states_need(tiny_engines, 
     for size in programs.compiled:
         rows.clear()
         programs._lower(size)
-        seen[size.mode is None] = [*rows]
+        seen[not size.width] = [*rows]
     assert seen[True] == ROWS_OF_A_PROMPT[name]
     assert sorted(seen[False]) == sorted(ROWS_OF_A_STEP[name])
 
@@ -112,19 +113,18 @@ def run(engine, *, is_active, steps):
     With None, no slot decodes.
     """
     core, programs = engine.core, engine.programs
-    (size,) = (size for size in programs.compiled if size.mode == SamplingMode.GREEDY)
-    words = empty_batch(size.slots, engine.config.table_width)
-    words[0, plan._SLOT], words[0, plan._IS_DECODING] = 0, is_active is not None
-    words[0, plan._STEPS] = steps
-    words[0, -engine.config.table_width :] = 1
+    (size,) = (size for size in programs.compiled if size.width and size.mode == SamplingMode.GREEDY)
+    words = empty_plan(size, engine.config)
+    for name, value in {"slot": 0, "is_decoding": is_active is not None, "steps": steps, "pages": 1}.items():
+        view(words, name, size, engine.config)[0] = value
     state = replace(
         jax.tree.map(jnp.zeros_like, core.state),
         active=jnp.zeros_like(core.state.active).at[0].set(bool(is_active)),
         remaining=jnp.full_like(core.state.remaining, 2),
     )
-    state, output = programs.dispatch(state, jnp.asarray(words), None, size=size)
-    emitted = read_output(output).emitted
-    return emitted.num_tokens[:, 0].tolist(), [np.asarray(cache)[0].any() for cache in state.target_cache]
+    state, output = programs.dispatch(state, jnp.asarray(words), size=size)
+    of_slots, _ = read_outcomes(output)
+    return of_slots.num_tokens[:, 0].tolist(), [np.asarray(cache)[0].any() for cache in state.target_cache]
 
 
 def test_a_dispatch_on_a_cpu_leaves_out_steps_that_are_not_needed(tiny_engines):
@@ -154,7 +154,7 @@ def test_one_dispatch_runs_several_steps(tiny_engines, monkeypatch):
     dispatch = engine.programs.dispatch
 
     def counted(*args, size):
-        calls.extend([1] * (size.mode is not None))
+        calls.extend([1] * bool(size.width))
         return dispatch(*args, size=size)
 
     monkeypatch.setattr(engine.programs, "dispatch", counted)

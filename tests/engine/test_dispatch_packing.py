@@ -1,24 +1,17 @@
 """What the host packs for a dispatch is what the program reads."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.engine.device.plan import (
-    empty_batch,
-    empty_chunks,
-    pack_batch,
-    pack_chunks,
-    read_batch,
-    read_chunks,
-)
+from jaxspec.config import EngineConfig
+from jaxspec.engine.device.plan import Plan, Size, empty_plan, pack
 from jaxspec.engine.host.request import Request
 from jaxspec.engine.host.scheduler import Chunk, Dispatch, Running
 from jaxspec.sampling import SamplingParams
 
+CONFIG = EngineConfig(page_size=8, prefill_chunk=4).resolve(backend="cpu", model_limit=40)
 PARAMS = SamplingParams(temperature=0.7, top_k=9, top_p=0.9, min_p=0.1)
 
 
@@ -35,11 +28,14 @@ def dispatch(batch, is_decoding, chunks=()):
     return Dispatch(batch, is_decoding, any(is_decoding), 2, list(chunks), counts, counts, 3, limits)
 
 
+def packed(dispatch, size):
+    return Plan.unpack(jnp.asarray(pack(dispatch, size, CONFIG)), size, CONFIG)
+
+
 def test_served_slots_and_places_without_work():
     seed = 0x0123456789ABCDEF
     batch = [running(2, [1], pages=[4, 9], seed=seed), running(0, [1], pages=[3])]
-    words = pack_batch(dispatch(batch, [True, False]), size=4, table_width=5)
-    read = read_batch(jnp.asarray(words), 8)
+    read = packed(dispatch(batch, [True, False]), Size(4, 0, width=4))
     assert read.slot.tolist()[:2] == [2, 0]
     # Past every slot, so that whatever is put there is dropped.
     assert (np.asarray(read.slot)[2:] > 1000).all()
@@ -66,11 +62,10 @@ def test_pieces_know_the_token_after_each_of_theirs():
         Chunk(fresh, 4, 2, False, True),
         Chunk(again, 0, 4, True, True),
     ]
-    words = pack_chunks(dispatch([again, fresh], [False, False], chunks), num_chunks=5, width=4)
-    chunks = read_chunks(jnp.asarray(words))
-    assert chunks.batch_index.tolist()[:3] == [1, 1, 0]
+    chunks = packed(dispatch([again, fresh], [False, False], chunks), Size(2, 5)).chunks
+    assert chunks.index.tolist()[:3] == [1, 1, 0]
     # Past every index, so that whatever is put there is dropped.
-    assert (np.asarray(chunks.batch_index)[3:] > 1000).all()
+    assert (np.asarray(chunks.index)[3:] > 1000).all()
     assert chunks.tokens[:3].tolist() == [[10, 11, 12, 13], [14, 15, 0, 0], [20, 21, 22, 23]]
     assert chunks.next_tokens[:, :3].tolist()[0] == [11, 12, 13]
     assert [int(chunks.next_tokens[0, 3]), int(chunks.next_tokens[1, 0])] == [14, 15]
@@ -82,13 +77,11 @@ def test_pieces_know_the_token_after_each_of_theirs():
     assert chunks.remaining.tolist()[:3] == [10, 10, 8]
 
 
-@pytest.mark.parametrize(
-    ("read", "words"),
-    [(partial(read_batch, page_size=16), empty_batch(1, 9)), (read_chunks, empty_chunks(1, 8))],
-)
-def test_fields_of_a_single_row_start_where_triton_expects_arrays(read, words):
+@pytest.mark.parametrize("slots", [1, 3])
+def test_fields_start_where_triton_expects_arrays(slots):
     """The page table of a lone short prompt started at 100 bytes, and its program failed on a GPU."""
-    traced = jax.make_jaxpr(read)(words).jaxpr
+    size = Size(slots, 1, width=4)
+    traced = jax.make_jaxpr(lambda words: Plan.unpack(words, size, CONFIG))(empty_plan(size, CONFIG)).jaxpr
     slices = [each for each in traced.eqns if each.primitive.name == "slice" and each.invars == traced.invars]
-    assert len(slices) > 6
-    assert all(4 * each.params["start_indices"][1] % 16 == 0 for each in slices)
+    assert len(slices) == 18
+    assert all(4 * each.params["start_indices"][0] % 16 == 0 for each in slices)

@@ -10,7 +10,7 @@ from golden_files import assert_close
 from tiny_engines import start_afresh
 
 from jaxspec.engine import core
-from jaxspec.engine.device.plan import pack_batch, read_batch
+from jaxspec.engine.device.plan import Plan, pack
 
 ALONE = {"batch_size": 1, "sampling_modes": ("greedy",)}
 WITH_CACHE = ("eagle3", "eagle1", "near", "peagle", "dflash")
@@ -18,15 +18,16 @@ WITH_CACHE = ("eagle3", "eagle1", "near", "peagle", "dflash")
 
 @pytest.fixture
 def packed(monkeypatch):
-    """The batches of all dispatches, as they are packed."""
-    batches = []
+    """The plans of all dispatches."""
+    plans = []
 
-    def recorded(*args, **sizes):
-        batches.append(pack_batch(*args, **sizes))
-        return batches[-1]
+    def recorded(dispatch, size, config):
+        words = pack(dispatch, size, config)
+        plans.append(Plan.unpack(jnp.asarray(words), size, config))
+        return words
 
-    monkeypatch.setattr(core, "pack_batch", recorded)
-    return batches
+    monkeypatch.setattr(core, "pack", recorded)
+    return plans
 
 
 def cached(engine, packed, count):
@@ -35,8 +36,7 @@ def cached(engine, packed, count):
     state = engine.core.state
     page_size = engine.config.page_size
     position = np.arange(count)
-    batch = read_batch(jnp.asarray(packed[-1]), page_size)
-    page = np.asarray(batch.page_table.pages[0])[position // page_size]
+    page = np.asarray(packed[-1].page_table.pages[0])[position // page_size]
     assert (page > 0).all()
     layers = (*state.target_cache, *state.draft_cache)
     return [np.asarray(layer)[page, :, :, position % page_size] for layer in layers]

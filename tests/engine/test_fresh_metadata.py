@@ -60,7 +60,7 @@ def freeze(engine, monkeypatch, *parts):
     frozen.late = None
     monkeypatch.setattr(paged, "build_metadata", frozen)
     monkeypatch.setattr(AutoregressiveDrafter, "step", counted)
-    (decode,) = (size for size in engine.programs.compiled if size.mode is not None)
+    (decode,) = (size for size in engine.programs.compiled if size.width)
     monkeypatch.setitem(engine.programs.compiled, decode, None)
     engine.programs.compile([decode], progress=False)
 

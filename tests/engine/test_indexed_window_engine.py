@@ -8,7 +8,7 @@ import pytest
 from hlo_text import instructions, num_aliases
 from tiny_engines import tokens_of
 
-from jaxspec.engine.device.plan import read_batch
+from jaxspec.engine.device.plan import Plan
 from jaxspec.sampling import SamplingMode
 
 
@@ -40,12 +40,12 @@ def test_nan_at_rejected_positions_and_in_their_entries_changes_nothing(engine, 
     clean = tokens_of(engine.generate(prompts, max_new_tokens=30))
     dispatch = engine.programs.dispatch
 
-    def poisoned_dispatch(state, batch, chunks, *, size):
-        state, output = dispatch(state, batch, chunks, size=size)
-        if size.mode is None:
+    def poisoned_dispatch(state, words, *, size):
+        state, output = dispatch(state, words, size=size)
+        if not size.width:
             return state, output
         # The pages of a slot that is done may be another's by now.
-        table = read_batch(batch, 8).page_table.pages
+        table = Plan.unpack(words, size, engine.config).page_table.pages
         length = jnp.where(state.active, state.length, 10**6)
         # A draft model has read the last token itself: one position more than the target.
         target_cache = poison_from(state.target_cache, table, length, 8)

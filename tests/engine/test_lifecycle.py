@@ -22,7 +22,8 @@ import jaxspec
 from jaxspec import AsyncEngine, EngineError, SamplingParams
 from jaxspec.engine import core
 from jaxspec.engine.core import MAX_FAILURES, EngineCore
-from jaxspec.engine.device.plan import read_batch, read_output
+from jaxspec.engine.device.outcome import read_outcomes
+from jaxspec.engine.device.plan import Plan
 
 LONG = SamplingParams(max_new_tokens=70, ignore_eos=True)
 
@@ -39,7 +40,7 @@ def fail_after(engine, monkeypatch, decodes, *numbers):
 
     def failing(*args, size):
         result = dispatch(*args, size=size)
-        if (size.mode is not None) == decodes:
+        if bool(size.width) == decodes:
             calls.append(1)
             if len(calls) in numbers:
                 jax.block_until_ready(result)
@@ -102,7 +103,7 @@ def test_what_nobody_reads_any_more_is_given_back_at_once(engine, prompts, monke
     dispatch = engine.programs.dispatch
 
     def waiting(*args, size):
-        decodes.extend([1] * (size.mode is not None))
+        decodes.extend([1] * bool(size.width))
         assert len(decodes) < 10 or gone.wait(60)
         return dispatch(*args, size=size)
 
@@ -225,7 +226,7 @@ def test_a_failed_dispatch_costs_the_state_and_no_token(
 
 def test_results_that_cannot_be_read_are_computed_again(engine, prompts, monkeypatch, caplog):
     expected = tokens_of(engine.generate(prompts, max_new_tokens=30))
-    read, calls = core.read_output, []
+    read, calls = core.read_outcomes, []
 
     def failing(output):
         calls.append(output)
@@ -233,7 +234,7 @@ def test_results_that_cannot_be_read_are_computed_again(engine, prompts, monkeyp
             raise jax.errors.JaxRuntimeError("INTERNAL: lost on the way")
         return read(output)
 
-    monkeypatch.setattr(core, "read_output", failing)
+    monkeypatch.setattr(core, "read_outcomes", failing)
     assert tokens_of(engine.generate(prompts, max_new_tokens=30)) == expected
     assert caplog.text.count("lost on the way") == 2
 
@@ -265,13 +266,13 @@ def test_logits_that_are_not_finite_end_their_request_and_no_other(
     engine.forget_prefixes()
     dispatch, calls = engine.programs.dispatch, []
 
-    def poisoned(state, batch, chunks, *, size):
-        calls.extend([1] * (size.mode is not None))
-        if size.mode is not None and len(calls) == (1 if at == "prompt" else 2):
-            page = read_batch(batch, 8).page_table.pages[0, 0]
+    def poisoned(state, words, *, size):
+        calls.extend([1] * bool(size.width))
+        if size.width and len(calls) == (1 if at == "prompt" else 2):
+            page = Plan.unpack(words, size, engine.config).page_table.pages[0, 0]
             cache = jax.tree.map(lambda layer: layer.at[page].set(jnp.nan), state.target_cache)
             state = replace(state, target_cache=cache)
-        return dispatch(state, batch, chunks, size=size)
+        return dispatch(state, words, size=size)
 
     monkeypatch.setattr(engine.programs, "dispatch", poisoned)
     bad, good = engine.generate(asked, **ask)
@@ -285,13 +286,11 @@ def test_logits_that_are_not_finite_end_their_request_and_no_other(
 
 def test_logits_after_a_prompt_that_are_not_finite_fail_it(engine, prompts, monkeypatch):
     def poisoned(packed):
-        output = read_output(packed)
-        if output.first is not None:
-            failed = np.ones_like(output.first.failed)
-            output = replace(output, first=replace(output.first, done=failed, failed=failed))
-        return output
+        of_slots, of_chunks = read_outcomes(packed)
+        failed = np.ones_like(of_chunks.failed)
+        return of_slots, replace(of_chunks, num_tokens=0 * of_chunks.num_tokens, done=failed, failed=failed)
 
-    monkeypatch.setattr(core, "read_output", poisoned)
+    monkeypatch.setattr(core, "read_outcomes", poisoned)
     generation = engine.generate(prompts[0], max_new_tokens=5)
     assert (generation.finish_reason, generation.token_ids) == ("failed", [])
     assert generation.error == "the target's logits are NaN or infinite at position 2"

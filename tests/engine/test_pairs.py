@@ -11,17 +11,16 @@ from functools import cache
 from math import prod
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conversations import assert_as_alone, conversation
-from jax.stages import Compiled
 from memory import is_large
 from several_devices import answers, run
 from tiny_engines import ATTENTION, DRAFTERS, PAIRS, drive_from_python, start_afresh, tokens_of
 
 from jaxspec import SamplingParams
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
-from jaxspec.sampling import SamplingMode
 
 BATCH, WIDTH, VOCABULARY = 3, 32, 48
 # Of two key/value heads, four devices have two copies each. P-EAGLE, DFlash and the latent kind have four.
@@ -187,29 +186,13 @@ def test_a_cached_prefix_changes_no_token_of_plain_decoding(engines_of, prompts,
 def test_an_oracle_without_its_last_draft_step_is_found_out(tiny_engines, prompts, monkeypatch):
     engine = tiny_engines.load("self")  # every draft is accepted
     compiled = answers_and_caches(engine, prompts, temperatures=[0.0])
-    host_propose = AutoregressiveDrafter.host_propose
+    step = AutoregressiveDrafter.step
 
-    def without_the_last(drafter, compile_program, *, mode):
-        def skipping(function):
-            program = compile_program(function)
-            return lambda context, state, *i: state if i and int(i[0]) == 2 else program(context, state, *i)
+    def without_the_last(drafter, target, context, state, i):
+        after = step(drafter, target, context, state, i)
+        return jax.tree.map(lambda old, new: jnp.where(i == 2, old, new), state, after)
 
-        return host_propose(drafter, skipping, mode=mode)
-
-    monkeypatch.setattr(AutoregressiveDrafter, "host_propose", without_the_last)
+    monkeypatch.setattr(AutoregressiveDrafter, "step", without_the_last)
     drive_from_python(engine, monkeypatch)
     with pytest.raises(AssertionError):
         assert_same(compiled, answers_and_caches(engine, prompts, temperatures=[0.0]))
-
-
-def test_the_loop_is_an_option_of_loading(tiny_engines, prompts):
-    engines = [
-        tiny_engines.load("eagle3", 1, sampling_modes=("greedy",), draft_loop=draft_loop)
-        for draft_loop in ("compiled", "host")
-    ]
-    decode = [
-        {size.mode: isinstance(program, Compiled) for size, program in engine.programs.compiled.items()}
-        for engine in engines
-    ]
-    assert decode == [{None: True, SamplingMode.GREEDY: one} for one in (True, False)]
-    assert_same(*(answers_and_caches(engine, prompts, temperatures=[0.0]) for engine in engines))

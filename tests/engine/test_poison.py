@@ -1,13 +1,14 @@
 """What must not be read is filled with NaN, and nothing changes."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import pytest
 from tiny_engines import tokens_of
 
-from jaxspec.engine.device.plan import read_batch
+from jaxspec.engine.device.plan import Plan
 
 
 def poison(engine):
@@ -59,10 +60,10 @@ def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, 
     engine.forget_prefixes()
     dispatch = engine.programs.dispatch
 
-    @jax.jit
-    def poisoned(state, batch):
+    @partial(jax.jit, static_argnames="size")
+    def poisoned(state, words, size):
         page_size = state.target_cache[0].shape[3]
-        table = read_batch(batch, page_size).page_table.pages[0]
+        table = Plan.unpack(words, size, engine.config).page_table.pages[0]
         position = jnp.arange(table.size * page_size)
 
         def fill(cache, length):
@@ -76,9 +77,9 @@ def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, 
             draft_cache=fill(state.draft_cache, length + ahead),
         )
 
-    def poisoned_dispatch(state, batch, chunks, *, size):
-        state, output = dispatch(state, batch, chunks, size=size)
-        return (state if size.mode is None else poisoned(state, batch)), output
+    def poisoned_dispatch(state, words, *, size):
+        state, output = dispatch(state, words, size=size)
+        return (poisoned(state, words, size) if size.width else state), output
 
     monkeypatch.setattr(engine.programs, "dispatch", poisoned_dispatch)
     after = engine.generate(prompts, max_new_tokens=30)

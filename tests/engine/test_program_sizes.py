@@ -43,10 +43,13 @@ def ran(engine, monkeypatch):
 
 
 def test_a_program_serves_what_is_no_larger_than_itself():
-    size = Size(4, 2, SamplingMode.TEMPERATURE)
-    smaller = [size, Size(3, 1, SamplingMode.GREEDY)]
-    larger = [replace(size, slots=5), replace(size, chunks=3), replace(size, mode=SamplingMode.TRUNCATED)]
-    other = [replace(size, chunks=0), replace(size, mode=None)]
+    size = Size(4, 2, SamplingMode.TEMPERATURE, 3)
+    smaller = [size, Size(3, 1, SamplingMode.GREEDY, 2)]
+    larger = [
+        replace(size, **more)
+        for more in ({"slots": 5}, {"chunks": 3}, {"mode": SamplingMode.TRUNCATED}, {"width": 4})
+    ]
+    other = [replace(size, chunks=0), replace(size, width=0)]
     assert all(size.serves(need) for need in smaller)
     assert not any(size.serves(need) for need in [*larger, *other])
 
@@ -57,7 +60,7 @@ def test_every_size_gives_the_tokens_of_a_lone_run(tiny_engines, prompts, name, 
     sizes = ran(engine, monkeypatch)
     assert tokens_of(engine.generate(prompts * 2, max_new_tokens=30, **way)) == alone * 2
     assert tokens_of([engine.generate(prompt, max_new_tokens=30, **way) for prompt in prompts]) == alone
-    kinds = {(size.slots, size.mode is not None, size.chunks > 0) for size in sizes}
+    kinds = {(size.slots, size.width > 0, size.chunks > 0) for size in sizes}
     assert kinds >= {(4, True, False), (4, True, True), (1, True, False), (1, False, True), (3, False, True)}
 
 

@@ -44,7 +44,7 @@ def dispatched(engine, monkeypatch):
     dispatch = engine.programs.dispatch
 
     def recorded(*args, size):
-        if size.mode is not None:
+        if size.width:
             modes.append(size.mode)
         return dispatch(*args, size=size)
 

@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 
 from jaxspec.engine.host.pages import PagePool
 from jaxspec.engine.host.request import Request
-from jaxspec.engine.host.scheduler import Choice, FirstToken, Scheduler, SlotResult
+from jaxspec.engine.host.scheduler import Choice, Result, Scheduler
 from jaxspec.sampling import SamplingParams
+
+FIRST = Result([7], [(0, 0)], False, False)
+"""The token after a prompt."""
 
 
 def make_request(prompt: int | list[int], max_new_tokens: int) -> Request:
@@ -72,15 +75,15 @@ class Device:
             if not is_decoding:
                 self.slots[running.slot] = None
         batch = list(zip(dispatch.batch, dispatch.limits, strict=True))
-        emitted, first = [SlotResult([], [], False, False) for _ in batch], []
+        of_slots, of_chunks = [Result([], [], False, False) for _ in batch], []
         assert dispatch.steps == 1 or dispatch.decodes
         for step in range(dispatch.steps):
             if dispatch.decodes:
                 for i, each in enumerate(batch):
-                    emitted[i] = self._step(emitted[i], *each, dispatch.drafts)
+                    of_slots[i] = self._step(of_slots[i], *each, dispatch.drafts)
             if not step:
-                first = [self._read(chunk) for chunk in dispatch.chunks]
-        return first, emitted
+                of_chunks = [self._read(chunk) for chunk in dispatch.chunks]
+        return of_slots, of_chunks
 
     def _write(self, running, start, text, drafts=True):
         """Writes the rows of a text from `start` on whose next token is known, and a row ahead."""
@@ -113,7 +116,8 @@ class Device:
         if chunk.is_last:
             left = running.remaining - 1
             self.slots[running.slot] = [running, text, left] if left else None
-        return FirstToken(token, done=chunk.is_last and running.remaining == 1, failed=False)
+        tokens = [token] if chunk.is_last else []
+        return Result(tokens, [(0, 0)] * len(tokens), bool(tokens) and running.remaining == 1, False)
 
     def _step(self, before, running, limit, drafts):
         """Writes its drafts, of which some stand; the drafter's rows too, unless it decodes plainly."""
@@ -137,7 +141,7 @@ class Device:
         if not slot[2]:
             self.slots[running.slot] = None
         verified = [*before.verified, (limit, len(tokens) - 1)]
-        return SlotResult([*before.tokens, *tokens], verified, not slot[2], False)
+        return Result([*before.tokens, *tokens], verified, not slot[2], False)
 
 
 def answer(text) -> int:
@@ -279,7 +283,7 @@ def test_a_request_whose_logits_are_not_finite_leaves_nothing_that_another_would
         request = make_request(13, 10)
         scheduler.add(request)
         _, last, _ = scheduler.plan()
-        scheduler.commit(last, [FirstToken(7, True, True)], [])
+        scheduler.commit(last, [], [Result([], [], True, True)])
         assert (request.finish_reason, request.cached_tokens) == ("failed", 0)
 
 
@@ -288,9 +292,9 @@ def test_a_step_whose_logits_are_not_finite_keeps_no_page():
     request = make_request(3, 10)
     scheduler.add(request)
     prompt, decode = scheduler.plan()
-    scheduler.commit(prompt, [FirstToken(7, False, False)], [])
+    scheduler.commit(prompt, [], [FIRST])
     # They complete the first page, and the token after it is known.
-    scheduler.commit(decode, [], [SlotResult([8, 9], [(2, 1)], True, True)])
+    scheduler.commit(decode, [Result([8, 9], [(2, 1)], True, True)], [])
     assert request.finish_reason == "failed"
     following = make_request(9, 1)
     following.prompt[:6] = [*request.prompt, *request.token_ids]
@@ -462,8 +466,8 @@ def test_a_request_that_starts_again_reads_its_answer_too_and_keeps_its_place():
     for request in requests:
         scheduler.add(request)
     prompts, decode = scheduler.plan()
-    scheduler.commit(prompts, [FirstToken(7, False, False)] * 2, [])
-    scheduler.commit(decode, [], [SlotResult([8, 9], [(2, 1)], False, False)])
+    scheduler.commit(prompts, [], [FIRST] * 2)
+    scheduler.commit(decode, [Result([8, 9], [(2, 1)], False, False)], [])
     scheduler.restart()
     assert scheduler.pages.num_free == 12
     assert scheduler.waiting == requests
@@ -514,6 +518,6 @@ def test_what_a_dispatch_did_for_a_slot_that_was_given_up_is_of_no_use():
     scheduler.add(following)
     scheduler.plan()
     assert scheduler.slots[0].request is following
-    scheduler.commit(prompts, [FirstToken(7, False, False)], [])
-    scheduler.commit(decode, [], [SlotResult([8], [(2, 0)], False, False)])
+    scheduler.commit(prompts, [], [FIRST])
+    scheduler.commit(decode, [Result([8], [(2, 0)], False, False)], [])
     assert request.token_ids == following.token_ids == []

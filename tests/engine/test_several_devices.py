@@ -82,11 +82,6 @@ def test_heads_that_do_not_divide_are_warned_about():
     check_devices(EngineConfig(tensor_parallel=4), LLAMA)  # every device has one head and one of its queries
 
 
-def test_a_host_driven_loop_is_for_one_device():
-    with pytest.raises(jaxspec.ConfigError, match=r"engine\.draft_loop 'host' runs on one device"):
-        check_devices(EngineConfig(tensor_parallel=2, draft_loop="host"), LLAMA)
-
-
 def test_gpus_without_nccl_are_refused(monkeypatch):
     monkeypatch.setattr(devices.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(devices, "_has_nccl", lambda: False)

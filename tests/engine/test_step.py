@@ -8,20 +8,39 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.attention import PageTable
 from jaxspec.config import EngineConfig
-from jaxspec.drafters.base import Proposal
-from jaxspec.engine.device.state import MAX_STOP_TOKENS, Batch, Chunks, EngineState
-from jaxspec.engine.device.step import accept, finite_rows, sample_first, verify_and_commit
-from jaxspec.sampling import SamplingMode, SamplingState
+from jaxspec.drafters.base import Needs, Proposal
+from jaxspec.engine.device.plan import Plan, Size, empty_plan, view
+from jaxspec.engine.device.state import EngineState
+from jaxspec.engine.device.step import (
+    PHASES,
+    Carry,
+    chunks_of_prompts,
+    decoding_slots,
+    engine_step,
+    finite_rows,
+    judge,
+)
+from jaxspec.sampling import SamplingMode
 
 VOCABULARY, LONGEST = 12, 32
-CONFIG = EngineConfig(page_size=4).resolve(backend="cpu", model_limit=LONGEST)
+CONFIG = EngineConfig(page_size=4, prefill_chunk=4).resolve(backend="cpu", model_limit=LONGEST)
 GREEDY = SamplingMode.GREEDY
+MODELS = SimpleNamespace(
+    target=SimpleNamespace(config=SimpleNamespace(vocab_size=VOCABULARY)),
+    drafter=SimpleNamespace(draft_vocab=None),
+)
+PLAIN = {"slot": 0, "is_decoding": True, "limit": 9, "steps": 1, "top_p": 1}
+CHUNKS = ("index", "start", "count", "is_last", "given_token", "remaining")
+UNUSED = (2**31 - 1, 0, 0, False, 0, 0)
 
 
-def slots(lengths, *, remaining, active=True, stop_tokens=()):
-    """State and arguments of slots of these lengths, whose histories count up from 0."""
+def slots(lengths, *, remaining, active=True, stop_tokens=(), num_drafts=0, chunks=()):
+    """State and plan of slots of these lengths, whose histories count up from 0, and of some chunks.
+
+    `chunks` are (index, start, count, is last, given token, remaining) of texts that count up. With None for
+    `num_drafts`, no slot decodes.
+    """
     count = len(lengths)
     history = np.tile(np.arange(LONGEST + 1), (count, 1)) % VOCABULARY
     state = EngineState(
@@ -33,27 +52,28 @@ def slots(lengths, *, remaining, active=True, stop_tokens=()):
         remaining=jnp.broadcast_to(jnp.asarray(remaining, jnp.int32), (count,)),
         active=jnp.broadcast_to(jnp.asarray(active), (count,)),
     )
-    stops = np.full((count, MAX_STOP_TOKENS), -1, np.int32)
-    stops[:, : len(stop_tokens)] = stop_tokens
-    zeros = jnp.zeros(count)
-    batch = Batch(
-        slot=jnp.arange(count, dtype=jnp.int32),
-        is_decoding=jnp.ones(count, bool),
-        limit=jnp.full(count, 9, jnp.int32),
-        steps=jnp.ones(count, jnp.int32),
-        page_table=PageTable(jnp.zeros((count, 9), jnp.int32), 4),
-        stop_tokens=jnp.asarray(stops),
-        sampling=SamplingState(
-            zeros, zeros.astype(jnp.int32), zeros + 1, zeros, jnp.zeros((count, 2), jnp.uint32)
-        ),
-    )
-    return state, batch
+    size = Size(count, len(chunks), GREEDY, 0 if num_drafts is None else num_drafts + 1)
+    words = empty_plan(size, CONFIG)
+    into = {name: view(words, name, size, CONFIG) for name in (*PLAIN, *CHUNKS, "tokens", "stop_tokens")}
+    for name, value in PLAIN.items():
+        into[name][:] = value
+    into["slot"][:] = np.arange(count)
+    into["stop_tokens"][:, : len(stop_tokens)] = stop_tokens
+    for row, chunk in enumerate(chunks):
+        fields = dict(zip(CHUNKS, chunk, strict=True))
+        for name, value in fields.items():
+            into[name][row] = value
+        # Past the chunk, as past a prompt: a token that it must not learn from.
+        index = np.arange(into["tokens"].shape[1])
+        text = (fields["start"] + index) % VOCABULARY
+        into["tokens"][row] = np.where(index <= fields["count"], text, 11)
+    return state, Plan.unpack(jnp.asarray(words), size, CONFIG)
 
 
 def test_a_slot_that_does_not_go_on_is_not_active():
     """Its last request may have been ended by the host, of which the device knows nothing."""
-    state, batch = slots([4, 5, 6], remaining=9, active=[True, True, False])
-    taken = state.gather(replace(batch, is_decoding=jnp.array([False, True, True])))
+    state, plan = slots([4, 5, 6], remaining=9, active=[True, True, False])
+    taken = state.gather(replace(plan, is_decoding=jnp.array([False, True, True])))
     assert taken.active.tolist() == [False, True, False]
 
 
@@ -82,57 +102,42 @@ def test_blocks_are_accepted_and_end_as_token_by_token():
     remaining = rng.integers(1, 8, size=count)
     sound = rng.random((count, num_drafts + 1)) < 0.9
     active = rng.random(count) < 0.9
-    state, batch = slots([5] * count, remaining=remaining, active=active, stop_tokens=stops)
-    logits = np.where(sound[..., None], np.eye(VOCABULARY)[best], np.nan)
-    emitted, accepted = accept(
-        jnp.asarray(logits, jnp.float32),
-        state,
-        batch,
-        Proposal(jnp.asarray(drafts, jnp.int32), jnp.asarray(drafted, jnp.int32), None),
-        SimpleNamespace(draft_vocab=None),
-        config=CONFIG,
-        mode=GREEDY,
-        vocab_size=VOCABULARY,
+    state, plan = slots(
+        [5] * count, remaining=remaining, active=active, stop_tokens=stops, num_drafts=num_drafts
     )
+    logits = np.where(sound[..., None], np.eye(VOCABULARY)[best], np.nan)
+    proposal = Proposal(jnp.asarray(drafts, jnp.int32), jnp.asarray(drafted, jnp.int32), None)
+    group = decoding_slots(plan, Carry(state, proposal))
+    outcome = judge(MODELS, CONFIG, group, jnp.asarray(logits, jnp.float32))
     ways = set()
     for i in range(count):
         tokens, done, failed = expected_block(best[i], sound[i], drafts[i], drafted[i], stops, remaining[i])
         if not active[i]:
             tokens, done, failed = [], False, False
-        number = int(emitted.num_tokens[i])
-        got = (emitted.tokens[i, :number].tolist(), bool(emitted.done[i]), bool(emitted.failed[i]))
+        number = int(outcome.num_tokens[i])
+        got = (outcome.tokens[i, :number].tolist(), bool(outcome.done[i]), bool(outcome.failed[i]))
         assert got == (tokens, done, failed)
         ways.add((len(tokens), done, failed))
         if sound[i].all() and tokens:
-            assert int(emitted.accepted[i]) == int(accepted[i]) >= len(tokens) - 1
+            assert int(outcome.accepted[i]) >= len(tokens) - 1
     # Every length with an end and without, and every row of NaN.
     assert ways >= {(n, True, False) for n in range(1, 6)} | {(n, True, True) for n in range(5)}
     assert ways >= {(n, False, False) for n in range(6)}
 
 
-def chunks_of(*chunks, width=4):
-    """Chunks (batch index, start, count, is last, known, remaining) of texts that count up."""
-    batch_index, start, count, is_last, known, remaining = map(np.array, zip(*chunks, strict=True))
-    tokens = start[:, None] + np.arange(width + 1)
-    # Past the chunk, as past a prompt: a token that it must not learn from.
-    tokens = np.where(np.arange(width + 1) <= count[:, None], tokens % VOCABULARY, 11)
-    ints = (jnp.asarray(x, jnp.int32) for x in (batch_index, tokens[:, :-1], tokens[:, 1:], start, count))
-    return Chunks(*ints, jnp.asarray(is_last), *(jnp.asarray(x, jnp.int32) for x in (known, remaining)))
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_first_token_is_the_known_one_or_sampled(temperature):
-    _, batch = slots([0, 0, 0, 0], remaining=9, stop_tokens=(6,))
-    sampling = replace(batch.sampling, temperature=jnp.full(4, temperature))
-    chunks = chunks_of(
-        (0, 0, 3, True, -1, 9), (1, 0, 3, True, 6, 9), (2, 0, 3, False, -1, 9), (3, 0, 3, True, 7, 1)
-    )
-    logits = jnp.full((4, VOCABULARY), -jnp.inf).at[:, 2].set(0.0)
-    first = sample_first(logits, replace(batch, sampling=sampling), chunks)
-    assert first.token.tolist() == [2, 6, 2, 7]
+    chunks = [(0, 0, 3, True, -1, 9), (1, 0, 3, True, 6, 9), (2, 0, 3, False, -1, 9), (3, 0, 3, True, 7, 1)]
+    _, plan = slots([0, 0, 0, 0], remaining=9, stop_tokens=(6,), num_drafts=None, chunks=chunks)
+    sampling = replace(plan.sampling, temperature=jnp.full(4, temperature))
+    group = chunks_of_prompts(replace(plan, sampling=sampling))
+    logits = jnp.full((4, 1, VOCABULARY), -jnp.inf).at[..., 2].set(0.0)
+    first = judge(MODELS, CONFIG, group, logits)
+    assert first.tokens[:, 0].tolist() == [2, 6, 2, 7]
+    assert first.num_tokens.tolist() == [1, 1, 0, 1]
     assert first.done.tolist() == [False, True, False, True]  # by the stop token, by the limit
     assert first.failed.tolist() == [False] * 4
-    failed = sample_first(logits.at[:3].set(jnp.nan), replace(batch, sampling=sampling), chunks)
+    failed = judge(MODELS, CONFIG, group, logits.at[:3].set(jnp.nan))
     assert failed.failed.tolist() == [True, True, False, False]
     assert failed.done.tolist() == [True, True, False, True]
 
@@ -153,7 +158,7 @@ class CountingTarget:
 class RecordingDrafter:
     """Drafts from the position of the row."""
 
-    capture, draft_vocab, reads_hidden, hidden_size = (), None, True, 1
+    draft_vocab, needs = None, Needs(hidden=True, state_size=1)
 
     def refresh(self, target, rows, cache):
         self.rows = rows
@@ -161,28 +166,22 @@ class RecordingDrafter:
 
 
 @jax.jit
-def verify(state, batch, proposal, chunks):
-    """The state, and what the drafter saw."""
-    drafter = RecordingDrafter()
-    state, _ = verify_and_commit(
-        SimpleNamespace(target=CountingTarget(), drafter=drafter),
-        state,
-        batch,
-        proposal,
-        chunks,
-        config=CONFIG,
-        mode=None if proposal is None else GREEDY,
-    )
-    return state, drafter.rows
+def run(plan, carry):
+    """All phases but the first; the state, and what the drafter saw."""
+    models = SimpleNamespace(target=CountingTarget(), drafter=RecordingDrafter())
+    for phase in PHASES[1:]:
+        carry = phase(models, plan, carry)
+    return carry.state, models.drafter.rows
 
 
-def step(state, batch, drafts, chunks):
-    """Runs one; returns the state and, as the drafter saw them, blocks of (tokens, next tokens, valid)."""
-    proposal = None
+def step(state, plan, drafts=None):
+    """Runs one with these drafts; returns the state and, as the drafter saw them, blocks of (tokens, next
+    tokens, valid)."""
+    proposal = Proposal.none(len(state.length))
     if drafts is not None:
         drafts = jnp.asarray(drafts, jnp.int32)
         proposal = Proposal(drafts, jnp.full(len(drafts), drafts.shape[1], jnp.int32), None)
-    state, rows = verify(state, batch, proposal, chunks)
+    state, rows = run(plan, Carry(state, proposal))
     seen, start = [], 0
     for block in rows.blocks:
         these = slice(start, start := start + block.positions.size)
@@ -192,9 +191,10 @@ def step(state, batch, drafts, chunks):
 
 
 def test_a_step_commits_what_it_accepted_and_tells_the_drafter_so():
-    state, batch = slots([4, 5, 6, 7], remaining=[9, 9, 9, 1], active=[True, True, False, True])
+    active = [True, True, False, True]
+    state, plan = slots([4, 5, 6, 7], remaining=[9, 9, 9, 1], active=active, num_drafts=3)
     drafts = [[5, 6, 0], [6, 7, 8], [7, 8, 9], [8, 9, 10]]
-    after, ((tokens, next_tokens, valid),) = step(state, batch, drafts, None)
+    after, ((tokens, next_tokens, valid),) = step(state, plan, drafts)
     assert tokens == [[4, 5, 6, 0], [5, 6, 7, 8], [6, 7, 8, 9], [7, 8, 9, 10]]
     assert valid == [[True] * 3 + [False], [True] * 4, [False] * 4, [True] * 4]
     assert [row[:3] for row in next_tokens[:2]] == [[5, 6, 7], [6, 7, 8]]
@@ -211,15 +211,21 @@ def test_a_step_commits_what_it_accepted_and_tells_the_drafter_so():
 @pytest.mark.parametrize("beside", [False, True])
 def test_pieces_are_read_into_their_slots(beside):
     """Two chunks of one prompt, the only one of another, half of a third, and an unused one."""
-    state, batch = slots([4, 0, 0, 0], remaining=[9, 0, 0, 0], active=[True, False, False, False])
-    chunks = chunks_of(
+    chunks = [
         (1, 0, 4, False, -1, 5),
         (1, 4, 3, True, -1, 5),
         (2, 0, 2, True, 9, 1),
         (3, 0, 4, False, -1, 5),
-        (2**31 - 1, 0, 0, False, 0, 0),
+        UNUSED,
+    ]
+    state, plan = slots(
+        [4, 0, 0, 0],
+        remaining=[9, 0, 0, 0],
+        active=[True, False, False, False],
+        num_drafts=2 if beside else None,
+        chunks=chunks,
     )
-    after, seen = step(state, batch, [[5, 6], *[[0, 0]] * 3] if beside else None, chunks)
+    after, seen = step(state, plan, [[5, 6], *[[0, 0]] * 3] if beside else None)
     tokens, next_tokens, valid = seen[-1]
     assert tokens[:2] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert next_tokens[0] == [1, 2, 3, 4]
@@ -239,7 +245,7 @@ def test_pieces_are_read_into_their_slots(beside):
 class Hasty(RecordingDrafter):
     """Returns a state for every row."""
 
-    reads_hidden = False
+    needs = Needs(state_size=1)
 
     def refresh(self, target, rows, cache):
         return jnp.zeros((len(rows.tokens), 1)), cache
@@ -262,11 +268,10 @@ class Narrow(CountingTarget):
     ids=["target", "drafter"],
 )
 def test_a_network_that_returns_rows_that_nobody_needs_is_named(target, drafter, message):
-    state, batch = slots([0, 0, 0, 0], remaining=[0] * 4, active=False)
-    chunks = chunks_of(*[(i, 0, 4, False, -1, 5) for i in range(4)], (2**31 - 1, 0, 0, False, 0, 0))
-    models = SimpleNamespace(target=target, drafter=drafter)
+    chunks = [*[(i, 0, 4, False, -1, 5) for i in range(4)], UNUSED]
+    state, plan = slots([0, 0, 0, 0], remaining=[0] * 4, active=False, num_drafts=None, chunks=chunks)
     with pytest.raises(ValueError, match=message):
-        verify_and_commit(models, state, batch, None, chunks, config=CONFIG, mode=None)
+        engine_step(SimpleNamespace(target=target, drafter=drafter), plan, state)
 
 
 @pytest.mark.parametrize("vocabulary", [48, 1000, 49_152])

@@ -73,7 +73,7 @@ def test_every_format_gives_back_the_same_head(target, tmp_path, form):
     read = export(head, target, tmp_path / form, form)
     np.testing.assert_array_equal(read.target_ids[...], IDS)
     assert read.config.layers.rope.theta == 10000.0
-    assert read.capture == head.capture
+    assert read.needs == head.needs
     np.testing.assert_array_equal(logits(read, target), logits(head, target))
 
 
@@ -82,7 +82,7 @@ def test_speculators_flags_survive(target, tmp_path, form):
     flags = {"norm_before_residual": True, "fc_norm": True, "norm_output": True}
     head = trained(target, num_layers=2, rope_theta=5e5, capture=(1, 2, 4), **flags)
     read = export(head, target, tmp_path / form, form)
-    assert read.capture == head.capture
+    assert read.needs == head.needs
     assert read.config.layers.rope.theta == 5e5
     assert all(getattr(read.config, flag) for flag in flags)
     np.testing.assert_array_equal(logits(read, target), logits(head, target))

@@ -58,7 +58,7 @@ def models():
 
 def whole_rows_loss(head, target, objective, weight):
     """The loss and its parts [steps] from whole logits, with the gradient that jax takes of them."""
-    hidden, captured = run_target(target, ROWS, head.capture)
+    hidden, captured = run_target(target, ROWS, head.needs.capture)
     p_full = jax.nn.softmax(target.logits(hidden))
     memory = PackedMemory(head.kinds, ROWS.positions, ROWS.segments)
     x, total, parts = head.fuse(hidden, captured), 0.0, []

@@ -36,7 +36,7 @@ def make_head(**changes) -> Eagle3:
 
 def trained_shape_logits(head, target, rows: PackedRows) -> jax.Array:
     """[row, step, W]."""
-    hidden, captured = run_target(target, rows, head.capture)
+    hidden, captured = run_target(target, rows, head.needs.capture)
     memory = PackedMemory(head.kinds, rows.positions, rows.segments)
     x, logits = head.fuse(hidden, captured), []
     for _ in range(STEPS):
@@ -54,7 +54,7 @@ def drafted_logits(head, target, tokens: jax.Array) -> jax.Array:
     alone = PackedRows(
         *(jnp.asarray(x)[None] for x in (tokens, np.arange(len(tokens)), np.ones(len(tokens), int))), None
     )
-    hidden, captured = run_target(target, alone, head.capture)
+    hidden, captured = run_target(target, alone, head.needs.capture)
 
     def rows_of(x):
         return join_rows([jnp.broadcast_to(x[:count], (count, count, *x.shape[1:]))])

@@ -1,147 +1,272 @@
-"""Packs the arguments and the results of a dispatch into few arrays, since each array costs host time."""
+"""The plan of a dispatch, which reaches the device as one array, since each array costs the host time.
 
-from dataclasses import dataclass, field
+A table of fields gives every field's place. What the host fills, and what a program reads, are views of the
+same places.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxspec.attention import PageTable
-from jaxspec.engine.device.state import MAX_STOP_TOKENS, Batch, Chunks, StepOutput
+from jaxspec.config import ResolvedEngineConfig
 from jaxspec.engine.host.scheduler import Dispatch
-from jaxspec.sampling import SamplingState, seed_words
+from jaxspec.sampling import SamplingMode, SamplingState, seed_words
 
-_FIELD = 4
-"""Words from the start of a field to the next. XLA passes a field of a single row to a kernel without copying
-it, and Triton's kernels expect arrays to start at a multiple of 16 bytes."""
+MAX_STOP_TOKENS = 16
+"""The most stop tokens of a request, the model's own end-of-sequence tokens included."""
+
+_ALIGNED = 4
+"""Fields start at a multiple of so many words. XLA passes a field to a kernel without copying it, and
+Triton's kernels expect arrays to start at a multiple of 16 bytes."""
 _LARGEST = np.iinfo(np.int32).max
-_SLOT, _IS_DECODING, _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _SEED, _LIMIT, _STEPS, _STOP = range(
-    0, 10 * _FIELD, _FIELD
-)
-_PAGES = _STOP + MAX_STOP_TOKENS
-_BATCH_INDEX, _START, _COUNT, _IS_LAST, _GIVEN_TOKEN, _REMAINING, _TOKENS = range(0, 7 * _FIELD, _FIELD)
 
 
-def empty_batch(size: int, table_width: int) -> np.ndarray:
-    """i32[size, words] for `read_batch`, with no slot in any entry."""
-    words = np.zeros((size, _PAGES + table_width), np.int32)
-    words[:, _SLOT] = words[:, _STEPS] = _LARGEST
-    words[:, _STOP:_PAGES] = -1
-    return words
+@dataclass(frozen=True)
+class Size:
+    """What a program is compiled for; a larger size also serves any smaller need.
 
+    Attributes:
+      slots: b, the slots that it serves.
+      chunks: G, the chunks of prompts that it reads in its first step; 0 for none.
+      mode: the most general sampling of the slots that decode.
+      width: K + 1, the rows of the target's pass for every slot that decodes; 1 is plain decoding, without
+        the drafter, and 0 decodes nothing.
+    """
 
-def pack_batch(dispatch: Dispatch, *, size: int, table_width: int) -> np.ndarray:
-    """i32[size, words] for `read_batch`; floats and seeds as their bits."""
-    all_words = empty_batch(size, table_width)
-    words = all_words[: len(dispatch.batch)]
-    floats, unsigned = words.view(np.float32), words.view(np.uint32)
-    requests = [running.request for running in dispatch.batch]
-    params = [request.params for request in requests]
-    # A column at a time: NumPy takes as long for a number as for a short list.
-    words[:, _SLOT] = [running.slot for running in dispatch.batch]
-    words[:, _IS_DECODING], words[:, _LIMIT] = dispatch.is_decoding, dispatch.limits
-    words[:, _STEPS] = dispatch.steps
-    floats[:, _TEMPERATURE] = [of_request.temperature for of_request in params]
-    floats[:, _TOP_P] = [of_request.top_p for of_request in params]
-    floats[:, _MIN_P] = [of_request.min_p for of_request in params]
-    words[:, _TOP_K] = [min(of_request.top_k, _LARGEST) for of_request in params]
-    unsigned[:, _SEED : _SEED + 2] = [seed_words(request.seed) for request in requests]
-    for row, running, request in zip(words, dispatch.batch, requests, strict=True):
-        row[_STOP : _STOP + len(request.stop_tokens)] = request.stop_tokens
-        row[_PAGES : _PAGES + len(running.pages)] = running.pages
-    return all_words
+    slots: int
+    chunks: int
+    mode: SamplingMode = SamplingMode.GREEDY
+    width: int = 0
 
+    @property
+    def drafts(self) -> int:
+        """K."""
+        return max(self.width - 1, 0)
 
-def read_batch(words: jax.Array, page_size: int) -> Batch:
-    """Unpacks, inside a program, what `pack_batch` packed."""
-
-    def floats(column: int) -> jax.Array:
-        return lax.bitcast_convert_type(words[:, column], jnp.float32)
-
-    return Batch(
-        slot=words[:, _SLOT],
-        is_decoding=words[:, _IS_DECODING] > 0,
-        limit=words[:, _LIMIT],
-        steps=words[:, _STEPS],
-        page_table=PageTable(words[:, _PAGES:], page_size),
-        stop_tokens=words[:, _STOP:_PAGES],
-        sampling=SamplingState(
-            temperature=floats(_TEMPERATURE),
-            top_k=words[:, _TOP_K],
-            top_p=floats(_TOP_P),
-            min_p=floats(_MIN_P),
-            seed=lax.bitcast_convert_type(words[:, _SEED : _SEED + 2], jnp.uint32),
-        ),
-    )
-
-
-def empty_chunks(num_chunks: int, width: int) -> np.ndarray:
-    """i32[num_chunks, words] for `read_chunks`, with no work in any chunk."""
-    words = np.zeros((num_chunks, _TOKENS + width + 1), np.int32)
-    words[:, _BATCH_INDEX] = _LARGEST
-    return words
-
-
-def pack_chunks(dispatch: Dispatch, *, num_chunks: int, width: int) -> np.ndarray:
-    """i32[num_chunks, words] for `read_chunks`; the dispatch's chunks have at most `width` tokens."""
-    index_of = {running: i for i, running in enumerate(dispatch.batch)}
-    words = empty_chunks(num_chunks, width)
-    for row, chunk in zip(words, dispatch.chunks, strict=False):
-        running = chunk.running
-        row[:_TOKENS:_FIELD] = (
-            index_of[running],
-            chunk.start,
-            chunk.count,
-            chunk.is_last,
-            -1 if running.given_token is None else running.given_token,
-            running.remaining,
+    def serves(self, need: "Size") -> bool:
+        """Whether a dispatch that needs the size `need` can run in a program of this size."""
+        if bool(self.width) != bool(need.width) or bool(self.chunks) != bool(need.chunks):
+            return False
+        return (
+            self.slots >= need.slots
+            and self.chunks >= need.chunks
+            and self.mode >= need.mode
+            and self.width >= need.width
         )
-        # One token more than the chunk, because the drafter pairs every row with the token after it.
-        tokens = running.tokens[chunk.start : chunk.start + chunk.count + 1]
-        row[_TOKENS : _TOKENS + len(tokens)] = tokens
-    return words
-
-
-def read_chunks(words: jax.Array) -> Chunks:
-    """Unpacks, inside a program, what `pack_chunks` packed."""
-    tokens = words[:, _TOKENS:]
-    return Chunks(
-        batch_index=words[:, _BATCH_INDEX],
-        tokens=tokens[:, :-1],
-        next_tokens=tokens[:, 1:],
-        start=words[:, _START],
-        count=words[:, _COUNT],
-        is_last=words[:, _IS_LAST] > 0,
-        given_token=words[:, _GIVEN_TOKEN],
-        remaining=words[:, _REMAINING],
-    )
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class PackedOutput:
-    """A `StepOutput` as one array on the device, which one transfer brings to the host.
+class Chunks:
+    """G chunks of prompts that one step reads; several may be consecutive chunks of one prompt.
 
     Attributes:
-      words: i32[N], all its arrays, one after another.
-      shapes: a `ShapeDtypeStruct` for each of them; static.
+      index: i32[G], index among the b slots of the plan; past the last one for an unused chunk.
+      tokens: i32[G, C].
+      next_tokens: i32[G, C], the token after each in the prompt; ignored for the prompt's last token.
+      start: i32[G], position of the first token.
+      count: i32[G], tokens in the chunk; the rest of C is padding.
+      is_last: bool[G], whether the chunk ends the prompt.
+      given_token: i32[G], the token after the prompt if it is given; -1 if it is to be sampled.
+      remaining: i32[G], tokens that the request may still emit, the token after the prompt included.
     """
 
-    words: jax.Array
-    shapes: StepOutput = field(metadata={"static": True})
+    index: jax.Array
+    tokens: jax.Array
+    next_tokens: jax.Array
+    start: jax.Array
+    count: jax.Array
+    is_last: jax.Array
+    given_token: jax.Array
+    remaining: jax.Array
 
 
-def pack_output(output: StepOutput) -> PackedOutput:
-    """Packs, inside a program, what `read_output` unpacks on the host."""
-    words = jnp.concatenate([leaf.astype(jnp.int32).ravel() for leaf in jax.tree.leaves(output)])
-    return PackedOutput(words, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), output))
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Plan:
+    """The b slots that a dispatch serves, the parameters of their requests, and the prompts to read.
+
+    Attributes:
+      slot: i32[b], index of the slot; past the last slot for an unused entry.
+      is_decoding: bool[b], whether the slot decodes in the first step; False if its prompt is read, and for
+        an unused entry.
+      limit: i32[b], the most drafts that may be accepted; further ones count as not drawn.
+      steps: i32[b], the steps to run, the same for every slot; unused entries have a large number.
+      page_table: of shape [b, T].
+      stop_tokens: i32[b, MAX_STOP_TOKENS], padded with -1.
+      sampling: each slot's sampling parameters.
+      chunks: the chunks that the first step reads.
+      size, config: what the program is compiled for; static.
+    """
+
+    slot: jax.Array
+    is_decoding: jax.Array
+    limit: jax.Array
+    steps: jax.Array
+    page_table: PageTable
+    stop_tokens: jax.Array
+    sampling: SamplingState
+    chunks: Chunks
+    size: Size = field(metadata={"static": True})
+    config: ResolvedEngineConfig = field(metadata={"static": True})
+
+    @classmethod
+    def unpack(cls, words: jax.Array, size: Size, config: ResolvedEngineConfig) -> "Plan":
+        """Reads, inside a program, what `pack` packed."""
+
+        def read(name: str) -> jax.Array:
+            place = _places(size, config)[name]
+            part = words[place.words].reshape(place.shape)
+            if place.dtype is np.int32:
+                return part
+            return part > 0 if place.dtype is np.bool_ else lax.bitcast_convert_type(part, place.dtype)
+
+        tokens = read("tokens")
+        chunks = {name: read(name) for name in _FIELDS_OF_CHUNKS if name != "tokens"}
+        return cls(
+            slot=read("slot"),
+            is_decoding=read("is_decoding"),
+            limit=read("limit"),
+            steps=read("steps"),
+            page_table=PageTable(read("pages"), config.page_size),
+            stop_tokens=read("stop_tokens"),
+            sampling=SamplingState(*map(read, ("temperature", "top_k", "top_p", "min_p", "seed"))),
+            chunks=Chunks(tokens=tokens[:, :-1], next_tokens=tokens[:, 1:], **chunks),
+            size=size,
+            config=config,
+        )
+
+    def without_chunks(self) -> "Plan":
+        """The plan of the steps after the one that reads prompts."""
+        chunks = jax.tree.map(lambda of_chunk: of_chunk[:0], self.chunks)
+        return replace(self, chunks=chunks, size=replace(self.size, chunks=0))
 
 
-def read_output(packed: PackedOutput) -> StepOutput:
-    """Unpacks what `pack_output` packed into arrays on the host; waits for the program to end."""
-    leaves, structure = jax.tree.flatten(packed.shapes)
-    ends = np.cumsum([leaf.size for leaf in leaves])
-    parts = np.split(np.asarray(packed.words), ends[:-1])
-    arrays = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
-    return jax.tree.unflatten(structure, arrays)
+class _Field(NamedTuple):
+    """A row of the table of fields.
+
+    Attributes:
+      dtype: of the numbers; each takes 32 bits.
+      unused: what stands in an entry of the field that is not used.
+      axis: the axis behind that of slots or chunks, "" for none.
+    """
+
+    dtype: Any = np.int32
+    unused: int = 0
+    axis: str = ""
+
+
+_FIELDS_OF_SLOTS = {
+    "slot": _Field(unused=_LARGEST),
+    "is_decoding": _Field(np.bool_),
+    "limit": _Field(),
+    "steps": _Field(unused=_LARGEST),
+    "temperature": _Field(np.float32),
+    "top_k": _Field(),
+    "top_p": _Field(np.float32),
+    "min_p": _Field(np.float32),
+    "seed": _Field(np.uint32, axis="words of a seed"),
+    "stop_tokens": _Field(unused=-1, axis="stop tokens"),
+    "pages": _Field(axis="pages"),
+}
+_FIELDS_OF_CHUNKS = {
+    "index": _Field(unused=_LARGEST),
+    "start": _Field(),
+    "count": _Field(),
+    "is_last": _Field(np.bool_),
+    "given_token": _Field(),
+    "remaining": _Field(),
+    # One token more than the chunk has, because the drafter pairs every row with the token after it.
+    "tokens": _Field(axis="tokens"),
+}
+
+
+class _Place(NamedTuple):
+    """Where a field stands among the words of a plan."""
+
+    words: slice
+    shape: tuple[int, ...]
+    dtype: Any
+    unused: int
+
+
+@cache
+def _places(size: Size, config: ResolvedEngineConfig) -> dict[str, _Place]:
+    axes = {
+        "words of a seed": 2,
+        "stop tokens": MAX_STOP_TOKENS,
+        "pages": config.table_width,
+        "tokens": config.prefill_chunk + 1,
+    }
+    places, start = {}, 0
+    for count, fields in ((size.slots, _FIELDS_OF_SLOTS), (size.chunks, _FIELDS_OF_CHUNKS)):
+        for name, (dtype, unused, axis) in fields.items():
+            shape = (count, axes[axis]) if axis else (count,)
+            stop = start + int(np.prod(shape))
+            places[name] = _Place(slice(start, stop), shape, dtype, unused)
+            start = -(-stop // _ALIGNED) * _ALIGNED
+    return places
+
+
+@cache
+def _nothing(size: Size, config: ResolvedEngineConfig) -> np.ndarray:
+    places = _places(size, config).values()
+    words = np.zeros(max(place.words.stop for place in places), np.int32)
+    for place in places:
+        words[place.words] = place.unused
+    return words
+
+
+def empty_plan(size: Size, config: ResolvedEngineConfig) -> np.ndarray:
+    """i32[N] for `Plan.unpack`, with no slot in any entry and no work in any chunk."""
+    return _nothing(size, config).copy()
+
+
+def view(words: np.ndarray, name: str, size: Size, config: ResolvedEngineConfig) -> np.ndarray:
+    """A field of a plan, by its name in the tables above, for the host to fill."""
+    place = _places(size, config)[name]
+    part = words[place.words].reshape(place.shape)
+    return part if place.dtype is np.bool_ else part.view(place.dtype)
+
+
+def pack(dispatch: Dispatch, size: Size, config: ResolvedEngineConfig) -> np.ndarray:
+    """i32[N] for `Plan.unpack`; floats and seeds as their bits."""
+    words = empty_plan(size, config)
+
+    def put(name: str, rows: list) -> None:
+        view(words, name, size, config)[: len(rows)] = rows
+
+    batch, chunks = dispatch.batch, dispatch.chunks
+    params = [running.request.params for running in batch]
+    put("slot", [running.slot for running in batch])
+    put("is_decoding", dispatch.is_decoding)
+    put("limit", dispatch.limits)
+    put("steps", [dispatch.steps] * len(batch))
+    put("temperature", [of_request.temperature for of_request in params])
+    put("top_k", [min(of_request.top_k, _LARGEST) for of_request in params])
+    put("top_p", [of_request.top_p for of_request in params])
+    put("min_p", [of_request.min_p for of_request in params])
+    put("seed", [seed_words(running.request.seed) for running in batch])
+    stop_tokens, pages = (view(words, name, size, config) for name in ("stop_tokens", "pages"))
+    for row, running in enumerate(batch):
+        stop_tokens[row, : len(running.request.stop_tokens)] = running.request.stop_tokens
+        pages[row, : len(running.pages)] = running.pages
+    if chunks:
+        index_of = {running: i for i, running in enumerate(batch)}
+        given = [chunk.running.given_token for chunk in chunks]
+        put("index", [index_of[chunk.running] for chunk in chunks])
+        put("start", [chunk.start for chunk in chunks])
+        put("count", [chunk.count for chunk in chunks])
+        put("is_last", [chunk.is_last for chunk in chunks])
+        put("given_token", [-1 if token is None else token for token in given])
+        put("remaining", [chunk.running.remaining for chunk in chunks])
+        into = view(words, "tokens", size, config)
+        for row, chunk in enumerate(chunks):
+            tokens = chunk.running.tokens[chunk.start : chunk.start + chunk.count + 1]
+            into[row, : len(tokens)] = tokens
+    return words

@@ -89,24 +89,11 @@ class Chunk:
         return self.is_last and self.running.given_token is None
 
 
-class FirstToken(NamedTuple):
-    """The answer's first token, from the last chunk of a prompt.
+class Result(NamedTuple):
+    """The result of a dispatch for one slot that decodes or one chunk of a prompt.
 
     Attributes:
-      done: whether the device ended the request with this token.
-      failed: whether it did so because the logits are not finite.
-    """
-
-    token: int
-    done: bool
-    failed: bool
-
-
-class SlotResult(NamedTuple):
-    """The result of a dispatch for one decoding slot.
-
-    Attributes:
-      tokens: the tokens that its steps emitted; empty if the slot had ended before.
+      tokens: the tokens that were emitted; empty if the slot had ended before, or the prompt goes on.
       verified: for each step that emitted any, the drafts verified and how many of them the target accepted.
       done: whether the device ended the request.
       failed: whether it did so because the logits after the tokens are not finite.
@@ -255,24 +242,26 @@ class Scheduler:
             dispatches.append(self._dispatch(decoding, []))
         return dispatches
 
-    def commit(self, dispatch: Dispatch, first: Sequence[FirstToken], emitted: Sequence[SlotResult]) -> None:
+    def commit(self, dispatch: Dispatch, of_slots: Sequence[Result], of_chunks: Sequence[Result]) -> None:
         """Applies the results of a dispatch.
 
         Args:
-          first: one for each of its chunks, and for the program's unused chunks behind them.
-          emitted: one for each slot of the batch, and for the unused entries behind them; empty if the
-            dispatch decodes nothing.
+          of_slots: one for each slot of the batch, and for the unused entries behind them, if it decodes.
+          of_chunks: one for each of its chunks, and for the program's unused chunks behind them.
         """
         in_flight = zip(dispatch.batch, dispatch.min_tokens, dispatch.max_tokens, strict=True)
         for running, min_tokens, max_tokens in in_flight:
             running.min_in_flight -= min_tokens
             running.max_in_flight -= max_tokens
-        for chunk, token in zip(dispatch.chunks, first, strict=False):
-            if chunk.is_last and self._is_current(chunk.running):
-                self._commit_first(chunk, token)
-        for running, result in zip(dispatch.batch, emitted, strict=False):
+        results = [
+            # No draft was verified; a given token has been delivered before.
+            (chunk.running, result._replace(tokens=result.tokens if chunk.samples else [], verified=[]))
+            for chunk, result in zip(dispatch.chunks, of_chunks, strict=False)
+        ]
+        results += zip(dispatch.batch, of_slots, strict=False)
+        for running, result in results:
             if self._is_current(running):
-                self._commit_result(running, result)
+                self._commit(running, result)
 
     def abort(self, request: Request, why: str) -> None:
         """Ends a queued or running request; does nothing if it has ended."""
@@ -462,21 +451,11 @@ class Scheduler:
         """Whether it still has its slot; results for a request that has left its slot are dropped."""
         return self.slots[running.slot] is running
 
-    def _commit_first(self, chunk: Chunk, first: FirstToken) -> None:
-        running = chunk.running
-        if first.failed:
-            self._fail(running)
-        elif chunk.samples:
-            running.request.append([first.token], ended=first.done)
-            self._keep(running)
-        if running.request.finish_reason is not None:
-            self._free(running)
-
-    def _commit_result(self, running: Running, result: SlotResult) -> None:
+    def _commit(self, running: Running, result: Result) -> None:
         request = running.request
         if result.tokens:
             request.append(result.tokens, result.verified, ended=result.done and not result.failed)
-        self._keep(running)
+            self._keep(running)
         if result.failed:
             self._fail(running)
         if request.finish_reason is not None:

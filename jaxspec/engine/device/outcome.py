@@ -1,0 +1,90 @@
+"""What rows that were judged emit; a dispatch's outcomes come back to the host as one array."""
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.engine.host.scheduler import Result
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Outcome:
+    """What n slots that decode emitted in one step, or n chunks of prompts; of a dispatch, with a leading
+    axis of steps.
+
+    Attributes:
+      tokens: i32[n, K+1]; the token after a prompt is an outcome of K = 0.
+      num_tokens: i32[n], how many of them are emitted; 0 for a slot that is not active, and for a chunk that
+        does not end a prompt.
+      drafted, accepted: i32[n], drafts that were verified, and how many of them the target accepted,
+        including any that a stop cut off; without meaning where nothing is emitted.
+      done: bool[n], whether the request ends with them.
+      failed: bool[n], whether it ends because the logits after the last emitted token are not finite.
+    """
+
+    tokens: jax.Array
+    num_tokens: jax.Array
+    drafted: jax.Array
+    accepted: jax.Array
+    done: jax.Array
+    failed: jax.Array
+
+    @classmethod
+    def none(cls, *shape: int) -> "Outcome":
+        """Nothing; `shape` is that of `tokens`."""
+        counts, ends = jnp.zeros(shape[:-1], jnp.int32), jnp.zeros(shape[:-1], bool)
+        return cls(jnp.zeros(shape, jnp.int32), counts, counts, counts, ends, ends)
+
+
+Outcomes = tuple[Outcome, Outcome]
+"""Those of a dispatch, with a leading axis of steps: of the slots that decode, and of the chunks."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PackedOutcomes:
+    """Outcomes as one array on the device, which one transfer brings to the host.
+
+    Attributes:
+      words: i32[N], all their arrays, one after another.
+      shapes: a `ShapeDtypeStruct` for each of them; static.
+    """
+
+    words: jax.Array
+    shapes: Outcomes = field(metadata={"static": True})
+
+
+def pack_outcomes(outcomes: Outcomes) -> PackedOutcomes:
+    """Packs, inside a program, what `read_outcomes` unpacks on the host."""
+    words = jnp.concatenate([leaf.astype(jnp.int32).ravel() for leaf in jax.tree.leaves(outcomes)])
+    return PackedOutcomes(words, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), outcomes))
+
+
+def read_outcomes(packed: PackedOutcomes) -> Outcomes:
+    """Unpacks what `pack_outcomes` packed into arrays on the host; waits for the program to end."""
+    leaves, structure = jax.tree.flatten(packed.shapes)
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    parts = np.split(np.asarray(packed.words), ends[:-1])
+    arrays = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
+    return jax.tree.unflatten(structure, arrays)
+
+
+def results(outcome: Outcome) -> list[Result]:
+    """The result of every slot, or of every chunk, over all steps."""
+    counts = np.asarray(outcome.num_tokens).T  # [n, S], as everything below
+    has_tokens = counts > 0
+    of_slot = np.asarray(outcome.tokens).swapaxes(0, 1)
+    tokens = of_slot[np.arange(of_slot.shape[-1]) < counts[..., None]].tolist()
+    passes = [np.asarray(x).T[has_tokens].tolist() for x in (outcome.drafted, outcome.accepted)]
+    verified = list(zip(*passes, strict=True))
+    num_tokens, num_passes = counts.sum(axis=1), has_tokens.sum(axis=1)
+    ended = [np.asarray(x).any(axis=0) for x in (outcome.done, outcome.failed)]
+    rows, token, step = [], 0, 0
+    for more_tokens, more_passes, done, failed in np.stack([num_tokens, num_passes, *ended], axis=1).tolist():
+        of_tokens, of_passes = tokens[token : token + more_tokens], verified[step : step + more_passes]
+        rows.append(Result(of_tokens, of_passes, bool(done), bool(failed)))
+        token, step = token + more_tokens, step + more_passes
+    return rows
