@@ -13,6 +13,7 @@ from jaxspec.checkpoints import CheckpointError
 from jaxspec.command_line import (
     CommandError,
     Parser,
+    add_device_option,
     add_sampling_options,
     add_speculation_options,
     drafter_from,
@@ -42,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="checkpoint of a head or of a smaller model that drafts; default: that of the configuration, or "
         "prompt lookup if MODEL is a checkpoint",
     )
+    add_device_option(parser)
     add_sampling_options(parser)
     add_speculation_options(parser)
     args = parser.parse_args(arguments)
@@ -65,6 +67,7 @@ def _answer(args: argparse.Namespace) -> int:
     engine = load(
         args.model,
         drafter={**drafter, **drafter_options(args, config.replace(drafter=drafter))},
+        device=args.device,
         sampling_modes=(required_mode(params),),
         batch_size=1,
     )

@@ -141,6 +141,15 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-speculation", action="store_true", help="decode without drafts")
 
 
+def add_device_option(parser: argparse.ArgumentParser) -> None:
+    """Adds --device, for the argument `device` of `load`."""
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help='"cpu", "gpu", "gpu:1" or, to use several, "gpu:0,gpu:1"; default: jax\'s own',
+    )
+
+
 def drafts_option(text: str) -> int | str:
     """Parses a number of drafts, or "auto".
 

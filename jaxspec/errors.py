@@ -11,6 +11,10 @@ class OneLineError(ValueError):
         super().__init__(one_line(message))
 
 
+class ConfigError(OneLineError):
+    """The configuration cannot be used; the message names the key."""
+
+
 def one_line(message: object) -> str:
     """The message without line breaks and unprintable characters; a long one is shortened in the middle."""
     text = _shorten(str(message))

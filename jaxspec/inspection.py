@@ -32,6 +32,7 @@ from jaxspec.engine.oracle import Oracle
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt
 from jaxspec.errors import optional
+from jaxspec.jax_settings import own_settings
 from jaxspec.sampling import SamplingMode, SamplingParams, process_logits, required_mode
 
 if TYPE_CHECKING:  # optional, and slow to import
@@ -223,7 +224,7 @@ def inspect_steps(
     if engine.core.error is not None:
         raise EngineError(str(engine.core.error))
     request = engine.make_request(prompt, SamplingParams.merge(params, sampling), raw=raw)
-    with compilation_cache():
+    with own_settings(engine.core.device), compilation_cache():
         steps = list(_Run(engine, request).steps())
     return Inspection(steps, request.generation())
 

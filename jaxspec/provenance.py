@@ -2,11 +2,14 @@
 
 import platform
 import subprocess
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import jax
+
+from jaxspec.jax_settings import choose_devices
 
 _PACKAGES = ("jaxspec", "jax", "jaxlib", "flax", "numpy", "jax-triton", "triton")
 
@@ -37,9 +40,9 @@ def git_revision(folder: Path) -> str | None:
     return done.stdout.strip() or None
 
 
-def device() -> str:
-    """The number and kind of JAX's devices, as text."""
-    devices = jax.devices()
+def device(devices: Sequence[jax.Device] = ()) -> str:
+    """The number and kind of devices, as text; by default of all that this process has of its platform."""
+    devices = devices or choose_devices()
     if devices[0].platform == "cpu":
         return f"{len(devices)} x CPU ({platform.machine()})"
     return f"{len(devices)} x {devices[0].device_kind}"

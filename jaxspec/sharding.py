@@ -18,19 +18,21 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxspec_kernels import collectives
 
-from jaxspec.config import AXIS_TO_MESH, AXIS_UNIT, MESH_AXIS, ConfigError
+from jaxspec.config import AXIS_TO_MESH, AXIS_UNIT, MESH_AXIS
+from jaxspec.jax_settings import Device, choose_devices
 
 
-def make_mesh(num_devices: int = 1) -> Mesh:
-    """A mesh of the first `num_devices` devices, with the axis `config.MESH_AXIS`.
+def make_mesh(num_devices: int = 1, device: Device | None = None) -> Mesh:
+    """A mesh of `num_devices` devices of this process, with the axis `config.MESH_AXIS`.
+
+    Args:
+      num_devices: how many.
+      device: which ones; see `choose_devices`.
 
     Raises:
-      ConfigError: there are fewer devices.
+      ConfigError: there are fewer devices, or others cannot be named so.
     """
-    devices = jax.devices()
-    if num_devices > len(devices):
-        raise ConfigError(f"engine.tensor_parallel is {num_devices}, but jax sees {len(devices)} devices")
-    return Mesh(np.asarray(devices[:num_devices]), (MESH_AXIS,))
+    return Mesh(np.asarray(choose_devices(device, num_devices)), (MESH_AXIS,))
 
 
 def sharding(mesh: Mesh, axes: tuple[str | None, ...] | None, shape: tuple[int, ...]) -> NamedSharding:

@@ -19,13 +19,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from jaxspec.checkpoints import CheckpointError
-from jaxspec.command_line import CommandError, Parser, report
+from jaxspec.command_line import CommandError, Parser, add_device_option, report
 from jaxspec.config import ConfigError, EngineConfig, list_configs, load_config
 from jaxspec.config.sections import replace_section
 from jaxspec.engine.load import resolve_config
+from jaxspec.jax_settings import training_devices
 from jaxspec.training.config import (
     HeadConfig,
     PromptsConfig,
@@ -80,6 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     for option, (_, kind, text) in _OPTIONS.items():
         parser.add_argument(option, type=kind, metavar=kind.__name__.upper(), help=text)
+    add_device_option(parser)
     parser.add_argument("--resume", action="store_true", help="continue the run in --output")
     parser.add_argument("--data", type=Path, help="folder of CONFIG's prompt files; default: that of CONFIG")
     parser.add_argument(
@@ -108,7 +108,7 @@ def _train(args: argparse.Namespace, arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         raise CommandError(f"training needs {error.name}: pip install 'jaxspec[train]'") from None
     data = args.data or (args.config.parent if args.config else Path())
-    pipeline = Pipeline(run, args.output, data=data)
+    pipeline = Pipeline(run, args.output, data=data, device=args.device)
     for stage in STAGES:
         if not args.stage or stage in args.stage:
             results = pipeline.run_stage(stage)
@@ -160,7 +160,7 @@ def _run(args: argparse.Namespace) -> TrainingRun:
     else:
         head = HeadConfig(norm_before_residual=True, fc_norm=True)
         recipe = {"learning_rate": 5e-3, "warmup_steps": 200, "num_unroll_steps": 5}
-    on_cpu = jax.default_backend() == "cpu"
+    on_cpu = training_devices(args.device)[0].platform == "cpu"
     return TrainingRun(
         target=target,
         prompts=PromptsConfig(held_out_share=0.05),

@@ -80,9 +80,15 @@ class Op(Generic[_Args, _Result]):
         return why_not(implementation)
 
 
+def device() -> jax.Device:
+    """The device for whose platform kernels are chosen: `jax.default_device`, else this process's first."""
+    chosen = getattr(jax.config, "jax_default_device", None)
+    return chosen if isinstance(chosen, jax.Device) else jax.local_devices(backend=chosen)[0]
+
+
 def can_branch() -> bool:
     """Whether programs may branch: on a GPU, a branch copies its condition to the host and ends a graph."""
-    return jax.default_backend() == "cpu"
+    return device().platform == "cpu"
 
 
 def why_not(implementation: str) -> str | None:
@@ -91,8 +97,8 @@ def why_not(implementation: str) -> str | None:
 
 
 def _why_not_triton() -> str | None:
-    if jax.default_backend() != "gpu":
-        return f"needs a GPU, but jax runs on {jax.default_backend()!r} here"
+    if device().platform != "gpu":
+        return f"needs a GPU, but jax runs on {device().platform!r} here"
     try:
         import jax_triton  # noqa: F401
         import triton  # noqa: F401
@@ -102,8 +108,8 @@ def _why_not_triton() -> str | None:
 
 
 def _why_not_numba() -> str | None:
-    if jax.default_backend() != "cpu":
-        return f"is for CPUs, but jax runs on {jax.default_backend()!r} here"
+    if device().platform != "cpu":
+        return f"is for CPUs, but jax runs on {device().platform!r} here"
     try:
         from jaxspec_kernels import numba_call
     except ImportError as error:

@@ -8,7 +8,8 @@ A kernel is two functions in a module of its own, whose compiled form Numba cach
 does a share of the work and returns 0; `handler` is the function that XLA calls.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial, wraps
 from hashlib import sha256
 from pathlib import Path
@@ -17,10 +18,12 @@ from typing import Any, ParamSpec
 
 import jax
 import llvmlite.binding
+import numba
+from jaxspec_kernels import kernel_cache
 from jaxspec_kernels.ffi_layout import api_version, word_of
 from llvmlite import ir
-from numba import cfunc, njit, types
-from numba.core import extending
+from numba import cfunc, types
+from numba.core import config, extending
 from numba.core.cgutils import get_or_insert_function
 from numba.core.registry import cpu_target
 
@@ -44,6 +47,29 @@ _API_NUM_THREADS = _word("XLA_FFI_Api", "XLA_FFI_ThreadPool_NumThreads")
 _WORD = ir.IntType(64)
 CACHE_LINE = 64
 """Bytes of a cache line."""
+
+
+def njit(function: Callable[..., Any]) -> Any:
+    """`numba.njit`, also where NUMBA_DISABLE_JIT asks for Python: kernels are called by XLA."""
+    with _changed(DISABLE_JIT=0):
+        return numba.njit(function)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """Like `njit`, for a function to be inlined into its callers."""
+    with _changed(DISABLE_JIT=0):
+        return numba.njit(function, inline="always")
+
+
+@contextmanager
+def _changed(**settings: Any) -> Iterator[None]:
+    """Changes Numba's settings, which all threads share, for a moment."""
+    before = {name: getattr(config, name) for name in settings}
+    vars(config).update(settings)
+    try:
+        yield
+    finally:
+        vars(config).update(before)
 
 
 @cache
@@ -306,7 +332,13 @@ _KEPT: list[Any] = []
 def _compile(signature: Any, function: Callable[..., Any], fastmath: set[str]) -> Any:
     # Numba finds cached code by this name, so code for another version of jaxlib is not reused.
     function.__qualname__ = f"{function.__name__}_{jax.lib.__version__}_{_sources()}"
-    compiled = cfunc(signature, cache=True, fastmath=fastmath)(function)
+    chosen = getattr(config, "CACHE_DIR", "")
+    folder = None if chosen else kernel_cache.find_folder()
+    with _changed(DISABLE_JIT=0, CACHE_DIR=chosen if folder is None else str(folder)):
+        try:
+            compiled = cfunc(signature, cache=True, fastmath=fastmath)(function)
+        except Exception:  # no place for a cache, or one that is full or damaged
+            compiled = cfunc(signature, fastmath=fastmath)(function)
     _KEPT.append(compiled)
     return compiled
 
@@ -362,7 +394,8 @@ def once(make: Callable[_Args, str]) -> Callable[_Args, str]:
 def register(name: str, part: Callable[..., Any], handler: Callable[..., Any], *, fastmath: set[str]) -> None:
     """Registers `handler` as the function that `jax.ffi.ffi_call(name, ...)` runs on the CPU.
 
-    Numba caches the compiled code next to the functions' source, or in the user's cache folder.
+    Numba caches the compiled code in the folder NUMBA_CACHE_DIR, else in that of `kernel_cache`, else next to
+    the functions' source or in the user's cache folder; without any of them it is compiled again.
 
     Args:
       name: name of the target; it can be registered once per process.

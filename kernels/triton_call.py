@@ -8,6 +8,7 @@ import jax
 import jax_triton
 from jax.interpreters import partial_eval
 from jax_triton.triton_lib import triton_kernel_call_p
+from jaxspec_kernels.dispatch import device
 from jaxspec_kernels.ptxas import find_ptxas
 from triton.backends.nvidia.compiler import get_ptxas, ptx_get_version
 
@@ -62,7 +63,7 @@ def triton_call(
 @cache
 def ptx_version() -> int:
     """The newest version of PTX that Triton writes and jaxlib's `ptxas` accepts, as 90 for 9.0."""
-    capability = jax.devices()[0].compute_capability
+    capability = device().compute_capability
     own = ptx_get_version(get_ptxas(int(capability.replace(".", ""))).version)
     found = find_ptxas()
     return own if found is None else min(own, found.ptx_version)

@@ -50,6 +50,7 @@ from jaxspec.checkpoints import CheckpointError
 from jaxspec.command_line import (
     CommandError,
     Parser,
+    add_device_option,
     add_sampling_options,
     add_speculation_options,
     drafter_options,
@@ -60,7 +61,8 @@ from jaxspec.command_line import (
 from jaxspec.config import Config, ConfigError, list_configs
 from jaxspec.engine import EngineError
 from jaxspec.engine.load import load, resolve_config
-from jaxspec.provenance import provenance
+from jaxspec.jax_settings import choose_devices
+from jaxspec.provenance import device, provenance
 from jaxspec.sampling import SamplingParams, required_mode
 
 
@@ -144,6 +146,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "reads JSON lines or Parquet and writes a folder of the same format",
     )
     parser.add_argument("--summary", type=Path, metavar="FILE.json", help="speed and acceptance, as JSON")
+    add_device_option(parser)
     add_sampling_options(parser)
     add_speculation_options(parser)
     return parser.parse_args(arguments)
@@ -157,10 +160,16 @@ def _generate(args: argparse.Namespace, command: str) -> int:
     config = resolve_config(args.config)
     config = config.replace(drafter=drafter_options(args, config), engine=_engine_options(args))
     if args.ray is not None:
+        _refuse_device(args, "--ray")
         return _generate_with_ray(args, params, config, command)
     args.output = Path(args.output)
     _check_files(args)
     devices, environments = _share_devices(args, config)
+    if devices is None:
+        own = choose_devices(args.device, config.engine.tensor_parallel)
+        backend, computed_on = own[0].platform, device(own)
+    else:
+        backend, computed_on = devices.backend, devices.description
     rows = read_rows(*args.input)
     force = args.resume == "force"
     with closing(OutputFile(args.output, resume=args.resume is not None)) as output:
@@ -171,9 +180,8 @@ def _generate(args: argparse.Namespace, command: str) -> int:
             params,
             raw=args.raw,
             keep_order=args.keep_order,
-            backend=None if devices is None else devices.backend,
+            backend=backend,
         )
-        computed_on = None if devices is None else devices.description
         about = {
             "config": args.config,
             **provenance(command, Path(__file__).parent, devices=computed_on),
@@ -276,12 +284,21 @@ def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def _refuse_device(args: argparse.Namespace, option: str) -> None:
+    if args.device is not None:
+        raise CommandError(
+            f"--device: {option} gives every engine devices of its own; CUDA_VISIBLE_DEVICES and "
+            "JAX_PLATFORMS choose among all"
+        )
+
+
 def _share_devices(
     args: argparse.Namespace, config: Config
 ) -> tuple[HostDevices | None, list[dict[str, str]]]:
     """This machine's devices and each replica's environment; (None, []) if there are no replicas."""
     if args.replicas in (None, 1):
         return None, []
+    _refuse_device(args, "--replicas")
     devices = HostDevices.find()
     return devices, devices.share(args.replicas, config.engine.tensor_parallel)
 
@@ -376,6 +393,7 @@ class Job:
             load,
             args.config,
             drafter=drafter_options(args, self._config),
+            device=args.device,
             sampling_modes=(required_mode(self._params),),
             **{**_engine_options(args), "batch_size": batch_size},
         )

@@ -17,7 +17,7 @@ from bench_generate import read_prompts
 
 import jaxspec
 from jaxspec import plots
-from jaxspec.command_line import Parser, report
+from jaxspec.command_line import Parser, add_device_option, report
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,6 +47,7 @@ def _result(name: str, prompts: list, args: argparse.Namespace) -> plots.Result:
     engine = jaxspec.load(
         name,
         drafter={} if drafts is None else {"num_speculative_tokens": drafts},
+        device=args.device,
         sampling_modes=("sampled",) if args.temperature else ("greedy",),
         batch_size=len(prompts),
         slot_sizes=(),
@@ -66,6 +67,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--limit", type=int, default=4, help="prompts to answer")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
+    add_device_option(parser)
     parser.add_argument("--num-speculative-tokens", type=int, help="drafts per step")
     return parser.parse_args(arguments)
 

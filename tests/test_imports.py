@@ -19,6 +19,7 @@ FLOORS = (
     ("sharding",),
     ("kernels",),
     ("config", "checkpoints", "provenance"),
+    ("interpreter", "jax_settings"),
     ("errors", "documents"),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

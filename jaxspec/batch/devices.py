@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxspec.config import ConfigError
+from jaxspec.interpreter import python_interpreter
 
 _LOOK = """
-import json, jax, jaxspec.provenance
-print(json.dumps([jax.default_backend(), jax.device_count(), jaxspec.provenance.device()]))
+import json, jaxspec.provenance
+from jaxspec.jax_settings import choose_devices
+devices = choose_devices()
+print(json.dumps([devices[0].platform, len(devices), jaxspec.provenance.device(devices)]))
 """
 
 
@@ -37,7 +40,7 @@ class HostDevices:
           ConfigError: JAX finds none.
         """
         done = subprocess.run(
-            [sys.executable, "-P", "-c", _LOOK],
+            [python_interpreter(), "-P", "-c", _LOOK],
             capture_output=True,
             text=True,
             check=False,

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -24,6 +23,7 @@ from jaxspec.batch.rows import Row, RowError
 from jaxspec.batch.run import LOOK_AHEAD
 from jaxspec.engine import Engine
 from jaxspec.errors import one_line
+from jaxspec.interpreter import python_interpreter
 from jaxspec.sampling import SamplingParams
 
 MAX_DEATHS = 3
@@ -230,7 +230,7 @@ class _Replica:
         self._output = TemporaryFile()  # noqa: SIM115
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno())],
+                [python_interpreter(), "-P", "-c", _PROGRAM, str(theirs.fileno())],
                 env=child_environment(environment),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

@@ -7,7 +7,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jaxspec.checkpoints import CheckpointError
@@ -15,6 +14,7 @@ from jaxspec.checkpoints.folder import ORBAX
 from jaxspec.checkpoints.hub import FILES, hub_folder, is_hub_id
 from jaxspec.config import Config, DrafterConfig
 from jaxspec.config.toml import SourceConfig
+from jaxspec.jax_settings import platform
 from jaxspec.models.packed_weights import resolve_activations
 from jaxspec.sampling import SamplingParams
 
@@ -39,13 +39,13 @@ def run_settings(
       config: target, drafter and engine.
       params: sampling parameters, with a seed.
       raw, keep_order: as in `BatchRun`.
-      backend: the engines' backend, "cpu" or "gpu"; None for that of this process.
+      backend: the engines' backend, "cpu" or "gpu"; None for the default device's.
 
     Raises:
       CheckpointError: a checkpoint does not exist.
     """
     # The model's own limit is part of the model.
-    backend = backend or jax.default_backend()
+    backend = backend or platform()
     engine = config.engine.resolve(backend=backend, model_limit=2**62)
     activations = None
     if backend == "cpu":

@@ -27,8 +27,10 @@ def home_path(path: str | Path) -> Path:
         raise CheckpointError(f"{path}: {error}") from None
 
 
-def private_folder(folder: Path) -> None:
+def private_folder(folder: Path, *, is_readable: bool = False) -> None:
     """Creates a folder that only this user can read or write, or checks and restricts an existing one.
+
+    With `is_readable`, others may read what the umask lets them read.
 
     The checks and changes use the descriptor of the opened folder: no link is followed, and the folder cannot
     be replaced in between.
@@ -37,7 +39,7 @@ def private_folder(folder: Path) -> None:
       CheckpointError: it belongs to another user, others can write to it, or it is a symbolic link.
       OSError: it cannot be created or opened.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o755 if is_readable else 0o700, parents=True, exist_ok=True)
     if not hasattr(os, "getuid"):
         return
     if folder.is_symlink():
@@ -49,7 +51,8 @@ def private_folder(folder: Path) -> None:
             raise CheckpointError(f"{folder}: belongs to another user")
         if status.st_mode & 0o022:
             raise CheckpointError(f"{folder}: other users can write into it")
-        os.fchmod(descriptor, 0o700)
+        if not is_readable and status.st_mode & 0o777 != 0o700:
+            os.fchmod(descriptor, 0o700)
     finally:
         os.close(descriptor)
 

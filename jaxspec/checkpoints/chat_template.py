@@ -3,6 +3,7 @@
 import atexit
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,10 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoints.errors import CheckpointError
+from jaxspec.interpreter import python_interpreter
 
 _PROGRAM = Path(__file__).with_name("template_process.py")
 _KEPT = ("LD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "TZ")
 """Environment variables that Python or the local time may need."""
+READY = b"ready\n"
+"""The first line of the process."""
+_ENDED_BY_TEMPLATES = {
+    getattr(signal, name, None) for name in ("SIGPROF", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGTRAP")
+}
+"""Signals that end a process that computes too long, or whose C code runs out of memory or stack."""
 
 
 def render_chat(
@@ -88,9 +96,12 @@ class _TemplateProcess:
         """Sends a request and returns the reply.
 
         Raises:
+          ConfigError: there is no Python to start it with.
           CheckpointError: the process cannot be started, or ended before it replied.
         """
         with self._lock:
+            if self._process is not None and self._process.poll() is not None:  # somebody ended it
+                self._end()
             if self._process is None:
                 self._process = _start()
             try:
@@ -99,10 +110,9 @@ class _TemplateProcess:
                 self._end()
                 raise
             if not reply.endswith(b"\n"):
+                problem = _why_ended(self._process)
                 self._end()
-                raise CheckpointError(
-                    "the chat template failed: it took more computing or memory than any template needs"
-                )
+                raise CheckpointError(problem)
         return json.loads(reply.decode("utf-8", "surrogatepass"))
 
     def close(self) -> None:
@@ -125,11 +135,11 @@ class _TemplateProcess:
 
 def _start() -> subprocess.Popen[bytes]:
     # -S because importing site takes most of the start-up time; PYTHONPATH below replaces it.
-    command = [sys.executable, "-S", "-P", str(_PROGRAM)]
+    command = [python_interpreter(), "-S", "-P", str(_PROGRAM)]
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.PIPE,
@@ -141,6 +151,24 @@ def _start() -> subprocess.Popen[bytes]:
         raise CheckpointError(
             f"chat templates need a Python process, which cannot be started: {error}"
         ) from None
+    assert process.stdout is not None
+    if process.stdout.readline() != READY:
+        process.kill()
+        process.communicate()
+        raise CheckpointError(
+            f"chat templates need a Python process with jinja2, which {command[0]} cannot become"
+        )
+    return process
+
+
+def _why_ended(process: subprocess.Popen[bytes]) -> str:
+    """The message about a process that ended instead of replying."""
+    status = process.wait()
+    if status < 0 and -status not in _ENDED_BY_TEMPLATES:
+        name = signal.Signals(-status).name
+        hint = ", perhaps because the machine ran out of memory" if name == "SIGKILL" else ""
+        return f"the process that renders chat templates was ended by {name}{hint}; try again"
+    return "the chat template failed: it took more computing or memory than any template needs"
 
 
 def _exchange(process: subprocess.Popen[bytes], line: bytes) -> bytes:

@@ -1,5 +1,7 @@
 """Repositories of the Hugging Face Hub, downloaded to the Hub's own cache folder."""
 
+import errno
+import os
 import re
 import sys
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from jaxspec.checkpoints.cache import cache_folder
 from jaxspec.checkpoints.errors import CheckpointError
 from jaxspec.checkpoints.gguf_parts import parts_of
 
@@ -22,7 +25,8 @@ def is_hub_id(source: str) -> bool:
 def hub_folder(repository: str, file: str | None = None, *, progress: bool = True) -> Path:
     """The local folder of a repository; downloads the files that are missing.
 
-    Honours `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE` and the other variables of `huggingface_hub`.
+    Honours `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE` and the other variables of `huggingface_hub`. If only
+    `JAXSPEC_CACHE` is set, the files go there.
 
     Args:
       repository: "organisation/name", perhaps with "@revision".
@@ -42,14 +46,26 @@ def hub_folder(repository: str, file: str | None = None, *, progress: bool = Tru
             allow_patterns=parts_of(file) if file else list(FILES),
             # Subfolders, and Mistral's consolidated files, hold the same weights in other formats.
             ignore_patterns=None if file else ["*/*", "consolidated*"],
+            cache_dir=_cache_dir(),
             tqdm_class=None if progress and sys.stderr is not None else _SilentBar,
         )
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.ENOSPC):
+            raise CheckpointError(
+                f"cannot write {error.filename or 'the cache'}: {error.strerror}; set JAXSPEC_CACHE to a "
+                "folder that can be written"
+            ) from None
         reason = str(error).strip().partition("\n")[0]
         raise CheckpointError(
             f"{repository!r} is neither a local path nor a Hub repository within reach: {reason}"
         ) from None
     return Path(folder)
+
+
+def _cache_dir() -> Path | None:
+    """The folder for downloads; None for that of `huggingface_hub`."""
+    chosen = any(os.environ.get(name) for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"))
+    return cache_folder() / "hub" if os.environ.get("JAXSPEC_CACHE") and not chosen else None
 
 
 class _SilentBar(tqdm):

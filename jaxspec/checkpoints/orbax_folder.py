@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxspec.checkpoints.errors import CheckpointError, foreign
+from jaxspec.jax_settings import own_settings
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,17 @@ class OrbaxTensor:
         return self.checkpointer.restore(self.path, args=as_numpy)[self.key]
 
 
+def _checkpointer() -> ocp.Checkpointer:
+    """One that does not wait for other processes of `jax.distributed`, which have engines of their own."""
+    process = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=process, active_processes={process}, barrier_sync_key_prefix=f"jaxspec-{process}"
+    )
+    return ocp.Checkpointer(
+        ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone
+    )
+
+
 def open_orbax(path: Path) -> dict[str, OrbaxTensor]:
     """The arrays of a flat orbax checkpoint, not read yet.
 
@@ -36,7 +49,7 @@ def open_orbax(path: Path) -> dict[str, OrbaxTensor]:
       CheckpointError: not an orbax checkpoint, an unfinished one, or a nested one.
     """
     path = path.absolute()
-    checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    checkpointer = _checkpointer()
     with foreign(path, "not a complete orbax checkpoint"):
         item = checkpointer.metadata(path).item_metadata
     if item is None:
@@ -58,5 +71,5 @@ def write_orbax(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     for name, array in arrays.items():
         if not array.size:
             raise CheckpointError(f"tensor {name!r} has no elements, which orbax cannot store")
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    with own_settings(), _checkpointer() as checkpointer:
         checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(dict(arrays)))

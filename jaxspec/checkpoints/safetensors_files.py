@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,10 @@ def write_safetensors(folder: Path, arrays: Iterable[tuple[str, np.ndarray]], sh
 
     def flush() -> None:
         path = folder / f"shard-{len(shards)}.part"
+        path.touch()
+        mode = path.stat().st_mode
         safetensors.numpy.save_file(pending, path, metadata={"format": "pt"})
+        path.chmod(stat.S_IMODE(mode))  # safetensors lets nobody else read its files
         weight_map.update(dict.fromkeys(pending, len(shards)))
         shards.append(path)
         pending.clear()

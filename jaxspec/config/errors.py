@@ -4,14 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspec.errors import OneLineError
+from jaxspec.errors import ConfigError
 
 INT32_MAX = 2**31 - 1
 """The largest int32, in which the device counts."""
-
-
-class ConfigError(OneLineError):
-    """The configuration cannot be used; the message names the key."""
 
 
 def at_least(name: str, value: Any, minimum: int, maximum: int = INT32_MAX) -> None:

@@ -3,8 +3,10 @@
 from jaxspec.config import DrafterConfig, ModelConfig
 from jaxspec.drafters.base import Build, Drafter, DrafterReader, Target
 from jaxspec.drafters.registry import KINDS
+from jaxspec.jax_settings import own_settings
 
 
+@own_settings()
 def load_drafter(config: DrafterConfig, target: Target, build: Build) -> Drafter:
     """The drafter that `config` names, with its weights.
 

@@ -20,6 +20,7 @@ from jaxspec.engine.host.choice import TIMING_RUNS, DraftChoice, Key, Slots, Ste
 from jaxspec.engine.host.request import Request
 from jaxspec.engine.host.scheduler import Choice, Dispatch, Running, Scheduler
 from jaxspec.engine.programs import Programs
+from jaxspec.jax_settings import default_device
 from jaxspec.sampling import SamplingMode
 
 
@@ -167,7 +168,7 @@ def times_file(
         (weight.shape, weight.sharding.shard_shape(weight.shape), str(weight.dtype)) for weight in weights
     ]
     what = (type(drafter).__qualname__, drafter.num_speculative_tokens, target.config, config, shapes)
-    where = (jax.__version__, platform.node(), os.cpu_count(), jax.devices()[0].device_kind)
+    where = (jax.__version__, platform.node(), os.cpu_count(), default_device().device_kind)
     digest = blake2b(repr((what, where)).encode(), digest_size=16).hexdigest()
     with compilation_cache() as folder:
         return None if folder is None else folder / f"jaxspec-times-{digest}.json"

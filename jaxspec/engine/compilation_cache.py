@@ -1,13 +1,15 @@
-"""Compiled programs kept on disk between runs."""
+"""Compiled programs and kernels kept on disk between runs."""
 
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
+from jaxspec_kernels import kernel_cache
 
 from jaxspec.checkpoints import CheckpointError
 from jaxspec.checkpoints.cache import cache_folder, private_folder
@@ -51,10 +53,18 @@ def compilation_cache() -> Iterator[Path | None]:
 def _folder() -> Path | None:
     if jax.config.values[_SETTING] is not None or not jax.config.values["jax_enable_compilation_cache"]:
         return None
+    return _private("xla", "programs")
+
+
+def _private(name: str, what: str) -> Path | None:
+    """A folder in the cache that is safe to run code from; warns and returns None if there is none."""
     try:
-        folder = cache_folder() / "xla"
+        folder = cache_folder() / name
         private_folder(folder)
     except (CheckpointError, OSError) as error:
-        warnings.warn(f"compiled programs are not cached: {error}", stacklevel=4)
+        warnings.warn(f"compiled {what} are not cached: {error}", stacklevel=4)
         return None
     return folder
+
+
+kernel_cache.find_folder = partial(_private, "numba", "kernels")

@@ -26,6 +26,7 @@ from jaxspec.engine.host.pages import PagePool
 from jaxspec.engine.host.request import Request
 from jaxspec.engine.host.scheduler import Dispatch, Scheduler
 from jaxspec.engine.programs import Programs
+from jaxspec.jax_settings import platform
 from jaxspec.sampling import SamplingMode, required_mode
 from jaxspec.sharding import replicated
 
@@ -40,6 +41,7 @@ class EngineCore:
 
     Attributes:
       state: donated to each dispatch and replaced by its result; absent once the engine is closed.
+      device: the first device.
       modes: the sampling modes that have a decode program.
       later_sizes: the programs that are compiled in the background.
       error: why no more requests are accepted; None while they are.
@@ -61,6 +63,7 @@ class EngineCore:
         progress: bool,
     ):
         self.config, self.modes = config, modes
+        self.device: jax.Device = mesh.devices.flat[0]
         self.counters = Counters()
         self.error: EngineError | None = None
         self.when_idle: list[Callable[[], object]] = []
@@ -321,7 +324,7 @@ def _fewer_drafts(most: int) -> list[int]:
 
 def _needs_warming() -> bool:
     """Whether a program's first two runs are slow: a GPU loads kernels, then records CUDA graphs."""
-    return jax.default_backend() == "gpu"
+    return platform() == "gpu"
 
 
 def _up_to(limit: int) -> list[int]:

@@ -5,9 +5,8 @@ import warnings
 from contextlib import suppress
 from importlib.util import find_spec
 
-import jax
-
 from jaxspec.config import ConfigError, EngineConfig, ModelConfig
+from jaxspec.jax_settings import platform
 from jaxspec.sharding import divides
 
 
@@ -23,7 +22,7 @@ def check_devices(config: EngineConfig, target: ModelConfig) -> None:
         return
     asked = f"engine.tensor_parallel is {count}"
     _check_feed_forward(asked, count, target)
-    if jax.default_backend() == "gpu" and not _has_nccl():
+    if platform() == "gpu" and not _has_nccl():
         raise ConfigError(f"{asked}, but NCCL is missing: pip install nvidia-nccl-cu13 (or -cu12)")
     heads = target.num_attention_heads if target.latent else target.over(count).num_cached_heads
     if not divides(count, "kv_heads", heads):

@@ -28,6 +28,7 @@ from jaxspec.engine.host.request import Delta, Generation, Listener, Request
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt, as_prompts, encode_prompt, is_one_prompt
 from jaxspec.engine.thread import EngineThread
+from jaxspec.jax_settings import own_settings
 from jaxspec.models.packed_weights import rounds_activations
 from jaxspec.sampling import SamplingMode, SamplingParams, modes_for_sampling, required_mode
 from jaxspec.sharding import bytes_by_device, make_mesh
@@ -60,7 +61,7 @@ class Engine:
           tokenizer: turns text into ids and back; None serves token ids alone.
           eos_token_ids: ids that end an answer unless a request ignores them.
           config: sizes; fields left open are resolved for this backend and target.
-          mesh: the devices that hold the weights; one by default.
+          mesh: the devices that hold the weights; the default device by default.
           sampling_modes: the decode programs to compile. "greedy" serves batches in which every temperature
             is 0, "sampled" any batch; a `SamplingMode` names a single program. On a GPU "sampled" is two
             programs, because searching for top-k and top-p there costs the same whether or not a request
@@ -71,10 +72,13 @@ class Engine:
         Raises:
           ConfigError: max_model_len is past the model's limit, or a sampling mode does not exist.
         """
-        modes = parse_modes(sampling_modes)
+        mesh = mesh or make_mesh()
+        device: jax.Device = mesh.devices.flat[0]
+        with own_settings(device):
+            modes = parse_modes(sampling_modes)
         weights = nnx.state(target)
         self.config = config.resolve(
-            backend=jax.default_backend(),
+            backend=device.platform,
             model_limit=target.config.max_position_embeddings,
             weight_bytes=sum(map(bytes_by_device, jax.tree.leaves(weights))),
             rounds_activations=rounds_activations(weights),
@@ -99,15 +103,16 @@ class Engine:
             )
         self._ids = count()
         self._submitting = Lock()
-        self.core = EngineCore(
-            target,
-            drafter,
-            self.config,
-            mesh=mesh or make_mesh(),
-            modes=modes,
-            is_auto=self.is_auto,
-            progress=progress,
-        )
+        with own_settings(device):
+            self.core = EngineCore(
+                target,
+                drafter,
+                self.config,
+                mesh=mesh,
+                modes=modes,
+                is_auto=self.is_auto,
+                progress=progress,
+            )
         self._thread = EngineThread(self.core)
 
     def __enter__(self) -> "Engine":

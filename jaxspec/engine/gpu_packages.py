@@ -3,11 +3,11 @@
 import importlib.metadata
 from importlib.util import find_spec
 
-import jax
 from jaxspec_kernels.ptxas import find_ptxas
 from packaging.requirements import Requirement
 
 from jaxspec.config import ConfigError
+from jaxspec.jax_settings import default_device, platform
 
 
 def check_gpu_packages() -> None:
@@ -16,7 +16,7 @@ def check_gpu_packages() -> None:
     Raises:
       ConfigError: a package's version is outside what the extras allow, or no `ptxas` compiles for this GPU.
     """
-    if jax.default_backend() != "gpu" or find_spec("jax_triton") is None or find_spec("triton") is None:
+    if platform() != "gpu" or find_spec("jax_triton") is None or find_spec("triton") is None:
         return
     for needed in _requirements():
         version = importlib.metadata.version(needed.name)
@@ -47,5 +47,5 @@ def _requirements() -> list[Requirement]:
 
 def _architecture() -> str:
     """`ptxas`'s name of the architecture that Triton compiles for."""
-    capability = jax.devices()[0].compute_capability.replace(".", "")
+    capability = default_device().compute_capability.replace(".", "")
     return f"sm_{capability}a" if int(capability) >= 90 else f"sm_{capability}"

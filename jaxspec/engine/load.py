@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jaxspec.checkpoints import open_checkpoint
@@ -18,6 +17,7 @@ from jaxspec.engine.engine import Engine, parse_modes
 from jaxspec.engine.gpu_packages import check_gpu_packages
 from jaxspec.engine.host.request import Generation
 from jaxspec.engine.prompts import Prompt, as_prompts
+from jaxspec.jax_settings import Device, choose_devices, own_settings, platform
 from jaxspec.models.loading import plan_target, target_config
 from jaxspec.models.packed_weights import keeps_packed, resolve_activations
 from jaxspec.sampling import SamplingMode, SamplingParams, required_mode
@@ -30,6 +30,7 @@ def load(
     model: str | Path = DEFAULT_MODEL,
     *,
     drafter: Mapping[str, Any] | None = None,
+    device: Device | None = None,
     sampling_modes: Sequence[str | SamplingMode] = ("greedy", "sampled"),
     progress: bool = True,
     **engine: Any,
@@ -42,6 +43,9 @@ def load(
         unless `drafter` says how to draft.
       drafter: keys of `DrafterConfig` to set, for example {"kind": "ngram"} or {"kind": "eagle3",
         "source": "path/of/head"}.
+      device: where to run: a `jax.Device`, "cpu", "gpu" or "gpu:1" (the place in `jax.local_devices`); or
+        `tensor_parallel` of them in a list. None takes `jax.default_device` if it is set, else this process's
+        first device; with `tensor_parallel` the others of its platform follow in their order.
       sampling_modes: the decode programs to compile, "greedy", "sampled" or both. A `SamplingMode` compiles
         a single program, for requests that need no higher mode.
       progress: show progress bars.
@@ -52,15 +56,23 @@ def load(
       CheckpointError: a checkpoint cannot be read, or does not hold what the model needs.
     """
     config = resolve_config(model).replace(drafter=drafter, engine=engine)
+    devices = choose_devices(device, config.engine.tensor_parallel)
+    with own_settings(devices[0]):
+        return _load(config, devices, sampling_modes, progress)
+
+
+def _load(
+    config: Config, devices: Device, sampling_modes: Sequence[str | SamplingMode], progress: bool
+) -> Engine:
     parse_modes(sampling_modes)
     check_gpu_packages()
     target_source = config.target
-    mesh = make_mesh(config.engine.tensor_parallel)
+    mesh = make_mesh(config.engine.tensor_parallel, devices)
     checkpoint = open_checkpoint(target_source.source, file=target_source.file, sha256=target_source.sha256)
     shape = target_config(checkpoint)
     check_devices(config.engine, shape)
     limit = shape.max_position_embeddings
-    dtype = jnp.dtype(config.engine.resolve(backend=jax.default_backend(), model_limit=limit).dtype)
+    dtype = jnp.dtype(config.engine.resolve(backend=platform(), model_limit=limit).dtype)
     activations = resolve_activations(config.engine.cpu_activations, dtype, devices=mesh.size)
     plan = plan_target(checkpoint, dtype=dtype, devices=mesh.size)
     # Decoding is bound by the bandwidth for weights, so packed ones stay packed where that works.
@@ -89,6 +101,7 @@ def generate(
     params: SamplingParams | None = None,
     raw: bool = False,
     drafter: Mapping[str, Any] | None = None,
+    device: Device | None = None,
     progress: bool = True,
     engine: Mapping[str, Any] | None = None,
     **sampling: Any,
@@ -97,7 +110,7 @@ def generate(
 
     Args:
       prompts: a string (a user's turn), chat messages, token ids, or a list of any of these.
-      model, drafter, progress: see `load`.
+      model, drafter, device, progress: see `load`.
       params: how to sample; alternatively, its fields as keywords.
       raw: use strings as they are, without the chat template.
       engine: fields of `EngineConfig`; by default batch_size is the number of prompts, at most 8.
@@ -112,7 +125,7 @@ def generate(
     params = SamplingParams.merge(params, sampling)
     sizes = {"batch_size": max(1, min(len(as_prompts(prompts)), 8)), **(engine or {})}
     mode = required_mode(params)
-    loaded = load(model, drafter=drafter, sampling_modes=(mode,), progress=progress, **sizes)
+    loaded = load(model, drafter=drafter, device=device, sampling_modes=(mode,), progress=progress, **sizes)
     return loaded.generate(prompts, params, raw=raw)
 
 

@@ -28,6 +28,7 @@ from jaxspec.engine.device.outcome import PackedOutcomes, pack_outcomes
 from jaxspec.engine.device.plan import Plan, Size, empty_plan
 from jaxspec.engine.device.state import EngineState
 from jaxspec.engine.device.step import Models, dispatch
+from jaxspec.jax_settings import own_settings, platform
 from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import bytes_by_device, on_shards, replicated, shardings
 
@@ -56,7 +57,7 @@ def compiler_options(
 
     Options that the variable XLA_FLAGS names are left out, so that it takes precedence.
     """
-    if jax.default_backend() != "gpu":
+    if platform() != "gpu":
         return {}
     options: dict[str, str | bool | int] = {}
     if rows >= 64 and sum(map(bytes_by_device, weights)) >= 1 << 31:
@@ -97,6 +98,7 @@ class Programs:
         self.leaves, self.treedef = jax.tree.flatten(parameters)
         self.config = config
         self.mesh, self._replicated = mesh, replicated(mesh)
+        self._settings = partial(own_settings, mesh.devices.flat[0])
         self._links = peer_links(mesh)
         self._weights, self._state = _shapes(self.leaves), _shapes(state)
         self.compiled: dict[Size, Callable] = {}
@@ -115,6 +117,10 @@ class Programs:
 
     def compile(self, sizes: Sequence[Size], *, progress: bool) -> None:
         """Compiles these in parallel; returns when all are compiled."""
+        with self._settings():
+            self._compile(sizes, progress)
+
+    def _compile(self, sizes: Sequence[Size], progress: bool) -> None:
         lowered = {size: self._lower(size) for size in sizes}
         hidden = not progress or sys.stderr is None  # it is closed
         with (
@@ -122,7 +128,7 @@ class Programs:
             tqdm(total=len(lowered), desc="compile", unit="program", disable=hidden, leave=False) as bar,
         ):
             futures = {
-                size: pool.submit(program.compile, self._compiler_options(size))
+                size: pool.submit(self._settings()(program.compile), self._compiler_options(size))
                 for size, program in lowered.items()
             }
             for size, future in futures.items():
@@ -137,7 +143,7 @@ class Programs:
         # Each thread occupies a core, and serving needs some too.
         for _ in range(min(len(left), max((os.cpu_count() or 1) // 4, 1))):
             thread = threading.Thread(
-                target=_compile_in_background,
+                target=self._settings()(_compile_in_background),
                 args=(weakref.ref(self), left),
                 name="jaxspec-compile",
                 daemon=True,

@@ -13,6 +13,7 @@ from queue import SimpleQueue
 
 from jaxspec.engine.core import EngineCore
 from jaxspec.engine.errors import EngineError
+from jaxspec.jax_settings import own_settings
 
 Command = Callable[[EngineCore], object]
 
@@ -24,7 +25,10 @@ class EngineThread:
         self._lock = threading.Lock()
         self._inbox: SimpleQueue[Command | None] = SimpleQueue()
         self._thread = threading.Thread(
-            target=_serve, args=(self._inbox, weakref.ref(core)), name="jaxspec-engine", daemon=True
+            target=own_settings(core.device)(_serve),
+            args=(self._inbox, weakref.ref(core)),
+            name="jaxspec-engine",
+            daemon=True,
         )
         self._thread.start()
         core.programs.when_compiled = partial(self._inbox.put, _wake)

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from jaxspec.checkpoints import Checkpoint, CheckpointError, StrictTensors, TensorSource
 from jaxspec.checkpoints.finite import is_finite
 from jaxspec.config import ModelConfig
+from jaxspec.jax_settings import own_settings
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.language_model import language_model
 from jaxspec.models.packed_weights import Activations, Packed, floats_of, packed_sharding, stored_weight
@@ -132,6 +133,7 @@ def _part(source: Source, tensors: Sequence[np.ndarray], dtype: np.dtype, index:
     return part.copy() if any(np.may_share_memory(part, tensor) for tensor in tensors) else part
 
 
+@own_settings()
 def load_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, mesh: Mesh | None = None) -> Decoder:
     """A target network with a checkpoint's weights, split over `mesh` (one device by default).
 

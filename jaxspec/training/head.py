@@ -9,6 +9,7 @@ from flax import nnx
 
 from jaxspec.config import ConfigError, ModelConfig, RopeConfig
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config, default_capture
+from jaxspec.jax_settings import own_settings
 from jaxspec.models.decoder import Decoder
 from jaxspec.training.config import HeadConfig
 
@@ -107,6 +108,7 @@ def _layers(shape: ModelConfig, num_layers: int, intermediate_size: int, rope_th
     )
 
 
+@own_settings()
 def new_head(
     config: Eagle3Config,
     target: Decoder,
@@ -141,6 +143,7 @@ def new_head(
     return head
 
 
+@own_settings()
 def start_from(head: Eagle3, trained: Eagle3, target: Decoder) -> None:
     """Copies the trained parameters of `trained`, with any draft vocabulary, into a new head.
 

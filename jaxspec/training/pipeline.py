@@ -5,7 +5,6 @@ import json
 from functools import cached_property
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -18,6 +17,7 @@ from jaxspec.drafters.formats import open_drafter
 from jaxspec.drafters.loading import Build, load_drafter
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.engine import Engine
+from jaxspec.jax_settings import Device, own_settings, platform, training_devices
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.loading import load_target, target_config
 from jaxspec.sampling import SamplingMode
@@ -67,18 +67,26 @@ _ROWS_BESIDE = 16
 class Pipeline:
     """One training run in one output folder."""
 
-    def __init__(self, run: TrainingRun, output: Path, *, data: Path):
+    def __init__(self, run: TrainingRun, output: Path, *, data: Path, device: Device | None = None):
         """Opens the target and checks the configuration.
 
         Args:
           run: the configuration.
           output: the run's folder.
           data: the folder to which file names in the configuration are relative.
+          device: as for `load`, but a platform stands for all of its devices in this process. The head is
+            trained on all of them; answers come from the first. None takes `jax.default_device` if that is
+            one device, else all of the default platform.
 
         Raises:
           ConfigError: the output folder holds something else, or the head cannot be built.
           CheckpointError: the target cannot be opened.
         """
+        self._devices = training_devices(device)
+        with own_settings(self._devices[0]):
+            self._open(run, output, data)
+
+    def _open(self, run: TrainingRun, output: Path, data: Path) -> None:
         check_output(output)
         self.run, self.output, self.data = run, output, data
         source = run.target
@@ -107,13 +115,14 @@ class Pipeline:
         """
         folder = self._folder(name)
         if not folder.is_done:
-            getattr(self, f"_{name}")(folder)
+            with own_settings(self._devices[0]):
+                getattr(self, f"_{name}")(folder)
         return folder.results
 
     @cached_property
     def target(self) -> Decoder:
         limit = target_config(self.checkpoint).max_position_embeddings
-        engine = self.run.engine.resolve(backend=jax.default_backend(), model_limit=limit)
+        engine = self.run.engine.resolve(backend=platform(), model_limit=limit)
         return load_target(self.checkpoint, dtype=jnp.dtype(engine.dtype))
 
     def _folder(self, stage: str) -> StageFolder:
@@ -135,7 +144,7 @@ class Pipeline:
         if config.num_pages is None:
             slots = fitting_slots(self.target, config.batch_size, max_model_len, memory=device_memory())
             config = dataclasses.replace(config, batch_size=slots)
-        if config.rows_beside is None and jax.default_backend() != "cpu":
+        if config.rows_beside is None and platform() != "cpu":
             # Many slots with short answers need many new prompts; nobody waits for a single token here.
             rows = max(_ROWS_BESIDE * config.batch_size, 1024)
             config = dataclasses.replace(
@@ -239,16 +248,16 @@ class Pipeline:
                 self.target,
                 np.diff(conversations.start),
                 memory=device_memory(),
-                devices=jax.device_count(),
+                devices=len(self._devices),
             )
             save_sizes(config, folder.path)
-        train(head, self.target, conversations, config, folder)
+        train(head, self.target, conversations, config, folder, self._devices)
 
     def _trained(self) -> tuple[Trainer, TrainState]:
         """The trainer and its last state, averaged with the initial head if the run asks for it."""
         folder = self._finished("train").path
         config = read_sizes(folder) or self.run.train
-        trainer, state = restore_head(self._new_head(), self.target, config, folder)
+        trainer, state = restore_head(self._new_head(), self.target, config, folder, self._devices)
         if weight := self.run.average.initial:
             state = trainer.averaged(state, nnx.state(self._initial, is_trained), weight)
         return trainer, state

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.eagle3 import Eagle3
+from jaxspec.jax_settings import default_device
 from jaxspec.models.decoder import Decoder
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.stage_folder import write_atomically
@@ -23,7 +24,7 @@ _SHORTEST_ROW = 512
 
 def device_memory() -> int:
     """Bytes that one device may use; on a CPU, half of the machine's memory."""
-    stats = jax.devices()[0].memory_stats() or {}
+    stats = default_device().memory_stats() or {}
     limit = stats.get("bytes_limit")
     return int(limit or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
 

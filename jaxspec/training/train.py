@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 
 from jaxspec.config import ConfigError
 from jaxspec.drafters.eagle3 import Eagle3
+from jaxspec.jax_settings import Device
 from jaxspec.models.decoder import Decoder
 from jaxspec.training.checkpoints import Checkpoints
 from jaxspec.training.config import TrainConfig
@@ -24,7 +25,12 @@ METRICS, PLOT, CHECKPOINTS = "metrics.jsonl", "progress.png", "checkpoints"
 
 
 def train(
-    head: Eagle3, target: Decoder, conversations: Conversations, config: TrainConfig, folder: StageFolder
+    head: Eagle3,
+    target: Decoder,
+    conversations: Conversations,
+    config: TrainConfig,
+    folder: StageFolder,
+    device: Device | None = None,
 ) -> None:
     """Trains up to `config.steps` updates, starting from the latest checkpoint if there is one.
 
@@ -34,12 +40,13 @@ def train(
       conversations: prompts with answers.
       config: resolved sizes, without zeros.
       folder: the stage's folder.
+      device: as for `Trainer`.
 
     Raises:
       ConfigError: there is too little data, a batch does not split evenly over the devices, or the loss is
         not finite.
     """
-    trainer = Trainer(head, target, config)
+    trainer = Trainer(head, target, config, device)
     # Rows cut off the end of a conversation: if the prompt fills the row, nothing of the answer is left.
     usable = np.flatnonzero(conversations.prompt_length + 2 <= config.row_length)
     packed = pack(np.diff(conversations.start)[usable], config.row_length, config.seed)
@@ -79,20 +86,24 @@ def train(
         tokens_per_second=float(np.median([row["tokens_per_second"] for row in last])),
         operations_per_token=trainer.operations_per_token,
         accuracy=[row for row in metrics.rows() if row["kind"] == "validation"][-1:],
-        device=jax.devices()[0].device_kind,
-        devices=jax.device_count(),
+        device=trainer.devices[0].device_kind,
+        devices=len(trainer.devices),
     )
 
 
 def restore_head(
-    head: Eagle3, target: Decoder, config: TrainConfig, folder: Path
+    head: Eagle3,
+    target: Decoder,
+    config: TrainConfig,
+    folder: Path,
+    device: Device | None = None,
 ) -> tuple[Trainer, TrainState]:
     """The trainer and the latest state of a run.
 
     Raises:
       ConfigError: there is no checkpoint yet.
     """
-    trainer = Trainer(head, target, config)
+    trainer = Trainer(head, target, config, device)
     checkpoints = Checkpoints(folder / CHECKPOINTS)
     restored = checkpoints.restore(trainer.initial_state())
     checkpoints.close()

@@ -6,12 +6,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxspec.config import ConfigError
 from jaxspec.drafters.eagle3 import Eagle3
+from jaxspec.jax_settings import Device, own_settings, training_devices
 from jaxspec.models.decoder import Decoder
 from jaxspec.sharding import on_shards, psum, replicated
 from jaxspec.training.config import TrainConfig
@@ -42,27 +44,40 @@ class TrainState:
 
 
 class Trainer:
-    """Trains a head on all visible devices, with rows split over them and weights copied to each.
+    """Trains a head on several devices, with rows split over them and weights copied to each.
 
     Computes in the target's dtype; trained parameters and the optimiser's state are float32.
     """
 
-    def __init__(self, head: Eagle3, target: Decoder, config: TrainConfig):
+    def __init__(
+        self,
+        head: Eagle3,
+        target: Decoder,
+        config: TrainConfig,
+        device: Device | None = None,
+    ):
         """Builds the programs; they compile when they are first called.
 
         Args:
           head, target: the head to train and its target.
           config: resolved sizes, without zeros.
+          device: the device or devices to train on; see `training_devices`.
 
         Raises:
           ConfigError: the batch size is not a multiple of the number of devices.
         """
-        devices = jax.device_count()
-        if config.batch_size % devices:
+        devices = training_devices(device)
+        if config.batch_size % len(devices):
             raise ConfigError(
-                f"train.batch_size must be a multiple of the {devices} devices, got {config.batch_size}"
+                f"train.batch_size must be a multiple of the {len(devices)} devices, got {config.batch_size}"
             )
-        mesh = Mesh(jax.devices(), (_AXIS,))
+        self.devices = devices
+        self._settings = partial(own_settings, devices[0])
+        with self._settings():
+            self._build(head, target, config)
+
+    def _build(self, head: Eagle3, target: Decoder, config: TrainConfig) -> None:
+        mesh = Mesh(np.asarray(self.devices), (_AXIS,))
         self._split, self._copied = NamedSharding(mesh, PartitionSpec(_AXIS)), replicated(mesh)
         self.config = config
         self.operations_per_token = operations_per_token(
@@ -85,7 +100,7 @@ class Trainer:
             "graphs": (self._head_graph, target_graph),
             "config": config,
             "dtype": self.dtype,
-            "axis": _AXIS if devices > 1 else None,
+            "axis": _AXIS if mesh.size > 1 else None,
         }
         places = (self._copied, self._copied, self._split)
         update = partial(_update, optimizer=self.optimizer, **static)
@@ -95,38 +110,45 @@ class Trainer:
 
     def initial_state(self) -> TrainState:
         """The state before the first update."""
-        params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), self._initial_params)
-        state = TrainState(jnp.int32(0), params, self.optimizer.init(jax.tree.leaves(params)))
-        return jax.device_put(state, self._copied)
+        with self._settings():
+            params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), self._initial_params)
+            state = TrainState(jnp.int32(0), params, self.optimizer.init(jax.tree.leaves(params)))
+            return jax.device_put(state, self._copied)
 
     def put(self, batch: dict) -> PackedRows:
         """Puts a loader's batch on the devices."""
-        return PackedRows(**jax.device_put(batch, self._split))
+        with self._settings():
+            return PackedRows(**jax.device_put(batch, self._split))
 
     def update(self, state: TrainState, rows: PackedRows) -> tuple[TrainState, StepSums]:
         """One update; donates the state."""
-        return self._update(state, self._frozen, rows)
+        with self._settings():
+            return self._update(state, self._frozen, rows)
 
     def validate(self, state: TrainState, rows: PackedRows) -> StepSums:
         """The sums of the loss on validation rows."""
-        return self._validate(state.params, self._frozen, rows)
+        with self._settings():
+            return self._validate(state.params, self._frozen, rows)
 
     def averaged(self, state: TrainState, initial: nnx.State, weight: float) -> TrainState:
         """A state whose parameters are (1 - `weight`) times its own and `weight` times those of `initial`."""
-        initial = jax.device_put(initial, self._copied)
-        params = jax.tree.map(lambda a, b: (1 - weight) * a + weight * b, state.params, initial)
+        with self._settings():
+            initial = jax.device_put(initial, self._copied)
+            params = jax.tree.map(lambda a, b: (1 - weight) * a + weight * b, state.params, initial)
         return replace(state, params=params)
 
     def head(self, state: TrainState) -> Eagle3:
         """The head for an engine, in the compute dtype."""
-        return self._merged(cast(state.params, self.dtype))
+        with self._settings():
+            return self._merged(cast(state.params, self.dtype))
 
     def masters(self, state: TrainState) -> Eagle3:
         """The head with its float32 parameters, for export."""
-        return self._merged(state.params)
+        with self._settings():
+            return self._merged(state.params)
 
     def _merged(self, params: Any) -> Eagle3:
-        return nnx.merge(self._head_graph, *jax.device_put((params, self._frozen["head"]), jax.devices()[0]))
+        return nnx.merge(self._head_graph, *jax.device_put((params, self._frozen["head"]), self.devices[0]))
 
 
 def _loss(

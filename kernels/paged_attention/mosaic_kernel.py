@@ -2,7 +2,6 @@
 
 import math
 import re
-from functools import cache as cached
 from functools import partial
 
 import jax
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxspec_kernels.dispatch import device
 
 _ROWS = 64
 """Rows of a warpgroup, those of one instruction on tensor cores."""
@@ -53,14 +53,13 @@ def supports(queries: jax.Array, cache: jax.Array) -> bool:
     )
 
 
-@cached
 def runs_here() -> bool:
     """Whether the GPU and its compiler can run the kernel."""
-    device = jax.devices()[0]
-    version = re.search(r"cuda (\d+)", device.client.platform_version)
+    gpu = device()
+    version = re.search(r"cuda (\d+)", gpu.client.platform_version)
     return (
-        device.platform == "gpu"
-        and getattr(device, "compute_capability", None) == "9.0"
+        gpu.platform == "gpu"
+        and getattr(gpu, "compute_capability", None) == "9.0"
         and version is not None
         and int(version[1]) >= _LEAST_CUDA
     )
@@ -68,7 +67,7 @@ def runs_here() -> bool:
 
 def multiprocessors() -> int:
     """The number of the GPU's multiprocessors."""
-    return jax.devices()[0].core_count
+    return device().core_count
 
 
 # All layers share one trace and one lowering, which take half a second.

@@ -8,7 +8,7 @@ import numpy as np
 from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.process_logits.reference import process_logits as reference
 from jaxspec_kernels.vector_code import FLOAT, VectorCode
-from numba import njit, types
+from numba import types
 from numba.core.cgutils import alloca_once_value, for_range
 
 _LANES = 16
@@ -87,7 +87,7 @@ def _part(frame, part, parts):
     return 0
 
 
-@njit(inline="always")
+@call.inlined
 def _reaching(order, weights, width, wanted, sums_at):
     """The largest float that is so small that floats at or above it weigh `wanted`; -inf if all weigh less.
 

@@ -43,6 +43,15 @@ def test_a_folder_is_made_for_this_user_alone(tmp_path):
     assert mode_of(tmp_path / "a" / "b") == 0o700
 
 
+def test_others_may_read_a_folder_of_downloads_if_the_umask_lets_them(tmp_path):
+    before = os.umask(0o027)
+    try:
+        private_folder(tmp_path / "downloads", is_readable=True)
+    finally:
+        os.umask(before)
+    assert mode_of(tmp_path / "downloads") == 0o750
+
+
 @pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
 def test_a_folder_that_others_write_to_is_refused_and_left_alone(tmp_path, mode):
     tmp_path.chmod(mode)

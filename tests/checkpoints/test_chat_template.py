@@ -1,3 +1,4 @@
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
@@ -123,3 +124,30 @@ def test_a_forked_process_starts_one_of_its_own():
     forked.close()
     assert render("after") == "after"
     assert own._process is mine
+
+
+def test_a_process_that_was_killed_while_it_waited_is_started_again():
+    assert render("before") == "before"
+    chat_template._process._process.kill()
+    chat_template._process._process.wait()
+    assert render("after") == "after"
+
+
+@pytest.mark.parametrize(("number", "hint"), [(signal.SIGKILL, "ran out of memory"), (signal.SIGTERM, "try")])
+def test_a_process_that_is_killed_at_work_is_no_fault_of_the_template(monkeypatch, number, hint):
+    def killed(process, line):
+        process.send_signal(number)
+        return process.stdout.readline()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chat_template, "_exchange", killed)
+        with pytest.raises(CheckpointError, match=f"was ended by {number.name}.*{hint}"):
+            render("x")
+    assert render("after") == "after"
+
+
+def test_a_program_that_is_no_python_is_named(monkeypatch):
+    monkeypatch.setattr(chat_template, "python_interpreter", lambda: "/bin/true")
+    process = chat_template._TemplateProcess()
+    with pytest.raises(CheckpointError, match="need a Python process with jinja2, which /bin/true cannot"):
+        process.ask('{"template": "x", "variables": {}}')

@@ -1,3 +1,5 @@
+import errno
+
 import huggingface_hub
 import huggingface_hub.constants
 import pytest
@@ -6,7 +8,7 @@ from tiny_folder import arrays, assert_same_tensors, write_folder, write_tokeniz
 from tiny_gguf import metadata, write_gguf
 
 from jaxspec.checkpoints import CheckpointError, open_checkpoint
-from jaxspec.checkpoints.hub import is_hub_id
+from jaxspec.checkpoints.hub import hub_folder, is_hub_id
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -83,3 +85,27 @@ def test_downloads_neither_pickles_nor_code_nor_subfolders(snapshot, monkeypatch
 )
 def test_what_looks_like_a_repository(source, expected):
     assert is_hub_id(source) == expected
+
+
+def test_downloads_go_where_the_environment_says(monkeypatch, tmp_path):
+    asked = {}
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: asked.update(k) or tmp_path)
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "JAXSPEC_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    hub_folder("org/tiny")
+    assert asked["cache_dir"] is None
+    monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path))
+    hub_folder("org/tiny")
+    assert asked["cache_dir"] == tmp_path / "hub"
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "own"))
+    hub_folder("org/tiny")
+    assert asked["cache_dir"] is None
+
+
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.EROFS, "Read-only file system", "/home/nobody/.cache")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", full)
+    with pytest.raises(CheckpointError, match=r"cannot write /home/nobody/.cache: Read-only.*JAXSPEC_CACHE"):
+        hub_folder("org/tiny")

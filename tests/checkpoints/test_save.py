@@ -1,3 +1,4 @@
+import os
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -96,3 +97,14 @@ def test_interrupted_save_leaves_nothing_that_opens(tmp_path, head, save):
         save(tmp_path / "saved", head, progress=False)
     with pytest.raises(CheckpointError, match=r"config\.json: file not found"):
         open_checkpoint(tmp_path / "saved")
+
+
+@SAVES
+def test_files_get_the_users_umask(tmp_path, head, save):
+    before = os.umask(0o027)
+    try:
+        save(tmp_path / "saved", head, progress=False)
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "saved").rglob("*"):
+        assert path.stat().st_mode & 0o777 == (0o750 if path.is_dir() else 0o640), path
