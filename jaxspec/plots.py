@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxspec.engine import AcceptanceStats, Generation
+from jaxspec.engine.host.acceptance import Interval
 from jaxspec.engine.host.show import COLOURS
 from jaxspec.errors import optional
 from jaxspec.inspection import COLOURS as FATES
@@ -31,7 +32,9 @@ _MARKERS = "osD^vPX"
 def acceptance_per_position(
     results: Result | Mapping[str, Result], ax: "Axes | None" = None, *, conditional: bool = False
 ) -> "Axes":
-    """How often the drafts up to each position were all accepted.
+    """How often the drafts up to each position were all accepted, with 95 % intervals if there are counts.
+
+    The intervals are as if steps were independent; acceptance differs more from text to text.
 
     Args:
       results: one result, or several by name.
@@ -44,9 +47,12 @@ def acceptance_per_position(
     """
     ax = _axes(ax)
     name = "conditional_acceptance" if conditional else "acceptance_per_position"
-    series = {label: acceptance(result)[name] for label, result in _named(results).items()}
+    found = {label: acceptance(result) for label, result in _named(results).items()}
+    series = {label: values[name] for label, values in found.items()}
     for i, (label, rates) in enumerate(series.items()):
         ax.plot(range(len(rates)), rates, label=label, **_style(i))
+        if (counts := _counts(found[label])) is not None:
+            _draw_intervals(ax, range(len(rates)), counts.intervals(conditional=conditional), i)
         if len(series) == 1:
             for position, rate in enumerate(rates):
                 ax.annotate(f"{rate:.2f}", (position, rate), (0, 7), textcoords="offset points", ha="center")
@@ -64,6 +70,8 @@ def length_against_drafts(
 ) -> "Axes":
     """Mean tokens per step against the number of drafts K, with the maximum K + 1 as a dotted line.
 
+    Results with counts have 95 % intervals, as if steps were independent.
+
     Args:
       results: results by K, or several such mappings by name.
       ax: the axes to draw into; None makes a figure.
@@ -79,9 +87,13 @@ def length_against_drafts(
     ax.plot(drafts, [k + 1 for k in drafts], color="0.6", linestyle=":", linewidth=1.5, zorder=1)
     longest = 1.0
     for i, (label, by_k) in enumerate(named.items()):
-        lengths: list[float] = [acceptance(by_k[k])["acceptance_length"] for k in sorted(by_k)]
+        found = {k: acceptance(by_k[k]) for k in sorted(by_k)}
+        lengths: list[float] = [values["acceptance_length"] for values in found.values()]
         longest = max(longest, *lengths)
         ax.plot(sorted(by_k), lengths, label=label, **_style(i))
+        counted = {k: counts for k, values in found.items() if (counts := _counts(values)) is not None}
+        several = {k: counts.length_interval for k, counts in counted.items() if counts.draft_steps > 1}
+        _draw_intervals(ax, several.keys(), several.values(), i)
         if len(named) == 1:
             for k, length in zip(sorted(by_k), lengths, strict=True):
                 ax.annotate(f"{length:.2f}", (k, length), (0, -15), textcoords="offset points", ha="center")
@@ -312,7 +324,8 @@ def step_probabilities(step: Step, *, most: int = 5) -> "list[Axes]":
 
 
 def acceptance(result: Result) -> dict[str, Any]:
-    """`acceptance_length`, `acceptance_per_position` and `conditional_acceptance` of a result.
+    """`acceptance_length`, `acceptance_per_position` and `conditional_acceptance` of a result, and its counts
+    if it has them for every position.
 
     Raises:
       ValueError: the result has no acceptance.
@@ -323,6 +336,8 @@ def acceptance(result: Result) -> dict[str, Any]:
         return result.to_dict()
     if isinstance(result, Mapping):
         found = result.get("stats", result)
+        if isinstance(found, Mapping) and "drafted_at" in found:
+            return AcceptanceStats.from_dict(found).to_dict()
         if isinstance(found, Mapping) and "acceptance_per_position" in found:
             rates = list(found["acceptance_per_position"])
             reached = [1.0, *rates]
@@ -336,10 +351,7 @@ def acceptance(result: Result) -> dict[str, Any]:
     elif isinstance(result, Iterable):
         every = list(result)
         if every and all(isinstance(each, Generation) for each in every):
-            total = AcceptanceStats()
-            for each in every:
-                total.add(each.stats)
-            return total.to_dict()
+            return AcceptanceStats.total(every).to_dict()
     raise ValueError(
         f"no acceptance in {type(result).__name__}; give statistics, answers or a benchmark's JSON"
     )
@@ -383,6 +395,18 @@ def _printable(text: str) -> str:
 def _mark(candidate: Mapping[str, Any], fate: str) -> str:
     draft = {"accepted": " ✓", "rejected": " ✗"}.get(fate, " …") if candidate["is_draft"] else ""
     return draft + (" ←" if candidate["is_own"] else "")
+
+
+def _counts(found: Mapping[str, Any]) -> AcceptanceStats | None:
+    """The counts behind what `acceptance` returned; None for the rates of a file without counts."""
+    return AcceptanceStats.from_dict(found) if "drafted_at" in found else None
+
+
+def _draw_intervals(ax: "Axes", places: Iterable[int], intervals: Iterable[Interval], i: int) -> None:
+    """A thin vertical line for every interval of series i."""
+    ends = list(intervals)
+    low, high = [end for end, _ in ends], [end for _, end in ends]
+    ax.vlines(list(places), low, high, color=_style(i)["color"], linewidth=1.2, alpha=0.6, zorder=2)
 
 
 def _named(results: Result | Mapping[str, Result]) -> Mapping[str, Result]:

@@ -142,8 +142,7 @@ def measure(
         "speedup_over_peer": statistics.median(ratios["llamacpp"]) if peer else None,
         "seconds": seconds,
         "identical_answers": same,
-        "acceptance_length": stats.acceptance_length,
-        "acceptance_per_position": stats.acceptance_per_position,
+        **stats.to_dict(),
     }
 
 

@@ -77,9 +77,8 @@ def load(config: str, dtype: str) -> Decoder:
 
 def compare(target: Decoder, plain: Any, speculative: Any) -> dict[str, Any]:
     """Counts equal answers; for the others, where they first differ, and the target's margin there."""
-    parts, stats = [], jaxspec.AcceptanceStats()
+    parts, stats = [], jaxspec.AcceptanceStats.total(speculative)
     for i, (one, two) in enumerate(zip(plain, speculative, strict=True)):
-        stats.add(two.stats)
         if one.token_ids == two.token_ids:
             continue
         pairs = zip(one.token_ids, two.token_ids, strict=False)

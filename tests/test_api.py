@@ -62,6 +62,16 @@ def test_a_folder_alone_decodes_plainly(folders):
     assert (generation.stats.steps, generation.stats.drafted) == (4, 0)
 
 
+def test_an_engine_says_what_it_is(folders, engine):
+    assert repr(engine) == "<Engine: Llama, no drafts, 2 x 32 positions, float32>"
+    drafter = {"kind": "ngram", "num_speculative_tokens": "auto"}
+    sizes = {"sampling_modes": ("greedy",), "progress": False, **SIZES}
+    with jaxspec.load(folders["target"], drafter=drafter, **sizes) as drafting:
+        assert repr(drafting).startswith("<Engine: Llama, NGramDrafter with K up to ")
+        assert "closed" not in repr(drafting)
+    assert repr(drafting).endswith(" 2 x 32 positions, float32, closed>")
+
+
 def test_one_prompt_gives_one_generation_and_several_give_a_list(engine):
     prompt = [1, 2, 3]
     one = engine.generate(prompt, max_new_tokens=4)

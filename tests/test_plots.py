@@ -48,8 +48,26 @@ def test_acceptance_per_position(good):
     assert [text.get_text() for text in ax.texts] == ["0.67", "0.33", "0.33"]
     assert ax.get_legend() is None
     ax = plots.acceptance_per_position({"one": good, "two": [good, answer((1, 0))]})
-    assert points(ax.lines[1]) == pytest.approx({0: 2 / 4, 1: 1 / 4, 2: 1 / 4})
+    # The second answer drafted nothing past position 0.
+    assert points(ax.lines[1]) == pytest.approx({0: 2 / 4, 1: 1 / 3, 2: 1 / 3})
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["one", "two"]
+
+
+def test_acceptance_has_its_intervals(good):
+    """Where there are counts: not for rates from a file that has none."""
+    rates = {"acceptance_length": 2.0, "acceptance_per_position": [0.5, 0.25]}
+    results = {"good": good, "written": good.stats.to_dict(), "rates": rates}
+    for conditional in (False, True):
+        ax = plots.acceptance_per_position(results, conditional=conditional)
+        first, second = (ends_of(lines) for lines in ax.collections)
+        assert first == second == good.stats.intervals(conditional=conditional)
+    ax = plots.length_against_drafts({3: good, 4: rates, 5: answer((2, 1))})
+    assert [ends_of(lines) for lines in ax.collections] == [[good.stats.length_interval]]
+
+
+def ends_of(lines):
+    """The lower and upper ends of vertical lines."""
+    return [tuple(segment[:, 1].tolist()) for segment in lines.get_segments()]
 
 
 def test_conditional_acceptance(good):

@@ -1,6 +1,5 @@
 """The answer to a row."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ class Answer:
     @property
     def stats(self) -> AcceptanceStats:
         """The statistics of all turns together."""
-        return _total(generation.stats for generation in self.generations)
+        return AcceptanceStats.total(self.generations)
 
     def to_dict(self) -> dict[str, Any]:
         """The output row, with the last turn's answer; for a row with turns, "turns" holds all answers."""
@@ -39,11 +38,3 @@ def _record(generation: Generation) -> dict[str, Any]:
         "seed": generation.seed,
         "stats": generation.stats.to_dict(),
     }
-
-
-def _total(parts: Iterable[AcceptanceStats]) -> AcceptanceStats:
-    """The sum of several statistics."""
-    total = AcceptanceStats()
-    for part in parts:
-        total.add(part)
-    return total

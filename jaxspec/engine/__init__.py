@@ -3,7 +3,8 @@
 from jaxspec.engine.async_engine import AsyncEngine
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.errors import EngineError, QueueFullError
-from jaxspec.engine.host.request import AcceptanceStats, Delta, Generation, Request
+from jaxspec.engine.host.acceptance import AcceptanceStats
+from jaxspec.engine.host.request import Delta, Generation, Request
 
 __all__ = [
     "AcceptanceStats",

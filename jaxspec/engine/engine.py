@@ -101,6 +101,7 @@ class Engine:
                 "right, so the text is worthless",
                 stacklevel=2,
             )
+        self._made_of = (type(target).__name__, type(drafter).__name__)
         self._ids = count()
         self._submitting = Lock()
         with own_settings(device):
@@ -114,6 +115,13 @@ class Engine:
                 progress=progress,
             )
         self._thread = EngineThread(self.core)
+
+    def __repr__(self) -> str:
+        (target, drafter), most = self._made_of, self.num_speculative_tokens
+        drafts = f"{drafter} with K {'up to ' if self.is_auto else ''}{most}" if most else "no drafts"
+        size = f"{self.config.batch_size} x {self.max_model_len} positions, {self.config.dtype}"
+        closed = "" if self.core.error is None else ", closed"
+        return f"<Engine: {target}, {drafts}, {size}{closed}>"
 
     def __enter__(self) -> "Engine":
         return self

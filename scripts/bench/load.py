@@ -132,9 +132,7 @@ def summary(runs: Sequence[Run], *, step_bytes: int, prompt_bytes: int, bandwidt
     work = sum((run.work for run in runs), Counters())
     seconds = median(run.seconds for run in runs)
     tokens = sum(answer.tokens for answer in answers) / len(runs)
-    stats = AcceptanceStats()
-    for answer in answers:
-        stats.add(answer.stats)
+    stats = AcceptanceStats.total(answer.stats for answer in answers)
     floor = (work.steps * step_bytes + work.prompt_passes * prompt_bytes) / bandwidth
     first = [answer.first_token_at - answer.arrived for answer in answers]
     later = [answer.per_token for answer in answers if answer.tokens > 1]

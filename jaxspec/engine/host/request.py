@@ -1,8 +1,7 @@
 """A request while it is in the engine, and the generation that results."""
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +10,7 @@ import numpy as np
 
 from jaxspec.checkpoints import TextStream, Tokenizer
 from jaxspec.engine.host import show
+from jaxspec.engine.host.acceptance import AcceptanceStats
 from jaxspec.errors import optional
 from jaxspec.sampling import SamplingParams
 
@@ -23,112 +23,6 @@ TokenSource = Literal["first", "accepted", "recovered", "bonus", "plain"]
 "recovered" the target, in place of a rejected draft, "bonus" the target, after all drafts were accepted,
 "plain" a step without drafts."""
 Status = Literal["new", "queued", "running", "finished", "aborted", "failed"]
-
-
-@dataclass
-class AcceptanceStats:
-    """How many drafts of one request, or of several together, were verified and accepted.
-
-    Attributes:
-      steps: target passes after prefill.
-      draft_steps: those of them that verified drafts; the rates below are per draft step.
-      drafted: drafts verified.
-      accepted: drafts that the target accepted.
-      accepted_at: how often the draft at each position, from 0, was accepted.
-    """
-
-    steps: int = 0
-    draft_steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    accepted_at: list[int] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, verified: Iterable[tuple[int, int]]) -> "AcceptanceStats":
-        """The counts of target passes: how many drafts each verified and accepted."""
-        stats = cls()
-        for (drafted, accepted), times in Counter(verified).items():
-            stats.add_step(drafted, accepted, times)
-        return stats
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "AcceptanceStats":
-        """The inverse of `to_dict`."""
-        draft_steps = values["draft_steps"]
-        accepted_at = [round(rate * draft_steps) for rate in values["acceptance_per_position"]]
-        return cls(values["steps"], draft_steps, values["drafted"], values["accepted"], accepted_at)
-
-    def add_step(self, drafted: int, accepted: int, times: int = 1) -> None:
-        """Counts a target pass, or several like it."""
-        self.steps += times
-        if not drafted:
-            return
-        self.draft_steps += times
-        self.drafted += drafted * times
-        self.accepted += accepted * times
-        self.accepted_at += [0] * (drafted - len(self.accepted_at))
-        for i in range(accepted):
-            self.accepted_at[i] += times
-
-    def add(self, other: "AcceptanceStats") -> None:
-        """Adds another request's counts."""
-        self.steps += other.steps
-        self.draft_steps += other.draft_steps
-        self.drafted += other.drafted
-        self.accepted += other.accepted
-        self.accepted_at += [0] * (len(other.accepted_at) - len(self.accepted_at))
-        for i, count in enumerate(other.accepted_at):
-            self.accepted_at[i] += count
-
-    @property
-    def acceptance_length(self) -> float:
-        """Mean tokens per step that verified drafts, the target's own token included; 1.0 if none did."""
-        return 1.0 + self.accepted / self.draft_steps if self.draft_steps else 1.0
-
-    @property
-    def acceptance_per_position(self) -> list[float]:
-        """The share of draft steps that accepted all drafts up to and including each position."""
-        return [count / self.draft_steps for count in self.accepted_at]
-
-    @property
-    def conditional_acceptance(self) -> list[float]:
-        """For each position, how often its draft was accepted where all drafts before it were."""
-        reached = [self.draft_steps, *self.accepted_at]
-        return [
-            count / before if before else 0.0
-            for before, count in zip(reached, self.accepted_at, strict=False)
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Counts and rates, ready for JSON."""
-        return {
-            "steps": self.steps,
-            "draft_steps": self.draft_steps,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "acceptance_length": self.acceptance_length,
-            "acceptance_per_position": self.acceptance_per_position,
-            "conditional_acceptance": self.conditional_acceptance,
-        }
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """A row for each draft position: how often it was accepted, and the two rates.
-
-        Raises:
-          ModuleNotFoundError: pandas is not installed.
-        """
-        columns = {
-            "accepted_at": self.accepted_at,
-            "acceptance_per_position": self.acceptance_per_position,
-            "conditional_acceptance": self.conditional_acceptance,
-        }
-        frame = optional("pandas", extra="notebooks").DataFrame(columns)
-        frame.index.name = "position"
-        return frame
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return show.stats(self)
 
 
 @dataclass(frozen=True)
