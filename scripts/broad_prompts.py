@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from prompt_readers import READERS, Asked, Code, Dialogue, Document, Exchange, Item, Text
+from prompt_readers import READERS, Asked, Code, Dialogue, Document, Exchange, Item, Text, words
 
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.command_line import Parser
@@ -50,14 +50,14 @@ def fill(draws: Draws, templates: Templates, text: str, ask: str, kind: str = "t
     return layout.format(ask=ask, text=text, label=draws.choice(templates["labels"][kind]))
 
 
-def transcript(draws: Draws, dialogue: Dialogue, words: int) -> str:
+def transcript(draws: Draws, dialogue: Dialogue, longest: int) -> str:
     """Some consecutive turns of a dialogue, one a line, of about as many words."""
     turns = dialogue.turns
     start = draws.choice((0, draws.randrange(max(1, len(turns) - 8))))
     lines: list[str] = []
     for speaker, text in turns[start:]:
         lines.append(f"{speaker}: {text}")
-        if sum(len(line.split()) for line in lines) > words:
+        if sum(map(words, lines)) > longest:
             break
     return "\n".join(lines)
 
@@ -243,11 +243,11 @@ class Rows:
 
     def add(self, source: str, task: str, made: str | list[Message]) -> bool:
         messages = [{"role": "user", "content": made}] if isinstance(made, str) else made
-        words = normalise("\n".join(message["content"] for message in messages))
-        if not words or words in self._seen:
+        said = normalise("\n".join(message["content"] for message in messages))
+        if not said or said in self._seen:
             self.removed["repeated"] += 1
             return False
-        self._seen.add(words)
+        self._seen.add(said)
         for name, texts in self._apart.items():
             if any(message["content"] in texts for message in messages):
                 self.removed[f"13 words in a row with {name}"] += 1

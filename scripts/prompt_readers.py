@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxspec.training.held_out import UNSPACED
+
 _END = re.compile(
     r"(?<=[.!?…])[\"'\u201d\u2019»)]*\s+(?=[\"'\u201c\u2018«(¿¡]?[A-ZÀ-Þ\u0410-\u042f0-9])"
     r"|(?<=[\u3002\uff01\uff1f])"
@@ -36,8 +38,8 @@ def sentences(text: str) -> list[str]:
 
 
 def words(text: str) -> int:
-    """About how many words a text has; two Chinese characters count as one."""
-    return len(text.split()) + len(re.findall(r"[\u4e00-\u9fff]", text)) // 2
+    """About how many words a text has; two letters of a script without spaces count as one."""
+    return len(text.split()) + len(re.findall(f"[{UNSPACED}]", text)) // 2
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,17 @@ from tiny_run import SPECIAL, TEMPLATE, write_run, write_target
 
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.training.config import PromptsConfig, load_training_run
-from jaxspec.training.held_out import HeldOut
+from jaxspec.training.held_out import HeldOut, normalise
 from jaxspec.training.pipeline import Pipeline
 from jaxspec.training.prompt_files import PromptRow, encode_answer, encode_prompts, read_rows
 from jaxspec.training.prompts import user_turn_prefix
 from jaxspec.training.token_rows import TokenRows
 
 LONG = "the quick brown fox jumps over the lazy dog and then goes home to sleep"
+CHINESE = "小明有十二个苹果、给了小红五个、他还剩下多少个苹果"
+JAPANESE = "春はあけぼのやうやう白くなりゆく山ぎは少し明かりて"
+THAI = "วันนี้อากาศดีมากเราไปเที่ยวทะเลกันเถอะ"
+HINDI = "राम के पास बारह सेब थे और उसने पाँच सेब सीता को दे दिए अब कितने बचे"
 
 
 def user(text):
@@ -29,10 +33,26 @@ def user(text):
         (f"Translate: {LONG[:40]}", False),
         (" ?! ", True),
         ("...", False),
+        ("请翻译。" + CHINESE.replace("、", ""), True),
+        (f"{CHINESE[:12]}吗。", False),
+        ("次の文を英語に。" + JAPANESE[3:18] + "。", True),
+        (f"{JAPANESE[:11]}ですか。", False),
+        (f"แปล {THAI}", True),
+        (HINDI.replace(" ", ", "), True),
+        (" ".join(HINDI.split()[:12]), False),
+        ("".join(chr(ord(c) + 0xFEE0) if c > " " else c for c in "WHAT is blue?"), True),
+        ("Was ist blau, Cafe\u0301?", True),
     ],
 )
 def test_held_out_prompts_are_found(text, held):
-    assert (text in HeldOut(["What is blue?", LONG, "?!"])) is held
+    texts = ["What is blue?", LONG, "?!", CHINESE, JAPANESE, THAI, HINDI, "Was ist blau, Caf\u00e9?"]
+    assert (text in HeldOut(texts)) is held
+
+
+def test_words_of_every_script():
+    assert normalise("Ab-cd 你好ab かな ไทย") == ("ab", "cd", "你", "好", "ab", "か", "な", "ไ", "ท", "ย")
+    assert len(normalise(HINDI)) == len(HINDI.split())
+    assert normalise("한국어 텍스트") == ("한국어", "텍스트")
 
 
 def test_repeated_held_out_and_long_prompts_are_dropped(tmp_path):
