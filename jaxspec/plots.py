@@ -8,6 +8,7 @@ A result with acceptance is an `AcceptanceStats`, a `Generation`, a list of gene
 the JSON of a benchmark or of an output row, as `json.load` reads it.
 """
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:  # optional, and slow to import
 
 Result = AcceptanceStats | Generation | Sequence[Generation] | Mapping[str, Any]
 """A result with acceptance."""
+Times = float | Sequence[float]
+"""A time, or several measurements of it."""
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
 """The colours of series, in order; they repeat after the last."""
@@ -165,15 +168,18 @@ def speed_against_batch(
 
 
 def time_by_phase(
-    phases: Mapping[str, float] | Mapping[str, Mapping[str, float]],
+    phases: Mapping[str, Times] | Mapping[str, Mapping[str, Times]],
     ax: "Axes | None" = None,
     *,
     unit: str = "ms",
 ) -> "Axes":
     """The time of each phase: a stacked bar for each name.
 
+    Bars show medians. A thin line at the end of a bar spans the quartiles of the sum of all its phases.
+
     Args:
-      phases: time by phase, or several such mappings by name.
+      phases: time by phase, or several such mappings by name. A time is a number, or the numbers of several
+        measurements; phases under one name are of the same measurements.
       ax: the axes to draw into; None makes a figure.
       unit: the unit of the times.
 
@@ -181,12 +187,23 @@ def time_by_phase(
       ModuleNotFoundError: matplotlib is not installed.
     """
     has_names = any(isinstance(value, Mapping) for value in phases.values())
-    named = cast(Mapping[str, Mapping[str, float]], phases if has_names else {"": phases})
+    given = cast(Mapping[str, Mapping[str, Times]], phases if has_names else {"": phases})
+    measured = {
+        name: {phase: _several(time) for phase, time in times.items()} for name, times in given.items()
+    }
+    named = {
+        name: {phase: statistics.median(time) for phase, time in times.items()}
+        for name, times in measured.items()
+    }
     ax = _axes(ax, height=1.5 + 0.5 * len(named))
     kinds = list(dict.fromkeys(phase for times in named.values() for phase in times))
     labelled: set[str] = set()
     widest = max((sum(times.values()) for times in named.values()), default=0.0)
-    for row, times in enumerate(named.values()):
+    for row, (name, times) in enumerate(named.items()):
+        totals = [sum(parts) for parts in zip(*measured[name].values(), strict=True)]
+        if len(totals) > 1:
+            low, _, high = statistics.quantiles(totals, method="inclusive")
+            ax.hlines(row, low, high, color="0.5", linewidth=1.5, zorder=4)
         left = 0.0
         for phase, time in times.items():
             colour = PALETTE[kinds.index(phase) % len(PALETTE)]
@@ -407,6 +424,10 @@ def _draw_intervals(ax: "Axes", places: Iterable[int], intervals: Iterable[Inter
     ends = list(intervals)
     low, high = [end for end, _ in ends], [end for _, end in ends]
     ax.vlines(list(places), low, high, color=_style(i)["color"], linewidth=1.2, alpha=0.6, zorder=2)
+
+
+def _several(time: Times) -> list[float]:
+    return [time] if isinstance(time, int | float) else list(time)
 
 
 def _named(results: Result | Mapping[str, Result]) -> Mapping[str, Result]:

@@ -1,11 +1,13 @@
 """Compare the ways to run the draft loop: their tokens and acceptance must be equal, only times differ.
 
     python scripts/compare_modes.py smollm2-135m [--input PROMPTS.jsonl] [--limit 4] [--max-new-tokens 64]
-        [--temperature 0] [--num-speculative-tokens 3] [--json FILE]
+        [--temperature 0] [--num-speculative-tokens 3] [--repeats 5] [--json FILE]
 
 The modes are "host", where Python calls every draft step; "step", one compiled engine step per dispatch; and
-"loop", several compiled steps per dispatch. All modes answer each prompt in turn, so that a drift in the
-machine's speed affects all of them. The exit status is 1 if tokens or acceptance differ.
+"loop", several compiled steps per dispatch. All modes answer each prompt in turn, several times and each time
+in another order, so that other work on the machine slows down all of them. Times are medians, with quartiles;
+"times step" is the median of the ratios of neighbouring runs, which load affects least. The exit
+status is 1 if tokens or acceptance differ.
 """
 
 import argparse
@@ -49,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
             for name, mode in MODES.items()
         }
         Oracle(engines["host"].programs).take_over(engines["host"].programs)
-        rows = compare(engines, prompts, sampling)
+        rows = compare(engines, prompts, sampling, repeats=args.repeats)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -63,41 +65,59 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def compare(
-    engines: dict[str, jaxspec.Engine], prompts: list, sampling: dict[str, Any]
+    engines: dict[str, jaxspec.Engine], prompts: list, sampling: dict[str, Any], *, repeats: int
 ) -> dict[str, dict[str, Any]]:
-    """For every mode, tokens and acceptance over all prompts, and the median time of a step."""
+    """For every mode, tokens and acceptance over all prompts, and the times of a step over all repeats."""
     tokens: dict[str, list[list[int]]] = {name: [] for name in engines}
     times: dict[str, list[float]] = {name: [] for name in engines}
     stats = {name: jaxspec.AcceptanceStats() for name in engines}
     for engine in engines.values():
         engine.generate(prompts[0], **{**sampling, "max_new_tokens": 8}, seed=0)
-    for seed, prompt in enumerate(prompts):
-        for name, engine in engines.items():
-            started = time.perf_counter()
-            answer = engine.generate(prompt, **sampling, seed=seed)
-            assert isinstance(answer, jaxspec.Generation)
-            times[name].append((time.perf_counter() - started) / answer.stats.steps)
-            tokens[name].append(answer.token_ids)
-            stats[name].add(answer.stats)
+    names = list(engines)
+    for repeat in range(repeats):
+        for seed, prompt in enumerate(prompts):
+            first = (repeat + seed) % len(names)
+            for name in (*names[first:], *names[:first]):
+                started = time.perf_counter()
+                answer = engines[name].generate(prompt, **sampling, seed=seed)
+                assert isinstance(answer, jaxspec.Generation)
+                times[name].append(1e3 * (time.perf_counter() - started) / answer.stats.steps)
+                if not repeat:
+                    tokens[name].append(answer.token_ids)
+                    stats[name].add(answer.stats)
     return {
         name: {
             "tokens": tokens[name],
-            "acceptance_length": stats[name].acceptance_length,
-            "acceptance_per_position": stats[name].acceptance_per_position,
-            "ms_per_step": 1e3 * statistics.median(times[name]),
+            **stats[name].to_dict(),
+            "ms_per_step": statistics.median(times[name]),
+            "ms_per_step_quartiles": quartiles(times[name]),
+            "times_step": statistics.median(
+                own / step for own, step in zip(times[name], times["step"], strict=True)
+            ),
         }
         for name in engines
     }
 
 
+def quartiles(values: list[float]) -> list[float]:
+    """The first and the third quartile."""
+    first, _, third = statistics.quantiles(values, method="inclusive") if len(values) > 1 else values * 3
+    return [first, third]
+
+
 def table(rows: dict[str, dict[str, Any]], same: bool) -> str:
     """The rows as text, with all digits of the acceptance."""
     positions = len(rows["host"]["acceptance_per_position"])
-    lines = ["mode  ms/step  tokens/step          " + "".join(f"position {i:<12}" for i in range(positions))]
+    lines = [
+        "mode  ms/step (quartiles)     times step  tokens/step          "
+        + "".join(f"position {i:<12}" for i in range(positions))
+    ]
     for name, row in rows.items():
         rates = "".join(f"{rate:<21.17f}" for rate in row["acceptance_per_position"])
+        low, high = row["ms_per_step_quartiles"]
+        spread = f"{row['ms_per_step']:.2f} ({low:.2f} to {high:.2f})"
         lines.append(
-            f"{name:<5} {row['ms_per_step']:7.2f}  {row['acceptance_length']:<20.17f} {rates}".rstrip()
+            f"{name:<5} {spread:<23} {row['times_step']:<11.2f} {row['acceptance_length']:<20.17f} {rates}"
         )
     lines.append("the same tokens and acceptance" if same else "tokens or acceptance DIFFER")
     return "\n".join(lines) + "\n"
@@ -115,10 +135,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--num-speculative-tokens", type=int, help="drafts per step")
+    parser.add_argument("--repeats", type=int, default=5, help="how often each mode answers each prompt")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     args = parser.parse_args(arguments)
     if args.max_new_tokens < 2:  # the first token takes no step
         parser.error(f"--max-new-tokens must be at least 2, got {args.max_new_tokens}")
+    if args.repeats < 1:
+        parser.error(f"--repeats must be at least 1, got {args.repeats}")
     return args
 
 

@@ -125,6 +125,17 @@ def test_time_by_phase():
     assert [text.get_text() for text in ax.texts] == ["2", "3", "1"]  # narrow parts have no label
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["draft", "verify", "rest"]
     assert len(plots.time_by_phase({"draft": 1.0}).patches) == 1
+    assert not ax.collections
+
+
+def test_times_of_several_measurements_are_medians_with_their_spread():
+    ax = plots.time_by_phase(
+        {"host": {"draft": [1.0, 9.0, 2.0], "verify": [3.0, 4.0, 3.5]}, "loop": {"all": 1.0}}
+    )
+    assert [bar.get_width() for bar in ax.patches] == pytest.approx([2, 3.5, 1])
+    (spread,) = ax.collections
+    # The sums are 4, 13 and 5.5.
+    assert spread.get_segments()[0][:, 0].tolist() == [4.75, 9.25]
 
 
 def test_the_strip_shows_every_token_on_its_colour(good):
