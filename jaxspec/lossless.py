@@ -1,10 +1,11 @@
 """Tests whether a drafter changes a target's answers: greedy ones by tokens, sampled ones by chi-square."""
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,12 +15,20 @@ from jaxspec.engine.load import load
 from jaxspec.engine.prompts import Prompt, as_prompts
 from jaxspec.sampling import SamplingParams
 
+_COMMON = 10
+"""How often a value must occur in two samples together to be compared by itself."""
+
 PROMPTS = (
     [5, 6, 7, 8, 5, 6, 7, 8, 5, 6],
     [9, 8, 7],
     [11, 12, 13, 14, 15, 16, 17, 18, 11, 12, 13, 14],
 )
 """Prompts of token ids that most vocabularies have. Their repetitions give an n-gram drafter drafts."""
+
+ENOUGH = 0.25
+"""The largest `LosslessReport.smallest_difference` with which distributions may be called equal."""
+POWER = 0.9
+"""The probability with which the tests find a difference of `LosslessReport.smallest_difference`."""
 
 
 @dataclass(frozen=True)
@@ -40,34 +49,62 @@ class Difference:
 
 @dataclass(frozen=True)
 class LosslessReport:
-    """The result of `check_lossless`; true if no difference was found.
+    """The result of `check_lossless`; true if its `outcome` is "equal".
 
     Attributes:
       differences: the first difference of each prompt whose greedy answers differ.
       p_value: p-value of the hypothesis that sampled tokens have the same distribution with and without the
         drafter.
       significance: the level below which `p_value` counts against the drafter.
+      smallest_difference: the total variation distance, 0 to 1, that so many samples show with a probability
+        of at least 90 %: any change of the second token's distribution after any of the prompts that moves
+        so much probability from some tokens to others. Tokens that occur fewer than ten times count as one.
+      samples: sampled answers per prompt and engine.
+      temperature: their temperature.
       greedy, sampled: acceptance in the greedy and the sampled answers.
     """
 
     differences: tuple[Difference, ...]
     p_value: float
     significance: float
+    smallest_difference: float
+    samples: int
+    temperature: float
     greedy: AcceptanceStats
     sampled: AcceptanceStats
 
+    @property
+    def outcome(self) -> Literal["equal", "different", "cannot tell"]:
+        """Whether a difference was found, and if not, whether the samples suffice.
+
+        "cannot tell" means that there are so few that `smallest_difference` is above `ENOUGH`. Without
+        samples, greedy answers alone decide.
+        """
+        if self.differences or self.p_value < self.significance:
+            return "different"
+        return "cannot tell" if self.samples and self.smallest_difference > ENOUGH else "equal"
+
     def __bool__(self) -> bool:
-        """Whether the greedy answers are equal and `p_value` is at least `significance`."""
-        return not self.differences and self.p_value >= self.significance
+        """Whether the outcome is "equal"."""
+        return self.outcome == "equal"
 
     def __str__(self) -> str:
         lines = [
             f"prompt {at.prompt} differs at token {at.token}: {at.plain} without drafts, {at.drafted} with"
             for at in self.differences
         ] or [f"greedy: the same tokens, {self.greedy.acceptance_length:.2f} a step"]
-        verdict = "the same distribution" if self.p_value >= self.significance else "another distribution"
+        if not self.samples:
+            return "\n".join([*lines, "sampled: not compared"])
+        if self.p_value < self.significance:
+            verdict = "another distribution"
+        elif self.smallest_difference > ENOUGH:
+            verdict = "cannot tell, with too few samples"
+        else:
+            verdict = "the same distribution"
         lines.append(
-            f"sampled: {verdict} (p = {self.p_value:.2g}), {self.sampled.acceptance_length:.2f} a step"
+            f"sampled at temperature {self.temperature:g}: {verdict} (p = {self.p_value:.2g}), "
+            f"{self.sampled.acceptance_length:.2f} a step; {self.samples} samples of a prompt show "
+            f"differences of {self.smallest_difference:.2f} and more"
         )
         return "\n".join(lines)
 
@@ -90,6 +127,9 @@ def check_lossless(
     different seeds. Chi-square tests of homogeneity compare the second tokens, the third tokens and the pairs
     of both; the first token comes from the pass that reads the prompt, which has no drafts.
 
+    The tests cannot prove equality: the report says how small a difference they would have found. A drafter
+    whose drafts are never accepted passes whatever it does wrong, and is warned about.
+
     In bfloat16, greedy answers may differ where two logits are nearly equal, because sums are computed in
     another order. In float32, the default here, this is rare.
 
@@ -98,7 +138,8 @@ def check_lossless(
       target: the model, as for `load`.
       prompts: as for `Engine.generate`.
       max_new_tokens: length of greedy answers.
-      samples: sampled answers per prompt and engine; 0 skips the test, with a p-value of 1.
+      samples: sampled answers per prompt and engine. With the default, and mostly with 600 or more, the
+        outcome is not "cannot tell". 0 compares greedy answers alone.
       temperature: temperature of sampled answers.
       seed: seed of the first sampled answer; the others count up from it, modulo 2**64.
       significance: level of the test over all prompts together.
@@ -106,13 +147,15 @@ def check_lossless(
 
     Raises:
       ValueError: as for `load` and `Engine.generate`; there is no prompt, or one leaves no room for three
-        tokens; or samples is below 0.
+        tokens; samples is below 0; or significance is not between 0 and 1.
       EngineError: an answer failed.
     """
     sizes = {"dtype": "float32", "progress": False, **engine}
     every = as_prompts(prompts)
     if not every or samples < 0:
         raise ValueError(f"there must be prompts, and samples 0 or more, got {len(every)} and {samples}")
+    if not 0 < significance < 1:
+        raise ValueError(f"significance must be between 0 and 1, got {significance}")
     drafting = drafter if isinstance(drafter, Mapping) else vars(drafter)
     found: list[Difference] = []
     greedy, sampled = AcceptanceStats(), AcceptanceStats()
@@ -127,16 +170,28 @@ def check_lossless(
             greedy.add(two.stats)
             if (difference := first_difference(i, one, two)) is not None:
                 found.append(difference)
-        p_values = []
-        for prompt in every if samples else ():
-            counts = [
+        compared = [
+            tuple(
                 _counts(each, prompt, samples, seed + samples * i, temperature, sampled if i else None)
                 for i, each in enumerate((plain, other))
-            ]
-            p_values += [homogeneity(*samples_of) for samples_of in zip(*counts, strict=True)]
+            )
+            for prompt in (every if samples else ())
+        ]
+    pairs = [pair for counts in compared for pair in zip(*counts, strict=True)]
     # Bonferroni: the smallest of n p-values is below x with a probability of at most n x.
-    p_value = min(1.0, min(p_values, default=1.0) * max(len(p_values), 1))
-    return LosslessReport(tuple(found), p_value, significance, greedy, sampled)
+    p_value = min(1.0, min((homogeneity(*pair) for pair in pairs), default=1.0) * max(len(pairs), 1))
+    seconds = [(one[0], two[0]) for one, two in compared]
+    smallest = max((smallest_difference(*pair, significance / len(pairs)) for pair in seconds), default=1.0)
+    asked = {"greedy": greedy, **({"sampled": sampled} if samples else {})}
+    if idle := [name for name, stats in asked.items() if not stats.accepted]:
+        warnings.warn(
+            f"no draft was accepted in the {' and '.join(idle)} answers, which say little about the drafter "
+            "then: give prompts that it continues well",
+            stacklevel=2,
+        )
+    return LosslessReport(
+        tuple(found), p_value, significance, smallest, samples, temperature, greedy, sampled
+    )
 
 
 def first_difference(prompt: int, plain: Generation, drafted: Generation) -> Difference | None:
@@ -153,15 +208,38 @@ def homogeneity(one: Counter[Any], two: Counter[Any]) -> float:
 
     Values that occur fewer than ten times in both samples together are pooled.
     """
-    both = one + two
     from scipy.stats import chi2_contingency  # imports slowly
 
-    common = [kind for kind in both if both[kind] >= 10]
+    table = _table(one, two)
+    return float(chi2_contingency(table, correction=False).pvalue) if table.shape[1] > 1 else 1.0
+
+
+def smallest_difference(one: Counter[Any], two: Counter[Any], level: float) -> float:
+    """The total variation distance that `homogeneity` of such samples shows at a level, 1 if none.
+
+    Distributions at a distance of d make its statistic of n samples each noncentral by at least 2 n d², so
+    every difference of this size is found with a probability of `POWER` or more.
+    """
+    from scipy.optimize import brentq
+    from scipy.stats import chi2, ncx2
+
+    samples = min(one.total(), two.total())
+    if max((one + two).values(), default=0) < _COMMON:
+        return 1.0  # all of it is pooled
+    degrees = max(_table(one, two).shape[1] - 1, 1)
+    limit = chi2.isf(level, degrees)
+    needed = brentq(lambda noncentral: ncx2.sf(limit, degrees, noncentral) - POWER, 1e-6, 1e3 + 10 * limit)
+    return min(1.0, float(np.sqrt(needed / (2 * samples))))
+
+
+def _table(one: Counter[Any], two: Counter[Any]) -> np.ndarray:
+    """The counts i64[2, columns] of the values that are common, and those of all others together, if any."""
+    both = one + two
+    common = [kind for kind in both if both[kind] >= _COMMON]
     table = np.array([[sample[kind] for kind in common] for sample in (one, two)], np.int64).reshape(2, -1)
     rare = np.array([[sample.total()] for sample in (one, two)]) - table.sum(axis=1, keepdims=True)
     table = np.hstack([table, rare])
-    table = table[:, table.sum(axis=0) > 0]
-    return float(chi2_contingency(table, correction=False).pvalue) if table.shape[1] > 1 else 1.0
+    return table[:, table.sum(axis=0) > 0]
 
 
 def _check_answer(generation: Generation) -> None:

@@ -13,6 +13,9 @@ from tiny_models import perturb, write_target
 
 import jaxspec
 from jaxspec import lossless
+from jaxspec.drafters.draft_model import DraftModel
+from jaxspec.drafters.ngram import NGramDrafter
+from jaxspec.drafters.registry import KINDS
 from jaxspec.engine.device import step
 from jaxspec.lossless import homogeneity
 
@@ -37,8 +40,66 @@ def test_nothing_is_found_where_nothing_is(drafter, target):
     assert report.differences == ()
     assert report.greedy.drafted > report.greedy.accepted > 0
     assert report.sampled.accepted > 0
+    assert report.outcome == "equal"
+    assert 0.15 < report.smallest_difference < lossless.ENOUGH
     assert str(report).startswith("greedy: the same tokens, ")
-    assert "sampled: the same distribution (p = " in str(report)
+    assert "sampled at temperature 1: the same distribution (p = " in str(report)
+    assert f"600 samples of a prompt show differences of {report.smallest_difference:.2f} and" in str(report)
+
+
+class Liar(DraftModel):
+    """Its drafts are drawn from other logits than it says."""
+
+    title = "a liar"
+
+    def propose(self, *args, mode):
+        proposal, cache = super().propose(*args, mode=mode)
+        lie = None if proposal.logits is None else 0.2 * proposal.logits
+        return replace(proposal, logits=lie), cache
+
+
+@pytest.mark.parametrize(
+    ("samples", "outcome"), [(20, "cannot tell"), (200, "cannot tell"), (600, "different")]
+)
+def test_a_lie_about_the_distribution_is_never_called_lossless(
+    drafter, target, monkeypatch, samples, outcome
+):
+    monkeypatch.setitem(KINDS, "liar", Liar)
+    report = jaxspec.check_lossless({**drafter, "kind": "liar"}, target, **{**CHECK, "samples": samples})
+    assert report.outcome == outcome
+    assert not report
+    assert report.differences == ()
+    assert ("cannot tell, with too few samples" in str(report)) == (outcome == "cannot tell")
+
+
+def test_drafts_that_are_never_accepted_are_warned_about(target, monkeypatch):
+    class Shy(NGramDrafter):
+        def propose(self, *args, mode):
+            proposal, cache = super().propose(*args, mode=mode)
+            return replace(proposal, count=jnp.zeros_like(proposal.count)), cache
+
+    monkeypatch.setitem(KINDS, "shy", Shy)
+    sizes = {**CHECK, "samples": 0, "sampling_modes": ("greedy",)}
+    with pytest.warns(UserWarning, match="no draft was accepted in the greedy answers"):
+        report = jaxspec.check_lossless({"kind": "shy"}, target, prompts=[[5, 6, 5]], **sizes)
+    assert report.outcome == "equal"
+    assert "sampled: not compared" in str(report)
+
+
+def test_it_samples_at_the_temperature_it_was_asked(drafter, target, monkeypatch):
+    asked = set()
+    make_request = jaxspec.Engine.make_request
+
+    def recorded(engine, prompt, params, **options):
+        asked.add((params.temperature, params.max_new_tokens))
+        return make_request(engine, prompt, params, **options)
+
+    monkeypatch.setattr(jaxspec.Engine, "make_request", recorded)
+    check = {**CHECK, "samples": 20, "temperature": 0.7}
+    report = jaxspec.check_lossless(drafter, target, prompts=[3, 5, 8], **check)
+    assert {(0.7, 3)} <= asked <= {(0.7, 3), (0.0, 16)}
+    assert report.temperature == 0.7
+    assert "sampled at temperature 0.7: " in str(report)
 
 
 def test_one_prompt_is_checked_as_one(drafter, target):
@@ -76,6 +137,12 @@ def test_greedy_answers_that_failed_are_not_the_same(target, tmp_path):
         jaxspec.check_lossless({"kind": "ngram"}, bad, samples=0, **sizes)
 
 
+@pytest.mark.parametrize("level", [0, 1, float("nan")])
+def test_a_level_that_is_none_is_refused(target, level):
+    with pytest.raises(ValueError, match="significance must be between 0 and 1, got"):
+        jaxspec.check_lossless({"kind": "ngram"}, target, significance=level)
+
+
 @pytest.mark.parametrize("nothing", [{"prompts": []}, {"samples": -1}])
 def test_nothing_to_compare_is_refused(target, monkeypatch, nothing):
     monkeypatch.setattr(lossless, "load", lambda *args, **settings: pytest.fail("loaded"))
@@ -108,6 +175,23 @@ def test_an_answer_that_ends_early_differs():
     assert lossless.first_difference(0, plain, plain) is None
     assert lossless.first_difference(7, plain, drafted) == lossless.Difference(7, 2, 5, None)
     assert lossless.first_difference(7, drafted, plain) == lossless.Difference(7, 2, None, 5)
+
+
+def test_the_smallest_difference_is_found_as_often_as_it_says():
+    """Of samples whose distributions are that far apart, in few tokens or in all, at least nine of ten."""
+    rng = np.random.default_rng(0)
+    for size, moved in ((12, 1), (12, 6), (40, 20)):
+        p = rng.dirichlet(np.full(size, 5.0))
+        draw = lambda p: Counter(dict(enumerate(rng.multinomial(2000, p).tolist())))  # noqa: E731
+        distance = lossless.smallest_difference(draw(p), draw(p), 1e-4)
+        gain, loss = np.zeros(size), np.zeros(size)
+        order = np.argsort(p)
+        gain[order[:moved]] = distance / moved
+        loss[order[moved:]] = distance * p[order[moved:]] / p[order[moved:]].sum()
+        found = [homogeneity(draw(p), draw(p + gain - loss)) < 1e-4 for _ in range(60)]
+        assert np.mean(found) >= 0.85
+    assert lossless.smallest_difference(Counter(range(20)), Counter(range(20)), 1e-4) == 1.0  # all pooled
+    assert lossless.smallest_difference(Counter(a=2000), Counter(a=2000), 1e-4) < 0.1
 
 
 def test_homogeneity():

@@ -17,7 +17,7 @@ PROMPTS = ["w6 w7", "w8 w9 w8 w9", "w10"]
 PARAMETERS = {
     "speculation": {"PROMPTS": PROMPTS, "MAX_NEW_TOKENS": 12},
     "look_inside_one_step": {"PROMPT": PROMPTS[1], "MAX_NEW_TOKENS": 24},
-    "write_your_own_drafter": {"PROMPTS": PROMPTS[:2], "MAX_NEW_TOKENS": 24, "SAMPLES": 10},
+    "write_your_own_drafter": {"PROMPTS": PROMPTS[:2], "MAX_NEW_TOKENS": 24, "SAMPLES": 600},
     "train_a_head": {"UPDATES": 40, "PROMPTS": 24},
 }
 """What makes each notebook small; of those with a MODEL, it is the tiny configuration."""
