@@ -4,13 +4,14 @@ import argparse
 import os
 import runpy
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO
 
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import Config
 from jaxspec.drafters.formats import identify
 from jaxspec.drafters.registry import KINDS
-from jaxspec.sampling import SamplingParams
+from jaxspec.sampling import DEFAULT_MAX_NEW_TOKENS, SamplingParams
 
 
 class CommandError(ValueError):
@@ -47,6 +48,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} (see --help)\n")
+
+    def refuse(self, args: argparse.Namespace, names: Sequence[str], why: str) -> None:
+        """Exits with status 2 if one of these options was given, which have no effect `why`."""
+        for name in names:
+            if getattr(args, name) != self.get_default(name):
+                self.error(f"--{name.replace('_', '-')} has no effect {why}")
 
     def print_help(self, file: Any = None) -> None:
         """Writes the help to stdout; exits with status 2 if stdout cannot be written."""
@@ -105,7 +112,10 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     default = SamplingParams()
     group = parser.add_argument_group("sampling")
     group.add_argument(
-        "--max-new-tokens", type=int, default=default.max_new_tokens, metavar="N", help="default: %(default)s"
+        "--max-new-tokens",
+        type=int,
+        metavar="N",
+        help=f"default: {DEFAULT_MAX_NEW_TOKENS}, or as many as the model has positions for",
     )
     group.add_argument(
         "--temperature",
@@ -117,7 +127,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--top-p", type=float, default=default.top_p, metavar="P", help="default: 1, all")
     group.add_argument("--top-k", type=int, default=default.top_k, metavar="K", help="default: 0, all")
     group.add_argument("--min-p", type=float, default=default.min_p, metavar="P", help="default: 0, all")
-    group.add_argument("--seed", type=int, metavar="N", help="default: drawn at random and reported")
+    group.add_argument("--seed", type=int, metavar="N", help="of draws; default: at random, and reported")
     group.add_argument(
         "--stop",
         action="append",
@@ -162,17 +172,28 @@ def drafts_option(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"must be a whole number or auto, got {text!r}") from None
 
 
-def sampling_params(args: argparse.Namespace) -> SamplingParams:
+def sampling_params(args: argparse.Namespace, *, may_sample: bool = False) -> SamplingParams:
     """The parameters given by the options of `add_sampling_options`.
 
+    Args:
+      may_sample: whether requests may set another temperature.
+
     Raises:
-      CommandError: a value is out of range.
+      CommandError: a value is out of range, or has no effect at temperature 0.
     """
     names = ("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos")
     try:
-        return SamplingParams(**{name: getattr(args, name) for name in names})
+        params = SamplingParams(**{name: getattr(args, name) for name in names})
     except ValueError as error:
         raise CommandError(error) from None
+    if params.temperature or may_sample:
+        return params
+    default = SamplingParams()
+    for name in ("top_p", "top_k", "min_p"):
+        if getattr(params, name) != getattr(default, name):
+            option = f"--{name.replace('_', '-')}"
+            raise CommandError(f"{option} has no effect without --temperature: at 0, decoding is greedy")
+    return params
 
 
 def drafter_options(args: argparse.Namespace, config: Config) -> dict[str, Any]:

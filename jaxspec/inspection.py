@@ -206,6 +206,7 @@ def inspect_steps(
     params: SamplingParams | None = None,
     *,
     raw: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     **sampling: Any,
 ) -> Inspection:
     """Answers one prompt step by step and records every step.
@@ -215,7 +216,7 @@ def inspect_steps(
 
     Args:
       engine: an engine on one device.
-      prompt, params, raw, **sampling: as in `Engine.generate`.
+      prompt, params, raw, chat_template_kwargs, **sampling: as in `Engine.generate`.
 
     Raises:
       ValueError: as in `Engine.generate`.
@@ -223,7 +224,8 @@ def inspect_steps(
     """
     if engine.core.error is not None:
         raise EngineError(str(engine.core.error))
-    request = engine.make_request(prompt, SamplingParams.merge(params, sampling), raw=raw)
+    params = SamplingParams.merge(params, sampling)
+    request = engine.make_request(prompt, params, raw=raw, chat_template_kwargs=chat_template_kwargs)
     with own_settings(engine.core.device), compilation_cache():
         steps = list(_Run(engine, request).steps())
     return Inspection(steps, request.generation())

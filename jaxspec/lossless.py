@@ -146,8 +146,8 @@ def check_lossless(
       **engine: fields of `EngineConfig`.
 
     Raises:
-      ValueError: as for `load` and `Engine.generate`; there is no prompt, or one leaves no room for three
-        tokens; samples is below 0; or significance is not between 0 and 1.
+      ValueError: as for `load` and `Engine.generate`; there is no prompt, or one leaves too little room;
+        samples is below 0; or significance is not between 0 and 1.
       EngineError: an answer failed.
     """
     sizes = {"dtype": "float32", "progress": False, **engine}
@@ -263,11 +263,6 @@ def _counts(
         )
         for seed in range(first_seed, first_seed + samples)
     ]
-    if requests[0].max_new_tokens < 3:
-        raise ValueError(
-            f"prompt of {len(requests[0].prompt)} tokens leaves no room for 3 more, which are compared: "
-            f"max_model_len is {engine.max_model_len}"
-        )
     pairs: Counter[tuple[int, int]] = Counter()
     for _, generation in engine.run(requests):
         _check_answer(generation)

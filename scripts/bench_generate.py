@@ -187,7 +187,7 @@ def read_prompts(path: Path | None, limit: int) -> list:
     built-in prompts.
 
     Raises:
-      ValueError: a malformed row, no row at all, or a limit below 1.
+      ValueError: a malformed row or one that asks for more, no row at all, or a limit below 1.
     """
     if limit < 1:
         raise ValueError(f"--limit must be at least 1, got {limit}")
@@ -197,7 +197,7 @@ def read_prompts(path: Path | None, limit: int) -> list:
     for row in read_rows(path):
         if isinstance(row, RowError):
             raise ValueError(str(row))
-        prompts.append(row.turns[0] if row.turns else row.prompt)
+        prompts.append(row.first_prompt)
     if not prompts:
         raise ValueError(f"{path} holds no rows")
     return prompts[:limit]

@@ -161,7 +161,10 @@ def _prompts(args: argparse.Namespace) -> list[Any]:
     for row in rows:
         if isinstance(row, RowError):
             raise CommandError(row)
-        prompts.append(row.turns[0] if row.turns else row.prompt)
+        try:
+            prompts.append(row.first_prompt)
+        except RowError as error:
+            raise CommandError(error) from None
     return prompts
 
 
@@ -292,6 +295,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if (args.config is None) == (args.shape is None):
         parser.error("give either CONFIG or --shape")
+    if args.input is None:
+        parser.refuse(args, ["limit", "max_new_tokens"], "without --input")
+    else:
+        parser.refuse(args, ["scale"], "with --input")
     for name in ("repeats", "limit", "rate", "scale"):
         value = getattr(args, name)
         if value is not None and not value > 0:
@@ -303,6 +310,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         )
     except ValueError as error:
         parser.error(str(error))
+    if not args.temperature:
+        parser.refuse(args, ["top_k", "top_p"], "without --temperature")
     if args.shape is not None:
         given = args.num_speculative_tokens
         args.num_speculative_tokens = 0 if args.no_speculation else _MOST_DRAFTS if given is None else given

@@ -27,6 +27,7 @@ from jaxspec.models.decoder import Decoder
 from jaxspec.models.loading import plan_target
 from jaxspec.models.packed_weights import Activations, resolve_activations
 from jaxspec.provenance import provenance
+from jaxspec.training.prompt_files import read_rows
 
 _TEXT = Path(__file__).parents[1] / "tests" / "goldens" / "smollm2-135m.json"
 _Text = tuple[list[int], list[int]]
@@ -79,15 +80,14 @@ def read_answers(tokenizer: Tokenizer, path: Path, limit: int) -> Iterator[_Text
     """Token ids of the prompt and the answer of every row.
 
     Raises:
-      ValueError: a row has no prompt or no answer.
+      ValueError: a row is malformed or has no answer.
     """
-    for line in path.read_text("utf-8").splitlines()[:limit]:
-        row = json.loads(line)
-        if not isinstance(row, dict) or not {"prompt", "answer"} <= set(row):
-            raise ValueError(f"{path}: a row has no 'prompt' or no 'answer'")
-        prompt = tokenizer.apply_chat_template([{"role": "user", "content": row["prompt"]}])
+    for row in read_rows(path)[:limit]:
+        if row.answer is None:
+            raise ValueError(f"{row.where}: has no answer")
+        prompt = tokenizer.apply_chat_template(row.messages, arguments=row.chat_template_kwargs)
         ids = tokenizer.encode(prompt, add_special_tokens=False)
-        yield ids, tokenizer.encode(row["answer"], add_special_tokens=False)
+        yield ids, tokenizer.encode(row.answer, add_special_tokens=False)
 
 
 def measure(

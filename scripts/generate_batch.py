@@ -3,7 +3,8 @@
     python scripts/generate_batch.py CONFIG --input IN.jsonl --output OUT.jsonl [--summary FILE.json]
 
 CONFIG is a configuration's name, a TOML file, a checkpoint folder, a .gguf file or a Hugging Face Hub id.
-Every row of IN.jsonl is {"prompt": ...}, {"messages": [...]} or {"turns": [...]}, optionally with an "id".
+Every row of IN.jsonl is {"prompt": ...}, {"messages": [...]} or {"turns": [...]}, optionally with an "id",
+sampling parameters of its own ("temperature", "max_new_tokens", ...) and "chat_template_kwargs".
 Exit status: 0; 1 if some rows failed and all others are done; 2 for bad input, or if something cannot be
 written; 130 after Ctrl-C.
 """
@@ -63,7 +64,10 @@ from jaxspec.engine import EngineError
 from jaxspec.engine.load import load, resolve_config
 from jaxspec.jax_settings import choose_devices
 from jaxspec.provenance import device, provenance
-from jaxspec.sampling import SamplingParams, required_mode
+from jaxspec.rows import may_sample
+from jaxspec.sampling import SamplingMode, SamplingParams, required_mode
+
+_OTHER_FORMATS = (".arrow", ".bz2", ".csv", ".feather", ".gz", ".parquet", ".tsv", ".xz", ".zip", ".zst")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -153,7 +157,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _generate(args: argparse.Namespace, command: str) -> int:
-    params = sampling_params(args)
     for option, number in [("--limit", args.limit), ("--replicas", args.replicas)]:
         if number is not None and number < 1:
             raise CommandError(f"{option} must be at least 1, got {number}")
@@ -161,9 +164,11 @@ def _generate(args: argparse.Namespace, command: str) -> int:
     config = config.replace(drafter=drafter_options(args, config), engine=_engine_options(args))
     if args.ray is not None:
         _refuse_device(args, "--ray")
-        return _generate_with_ray(args, params, config, command)
+        return _generate_with_ray(args, config, command)
     args.output = Path(args.output)
     _check_files(args)
+    rows_sample = may_sample(*args.input)
+    params = sampling_params(args, may_sample=rows_sample)
     devices, environments = _share_devices(args, config)
     if devices is None:
         own = choose_devices(args.device, config.engine.tensor_parallel)
@@ -188,18 +193,22 @@ def _generate(args: argparse.Namespace, command: str) -> int:
         }
         output.begin(settings, about, force=force)
         unanswered = Unanswered(islice(rows, args.limit), output, force=force)
-        job = Job(args, config, params, unanswered, environments)
+        job = Job(args, config, params, _modes(params, rows_sample), unanswered, environments)
         summary = job.run(output)
     return _conclude(args, summary, about)
 
 
-def _generate_with_ray(args: argparse.Namespace, params: SamplingParams, config: Config, command: str) -> int:
+def _generate_with_ray(args: argparse.Namespace, config: Config, command: str) -> int:
     """Answers with Ray Data, which also reads and writes, and summarises the output."""
     if find_spec("ray") is None:
         raise CommandError('--ray needs Ray: pip install "jaxspec[ray]"')
     from jaxspec.batch import ray
 
     _check_ray_options(args)
+    # Folders, URLs and Parquet are not read here.
+    is_lines = all(os.path.isfile(path) and not path.endswith(".parquet") for path in args.input)
+    rows_sample = not is_lines or may_sample(*args.input)
+    params = sampling_params(args, may_sample=rows_sample)
     if params.seed is None:
         params = dataclasses.replace(params, seed=secrets.randbits(64))
     assert params.seed is not None
@@ -218,7 +227,7 @@ def _generate_with_ray(args: argparse.Namespace, params: SamplingParams, config:
         raw=args.raw,
         imports=args.imports,
         drafter=drafter_options(args, config),
-        sampling_modes=(required_mode(params),),
+        sampling_modes=_modes(params, rows_sample),
         **_engine_options(args),
     )
     seconds = time.perf_counter() - start
@@ -292,6 +301,11 @@ def _refuse_device(args: argparse.Namespace, option: str) -> None:
         )
 
 
+def _modes(params: SamplingParams, rows_sample: bool) -> tuple[str | SamplingMode, ...]:
+    """The programs to compile: the one that serves `params`, or all if rows may set how they are sampled."""
+    return ("greedy", "sampled") if rows_sample else (required_mode(params),)
+
+
 def _share_devices(
     args: argparse.Namespace, config: Config
 ) -> tuple[HostDevices | None, list[dict[str, str]]]:
@@ -305,6 +319,10 @@ def _share_devices(
 
 def _check_files(args: argparse.Namespace) -> None:
     """Checks the files, before anything is written."""
+    for option, paths in (("--input", args.input), ("--output", [args.output])):
+        for path in map(Path, paths):
+            if path.suffix.lower() in _OTHER_FORMATS:
+                raise CommandError(f"{option} {path}: rows are JSON lines, and Parquet only with --ray")
     sources = ["/dev/stdin" if source == STDIN else source for source in args.input]
     written = [args.output, record_path(args.output), *([args.summary] if args.summary else [])]
     files = [Path(path).resolve() for path in (*sources, *written)]
@@ -341,6 +359,7 @@ class Job:
         args: argparse.Namespace,
         config: Config,
         params: SamplingParams,
+        modes: tuple[str | SamplingMode, ...],
         rows: Unanswered,
         environments: list[dict[str, str]],
     ):
@@ -348,6 +367,7 @@ class Job:
         self._environments = environments
         self._config = config
         self._params = params
+        self._modes = modes
         self._rows = rows
         self._answered = self._failed = 0
         self._failures: list[str] = []
@@ -394,7 +414,7 @@ class Job:
             args.config,
             drafter=drafter_options(args, self._config),
             device=args.device,
-            sampling_modes=(required_mode(self._params),),
+            sampling_modes=self._modes,
             **{**_engine_options(args), "batch_size": batch_size},
         )
         if not self._environments:

@@ -78,7 +78,7 @@ def test_every_page_is_reached_from_the_first():
 def test_code_runs(page, tiny_config, monkeypatch, tmp_path, capsys):
     """On the tiny model."""
     load = jaxspec.load
-    options = {"progress": False, "max_model_len": 64}
+    options = {"progress": False, "max_model_len": 96}
 
     def tiny(model, **given):
         return load(tiny_config, **options | given)

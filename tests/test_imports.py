@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = (
     ("scripts",),  # and the package's command lines
     ("training", "batch"),
+    ("rows",),
     ("engine",),
     ("drafters",),
     ("models", "sampling"),

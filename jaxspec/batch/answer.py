@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jaxspec.batch.rows import Row
 from jaxspec.engine import AcceptanceStats, Generation
+from jaxspec.rows import Row
 
 
 @dataclass(frozen=True)

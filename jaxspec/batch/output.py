@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxspec.batch.ids import IdTable
 from jaxspec.batch.record import describe_difference, read_record, record_path, write_record
-from jaxspec.batch.rows import Row, RowError
+from jaxspec.rows import IdTable, Row, RowError
 
 SYNC_SECONDS = 5.0
 """Answers of so many seconds may be lost if the machine fails; none are lost if the process is killed."""

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from jaxspec.batch.answer import Answer
-from jaxspec.batch.rows import RowError
 from jaxspec.engine import AcceptanceStats, Generation
+from jaxspec.rows import RowError
 
 
 class Progress:

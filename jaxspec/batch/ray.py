@@ -25,16 +25,15 @@ from ray.data.datasource import BlockBasedFileDatasink, FileBasedDatasource
 from jaxspec.batch.answer import Answer
 from jaxspec.batch.devices import thread_limits
 from jaxspec.batch.output import OutputError
-from jaxspec.batch.rows import MAX_LINE, InputError, Row, RowError, make_row, parse_line
 from jaxspec.batch.run import BatchRun
 from jaxspec.batch.summary import MAX_FAILURES
 from jaxspec.config import ConfigError
 from jaxspec.engine import AcceptanceStats, EngineError
 from jaxspec.engine.load import load
 from jaxspec.errors import one_line
+from jaxspec.rows import KEYS, MAX_LINE, NOTES, InputError, Row, RowError, make_row, parse_line
 from jaxspec.sampling import SamplingParams
 
-_COLUMNS = ("id", "prompt", "messages", "turns")
 _BATCHES_AT_ONCE = 2
 _LINES_AT_ONCE = 1024
 _SECONDS_TO_CONNECT = 10.0
@@ -98,7 +97,7 @@ class Answerer:
 
         Args:
           model: as in `jaxspec.load`.
-          params: sampling parameters of every row, with the run's seed.
+          params: as in `BatchRun`, with the run's seed.
           raw: pass text prompts without the chat template.
           imports: Python files to run first.
           cores: number of CPU cores to use; None for all.
@@ -121,18 +120,17 @@ class Answerer:
         """Answers rows.
 
         Args:
-          table: columns "id" (unique strings or integers) and one or more of "prompt", "messages" and
-            "turns", exactly one of which is not null in each row.
+          table: columns "id" (unique strings or integers) and others that rows may have
+            (`jaxspec.rows.read_rows`). A null is a key that the row does not have.
 
         Returns:
           Columns "id" and `ANSWER_COLUMNS`, one row for each row of `table`.
         """
-        # Of other columns, Python may be unable to hold the values.
-        asked = table.select([name for name in _COLUMNS if name in table.column_names])
-        given = [
-            {name: value for name, value in row.items() if value is not None} for row in asked.to_pylist()
-        ]
-        rows = [_row(f"row {values.get('id')!r}", values) for values in given]
+        unknown = {name: True for name in table.column_names if name not in KEYS}
+        # Of columns that are not looked at, Python may be unable to hold the values.
+        asked = table.select([name for name in KEYS if name in table.column_names and name not in NOTES])
+        given = [_without_nulls(row) for row in asked.to_pylist()]
+        rows = [_row(f"row {values.get('id')!r}", {**values, **unknown}) for values in given]
         id_type = table.schema.field("id").type if "id" in table.column_names else pa.null()
         answers = zip(given, self._records(rows), strict=True)
         records = [{**record, "id": values.get("id")} for values, record in answers]
@@ -327,11 +325,14 @@ def answer_files(
       Totals over all rows.
 
     Raises:
-      InputError: inputs of both formats, or that cannot be read.
-      OutputError: the folder cannot be made.
+      InputError: inputs of both formats, that cannot be read, or with a column that rows cannot have.
+      OutputError: the folder cannot be made, or has the name of the other format.
       EngineError: Ray failed.
     """
     is_parquet = _is_parquet(inputs)
+    if output.rstrip("/").endswith(".jsonl" if is_parquet else ".parquet"):
+        kind = "Parquet" if is_parquet else "JSON lines"
+        raise OutputError(f"{output}: the output is {kind}, as the input is")
     context = ray.data.DataContext.get_current()
     # Without order, a limit would take the rows of any file.
     context.execution_options.preserve_order = keep_order or limit is not None
@@ -341,6 +342,8 @@ def answer_files(
         rows = _read(inputs, is_parquet)
     except (OSError, ValueError, pa.ArrowException, ray.exceptions.RayError) as error:
         raise InputError(one_line(f"cannot read {', '.join(inputs)}: {_cause(error)}")) from None
+    if is_parquet and (unknown := [name for name in rows.columns() or () if name not in KEYS]):
+        raise InputError(f"{', '.join(inputs)}: unknown column {unknown[0]!r}; known: {', '.join(KEYS)}")
     try:
         if limit is not None:
             rows = rows.limit(limit)
@@ -397,6 +400,14 @@ def _count_table(table: pa.Table) -> pa.Table:
     for row in table.to_pylist():
         counts.add_record(json.loads(row["line"]) if "line" in row else row)
     return pa.table({"counts": [json.dumps(asdict(counts))]})
+
+
+def _without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
+    values = {name: value for name, value in row.items() if value is not None}
+    if isinstance(arguments := values.get("chat_template_kwargs"), dict):
+        # A column of structs has every key in every row.
+        values["chat_template_kwargs"] = {n: value for n, value in arguments.items() if value is not None}
+    return values
 
 
 def _row(place: str, values: Mapping[str, Any]) -> Row | RowError:

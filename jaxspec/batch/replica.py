@@ -27,7 +27,7 @@ class Work:
     Attributes:
       imports: Python files to run first.
       load: makes the engine.
-      params: sampling parameters of every row, with the run's seed.
+      params: as in `BatchRun`, with the run's seed.
       raw: pass text prompts without the chat template.
     """
 

@@ -19,11 +19,11 @@ from jaxspec.batch.devices import child_environment
 from jaxspec.batch.progress import Progress
 from jaxspec.batch.read_ahead import ReadAhead
 from jaxspec.batch.replica import Ready, Refused, Work
-from jaxspec.batch.rows import Row, RowError
 from jaxspec.batch.run import LOOK_AHEAD
 from jaxspec.engine import Engine
 from jaxspec.errors import one_line
 from jaxspec.interpreter import python_interpreter
+from jaxspec.rows import Row, RowError
 from jaxspec.sampling import SamplingParams
 
 MAX_DEATHS = 3
@@ -81,7 +81,7 @@ class ReplicaRun(Progress):
           load: makes an engine in a replica's process; must be picklable.
           environments: for each replica, environment variables to add to this process's own.
           rows: as in `BatchRun`, each with its own place.
-          params: sampling parameters of every row, with the run's seed.
+          params: as in `BatchRun`, with the run's seed.
           imports: Python files that each process runs first.
           raw, keep_order: as in `BatchRun`.
           note: called with a line of text when a replica dies, and with what the first one prints while it

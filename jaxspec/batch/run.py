@@ -10,11 +10,10 @@ from queue import SimpleQueue
 from typing import Any
 
 from jaxspec.batch.answer import Answer
-from jaxspec.batch.ids import RowId, hash_json
 from jaxspec.batch.progress import Progress
 from jaxspec.batch.read_ahead import ReadAhead
-from jaxspec.batch.rows import Row, RowError
 from jaxspec.engine import Engine, Generation, Request
+from jaxspec.rows import Row, RowError, RowId, hash_json
 from jaxspec.sampling import SamplingParams
 
 LOOK_AHEAD = 16
@@ -61,8 +60,9 @@ class BatchRun(Progress):
         Args:
           engine: answers the requests.
           rows: read in a separate thread, so that running requests never wait for a slow input.
-          params: sampling parameters of every row. Their seed is the run's, from which `row_seed` derives
-            those of requests; None draws one at random.
+          params: sampling parameters of every row, as far as it does not set its own. Their seed is the
+            run's, from which `row_seed` derives those of requests; None draws one at random. A row's own seed
+            is that of all its requests.
           raw: pass text prompts without the chat template.
           keep_order: yield in the order of the rows. Answers wait for those before them, and slots may
             become idle while one row takes as long as `LOOK_AHEAD` * `Engine.max_pending` others.
@@ -143,8 +143,14 @@ class BatchRun(Progress):
         return None
 
     def _request(self, pending: _PendingRow) -> Request:
-        seed = row_seed(self.seed, pending.row.id, len(pending.generations))
-        return self._engine.make_request(_prompt(pending), replace(self._params, seed=seed), raw=self._raw)
+        row = pending.row
+        seed = row_seed(self.seed, row.id, len(pending.generations))
+        return self._engine.make_request(
+            _prompt(pending),
+            replace(self._params, **{"seed": seed, **row.sampling}),
+            raw=self._raw,
+            chat_template_kwargs=row.chat_template_kwargs,
+        )
 
     def _fail(self, pending: _PendingRow, turn: int, problem: object) -> None:
         said = f"turn {turn}: {problem}" if pending.row.turns else problem

@@ -16,7 +16,7 @@ from jaxspec.config import Config, DrafterConfig
 from jaxspec.config.toml import SourceConfig
 from jaxspec.jax_settings import platform
 from jaxspec.models.packed_weights import resolve_activations
-from jaxspec.sampling import SamplingParams
+from jaxspec.sampling import DEFAULT_MAX_NEW_TOKENS, SamplingParams
 
 _BLOCK = 2**16
 _BLOCKS = 128
@@ -62,6 +62,7 @@ def run_settings(
         "engine.max_model_len": engine.max_model_len,
         "engine.synthetic_acceptance_length": engine.synthetic_acceptance_length,
         **dataclasses.asdict(params),
+        "max_new_tokens": params.max_new_tokens or DEFAULT_MAX_NEW_TOKENS,
         "raw": raw,
         "keep_order": keep_order,
     }

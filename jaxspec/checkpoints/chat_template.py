@@ -24,6 +24,11 @@ _ENDED_BY_TEMPLATES = {
 }
 """Signals that end a process that computes too long, or whose C code runs out of memory or stack."""
 
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""The roles that any template may be asked for; of others it must name those that it knows."""
+
+_SET_HERE = ("messages", "add_generation_prompt")
+
 
 def render_chat(
     template: str,
@@ -31,6 +36,7 @@ def render_chat(
     special_tokens: Mapping[str, str],
     *,
     add_generation_prompt: bool,
+    arguments: Mapping[str, Any] | None = None,
 ) -> str:
     """Renders a conversation as text.
 
@@ -42,12 +48,16 @@ def render_chat(
       messages: at least one {"role": ..., "content": ...}, both strings.
       special_tokens: texts of "bos_token", "eos_token", …, which the template can use.
       add_generation_prompt: whether the text ends where the assistant's answer begins.
+      arguments: further variables of the template, for example {"enable_thinking": False} or {"tools": […]}.
 
     Raises:
-      CheckpointError: malformed messages; or the template fails, rejects them, or needs more than a second of
-        CPU time or 512 MB.
+      CheckpointError: malformed messages, or a role that is neither common nor named in the template; an
+        argument that the template does not read; or the template fails, rejects them, or needs more than a
+        second of CPU time or 512 MB.
     """
     check_messages(messages)
+    _check_roles(messages, template)
+    arguments = check_arguments(arguments)
     variables = {
         **special_tokens,
         "messages": [dict(message) for message in messages],
@@ -55,10 +65,12 @@ def render_chat(
         "tools": None,
         "documents": None,
     }
+    question = {"template": template, "variables": variables, "arguments": arguments}
     try:
-        request = json.dumps({"template": template, "variables": variables}, ensure_ascii=False)
+        request = json.dumps(question, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"messages cannot be written as JSON: {error}") from None
+        what = "messages and chat_template_kwargs" if arguments else "messages"
+        raise CheckpointError(f"{what} cannot be written as JSON: {error}") from None
     reply = _process.ask(request)
     if "error" in reply:
         raise CheckpointError(f"the chat template failed: {reply['error']}")
@@ -83,6 +95,34 @@ def check_messages(messages: Any) -> None:
                 raise CheckpointError(
                     f"messages[{index}][{key!r}] must be a string, got {message.get(key)!r}"
                 )
+
+
+def _check_roles(messages: Sequence[Mapping[str, str]], template: str) -> None:
+    for index, message in enumerate(messages):
+        role = message["role"]
+        if role not in ROLES and f"'{role}'" not in template and f'"{role}"' not in template:
+            raise CheckpointError(
+                f"messages[{index}]['role']: the chat template knows no role {role!r}; common ones are "
+                f"{', '.join(ROLES)}"
+            )
+
+
+def check_arguments(arguments: Any) -> dict[str, Any]:
+    """Checks the form of a template's arguments; None becomes none.
+
+    Raises:
+      CheckpointError: they are no mapping from names, or set what `render_chat` sets itself.
+    """
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
+        raise CheckpointError(
+            f"chat_template_kwargs must be a mapping from names to values, got {arguments!r}"
+        )
+    for name in _SET_HERE:
+        if name in arguments:
+            raise CheckpointError(f"chat_template_kwargs: {name!r} cannot be set, it belongs to the prompt")
+    return dict(arguments)
 
 
 class _TemplateProcess:

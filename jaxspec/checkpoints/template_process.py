@@ -17,6 +17,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -36,7 +37,7 @@ def main() -> None:
         _limit_time(CPU_SECONDS)
         try:
             request = json.loads(line.decode("utf-8", "surrogatepass"))
-            reply = {"text": render(request["template"], request["variables"])}
+            reply = {"text": render(request["template"], request["variables"], request["arguments"])}
         except Exception as error:  # a template can raise anything
             reply = {"error": str(error) or type(error).__name__}
         encoded = json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -45,9 +46,15 @@ def main() -> None:
         sys.stdout.buffer.flush()
 
 
-def render(template: str, variables: Mapping[str, Any]) -> str:
-    """Renders a template with its variables."""
-    return _compile(template).render(variables)
+def render(template: str, variables: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+    """Renders a template with its variables, and with arguments, each of which it must read."""
+    environment = _environment()
+    compiled, read = _compile(environment, template)
+    unread = [name for name in arguments if name not in read]
+    if unread:
+        own = ", ".join(sorted(read - set(variables) - set(environment.globals))) or "none"
+        raise ValueError(f"it does not read {unread[0]!r}; its arguments are: {own}")
+    return compiled.render({**variables, **arguments})
 
 
 def _limit_memory() -> None:
@@ -75,15 +82,22 @@ class _GenerationTag(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-@lru_cache(maxsize=4)
-def _compile(template: str) -> jinja2.Template:
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.Environment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment.from_string(template)
+    return environment
+
+
+@lru_cache(maxsize=4)
+def _compile(environment: jinja2.Environment, template: str) -> tuple[jinja2.Template, set[str]]:
+    """A template, and the names of the variables that it reads."""
+    read = jinja2.meta.find_undeclared_variables(environment.parse(template))
+    return environment.from_string(template), read
 
 
 def _tojson(

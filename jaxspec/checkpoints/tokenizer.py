@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -88,20 +89,33 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self.chat_template is not None
 
+    @cached_property
+    def special_token_ids(self) -> dict[str, int]:
+        """The ids of special tokens, which texts of answers leave out, by their text."""
+        added = self.backend.get_added_tokens_decoder()
+        return {token.content: id for id, token in added.items() if token.special}
+
+    @cached_property
+    def _prepended(self) -> int | None:
+        """The special token that `encode` prepends, if it does."""
+        ids = self.backend.encode("").ids
+        return ids[0] if ids and ids[0] in self.special_token_ids.values() else None
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Special tokens written in it become their ids.
 
         Args:
           text: any string of valid Unicode.
-          add_special_tokens: prepend the beginning-of-text token, if the model has one. Pass False for the
-            output of `apply_chat_template`, which already contains it.
+          add_special_tokens: prepend the beginning-of-text token, if the model has one and the text does not
+            begin with it. Pass False for the output of `apply_chat_template`, which already contains it.
 
         Raises:
           CheckpointError: the text holds a lone surrogate, or the tokenizer fails.
         """
         _check_unicode(text)
         with foreign("text", "the tokenizer failed"):
-            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return self._with_one_beginning(ids) if add_special_tokens else ids
 
     def encode_all(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of many texts, encoded on all cores; otherwise like `encode`."""
@@ -109,7 +123,12 @@ class Tokenizer:
             _check_unicode(text)
         with foreign("text", "the tokenizer failed"):
             encoded = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [each.ids for each in encoded]
+            ids = [each.ids for each in encoded]
+            return [*map(self._with_one_beginning, ids)] if add_special_tokens else ids
+
+    def _with_one_beginning(self, ids: list[int]) -> list[int]:
+        """The ids without the beginning-of-text token that was prepended, if the text has one."""
+        return ids[1:] if len(ids) > 1 and ids[0] == ids[1] == self._prepended else ids
 
     def check_length(self, text: str, max_tokens: int) -> None:
         """Rejects a text that is far too long without encoding all of it: a million characters take seconds.
@@ -119,14 +138,23 @@ class Tokenizer:
         Raises:
           CheckpointError: the text is far longer than `max_tokens` tokens, or `encode` fails.
         """
+        if self.characters_past(text, max_tokens) is not None:
+            raise CheckpointError(f"text of {len(text)} characters makes more than {max_tokens} tokens")
+
+    def characters_past(self, text: str, max_tokens: int) -> int | None:
+        """How many characters of a text that is far too long have more than `max_tokens` tokens.
+
+        None for other texts, which may still have somewhat more. Errors as of `encode`.
+        """
         if len(text) <= _CHARACTERS_PER_TOKEN * max_tokens:
-            return
+            return None
         size, num_tokens = max(_CHARACTERS_PER_TOKEN // 2 * max_tokens, 4096), 0
         for start in range(0, len(text), size):
             num_tokens += len(self.encode(text[start : start + size], add_special_tokens=False))
             # Cutting a text splits a few tokens, but never so many that the number doubles.
             if num_tokens > 2 * max_tokens:
-                raise CheckpointError(f"text of {len(text)} characters makes more than {max_tokens} tokens")
+                return start + size
+        return None
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
@@ -138,9 +166,12 @@ class Tokenizer:
         return stream.feed(ids) + stream.finish()
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, str]],
+        add_generation_prompt: bool = True,
+        arguments: Mapping[str, Any] | None = None,
     ) -> str:
-        """Renders a conversation as text, including special tokens; see `render_chat`.
+        """Renders a conversation as text, including special tokens; arguments as in `render_chat`.
 
         Raises:
           CheckpointError: there is no chat template, or `render_chat` fails.
@@ -148,7 +179,11 @@ class Tokenizer:
         if self.chat_template is None:
             raise CheckpointError("the model has no chat template: pass a plain prompt")
         return render_chat(
-            self.chat_template, messages, self.special_tokens, add_generation_prompt=add_generation_prompt
+            self.chat_template,
+            messages,
+            self.special_tokens,
+            add_generation_prompt=add_generation_prompt,
+            arguments=arguments,
         )
 
 

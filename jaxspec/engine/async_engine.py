@@ -1,7 +1,7 @@
 """An engine for asyncio."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -54,6 +54,7 @@ class AsyncEngine:
         params: SamplingParams | None = None,
         *,
         raw: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         is_streamed: bool = True,
         id: int | str | None = None,
         priority: int = 0,
@@ -63,7 +64,7 @@ class AsyncEngine:
         """Answers one prompt piece by piece; the last piece carries the whole Generation.
 
         Args:
-          params, raw: as in `Engine.generate`.
+          params, raw, chat_template_kwargs: as in `Engine.generate`.
           is_streamed, id, priority, deadline: as in `Engine.make_request`.
 
         Raises:
@@ -82,6 +83,7 @@ class AsyncEngine:
                     prompt,
                     SamplingParams.merge(params, sampling),
                     raw=raw,
+                    chat_template_kwargs=chat_template_kwargs,
                     is_streamed=is_streamed,
                     id=id,
                     priority=priority,

@@ -2,7 +2,7 @@
 
 import secrets
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -30,7 +30,13 @@ from jaxspec.engine.prompts import Prompt, as_prompts, encode_prompt, is_one_pro
 from jaxspec.engine.thread import EngineThread
 from jaxspec.jax_settings import own_settings
 from jaxspec.models.packed_weights import rounds_activations
-from jaxspec.sampling import SamplingMode, SamplingParams, modes_for_sampling, required_mode
+from jaxspec.sampling import (
+    DEFAULT_MAX_NEW_TOKENS,
+    SamplingMode,
+    SamplingParams,
+    modes_for_sampling,
+    required_mode,
+)
 from jaxspec.sharding import bytes_by_device, make_mesh
 
 
@@ -150,6 +156,7 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         raw: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> Generation | list[Generation]:
         """Answers one prompt, or several in one batch.
@@ -159,18 +166,22 @@ class Engine:
             chat messages ({"role", "content"}), a list of token ids, or a list of any of these.
           params: how to sample; alternatively, its fields as keywords.
           raw: use strings as they are, without the chat template.
+          chat_template_kwargs: arguments of the chat template, for example {"enable_thinking": False}.
 
         Returns:
           A Generation for one prompt; for several a list of them, in the order of the prompts.
 
         Raises:
-          ValueError: a prompt is empty, too long or of no known form, or a sampling parameter is bad; nothing
-            has been generated.
+          ValueError: a prompt is empty, too long or of no known form, a parameter is bad, or something that
+            was asked for would have no effect; nothing has been generated.
           EngineError: the engine is closed, or its device failed for good.
         """
         params = SamplingParams.merge(params, sampling)
         every = as_prompts(prompts)
-        requests = [self.make_request(prompt, params, raw=raw) for prompt in every]
+        requests = [
+            self.make_request(prompt, params, raw=raw, chat_template_kwargs=chat_template_kwargs)
+            for prompt in every
+        ]
         generations = dict(self.run(requests))
         if is_one_prompt(prompts):
             return generations[0]
@@ -182,6 +193,7 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         raw: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: int = 0,
         deadline: float | None = None,
         **sampling: Any,
@@ -191,7 +203,7 @@ class Engine:
         The request is queued when the first piece is asked for. Closing the iterator aborts it.
 
         Args:
-          params, raw: as in `generate`.
+          params, raw, chat_template_kwargs: as in `generate`.
           priority, deadline: as in `make_request`.
 
         Raises:
@@ -200,7 +212,13 @@ class Engine:
         """
         params = SamplingParams.merge(params, sampling)
         request = self.make_request(
-            prompt, params, raw=raw, is_streamed=True, priority=priority, deadline=deadline
+            prompt,
+            params,
+            raw=raw,
+            chat_template_kwargs=chat_template_kwargs,
+            is_streamed=True,
+            priority=priority,
+            deadline=deadline,
         )
         return self._stream(request)
 
@@ -317,6 +335,7 @@ class Engine:
         params: SamplingParams,
         *,
         raw: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         is_streamed: bool = False,
         id: int | str | None = None,
         priority: int = 0,
@@ -325,7 +344,7 @@ class Engine:
         """Checks a prompt and its parameters, and makes a request from them.
 
         Args:
-          raw: as in `generate`.
+          raw, chat_template_kwargs: as in `generate`.
           is_streamed: deliver the answer piece by piece; otherwise as one piece when it has ended.
           id: a name for the request; by default a number, counted from 0.
           priority: larger values are served first, equal ones in the order of arrival.
@@ -334,7 +353,14 @@ class Engine:
         Raises:
           ValueError: as `generate`, or the priority is not an integer, or the deadline not above 0.
         """
-        ids = encode_prompt(prompt, self.tokenizer, raw=raw, vocab_size=self.vocab_size)
+        ids = encode_prompt(
+            prompt,
+            self.tokenizer,
+            raw=raw,
+            vocab_size=self.vocab_size,
+            max_tokens=self.max_model_len,
+            chat_template_kwargs=chat_template_kwargs,
+        )
         room = self.max_model_len - len(ids)
         if room < 1:
             raise ValueError(
@@ -355,23 +381,20 @@ class Engine:
         # The answer to a seed must not depend on the other requests or on the machine's speed.
         if num_drafts is None and (not self.is_auto or (params.temperature > 0 and params.seed is not None)):
             num_drafts = self.num_speculative_tokens
-        max_new_tokens = min(params.max_new_tokens, room)
+        max_new_tokens = params.max_new_tokens
+        if max_new_tokens is None:
+            max_new_tokens = min(DEFAULT_MAX_NEW_TOKENS, room)
+        elif max_new_tokens > room:
+            raise ValueError(
+                f"max_new_tokens: {max_new_tokens} do not fit: after a prompt of {len(ids)} tokens, "
+                f"max_model_len {self.max_model_len} leaves room for {room}"
+            )
         if len(ids) + max_new_tokens > self.config.num_pages * self.config.page_size:
             raise ValueError(
                 f"prompt of {len(ids)} tokens and {max_new_tokens} new ones need more than the cache's "
                 f"{self.config.num_pages} pages of {self.config.page_size}; raise engine.num_pages"
             )
-        outside = [token for token in params.stop_token_ids if token >= self.vocab_size]
-        if outside:
-            raise ValueError(f"stop_token_ids: {outside[0]} is outside the vocabulary of {self.vocab_size}")
-        eos = () if params.ignore_eos else self.eos_token_ids
-        stop_tokens = tuple(dict.fromkeys((*params.stop_token_ids, *eos)))
-        if len(stop_tokens) > MAX_STOP_TOKENS:
-            raise ValueError(
-                f"stop_token_ids: at most {MAX_STOP_TOKENS} with the model's own, got {len(stop_tokens)}"
-            )
-        if params.stop and self.tokenizer is None:
-            raise ValueError("stop: stop strings need a tokenizer, and this checkpoint has none")
+        stop_tokens = self._stop_tokens(params)
         if not isinstance(priority, Integral):
             raise ValueError(f"priority must be an integer, got {priority!r}")
         if deadline is not None and not (isinstance(deadline, Real) and deadline > 0):
@@ -390,6 +413,32 @@ class Engine:
             # A huge integer is no float.
             deadline=None if deadline is None else monotonic() + min(deadline, 1e9),
         )
+
+    def _stop_tokens(self, params: SamplingParams) -> tuple[int, ...]:
+        """The ids that end an answer: those asked for, special tokens in `stop`, and the model's own."""
+        if params.stop and self.tokenizer is None:
+            raise ValueError("stop: stop strings need a tokenizer, and this checkpoint has none")
+        # No text of an answer has special tokens, so a string with one would never be found.
+        special = self.tokenizer.special_token_ids if self.tokenizer is not None and params.stop else {}
+        named = [special[text] for text in params.stop if text in special]
+        for text in params.stop:
+            inside = next((token for token in special if token in text and text not in special), None)
+            if inside is not None:
+                raise ValueError(
+                    f"stop: {text!r} has the special token {inside!r}, which is not part of the text; give "
+                    f"that token alone"
+                )
+        asked = (*params.stop_token_ids, *named)
+        outside = [token for token in asked if token >= self.vocab_size]
+        if outside:
+            raise ValueError(f"stop_token_ids: {outside[0]} is outside the vocabulary of {self.vocab_size}")
+        eos = () if params.ignore_eos else self.eos_token_ids
+        stop_tokens = tuple(dict.fromkeys((*asked, *eos)))
+        if len(stop_tokens) > MAX_STOP_TOKENS:
+            raise ValueError(
+                f"stop_token_ids: at most {MAX_STOP_TOKENS} with the model's own, got {len(stop_tokens)}"
+            )
+        return stop_tokens
 
     def _stream(self, request: Request) -> Iterator[Delta]:
         pieces: SimpleQueue[Delta] = SimpleQueue()

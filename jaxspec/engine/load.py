@@ -100,6 +100,7 @@ def generate(
     *,
     params: SamplingParams | None = None,
     raw: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     drafter: Mapping[str, Any] | None = None,
     device: Device | None = None,
     progress: bool = True,
@@ -113,6 +114,7 @@ def generate(
       model, drafter, device, progress: see `load`.
       params: how to sample; alternatively, its fields as keywords.
       raw: use strings as they are, without the chat template.
+      chat_template_kwargs: arguments of the chat template, for example {"enable_thinking": False}.
       engine: fields of `EngineConfig`; by default batch_size is the number of prompts, at most 8.
       **sampling: fields of `SamplingParams`: max_new_tokens, temperature, top_p, seed, stop, …
 
@@ -126,7 +128,7 @@ def generate(
     sizes = {"batch_size": max(1, min(len(as_prompts(prompts)), 8)), **(engine or {})}
     mode = required_mode(params)
     loaded = load(model, drafter=drafter, device=device, sampling_modes=(mode,), progress=progress, **sizes)
-    return loaded.generate(prompts, params, raw=raw)
+    return loaded.generate(prompts, params, raw=raw, chat_template_kwargs=chat_template_kwargs)
 
 
 def resolve_config(model: str | Path) -> Config:

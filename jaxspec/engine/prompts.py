@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.checkpoints import Tokenizer
-from jaxspec.checkpoints.chat_template import check_messages
+from jaxspec.checkpoints.chat_template import check_arguments, check_messages
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
 """A string, token ids, or chat messages of {"role", "content"}."""
@@ -54,7 +54,8 @@ def encode_prompt(
     *,
     raw: bool,
     vocab_size: int,
-    max_tokens: int | None = None,
+    max_tokens: int,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Token ids of a prompt.
 
@@ -62,23 +63,39 @@ def encode_prompt(
     template. Token ids are used unchanged.
 
     Args:
-      raw: tokenise a string as it is, without the chat template.
+      raw: tokenise a string as it is, without the chat template. It may begin with the beginning-of-text
+        token or not; there is one in the ids.
       max_tokens: a text that is clearly longer is refused before all of it is tokenised; the ids of others
-        may still be more than this. None tokenises any text.
+        may still be more than this.
+      chat_template_kwargs: arguments of the chat template.
 
     Raises:
       ValueError: the prompt is empty, far too long, has an id outside the vocabulary, or needs a tokenizer
-        or a chat template that is missing.
+        or a chat template that is missing; or `raw` or `chat_template_kwargs` is given where it has no
+        effect.
     """
+    arguments = check_arguments(chat_template_kwargs)
     if not _is_list(prompt):
         raise ValueError(f"{_FORMS}, got {prompt!r}")
     if isinstance(prompt, str):
-        ids = _encode_text(prompt, tokenizer, raw=raw, max_tokens=max_tokens)
+        if tokenizer is None:
+            raise ValueError("prompt: text needs a tokenizer, and this checkpoint has none; pass token ids")
+        if not prompt:
+            ids = []
+        elif raw or not tokenizer.has_chat_template:
+            _refuse(arguments, "raw text" if raw else "text, as this checkpoint has none")
+            tokenizer.check_length(prompt, max_tokens)
+            ids = tokenizer.encode(prompt)
+        else:
+            ids = _encode_chat([{"role": "user", "content": prompt}], tokenizer, max_tokens, arguments)
     elif (kinds := _kinds(prompt)) and all(issubclass(kind, dict) for kind in kinds):
         if tokenizer is None or not tokenizer.has_chat_template:
             raise ValueError("prompt: chat messages need a chat template, and this checkpoint has none")
-        ids = _encode_chat(list(prompt), tokenizer, max_tokens)  # type: ignore[arg-type]
+        if raw:
+            raise ValueError("raw: chat messages are text only by the chat template")
+        ids = _encode_chat(list(prompt), tokenizer, max_tokens, arguments)  # type: ignore[arg-type]
     elif all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
+        _refuse(arguments, "token ids")
         # Most are ints already, and to convert them takes as long as all checks together.
         ids = list(prompt if kinds == {int} else map(int, prompt))  # type: ignore[arg-type]
     else:
@@ -92,28 +109,20 @@ def encode_prompt(
     return ids
 
 
-def _encode_text(prompt: str, tokenizer: Tokenizer | None, *, raw: bool, max_tokens: int | None) -> list[int]:
-    if tokenizer is None:
-        raise ValueError("prompt: text needs a tokenizer, and this checkpoint has none; pass token ids")
-    if not prompt:
-        return []
-    if raw or not tokenizer.has_chat_template:
-        _check_length(prompt, tokenizer, max_tokens)
-        return tokenizer.encode(prompt)
-    return _encode_chat([{"role": "user", "content": prompt}], tokenizer, max_tokens)
-
-
 def _encode_chat(
-    messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, max_tokens: int | None
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    max_tokens: int,
+    arguments: Mapping[str, Any],
 ) -> list[int]:
     check_messages(messages)
-    for message in messages:
-        _check_length(message["content"], tokenizer, max_tokens)
-    chat = tokenizer.apply_chat_template(messages)
-    _check_length(chat, tokenizer, max_tokens)
+    tokenizer.check_length("".join(message["content"] for message in messages), max_tokens)
+    chat = tokenizer.apply_chat_template(messages, arguments=arguments)
+    tokenizer.check_length(chat, max_tokens)
     return tokenizer.encode(chat, add_special_tokens=False)
 
 
-def _check_length(text: str, tokenizer: Tokenizer, max_tokens: int | None) -> None:
-    if max_tokens is not None:
-        tokenizer.check_length(text, max_tokens)
+def _refuse(arguments: Mapping[str, Any], what: str) -> None:
+    """Refuses arguments of a chat template where none applies."""
+    if arguments:
+        raise ValueError(f"chat_template_kwargs: no chat template applies to {what}")

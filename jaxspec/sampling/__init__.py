@@ -3,13 +3,14 @@
 from jaxspec.sampling.draw import sample
 from jaxspec.sampling.logits import process_logits
 from jaxspec.sampling.mode import SamplingMode, can_branch, modes_for_sampling, required_mode
-from jaxspec.sampling.params import SamplingParams
+from jaxspec.sampling.params import DEFAULT_MAX_NEW_TOKENS, SamplingParams
 from jaxspec.sampling.rejection import Verdict, verify
 from jaxspec.sampling.state import SamplingState, seed_words
 from jaxspec.sampling.synthetic import verify_synthetic
 from jaxspec.sampling.vocabulary import DraftVocabulary
 
 __all__ = [
+    "DEFAULT_MAX_NEW_TOKENS",
     "DraftVocabulary",
     "SamplingMode",
     "SamplingParams",

@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxspec.errors import OneLineError
 
+DEFAULT_MAX_NEW_TOKENS = 256
 _COLDEST, _HOTTEST = 1e-30, 1e30
 
 
@@ -22,7 +23,8 @@ class SamplingParams:
       top_p: keep the smallest set of most likely tokens with at least this probability, in (0, 1].
       min_p: keep tokens with at least this fraction of the best token's probability, in [0, 1].
       seed: 0 to 2**64 - 1; the same seed gives the same tokens. None draws a new one for every request.
-      max_new_tokens: the most tokens of the output.
+      max_new_tokens: the most tokens of the output, which must fit into the engine's max_model_len with the
+        prompt. None takes 256, or as many as fit.
       stop: strings that end the output and are cut off.
       stop_token_ids: token ids that end the output.
       ignore_eos: go on after an end-of-sequence token.
@@ -38,7 +40,7 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    max_new_tokens: int = 256
+    max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -54,12 +56,15 @@ class SamplingParams:
             "top_k": min(max(top_k, 0), 2**31 - 1),
             "top_p": max(top_p, 1e-30),
             "min_p": _real("min_p", self.min_p, "0 to 1", lambda x: 0 <= x <= 1),
-            "max_new_tokens": _integer("max_new_tokens", self.max_new_tokens, "1 or more", lambda x: x >= 1),
             "stop": _strings("stop", self.stop),
             "stop_token_ids": _ids("stop_token_ids", self.stop_token_ids),
         }
         if self.seed is not None:
             checked["seed"] = _integer("seed", self.seed, "0 to 2**64 - 1", lambda x: 0 <= x < 2**64)
+        if self.max_new_tokens is not None:
+            checked["max_new_tokens"] = _integer(
+                "max_new_tokens", self.max_new_tokens, "1 or more", lambda x: x >= 1
+            )
         for name in ("ignore_eos", "speculate"):
             if not isinstance(getattr(self, name), bool):
                 raise _error(name, getattr(self, name), "True or False")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -30,7 +31,8 @@ def generate_answers(
     Args:
       engine: answers the prompts.
       prompts: token ids of every prompt.
-      params: returns the sampling parameters of the prompt with a given index.
+      params: returns the sampling parameters of the prompt with a given index. An answer for whose
+        max_new_tokens the engine has no room ends where its positions do.
       folder: folder of the shards.
       label: of the progress bar.
       wanted: indices of the prompts to answer; None answers all.
@@ -41,7 +43,7 @@ def generate_answers(
     todo = [i for i in wanted if i not in done]
     finished: list[tuple[int, Generation]] = []
     tokens, begin = 0, time.monotonic()
-    requests = (engine.make_request(prompts[i], params(i)) for i in todo)
+    requests = (engine.make_request(prompts[i], fitting(engine, prompts[i], params(i))) for i in todo)
     with tqdm(
         total=len(wanted), initial=len(wanted) - len(todo), desc=label, unit="answer", mininterval=2
     ) as bar:
@@ -56,6 +58,13 @@ def generate_answers(
         finally:
             _save(finished, folder)
     return read_shards(folder)
+
+
+def fitting(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> SamplingParams:
+    """The parameters with a `max_new_tokens` for which the engine has room after a prompt."""
+    assert params.max_new_tokens is not None
+    room = engine.max_model_len - len(prompt)
+    return replace(params, max_new_tokens=max(min(params.max_new_tokens, room), 1))
 
 
 def _save(finished: list[tuple[int, Generation]], folder: Path) -> None:

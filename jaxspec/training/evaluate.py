@@ -7,6 +7,7 @@ from tqdm.auto import tqdm
 
 from jaxspec.engine import AcceptanceStats, Engine
 from jaxspec.sampling import SamplingParams
+from jaxspec.training.answers import fitting
 from jaxspec.training.config import EvaluateConfig
 
 ACCEPTANCE = "acceptance.json"
@@ -49,7 +50,13 @@ def measure(
     requests = (
         engine.make_request(
             ids,
-            SamplingParams(temperature=float(temperature), max_new_tokens=config.max_new_tokens, seed=seed),
+            fitting(
+                engine,
+                ids,
+                SamplingParams(
+                    temperature=float(temperature), max_new_tokens=config.max_new_tokens, seed=seed
+                ),
+            ),
         )
         for _, temperature, seed, ids in asked
     )

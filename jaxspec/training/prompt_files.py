@@ -1,20 +1,21 @@
-"""JSONL files of prompts, with or without answers."""
+"""Rows of files as training reads them: conversations, with or without an answer."""
 
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoints import CheckpointError, Tokenizer
 from jaxspec.config import ConfigError
+from jaxspec.rows import InputError, Row, RowError
+from jaxspec.rows import read_rows as read_file
 from jaxspec.training.held_out import normalise
 
-Message = dict[str, str]
-_NEEDS = 'needs a text "prompt", a list of texts "turns" or a list of messages "messages"'
+Message = Mapping[str, Any]
 
 _ENCODED_AT_ONCE = 1024
 
@@ -24,20 +25,25 @@ class PromptRow:
     """One row of a file.
 
     Attributes:
-      messages: the conversation, ending with the user's turn to answer.
+      messages: the conversation up to the assistant's turn.
       answer: the row's answer, or None.
+      chat_template_kwargs: arguments of the chat template.
       where: the file and the line, for messages.
     """
 
     messages: tuple[Message, ...]
     answer: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     where: str = field(default="prompt", compare=False)
 
     @property
     def key(self) -> str:
         """Equal in rows of one prompt: all messages in lower case, without marks between words."""
         text = "\n".join(message["content"] for message in self.messages).lower()
-        return re.sub(r"[\s.,:;!?'\"]+", " ", text).strip() or text
+        text = re.sub(r"[\s.,:;!?'\"]+", " ", text).strip() or text
+        if self.chat_template_kwargs:
+            text += "\n" + json.dumps(self.chat_template_kwargs, sort_keys=True)
+        return text
 
     @property
     def user_turns(self) -> tuple[str, ...]:
@@ -63,40 +69,89 @@ class PromptRow:
             raise ConfigError(f"{self.where}: {error}") from None
 
 
-def read_rows(path: Path) -> list[PromptRow]:
-    """The rows of a JSONL file. Each is an object with one of
+def read_rows(path: Path, *, first_turns: bool = False) -> list[PromptRow]:
+    """The rows of a JSONL file, of the format of `jaxspec.rows.read_rows`.
 
-    - "prompt", a text, and optionally "response", its answer;
-    - "turns", a list of the user's turns, of which the first is used;
-    - "messages", each with "role" and "content"; if the last is the assistant's, it is the answer.
+    A row's answer is its own ("response", "completion" or "answer"), or the last of its messages if that is
+    the assistant's. It cannot set how the target samples: the run does.
+
+    Args:
+      path: the file.
+      first_turns: of rows with several "turns", which nobody has answered yet, take the first. Otherwise they
+        are an error.
 
     Raises:
-      ConfigError: the file cannot be read, or a row has another form.
+      ConfigError: the file cannot be read, or a row has another form or asks for what training cannot do.
     """
-    return [_prompt_row(row, where) for row, where in _objects(path)]
+    return [_prompt_row(row, first_turns=first_turns) for row in _rows(path)]
 
 
 def read_texts(path: Path) -> list[str]:
-    """All turns of the user in a file; otherwise like `read_rows`."""
+    """All turns of the user in a file; errors as of `read_rows`."""
     texts: list[str] = []
-    for row, where in _objects(path):
-        checked = _prompt_row(row, where)  # which keeps only the first of "turns"
-        texts += checked.user_turns if "messages" in row else row.get("turns", checked.user_turns)
+    for row in _rows(path):
+        texts += row.turns or _prompt_row(row, first_turns=True).user_turns
     return texts
 
 
-def encode_prompts(tokenizer: Tokenizer, rows: Sequence[PromptRow]) -> Iterator[list[int]]:
-    """Token ids of each row's conversation up to the assistant's turn, encoded on all cores.
+def _rows(path: Path) -> Iterator[Row]:
+    try:
+        for row in read_file(path, unique_ids=False):
+            if isinstance(row, RowError):
+                raise ConfigError(row)
+            yield row
+    except InputError as error:
+        raise ConfigError(error) from None
+
+
+def _prompt_row(row: Row, *, first_turns: bool) -> PromptRow:
+    for key in row.sampling:
+        raise ConfigError(f"{row.place}: {key}: a training run samples every row alike; leave it out")
+    if len(row.turns) > 1 and not first_turns:
+        raise ConfigError(
+            f"{row.place}: turns: training needs the answers between them; give them as messages"
+        )
+    prompt = row.turns[0] if row.prompt is None else row.prompt
+    messages: list[Message] = []
+    answer = row.answer
+    if isinstance(prompt, str):
+        messages.append({"role": "user", "content": prompt})
+    else:
+        for message in prompt:
+            if not isinstance(message, Mapping):
+                raise ConfigError(f"{row.place}: prompt must be text: training goes by words")
+            messages.append(message)
+        if messages[-1]["role"] == "assistant":
+            if answer is not None:
+                raise ConfigError(f"{row.place}: has two answers, the last message and its own")
+            answer = messages.pop()["content"]
+            if not answer:
+                raise ConfigError(f"{row.place}: the answer, its last message, is empty")
+    if not messages or messages[-1]["role"] not in ("user", "tool", "function"):
+        raise ConfigError(f'{row.place}: "messages" must end with a user\'s turn, or with its answer')
+    return PromptRow(tuple(messages), answer, row.chat_template_kwargs, row.place)
+
+
+def encode_prompts(
+    tokenizer: Tokenizer, rows: Sequence[PromptRow], most: int
+) -> Iterator[tuple[PromptRow, list[int]]]:
+    """Yields the rows of at most `most` tokens up to the assistant's turn, with these, encoded on all cores.
 
     Raises:
       ConfigError: the chat template refuses a row.
     """
     for start in range(0, len(rows), _ENCODED_AT_ONCE):
-        texts = []
+        read: list[PromptRow] = []
+        texts: list[str] = []
         for row in rows[start : start + _ENCODED_AT_ONCE]:
             with row.named():
-                texts.append(tokenizer.apply_chat_template(row.messages))
-        yield from tokenizer.encode_all(texts, add_special_tokens=False)
+                text = tokenizer.apply_chat_template(row.messages, arguments=row.chat_template_kwargs)
+            if tokenizer.characters_past(text, most) is None:
+                read.append(row)
+                texts.append(text)
+        for row, ids in zip(read, tokenizer.encode_all(texts, add_special_tokens=False), strict=True):
+            if len(ids) <= most:
+                yield row, ids
 
 
 def encode_fitting(
@@ -104,22 +159,25 @@ def encode_fitting(
 ) -> list[list[int]]:
     """Token ids of a file's prompts that leave room for an answer; of the first `limit` rows, if given.
 
+    Of a row with several turns, the first is the prompt.
+
     Raises:
       ConfigError: the file is malformed, or no prompt leaves room.
     """
-    encoded = encode_prompts(tokenizer, read_rows(path)[:limit])
-    fitting = [ids for ids in encoded if len(ids) + max_new_tokens <= positions]
+    rows = read_rows(path, first_turns=True)[:limit]
+    fitting = [ids for _, ids in encode_prompts(tokenizer, rows, positions - max_new_tokens)]
     if not fitting:
         raise ConfigError(f"{path}: no prompt leaves room for {max_new_tokens} new tokens")
     return fitting
 
 
-def encode_answer(tokenizer: Tokenizer, row: PromptRow, ends: Collection[int] = ()) -> list[int]:
+def encode_answer(tokenizer: Tokenizer, row: PromptRow, most: int, ends: Collection[int] = ()) -> list[int]:
     """Token ids of a row's answer, as the target would generate it, including the end token.
 
     Args:
       tokenizer: the target's.
       row: a row with an answer.
+      most: an answer that is clearly longer is not encoded to its end.
       ends: tokens that end an answer, besides those that the tokenizer's files name.
 
     Raises:
@@ -127,67 +185,16 @@ def encode_answer(tokenizer: Tokenizer, row: PromptRow, ends: Collection[int] = 
     """
     assert row.answer is not None
     with row.named():
-        before = tokenizer.apply_chat_template(row.messages)
+        before = tokenizer.apply_chat_template(row.messages, arguments=row.chat_template_kwargs)
         whole = tokenizer.apply_chat_template(
-            [*row.messages, {"role": "assistant", "content": row.answer}], add_generation_prompt=False
+            [*row.messages, {"role": "assistant", "content": row.answer}],
+            add_generation_prompt=False,
+            arguments=row.chat_template_kwargs,
         )
     # Some templates render past turns differently from the current one; then only the text is used.
     text = whole[len(before) :] if whole.startswith(before) else row.answer
+    text = text[: tokenizer.characters_past(text, most)]
     tokens = tokenizer.encode(text, add_special_tokens=False)
     ends = {*tokenizer.eos_token_ids, *ends}
     length = next((i for i, token in enumerate(tokens, 1) if token in ends), None)
     return [*tokens, *tokenizer.eos_token_ids[:1]] if length is None else tokens[:length]
-
-
-def _objects(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as a file of prompts: {error}") from None
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            where = f"{path}:{number}"
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                raise ConfigError(f"{where}: not a JSON object") from None
-            if not isinstance(row, dict):
-                raise ConfigError(f"{where}: {_NEEDS}")
-            yield row, where
-
-
-def _prompt_row(row: dict[str, Any], where: str) -> PromptRow:
-    found = _conversation(row["messages"], where) if "messages" in row else _single_turn(row, where)
-    texts = [text for message in found.messages for text in message.values()]
-    try:
-        "".join([*texts, found.answer or ""]).encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"{where}: not valid Unicode: a lone surrogate in a text") from None
-    return replace(found, where=where)
-
-
-def _single_turn(row: dict[str, Any], where: str) -> PromptRow:
-    turns, answer = row.get("turns", [row.get("prompt")]), row.get("response")
-    if not isinstance(turns, list) or not turns or not all(map(_is_text, turns)):
-        raise ConfigError(f"{where}: {_NEEDS}")
-    if answer is not None and not _is_text(answer):
-        raise ConfigError(f'{where}: "response" must be a text')
-    return PromptRow(({"role": "user", "content": turns[0]},), answer)
-
-
-def _conversation(messages: Any, where: str) -> PromptRow:
-    if not isinstance(messages, list) or not all(map(_is_message, messages)):
-        raise ConfigError(f'{where}: every one of "messages" needs a text "role" and a text "content"')
-    kept = [{"role": message["role"], "content": message["content"]} for message in messages]
-    answer = kept.pop()["content"] if kept and kept[-1]["role"] == "assistant" else None
-    if not kept or kept[-1]["role"] != "user":
-        raise ConfigError(f'{where}: "messages" must end with a user\'s turn, or with its answer')
-    return PromptRow(tuple(kept), answer)
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and all(_is_text(message.get(key)) for key in ("role", "content"))
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())

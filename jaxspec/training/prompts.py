@@ -62,7 +62,8 @@ def make_prompts(
       folder: the stage's folder.
       data: the folder to which file names in the configuration are relative.
       engine: samples the synthetic turns; None if there are none.
-      longest: a further limit on the tokens of a prompt, besides `max_tokens`.
+      longest: a further limit on the tokens of a prompt, besides `max_tokens`, and of the part of an answer
+        that is read.
       ends: the target's tokens that end an answer.
 
     Raises:
@@ -86,8 +87,7 @@ def make_prompts(
             distinct[row.key] = row
     kept = [row for row in distinct.values() if not any(map(held_out.__contains__, row.user_turns))]
     limit = min(config.max_tokens, longest)
-    everything = zip(kept, encode_prompts(tokenizer, kept), strict=True)
-    encoded = [(row, ids) for row, ids in everything if len(ids) <= limit]
+    encoded = list(encode_prompts(tokenizer, kept, limit))
     if not encoded:
         raise ConfigError(
             f"prompts: none is left of {len(rows) + len(sampled)} after removing repeated and held-out ones, "
@@ -96,7 +96,7 @@ def make_prompts(
     apart, trained = _split(encoded, config.held_out_share)
     order = np.random.default_rng(config.seed).permutation(len(trained)).tolist()
     answers = [
-        (i, encode_answer(tokenizer, trained[at][0], ends), True)
+        (i, encode_answer(tokenizer, trained[at][0], longest, ends), True)
         for i, at in enumerate(order)
         if trained[at][0].answer is not None
     ]

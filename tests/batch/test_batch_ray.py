@@ -222,7 +222,8 @@ def test_a_folder_is_of_its_files_format(tmp_path):
         on_ray._is_parquet([str(tmp_path / "rows"), "s3://rows"])
 
 
-def test_other_columns_are_not_looked_at():
+@pytest.mark.parametrize("column", ["metadata", "made"])
+def test_a_column_of_notes_is_not_looked_at_and_an_unknown_one_is_named(column):
     """Not even at dates that Python cannot hold."""
     from jaxspec.batch import ray as on_ray
 
@@ -231,8 +232,32 @@ def test_other_columns_are_not_looked_at():
             self._engine, self._params, self._raw = FakeEngine(), SAMPLED, False
 
     made = pa.array([2**62], pa.timestamp("us"))
-    (answer,) = Fake()(pa.table({"id": ["a"], "made": made, "prompt": ["w6"]})).to_pylist()
-    assert (answer["id"], answer["error"], len(answer["token_ids"])) == ("a", None, 8)
+    (answer,) = Fake()(pa.table({"id": ["a"], column: made, "prompt": ["w6"]})).to_pylist()
+    if column == "metadata":
+        assert (answer["id"], answer["error"], len(answer["token_ids"])) == ("a", None, 8)
+    else:
+        assert answer["error"].startswith("row 'a': unknown key 'made'; known: id, prompt")
+
+
+def test_columns_may_set_what_rows_may():
+    """In a column of structs a null is a key that is not there."""
+    from jaxspec.batch import ray as on_ray
+
+    class Fake(on_ray.Answerer):
+        def __init__(self):
+            self._engine, self._params, self._raw = FakeEngine(), SAMPLED, False
+
+    columns = {
+        "id": [0, 1],
+        "prompt": ["w6", "w6"],
+        "seed": [7, None],
+        "max_new_tokens": [None, 3],
+        "chat_template_kwargs": [{"think": True, "tone": None}, {"think": None, "tone": "dry"}],
+    }
+    answerer = Fake()
+    first, second = answerer(pa.table(columns)).to_pylist()
+    assert (first["error"], first["seed"], second["error"], len(second["token_ids"])) == (None, 7, None, 3)
+    assert sorted(answerer._engine.template_kwargs, key=str) == [{"think": True}, {"tone": "dry"}]
 
 
 @pytest.mark.usefixtures("cluster")
@@ -248,6 +273,7 @@ def test_other_columns_are_not_looked_at():
             ["--input", "in.jsonl", "in.parquet"],
             "--input: Parquet and JSON lines cannot be mixed",
         ),
+        (["--output", "out.parquet"], "{folder}/out.parquet: the output is JSON lines, as the input is"),
         (["--output", "there"], "there exists: --ray needs a new folder"),
         (["--input", "there"], "cannot read {folder}/there: No files found"),
         (["--input", "in.parquet"], "cannot read {folder}/in.parquet: Parquet file size is 3 bytes"),

@@ -2,6 +2,7 @@ import queue
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -57,6 +58,40 @@ def test_rows_get_what_generate_gives(tiny_engine):
             "seed": seed,
             "stats": expected.stats.to_dict(),
         }
+
+
+def test_a_row_is_asked_as_it_asks():
+    """Also in each of its turns; the run's parameters are for other rows, and for what a row leaves out."""
+    own = {"temperature": 0.5, "top_p": 0.9, "seed": 11, "stop": "a", "max_new_tokens": 3}
+    chat = replace(row(0, None, "w6", "w7"), sampling=own, chat_template_kwargs={"think": True})
+    engine = FakeEngine()
+    found = answers(BatchRun(engine, [chat, row(1, "w8")], SAMPLED))
+    asked = replace(SAMPLED, **own)
+    assert engine.params.count(asked) == 2
+    assert [params for params in engine.params if params != asked] == [
+        replace(SAMPLED, seed=row_seed(5, 1, 0))
+    ]
+    assert sorted(engine.template_kwargs, key=bool) == [{}, {"think": True}, {"think": True}]
+    assert [len(each.token_ids) for each in found[0].generations] == [3, 3]
+
+
+def test_a_sampled_row_is_answered_as_alone(tiny_engine):
+    own = {"temperature": 1.5, "seed": 3, "max_new_tokens": 12}
+    found = answers(BatchRun(tiny_engine, [replace(rows(9)[0], sampling=own), *rows(9)[1:]], GREEDY))[0]
+    expected = tiny_engine.generate(rows(9)[0].prompt, ignore_eos=True, **own)
+    assert found.generations[0].token_ids == expected.token_ids
+
+
+def test_what_a_row_cannot_be_asked_is_its_error(tiny_engine):
+    bad = replace(row(0, "w6"), sampling={"max_new_tokens": 1000})
+    chat = replace(row(1, [5, 6]), chat_template_kwargs={"think": True})
+    found = shown(BatchRun(tiny_engine, [bad, chat, row(2, "w6")], GREEDY, keep_order=True))
+    assert found == [
+        "in.jsonl line 1: max_new_tokens: 1000 do not fit: after a prompt of 3 tokens, max_model_len 128 "
+        "leaves room for 125",
+        "in.jsonl line 2: chat_template_kwargs: no chat template applies to token ids",
+        2,
+    ]
 
 
 def test_rows_are_read_as_slots_come_free():

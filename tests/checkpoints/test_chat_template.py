@@ -119,7 +119,7 @@ def test_a_forked_process_starts_one_of_its_own():
     forked._process = mine
     forked.forget()
     mine.returncode = None  # only the forked copy is to forget it
-    assert forked.ask('{"template": "forked", "variables": {}}') == {"text": "forked"}
+    assert forked.ask('{"template": "forked", "variables": {}, "arguments": {}}') == {"text": "forked"}
     assert forked._process is not mine
     forked.close()
     assert render("after") == "after"

@@ -99,8 +99,8 @@ def test_the_models_limit_ends_an_answer_as_in_plain_decoding(tiny_engines, name
     plain, engine = tiny_engines.load(), tiny_engines.load(name, **ALONE)
     for length in (88, 93, 95):
         prompt = (np.arange(length) * 5 % 48).tolist()
-        expected = plain.generate(prompt, max_new_tokens=500)
-        generation = engine.generate(prompt, max_new_tokens=500)
+        expected = plain.generate(prompt)
+        generation = engine.generate(prompt)
         assert generation.token_ids == expected.token_ids
         assert len(generation.token_ids) == 96 - length
         assert generation.finish_reason == expected.finish_reason == "length"

@@ -16,6 +16,9 @@ class CountingBackend:
         self._backend = backend
         self.num_read = 0
 
+    def __getattr__(self, name):
+        return getattr(self._backend, name)
+
     def encode(self, text, **options):
         self.num_read += len(text)
         return self._backend.encode(text, **options)
@@ -28,16 +31,23 @@ def tokenizer():
     return tokenizer
 
 
-def encode(tokenizer, prompt, *, raw=False, vocab_size=267):
-    return encode_prompt(prompt, tokenizer, raw=raw, vocab_size=vocab_size, max_tokens=ROOM)
+def encode(tokenizer, prompt, *, raw=False, vocab_size=267, **kwargs):
+    return encode_prompt(prompt, tokenizer, raw=raw, vocab_size=vocab_size, max_tokens=ROOM, **kwargs)
 
 
-@pytest.mark.parametrize("raw", [False, True])
-@pytest.mark.parametrize("as_messages", [False, True])
-def test_a_text_far_too_long_is_refused_before_it_is_read(tokenizer, raw, as_messages):
-    text = "hello world " * 500_000
-    prompt = [{"role": "user", "content": "hi"}, {"role": "user", "content": text}] if as_messages else text
-    with pytest.raises(CheckpointError, match="text of 6000000 characters makes more than 2048 tokens"):
+TEXT = "hello world " * 500_000
+LONG = {
+    "a user's turn": (TEXT, False),
+    "raw": (TEXT, True),
+    "messages": ([{"role": "user", "content": "hi"}, {"role": "user", "content": TEXT}], False),
+    "many messages": ([{"role": "user", "content": TEXT[:6000]}] * 1000, False),
+}
+
+
+@pytest.mark.parametrize("form", LONG)
+def test_a_text_far_too_long_is_refused_before_it_is_read(tokenizer, form):
+    prompt, raw = LONG[form]
+    with pytest.raises(CheckpointError, match=r"text of 60000\d\d characters makes more than 2048 tokens"):
         encode(tokenizer, prompt, raw=raw)
     assert tokenizer.backend.num_read < 20 * ROOM
 
@@ -47,6 +57,72 @@ def test_a_template_that_repeats_a_text_is_refused_as_one_that_is_too_long(token
     with pytest.raises(CheckpointError, match="text of 6000000 characters makes more than 2048 tokens"):
         encode(tokenizer, "hello " * 1000)
     assert tokenizer.backend.num_read < 20 * ROOM
+
+
+def test_an_argument_that_is_too_long_is_refused_as_a_text(tokenizer):
+    tokenizer.chat_template = "{{ documents }}"
+    with pytest.raises(CheckpointError, match="text of 6000000 characters makes more than 2048 tokens"):
+        encode(tokenizer, "hi", chat_template_kwargs={"documents": TEXT})
+    assert tokenizer.backend.num_read < 20 * ROOM
+
+
+@pytest.mark.parametrize("bos", ["<|begin|>", ""])
+def test_a_raw_prompt_has_one_beginning_of_text(bos):
+    """Whether its text brings the token or not."""
+    values = byte_level()
+    values["tokenizer.ggml.tokens"].append("<|begin|>")
+    values["tokenizer.ggml.token_type"].append(3)
+    values |= {"tokenizer.ggml.bos_token_id": 267, "tokenizer.ggml.add_bos_token": True}
+    tokenizer = tokenizer_from_gguf(values, "file")
+    ids = encode(tokenizer, f"{bos}hello", raw=True, vocab_size=268)
+    assert ids.count(267) == 1
+    assert ids == encode(tokenizer, "hello", raw=True, vocab_size=268)
+
+
+def test_what_no_prompt_begins_with_may_stand_twice(tokenizer):
+    """A tokenizer that prepends nothing takes nothing away."""
+    ids = encode(tokenizer, "hh", raw=True)
+    assert len(ids) == 2
+    assert ids[0] == ids[1]
+
+
+def test_arguments_reach_the_chat_template(tokenizer):
+    tokenizer.chat_template = "{{ messages[0].content }}{% if shout %}!{% endif %}"
+    assert tokenizer.decode(encode(tokenizer, "hi", chat_template_kwargs={"shout": True})) == "hi!"
+    assert tokenizer.decode(encode(tokenizer, "hi", chat_template_kwargs={"shout": False})) == "hi"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "problem"),
+    [
+        ([5, 6], {"chat_template_kwargs": {"shout": True}}, "no chat template applies to token ids"),
+        (
+            "hi",
+            {"chat_template_kwargs": {"shout": True}, "raw": True},
+            "chat template applies to raw text",
+        ),
+        ("hi", {"chat_template_kwargs": {"shuot": True}}, "does not read 'shuot'; its arguments are: shout"),
+        ("hi", {"chat_template_kwargs": {"messages": []}}, "'messages' cannot be set"),
+        ("hi", {"chat_template_kwargs": [1]}, "must be a mapping from names to values"),
+        ("hi", {"chat_template_kwargs": {"shout": {1, 2}}}, "chat_template_kwargs cannot be written as JSON"),
+        ([{"role": "user", "content": "hi"}], {"raw": True}, "raw: chat messages are text only by"),
+        (
+            [{"role": "usr", "content": "hi"}],
+            {},
+            r"messages\[0\]\['role'\]: the chat template knows no role",
+        ),
+    ],
+)
+def test_what_would_have_no_effect_is_one_line(tokenizer, prompt, options, problem):
+    tokenizer.chat_template = "{{ messages[0].content }}{% if shout %}!{% endif %}"
+    with pytest.raises(ValueError, match=problem) as raised:
+        encode(tokenizer, prompt, **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_role_that_the_template_names_is_known(tokenizer):
+    tokenizer.chat_template = "{% if messages[0].role == 'critic' %}bad{% endif %}"
+    assert tokenizer.decode(encode(tokenizer, [{"role": "critic", "content": "hi"}])) == "bad"
 
 
 def test_a_text_that_may_fit_is_read_once(tokenizer):

@@ -9,6 +9,7 @@ from tiny_engines import SIZES, assert_idle, compile_all
 
 import jaxspec
 from jaxspec import SamplingParams
+from jaxspec.checkpoints import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +96,43 @@ def test_ignore_eos_goes_on(engine, answer, monkeypatch):
 
 def test_an_answer_runs_to_the_models_limit_and_no_further(engine):
     prompt = (np.arange(80) % 48).tolist()
-    generation = engine.generate(prompt, max_new_tokens=500)
-    assert len(generation.token_ids) == engine.max_model_len - 80
-    assert generation.finish_reason == "length"
+    room = engine.max_model_len - 80
+    for asked in ({}, {"max_new_tokens": room}):
+        generation = engine.generate(prompt, **asked)
+        assert len(generation.token_ids) == room
+        assert generation.finish_reason == "length"
+    with pytest.raises(
+        ValueError, match=f"max_new_tokens: 17 do not fit: .* max_model_len 96 .* for {room}$"
+    ):
+        engine.generate(prompt, max_new_tokens=room + 1)
+
+
+@pytest.fixture
+def special(engine, monkeypatch):
+    """The engine's tokenizer, to which some words are special."""
+
+    def make(*words):
+        tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(engine.tokenizer.backend.to_str()))
+        tokenizer.backend.add_special_tokens(list(words))
+        monkeypatch.setattr(engine, "tokenizer", tokenizer)
+
+    return make
+
+
+def test_the_text_of_a_special_token_ends_an_answer_there(engine, answer, special):
+    """Though no text of an answer has it."""
+    for place in first_of_its_kind(answer)[:9]:
+        special(f"w{answer[place]}")
+        generation = engine.generate(PROMPT, max_new_tokens=30, stop=["nothing", f"w{answer[place]}"])
+        assert generation.token_ids == answer[: place + 1]
+        assert generation.finish_reason == "stop"
+        assert f"w{answer[place]}" not in generation.text.split()
+
+
+def test_a_stop_string_that_no_text_can_hold_is_refused(engine, special):
+    special("w7")
+    with pytest.raises(ValueError, match="stop: 'w6 w7' has the special token 'w7', which is not part of"):
+        engine.generate(PROMPT, stop="w6 w7")
 
 
 @pytest.mark.parametrize(("place", "num_pieces"), [(4, 2), (6, 3)])

@@ -25,7 +25,7 @@ from jaxspec.engine.core import MAX_FAILURES, EngineCore
 from jaxspec.engine.device.outcome import read_outcomes
 from jaxspec.engine.device.plan import Plan
 
-LONG = SamplingParams(max_new_tokens=70, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=66, ignore_eos=True)
 
 
 @pytest.fixture

@@ -173,7 +173,7 @@ def test_figures_of_runs():
         ),
         (
             [*SHAPE, "--only", "single 512+256", "--scale", "1.5"],
-            "a prompt of 768 and an answer of 384 tokens exceed max_model_len 1024",
+            "max_new_tokens: 384 do not fit: after a prompt of 768 tokens, max_model_len 1024 leaves",
         ),
     ],
 )

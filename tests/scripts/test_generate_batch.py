@@ -141,6 +141,44 @@ def test_what_the_options_ask_of_load(run, loaded, tmp_path):
     assert [asked["sampling_modes"] for asked in loaded] == [(mode,) for mode in modes]
 
 
+def test_rows_that_may_sample_get_an_engine_that_can(run, loaded, tmp_path):
+    """Though the run is greedy; of a pipe it is not known before."""
+    row = '{"prompt": "w6 w7", "temperature": 1, "max_new_tokens": 3, "top_p": 0.9, "seed": 1}'
+    assert run("--ignore-eos", lines=[row, '{"prompt": "w6"}']) == 0
+    assert {row["id"]: len(row["token_ids"]) for row in output(tmp_path)}[0] == 3
+    reading, writing = os.pipe()
+    with open(writing, "w") as pipe:
+        pipe.write('{"prompt": "w6"}')
+    (tmp_path / "out.jsonl").unlink()
+    assert run("--input", f"/dev/fd/{reading}", "--max-new-tokens", "1", "--top-p", "0.5") == 0
+    os.close(reading)
+    assert [asked["sampling_modes"] for asked in loaded] == [("greedy", "sampled")] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (
+            ["--output", "out.parquet"],
+            "--output out.parquet: rows are JSON lines, and Parquet only with --ray",
+        ),
+        (["--input", "in.CSV"], "--input in.CSV: rows are JSON lines"),
+        (["--top-p", "0.9"], "--top-p has no effect without --temperature: at 0, decoding is greedy"),
+        (["--top-k", "5"], "--top-k has no effect without --temperature"),
+        (["--min-p", "0.1"], "--min-p has no effect without --temperature"),
+    ],
+)
+def test_what_would_have_no_effect_is_one_line(
+    run, never_loads, tmp_path, capsys, monkeypatch, options, problem
+):
+    monkeypatch.chdir(tmp_path)
+    assert run(*options, lines=LINES) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {problem}")
+    assert error.count("\n") == 1
+    assert not list(tmp_path.glob("out*"))
+
+
 def test_stop_strings_and_limit(run, loaded, tmp_path):
     assert run("--max-new-tokens", "6", "--ignore-eos", "--limit", "2", lines=LINES) == 0
     whole = {row["id"]: row["text"] for row in output(tmp_path)}

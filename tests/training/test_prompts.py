@@ -72,7 +72,8 @@ def test_repeated_held_out_and_long_prompts_are_dropped(tmp_path):
         "prompts": 2,
     }
     kept = TokenRows.load(tmp_path / "out" / "prompts" / "prompts.npz").sequences()
-    wanted = list(encode_prompts(run.tokenizer, [PromptRow(user("Red, one!")), PromptRow(user("sun"))]))
+    rows = [PromptRow(user("Red, one!")), PromptRow(user("sun"))]
+    wanted = [ids for _, ids in encode_prompts(run.tokenizer, rows, 128)]
     assert sorted(ids.tolist() for ids in kept) == sorted(wanted)
 
 
@@ -126,18 +127,21 @@ def test_rows_with_answers(tmp_path):
         {"messages": answered},
         {"messages": messages},
         {"prompt": "red", "response": "blue"},
-        {"turns": ["red", "no"]},
+        {"turns": ["red"]},
+        {"id": "a", "prompt": "red", "completion": "blue", "category": "colours"},
+        {"id": "a", "messages": [{"role": "user", "content": "red"}], "answer": "blue"},
     ]
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("\ufeff" + "".join(json.dumps(row) + "\n" for row in rows))
     read = read_rows(path)
-    assert [row.answer for row in read] == ["blue", None, "blue", None]
+    assert [row.answer for row in read] == ["blue", None, "blue", None, "blue", "blue"]
     assert read[0].messages == read[1].messages == tuple(messages)
-    assert read[2].messages == read[3].messages == user("red")
+    assert all(row.messages == user("red") for row in read[2:])
     assert read[0].place == read[1].place != read[2].place
-    assert tokenizer.decode(encode_answer(tokenizer, read[0]), skip_special_tokens=False) == "blue</s>"
+    assert tokenizer.decode(encode_answer(tokenizer, read[0], 128), skip_special_tokens=False) == "blue</s>"
     whole = tokenizer.apply_chat_template(answered, add_generation_prompt=False)
-    joined = [*next(encode_prompts(tokenizer, read)), *encode_answer(tokenizer, read[0])]
+    ((_, prompt),) = encode_prompts(tokenizer, read[:1], 128)
+    joined = [*prompt, *encode_answer(tokenizer, read[0], 128)]
     assert tokenizer.decode(joined, skip_special_tokens=False) == whole
 
 
@@ -159,4 +163,48 @@ def test_the_users_turn_starts_where_the_template_puts_it(tmp_path):
     tokenizer = open_checkpoint(write_target(tmp_path / "target")).tokenizer
     prefix = user_turn_prefix(tokenizer)
     assert tokenizer.decode(prefix, skip_special_tokens=False) == f"{SPECIAL[1]}u "
-    assert next(encode_prompts(tokenizer, [PromptRow(user("sun"))]))[: len(prefix)] == prefix
+    ((_, ids),) = encode_prompts(tokenizer, [PromptRow(user("sun"))], 128)
+    assert ids[: len(prefix)] == prefix
+
+
+def test_arguments_of_the_template_are_honoured(tmp_path):
+    template = TEMPLATE.replace("{% for", "{% if think %}{{ '<s>t</s>' }}{% endif %}{% for", 1)
+    tokenizer = open_checkpoint(write_target(tmp_path / "target", template=template)).tokenizer
+    path = tmp_path / "rows.jsonl"
+    row = {"prompt": "sun", "response": "moon"}
+    lines = [row, {**row, "chat_template_kwargs": {"think": True}}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plain, thinking = read_rows(path)
+    assert plain.key != thinking.key
+    (_, one), (_, two) = encode_prompts(tokenizer, [plain, thinking], 128)
+    assert tokenizer.decode(two, skip_special_tokens=False) == "<s>t</s>" + tokenizer.decode(
+        one, skip_special_tokens=False
+    )
+    assert encode_answer(tokenizer, thinking, 128) == encode_answer(tokenizer, plain, 128)
+
+
+def test_an_empty_system_turn_is_one(tmp_path):
+    tokenizer = open_checkpoint(write_target(tmp_path / "target")).tokenizer
+    path = tmp_path / "rows.jsonl"
+    messages = [{"role": "system", "content": ""}, {"role": "user", "content": "sun"}]
+    path.write_text(json.dumps({"messages": messages}) + "\n")
+    ((_, ids),) = encode_prompts(tokenizer, read_rows(path), 128)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<s>s </s><s>u sun</s><s>a "
+
+
+def test_what_is_far_too_long_is_never_encoded_whole(tmp_path, monkeypatch):
+    tokenizer = open_checkpoint(write_target(tmp_path / "target")).tokenizer
+    longest = 0
+    encode, encode_all = tokenizer.encode, tokenizer.encode_all
+
+    def counted(texts, of):
+        nonlocal longest
+        longest = max([longest, *map(len, texts)])
+        return of(texts)
+
+    monkeypatch.setattr(tokenizer, "encode", lambda t, **o: counted([t], lambda ts: encode(ts[0], **o)))
+    monkeypatch.setattr(tokenizer, "encode_all", lambda t, **o: counted(t, lambda ts: encode_all(ts, **o)))
+    rows = [PromptRow(user("sun " * 100_000)), PromptRow(user("sun"), "moon " * 100_000)]
+    ((row, _),) = encode_prompts(tokenizer, rows, 128)
+    assert len(encode_answer(tokenizer, row, 128)) > 128
+    assert longest < 10_000

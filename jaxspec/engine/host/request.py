@@ -152,7 +152,7 @@ class Request:
     Attributes:
       prompt: token ids.
       params: how to sample.
-      max_new_tokens: `params.max_new_tokens`, cut to the room that max_model_len leaves.
+      max_new_tokens: the most tokens of the answer.
       stop_tokens: ids that end the answer.
       seed: the seed of its draws, 0 to 2**64 - 1.
       tokenizer: turns ids into text; None if the checkpoint has none.

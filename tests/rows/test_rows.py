@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import threading
@@ -6,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec.batch import STDIN, InputError, Row, RowError, count_rows, read_rows, rows
+from jaxspec.rows import STDIN, InputError, Row, RowError, count_rows, may_sample, read_rows
+from jaxspec.rows import row as rows
+from jaxspec.sampling import SamplingParams
 
 
 def write(path, *lines):
@@ -40,6 +43,37 @@ def test_every_form_of_a_row(read):
     ]
 
 
+def test_a_row_may_set_every_sampling_parameter_and_the_templates_arguments(read):
+    """Null sets nothing, as in a column of Parquet."""
+    asked = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "seed": 7, "max_new_tokens": 5}
+    asked |= {"stop": ["a"], "stop_token_ids": [1], "ignore_eos": True, "speculate": True}
+    asked |= {"num_speculative_tokens": 1}
+    assert set(asked) == {field.name for field in dataclasses.fields(SamplingParams)}
+    line = {"prompt": "hi", **asked, "chat_template_kwargs": {"enable_thinking": False}, "source": ["any"]}
+    nothing = {**dict.fromkeys([*asked, "chat_template_kwargs", "answer"]), "prompt": "hi"}
+    found, plain = read(json.dumps(line), json.dumps(nothing))
+    assert found.sampling == asked
+    assert found.chat_template_kwargs == {"enable_thinking": False}
+    assert plain == row(2, 1, "hi")
+
+
+@pytest.mark.parametrize("key", ["response", "completion", "answer"])
+def test_a_row_may_bring_its_answer(read, key):
+    (found,) = read(json.dumps({"prompt": "hi", key: "ho"}))
+    assert found.answer == "ho"
+    assert found.digest == row(1, 0, "hi").digest
+
+
+def test_whether_rows_may_sample_is_known_before_they_are_read(tmp_path):
+    greedy = write(tmp_path / "greedy", '{"prompt": "the \\"temperature\\" rises", "seed": 1}')
+    assert not may_sample(greedy)
+    for key in ("temperature", "top_k", "top_p"):
+        assert may_sample(greedy, write(tmp_path / "other", '{"prompt": "a"}', f'{{"{key}": 1}}'))
+    assert may_sample(STDIN)
+    os.mkfifo(tmp_path / "pipe")
+    assert may_sample(tmp_path / "pipe")
+
+
 def test_blank_lines_count_as_lines_but_not_as_rows(read):
     assert read("", '{"prompt": "hi"}\r', "  ", "") == [row(2, 1, "hi")]
     assert count_rows("in.jsonl") == 1
@@ -58,6 +92,18 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(read):
         ("[1]", "must be an object, got list"),
         ("{}", "must have one of prompt, messages and turns, got none"),
         ('{"prompt": "a", "turns": ["b"]}', "got prompt and turns"),
+        (
+            '{"prompt": "a", "temprature": 1}',
+            "unknown key 'temprature'; known: id, .*, temperature, ",
+        ),
+        ('{"prompt": "a", "' + "long " * 1000 + '": 1}', "unknown key 'long .*; known: id, .*, metadata"),
+        ('{"prompt": "a", "temperature": "hot"}', "temperature must be a number, 0 or more, got 'hot'"),
+        ('{"prompt": "a", "stop": [1]}', "stop must be a string or a list of strings"),
+        ('{"prompt": "a", "chat_template_kwargs": [1]}', "chat_template_kwargs must be a mapping"),
+        ('{"prompt": "a", "chat_template_kwargs": {"messages": 1}}', "'messages' cannot be set"),
+        ('{"prompt": "a", "chat_template_kwargs": {"a": "\\ud800"}}', "kwargs is not valid Unicode"),
+        ('{"prompt": "a", "answer": 1}', "answer must be a text that is not empty, or null"),
+        ('{"prompt": "a", "answer": "b", "response": "c"}', "got response and answer"),
         ('{"prompt": ""}', "prompt is empty"),
         ('{"prompt": []}', "prompt is empty"),
         ('{"prompt": 3}', "prompt must be text or a list of token ids"),
@@ -82,7 +128,7 @@ def test_a_bad_row_is_reported_with_its_line_and_the_next_still_read(read, line,
     assert isinstance(bad, RowError)
     assert str(bad).startswith("in.jsonl line 2: ")
     assert "\n" not in str(bad)
-    assert len(str(bad)) < 400
+    assert len(str(bad)) < 500
     with pytest.raises(RowError, match=problem):
         raise bad
     assert (first, last) == (row(1, 0, "a"), row(3, 2, "b"))
@@ -192,11 +238,15 @@ def test_a_digest_is_of_what_is_asked_and_of_nothing_else(read):
             '{"turns": ["a", "b"]}',
             '{"messages": [{"role": "user", "content": "a"}]}',
             '{"messages": [{"content": "a", "role": "user"}]}',
+            '{"prompt": "a", "seed": 1}',
+            '{"prompt": "a", "seed": 2}',
+            '{"prompt": "a", "chat_template_kwargs": {"seed": 1}}',
+            '{"prompt": "a", "answer": "b", "source": "c"}',
         )
     ]
-    assert digests[0] == digests[1] == digests[2]
+    assert digests[0] == digests[1] == digests[2] == digests[12]
     assert digests[7] == digests[8]
-    assert len(set(digests)) == 6
+    assert len(set(digests)) == 9
     assert all(len(digest) == 16 for digest in digests)
 
 
@@ -205,7 +255,7 @@ JSON = st.recursive(
     lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=3), values, max_size=3),
     max_leaves=8,
 )
-KEYS = st.sampled_from(["prompt", "messages", "turns", "id", "role", "content"])
+KEYS = st.sampled_from([*rows.KEYS, "role", "content"])
 
 
 @settings(max_examples=200, deadline=None)

@@ -3,7 +3,7 @@ import sys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec.batch.ids import IdTable, hash_json
+from jaxspec.rows import IdTable, hash_json
 
 IDS = st.one_of(st.integers(-5, 5), st.integers(), st.text(max_size=3))
 
@@ -26,7 +26,7 @@ def test_entries_that_share_a_bucket_are_told_apart_wherever_their_bytes_repeat(
     def few_bytes(value, size):
         return b"\0\0" + bytes([value % 2]) * (size - 3) + bytes([value // 2])
 
-    monkeypatch.setattr("jaxspec.batch.ids.hash_json", few_bytes)
+    monkeypatch.setattr("jaxspec.rows.ids.hash_json", few_bytes)
     table = IdTable()
     numbers = [0, 2**64 - 1, 0x0101010101010101]
     for row_id in range(40):

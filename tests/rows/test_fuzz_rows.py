@@ -7,16 +7,18 @@ from fuzzing import VALUES, changed, damaged, refused_or
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxspec.batch import Row, RowError, read_rows
+from jaxspec.rows import KEYS as ROW_KEYS
+from jaxspec.rows import Row, RowError, read_rows
 
 ROWS = (
     {"prompt": "hi", "id": "a"},
     {"prompt": [1, 2], "id": 7},
     {"messages": [{"role": "system", "content": "é"}, {"role": "user", "content": "hi"}]},
-    {"turns": ["a", "b"], "category": "writing"},
+    {"turns": ["a", "b"], "category": "writing", "temperature": 0.5, "stop": "é"},
+    {"prompt": "hi", "answer": "ho", "chat_template_kwargs": {"a": [1]}, "max_new_tokens": 3},
 )
 LINES = b"\n".join(json.dumps(row).encode() for row in ROWS)
-KEYS = ("prompt", "messages", "turns", "id", "role", "content")
+KEYS = (*ROW_KEYS, "role", "content")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,8 @@ def check(path, content):
             assert str(row).isprintable()
             continue
         assert len(row.digest) == 16
-        json.dumps([row.id, row.prompt, row.turns], ensure_ascii=False).encode("utf-8")
+        asked = [row.id, row.prompt, row.turns, row.sampling, row.chat_template_kwargs, row.answer]
+        json.dumps(asked, ensure_ascii=False).encode("utf-8")
 
 
 @given(content=damaged(LINES) | st.binary(max_size=64))

@@ -1,0 +1,23 @@
+"""Files of prompts, as batch runs and training read them: one format, one reader."""
+
+from jaxspec.rows.files import STDIN, InputError, count_rows, may_sample, read_rows
+from jaxspec.rows.ids import IdTable, RowId, hash_json
+from jaxspec.rows.row import KEYS, MAX_LINE, NOTES, Row, RowError, make_row, parse_line
+
+__all__ = [
+    "KEYS",
+    "MAX_LINE",
+    "NOTES",
+    "STDIN",
+    "IdTable",
+    "InputError",
+    "Row",
+    "RowError",
+    "RowId",
+    "count_rows",
+    "hash_json",
+    "make_row",
+    "may_sample",
+    "parse_line",
+    "read_rows",
+]

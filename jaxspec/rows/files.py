@@ -1,0 +1,159 @@
+"""Reading rows from JSONL files and pipes."""
+
+import errno
+import os
+from bisect import bisect
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import BinaryIO
+
+from jaxspec.rows import row as rows
+from jaxspec.rows.ids import IdTable
+from jaxspec.rows.row import Row, RowError, parse_line
+
+STDIN = "-"
+"""The name that stands for standard input."""
+
+
+_SAMPLING_WORDS = (b'"temperature"', b'"top_k"', b'"top_p"')
+
+
+class InputError(ValueError):
+    """The input cannot be read; the message names it."""
+
+
+def read_rows(*sources: str | Path, unique_ids: bool = True) -> Iterator[Row | RowError]:
+    """Yields the rows of JSONL files while reading them; a bad row is yielded as its error.
+
+    A row is an object with one of "prompt" (text or token ids), "messages" (a list of {"role", "content"})
+    and "turns" (a list of user turns); and optionally
+
+    - "id": text or a whole number;
+    - any field of `SamplingParams`;
+    - "chat_template_kwargs": arguments of the chat template;
+    - "response", "completion" or "answer": its own answer, from which a head may learn;
+    - "category", "source", "task", "metadata": notes, which are not looked at.
+
+    Another key is an error. Blank lines and a byte order mark are ignored. Every source is read once, from
+    beginning to end; only a hash of every id is kept.
+
+    Args:
+      sources: paths of files or pipes, or "-" for standard input; read in order as one input.
+      unique_ids: whether a second row with the same id is an error.
+
+    Raises:
+      InputError: a source cannot be read; raised by the call itself if that is known without opening it.
+    """
+    for source in sources:
+        _check_readable(source)
+    return _read(sources, IdTable() if unique_ids else None)
+
+
+def _read(sources: Sequence[str | Path], taken: IdTable | None) -> Iterator[Row | RowError]:
+    places = _Places()
+    for source in sources:
+        places.begin(source)
+        with closing(_lines(source)) as lines:
+            for line in lines:
+                number = places.count()
+                if line is not None and not line.strip():
+                    continue
+                try:
+                    row = parse_line(places.of(number), line, number)
+                    first = None if taken is None else taken.add(row.id, number)
+                    if first is not None:
+                        raise ValueError(f"id {row.id!r} is taken by {places.of(first)}")
+                except (ValueError, RecursionError) as error:
+                    yield RowError(places.of(number), error)
+                else:
+                    yield row
+
+
+def count_rows(*sources: str | Path) -> int | None:
+    """The number of lines that are not blank; None if a source, such as a pipe, can be read only once.
+
+    Raises:
+      InputError: a source cannot be read.
+    """
+    if _is_read_once(sources):
+        return None
+    return sum(1 for source in sources for line in _lines(source) if line is None or line.strip())
+
+
+def may_sample(*sources: str | Path) -> bool:
+    """Whether a row may set how it is sampled: a key's word occurs, or a source can be read only once.
+
+    Raises:
+      InputError: a source cannot be read.
+    """
+    if _is_read_once(sources):
+        return True
+    lines = (line for source in sources for line in _lines(source) if line is not None)
+    return any(word in line for line in lines for word in _SAMPLING_WORDS)
+
+
+def _is_read_once(sources: Sequence[str | Path]) -> bool:
+    # /dev/fd/3 may be a regular file that some systems continue to read at its current position.
+    plain = (os.path.isfile(source) and not str(source).startswith("/dev/") for source in sources)
+    return STDIN in sources or not all(plain)
+
+
+class _Places:
+    """Maps line numbers of the whole input to files and their lines."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._first: list[int] = []
+        self._lines = 0
+
+    def begin(self, source: str | Path) -> None:
+        self._names.append(_name(source))
+        self._first.append(self._lines)
+
+    def count(self) -> int:
+        """Counts one more line; returns its number, from 0."""
+        self._lines += 1
+        return self._lines - 1
+
+    def of(self, number: int) -> str:
+        file = bisect(self._first, number) - 1
+        return f"{self._names[file]} line {number - self._first[file] + 1}"
+
+
+def _lines(source: str | Path) -> Generator[bytes | None, None, None]:
+    """Lines of a file; None for a line longer than `MAX_LINE`."""
+    try:
+        with _open(source) as file:
+            while line := file.readline(rows.MAX_LINE + 1):
+                if len(line) <= rows.MAX_LINE:
+                    yield line
+                    continue
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(rows.MAX_LINE)
+                yield None
+    except OSError as error:
+        raise InputError(f"cannot read {_name(source)}: {error.strerror}") from None
+
+
+def _check_readable(source: str | Path) -> None:
+    """Checks a source without opening it, since a named pipe can be opened only once."""
+    if source == STDIN:
+        return
+    if not os.path.exists(source):
+        problem = errno.ENOENT
+    elif os.path.isdir(source):
+        problem = errno.EISDIR
+    elif not os.access(source, os.R_OK):
+        problem = errno.EACCES
+    else:
+        return
+    raise InputError(f"cannot read {source}: {os.strerror(problem)}")
+
+
+def _name(source: str | Path) -> str:
+    return "stdin" if source == STDIN else str(source)
+
+
+def _open(source: str | Path) -> BinaryIO:
+    return open(0, "rb", closefd=False) if source == STDIN else open(source, "rb")

@@ -1,0 +1,191 @@
+"""One row of a file of prompts: what it may hold, and its checks."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+from jaxspec.checkpoints.chat_template import check_arguments, check_messages
+from jaxspec.engine import Generation
+from jaxspec.rows.ids import RowId, hash_json
+from jaxspec.sampling import SamplingParams
+
+MAX_LINE = 16 * 2**20
+"""The longest line that is accepted, in bytes."""
+
+QUESTIONS = ("prompt", "messages", "turns")
+ANSWERS = ("response", "completion", "answer")
+SAMPLING = tuple(each.name for each in fields(SamplingParams))
+NOTES = ("category", "source", "task", "metadata")
+"""Keys that say something about a row and ask for nothing; their values are not looked at."""
+
+KEYS = ("id", *QUESTIONS, *ANSWERS, "chat_template_kwargs", *SAMPLING, *NOTES)
+"""Every key that a row may have."""
+
+
+class RowError(ValueError):
+    """A row without an answer; the message is one line and begins with the row's place.
+
+    Attributes:
+      place: as `Row.place`.
+      generations: what was generated nevertheless: answers to earlier turns, and a failed generation.
+    """
+
+    def __init__(self, place: str, problem: object, generations: Sequence[Generation] = ()):
+        text = " ".join(str(problem).splitlines())
+        text = text if len(text) <= 400 else text[:400] + "…"
+        super().__init__(place, text, generations)  # the arguments, so that it can be pickled
+        self.place = place
+        self.generations = generations
+        self._text = text
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self._text}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One conversation to answer, or with its answer.
+
+    Attributes:
+      place: file and line, for messages: "in.jsonl line 3".
+      id: given in the row, or else the number of its line, counted from 0 over all files.
+      prompt: text, token ids or messages; None for a row with turns.
+      turns: the user's turns, each answered before the next is asked.
+      sampling: the fields of `SamplingParams` that the row sets itself, none of them to null.
+      chat_template_kwargs: arguments of the chat template.
+      answer: the row's own answer, to the prompt or to the last turn, from which a head may learn; None if it
+        has none.
+    """
+
+    place: str
+    id: RowId
+    prompt: str | list[int] | list[dict[str, Any]] | None
+    turns: tuple[str, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    answer: str | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of what is asked, without the id and the answer: 16 hexadecimal digits."""
+        asked: list[Any] = [self.prompt, self.turns]
+        if self.sampling or self.chat_template_kwargs:
+            asked += [dict(self.sampling), dict(self.chat_template_kwargs)]
+        return hash_json(asked, 8).hex()
+
+    @property
+    def first_prompt(self) -> str | list[int] | list[dict[str, Any]]:
+        """The prompt or the first turn, for a program that chooses all else itself.
+
+        Raises:
+          RowError: the row asks for more.
+        """
+        own = [*self.sampling, *(["chat_template_kwargs"] if self.chat_template_kwargs else [])]
+        if own:
+            raise RowError(self.place, f"{own[0]}: this program does not take it from a row")
+        return self.turns[0] if self.prompt is None else self.prompt
+
+
+def parse_line(place: str, line: bytes | None, number: int | None) -> Row:
+    """The row in a line of JSON.
+
+    Args:
+      place: as `Row.place`.
+      line: None for a line longer than `MAX_LINE`.
+      number: the id of a row without one; None if an id is required.
+
+    Raises:
+      ValueError, RecursionError: the line is not a valid row.
+    """
+    if line is None:
+        raise ValueError(f"longer than {MAX_LINE} bytes")
+    try:
+        values = json.loads(line.decode("utf-8-sig").strip())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8: {error.reason} at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        problem = error.msg.removesuffix(" at")
+        raise ValueError(f"not JSON: {problem} at column {error.colno}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"must be an object, got {type(values).__name__}")
+    row = make_row(place, values, number)
+    if b"\\u" in line:
+        for key in (*QUESTIONS, *ANSWERS, "chat_template_kwargs"):
+            if key in values and not _is_unicode(json.dumps(values[key], ensure_ascii=False)):
+                raise ValueError(f"{key} is not valid Unicode")
+    _ = row.digest  # raises RecursionError if the row is nested too deeply
+    return row
+
+
+def make_row(place: str, values: Mapping[str, Any], number: int | None) -> Row:
+    """The row with these keys and values; other arguments and errors as in `parse_line`."""
+    unknown = [key for key in values if key not in KEYS]
+    if unknown:
+        raise ValueError(f"unknown key {unknown[0][:40]!r}; known: {', '.join(KEYS)}")
+    question = _one_of(QUESTIONS, values)
+    if question is None:
+        raise ValueError("must have one of prompt, messages and turns, got none")
+    if number is None and "id" not in values:
+        raise ValueError("must have an id")
+    row_id = _check_id(values.get("id", number))
+    sampling = {name: values[name] for name in SAMPLING if values.get(name) is not None}
+    if sampling:
+        SamplingParams(**sampling)  # raises a ValueError that names the field
+    value = values[question]
+    turns = _check_turns(value) if question == "turns" else ()
+    prompt = _check_prompt(value) if question == "prompt" else None
+    if question == "messages":
+        check_messages(value)
+        prompt = value
+    arguments = check_arguments(values.get("chat_template_kwargs"))
+    return Row(place, row_id, prompt, turns, sampling, arguments, _answer(values))
+
+
+def _one_of(keys: Sequence[str], values: Mapping[str, Any]) -> str | None:
+    """The one of these keys that is there, if one is."""
+    found = [key for key in keys if key in values]
+    if len(found) > 1:
+        wanted = f"{', '.join(keys[:-1])} and {keys[-1]}"
+        raise ValueError(f"must have one of {wanted}, got {' and '.join(found)}")
+    return found[0] if found else None
+
+
+def _answer(values: Mapping[str, Any]) -> str | None:
+    key = _one_of(ANSWERS, values)
+    answer = None if key is None else values[key]
+    if answer is not None and not (isinstance(answer, str) and answer.strip()):
+        raise ValueError(f"{key} must be a text that is not empty, or null")
+    return answer
+
+
+def _check_id(value: Any) -> RowId:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"id must be text or a whole number, got {value!r}")
+    if isinstance(value, str) and not _is_unicode(value):
+        raise ValueError(f"id is not valid Unicode: {value!r}")
+    return value
+
+
+def _check_prompt(value: Any) -> str | list[int]:
+    is_ids = isinstance(value, list) and all(type(item) is int for item in value)
+    if not (isinstance(value, str) or is_ids):
+        raise ValueError("prompt must be text or a list of token ids")
+    if not value:
+        raise ValueError("prompt is empty")
+    return value
+
+
+def _check_turns(value: Any) -> tuple[str, ...]:
+    if not (isinstance(value, list) and value and all(isinstance(turn, str) and turn for turn in value)):
+        raise ValueError("turns must be a list of texts, none of them empty")
+    return tuple(value)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
