@@ -47,6 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
     add_sampling_options(parser)
     add_speculation_options(parser)
     args = parser.parse_args(arguments)
+    if args.no_speculation:
+        parser.refuse(args, ["drafter"], "with --no-speculation")
     try:
         return _answer(args)
     except (ConfigError, CheckpointError, CommandError, EngineError) as error:

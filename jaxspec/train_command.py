@@ -86,6 +86,10 @@ def main(arguments: list[str] | None = None) -> int:
         "--stage", action="append", choices=STAGES, help="run this stage only; may be repeated"
     )
     args = parser.parse_args(arguments)
+    if args.config is None:
+        parser.refuse(args, ["data"], "without CONFIG, whose files it is about")
+    if args.steps is not None:
+        parser.refuse(args, ["epochs"], "with --steps")
     try:
         return _train(args, sys.argv[1:] if arguments is None else arguments)
     except (ConfigError, CheckpointError, CommandError, OSError) as error:
@@ -185,6 +189,11 @@ def with_options(run: TrainingRun, args: argparse.Namespace) -> TrainingRun:
         change("evaluate.max_new_tokens", args.max_new_tokens)
     if args.steps:
         change("train.warmup_steps", min(run.train.warmup_steps, args.steps // 5))
+    # Options take precedence over CONFIG, also where its keys go before theirs.
+    if args.epochs is not None:
+        change("train.steps", 0)
+    if args.batch_tokens is not None:
+        change("train.batch_size", 0)
     if args.data_license:
         change("export.data", tuple(args.data_license))
     for option, (key, _, _) in _OPTIONS.items():

@@ -200,6 +200,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--copy-bytes", type=int, default=1 << 31, help="size of the timed copy")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     args = parser.parse_args(arguments)
+    if args.no_speculation:
+        parser.refuse(args, ["k", "acceptance", "whole_drafter"], "with --no-speculation")
     try:
         args.params = [
             SamplingParams(temperature=temperature, top_k=args.top_k, top_p=args.top_p)
@@ -207,6 +209,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         ]
     except ValueError as error:
         parser.error(str(error))
+    if not any(args.temperature):
+        parser.refuse(args, ["top_k", "top_p"], "without --temperature")
     return args
 
 

@@ -25,6 +25,8 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         pair = _configuration(args.head)
+        if pair is not None:
+            parser.refuse(args, ["file", "sha256"], "on a configuration, which has its own")
         head = SourceConfig(args.head, args.file, args.sha256) if pair is None else _drafter(pair)
         target = None if pair is None else pair.target
         if args.target is not None:

@@ -69,7 +69,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0)
     add_device_option(parser)
     parser.add_argument("--num-speculative-tokens", type=int, help="drafts per step")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if all(name.endswith(".json") for name in args.names):
+        asked = ["input", "limit", "max_new_tokens", "temperature", "num_speculative_tokens"]
+        parser.refuse(args, asked, "on answers that were measured before")
+    return args
 
 
 if __name__ == "__main__":

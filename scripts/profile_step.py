@@ -85,7 +85,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--graphs", action="store_true", help="keep CUDA graphs while tracing")
     parser.add_argument("--top", type=int, default=25, help="number of kernels to print")
     parser.add_argument("--trace", type=Path, metavar="FOLDER", help="keep the trace here")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.no_speculation:
+        parser.refuse(args, ["k", "acceptance"], "with --no-speculation")
+    return args
 
 
 if __name__ == "__main__":

@@ -299,3 +299,30 @@ def test_a_cache_has_the_dtype_of_the_network_unless_activations_are_rounded():
             resolved(backend, **fields)
     with pytest.raises(ConfigError, match=r"engine\.cache_dtype must be"):
         EngineConfig(cache_dtype="int8")
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "problem"),
+    [
+        ("ngram", {"source": "a"}, "drafter.source has no effect with kind 'ngram'"),
+        ("ngram", {"draft_vocab_size": 9}, "drafter.draft_vocab_size has no effect with kind 'ngram'"),
+        ("ngram", {"options": {"a": 1}}, "drafter.options has no effect with kind 'ngram'"),
+        ("none", {"num_speculative_tokens": 4}, "num_speculative_tokens has no effect with kind 'none'"),
+        ("none", {"max_speculative_tokens": 2}, "max_speculative_tokens has no effect with kind 'none'"),
+        ("eagle3", {"source": "a", "max_ngram": 5}, "drafter.max_ngram has no effect with kind 'eagle3'"),
+        ("draft_model", {"source": "a", "draft_vocab_size": 9}, "draft_vocab_size has no effect"),
+        ("ngram", {"num_speculative_tokens": 3, "max_speculative_tokens": 6}, "3, only with 'auto'"),
+    ],
+)
+def test_a_key_without_effect_on_the_drafter_is_named(kind, keys, problem):
+    config = Config("a", SourceConfig("b"))
+    with pytest.raises(ConfigError, match=problem):
+        config.replace(drafter={"kind": kind, **keys})
+
+
+def test_keys_of_the_drafter_that_another_takes_the_place_of_are_no_mistake():
+    head = Config("a", SourceConfig("b")).replace(
+        drafter={"kind": "eagle3", "source": "c", "draft_vocab_size": 9}
+    )
+    assert head.replace(drafter={"kind": "ngram", "max_ngram": 5}).drafter.kind == "ngram"
+    assert head.replace(drafter={"kind": "none"}).drafter.num_drafts == 0

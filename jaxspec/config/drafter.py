@@ -1,6 +1,7 @@
 """The drafter of a configuration: its kind, checkpoint and number of drafts."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, Protocol
 
 from jaxspec.config.errors import ConfigError, at_least
@@ -15,9 +16,12 @@ class DrafterKind(Protocol):
     Attributes:
       weights_from: "own": `drafter.source` must name a checkpoint; "target": the target's checkpoint, unless
         `drafter.source` names one; "none": no checkpoint.
+      reads: the further keys of `[drafter]` that it reads, of `max_ngram`, `min_ngram`, `draft_vocab_size`
+        and `options`.
     """
 
     weights_from: ClassVar[Literal["own", "target", "none"]]
+    reads: ClassVar[tuple[str, ...]]
 
 
 DRAFTERS: dict[str, type[DrafterKind]] = {}
@@ -75,6 +79,27 @@ class DrafterConfig:
             at_least("drafter.draft_vocab_size", self.draft_vocab_size, 1)
         at_least("drafter.min_ngram", self.min_ngram, 1)
         at_least("drafter.max_ngram", self.max_ngram, self.min_ngram, _MOST)
+
+    def check_effect(self, keys: Iterable[str]) -> None:
+        """Checks that every one of these keys, which were set for this drafter, has an effect on it.
+
+        Raises:
+          ConfigError: one has none.
+        """
+        used = {"kind"}
+        if self.kind != "none":
+            used |= {"num_speculative_tokens", "sampling", *DRAFTERS[self.kind].reads}
+            used |= {"max_speculative_tokens"} if self.is_auto else set()
+            used |= {"source", "file", "sha256"} if self.weights_from != "none" else set()
+        defaults = {each.name: each.default for each in fields(self)}
+        for name in keys:
+            value = getattr(self, name)
+            is_set = name == "num_speculative_tokens" or value not in (None, {}, defaults[name])
+            if is_set and name not in used:
+                why = f"kind {self.kind!r}"
+                if name == "max_speculative_tokens" and self.kind != "none":
+                    why = f"num_speculative_tokens {self.num_speculative_tokens}, only with 'auto'"
+                raise ConfigError(f"drafter.{name} has no effect with {why}")
 
     @property
     def is_auto(self) -> bool:

@@ -65,12 +65,12 @@ class Config:
         """A copy with some keys of `[drafter]` and `[engine]` changed.
 
         Raises:
-          ConfigError: an unknown key, or a bad value.
+          ConfigError: an unknown key, a bad value, or a key without effect on the drafter.
         """
+        drafting: DrafterConfig = replace_section(self.drafter, "drafter", drafter or {})
+        drafting.check_effect(drafter or {})
         return dataclasses.replace(
-            self,
-            drafter=replace_section(self.drafter, "drafter", drafter or {}),
-            engine=replace_section(self.engine, "engine", engine or {}),
+            self, drafter=drafting, engine=replace_section(self.engine, "engine", engine or {})
         )
 
 

@@ -242,7 +242,7 @@ class Drafter(nnx.Module):
 
     Attributes:
       title: how messages call a checkpoint of it, with an article.
-      weights_from: see `jaxspec.config.drafter.DrafterKind`.
+      weights_from, reads: see `jaxspec.config.drafter.DrafterKind`.
       num_speculative_tokens: the largest K.
       probabilistic: whether drafts are drawn from its distribution or are its most likely tokens.
       needs: what it needs of the engine.
@@ -253,6 +253,7 @@ class Drafter(nnx.Module):
 
     title: ClassVar[str] = "a drafter"
     weights_from: ClassVar[Literal["own", "target", "none"]] = "none"
+    reads: ClassVar[tuple[str, ...]] = ("options",)
     num_speculative_tokens: int
     probabilistic: bool
     needs: Needs = Needs(hidden=True, history=True)

@@ -27,6 +27,7 @@ class DraftModel(AutoregressiveDrafter):
 
     title = "a whole model"
     weights_from = "own"
+    reads = ()
     lead = 1
 
     def __init__(self, model: Decoder, *, is_split: bool = True, **settings: Any):

@@ -77,6 +77,7 @@ class Head(Drafter):
     """
 
     weights_from = "own"
+    reads = ("draft_vocab_size",)
     config_type: ClassVar[type[HeadConfig]]
     config: Any
 

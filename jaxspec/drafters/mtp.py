@@ -67,6 +67,7 @@ class Mtp(AutoregressiveDrafter):
 
     title = "a model with multi-token-prediction layers"
     weights_from = "target"
+    reads = ()
 
     def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}

@@ -23,6 +23,7 @@ class NGramDrafter(Drafter):
     """
 
     needs = Needs(history=True)
+    reads = ("max_ngram", "min_ngram")
 
     def __init__(self, num_speculative_tokens: int, *, max_ngram: int = 3, min_ngram: int = 1):
         super().__init__(num_speculative_tokens=num_speculative_tokens)

@@ -290,6 +290,13 @@ class TrainingRun:
     def __post_init__(self) -> None:
         if self.average.initial and not self.head.initial:
             raise ConfigError("average.initial needs head.initial, the head to average with")
+        # A run takes the positions that its prompts need, reads plain weights, and splits rows, not weights.
+        if self.engine.max_model_len is not None:
+            raise ConfigError("engine.max_model_len has no effect on a training run; leave it out")
+        if self.engine.cpu_activations not in (None, "float32"):
+            raise ConfigError("engine.cpu_activations: a training run rounds none; leave it out")
+        if self.engine.tensor_parallel != 1:
+            raise ConfigError("engine.tensor_parallel: a training run splits no weights; leave it out")
 
     def settings(self, *sections: str) -> dict[str, Any]:
         """The named sections as JSON values."""

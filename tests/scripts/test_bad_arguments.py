@@ -3,14 +3,20 @@
 import bench_acceptance
 import bench_generate
 import bench_kernels
+import bench_load
+import bench_step
 import check_devices
 import compare_activations
 import compare_greedy
 import compare_modes
+import inspect_head
 import plot_acceptance
+import profile_step
 import pytest
 
 import jaxspec
+from jaxspec.__main__ import main as jaxspec_main
+from jaxspec.train_command import main as train_main
 
 WITH_PROMPTS = [bench_generate, compare_greedy, compare_modes, plot_acceptance]
 
@@ -79,3 +85,35 @@ def test_names_that_are_not_known(capsys):
         check_devices.main(["--only", "llama, eagle3; nothing"])
     assert left.value.code == 2
     assert "--only: unknown case 'nothing'; known: llama, eagle3; " in capsys.readouterr().err
+
+
+SHAPE = ("--shape", "smollm2-135m")
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "option"),
+    [
+        (bench_load.main, [*SHAPE, "--limit", "3"], "--limit"),
+        (bench_load.main, [*SHAPE, "--max-new-tokens", "3"], "--max-new-tokens"),
+        (bench_load.main, [*SHAPE, "--input", "a.jsonl", "--scale", "2"], "--scale"),
+        (bench_load.main, [*SHAPE, "--top-p", "0.5"], "--top-p"),
+        (bench_step.main, [*SHAPE, "--top-k", "5"], "--top-k"),
+        (bench_step.main, [*SHAPE, "--no-speculation", "--k", "3"], "--k"),
+        (profile_step.main, [*SHAPE, "--no-speculation", "--acceptance", "2"], "--acceptance"),
+        (plot_acceptance.main, ["a.json", "--temperature", "1"], "--temperature"),
+        (inspect_head.main, ["smollm2-135m-eagle3", "--sha256", "0" * 64], "--sha256"),
+        (jaxspec_main, ["hi", "--no-speculation", "--drafter", "a"], "--drafter"),
+        (jaxspec_main, ["hi", "--top-p", "0.5"], "--top-p"),
+        (train_main, ["--target", "a", "--prompts", "b", "--output", "c", "--data", "d"], "--data"),
+        (train_main, ["--target", "a", "--output", "c", "--steps", "3", "--epochs", "1"], "--epochs"),
+    ],
+)
+def test_an_option_without_effect_is_one_line(main, arguments, option, capsys):
+    try:
+        status = main(arguments)
+    except SystemExit as exit_:
+        status = exit_.code
+    assert status == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {option} has no effect ")
+    assert said.count("\n") == 1

@@ -1,18 +1,20 @@
 """`jaxspec-train` without a TOML: a new head, one adapted to a user's own rows, and refusals."""
 
+import argparse
 import json
 import shutil
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tiny_run import write_target
+from tiny_run import write_run, write_target
 
+from jaxspec import train_command
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import SourceConfig
 from jaxspec.train_command import main
 from jaxspec.training import pipeline, train
-from jaxspec.training.config import HeadConfig, TrainingRun
+from jaxspec.training.config import HeadConfig, TrainingRun, load_training_run
 from jaxspec.training.token_rows import TokenRows
 
 WORDS = ["red", "green", "blue", "one", "two", "three", "sun", "moon"]
@@ -199,3 +201,24 @@ def test_without_matplotlib_there_is_no_picture_and_a_line_says_so(runs, tmp_pat
 
 def _stop(*_):
     raise KeyboardInterrupt
+
+
+def test_options_go_before_what_would_go_before_them(tmp_path):
+    """`steps` of a file would go before epochs, and `batch_size` before batch tokens."""
+    run = load_training_run(write_run(tmp_path))
+    assert run.train.steps
+    assert run.train.batch_size
+    args = argparse.Namespace(**dict.fromkeys(["prompts", "held_out", "data_license"]))
+    for option in train_command._OPTIONS:
+        setattr(args, option[2:].replace("-", "_"), None)
+    args.epochs, args.batch_tokens = 2.0, 512
+    train = train_command.with_options(run, args).train
+    assert (train.epochs, train.steps, train.batch_tokens, train.batch_size) == (2.0, 0, 512, 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("max_model_len", 64), ("cpu_activations", "int8"), ("tensor_parallel", 2)]
+)
+def test_sizes_of_an_engine_that_no_run_has_are_refused(tmp_path, capsys, key, value):
+    config = write_run(tmp_path, engine={key: value})
+    assert f"engine.{key}" in fails(capsys, config, "--output", tmp_path / "out")

@@ -91,7 +91,7 @@ def write_run(folder: Path, *, num_prompts: int = 48, **sections: dict) -> Path:
             "num_speculative_tokens": 3,
             "max_new_tokens": 32,
         },
-        "engine": {"batch_size": 8, "max_model_len": 128},
+        "engine": {"batch_size": 8},
     }
     for name, section in sections.items():
         document[name] = {**document.get(name, {}), **section}
