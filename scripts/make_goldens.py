@@ -3,6 +3,7 @@
 # dependencies = [
 #     "torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "safetensors==0.8.0",
 #     "tokenizers==0.23.3", "gguf==0.19.0", "numpy==2.4.6", "jinja2", "pip",
+#     "sentencepiece==0.2.3", "protobuf==7.36.2",
 #     "speculators==0.9.0", "hs-connectors==0.9.0",  # with --no-deps: they ask for other versions
 #     "aiohttp", "datasets", "loguru", "openai", "psutil", "pydantic-settings",  # what speculators imports
 # ]
@@ -42,6 +43,7 @@ from goldens import (
     qwen3_moe_targets,
     qwen3_targets,
     real_model,
+    tokenizer_folders,
 )
 
 FAMILIES = {
@@ -62,6 +64,7 @@ FAMILIES = {
     "peagle": peagle_heads.write,
     "dflash": dflash_heads.write,
     "mtp": mtp_layers.write,
+    "tokenizers": tokenizer_folders.write,
 }
 GOLDENS = Path(__file__).resolve().parent.parent / "tests" / "goldens"
 

@@ -8,7 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from extensions import write_bigram
-from tiny_models import perturb, write_dflash, write_eagle1, write_eagle3, write_peagle, write_target
+from tiny_models import (
+    perturb,
+    with_rows,
+    write_dflash,
+    write_eagle1,
+    write_eagle3,
+    write_peagle,
+    write_target,
+)
 from tiny_mtp import LATENT, write_with_mtp
 
 import jaxspec
@@ -45,7 +53,7 @@ PAIRS = [(kind, name) for kind in ATTENTION for name in DRAFTERS if kind in ONLY
 """Every drafter with every kind of attention that it supports and that makes a difference to it."""
 MOST_LOADED = 30
 """The number of engines kept for one kind of attention; each takes 20 MB and 300 memory maps."""
-KINDS = {"self": "draft_model", "near": "draft_model"}
+KINDS = dict.fromkeys(("self", "near", "fewer rows", "more rows"), "draft_model")
 
 
 @dataclass
@@ -54,8 +62,9 @@ class TinyEngines:
 
     "eagle3", "eagle1", "peagle", "dflash" and "mtp" (only with latent attention) repeat the last token; the
     same names after "random" have random weights. "bigram" is a table, "self" is the target itself, "near" is
-    a noisy copy of it, and "ngram" and "none" have no weights. `attention` is the kind of attention of the
-    target and its copies; if it has a window, so have EAGLE heads.
+    a noisy copy of it, and "ngram" and "none" have no weights. "fewer rows" and "more rows" are the target
+    with 40 and 56 tokens. `attention` is the kind of attention of the target and its copies; if it has a
+    window, so have EAGLE heads.
     """
 
     root: Path
@@ -79,6 +88,8 @@ class TinyEngines:
             "random dflash": write_dflash(self.root / "random_dflash", target, repeats=False, window=5),
             "self": target,
             "near": perturb(target, self.root / "near", scale=0.1),
+            "fewer rows": with_rows(target, self.root / "fewer_rows", 40),
+            "more rows": with_rows(target, self.root / "more_rows", 56),
             "bigram": write_bigram(self.root / "bigram"),
         }
         if self.attention == "latent":

@@ -62,6 +62,18 @@ def perturb(source: Path, folder: Path, *, scale: float, seed: int = 0) -> Path:
     return write_folder(folder, json.loads((source / "config.json").read_text("utf-8")), tensors)
 
 
+def with_rows(source: Path, folder: Path, rows: int, *, seed: int = 0) -> Path:
+    """Writes a copy with so many rows for tokens: its first ones, or all and more that give large logits."""
+    rng = np.random.default_rng(seed)
+    tensors = load_file(source / "model.safetensors")
+    for name in {"model.embed_tokens.weight", "lm_head.weight"} & set(tensors):
+        array = tensors[name][:rows]
+        more = rng.normal(size=(rows - len(array), array.shape[1])) * 20 * array.std()
+        tensors[name] = np.concatenate([array, more.astype(np.float32)])
+    config = json.loads((source / "config.json").read_text("utf-8"))
+    return write_folder(folder, {**config, "vocab_size": rows}, tensors)
+
+
 def _layer(
     rng: np.random.Generator, prefix: str, config: dict[str, Any], in_width: int
 ) -> dict[str, np.ndarray]:

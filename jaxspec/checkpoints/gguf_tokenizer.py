@@ -17,13 +17,11 @@ from tokenizers import Tokenizer as Backend
 from jaxspec.checkpoints.errors import CheckpointError, foreign
 from jaxspec.checkpoints.gguf_metadata import Metadata
 from jaxspec.checkpoints.gguf_pre_tokenizers import PRE_TOKENIZERS
+from jaxspec.checkpoints.sentencepiece_model import merges_of
 from jaxspec.checkpoints.tokenizer import Tokenizer
 
 # Token types, as in the `gguf` package's TokenType.
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-
-# SentencePiece makes words of at most 16 characters by default; bounds the work of finding merges.
-_LONGEST_WORD = 256
 
 # Models end a turn, a text or a tool call with these, and files name only some of them. (gpt-oss writes
 # "<|end|>" inside an answer.)
@@ -121,13 +119,7 @@ def _sentence_piece(meta: Metadata, tokens: list[str]) -> Backend:
         raise CheckpointError(f"{meta.file}: metadata tokenizer.ggml.scores does not fit the tokens")
     vocabulary = _vocabulary(meta, tokens)
     by_score = sorted(range(len(tokens)), key=lambda i: -scores[i])
-    merges = [
-        (token[:cut], token[cut:])
-        for token in (tokens[i] for i in by_score)
-        if len(token) <= _LONGEST_WORD
-        for cut in range(1, len(token))
-        if token[:cut] in vocabulary and token[cut:] in vocabulary
-    ]
+    merges = merges_of((tokens[i] for i in by_score), vocabulary)
     unknown = tokens[meta.token_id("tokenizer.ggml.unknown_token_id", len(tokens)) or 0]
     backend = Backend(
         models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)

@@ -13,8 +13,12 @@ from jaxspec.checkpoints.cache import cache_folder
 from jaxspec.checkpoints.errors import CheckpointError
 from jaxspec.checkpoints.gguf_parts import parts_of
 
-FILES = ("*.json", "*.safetensors", "*.jinja")
+FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 """The files to download from a repository: no pickles, no code."""
+
+# Subfolders, and Mistral's consolidated files, hold the same weights in other formats; a subfolder may also
+# hold chat templates, which are wanted.
+_IGNORED = ("*/*.json", "*/*.safetensors", "consolidated*")
 
 
 def is_hub_id(source: str) -> bool:
@@ -44,8 +48,7 @@ def hub_folder(repository: str, file: str | None = None, *, progress: bool = Tru
             name,
             revision=revision or None,
             allow_patterns=parts_of(file) if file else list(FILES),
-            # Subfolders, and Mistral's consolidated files, hold the same weights in other formats.
-            ignore_patterns=None if file else ["*/*", "consolidated*"],
+            ignore_patterns=None if file else list(_IGNORED),
             cache_dir=_cache_dir(),
             tqdm_class=None if progress and sys.stderr is not None else _SilentBar,
         )

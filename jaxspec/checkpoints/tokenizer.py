@@ -10,16 +10,11 @@ import tokenizers
 
 from jaxspec.checkpoints.chat_template import render_chat
 from jaxspec.checkpoints.errors import CheckpointError, foreign
-from jaxspec.checkpoints.json_file import MAX_BYTES, read_bytes, read_json
 from jaxspec.checkpoints.text_stream import TextStream
-
-_MAX_BYTES = 128 * 2**20
-"""The largest `tokenizer.json`, in bytes: four times one with 262,144 tokens."""
+from jaxspec.checkpoints.tokenizer_files import read_tokenizer
 
 _CHARACTERS_PER_TOKEN = 8
 """An upper bound of the mean, except for texts of spaces; English has about four."""
-
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
@@ -27,7 +22,8 @@ class Tokenizer:
 
     Attributes:
       backend: the `tokenizers.Tokenizer`.
-      chat_template: jinja2 source, or None.
+      chat_templates: jinja2 sources by name.
+      chat_template: the one that is used: "default", or the only one; None if there is no such template.
       special_tokens: texts of "bos_token", "eos_token", …
       eos_token_ids: tokens that end an answer, according to the tokenizer's files.
     """
@@ -36,12 +32,15 @@ class Tokenizer:
         self,
         backend: tokenizers.Tokenizer,
         *,
-        chat_template: str | None = None,
+        chat_template: str | Mapping[str, str] | None = None,
         special_tokens: Mapping[str, str] | None = None,
         eos_token_ids: Sequence[int] = (),
     ):
         self.backend = backend
-        self.chat_template = chat_template
+        templates = {"default": chat_template} if isinstance(chat_template, str) else chat_template or {}
+        self.chat_templates = dict(templates)
+        only = next(iter(templates.values())) if len(templates) == 1 else None
+        self.chat_template = templates.get("default", only)
         self.special_tokens = dict(special_tokens or {})
         named = backend.token_to_id(self.special_tokens.get("eos_token", ""))
         candidates = [*([] if named is None else [named]), *eos_token_ids]
@@ -49,33 +48,29 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer | None":
-        """Reads `tokenizer.json` and related files; None if there is no `tokenizer.json`.
+        """Reads `tokenizer.json`, else `tokenizer.model`, and the files beside it; None without either.
 
         Raises:
-          CheckpointError: a file cannot be parsed.
+          CheckpointError: a file cannot be parsed, or two of them contradict each other.
         """
-        path = folder / "tokenizer.json"
-        content = read_bytes(path, _MAX_BYTES, missing_ok=True)
-        if content is None:
+        found = read_tokenizer(folder)
+        if found is None:
             return None
-        with foreign(path, "not a tokenizer"):
-            backend = tokenizers.Tokenizer.from_buffer(content)
-        # These are settings for training; here they would cut or pad prompts.
-        backend.no_truncation()
-        backend.no_padding()
-        config = {
-            **read_json(folder / "special_tokens_map.json", default={}),
-            **read_json(folder / "tokenizer_config.json", default={}),
-        }
-        special = {name: _token_text(name, config, folder) for name in SPECIAL_TOKENS if config.get(name)}
-        return cls(backend, chat_template=_folder_template(folder, config), special_tokens=special)
+        backend, special, templates = found
+        return cls(backend, chat_template=templates, special_tokens=special)
 
     def save(self, folder: Path) -> None:
-        """Writes `tokenizer.json` and `tokenizer_config.json`, which `from_folder` reads back."""
+        """Writes `tokenizer.json` and `tokenizer_config.json`, which transformers reads too."""
         self.backend.save(str(folder / "tokenizer.json"))
-        config = dict(self.special_tokens)
-        if self.chat_template is not None:
+        # Without this class, transformers builds the tokenizer of the model's family around the vocabulary.
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **self.special_tokens}
+        config["clean_up_tokenization_spaces"] = False
+        if list(self.chat_templates) == ["default"]:
             config["chat_template"] = self.chat_template
+        elif self.chat_templates:
+            config["chat_template"] = [
+                {"name": name, "template": template} for name, template in self.chat_templates.items()
+            ]
         (folder / "tokenizer_config.json").write_text(
             json.dumps(config, indent=2, ensure_ascii=False), "utf-8"
         )
@@ -86,8 +81,19 @@ class Tokenizer:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     @property
+    def vocabulary(self) -> dict[str, int]:
+        """The ids of all tokens by their text in the tokenizer's files, including added ones."""
+        return self.backend.get_vocab(with_added_tokens=True)
+
+    @property
+    def added_ids(self) -> set[int]:
+        """Ids of the tokens that were added to the vocabulary, such as special ones."""
+        return set(self.backend.get_added_tokens_decoder())
+
+    @property
     def has_chat_template(self) -> bool:
-        return self.chat_template is not None
+        """Whether texts are formatted as conversations."""
+        return self.chat_template is not None or bool(self.chat_templates)
 
     @cached_property
     def special_token_ids(self) -> dict[str, int]:
@@ -174,8 +180,11 @@ class Tokenizer:
         """Renders a conversation as text, including special tokens; arguments as in `render_chat`.
 
         Raises:
-          CheckpointError: there is no chat template, or `render_chat` fails.
+          CheckpointError: there is no chat template or no default one, or `render_chat` fails.
         """
+        if self.chat_template is None and self.chat_templates:
+            names = ", ".join(map(repr, self.chat_templates))
+            raise CheckpointError(f"the model has several chat templates and no default: {names}")
         if self.chat_template is None:
             raise CheckpointError("the model has no chat template: pass a plain prompt")
         return render_chat(
@@ -192,30 +201,3 @@ def _check_unicode(text: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise CheckpointError(f"text is not valid Unicode: lone surrogate at {error.start}") from None
-
-
-def _folder_template(folder: Path, config: Mapping) -> str | None:
-    """`chat_template.jinja` if it exists, else the (default) template of `tokenizer_config.json`."""
-    path = folder / "chat_template.jinja"
-    content = read_bytes(path, MAX_BYTES, missing_ok=True)
-    if content is not None:
-        try:
-            return content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise CheckpointError(f"{path}: not UTF-8: {error}") from None
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        defaults = [e for e in template if isinstance(e, dict) and e.get("name") == "default"]
-        template = defaults[-1].get("template") if defaults else None
-    if template is not None and not isinstance(template, str):
-        raise CheckpointError(f"{folder}: chat_template must be a string, got {template!r}")
-    return template
-
-
-def _token_text(name: str, config: Mapping[str, Any], folder: Path) -> str:
-    """The text of a special token, which is a string or an object with a content."""
-    token = config[name]
-    text = token.get("content") if isinstance(token, dict) else token
-    if not isinstance(text, str):
-        raise CheckpointError(f"{folder}: {name} must be a string, got {token!r}")
-    return text

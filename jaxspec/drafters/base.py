@@ -27,7 +27,7 @@ from jaxspec.attention import (
     row_positions,
     take_rows,
 )
-from jaxspec.checkpoints import Checkpoint
+from jaxspec.checkpoints import Checkpoint, Tokenizer
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.flags import Flag
 from jaxspec.models.packed_weights import Activations
@@ -181,12 +181,16 @@ class Build:
       dtype: the dtype of weights and cache.
       mesh: the devices that weights are split over; one by default.
       packed, activations: see `ModulePlan.read`.
+      tokenizer: the target's, which a draft model's is compared with; None compares nothing.
+      progress: shows progress bars for downloads.
     """
 
     dtype: jnp.dtype
     mesh: Mesh | None = None
     packed: bool = False
     activations: Activations = "float32"
+    tokenizer: Tokenizer | None = None
+    progress: bool = True
 
     @property
     def devices(self) -> int:

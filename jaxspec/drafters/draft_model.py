@@ -1,21 +1,26 @@
 """Drafts with a smaller model that has the target's vocabulary and a cache of its own.
 
+The two vocabularies may have different numbers of rows: models of one series are padded to different sizes.
+
 Source: Y. Leviathan et al., arXiv 2211.17192.
 """
 
+from operator import itemgetter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxspec.attention import AnyMemory, LayerCache, LayerCacheShape, RowBlock, join_rows, split_rows
-from jaxspec.checkpoints import Checkpoint
+from jaxspec.checkpoints import Checkpoint, Tokenizer
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.drafters.base import Build, Description, DrafterReader, Needs, Rows, Target
 from jaxspec.drafters.formats import open_drafter
+from jaxspec.drafters.vocabulary import vocabulary_buffers
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.loading import IGNORED, ModulePlan, matching, plan_target, target_config
+from jaxspec.sharding import local_start, make_mesh, sharding
 
 SPLIT_FROM = 160 << 20
 """Bytes per layer from which a draft model is split over devices. A split layer needs two sums over devices,
@@ -30,13 +35,15 @@ class DraftModel(AutoregressiveDrafter):
     reads = ()
     lead = 1
 
-    def __init__(self, model: Decoder, *, is_split: bool = True, **settings: Any):
+    def __init__(self, model: Decoder, vocab_size: int, *, is_split: bool = True, **settings: Any):
+        """A draft model for a target with a vocabulary of `vocab_size`."""
         super().__init__(**settings)
         self.model = model
         self.needs = Needs(state_size=model.config.hidden_size, is_split=is_split)
         self.trained_length = model.config.max_position_embeddings
         self.kinds = model.kinds
         self.draft_vocab_size = model.config.vocab_size
+        self.target_ids, self.draft_ids = vocabulary_buffers(self.draft_vocab_size, vocab_size)
 
     @classmethod
     def recognise(cls, checkpoint: Checkpoint) -> str | None:
@@ -47,19 +54,14 @@ class DraftModel(AutoregressiveDrafter):
     @classmethod
     def describe(cls, checkpoint: Checkpoint, target: ModelConfig | None) -> Description:
         own = target_config(checkpoint)
-        fitting = f"any model with the same vocabulary of {own.vocab_size} tokens"
+        fitting = f"any model with the same vocabulary of {own.vocab_size} tokens, whatever its padding"
         return Description(fitting, "none", ignored=matching(checkpoint, IGNORED), stand_in=own)
 
     @classmethod
     def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
-        checkpoint = open_drafter(config)
+        checkpoint = open_drafter(config, progress=build.progress)
         plan = plan_target(checkpoint, dtype=build.dtype)
-        vocab_size = plan.module.config.vocab_size
-        if vocab_size != target.vocab_size:
-            raise ConfigError(
-                f"drafter.source: the draft model has a vocabulary of {vocab_size}, "
-                f"the target of {target.vocab_size}"
-            )
+        _check_tokens(checkpoint.tokenizer, build.tokenizer)
         is_split = _bytes_of_a_layer(plan) >= SPLIT_FROM
         if is_split and build.devices > 1:
             plan = plan_target(checkpoint, dtype=build.dtype, devices=build.devices)
@@ -68,7 +70,10 @@ class DraftModel(AutoregressiveDrafter):
             model = plan.read(
                 build.mesh, is_split=is_split, packed=build.packed, activations=build.activations
             )
-            return cls(model, is_split=is_split, **config.settings)
+            drafter = cls(model, target.config.vocab_size, is_split=is_split, **config.settings)
+            for ids in filter(None, (drafter.target_ids, drafter.draft_ids)):
+                ids.set_value(jax.device_put(ids[...], sharding(build.mesh or make_mesh(), None, ids.shape)))
+            return drafter
 
         return read
 
@@ -104,7 +109,33 @@ class DraftModel(AutoregressiveDrafter):
         return hidden, memory
 
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
-        return self.model.logits(hidden)
+        logits = self.model.logits(hidden)
+        if self.draft_vocab_size <= target.config.vocab_size:
+            return logits
+        part = logits.shape[-1]
+        start = 0 if part == self.draft_vocab_size else local_start(part)
+        # The target has no such tokens.
+        return jnp.where(start + jnp.arange(part) < target.config.vocab_size, logits, -jnp.inf)
+
+
+def _check_tokens(own: Tokenizer | None, target: Tokenizer | None) -> None:
+    """Checks that ids which two tokenizers share stand for the same tokens, as far as they are known.
+
+    Added tokens may differ: those of a chat model are often reserved ids in others of its series.
+
+    Raises:
+      ConfigError: an id stands for different tokens.
+    """
+    if own is None or target is None:
+        return
+    added = own.added_ids | target.added_ids
+    texts = {token_id: text for text, token_id in target.vocabulary.items()}
+    for text, token_id in sorted(own.vocabulary.items(), key=itemgetter(1)):
+        if token_id not in added and texts.get(token_id, text) != text:
+            raise ConfigError(
+                "drafter.source: a draft model must have the target's tokens, but token "
+                f"{token_id} is {text!r}, in the target {texts[token_id]!r}"
+            )
 
 
 def _bytes_of_a_layer(plan: ModulePlan[Decoder]) -> int:

@@ -27,15 +27,15 @@ def identify(checkpoint: Checkpoint) -> dict[str, str]:
     return {kind: producer for kind, producer in found if producer is not None}
 
 
-def open_drafter(config: DrafterConfig) -> Checkpoint:
-    """The checkpoint that `config` names.
+def open_drafter(config: DrafterConfig, *, progress: bool = True) -> Checkpoint:
+    """The checkpoint that `config` names; `progress` shows progress bars for a download.
 
     Raises:
       ConfigError: it holds a drafter of another kind.
       CheckpointError: it cannot be opened.
     """
     assert config.source is not None  # DrafterConfig checks it
-    checkpoint = open_checkpoint(config.source, file=config.file, sha256=config.sha256)
+    checkpoint = open_checkpoint(config.source, file=config.file, sha256=config.sha256, progress=progress)
     found = identify(checkpoint)
     if found and config.kind not in found:
         other = next(iter(found))

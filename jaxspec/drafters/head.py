@@ -88,7 +88,7 @@ class Head(Drafter):
 
     @classmethod
     def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
-        checkpoint = _with_vocabulary(open_drafter(config), target.vocab_size)
+        checkpoint = _with_vocabulary(open_drafter(config, progress=build.progress), target.vocab_size)
         checkpoint = _most_frequent(checkpoint, config.draft_vocab_size)
         head = cls.config_type.from_hf(checkpoint.config, checkpoint.tensors, target)
         head = head.over(build.devices)

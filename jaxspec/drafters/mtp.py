@@ -107,7 +107,9 @@ class Mtp(AutoregressiveDrafter):
     @classmethod
     def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
         assert config.source is not None  # DrafterConfig sets it to the target's
-        checkpoint = open_checkpoint(config.source, file=config.file, sha256=config.sha256)
+        checkpoint = open_checkpoint(
+            config.source, file=config.file, sha256=config.sha256, progress=build.progress
+        )
         layer = mtp_config(checkpoint, target).over(build.devices)
         prefix = f"{layer_name(layer)}."
         own = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)}

@@ -48,13 +48,14 @@ class Membership:
 
 
 def vocabulary_buffers(draft_vocab_size: int, vocab_size: int) -> tuple[Buffer | None, Buffer | None]:
-    """The two maps of a head, i32[W] draft to target and i32[V] target to draft; None if W = V.
+    """The two maps of a drafter, i32[W] draft to target and i32[V] target to draft; None if W = V.
 
-    Until they are loaded from a checkpoint, they map the first W ids.
+    Until they are loaded from a checkpoint, they map ids to themselves. If W > V, draft ids that the target
+    lacks are mapped to its last one; they must never be drafted.
     """
     if draft_vocab_size == vocab_size:
         return None, None
-    ids = jnp.arange(draft_vocab_size, dtype=jnp.int32)
+    ids = jnp.minimum(jnp.arange(draft_vocab_size, dtype=jnp.int32), vocab_size - 1)
     inverse = jnp.arange(vocab_size, dtype=jnp.int32)
     inverse = jnp.where(inverse < draft_vocab_size, inverse, -1)
     return (

@@ -68,7 +68,9 @@ def _load(
     check_gpu_packages()
     target_source = config.target
     mesh = make_mesh(config.engine.tensor_parallel, devices)
-    checkpoint = open_checkpoint(target_source.source, file=target_source.file, sha256=target_source.sha256)
+    checkpoint = open_checkpoint(
+        target_source.source, file=target_source.file, sha256=target_source.sha256, progress=progress
+    )
     shape = target_config(checkpoint)
     check_devices(config.engine, shape)
     limit = shape.max_position_embeddings
@@ -77,7 +79,8 @@ def _load(
     plan = plan_target(checkpoint, dtype=dtype, devices=mesh.size)
     # Decoding is bound by the bandwidth for weights, so packed ones stay packed where that works.
     packed = keeps_packed(dtype, devices=mesh.size)
-    read_drafter = plan_drafter(config.drafter, plan.module.config, Build(dtype, mesh, packed, activations))
+    build = Build(dtype, mesh, packed, activations, checkpoint.tokenizer, progress)
+    read_drafter = plan_drafter(config.drafter, plan.module.config, build)
     # The plans have checked names and shapes; only now are weights read.
     target = plan.read(mesh, packed=packed, activations=activations)
     with compilation_cache():

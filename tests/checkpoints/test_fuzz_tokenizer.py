@@ -1,7 +1,9 @@
 """Tokenizers that somebody broke are read and used, or refused by our own exceptions in one line."""
 
 import json
+import shutil
 
+import golden_files
 import pytest
 import tokenizers
 from fuzzing import TEXTS, changed, damaged, refused_or
@@ -96,6 +98,18 @@ def test_other_values(folder, kind, data):
 @given(data=st.data())
 def test_other_bytes(folder, kind, data):
     read_and_use(folder, data.draw(damaged(json.dumps(DOCUMENTS[kind]).encode())))
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma", "unigram", "model-with-places"])
+@given(data=st.data())
+def test_other_bytes_of_a_sentencepiece_model(tmp_path_factory, case, data):
+    folder = golden_files.FOLDER / "tokenizers" / case
+    copy = tmp_path_factory.mktemp("model", numbered=True)
+    config = folder / "tokenizer_config.json"
+    if config.exists():
+        shutil.copy(config, copy)
+    (copy / "tokenizer.model").write_bytes(data.draw(damaged((folder / "tokenizer.model").read_bytes())))
+    refused_or(lambda: use(Tokenizer.from_folder(copy)))
 
 
 @pytest.mark.parametrize("make", [byte_level, sentence_piece])

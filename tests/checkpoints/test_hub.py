@@ -64,8 +64,10 @@ def test_downloads_neither_pickles_nor_code_nor_subfolders(snapshot, monkeypatch
         huggingface_hub, "snapshot_download", lambda *a, **k: asked.update(k) or download(*a, **k)
     )
     open_checkpoint("org/tiny")
-    wanted = ["config.json", "model-1.safetensors", "chat_template.jinja"]
+    wanted = ["config.json", "model-1.safetensors", "chat_template.jinja", "tokenizer.model"]
+    wanted.append("additional_chat_templates/tool_use.jinja")
     unwanted = ["pytorch_model.bin", "modeling.py", "original/model.safetensors", "model.gguf"]
+    unwanted += ["original/params.json", "original/tokenizer.model"]
     unwanted.append("consolidated.safetensors")  # the same weights in Mistral's own layout
     patterns = {key: asked[key] for key in ("allow_patterns", "ignore_patterns")}
     assert list(filter_repo_objects([*wanted, *unwanted], **patterns)) == wanted

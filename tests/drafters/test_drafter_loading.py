@@ -9,8 +9,10 @@ import pytest
 from golden_files import HEAD_KINDS, HEAD_TARGETS, golden_checkpoint, golden_folder
 from safetensors.numpy import load_file, save_file
 from tiny_models import write_eagle1, write_eagle3, write_target
+from tiny_tokenizers import byte_level
 
 from jaxspec.checkpoints import open_checkpoint
+from jaxspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from jaxspec.config import DrafterConfig
 from jaxspec.drafters.eagle3 import Eagle3Config
 from jaxspec.drafters.loading import Build, load_drafter
@@ -290,7 +292,40 @@ def test_a_head_of_another_kind_is_refused_by_name(target, kind, case):
             load(kind, golden_folder(case), target)
 
 
-def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path, target):
-    other = write_target(tmp_path / "other", vocab_size=64)
-    with pytest.raises(ValueError, match="a vocabulary of 64, the target of 48"):
-        load("draft_model", other, target)
+@pytest.mark.parametrize("vocab_size", [40, 64])
+def test_a_draft_model_may_have_another_number_of_rows(tmp_path, target, vocab_size):
+    drafter = load("draft_model", write_target(tmp_path / "other", vocab_size=vocab_size), target)
+    assert drafter.draft_vocab.target_ids.tolist() == [min(i, 47) for i in range(vocab_size)]
+    assert drafter.draft_vocab.draft_ids.tolist() == [i if i < vocab_size else -1 for i in range(48)]
+
+
+def tokenizer(swapped=(), added=(), **changes):
+    """The tokenizer of a GGUF, with two tokens swapped and some more at the end."""
+    values = byte_level(**changes)
+    tokens = values["tokenizer.ggml.tokens"]
+    for a, b in swapped:
+        tokens[a], tokens[b] = tokens[b], tokens[a]
+    tokens += added
+    values["tokenizer.ggml.token_type"] += [3] * len(added)
+    return tokenizer_from_gguf(values, "tiny")
+
+
+@pytest.mark.parametrize(
+    ("own", "fits"),
+    [
+        (tokenizer(), True),
+        (tokenizer(added=["<pad>", "<|tool|>"]), True),
+        (tokenizer(swapped=[(0, 3)]), True),  # both are added tokens
+        (tokenizer(swapped=[(40, 41)]), False),
+    ],
+)
+def test_a_draft_model_with_other_tokens_is_refused(tmp_path, target, own, fits):
+    other = write_target(tmp_path / "other")
+    own.save(other)
+    build = Build(FLOAT32, tokenizer=tokenizer(added=["<|end|>"]))
+    config = DrafterConfig("draft_model", source=str(other))
+    if fits:
+        load_drafter(config, target, build)
+        return
+    with pytest.raises(ValueError, match=r"but token 40 is '.', in the target '.'"):
+        load_drafter(config, target, build)

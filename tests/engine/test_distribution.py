@@ -13,7 +13,15 @@ import pytest
 from extensions import write_bigram
 from paged_rows import PagedTarget
 from tiny_engines import ATTENTION
-from tiny_models import perturb, write_dflash, write_eagle1, write_eagle3, write_peagle, write_target
+from tiny_models import (
+    perturb,
+    with_rows,
+    write_dflash,
+    write_eagle1,
+    write_eagle3,
+    write_peagle,
+    write_target,
+)
 from tiny_mtp import LATENT, write_with_mtp
 
 import jaxspec
@@ -32,7 +40,9 @@ def folder(tmp_path_factory):
     write_eagle3(root / "repeats", target, draft_vocab_size=12)
     write_eagle3(root / "random", target, draft_vocab_size=VOCABULARY, repeats=False)
     write_eagle1(root / "eagle1", target)
-    perturb(target, root / "near", scale=0.3)
+    near = perturb(target, root / "near", scale=0.3)
+    with_rows(near, root / "fewer rows", VOCABULARY - 4)
+    with_rows(near, root / "more rows", VOCABULARY + 4)
     write_peagle(root / "peagle", target, draft_vocab_size=12)
     write_dflash(root / "dflash", target, draft_vocab_size=12)
     write_bigram(root / "bigram", vocab_size=VOCABULARY)
@@ -89,6 +99,8 @@ DRAFTERS = {
     "random eagle3": {"kind": "eagle3", "source": "random"},
     "eagle1": {"kind": "eagle1", "source": "eagle1"},
     "draft model": {"kind": "draft_model", "source": "near"},
+    "draft model of fewer rows": {"kind": "draft_model", "source": "fewer rows"},
+    "draft model of more rows": {"kind": "draft_model", "source": "more rows"},
     "draft model of the indexed window": {
         "target": "indexed",
         "kind": "draft_model",

@@ -57,6 +57,7 @@ def test_plain_decoding_takes_the_best_token_of_one_pass_over_the_whole_text(
         *product(["eagle3", "near"], [1, 3, 5]),
         ("eagle1", 1),
         ("eagle1", 3),
+        ("fewer rows", 3),
         ("peagle", 3),
         ("dflash", 3),
     ],
@@ -105,3 +106,12 @@ def test_the_goldens_heads_change_no_token(prompts):
     for case in ("eagle3-sliding-window", "eagle1-two-layers", "dflash-speculators"):
         kind = HEAD_KINDS[case]
         assert answers({"kind": kind, "source": str(golden_folder(case))}) == plain
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_rows_that_the_target_lacks_are_never_drafted(tiny_engines, prompts, plain, temperature):
+    """Without them, this draft model is a copy of the target."""
+    engine = tiny_engines.load("more rows")
+    answers = engine.generate(prompts, max_new_tokens=NEW_TOKENS, temperature=temperature, seed=1)
+    assert all(answer.stats.accepted == answer.stats.drafted > 0 for answer in answers)
+    assert temperature or tokens_of(answers) == plain
