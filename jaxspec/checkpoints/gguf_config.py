@@ -65,8 +65,6 @@ def config_from_gguf(
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
-        "bos_token_id": meta.values.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": meta.values.get("tokenizer.ggml.eos_token_id"),
         "rope_scaling": None,
     }
     config |= architecture.config(own)

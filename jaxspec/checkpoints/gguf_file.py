@@ -43,6 +43,9 @@ def open_gguf(path: Path) -> Checkpoint:
         raise CheckpointError(
             f"{path}: a vocabulary of {num_tokens} tokens does not fit an embedding of {config['vocab_size']}"
         )
+    for name in ("bos", "eos"):
+        text = tokenizer and tokenizer.special_tokens.get(f"{name}_token")
+        config[f"{name}_token_id"] = tokenizer.backend.token_to_id(text) if tokenizer and text else None
     stored.pop(ROPE_FACTORS, None)
     further = range(config["num_hidden_layers"], meta.under(architecture.name).size("block_count"))
     stored = {name: tensor for name, tensor in stored.items() if layer_of(name) not in further}

@@ -67,13 +67,8 @@ class Metadata:
         words = f"an array of {item.__name__}"
         return self._get(key, default, words, lambda v: isinstance(v, list) and set(map(type, v)) <= {item})
 
-    def token_id(self, key: str, num_tokens: int) -> int | None:
-        """A token id below `num_tokens`, or None."""
-        value = self.values.get(self.prefix + key)
-        if value is not None and (type(value) is not int or not 0 <= value < num_tokens):
-            name = key.rpartition(".")[2].replace("_token_id", " token id")
-            raise CheckpointError(f"{self.file}: {name} {value!r} is outside the {num_tokens} tokens")
-        return value
+    def whole(self, key: str, default: Default) -> int | Default:
+        return self._get(key, default, "a whole number", lambda v: type(v) is int)
 
     def _get(self, key: str, default: Any, words: str, fits: Callable[[Any], bool]) -> Any:
         key = self.prefix + key

@@ -21,15 +21,34 @@ from jaxspec.checkpoints.sentencepiece_model import merges_of
 from jaxspec.checkpoints.tokenizer import Tokenizer
 
 # Token types, as in the `gguf` package's TokenType.
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
-# Models end a turn, a text or a tool call with these, and files name only some of them. (gpt-oss writes
-# "<|end|>" inside an answer.)
+# llama.cpp's, by tokenizer model. Its 11 is Falcon's "<|endoftext|>"; in others that is a word.
+_DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "gpt2": {"bos": 11, "eos": 11},
+}
+
+# Models end a turn, a text or a tool call with these, and files name only some of them. They are llama.cpp's, and
+# GLM's "<|observation|>".
 _ENDS = (
-    *("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|return|>"),
-    *("<|endoftext|>", "<|end_of_text|>"),
-    *("<|eom_id|>", "<|call|>", "<|observation|>"),
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|return|>", "<turn|>", "<end_of_utterance>"),
+    *(
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "</s>",
+        "<eos>",
+        "[EOS]",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    ),
+    *("<EOT>", "_<EOT>", "[EOT]", "[e~["),
+    *("<|eom_id|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>", "<|observation|>"),
 )
+# What these write inside an answer: a token, and sets of others of which one beside it tells the model.
+_INSIDE = {
+    "<|end|>": ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|call|>"}, {"<|flush|>", "<|calls|>"}),
+    "</s>": ({"<|tool_response>"},),
+}
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer | None:
@@ -52,13 +71,14 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer | N
     tokens = meta.list("tokenizer.ggml.tokens", str, [])
     if not tokens:
         raise CheckpointError(f"{name}: metadata tokenizer.ggml.tokens is missing")
-    ids = {
-        field: meta.token_id(f"tokenizer.ggml.{field}_token_id", len(tokens))
-        for field in ("bos", "eos", "eot", "eom", "unknown", "padding")
-    }
+    types = _types(meta, tokens)
+    ids = _special_ids(meta, tokens, types)
+    ends = _end_tokens(tokens, types, ids)
+    for end in ends:
+        types[end] = _CONTROL
     with foreign(name, "not a tokenizer"):
-        backend = builders[model](meta, tokens)
-        _add_special_tokens(backend, meta, tokens)
+        backend = builders[model](meta, tokens, ids)
+        _add_special_tokens(backend, tokens, types)
         _add_bos(backend, meta, tokens, ids["bos"])
     spelled = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     return Tokenizer(
@@ -69,20 +89,40 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer | N
             for key, field in spelled.items()
             if (token_id := ids[field]) is not None
         },
-        eos_token_ids=_end_tokens(meta, tokens, ids),
+        eos_token_ids=ends,
     )
 
 
-def _end_tokens(meta: Metadata, tokens: Sequence[str], ids: Mapping[str, int | None]) -> list[int]:
-    """Ids that end an answer: those that the file names, and others that it may leave out."""
-    found = [token_id for field in ("eos", "eot", "eom") if (token_id := ids[field]) is not None]
+def _special_ids(meta: Metadata, tokens: Sequence[str], types: Sequence[int]) -> dict[str, int | None]:
+    """The ids of "bos", "eos", …: the file's, or llama.cpp's if the file has none, or one that is no token."""
+    model = meta.text("tokenizer.ggml.model", "none")
+    ids: dict[str, int | None] = {}
+    for field in ("bos", "eos", "eot", "eom", "unknown", "padding"):
+        stated = meta.whole(f"tokenizer.ggml.{field}_token_id", -1)
+        default = _DEFAULT_IDS[model].get(field, -1)
+        if model == "gpt2" and default < len(tokens) and types[default] != _CONTROL:
+            default = -1
+        ids[field] = next((i for i in (stated, default) if 0 <= i < len(tokens)), None)
+    return ids
+
+
+def _types(meta: Metadata, tokens: Sequence[str]) -> list[int]:
+    """The type of every token; 0 for those of which the file does not say it."""
     types = meta.list("tokenizer.ggml.token_type", int, [])
-    typed = zip(tokens, types, strict=False)
-    found += [i for i, (token, kind) in enumerate(typed) if kind == _CONTROL and token in _ENDS]
+    return [*types, *[0] * (len(tokens) - len(types))][: len(tokens)]
+
+
+def _end_tokens(tokens: Sequence[str], types: Sequence[int], ids: Mapping[str, int | None]) -> list[int]:
+    """Ids that end an answer: those that the file names, and others that it may leave out."""
+    known = set(tokens)
+    inside = {token for token, marks in _INSIDE.items() if any(others <= known for others in marks)}
+    found = [token_id for field in ("eos", "eot", "eom") if (token_id := ids[field]) is not None]
+    typed = enumerate(zip(tokens, types, strict=True))
+    found += [i for i, (token, kind) in typed if kind != _NORMAL and token in _ENDS and token not in inside]
     return list(dict.fromkeys(found))
 
 
-def _byte_level(meta: Metadata, tokens: list[str]) -> Backend:
+def _byte_level(meta: Metadata, tokens: list[str], ids: Mapping[str, int | None]) -> Backend:
     """Byte-level BPE: merges over bytes written as printable characters."""
     pre = meta.text("tokenizer.ggml.pre", "default")
     if pre not in PRE_TOKENIZERS:
@@ -112,7 +152,7 @@ def _vocabulary(meta: Metadata, tokens: Sequence[str]) -> dict[str, int]:
     return vocabulary
 
 
-def _sentence_piece(meta: Metadata, tokens: list[str]) -> Backend:
+def _sentence_piece(meta: Metadata, tokens: list[str], ids: Mapping[str, int | None]) -> Backend:
     """SentencePiece BPE (Llama 1 and 2, Mistral): merges by descending score, with byte fallback."""
     scores = meta.list("tokenizer.ggml.scores", float, [])
     if len(scores) != len(tokens):
@@ -120,7 +160,7 @@ def _sentence_piece(meta: Metadata, tokens: list[str]) -> Backend:
     vocabulary = _vocabulary(meta, tokens)
     by_score = sorted(range(len(tokens)), key=lambda i: -scores[i])
     merges = merges_of((tokens[i] for i in by_score), vocabulary)
-    unknown = tokens[meta.token_id("tokenizer.ggml.unknown_token_id", len(tokens)) or 0]
+    unknown = tokens[ids["unknown"] or 0]
     backend = Backend(
         models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
@@ -134,9 +174,8 @@ def _sentence_piece(meta: Metadata, tokens: list[str]) -> Backend:
     return backend
 
 
-def _add_special_tokens(backend: Backend, meta: Metadata, tokens: list[str]) -> None:
-    types = meta.list("tokenizer.ggml.token_type", int, [])
-    typed = list(zip(tokens, types, strict=False))
+def _add_special_tokens(backend: Backend, tokens: list[str], types: list[int]) -> None:
+    typed = list(zip(tokens, types, strict=True))
     backend.add_special_tokens(
         [AddedToken(t, special=True, normalized=False) for t, kind in typed if kind in (_UNKNOWN, _CONTROL)]
     )
