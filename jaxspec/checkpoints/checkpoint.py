@@ -1,7 +1,9 @@
 """The common form of all checkpoints, whatever their source."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +30,15 @@ class TensorSource(Protocol):
         ...
 
 
+def usual_dtype(tensors: Iterable[TensorSource]) -> str:
+    """The name of the dtype of most entries of tensors, among those of floating-point numbers."""
+    entries: Counter[str] = Counter()
+    for tensor in tensors:
+        if tensor.dtype.kind not in "biu":
+            entries[tensor.dtype.name] += math.prod(tensor.shape)
+    return max(entries, key=lambda name: entries[name], default="float32")
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A model or a drafter's head on disk.
@@ -42,6 +53,7 @@ class Checkpoint:
         blocks as float32.
       tokenizer: None if the source has none, as heads do.
       eos_token_ids: all tokens that end an answer, in the order of the generation config.
+      generation: the contents of `generation_config.json`.
     """
 
     name: str
@@ -49,3 +61,4 @@ class Checkpoint:
     tensors: Mapping[str, TensorSource]
     tokenizer: Tokenizer | None = None
     eos_token_ids: tuple[int, ...] = ()
+    generation: Mapping[str, Any] = field(default_factory=dict)

@@ -37,7 +37,9 @@ def open_folder(folder: Path) -> Checkpoint:
         if quantization.get("quant_method") == "fp8":
             tensors = expand_block_fp8(tensors, quantization, str(folder))
     tokenizer = Tokenizer.from_folder(folder)
-    return Checkpoint(str(folder), config, tensors, tokenizer, _eos_token_ids(folder, config, tokenizer))
+    generation = read_json(folder / "generation_config.json", default={})
+    eos = _eos_token_ids(folder, generation, config, tokenizer)
+    return Checkpoint(str(folder), config, tensors, tokenizer, eos, generation)
 
 
 _EXPANDED = ("mxfp4", "fp8")
@@ -82,12 +84,13 @@ def _check_not_packed(tensors: Mapping[str, TensorSource], folder: Path) -> None
                 )
 
 
-def _eos_token_ids(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[int, ...]:
+def _eos_token_ids(
+    folder: Path, generation: Mapping[str, Any], config: Mapping[str, Any], tokenizer: Tokenizer | None
+) -> tuple[int, ...]:
     """End tokens of `generation_config.json`, else of `config.json`, and those of the tokenizer.
 
     A model that also takes images may name them with its language model (`text_config`).
     """
-    generation = read_json(folder / "generation_config.json", default={})
     nested = config.get("text_config")
     places = (generation, config, nested if isinstance(nested, dict) else {})
     stated = next((place["eos_token_id"] for place in places if place.get("eos_token_id") is not None), None)

@@ -55,6 +55,7 @@ class GGUFArchitecture:
 
     Attributes:
       name: the files' `general.architecture`, one that the `gguf` package knows.
+      model_class: the class of the family in transformers and vLLM, for `architectures` in the `config.json`.
       layer_tensors: Hugging Face's names of tensors of a layer that Llama lacks; the `gguf` package maps them
         to names in the file. "mlp.experts.gate_proj" is a stack of experts.
       interleaved: the converter permuted query and key rows for Llama's interleaved rope.
@@ -64,6 +65,7 @@ class GGUFArchitecture:
     """
 
     name: str
+    model_class: str = ""
     layer_tensors: tuple[str, ...] = ()
     interleaved: bool = False
     norm_offset: float = 0.0

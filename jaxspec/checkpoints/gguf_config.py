@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.checkpoints.checkpoint import usual_dtype
 from jaxspec.checkpoints.errors import CheckpointError
 from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.checkpoints.gguf_metadata import Metadata
@@ -51,6 +52,8 @@ def config_from_gguf(
     head_dim = own.positive("attention.key_length", hidden // heads)
     config: dict[str, Any] = {
         "model_type": model_type,
+        **({"architectures": [architecture.model_class]} if architecture.model_class else {}),
+        "torch_dtype": usual_dtype(tensors.values()),
         "hidden_size": hidden,
         "intermediate_size": own.size("feed_forward_length"),
         "num_hidden_layers": own.size("block_count"),

@@ -43,7 +43,8 @@ def open_gguf(path: Path) -> Checkpoint:
         raise CheckpointError(
             f"{path}: a vocabulary of {num_tokens} tokens does not fit an embedding of {config['vocab_size']}"
         )
-    for name in ("bos", "eos"):
+    # Where a key is missing, transformers takes the family's default, which may be past a small vocabulary.
+    for name in ("bos", "eos", "pad"):
         text = tokenizer and tokenizer.special_tokens.get(f"{name}_token")
         config[f"{name}_token_id"] = tokenizer.backend.token_to_id(text) if tokenizer and text else None
     stored.pop(ROPE_FACTORS, None)

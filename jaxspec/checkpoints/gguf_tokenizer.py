@@ -29,8 +29,8 @@ _DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
     "gpt2": {"bos": 11, "eos": 11},
 }
 
-# Models end a turn, a text or a tool call with these, and files name only some of them. They are llama.cpp's, and
-# GLM's "<|observation|>".
+# Models end a turn, a text or a tool call with these, and files name only some of them. They are those of
+# llama.cpp, and GLM's "<|observation|>".
 _ENDS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|return|>", "<turn|>", "<end_of_utterance>"),
     *(
@@ -94,7 +94,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer | N
 
 
 def _special_ids(meta: Metadata, tokens: Sequence[str], types: Sequence[int]) -> dict[str, int | None]:
-    """The ids of "bos", "eos", …: the file's, or llama.cpp's if the file has none, or one that is no token."""
+    """The ids of "bos", "eos", …: the file's, or llama.cpp's for those that it lacks or gets wrong."""
     model = meta.text("tokenizer.ggml.model", "none")
     ids: dict[str, int | None] = {}
     for field in ("bos", "eos", "eot", "eom", "unknown", "padding"):

@@ -1,8 +1,9 @@
 """Writing a checkpoint to a folder that `open_checkpoint` can read."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +12,7 @@ from tqdm.auto import tqdm
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.errors import CheckpointError
 from jaxspec.checkpoints.folder import ORBAX
+from jaxspec.checkpoints.llama3_rope import llama3_parameters
 from jaxspec.checkpoints.safetensors_files import write_safetensors
 
 DTYPES = {
@@ -41,7 +43,7 @@ def save_orbax(
 
     folder = _new_folder(folder)
     write_orbax(folder / ORBAX, dict(_arrays(checkpoint, dtype, progress)))
-    _write_metadata(folder, checkpoint)
+    _write_metadata(folder, checkpoint, _config(checkpoint, dtype))
 
 
 def save_safetensors(
@@ -54,12 +56,19 @@ def save_safetensors(
 ) -> None:
     """Writes weights as safetensors, with config and tokenizer; otherwise like `save_orbax`.
 
+    transformers and vLLM load the folder too.
+
     Args:
       shard_bytes: the largest size of a file, in bytes.
     """
     folder = _new_folder(folder)
+    config = _config(checkpoint, dtype)
+    rope = config.get("rope_scaling") or {}
+    if rope.get("rope_type") == "factors":
+        # Only jaxspec knows the type.
+        config["rope_scaling"] = llama3_parameters(rope["factors"], config["rope_theta"]) or rope
     write_safetensors(folder, _arrays(checkpoint, dtype, progress), shard_bytes)
-    _write_metadata(folder, checkpoint)
+    _write_metadata(folder, checkpoint, config)
 
 
 def _new_folder(folder: str | Path) -> Path:
@@ -83,10 +92,26 @@ def _arrays(checkpoint: Checkpoint, dtype: str | None, progress: bool) -> Iterat
         yield name, array
 
 
-def _write_metadata(folder: Path, checkpoint: Checkpoint) -> None:
+def _config(checkpoint: Checkpoint, dtype: str | None) -> dict[str, Any]:
+    """The `config.json` of the weights as they are written: expanded, and perhaps rounded."""
+    config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
+    nested = config.get("text_config")
+    if isinstance(nested, dict):
+        config["text_config"] = nested = {k: v for k, v in nested.items() if k != "quantization_config"}
+    if dtype is not None:
+        config.setdefault("dtype" if "dtype" in config else "torch_dtype", dtype)
+        for place in (config, nested if isinstance(nested, dict) else {}):
+            place |= {key: dtype for key in ("dtype", "torch_dtype") if key in place}
+    return config
+
+
+def _write_metadata(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
     """Writes tokenizer and configs. `config.json` comes last, so a folder without it is unfinished."""
     if checkpoint.tokenizer is not None:
         checkpoint.tokenizer.save(folder)
-    generation = {"eos_token_id": list(checkpoint.eos_token_ids)}
-    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2), "utf-8")
-    (folder / "config.json").write_text(json.dumps(dict(checkpoint.config), indent=2), "utf-8")
+    generation = dict(checkpoint.generation)
+    if checkpoint.eos_token_ids:
+        generation["eos_token_id"] = list(checkpoint.eos_token_ids)
+    if generation:
+        (folder / "generation_config.json").write_text(json.dumps(generation, indent=2), "utf-8")
+    (folder / "config.json").write_text(json.dumps(config, indent=2), "utf-8")

@@ -19,6 +19,7 @@ from jaxspec.drafters.base import Build, Description, DrafterReader, Needs, Rows
 from jaxspec.drafters.formats import open_drafter
 from jaxspec.drafters.vocabulary import vocabulary_buffers
 from jaxspec.models.decoder import Decoder
+from jaxspec.models.language_model import has_bare_names
 from jaxspec.models.loading import IGNORED, ModulePlan, matching, plan_target, target_config
 from jaxspec.sharding import local_start, make_mesh, sharding
 
@@ -48,7 +49,8 @@ class DraftModel(AutoregressiveDrafter):
     @classmethod
     def recognise(cls, checkpoint: Checkpoint) -> str | None:
         # The embedding of a head has no prefix in its name.
-        whole = any(name.endswith(".embed_tokens.weight") for name in checkpoint.tensors)
+        parts = (".embed_tokens.weight", ".layers.0.input_layernorm.weight")
+        whole = has_bare_names(checkpoint) or any(name.endswith(parts) for name in checkpoint.tensors)
         return f"model_type {checkpoint.config.get('model_type')}" if whole else None
 
     @classmethod

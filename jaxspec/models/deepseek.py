@@ -96,6 +96,7 @@ def _gguf_config(meta: Metadata) -> dict[str, Any]:
         "kv_lora_rank": meta.size("attention.kv_lora_rank"),
         "qk_nope_head_dim": key_size - rotated,
         "qk_rope_head_dim": rotated,
+        "head_dim": rotated,  # as transformers calls it
         "v_head_dim": value_size,
         "rope_interleave": True,
         "moe_intermediate_size": meta.size("expert_feed_forward_length"),
@@ -108,6 +109,7 @@ def _gguf_config(meta: Metadata) -> dict[str, Any]:
         "routed_scaling_factor": meta.decimal("expert_weights_scale", 1.0),
         "first_k_dense_replace": meta.count("leading_dense_block_count", 0),
         "scoring_func": _GATING.get(gating, gating),
+        "topk_method": "noaux_tc",  # read by vLLM
     }
     # In the published models mscale equals mscale_all_dim, so the factor of cosine and sine is 1.
     if weight := meta.decimal("rope.scaling.yarn_log_multiplier", 0.0):
@@ -176,6 +178,7 @@ class Deepseek(Decoder):
     moe_type = DeepseekMoE
     gguf = GGUFArchitecture(
         "deepseek2",
+        "DeepseekV3ForCausalLM",
         (
             *(f"self_attn.{name}_proj" for name in ("q_a", "q_b", "kv_b", "k_b", "v_b")),
             "self_attn.kv_a_proj_with_mqa",

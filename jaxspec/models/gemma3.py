@@ -97,6 +97,7 @@ class Gemma3(Decoder):
     }
     gguf = GGUFArchitecture(
         "gemma3",
+        "Gemma3ForCausalLM",
         (*QK_NORMS, *_NORMS[2:]),
         norm_offset=1.0,
         config=_gguf_config,
@@ -113,7 +114,9 @@ class Gemma3(Decoder):
         # Published files give the sliding layers' rope in rope_local_base_freq; transformers 5 nests
         # rope_parameters by kind of layer.
         nested = config.get("rope_parameters") or {}
-        whole = {**config, "rope_parameters": nested.get("full_attention")}
+        # transformers reads the older name of "rope_type" for other families only.
+        scaling = {k: v for k, v in (config.get("rope_scaling") or {}).items() if k != "type"}
+        whole = {**config, "rope_scaling": scaling, "rope_parameters": nested.get("full_attention")}
         local = {
             "rope_theta": config.get("rope_local_base_freq"),
             "rope_parameters": nested.get("sliding_attention"),

@@ -65,7 +65,9 @@ class Glm4(Decoder):
         "attention_bias": True,
         "partial_rotary_factor": 0.5,
     }
-    gguf = GGUFArchitecture("glm4", (*_NORMS[1::2], "mlp.gate_up_proj"), config=_gguf_config)
+    gguf = GGUFArchitecture(
+        "glm4", "Glm4ForCausalLM", (*_NORMS[1::2], "mlp.gate_up_proj"), config=_gguf_config
+    )
 
     @classmethod
     def own_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:

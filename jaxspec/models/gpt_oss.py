@@ -89,6 +89,7 @@ class GptOss(Decoder):
     moe_type = GptOssMoE
     gguf = GGUFArchitecture(
         "gpt-oss",
+        "GptOssForCausalLM",
         ("self_attn.sinks", "mlp.router", *STACKED_EXPERTS),
         config=_gguf_config,
         tensors=_gguf_tensors,

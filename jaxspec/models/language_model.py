@@ -1,4 +1,4 @@
-"""Extracts the language model of a vision-language checkpoint."""
+"""The names of a text-only model, for checkpoints that give its tensors others."""
 
 from dataclasses import replace
 
@@ -17,9 +17,15 @@ _OTHERS = tuple(
 def language_model(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with the tensor names of a text-only model and without its vision tensors.
 
-    Knows the names of published files and those of transformers 5. A checkpoint whose `config.json` has no
-    `text_config` is returned unchanged.
+    Knows the names of published files, those of transformers 5, and those of models that were saved without
+    their output projection, which have no "model." in front.
     """
+    if has_bare_names(checkpoint):
+        tensors = {
+            name if name.startswith("lm_head.") else f"model.{name}": tensor
+            for name, tensor in checkpoint.tensors.items()
+        }
+        return replace(checkpoint, tensors=tensors)
     if "text_config" not in checkpoint.config:
         return checkpoint
     tensors = {
@@ -28,6 +34,13 @@ def language_model(checkpoint: Checkpoint) -> Checkpoint:
         if not name.startswith(_OTHERS)
     }
     return replace(checkpoint, tensors=tensors)
+
+
+def has_bare_names(checkpoint: Checkpoint) -> bool:
+    """Whether a whole model's tensors have no "model." in front, as those of draft heads have none."""
+    names = checkpoint.tensors
+    is_head = "fc.weight" in names or "layers.0.hidden_norm.weight" in names
+    return not is_head and "layers.0.input_layernorm.weight" in names and "norm.weight" in names
 
 
 def _text_name(name: str) -> str:

@@ -13,4 +13,4 @@ class Llama(Decoder):
     """A target network."""
 
     defaults: ClassVar = {"max_position_embeddings": 2048}
-    gguf = GGUFArchitecture("llama", interleaved=True)
+    gguf = GGUFArchitecture("llama", "LlamaForCausalLM", interleaved=True)

@@ -33,6 +33,7 @@ IGNORED = ("*rotary_emb.inv_freq",)
 # Packing is bound by the processor, in NumPy, which lets other threads run.
 _PACKED_AT_ONCE = 2
 
+_EMBEDDING = "model.embed_tokens.weight"
 _LAYER = re.compile(r"model\.layers\.([0-9]{1,9})\.")
 
 
@@ -147,7 +148,7 @@ def load_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, mesh: Mesh | None =
 
 def plan_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, devices: int = 1) -> ModulePlan[Decoder]:
     """`load_target` for so many devices, without reading the weights; raises the same errors."""
-    checkpoint = language_model(checkpoint)
+    checkpoint = _one_matrix(language_model(checkpoint))
     config = target_config(checkpoint).over(devices)
     _check_depth(config.num_hidden_layers, checkpoint)
     # Layers past the last one are read by the MTP drafter.
@@ -192,9 +193,20 @@ def target_config(checkpoint: Checkpoint) -> ModelConfig:
       ConfigError: the architecture is not supported.
     """
     config = ModelConfig.from_hf(checkpoint.config)
-    if "lm_head.weight" in language_model(checkpoint).tensors:
+    if "lm_head.weight" in _one_matrix(language_model(checkpoint)).tensors:
         return replace(config, tie_word_embeddings=False)
     return config
+
+
+def _one_matrix(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with the embedding's name for a matrix that is also the output projection."""
+    tensors = dict(checkpoint.tensors)
+    if _EMBEDDING in tensors or "lm_head.weight" not in tensors:
+        return checkpoint
+    if not ModelConfig.from_hf(checkpoint.config).tie_word_embeddings:
+        return checkpoint
+    tensors[_EMBEDDING] = tensors.pop("lm_head.weight")
+    return replace(checkpoint, tensors=tensors)
 
 
 def plan_module(

@@ -20,7 +20,7 @@ class Qwen2(Decoder):
         "use_sliding_window": False,
         "max_window_layers": 28,
     }
-    gguf = GGUFArchitecture("qwen2")
+    gguf = GGUFArchitecture("qwen2", "Qwen2ForCausalLM")
 
     @classmethod
     def is_windowed(cls, config: Mapping[str, Any], layer: int) -> bool:

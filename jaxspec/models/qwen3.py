@@ -23,7 +23,7 @@ class Qwen3(Decoder):
         "use_sliding_window": False,
         "max_window_layers": 28,
     }
-    gguf = GGUFArchitecture("qwen3", QK_NORMS)
+    gguf = GGUFArchitecture("qwen3", "Qwen3ForCausalLM", QK_NORMS)
 
     @classmethod
     def is_windowed(cls, config: Mapping[str, Any], layer: int) -> bool:

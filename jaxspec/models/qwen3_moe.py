@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.checkpoints.gguf_metadata import Metadata
-from jaxspec.config import MoeConfig
+from jaxspec.config import ModelConfig, MoeConfig
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.moe import STACKED_EXPERTS
 from jaxspec.models.qwen3 import QK_NORMS
@@ -39,11 +39,17 @@ class Qwen3Moe(Decoder):
         "decoder_sparse_step": 1,
         "mlp_only_layers": (),
     }
-    gguf = GGUFArchitecture("qwen3moe", (*QK_NORMS, "mlp.gate", *STACKED_EXPERTS), config=_gguf_config)
+    gguf = GGUFArchitecture(
+        "qwen3moe", "Qwen3MoeForCausalLM", (*QK_NORMS, "mlp.gate", *STACKED_EXPERTS), config=_gguf_config
+    )
+
+    @classmethod
+    def read_config(cls, config: Mapping[str, Any]) -> ModelConfig:
+        # transformers ignores this family's layer_types and max_window_layers.
+        return super().read_config({key: value for key, value in config.items() if key != "layer_types"})
 
     @classmethod
     def is_windowed(cls, config: Mapping[str, Any], layer: int) -> bool:
-        # transformers ignores this family's max_window_layers.
         return True
 
     @classmethod

@@ -1,5 +1,6 @@
 """Gemma 3 targets: transformers' Gemma3ForCausalLM on random weights, every layer's input captured."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -19,6 +20,12 @@ CASES: dict[str, dict] = {
         "num_key_value_heads": 1,
         "layer_types": ["full_attention", "sliding_attention"],
         "rms_norm_eps": 1e-2,
+    },
+    # transformers reads no "type" for this family.
+    "gemma3-typed-rope": {
+        "num_hidden_layers": 2,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "rope_scaling": {"type": "linear", "factor": 8.0},
     },
 }
 SHAPE = {
@@ -51,3 +58,13 @@ def write(root: Path) -> None:
     for seed, (case, changes) in enumerate(CASES.items(), start=401):
         config = Gemma3TextConfig(**{**SHAPE, **changes}, attn_implementation="eager")
         write_target(root / case, Gemma3ForCausalLM(config), seed=seed, prepare=center_norms)
+        if "rope_scaling" in changes:  # as published files have it
+            path = root / case / "checkpoint" / "config.json"
+            written = json.loads(path.read_text("utf-8"))
+            ropes = written.pop("rope_parameters")
+            written["rope_theta"] = ropes["full_attention"]["rope_theta"]
+            written["rope_local_base_freq"] = ropes["sliding_attention"]["rope_theta"]
+            written["rope_scaling"] = changes["rope_scaling"]
+            path.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", "utf-8")
+            again = Gemma3TextConfig.from_pretrained(path.parent)
+            assert again.rope_parameters == Gemma3ForCausalLM(config).config.rope_parameters

@@ -22,6 +22,14 @@ CASES: dict[str, dict] = {
         "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
+    # transformers ignores both keys for this family.
+    "qwen3-moe-layer-types": {
+        "norm_topk_prob": True,
+        "num_hidden_layers": 2,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "max_window_layers": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
 }
 SHAPE = {
     "vocab_size": 96,

@@ -1,14 +1,22 @@
+import json
+import math
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
-from tiny_folder import CONFIG, arrays, assert_same_tensors, write_folder, write_tokenizer
+from converted_gguf import write_converted
+from golden_files import golden_checkpoint
+from tiny_folder import CONFIG, arrays, assert_same_tensors, write_folder, write_json, write_tokenizer
 from tiny_gguf import hf_weights, metadata, write_gguf
 from tiny_tokenizers import byte_level
 
+import jaxspec.models  # noqa: F401 - registers the families
 from jaxspec.checkpoints import CheckpointError, open_checkpoint, save_orbax, save_safetensors
+from jaxspec.checkpoints.gguf_architecture import ARCHITECTURES
+from jaxspec.checkpoints.llama3_rope import llama3_parameters
 
 SAVES = pytest.mark.parametrize("save", [save_orbax, save_safetensors])
 
@@ -108,3 +116,102 @@ def test_files_get_the_users_umask(tmp_path, head, save):
         os.umask(before)
     for path in (tmp_path / "saved").rglob("*"):
         assert path.stat().st_mode & 0o777 == (0o750 if path.is_dir() else 0o640), path
+
+
+FAMILIES = {
+    "llama-tied": "LlamaForCausalLM",
+    "qwen2-tied": "Qwen2ForCausalLM",
+    "qwen3-tied": "Qwen3ForCausalLM",
+    "qwen3-moe-layer-types": "Qwen3MoeForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
+    "deepseek-v3": "DeepseekV3ForCausalLM",
+}
+
+
+def saved_json(tmp_path, name):
+    return json.loads((tmp_path / "saved" / name).read_text("utf-8"))
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_a_converted_gguf_names_what_transformers_and_vllm_need(tmp_path, case):
+    """With these keys, transformers 5.23 loaded every one and gave the logits of the goldens."""
+    path = write_converted(tmp_path / "tiny.gguf", golden_checkpoint(case))
+    save_safetensors(tmp_path / "saved", open_checkpoint(path), progress=False)
+    config, golden = saved_json(tmp_path, "config.json"), golden_checkpoint(case).config
+    assert config["architectures"] == golden["architectures"] == [FAMILIES[case]]
+    assert (config["model_type"], config["torch_dtype"]) == (golden["model_type"], "float32")
+    # A key that is missing would be a default of the family, past a small vocabulary.
+    assert all(key in config for key in ("bos_token_id", "eos_token_id", "pad_token_id"))
+    if case == "deepseek-v3":
+        assert config["head_dim"] == config["qk_rope_head_dim"]
+        assert (config["scoring_func"], config["topk_method"]) == ("sigmoid", "noaux_tc")
+
+
+def test_every_gguf_architecture_has_a_class():
+    assert all(architecture.model_class for _, architecture in ARCHITECTURES.values())
+    assert {architecture.model_class for _, architecture in ARCHITECTURES.values()} == {*FAMILIES.values()}
+
+
+def test_factors_of_a_gguf_become_parameters_that_transformers_knows(tmp_path):
+    golden = golden_checkpoint("llama-untied-llama3-rope")
+    path = write_converted(tmp_path / "tiny.gguf", golden)
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.config["rope_scaling"]["rope_type"] == "factors"
+    save_safetensors(tmp_path / "saved", checkpoint, progress=False)
+    found, stated = saved_json(tmp_path, "config.json")["rope_scaling"], golden.config["rope_parameters"]
+    assert found == {key: stated[key] for key in found}
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "theta", "factor", "low", "high", "length"),
+    [(128, 5e5, 8.0, 1.0, 4.0, 8192), (64, 5e5, 32.0, 1.0, 4.0, 8192), (128, 1e4, 4.0, 1.0, 8.0, 2048)],
+)
+def test_parameters_of_llama3_are_found_from_factors(head_dim, theta, factor, low, high, length):
+    turns = length * theta ** (-np.arange(0, head_dim, 2) / head_dim) / (2 * math.pi)
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    factors = (1 / ((1 - smooth) / factor + smooth)).astype(np.float32).tolist()
+    found = llama3_parameters(factors, theta)
+    assert found.pop("rope_type") == "llama3"
+    assert list(found.values()) == pytest.approx([factor, low, high, length], rel=1e-3)
+    assert llama3_parameters([1.0, 5.0, 2.0, 3.0] * (head_dim // 8), theta) is None
+
+
+def test_expanded_weights_are_not_called_quantised(tmp_path):
+    quantised = golden_checkpoint("gpt-oss-mxfp4")
+    assert "quantization_config" in quantised.config
+    for save in (save_orbax, save_safetensors):
+        save(tmp_path / save.__name__, quantised, progress=False)
+        again = open_checkpoint(tmp_path / save.__name__)
+        assert "quantization_config" not in again.config
+        assert_same_tensors(again.tensors, {name: t.read() for name, t in quantised.tensors.items()})
+
+
+def test_expanded_weights_of_a_nested_config_are_not_called_quantised(tmp_path, head):
+    nested = {"text_config": {"quantization_config": {"quant_method": "fp8"}, "dtype": "bfloat16"}}
+    head = replace(head, config=nested)
+    save_safetensors(tmp_path / "saved", head, dtype="float16", progress=False)
+    expected = {"text_config": {"dtype": "float16"}, "torch_dtype": "float16"}
+    assert saved_json(tmp_path, "config.json") == expected
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_the_config_states_the_dtype_that_weights_are_rounded_to(tmp_path, head, key):
+    head = replace(head, config={**CONFIG, key: "bfloat16"})
+    save_safetensors(tmp_path / "saved", head, dtype="float32", progress=False)
+    assert saved_json(tmp_path, "config.json") == {**CONFIG, key: "float32"}
+
+
+def test_defaults_of_generation_are_kept(tmp_path, head):
+    write_json(tmp_path / "head" / "generation_config.json", {"temperature": 0.6, "eos_token_id": 7})
+    save_safetensors(tmp_path / "saved", open_checkpoint(tmp_path / "head"), progress=False)
+    stated = saved_json(tmp_path, "generation_config.json")
+    assert stated == {"temperature": 0.6, "eos_token_id": [7, 2]}
+
+
+def test_transformers_takes_the_saved_tokenizer_as_it_is(tmp_path, head):
+    save_safetensors(tmp_path / "saved", head, progress=False)
+    config = saved_json(tmp_path, "tokenizer_config.json")
+    assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert config["clean_up_tokenization_spaces"] is False

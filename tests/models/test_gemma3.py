@@ -11,7 +11,7 @@ from target_checks import check_export, check_ngram_equals_plain, check_one_pass
 
 from jaxspec.models.loading import load_target
 
-CASES = ("gemma3", "gemma3-default-rope")
+CASES = ("gemma3", "gemma3-default-rope", "gemma3-typed-rope")
 
 
 @pytest.mark.parametrize("case", CASES)

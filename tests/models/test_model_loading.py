@@ -11,6 +11,7 @@ from tiny_models import write_target
 from jaxspec.attention import PackedMemory
 from jaxspec.checkpoints import CheckpointError, TensorSource, open_checkpoint
 from jaxspec.config import ConfigError
+from jaxspec.drafters.formats import identify
 from jaxspec.models import loading
 from jaxspec.models.loading import export_tensors, load_target, plan_target, target_config
 
@@ -119,6 +120,29 @@ def test_an_embedding_is_tied_where_the_config_says_so(tmp_path):
     model = load_target(checkpoint, dtype=jnp.float32)
     table = checkpoint.tensors["model.embed_tokens.weight"].read()
     np.testing.assert_array_equal(np.asarray(model.output_kernel), table.T)
+
+
+@pytest.mark.parametrize("names", ["only lm_head", "no prefix", "no prefix, only lm_head"])
+def test_other_names_of_the_same_model(tmp_path, names):
+    checkpoint = open_checkpoint(write_target(tmp_path / "target", tie_word_embeddings=True))
+    tensors = dict(checkpoint.tensors)
+    if "lm_head" in names:
+        tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    if "prefix" in names:
+        tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    renamed = replace(checkpoint, tensors=tensors)
+    found, expected = (export_tensors(load_target(each, dtype=jnp.float32)) for each in (renamed, checkpoint))
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
+    assert "draft_model" in identify(renamed)
+
+
+def test_an_embedding_that_is_missing_is_no_output_projection_of_an_untied_model(tmp_path):
+    checkpoint = open_checkpoint(write_target(tmp_path / "target"))
+    tensors = {n: t for n, t in checkpoint.tensors.items() if n != "model.embed_tokens.weight"}
+    with pytest.raises(CheckpointError, match=r"'model\.embed_tokens\.weight' is missing"):
+        load_target(replace(checkpoint, tensors=tensors), dtype=jnp.float32)
 
 
 def test_buffers_of_old_checkpoints_are_ignored(tmp_path):

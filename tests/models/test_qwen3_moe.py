@@ -9,7 +9,7 @@ from jaxspec.models.layers import MLP
 from jaxspec.models.loading import load_target
 from jaxspec.models.moe import MoE
 
-CASES = ("qwen3-moe", "qwen3-moe-windowed")
+CASES = ("qwen3-moe", "qwen3-moe-windowed", "qwen3-moe-layer-types")
 
 
 @pytest.mark.parametrize("case", CASES)
