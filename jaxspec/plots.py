@@ -175,7 +175,7 @@ def time_by_phase(
 ) -> "Axes":
     """The time of each phase: a stacked bar for each name.
 
-    Bars show medians. A thin line at the end of a bar spans the quartiles of the sum of all its phases.
+    Bars show medians. A thin line below the end of a bar spans the quartiles of the sum of all its phases.
 
     Args:
       phases: time by phase, or several such mappings by name. A time is a number, or the numbers of several
@@ -203,7 +203,7 @@ def time_by_phase(
         totals = [sum(parts) for parts in zip(*measured[name].values(), strict=True)]
         if len(totals) > 1:
             low, _, high = statistics.quantiles(totals, method="inclusive")
-            ax.hlines(row, low, high, color="0.5", linewidth=1.5, zorder=4)
+            ax.hlines(row + 0.37, low, high, color="0.5", linewidth=1.5)
         left = 0.0
         for phase, time in times.items():
             colour = PALETTE[kinds.index(phase) % len(PALETTE)]

@@ -32,6 +32,7 @@ from jaxspec.training.config import (
     TrainingRun,
     load_training_run,
 )
+from jaxspec.training.evaluate import with_interval
 from jaxspec.training.stage_folder import STAGES, holds_a_run
 
 _OPTIONS: dict[str, tuple[str, type, str]] = {
@@ -40,9 +41,17 @@ _OPTIONS: dict[str, tuple[str, type, str]] = {
     "--max-new-tokens": ("responses.max_new_tokens", int, "the most tokens of an answer; default: 256"),
     "--vocabulary": ("vocabulary.size", int, "tokens that the head can draft"),
     "--steps": ("train.steps", int, "number of updates"),
-    "--epochs": ("train.epochs", float, "how often every row is used, without --steps; default: 4"),
+    "--epochs": (
+        "train.epochs",
+        float,
+        "how often every row is used, without --steps; default: 4, to adapt on a CPU 2",
+    ),
     "--row-length": ("train.row_length", int, "tokens per row"),
-    "--batch-tokens": ("train.batch_tokens", int, "the most tokens of an update; default: 16384"),
+    "--batch-tokens": (
+        "train.batch_tokens",
+        int,
+        "the most tokens of an update; default: 16384, on a CPU 2048",
+    ),
     "--learning-rate": ("train.learning_rate", float, "default: 5e-3, with --adapt 2e-3"),
     "--average-initial": (
         "average.initial",
@@ -57,6 +66,22 @@ _OPTIONS: dict[str, tuple[str, type, str]] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    if args.config is None:
+        parser.refuse(args, ["data"], "without CONFIG, whose files it is about")
+    if args.steps is not None:
+        parser.refuse(args, ["epochs"], "with --steps")
+    try:
+        return _train(args, sys.argv[1:] if arguments is None else arguments)
+    except (ConfigError, CheckpointError, CommandError, OSError) as error:
+        return report(error)
+    except KeyboardInterrupt:
+        print("interrupted; the same command with --resume continues", file=sys.stderr)
+        return 130
+
+
+def _parser() -> Parser:
     parser = Parser(
         prog="jaxspec-train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -85,18 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--stage", action="append", choices=STAGES, help="run this stage only; may be repeated"
     )
-    args = parser.parse_args(arguments)
-    if args.config is None:
-        parser.refuse(args, ["data"], "without CONFIG, whose files it is about")
-    if args.steps is not None:
-        parser.refuse(args, ["epochs"], "with --steps")
-    try:
-        return _train(args, sys.argv[1:] if arguments is None else arguments)
-    except (ConfigError, CheckpointError, CommandError, OSError) as error:
-        return report(error)
-    except KeyboardInterrupt:
-        print("interrupted; the same command with --resume continues", file=sys.stderr)
-        return 130
+    return parser
 
 
 def _train(args: argparse.Namespace, arguments: list[str]) -> int:
@@ -113,27 +127,49 @@ def _train(args: argparse.Namespace, arguments: list[str]) -> int:
         raise CommandError(f"training needs {error.name}: pip install 'jaxspec[train]'") from None
     data = args.data or (args.config.parent if args.config else Path())
     pipeline = Pipeline(run, args.output, data=data, device=args.device)
+    if args.resume:
+        for line in pipeline.begin_anew():
+            print(line, flush=True)
     for stage in STAGES:
         if not args.stage or stage in args.stage:
             results = pipeline.run_stage(stage)
             print(f"{stage}: {json.dumps(results)}", flush=True)
             if stage == "evaluate":
-                for line in before_and_after(results["acceptance_length"], bool(run.head.initial)):
+                for line in before_and_after(results.get("compared", {}), bool(run.head.initial)):
                     print(line, flush=True)
+            if stage == "export":
+                print(f"try it: {command_to_try(args, run)}", flush=True)
     return 0
 
 
-def before_and_after(lengths: dict[str, float], adapted: bool) -> list[str]:
-    """One line for every acceptance length that was also measured before training."""
-    before = "before" if adapted else "prompt lookup"
+def before_and_after(compared: dict[str, dict[str, Any]], adapted: bool) -> list[str]:
+    """A line for each of `evaluate.comparison`'s results, by name: lengths with intervals, and the gain."""
+    label = "before" if adapted else "prompt lookup"
     lines = []
-    for name, length in lengths.items():
-        old = lengths.get(f"before, {name}")
-        if old is not None:
-            lines.append(
-                f"acceptance length, {name}: {before} {old:.2f}, after {length:.2f} ({length / old - 1:+.1%})"
-            )
+    for name, values in compared.items():
+        gain, interval = values["gain"], values["gain_interval"]
+        if interval is None:
+            verdict = f"{gain:+.2f}, of too few prompts to say more"
+        elif interval[0] <= 0 <= interval[1]:
+            verdict = f"{gain:+.2f}, which may be chance ({interval[0]:+.2f} to {interval[1]:+.2f})"
+        else:
+            verdict = f"{gain:+.2f} ({interval[0]:+.2f} to {interval[1]:+.2f})"
+        before = with_interval(values["before"], values["before_interval"])
+        after = with_interval(values["after"], values["after_interval"])
+        lines.append(
+            f"acceptance length, {name}: {label} {before}, after {after}; {verdict}; "
+            f"{values['prompts']} prompts, 95 % intervals"
+        )
     return lines
+
+
+def command_to_try(args: argparse.Namespace, run: TrainingRun) -> str:
+    """The command line that drafts with the exported head."""
+    named = [name for name in list_configs() if load_config(name).target == run.target]
+    local = str(Path(run.target.source) / run.target.file) if run.target.file else run.target.source
+    model = args.target or next(iter(named), local)
+    head = args.output / "export" / "shared"
+    return shlex.join(["jaxspec", "Why is the sky blue?", "--model", model, "--drafter", str(head)])
 
 
 def _run(args: argparse.Namespace) -> TrainingRun:
@@ -165,6 +201,8 @@ def _run(args: argparse.Namespace) -> TrainingRun:
         head = HeadConfig(norm_before_residual=True, fc_norm=True)
         recipe = {"learning_rate": 5e-3, "warmup_steps": 200, "num_unroll_steps": 5}
     on_cpu = training_devices(args.device)[0].platform == "cpu"
+    if on_cpu:
+        recipe |= {"batch_tokens": 2048, **({"epochs": 2.0} if initial else {})}
     return TrainingRun(
         target=target,
         prompts=PromptsConfig(held_out_share=0.05),

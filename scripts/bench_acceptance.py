@@ -91,7 +91,8 @@ def _table(results: dict[str, Any], asked: EvaluateConfig) -> str:
     """A table in Markdown, with a row for each set and temperature and a column for each drafter."""
     names = list(results)
     lines = [
-        f"Tokens per step, K = {asked.num_speculative_tokens}, at most {asked.max_new_tokens} new tokens.",
+        f"Tokens per step, with 95 % intervals over prompts; K = {asked.num_speculative_tokens}, at most "
+        f"{asked.max_new_tokens} new tokens.",
         "",
         f"| prompts | temperature | {' | '.join(names)} |",
         "|---" * (2 + len(names)) + "|",

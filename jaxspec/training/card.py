@@ -85,11 +85,11 @@ def _acceptance(run: TrainingRun, acceptance: dict[str, dict[str, Any]]) -> str:
             )
         )
     head = ("prompts", "temperature", baseline, "this head", "accepted up to position 0, 1, …")
-    seeds = f" (of {len(config.seeds)} seeds the mean, least and most)" if len(config.seeds) > 1 else ""
     return (
-        f"Tokens per step, including the target's own{seeds}; K = {config.num_speculative_tokens}, at most "
-        f"{config.max_new_tokens} new tokens, measured with jaxspec's engine. Held-out prompts are a part of "
-        "the data that was not trained on.\n\n" + _table(head, rows)
+        "Tokens per step, including the target's own, with 95 % intervals over prompts; "
+        f"K = {config.num_speculative_tokens}, at most {config.max_new_tokens} new tokens, measured with "
+        "jaxspec's engine. Held-out prompts are a part of the data that was not trained on.\n\n"
+        + _table(head, rows)
     )
 
 

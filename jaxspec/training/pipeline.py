@@ -4,6 +4,7 @@ import dataclasses
 import json
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +31,7 @@ from jaxspec.training.draft_vocabulary import (
     draft_order,
     token_counts,
 )
-from jaxspec.training.evaluate import ACCEPTANCE, measure
+from jaxspec.training.evaluate import ACCEPTANCE, comparison, measure
 from jaxspec.training.export import embedding_rows, export_head, why_not_safeailab
 from jaxspec.training.head import config_from, head_config, is_trained, new_head, start_from
 from jaxspec.training.packing import Conversations, join_answers
@@ -38,6 +39,8 @@ from jaxspec.training.prompt_files import encode_fitting
 from jaxspec.training.prompts import ANSWERS, HELD_OUT, PROMPTS, check_tokenizer, make_prompts
 from jaxspec.training.responses import make_responses
 from jaxspec.training.sizes import (
+    FEWEST_STEPS,
+    FEWEST_STEPS_TO_ADAPT_ON_A_CPU,
     device_memory,
     draft_vocabulary_size,
     fitting_slots,
@@ -45,7 +48,7 @@ from jaxspec.training.sizes import (
     resolve_sizes,
     save_sizes,
 )
-from jaxspec.training.stage_folder import StageFolder, check_output
+from jaxspec.training.stage_folder import STAGES, StageFolder, check_output, set_aside
 from jaxspec.training.token_rows import TokenRows, read_shards
 from jaxspec.training.train import restore_head, train
 from jaxspec.training.trainer import Trainer, TrainState
@@ -126,12 +129,33 @@ class Pipeline:
         return load_target(self.checkpoint, dtype=jnp.dtype(engine.dtype))
 
     def _folder(self, stage: str) -> StageFolder:
+        return StageFolder(self.output, stage, self._settings(stage))
+
+    def _settings(self, stage: str) -> dict[str, Any]:
+        """The settings on which a stage's content depends."""
         settings = self.run.settings(*_STAGE_SECTIONS[stage])
-        # Answers and features are of this dtype; the engine's sizes may differ, as machines do.
-        settings["engine"] = {"dtype": self.run.engine.dtype}
+        # Answers and features are of these dtypes; the engine's sizes may differ, as machines do.
+        engine = self.run.engine
+        settings["engine"] = {"dtype": engine.dtype, "cache_dtype": engine.cache_dtype}
         # A resumed run may have another command.
         settings.get("export", {}).pop("command", None)
-        return StageFolder(self.output, stage, settings)
+        return settings
+
+    def begin_anew(self) -> list[str]:
+        """Sets stages aside that were begun with other settings, but not prompts and answers.
+
+        Returns:
+          A line for each such stage.
+
+        Raises:
+          ConfigError: prompts or answers are those of another run.
+        """
+        for stage in STAGES[: STAGES.index("vocabulary")]:
+            if (self.output / stage).is_dir():
+                self._folder(stage)
+        return set_aside(
+            self.output, {stage: self._settings(stage) for stage in STAGES[STAGES.index("vocabulary") :]}
+        )
 
     def _finished(self, stage: str) -> StageFolder:
         folder = self._folder(stage) if (self.output / stage).is_dir() else None
@@ -235,6 +259,11 @@ class Pipeline:
         answers = read_shards(self._finished("responses").path)
         return join_answers(self._read(PROMPTS), answers, longest=self._most_positions)
 
+    @property
+    def _fewest_steps(self) -> int:
+        on_cpu = self._devices[0].platform == "cpu"
+        return FEWEST_STEPS_TO_ADAPT_ON_A_CPU if on_cpu and self.run.head.initial else FEWEST_STEPS
+
     def _train(self, folder: StageFolder) -> None:
         head = self._new_head()
         if self._initial is not None:
@@ -249,6 +278,7 @@ class Pipeline:
                 np.diff(conversations.start),
                 memory=device_memory(),
                 devices=len(self._devices),
+                fewest_steps=self._fewest_steps,
             )
             save_sizes(config, folder.path)
         train(head, self.target, conversations, config, folder, self._devices)
@@ -309,13 +339,16 @@ class Pipeline:
         most = max((len(ids) for each in prompts.values() for ids in each), default=1)
         positions = min(most + config.max_new_tokens, self._most_positions)
         trainer, state = self._trained()
-        results = measure(self._engine(positions, trainer.head(state)), prompts, config)
+        after = measure(self._engine(positions, trainer.head(state)), prompts, config)
         del trainer, state
-        before = {f"before, {name}": encoded for name, encoded in prompts.items()}
-        results |= measure(self._engine(positions, self._baseline()), before, config, label="evaluate before")
+        engine = self._engine(positions, self._baseline())
+        before = measure(engine, prompts, config, label="evaluate before")
+        results = after | {f"before, {name}": result for name, result in before.items()}
         (folder.path / ACCEPTANCE).write_text(json.dumps(results, indent=2), "utf-8")
-        lengths = {name: result["acceptance_length"] for name, result in results.items()}
-        folder.finish(acceptance_length=lengths)
+        folder.finish(
+            acceptance_length={name: result["acceptance_length"] for name, result in results.items()},
+            compared={name: comparison(before[name], result) for name, result in after.items()},
+        )
 
     def _export(self, folder: StageFolder) -> None:
         trainer, state = self._trained()

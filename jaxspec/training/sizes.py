@@ -17,7 +17,9 @@ from jaxspec.training.config import TrainConfig
 from jaxspec.training.stage_folder import write_atomically
 
 SIZES = "sizes.json"
-_FEWEST_STEPS = 300
+FEWEST_STEPS = 300
+FEWEST_STEPS_TO_ADAPT_ON_A_CPU = 40
+"""The head drafts already, and an update takes a CPU seconds."""
 _ROUND = 64  # row lengths are multiples of this
 _SHORTEST_ROW = 512
 
@@ -48,7 +50,14 @@ def fitting_slots(target: Decoder, wanted: int, positions: int, *, memory: int) 
 
 
 def resolve_sizes(
-    config: TrainConfig, head: Eagle3, target: Decoder, lengths: np.ndarray, *, memory: int, devices: int
+    config: TrainConfig,
+    head: Eagle3,
+    target: Decoder,
+    lengths: np.ndarray,
+    *,
+    memory: int,
+    devices: int,
+    fewest_steps: int = FEWEST_STEPS,
 ) -> TrainConfig:
     """The configuration with all defaults filled in.
 
@@ -58,6 +67,7 @@ def resolve_sizes(
       lengths: tokens of each conversation.
       memory: bytes of each device.
       devices: number of devices.
+      fewest_steps: the fewest updates if `config.steps` is 0.
     """
     row_length = config.row_length
     if not row_length:
@@ -81,7 +91,7 @@ def resolve_sizes(
     )
     if config.steps:
         return changed
-    steps = max(round(config.epochs * (rows - validation) / batch_size), _FEWEST_STEPS)
+    steps = max(round(config.epochs * (rows - validation) / batch_size), fewest_steps)
     return dataclasses.replace(
         changed,
         steps=steps,

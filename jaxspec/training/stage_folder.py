@@ -2,6 +2,7 @@
 
 import json
 import os
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -48,31 +49,62 @@ class StageFolder:
         self.is_done, self.results = True, results
         self._write(done=True)
 
+    @staticmethod
+    def read_manifest(path: Path) -> dict[str, Any]:
+        """The manifest in a stage's folder.
+
+        Raises:
+          ConfigError: it is none.
+        """
+        try:
+            return json.loads((path / MANIFEST).read_text("utf-8"))
+        except ValueError:
+            raise ConfigError(f"{path / MANIFEST}: not a stage's manifest; give another --output") from None
+
     def _read(self, output: Path) -> dict[str, Any]:
         path = self.path / MANIFEST
         if not path.is_file():
             if self.path.is_dir() and not _is_bare(self.path):
                 raise ConfigError(f"{self.path}: holds files that no run of this program wrote")
             return {}
-        try:
-            manifest = json.loads(path.read_text("utf-8"))
-        except ValueError:
-            raise ConfigError(f"{path}: not a stage's manifest; give another --output") from None
+        manifest = self.read_manifest(self.path)
         if not manifest.get("done") and len(list(self.path.iterdir())) == 1:
             return {}  # the stage failed before it wrote anything
-        theirs, ours = _flat(manifest.get("settings", {})), _flat(self._settings)
-        different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
-        if different:
-            key = different[0]
+        if (different := _difference(manifest, self._settings)) is not None:
             raise ConfigError(
-                f"{output}: the stage {self._stage!r} there belongs to another run: {key} is "
-                f"{theirs.get(key)!r} there and {ours.get(key)!r} here; give another --output"
+                f"{output}: the stage {self._stage!r} there belongs to another run: {different}; "
+                "give another --output"
             )
         return manifest
 
     def _write(self, *, done: bool) -> None:
         content = {"stage": self._stage, "done": done, "settings": self._settings, "results": self.results}
         write_atomically(self.path / MANIFEST, json.dumps(content, indent=2).encode())
+
+
+def set_aside(output: Path, stages: dict[str, dict[str, Any]]) -> list[str]:
+    """Renames the folder of the first stage that was begun with other settings, and those of all after it.
+
+    Args:
+      output: the run's folder.
+      stages: the stages that may be begun anew, in order, with their settings.
+
+    Returns:
+      A line for each renamed folder.
+    """
+    lines: list[str] = []
+    for stage, settings in stages.items():
+        path = output / stage
+        if not (path / MANIFEST).is_file():
+            continue
+        manifest = StageFolder.read_manifest(path)
+        different = "it follows from that" if lines else _difference(manifest, settings)
+        if different is None:
+            continue
+        number = next(n for n in count(1) if not (output / f"{stage}.{n}").exists())
+        kept = path.rename(output / f"{stage}.{number}")
+        lines.append(f"{stage}: begins anew, as {different}; what was there is kept in {kept}")
+    return lines
 
 
 def has_stages(output: Path) -> bool:
@@ -121,6 +153,16 @@ def write_atomically(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
+
+
+def _difference(manifest: dict[str, Any], settings: dict[str, Any]) -> str | None:
+    """The first key whose value in the manifest is another, in words; None if all are the same."""
+    theirs, ours = _flat(manifest.get("settings", {})), _flat(settings)
+    different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
+    if not different:
+        return None
+    key = different[0]
+    return f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here"
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:

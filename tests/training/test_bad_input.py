@@ -157,6 +157,7 @@ def test_a_stage_needs_the_ones_before_it(tmp_path, capsys):
     [
         ({"prompts": {"seed": 1}}, "prompts.seed is 0 there and 1 here"),
         ({"engine": {"dtype": "bfloat16"}}, "engine.dtype is None there and 'bfloat16' here"),
+        ({"engine": {"cache_dtype": "float16"}}, "engine.cache_dtype is None there and 'float16' here"),
     ],
 )
 def test_output_of_another_run(tmp_path, capsys, sections, difference):

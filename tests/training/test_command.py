@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import re
+import shlex
 import shutil
 
 import numpy as np
@@ -10,9 +12,10 @@ from safetensors.numpy import load_file
 from tiny_run import write_run, write_target
 
 from jaxspec import train_command
+from jaxspec.__main__ import main as ask
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import SourceConfig
-from jaxspec.train_command import main
+from jaxspec.train_command import before_and_after, main
 from jaxspec.training import pipeline, train
 from jaxspec.training.config import HeadConfig, TrainingRun, load_training_run
 from jaxspec.training.token_rows import TokenRows
@@ -120,6 +123,70 @@ def test_given_answers_are_learnt_and_the_others_are_the_targets(runs):
     total = results(runs / "second", "prompts")["prompts"]
     assert results(runs / "second", "responses")["answers"] == total
     assert results(runs / "second", "train")["updates"] == 8
+
+
+def test_resuming_with_other_steps_keeps_the_answers(runs, tmp_path, capsys):
+    """And what was trained before, too, under another name; other answers are another run."""
+    shutil.copytree(runs / "second", tmp_path / "out")
+    stages = flags("--stage", ["prompts", "responses", "vocabulary", "train"])
+    again = [*adapting(runs)[:-1], "9", "--output", str(tmp_path / "out"), *stages]
+    assert "train.steps is 8 there and 9 here; give another --output" in fails(capsys, *again)
+    before = (tmp_path / "out" / "responses" / "stage.json").stat().st_mtime_ns
+    assert main([*again, "--resume"]) == 0
+    assert "train: begins anew, as train.steps is 8 there and 9 here; what" in capsys.readouterr().out
+    assert results(tmp_path / "out", "train")["updates"] == 9
+    assert results(tmp_path / "out", "train.1")["updates"] == 8
+    assert (tmp_path / "out" / "responses" / "stage.json").stat().st_mtime_ns == before
+    assert not (tmp_path / "out" / "vocabulary.1").exists()
+    assert main([*again, "--resume"]) == 0
+    assert "anew" not in capsys.readouterr().out
+    other = [*again, "--max-new-tokens", "23", "--resume"]
+    assert "responses.max_new_tokens is 24 there and 23 here" in fails(capsys, *other)
+    assert results(tmp_path / "out", "train")["updates"] == 9
+
+
+def test_it_ends_with_a_command_that_drafts_with_the_new_head(runs, tmp_path, capsys):
+    shutil.copytree(runs / "first", tmp_path / "out")
+    arguments = ["--target", str(runs / "target"), "--prompts", str(runs / "asked.jsonl"), *SMALL]
+    arguments += ["--steps", "20", "--license", "MIT", "--output", str(tmp_path / "out"), "--resume"]
+    assert main(arguments) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1].startswith("try it: jaxspec 'Why is the sky blue?' --model ")
+    command = shlex.split(said[-1].removeprefix("try it: "))
+    assert ask([*command[1:], "--max-new-tokens", "8", "--ignore-eos"]) == 0
+    assert re.search(r"[1-9]\d* of \d+ drafts|acceptance", capsys.readouterr().err)
+    (line,) = [line for line in said if line.startswith("acceptance length, held-out temperature 1: ")]
+    number = r"\d\.\d\d \(\d\.\d\d to \d\.\d\d\)"
+    assert re.search(rf": prompt lookup {number}, after {number}; .* 8 prompts, 95 % intervals$", line)
+
+
+def test_a_gain_is_told_only_where_it_is_no_chance():
+    few = {"prompts": 3, "before": 1.5, "after": 1.75, "before_interval": None, "after_interval": (1.5, 2.0)}
+    sure = {**few, "gain": 0.25, "gain_interval": (0.125, 0.375)}
+    chance = {**few, "gain": 0.25, "gain_interval": (-0.125, 0.625)}
+    alone = {**few, "gain": 0.25, "gain_interval": None}
+    lines = before_and_after({"a": sure, "b": chance, "c": alone}, adapted=True)
+    ends = "; 3 prompts, 95 % intervals"
+    assert lines == [
+        f"acceptance length, a: before 1.50, after 1.75 (1.50 to 2.00); +0.25 (+0.12 to +0.38){ends}",
+        "acceptance length, b: before 1.50, after 1.75 (1.50 to 2.00); +0.25, which may be chance "
+        f"(-0.12 to +0.62){ends}",
+        "acceptance length, c: before 1.50, after 1.75 (1.50 to 2.00); +0.25, of too few prompts to say "
+        f"more{ends}",
+    ]
+
+
+def test_a_cpu_adapts_with_fewer_and_smaller_updates(runs, tmp_path):
+    arguments = ["--target", str(runs / "target"), "--prompts", str(runs / "own.jsonl")]
+    head = ["--adapt", str(runs / "first" / "export" / "speculators")]
+    parsed = [
+        train_command._parser().parse_args([*arguments, *more, "--output", "out"]) for more in ([], head)
+    ]
+    new, adapted = (train_command.with_options(train_command._run(args), args) for args in parsed)
+    assert (new.train.batch_tokens, new.train.epochs) == (2048, 4.0)
+    assert (adapted.train.batch_tokens, adapted.train.epochs) == (2048, 2.0)
+    fewest = [pipeline.Pipeline(run, tmp_path / "out", data=runs)._fewest_steps for run in (new, adapted)]
+    assert fewest == [300, 40]
 
 
 def test_before_is_the_head_that_is_adapted(runs):

@@ -1,5 +1,6 @@
 """Acceptance of several sets, temperatures and seeds, all answered in one run."""
 
+import numpy as np
 import pytest
 from tiny_engines import TinyEngines
 
@@ -7,7 +8,7 @@ from jaxspec.config import ConfigError
 from jaxspec.engine import AcceptanceStats
 from jaxspec.sampling import SamplingParams
 from jaxspec.training.config import EvaluateConfig
-from jaxspec.training.evaluate import measure
+from jaxspec.training.evaluate import comparison, length_interval, measure
 
 SETS = {"one": [[6, 7, 6, 7, 6], [8, 9, 8]], "two": [[11, 12, 11, 12, 11, 12]]}
 
@@ -29,12 +30,45 @@ def test_every_answer_counts_for_its_own_set_temperature_and_seed(tmp_path):
                 by_seed.append(stats)
             result = found.pop(f"{name} temperature {temperature:g}")
             assert result["acceptance_length_by_seed"] == [stats.acceptance_length for stats in by_seed]
+            assert [sum(of) for of in zip(*result["by_prompt"], strict=True)] == [
+                result["accepted"],
+                result["draft_steps"],
+            ]
+            assert result["acceptance_length_interval"] == length_interval(result["by_prompt"])
             assert result["steps"] == sum(stats.steps for stats in by_seed)
             assert result["accepted"] == sum(stats.accepted for stats in by_seed)
             assert (result["prompts"], result["tokens"]) == (len(prompts), tokens)
             accepted += result["accepted"]
     assert accepted
     assert not found
+
+
+def test_intervals_over_prompts_hold_the_truth_as_often_as_they_say():
+    """Of prompts that differ, and of two heads whose difference is smaller than that between prompts."""
+    rng = np.random.default_rng(0)
+    missed, repeats, truth = np.zeros(2), 500, 2.0
+
+    def result(chance, steps):
+        counts = list(zip(rng.binomial(4 * steps, chance / 4).tolist(), steps.tolist(), strict=True))
+        accepted, passes = np.sum(counts, axis=0)
+        length, interval = 1 + accepted / passes, length_interval(counts)
+        return {
+            "by_prompt": counts,
+            "prompts": len(counts),
+            "acceptance_length": length,
+            "acceptance_length_interval": interval,
+        }
+
+    for _ in range(repeats):
+        chance, steps = rng.uniform(0.5, 1.5, 16), rng.integers(30, 60, 16)
+        before, after = result(chance, steps), result(chance + 0.2, rng.integers(30, 60, 16))
+        low, high = before["acceptance_length_interval"]
+        least, most = comparison(before, after)["gain_interval"]
+        missed += [not low <= truth <= high, not least <= 0.2 <= most]
+    assert (missed / repeats > 0.02).all(), missed
+    assert (missed / repeats < 0.09).all(), missed
+    assert length_interval([(3, 4)]) is None
+    assert length_interval([(3, 4), (0, 0)]) is None
 
 
 def test_no_seed_is_refused():
