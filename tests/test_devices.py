@@ -126,6 +126,12 @@ def test_what_is_no_device_is_named(device, count, message):
         choose_devices(device, count)
 
 
+def test_a_device_is_passed_on(folder):
+    for answer in (jaxspec.load, lambda *args, **options: jaxspec.generate([1], *args, **options)):
+        with pytest.raises(ConfigError, match="device 'cpu:9'"):
+            answer(folder, device="cpu:9")
+
+
 def test_a_device_of_another_process_is_refused(monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     with pytest.raises(ConfigError, match="belongs to another process"):

@@ -53,18 +53,19 @@ def compilation_cache() -> Iterator[Path | None]:
 def _folder() -> Path | None:
     if jax.config.values[_SETTING] is not None or not jax.config.values["jax_enable_compilation_cache"]:
         return None
-    return _private("xla", "programs")
+    return _private("xla")
 
 
-def _private(name: str, what: str) -> Path | None:
+def _private(name: str) -> Path | None:
     """A folder in the cache that is safe to run code from; warns and returns None if there is none."""
     try:
         folder = cache_folder() / name
         private_folder(folder)
     except (CheckpointError, OSError) as error:
-        warnings.warn(f"compiled {what} are not cached: {error}", stacklevel=4)
+        # At this line, so that it is shown once, however many programs and kernels follow.
+        warnings.warn(f"compiled programs are not cached: {error}", stacklevel=1)
         return None
     return folder
 
 
-kernel_cache.find_folder = partial(_private, "numba", "kernels")
+kernel_cache.find_folder = partial(_private, "numba")

@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxspec.engine import programs
 from jaxspec.engine.programs import compiler_options
 from jaxspec.sharding import make_mesh, replicated
 
@@ -23,7 +24,7 @@ def weight(nbytes):
     ],
 )
 def test_many_rows_through_large_weights_are_left_to_cublas(monkeypatch, backend, rows, size, flags, cublas):
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(programs, "platform", lambda: backend)
     monkeypatch.setenv("XLA_FLAGS", flags)
     weights = [weight(size // 2), weight(size // 2)]
     expected = {"xla_gpu_enable_triton_gemm": False} if cublas else {}
@@ -32,7 +33,7 @@ def test_many_rows_through_large_weights_are_left_to_cublas(monkeypatch, backend
 
 def test_sums_over_devices_are_left_to_nccl(monkeypatch):
     lowered = jax.jit(lambda x: x + 1).lower(jnp.ones(3))
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(programs, "platform", lambda: "gpu")
     monkeypatch.setenv("XLA_FLAGS", "")
     one, several = (compiler_options([weight(LARGE)], rows=128, num_devices=n) for n in (1, 2))
     kernels = set(several) - set(one)
@@ -45,7 +46,7 @@ def test_sums_over_devices_are_left_to_nccl(monkeypatch):
 
 
 def test_large_programs_for_prompts_alone_run_without_a_graph(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(programs, "platform", lambda: "gpu")
     monkeypatch.setenv("XLA_FLAGS", "")
     lowered = jax.jit(lambda x: x + 1).lower(jnp.ones(3))
 

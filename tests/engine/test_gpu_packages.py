@@ -36,8 +36,8 @@ def on_a_gpu(monkeypatch):
         extras = PROJECT["optional-dependencies"]
         lines = [f"{line}; extra == '{extra}'" for extra in extras for line in extras[extra]]
         device = types.SimpleNamespace(compute_capability=capability)
-        monkeypatch.setattr(gpu_packages.jax, "default_backend", lambda: "gpu")
-        monkeypatch.setattr(gpu_packages.jax, "devices", lambda: [device])
+        monkeypatch.setattr(gpu_packages, "platform", lambda: "gpu")
+        monkeypatch.setattr(gpu_packages, "default_device", lambda: device)
         monkeypatch.setattr(gpu_packages, "find_spec", lambda name: None if name in missing else name)
         monkeypatch.setattr(gpu_packages, "find_ptxas", lambda: ptxas)
         monkeypatch.setattr(importlib.metadata, "requires", lambda _: [*PROJECT["dependencies"], *lines])

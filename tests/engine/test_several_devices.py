@@ -83,7 +83,7 @@ def test_heads_that_do_not_divide_are_warned_about():
 
 
 def test_gpus_without_nccl_are_refused(monkeypatch):
-    monkeypatch.setattr(devices.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(devices, "platform", lambda: "gpu")
     monkeypatch.setattr(devices, "_has_nccl", lambda: False)
     with pytest.raises(jaxspec.ConfigError, match=r"engine\.tensor_parallel is 2, but NCCL is missing"):
         check_devices(EngineConfig(tensor_parallel=2), LLAMA)

@@ -94,6 +94,6 @@ def test_triton_writes_what_jaxlibs_ptxas_takes(jaxlibs, written, tmp_path, monk
     del sys.modules["jaxspec_kernels.triton_call"]
     triton_call = importlib.import_module("jaxspec_kernels.triton_call")
     hopper = types.SimpleNamespace(compute_capability="9.0")
-    monkeypatch.setattr(triton_call.jax, "devices", lambda: [hopper])
+    monkeypatch.setattr(triton_call, "device", lambda: hopper)
     monkeypatch.setattr(triton_call, "find_ptxas", lambda: jaxlibs and Ptxas(tmp_path, jaxlibs))
     assert triton_call.ptx_version() == written
