@@ -229,17 +229,22 @@ def empty_plan(size: Size, config: ResolvedEngineConfig) -> np.ndarray:
 
 def view(words: np.ndarray, name: str, size: Size, config: ResolvedEngineConfig) -> np.ndarray:
     """A field of a plan, by its name in the tables above, for the host to fill."""
-    place = _places(size, config)[name]
-    part = words[place.words].reshape(place.shape)
-    return part if place.dtype is np.bool_ else part.view(place.dtype)
+    return _view(words, _places(size, config)[name])
+
+
+def _view(words: np.ndarray, place: _Place) -> np.ndarray:
+    part = words[place.words]
+    if place.dtype in (np.float32, np.uint32):
+        part = part.view(place.dtype)
+    return part if len(place.shape) == 1 else part.reshape(place.shape)
 
 
 def pack(dispatch: Dispatch, size: Size, config: ResolvedEngineConfig) -> np.ndarray:
     """i32[N] for `Plan.unpack`; floats and seeds as their bits."""
-    words = empty_plan(size, config)
+    words, places = empty_plan(size, config), _places(size, config)
 
     def put(name: str, rows: list) -> None:
-        view(words, name, size, config)[: len(rows)] = rows
+        _view(words, places[name])[: len(rows)] = rows
 
     batch, chunks = dispatch.batch, dispatch.chunks
     params = [running.request.params for running in batch]
@@ -252,7 +257,7 @@ def pack(dispatch: Dispatch, size: Size, config: ResolvedEngineConfig) -> np.nda
     put("top_p", [of_request.top_p for of_request in params])
     put("min_p", [of_request.min_p for of_request in params])
     put("seed", [seed_words(running.request.seed) for running in batch])
-    stop_tokens, pages = (view(words, name, size, config) for name in ("stop_tokens", "pages"))
+    stop_tokens, pages = (_view(words, places[name]) for name in ("stop_tokens", "pages"))
     for row, running in enumerate(batch):
         stop_tokens[row, : len(running.request.stop_tokens)] = running.request.stop_tokens
         pages[row, : len(running.pages)] = running.pages
@@ -265,7 +270,7 @@ def pack(dispatch: Dispatch, size: Size, config: ResolvedEngineConfig) -> np.nda
         put("is_last", [chunk.is_last for chunk in chunks])
         put("given_token", [-1 if token is None else token for token in given])
         put("remaining", [chunk.running.remaining for chunk in chunks])
-        into = view(words, "tokens", size, config)
+        into = _view(words, places["tokens"])
         for row, chunk in enumerate(chunks):
             tokens = chunk.running.tokens[chunk.start : chunk.start + chunk.count + 1]
             into[row, : len(tokens)] = tokens
