@@ -6,11 +6,14 @@ data and the number of the exchange, and arrives as a whole (PTX ISA, "Memory co
 access of type .b128 is one operation). So a program reads until every line has the number that it waits for,
 and needs neither fences nor flags. (NCCL's protocols LL and LL128 do the same with lines of 8 and 128 bytes.)
 
-A mailbox has two places for each program and sender, used in turn. A program overwrites a place only after it
-has received the exchange in between from every GPU, and a GPU sends that only after it has read the place.
+A mailbox has two places for each program and sender, which exchanges use in turn: an exchange overwrites what
+the last but one left. That is safe: before a GPU takes part in an exchange, it has read all lines of the one
+before, and no program begins an exchange until it has received the last one from every GPU.
 
 All GPUs must run the same exchanges in the same order, and one at a time. That is how XLA runs kernels.
 """
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +30,7 @@ from jaxspec_kernels.collectives.peer_memory import (
 from jaxspec_kernels.triton_call import triton_call
 
 _MIN_LINES = 64
+_CAPACITY, _HEADER = tl.constexpr(CAPACITY), tl.constexpr(HEADER)
 
 
 def peer_sum(x: jax.Array, links: jax.Array) -> jax.Array:
@@ -76,8 +80,6 @@ def peer_sum_norm(
         has_bias=bias is not None,
         devices=num_devices(links),
         block=block,
-        capacity=CAPACITY,
-        header=HEADER,
         kind=x.dtype.name,
     )
     return total, normed
@@ -114,8 +116,6 @@ def _exchange(x: jax.Array, links: jax.Array, out: jax.ShapeDtypeStruct, *, kind
         parts=parts,
         lines=lines,
         block=block,
-        capacity=CAPACITY,
-        header=HEADER,
         kind=kind,
     )
     return result
@@ -131,9 +131,9 @@ def _mailbox(links, device):
 
 @triton.jit
 def _lanes(block: tl.constexpr):
-    """0, 1, …; with lanes that follow each other in threads that do, so that a warp stores 512 bytes at once.
+    """0, 1, …, one for each thread in turn, so that a warp stores 512 adjacent bytes at once.
 
-    Without the hint, a thread would have as many of them as fill 16 bytes of the array.
+    Without the hint, a thread would take as many adjacent lanes as fill 16 bytes of the array.
     """
     return tl.max_contiguous(tl.arange(0, block), 1)
 
@@ -199,8 +199,9 @@ def _load_line(address):
 
 
 @triton.jit
-def _receive(first, second, third, address, number, is_own):
-    """The words of one device, which arrive at `address` unless they are this device's own."""
+def _receive(words, address, number, is_own):
+    """The three words of one device, which arrive at `address` unless they are this device's own, `words`."""
+    first, second, third = words
     if not is_own:
         first, second, third, arrived = _load_line(address)
         while tl.max((arrived != number).to(tl.int32), 0) != 0:
@@ -247,73 +248,58 @@ def _load(words, lane, lines, end):
 
 
 @triton.jit
-def _store(words, lane, lines, end, first, second, third):
+def _store(words, lane, lines, end, values):
     """The inverse of `_load`."""
     is_line = lane < lines
-    tl.store(words + lane, first, mask=is_line & (lane < end))
-    tl.store(words + lane + lines, second, mask=is_line & (lane + lines < end))
-    tl.store(words + lane + 2 * lines, third, mask=is_line & (lane + 2 * lines < end))
+    tl.store(words + lane, values[0], mask=is_line & (lane < end))
+    tl.store(words + lane + lines, values[1], mask=is_line & (lane + lines < end))
+    tl.store(words + lane + 2 * lines, values[2], mask=is_line & (lane + 2 * lines < end))
+
+
+class _Sender(NamedTuple):
+    """A program, its device's index in the mesh, `PeerMemory.links` and the address of the own mailbox."""
+
+    program: Any
+    rank: Any
+    links: Any
+    own: Any
 
 
 @triton.jit
 def _start(links, devices: tl.constexpr):
-    """The program, rank, own mailbox, and the address and value of the last exchange's number."""
+    """This program, and the address and value of the number of its last exchange."""
     program = tl.program_id(0)
     own = _mailbox(links, -1)
     counter = own.to(tl.pointer_type(tl.int32)) + program
-    return program, _rank(links, devices), own, counter, tl.load(counter)
+    return _Sender(program, _rank(links, devices), links, own), counter, tl.load(counter)
 
 
 @triton.jit
-def _send(
-    first,
-    second,
-    third,
-    links,
-    own,
-    program,
-    rank,
-    number,
-    lane,
-    lines,
-    devices: tl.constexpr,
-    capacity: tl.constexpr,
-    header: tl.constexpr,
-):
+def _send(words, sender, number, lane, lines, devices: tl.constexpr):
     """Stores three words per lane and the number in the mailboxes of the other devices.
 
     Returns the addresses at which the first device's lines arrive in this one's; those of others follow.
     """
     # `%` would be negative once the number has passed 2**31.
-    place = header + (program * 2 + (number & 1)) * devices * capacity
+    place = _HEADER + (sender.program * 2 + (number & 1)) * devices * _CAPACITY
     for device in tl.static_range(devices):
-        if device != rank:
-            line = (place + rank * capacity + lane).to(tl.uint64)
-            address = _mailbox(links, device) + line * 16
-            _store_line(address, first, second, third, number, lane < lines)
+        if device != sender.rank:
+            line = (place + sender.rank * _CAPACITY + lane).to(tl.uint64)
+            address = _mailbox(sender.links, device) + line * 16
+            _store_line(address, words[0], words[1], words[2], number, lane < lines)
     # A lane behind the last line waits for that one.
-    return own + (place + tl.minimum(lane, lines - 1)).to(tl.uint64) * 16
+    return sender.own + (place + tl.minimum(lane, lines - 1)).to(tl.uint64) * 16
 
 
 @triton.jit
-def _sums(
-    first,
-    second,
-    third,
-    address,
-    number,
-    rank,
-    devices: tl.constexpr,
-    capacity: tl.constexpr,
-    kind: tl.constexpr,
-):
+def _sums(words, address, number, rank, devices: tl.constexpr, kind: tl.constexpr):
     """The `_values` of three words, each summed over all devices in their order."""
     sum_1, sum_2, sum_3 = 0.0, 0.0, 0.0
     for device in tl.static_range(devices):
-        a, b, c = _receive(first, second, third, address + device * capacity * 16, number, device == rank)
-        sum_1 += _values(a, kind)
-        sum_2 += _values(b, kind)
-        sum_3 += _values(c, kind)
+        first, second, third = _receive(words, address + device * _CAPACITY * 16, number, device == rank)
+        sum_1 += _values(first, kind)
+        sum_2 += _values(second, kind)
+        sum_3 += _values(third, kind)
     return sum_1, sum_2, sum_3
 
 
@@ -327,31 +313,25 @@ def _exchange_kernel(
     lines: tl.constexpr,
     devices: tl.constexpr,
     block: tl.constexpr,
-    capacity: tl.constexpr,
-    header: tl.constexpr,
     kind: tl.constexpr,
 ):
-    program, rank, own, counter, number = _start(links, devices)
+    sender, counter, number = _start(links, devices)
     lane = _lanes(block)
     sends = x.to(tl.pointer_type(tl.int32))
     gets = out.to(tl.pointer_type(tl.int32))
-    for part in range(program, parts, tl.num_programs(0)):
+    for part in range(sender.program, parts, tl.num_programs(0)):
         number += 1
         at = part * 3 * lines
-        first, second, third = _load(sends + at, lane, lines, words - at)
-        address = _send(
-            first, second, third, links, own, program, rank, number, lane, lines, devices, capacity, header
-        )
+        own = _load(sends + at, lane, lines, words - at)
+        address = _send(own, sender, number, lane, lines, devices)
         if kind == "gather":
             for device in tl.static_range(devices):
-                a, b, c = _receive(
-                    first, second, third, address + device * capacity * 16, number, device == rank
-                )
-                _store(gets + device * words + at, lane, lines, words - at, a, b, c)
+                others = _receive(own, address + device * _CAPACITY * 16, number, device == sender.rank)
+                _store(gets + device * words + at, lane, lines, words - at, others)
         else:
-            a, b, c = _sums(first, second, third, address, number, rank, devices, capacity, kind)
-            a, b, c = _words(a, kind), _words(b, kind), _words(c, kind)
-            _store(gets + at, lane, lines, words - at, a, b, c)
+            a, b, c = _sums(own, address, number, sender.rank, devices, kind)
+            total = (_words(a, kind), _words(b, kind), _words(c, kind))
+            _store(gets + at, lane, lines, words - at, total)
     tl.debug_barrier()
     tl.store(counter, number)
 
@@ -372,11 +352,9 @@ def _sum_norm_kernel(
     has_bias: tl.constexpr,
     devices: tl.constexpr,
     block: tl.constexpr,
-    capacity: tl.constexpr,
-    header: tl.constexpr,
     kind: tl.constexpr,
 ):
-    program, rank, own, counter, number = _start(links, devices)
+    sender, counter, number = _start(links, devices)
     lane = _lanes(block)
     x = x.to(tl.pointer_type(tl.int32))
     stream = stream.to(tl.pointer_type(tl.int32))
@@ -385,16 +363,14 @@ def _sum_norm_kernel(
     f1, f2, f3 = _load(factors.to(tl.pointer_type(tl.int32)), lane, lines, words)
     if has_bias:
         b1, b2, b3 = _load(bias.to(tl.pointer_type(tl.int32)), lane, lines, words)
-    for row in range(program, rows, tl.num_programs(0)):
+    for row in range(sender.program, rows, tl.num_programs(0)):
         number += 1
         at = row * words
-        first, second, third = _load(x + at, lane, lines, words)
-        address = _send(
-            first, second, third, links, own, program, rank, number, lane, lines, devices, capacity, header
-        )
+        own = _load(x + at, lane, lines, words)
+        address = _send(own, sender, number, lane, lines, devices)
         # Read before waiting for the other devices.
         s1, s2, s3 = _load(stream + at, lane, lines, words)
-        y1, y2, y3 = _sums(first, second, third, address, number, rank, devices, capacity, kind)
+        y1, y2, y3 = _sums(own, address, number, sender.rank, devices, kind)
         if has_bias:
             y1 = _plus(y1, b1, kind)
             y2 = _plus(y2, b2, kind)
@@ -402,13 +378,13 @@ def _sum_norm_kernel(
         y1 = _rounded(_plus(y1, s1, kind), kind)
         y2 = _rounded(_plus(y2, s2, kind), kind)
         y3 = _rounded(_plus(y3, s3, kind), kind)
-        _store(totals + at, lane, lines, words, _words(y1, kind), _words(y2, kind), _words(y3, kind))
+        _store(totals + at, lane, lines, words, (_words(y1, kind), _words(y2, kind), _words(y3, kind)))
         squares = tl.sum(y1 * y1 + y2 * y2 + y3 * y3, 1)
         scale = tl.rsqrt(tl.sum(tl.where(lane < lines, squares, 0.0), 0) / (2 * words) + eps)
         y1 = _rounded(y1 * scale, kind) * _values(f1, kind)
         y2 = _rounded(y2 * scale, kind) * _values(f2, kind)
         y3 = _rounded(y3 * scale, kind) * _values(f3, kind)
-        _store(normed + at, lane, lines, words, _words(y1, kind), _words(y2, kind), _words(y3, kind))
+        _store(normed + at, lane, lines, words, (_words(y1, kind), _words(y2, kind), _words(y3, kind)))
     tl.debug_barrier()
     tl.store(counter, number)
 
