@@ -5,16 +5,12 @@ from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jax_triton
-from jax.interpreters import partial_eval
-from jax_triton.triton_lib import triton_kernel_call_p
+from jax.experimental import pallas as pl
 from jaxspec_kernels.dispatch import device
 from jaxspec_kernels.ptxas import find_ptxas
 from triton.backends.nvidia.compiler import get_ptxas, ptx_get_version
-
-# jax 0.12 cannot call jax-triton 0.4.1's rule for dead-code elimination. JAX's default rule drops calls whose
-# results are unused.
-partial_eval.dce_rules.pop(triton_kernel_call_p, None)
 
 
 def triton_call(
@@ -43,21 +39,31 @@ def triton_call(
     Returns:
       The updated inputs, then the outputs.
     """
-    references = [jax.new_ref(x) for x in inputs[:in_place]]
     # From Triton 3.10 on, products and sums are fused only on request.
     options = {"enable_fp_fusion": True, "ptx_version": ptx_version()}
-    created = jax_triton.triton_call(
-        *references,
-        *inputs[in_place:],
-        kernel=kernel,
-        out_type=list(outputs),
-        grid=grid,
-        num_warps=num_warps,
-        num_stages=num_stages,
-        backend_options=options,
-        **constants,
-    )
-    return [*(jax.freeze(reference) for reference in references), *created]
+
+    # JAX drops this operation if its results are unused, and does not look inside, where it would call
+    # jax-triton 0.4.1's rule for that, which jax 0.12 cannot.
+    @pl.run_state
+    def launch(references: tuple[list[Any], list[Any]]) -> None:
+        updated, created = references
+        results = jax_triton.triton_call(
+            *updated,
+            *inputs[in_place:],
+            kernel=kernel,
+            out_type=list(outputs),
+            grid=grid,
+            num_warps=num_warps,
+            num_stages=num_stages,
+            backend_options=options,
+            **constants,
+        )
+        for reference, result in zip(created, results, strict=True):
+            reference[...] = result
+
+    # XLA drops the zeros, which are replaced.
+    updated, created = launch((list(inputs[:in_place]), [jnp.zeros(x.shape, x.dtype) for x in outputs]))
+    return [*updated, *created]
 
 
 @cache

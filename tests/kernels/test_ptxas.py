@@ -1,8 +1,5 @@
-import importlib
 import os
 import stat
-import sys
-import types
 
 import pytest
 from jaxspec_kernels import ptxas
@@ -72,28 +69,3 @@ def test_it_compiles_for_the_architectures_that_it_knows(make_ptxas):
     assert found is not None
     assert found.compiles_for("sm_90a")
     assert not found.compiles_for("sm_100a")
-
-
-@pytest.mark.parametrize(("jaxlibs", "written"), [("12.9", 88), ("13.0", 90), ("13.5", 94), (None, 94)])
-def test_triton_writes_what_jaxlibs_ptxas_takes(jaxlibs, written, tmp_path, monkeypatch):
-    """With the packages for GPUs faked: Triton's own `ptxas` is of CUDA 13.4."""
-    own = types.SimpleNamespace(version="13.4")
-    compiler = types.SimpleNamespace(get_ptxas=lambda arch: own, ptx_get_version={"13.4": 94}.__getitem__)
-    fakes = {
-        "jax_triton": types.SimpleNamespace(),
-        "jax_triton.triton_lib": types.SimpleNamespace(triton_kernel_call_p=object()),
-        "triton": types.SimpleNamespace(),
-        "triton.backends": types.SimpleNamespace(),
-        "triton.backends.nvidia": types.SimpleNamespace(),
-        "triton.backends.nvidia.compiler": compiler,
-    }
-    for name, module in fakes.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    # To be forgotten again: it is made of fakes.
-    monkeypatch.setitem(sys.modules, "jaxspec_kernels.triton_call", None)
-    del sys.modules["jaxspec_kernels.triton_call"]
-    triton_call = importlib.import_module("jaxspec_kernels.triton_call")
-    hopper = types.SimpleNamespace(compute_capability="9.0")
-    monkeypatch.setattr(triton_call, "device", lambda: hopper)
-    monkeypatch.setattr(triton_call, "find_ptxas", lambda: jaxlibs and Ptxas(tmp_path, jaxlibs))
-    assert triton_call.ptx_version() == written

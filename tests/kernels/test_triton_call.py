@@ -1,0 +1,86 @@
+"""How Triton kernels are called, with the packages for GPUs faked."""
+
+import importlib
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import partial_eval
+from jaxspec_kernels.ptxas import Ptxas
+
+LAUNCH = Primitive("fake_launch")
+LAUNCH.multiple_results = True
+LAUNCH.def_abstract_eval(lambda *arrays, shapes: [jax.core.ShapedArray(x.shape, x.dtype) for x in shapes])
+
+
+def launch(reference, *arrays, kernel, out_type, grid, num_warps, num_stages, backend_options):
+    """As jax-triton launches a kernel that updates its first array in place."""
+    shapes = (jax.typeof(reference[...]), *out_type)
+    reference[...], *created = LAUNCH.bind(reference[...], *arrays, shapes=shapes)
+    return created
+
+
+@pytest.fixture
+def triton_call(monkeypatch):
+    """The module, made of fakes; Triton's own `ptxas` is of CUDA 13.4."""
+    own = types.SimpleNamespace(version="13.4")
+    compiler = types.SimpleNamespace(get_ptxas=lambda arch: own, ptx_get_version={"13.4": 94}.__getitem__)
+    fakes = {
+        "jax_triton": types.SimpleNamespace(triton_call=launch),
+        "jax_triton.triton_lib": types.SimpleNamespace(triton_kernel_call_p=LAUNCH),
+        "triton": types.SimpleNamespace(),
+        "triton.backends": types.SimpleNamespace(),
+        "triton.backends.nvidia": types.SimpleNamespace(),
+        "triton.backends.nvidia.compiler": compiler,
+    }
+    for name, module in fakes.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    # To be forgotten again.
+    monkeypatch.setitem(sys.modules, "jaxspec_kernels.triton_call", None)
+    del sys.modules["jaxspec_kernels.triton_call"]
+    module = importlib.import_module("jaxspec_kernels.triton_call")
+    monkeypatch.setattr(module, "device", lambda: types.SimpleNamespace(compute_capability="9.0"))
+    return module
+
+
+@pytest.mark.parametrize(("jaxlibs", "written"), [("12.9", 88), ("13.0", 90), ("13.5", 94), (None, 94)])
+def test_triton_writes_what_jaxlibs_ptxas_takes(jaxlibs, written, triton_call, tmp_path, monkeypatch):
+    monkeypatch.setattr(triton_call, "find_ptxas", lambda: jaxlibs and Ptxas(tmp_path, jaxlibs))
+    assert triton_call.ptx_version() == written
+
+
+def test_a_call_whose_results_are_unused_is_dropped(triton_call, monkeypatch):
+    """jax 0.12 cannot call jax-triton's rule for that, which stays where it is for other callers."""
+
+    def rule(used_outs, eqn):
+        raise NotImplementedError
+
+    monkeypatch.setitem(partial_eval.dce_rules, LAUNCH, rule)
+    importlib.reload(triton_call)
+    monkeypatch.setattr(triton_call, "ptx_version", lambda: 90)
+    assert partial_eval.dce_rules[LAUNCH] is rule
+
+    def call(x):
+        shape = jax.ShapeDtypeStruct((3,), jnp.int32)
+        return triton_call.triton_call(None, (x, x + 1), [shape], in_place=1, grid=(1,))
+
+    def program(x):
+        def body(x, _):
+            updated, created = call(x)
+            call(updated)
+            return updated, created
+
+        return lax.scan(body, x, length=2)
+
+    traced = jax.make_jaxpr(program)(jnp.zeros(2))
+    assert [(x.shape, x.dtype) for x in traced.out_avals] == [((2,), jnp.float32), ((2, 3), jnp.int32)]
+    assert str(traced).count("fake_launch") == 2
+    for used in ([True, True], [True, False], [False, True]):
+        kept, _ = partial_eval.dce_jaxpr(traced.jaxpr, used)
+        assert str(kept).count("fake_launch") == 1
+    kept, _ = partial_eval.dce_jaxpr(traced.jaxpr, [False, False])
+    assert str(kept).count("fake_launch") == 0
