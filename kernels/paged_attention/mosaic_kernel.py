@@ -3,6 +3,7 @@
 import math
 import re
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +71,14 @@ def multiprocessors() -> int:
     return device().core_count
 
 
+class _Stages(NamedTuple):
+    """Blocks in shared memory, and barriers that wait until one of them has been read and has been loaded."""
+
+    blocks: Any
+    done: Any
+    ready: Any
+
+
 # All layers share one trace and one lowering, which take half a second.
 @partial(jax.jit, static_argnames="scale")
 def paged_attention(
@@ -109,11 +118,13 @@ def paged_attention(
 
     count = slots * heads * tiles
     tiled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-    rows = plgpu.SMEM((_STAGES, _WARPGROUPS, _ROWS, head_dim), jnp.bfloat16, transforms=tiled)
-    keys = plgpu.SMEM((_STAGES, _KEYS, head_dim), jnp.bfloat16, transforms=tiled)
 
-    def barriers(arrivals: int) -> plgpu.Barrier:
-        return plgpu.Barrier(num_arrivals=arrivals, num_barriers=_STAGES)
+    def stages(*shape: int, arrivals: int) -> _Stages:
+        blocks = plgpu.SMEM((_STAGES, *shape), jnp.bfloat16, transforms=tiled)
+        done, ready = (
+            plgpu.Barrier(num_arrivals=count, num_barriers=_STAGES) for count in (_WARPGROUPS, arrivals)
+        )
+        return _Stages(blocks, done, ready)
 
     run = plgpu.kernel(
         partial(
@@ -126,17 +137,11 @@ def paged_attention(
         ),
         out_type=jax.ShapeDtypeStruct(queries.shape, queries.dtype),
         scratch_types={
-            "rows": rows,
+            "rows": stages(_WARPGROUPS, _ROWS, head_dim, arrivals=_WARPGROUPS * per_warpgroup + 2),
             "row_limits": plgpu.SMEM((_STAGES, 2, _ROWS), jnp.int32),
             "row_peaks": plgpu.SMEM((_STAGES, _WARPGROUPS, _ROWS), jnp.float32),
-            "keys": keys,
-            "values": keys,
-            "rows_ready": barriers(_WARPGROUPS * per_warpgroup + 2),
-            "rows_done": barriers(_WARPGROUPS),
-            "keys_ready": barriers(_KEYS // page_size),
-            "keys_done": barriers(_WARPGROUPS),
-            "values_ready": barriers(_KEYS // page_size),
-            "values_done": barriers(_WARPGROUPS),
+            "keys": stages(_KEYS, head_dim, arrivals=_KEYS // page_size),
+            "values": stages(_KEYS, head_dim, arrivals=_KEYS // page_size),
             "turn": plgpu.Barrier(num_arrivals=_WARPGROUPS),
         },
         grid=(min(count, multiprocessors()),),
@@ -163,12 +168,6 @@ def _kernel(
     row_peaks,
     keys,
     values,
-    rows_ready,
-    rows_done,
-    keys_ready,
-    keys_done,
-    values_ready,
-    values_done,
     turn,
     scale,
     has_sinks,
@@ -222,8 +221,8 @@ def _kernel(
             begin, end, all_from, all_to = (bounds[slot, i] for i in range(4))
             first, num_keys = key_blocks(slot)
             at_rows = lax.rem(index, _STAGES)
-            mine = rows.at[at_rows, warpgroup]
-            plgpu.barrier_wait(rows_ready.at[at_rows])
+            mine = rows.blocks.at[at_rows, warpgroup]
+            plgpu.barrier_wait(rows.ready.at[at_rows])
             of_rows = plgpu.Layout.WGMMA.reduce(1)
             row_first, row_last = (plgpu.layout_cast(row_limits[at_rows, i], of_rows) for i in range(2))
 
@@ -232,13 +231,13 @@ def _kernel(
                 at, start = lax.rem(num_before + i, _STAGES), (first + i) * _KEYS
 
                 def multiply(scores):
-                    plgpu.wgmma(scores, mine, keys.at[at].transpose((1, 0)))
+                    plgpu.wgmma(scores, mine, keys.blocks.at[at].transpose((1, 0)))
                     take_turn()
                     return scores[...]
 
-                plgpu.barrier_wait(keys_ready.at[at])
+                plgpu.barrier_wait(keys.ready.at[at])
                 scores = pl.run_scoped(multiply, plgpu.ACC((_ROWS, _KEYS), jnp.float32))
-                plgpu.barrier_arrive(keys_done.at[at])
+                plgpu.barrier_arrive(keys.done.at[at])
 
                 def masked(scores):
                     at_key = position(scores.shape, 1, start)
@@ -256,22 +255,23 @@ def _kernel(
                 total = total * shrink + weights.sum(axis=1)
                 weights = weights.astype(jnp.bfloat16)
                 plgpu.barrier_arrive(turn)
-                plgpu.barrier_wait(values_ready.at[at])
+                plgpu.barrier_wait(values.ready.at[at])
 
                 # What no row sees may be NaN, which a weight of 0 does not hide. Both warpgroups write the
                 # same.
                 @pl.when((start < begin) | (start + _KEYS > end))
                 def _():
-                    value = plgpu.layout_cast(values[at], plgpu.Layout.WGMMA)
+                    value = plgpu.layout_cast(values.blocks[at], plgpu.Layout.WGMMA)
                     at_key = position(value.shape, 0, start)
-                    values[at] = jnp.where((at_key >= begin) & (at_key < end), value, jnp.zeros_like(value))
+                    is_seen = (at_key >= begin) & (at_key < end)
+                    values.blocks[at] = jnp.where(is_seen, value, jnp.zeros_like(value))
                     plgpu.commit_smem()
 
                 plgpu.barrier_wait(turn)
-                output = pl.run_state(lambda sums: plgpu.wgmma(sums, weights, values.at[at]))(
+                output = pl.run_state(lambda sums: plgpu.wgmma(sums, weights, values.blocks.at[at]))(
                     plgpu.ACC.init(output)
                 )
-                plgpu.barrier_arrive(values_done.at[at])
+                plgpu.barrier_arrive(values.done.at[at])
                 return output, new_peak, total
 
             none = jnp.zeros((_ROWS, head_dim), jnp.float32)
@@ -299,7 +299,7 @@ def _kernel(
             for query_head, place in heads_of(head, tile, warpgroup):
                 plgpu.copy_smem_to_gmem(mine.at[place], outputs.at[slot, :, query_head])
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            plgpu.barrier_arrive(rows_done.at[at_rows])
+            plgpu.barrier_arrive(rows.done.at[at_rows])
             return num_before + num_keys
 
         pl.when(warpgroup == 1)(take_turn)
@@ -315,12 +315,12 @@ def _kernel(
             slot, head, tile = tile_of(index)
             first, num_keys = key_blocks(slot)
             at_rows = lax.rem(index, _STAGES)
-            pl.when(index >= _STAGES)(lambda: plgpu.barrier_wait(rows_done.at[at_rows]))
-            ready = rows_ready.at[at_rows]
+            pl.when(index >= _STAGES)(lambda: plgpu.barrier_wait(rows.done.at[at_rows]))
+            ready = rows.ready.at[at_rows]
             for which in range(_WARPGROUPS):
                 for query_head, place in heads_of(head, tile, which):
                     source = queries.at[slot, :, query_head]
-                    plgpu.copy_gmem_to_smem(source, rows.at[at_rows, which, place], ready)
+                    plgpu.copy_gmem_to_smem(source, rows.blocks.at[at_rows, which, place], ready)
             plgpu.copy_gmem_to_smem(row_bounds.at[slot], row_limits.at[at_rows], ready)
             plgpu.copy_gmem_to_smem(peaks.at[head * tiles + tile], row_peaks.at[at_rows], ready)
 
@@ -328,14 +328,12 @@ def _kernel(
             def _(i):
                 at, entry = lax.rem(num_before + i, _STAGES), (first + i) * (_KEYS // page_size)
                 found = [page_table[slot, entry + j] * heads + head for j in range(_KEYS // page_size)]
-                for plane, into, ready, done in (
-                    (0, keys, keys_ready, keys_done),
-                    (1, values, values_ready, values_done),
-                ):
-                    pl.when(num_before + i >= _STAGES)(partial(plgpu.barrier_wait, done.at[at]))
+                for plane, stages in enumerate((keys, values)):
+                    pl.when(num_before + i >= _STAGES)(partial(plgpu.barrier_wait, stages.done.at[at]))
                     for j, page in enumerate(found):
                         place = pl.ds(j * page_size, page_size)
-                        plgpu.copy_gmem_to_smem(cache.at[page * 2 + plane], into.at[at, place], ready.at[at])
+                        into, ready = stages.blocks.at[at, place], stages.ready.at[at]
+                        plgpu.copy_gmem_to_smem(cache.at[page * 2 + plane], into, ready)
 
             return num_before + num_keys
 
