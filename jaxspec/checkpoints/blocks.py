@@ -150,8 +150,9 @@ def stack(pieces: Sequence[Blocks]) -> Blocks:
 def alike(tensors: Sequence[Blocks]) -> list[Blocks] | None:
     """Converts tensors to a common form, without changing their values.
 
-    The form has the fewest inputs per scale of any of them, int8 values unless all are uint8, offsets if any
-    has them, and scales in units if all have them. Returns None for a mix of bfloat16 and integers.
+    A scale is for as few inputs as in the tensor with the smallest blocks. Values are int8 unless all are
+    uint8. There are offsets if any tensor has them, and units if all have them. Returns None for a mix of
+    bfloat16 and integers.
     """
     scaled = [blocks.scale is not None for blocks in tensors]
     if not any(scaled):

@@ -174,7 +174,7 @@ class PackedWeight:
 @partial(jax.tree_util.register_dataclass, data_fields=("columns",), meta_fields=())
 @dataclass(frozen=True)
 class PackedRows:
-    """A packed table [rows, M] of which single rows are read, such as an embedding.
+    """A packed table [rows, M] that is read in single rows, such as an embedding.
 
     Attributes:
       columns: the weight [M, rows].

@@ -1,8 +1,7 @@
 """Exact thresholds over a vocabulary without sorting it: a radix search over the bits of floats.
 
-The bits of floats, read as integers, can be mapped so that they keep the floats' order. So the largest float
-for which a condition on the elements at or above it holds can be found a few bits at a time, in passes over
-the elements that only compare and add.
+Floats are mapped to integers in the same order. The largest threshold whose elements, those at or above it,
+are enough is found a few bits at a time, the highest first. Each pass over the elements compares and adds.
 """
 
 from collections.abc import Callable

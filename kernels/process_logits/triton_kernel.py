@@ -47,9 +47,9 @@ def _load(row, start, vocabulary: tl.constexpr, block: tl.constexpr):
 def _threshold(
     row, wanted, least, peak, vocabulary: tl.constexpr, block: tl.constexpr, is_mass: tl.constexpr
 ):
-    """A float that keeps the same elements as the largest one at or above which they weigh `wanted` or more.
+    """A threshold that keeps the fewest elements (those at or above it) that weigh `wanted` or more.
 
-    An interval of floats that holds it is cut into four until it holds a single element or a single float.
+    It lies in an interval that is cut into four until a single element or a single float is left.
 
     Args:
       row: f32[vocabulary].
