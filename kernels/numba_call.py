@@ -4,8 +4,8 @@ XLA calls a foreign function with a pointer to a call frame. The frame consists 
 here as 64-bit words; their layout comes from jaxlib's own header (`ffi_layout.py`). The first call asks for
 the version of the interface instead of for work.
 
-A kernel is two functions in a module of its own, whose compiled form Numba caches: `part(frame, i, parts)`
-does a share of the work and returns 0; `handler` is the function that XLA calls.
+A kernel is a Python function `part(frame, i, parts)` that does a share of the work and returns 0. It may be a
+closure: what it refers to from outside is constant in the compiled code, which Numba caches.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,6 +24,8 @@ from jaxspec_kernels.ffi_layout import api_version, word_of
 from llvmlite import ir
 from numba import cfunc, types
 from numba.core import config, extending
+from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
 from numba.core.cgutils import get_or_insert_function
 from numba.core.registry import cpu_target
 
@@ -163,7 +165,7 @@ def half_bits(typing_context, value):
     return types.uint16(types.float32), generate
 
 
-def address_of(name: str) -> Any:
+def _address_of(name: str) -> Any:
     """A Numba intrinsic that returns the address of the `part` registered under a name.
 
     The name is resolved when code is loaded, so that code cached by an earlier process works too.
@@ -272,7 +274,7 @@ def _let_go(job):
 
 _WORD_TO_WORD = types.int64(types.int64)
 _TASK = "jaxspec_task"
-_task_address = address_of(_TASK)
+_task_address = _address_of(_TASK)
 
 
 def _task(job):
@@ -283,7 +285,7 @@ def _task(job):
 
 
 @njit
-def handle(frame, part):
+def _handle(frame, part):
     """Runs a call of a kernel, split into as many parts as XLA has threads; returns 0, or 1 for an error.
 
     The calling thread runs parts too and waits only for parts that a helper has started, so a call ends even
@@ -318,8 +320,8 @@ def handle(frame, part):
 
 
 @njit
-def handle_alone(frame, part):
-    """Like `handle`, on the caller's thread alone: for kernels too short to be worth another thread."""
+def _handle_alone(frame, part):
+    """Like `_handle`, on the caller's thread alone."""
     if _asks_version(frame):
         return 0
     return _call(part, (frame, 0, 1))
@@ -329,14 +331,26 @@ _KEPT: list[Any] = []
 """Compiled functions, kept alive because XLA holds pointers to them."""
 
 
+class _CacheByName(FunctionCache):
+    """Numba's cache of compiled code, for functions whose name says all that the code depends on.
+
+    Numba would also compare what a closure refers to, but no two processes see the same there.
+    """
+
+    def _index_key(self, sig: Any, codegen: Any) -> tuple:
+        return sig, codegen.magic_tuple()
+
+
 def _compile(signature: Any, function: Callable[..., Any], fastmath: set[str]) -> Any:
     # Numba finds cached code by this name, so code for another version of jaxlib is not reused.
     function.__qualname__ = f"{function.__name__}_{jax.lib.__version__}_{_sources()}"
     chosen = getattr(config, "CACHE_DIR", "")
     folder = None if chosen else kernel_cache.find_folder()
+    compiled: Any = CFunc(function, (signature.args, signature.return_type), {}, {"fastmath": fastmath})
     with _changed(DISABLE_JIT=0, CACHE_DIR=chosen if folder is None else str(folder)):
         try:
-            compiled = cfunc(signature, cache=True, fastmath=fastmath)(function)
+            compiled._cache = _CacheByName(function)
+            compiled.compile()
         except Exception:  # no place for a cache, or one that is full or damaged
             compiled = cfunc(signature, fastmath=fastmath)(function)
     _KEPT.append(compiled)
@@ -355,20 +369,6 @@ def _sources() -> str:
 @cache
 def _register_task() -> None:
     llvmlite.binding.add_symbol(_TASK, _compile(_WORD_TO_WORD, _task, set()).address)
-
-
-def define(template: str, file: str, scope: dict[str, Any]) -> None:
-    """Executes the generated source of a kernel. The source must not contain text from outside.
-
-    Args:
-      template: the source.
-      file: the module that generates it. Numba caches the compiled code under this name and discards it when
-        the file changes.
-      scope: the globals of the source; the functions that it defines are added.
-    """
-    # Line numbers far past the file's end: Numba reads a function's source at its line and must find none.
-    # If it finds another function there, that is an error from Python 3.13 on.
-    exec(compile("\n" * 100_000 + template, file, "exec"), scope)
 
 
 _COMPILING = RLock()
@@ -391,21 +391,29 @@ def once(make: Callable[_Args, str]) -> Callable[_Args, str]:
     return locked
 
 
-def register(name: str, part: Callable[..., Any], handler: Callable[..., Any], *, fastmath: set[str]) -> None:
-    """Registers `handler` as the function that `jax.ffi.ffi_call(name, ...)` runs on the CPU.
+def register(name: str, part: Callable[..., Any], *, fastmath: set[str], alone: bool = False) -> str:
+    """Makes a kernel the function that `jax.ffi.ffi_call(name, ...)` runs on the CPU; returns the name.
 
     Numba caches the compiled code in the folder NUMBA_CACHE_DIR, else in that of `kernel_cache`, else next to
     the functions' source or in the user's cache folder; without any of them it is compiled again.
 
     Args:
-      name: name of the target; it can be registered once per process.
+      name: name of the target. It can be registered once per process, and names everything that `part` refers
+        to and that may have other values.
       part: `part(frame, i, parts)` does part i of `parts` of the call at address `frame`, and returns 0.
-      handler: `def handler(frame): return handle(frame, address())` with `address = address_of(name)`; or
-        the same with `handle_alone`.
       fastmath: LLVM's flags for the floating-point operations of `part`.
+      alone: whether the caller's thread does all of the work: for kernels too short to be worth another one.
     """
     _register_task()
+    part.__name__ = name
     compiled = _compile(types.int64(types.int64, types.int64, types.int64), part, fastmath)
     llvmlite.binding.add_symbol(name, compiled.address)
+    address, run = _address_of(name), _handle_alone if alone else _handle
+
+    def handler(frame):
+        return run(frame, address())
+
+    handler.__name__ = f"{name}_handler"
     caller = _compile(_WORD_TO_WORD, handler, set())
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(caller.ctypes), platform="cpu")
+    return name

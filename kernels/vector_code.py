@@ -11,7 +11,7 @@ FLOAT, HALF = ir.FloatType(), ir.HalfType()
 
 _LOG2_E, _LN_2 = 1.4426950408889634, 0.6931471805599453
 # Added to a float32 of magnitude below 2**22, this leaves the rounded integer in the lowest bits.
-_ROUND, _ROUND_BITS = 12582912.0, 0x4B400000
+ROUND, ROUND_BITS = 12582912.0, 0x4B400000
 # exp(x) for |x| <= ln(2) / 2; the next term is under 6e-9.
 _EXP = [1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0]
 _SQRT_HALF_BITS = 0x3F3504F3
@@ -65,9 +65,10 @@ class VectorCode:
         first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(INTEGER, 0))
         return self.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), self.constant(0))
 
-    def constant(self, value: int) -> ir.Constant:
-        """A vector with the same integer in every lane."""
-        return ir.Constant(self.integers, [value] * self.lanes)
+    def constant(self, value: int | float) -> ir.Constant:
+        """A vector with the same integer or the same float in every lane."""
+        kind = self.floats if isinstance(value, float) else self.integers
+        return ir.Constant(kind, [value] * self.lanes)
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         """a * b + c of float vectors, with one rounding."""
@@ -102,33 +103,25 @@ class VectorCode:
 
     def exp(self, x: Any) -> Any:
         """The exponential of floats of at most 0, to 1e-7 of itself, but at least 2 ** -126."""
-        build = self.builder
-
-        def constant(value: float) -> ir.Constant:
-            return ir.Constant(self.floats, [value] * self.lanes)
-
+        build, constant = self.builder, self.constant
         power = build.fmul(x, constant(_LOG2_E))
         power = build.select(build.fcmp_ordered("<", power, constant(-126.0)), constant(-126.0), power)
-        shifted = build.fadd(power, constant(_ROUND))
-        rest = build.fsub(power, build.fsub(shifted, constant(_ROUND)))
+        shifted = build.fadd(power, constant(ROUND))
+        rest = build.fsub(power, build.fsub(shifted, constant(ROUND)))
         rest = build.fmul(rest, constant(_LN_2))
         value = constant(_EXP[0])
         for coefficient in _EXP[1:]:
             value = self.fma(value, rest, constant(coefficient))
-        bits = build.sub(build.bitcast(shifted, self.integers), self.constant(_ROUND_BITS - 127))
-        return build.fmul(value, build.bitcast(build.shl(bits, self.constant(23)), self.floats))
+        bits = build.sub(build.bitcast(shifted, self.integers), constant(ROUND_BITS - 127))
+        return build.fmul(value, build.bitcast(build.shl(bits, constant(23)), self.floats))
 
     def log(self, x: Any) -> Any:
         """The natural logarithm of positive floats that are not subnormal, to 1e-7 of itself."""
-        build = self.builder
-
-        def constant(value: float) -> ir.Constant:
-            return ir.Constant(self.floats, [value] * self.lanes)
-
+        build, constant = self.builder, self.constant
         # x = m * 2 ** e with m from sqrt(1/2) to sqrt(2).
         bits = build.bitcast(x, self.integers)
-        exponent = build.ashr(build.sub(bits, self.constant(_SQRT_HALF_BITS)), self.constant(23))
-        mantissa = build.bitcast(build.sub(bits, build.shl(exponent, self.constant(23))), self.floats)
+        exponent = build.ashr(build.sub(bits, constant(_SQRT_HALF_BITS)), constant(23))
+        mantissa = build.bitcast(build.sub(bits, build.shl(exponent, constant(23))), self.floats)
         rest = build.fsub(mantissa, constant(1.0))
         value = constant(_LOG[0])
         for coefficient in _LOG[1:]:

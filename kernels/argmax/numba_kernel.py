@@ -19,7 +19,7 @@ _SMALL = 1 << 14
 
 
 def argmax(x: jax.Array, axis: str | None = None) -> jax.Array:
-    """See `reference.argmax`, which computes what this kernel is not for."""
+    """See `reference.argmax`, which computes other cases."""
     if axis is not None or x.dtype != jnp.float32 or not x.size:
         return reference.argmax(x, axis)
     rows = x.reshape(-1, x.shape[-1])
@@ -29,7 +29,7 @@ def argmax(x: jax.Array, axis: str | None = None) -> jax.Array:
 def gumbel_argmax(
     logits: jax.Array, keys: jax.Array, sampled: jax.Array, axis: str | None = None
 ) -> jax.Array:
-    """See `reference.gumbel_argmax`, which computes what this kernel is not for."""
+    """See `reference.gumbel_argmax`, which computes other cases."""
     if axis is not None or logits.dtype != jnp.float32 or not logits.size:
         return reference.gumbel_argmax(logits, keys, sampled, axis)
     return _call(logits, keys, sampled.astype(jnp.int32), noisy=True)
@@ -49,56 +49,41 @@ def _call(x: jax.Array, *arrays: jax.Array, noisy: bool) -> jax.Array:
     return jax.ffi.ffi_call(target, best, vmap_method="sequential")(x, *arrays)
 
 
-# The best score of a row and its id stay in memory from one piece of the row to the next.
-_PART = """
-def {name}_part(frame, part, parts):
-    x = call.address(call.argument(frame, 0))
-    rows, width = call.shape(call.argument(frame, 0), 2)
-    ids = call.integers(call.result(frame, 0))
-    best = call.allocate(8)
-    value, index = call.floats_at(best), call.integers_at(best + 4)
-    pairs = width // 2
-    whole = pairs // {LANES} * {LANES}
-    for row in range(rows * part // parts, rows * (part + 1) // parts):
-        value[0], index[0] = -np.inf, 0
-        logits = x + 4 * width * row
-        if {IS_NOISY}:
-            {NOISY}
-        else:
-            {PLAIN}
-        ids[row] = index[0]
-    call.release(best)
-    return 0
-
-
-def {name}_handler(frame):
-    return call.{HANDLE}(frame, address())
-"""
-_PIECES = """
-            {kind}blocks(logits, {key}, 0, whole // {LANES}, best)
-            {kind}pair(logits, {key}, whole, pairs - whole, best)
-            {kind}single(logits, {key}, pairs, width % 2, best)
-"""
-_KEY = "call.address(call.argument(frame, 1)) + 8 * row"
-
-
 @call.once
 def _target(noisy: bool, alone: bool) -> str:
     """Compiles and registers the kernel; returns its name."""
-    handle = "handle_alone" if alone else "handle"
-    name = f"jaxspec_{'gumbel_' * noisy}argmax_{handle}"
-    scope: dict[str, Any] = {"__name__": __name__, "np": np, "call": call}
-    scope["address"] = call.address_of(name)
-    for kind in (False, True) if noisy else (False,):
-        for piece, lanes, words in (("blocks", _LANES, 2), ("pair", 1, 2), ("single", 1, 1)):
-            scope["noisy_" * kind + piece] = _best_code(lanes, words, kind)
-    sizes = {"LANES": _LANES, "HANDLE": handle}
-    sizes["IS_NOISY"] = "call.integers(call.argument(frame, 2))[row]" if noisy else "False"
-    sizes["PLAIN"] = _PIECES.format(kind="", key="0", LANES=_LANES).strip()
-    sizes["NOISY"] = _PIECES.format(kind="noisy_", key=_KEY, LANES=_LANES).strip() if noisy else "pass"
-    call.define(_PART.format(name=name, **sizes), __file__, scope)
-    call.register(name, scope[f"{name}_part"], scope[f"{name}_handler"], fastmath=set())
-    return name
+    blocks, pair, single = _best_code(_LANES, 2, False), _best_code(1, 2, False), _best_code(1, 1, False)
+    noisy_blocks, noisy_pair, noisy_single = (
+        _best_code(lanes, words, True) for lanes, words in ((_LANES, 2), (1, 2), (1, 1))
+    )
+
+    def kernel(frame, part, parts):
+        x = call.address(call.argument(frame, 0))
+        rows, width = call.shape(call.argument(frame, 0), 2)
+        ids = call.integers(call.result(frame, 0))
+        # The best score of a row and its id stay in memory from one piece of the row to the next.
+        best = call.allocate(8)
+        value, index = call.floats_at(best), call.integers_at(best + 4)
+        pairs = width // 2
+        whole = pairs // _LANES * _LANES
+        for row in range(rows * part // parts, rows * (part + 1) // parts):
+            value[0], index[0] = -np.inf, 0
+            logits = x + 4 * width * row
+            if noisy and call.integers(call.argument(frame, 2))[row]:
+                key = call.address(call.argument(frame, 1)) + 8 * row
+                noisy_blocks(logits, key, 0, whole // _LANES, best)
+                noisy_pair(logits, key, whole, pairs - whole, best)
+                noisy_single(logits, key, pairs, width % 2, best)
+            else:
+                blocks(logits, 0, 0, whole // _LANES, best)
+                pair(logits, 0, whole, pairs - whole, best)
+                single(logits, 0, pairs, width % 2, best)
+            ids[row] = index[0]
+        call.release(best)
+        return 0
+
+    name = f"jaxspec_{'gumbel_' * noisy}argmax_{'alone' if alone else 'shared'}"
+    return call.register(name, kernel, fastmath=set(), alone=alone)
 
 
 def _best_code(lanes: int, words: int, noisy: bool) -> Any:
@@ -187,11 +172,7 @@ def _noise(code: VectorCode, keys: list[Any], pair: Any) -> list[Any]:
 
 def gumbel(code: VectorCode, words: Any) -> Any:
     """Gumbel noise from random words; see `random.uniform` and `random.gumbel`."""
-    build = code.builder
-
-    def constant(value: float) -> Any:
-        return ir.Constant(code.floats, [value] * code.lanes)
-
+    build, constant = code.builder, code.constant
     uniform = build.fmul(build.fadd(build.uitofp(words, code.floats), constant(0.5)), constant(2.0**-32))
     largest = constant(1.0 - 2.0**-24)
     uniform = build.select(build.fcmp_ordered("<", uniform, largest), uniform, largest)

@@ -11,16 +11,16 @@ values have blocks of 16, without which likelihoods change too much (docs/measur
 
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.matmul.packed_weight import DOUBLED, QUAD, TILE, ZERO, PackedWeight
-from jaxspec_kernels.matmul.weight_code import Form, WeightCode, by_groups, bytes_of
-from jaxspec_kernels.vector_code import BYTE, FLOAT, HALF_WORD, INTEGER, VectorCode, word
+from jaxspec_kernels.matmul.weight_code import Arrays, Form, WeightCode, arrays_of, by_groups, bytes_of
+from jaxspec_kernels.vector_code import BYTE, FLOAT, HALF_WORD, INTEGER, ROUND, ROUND_BITS, VectorCode, word
 from llvmlite import ir
 from numba import types
-from numba.core.cgutils import for_range
+from numba.core.cgutils import for_range, unpack_tuple
 from numba.core.extending import intrinsic
 
 PATHS = ("vnni512", "vnni256", "avx2", "generic")
@@ -38,7 +38,7 @@ _LARGEST_CODE = 127
 
 @cache
 def available_paths() -> tuple[str, ...]:
-    """The paths that the processor supports for which Numba compiles, the fastest first."""
+    """The paths that run on the processor that Numba compiles for, the fastest first."""
     return paths_with(call.features())
 
 
@@ -61,67 +61,82 @@ def int8_matmul(x: jax.Array, weight: PackedWeight, *, path: str | None = None) 
     return by_groups(x, weight, target)
 
 
-# Every thread rounds all rows itself, which takes less than a hundredth of the time of the products.
-_PART = """
-def {name}_part(frame, part, parts):
-    x_, w_, y_ = call.argument(frame, 0), call.argument(frame, 1), call.result(frame, 0)
-    rows, width = call.shape(x_, 2)
-    tiles, outputs = call.shape(w_, 1)[0], call.shape(y_, 2)[1]
-    y = call.floats(y_)
-    blocks, pieces = width // {row_block}, width // {block}
-    codes = call.allocate(rows * width * {code_bytes})
-    scales = call.allocate(4 * rows * blocks)
-    starts, moments = call.allocate(4 * rows * blocks), call.allocate(4 * rows * pieces)
-    quantise(call.address(x_), rows * pieces, codes, scales, starts, moments)
-    sums_at = call.allocate(4 * {group} * {TILE})
-    sums = call.floats_at(sums_at)
-    for tile in range(tiles * part // parts, tiles * (part + 1) // parts):
-        left = tile * {TILE}
-        size = min({TILE}, outputs - left)
-        # A tile of the weight stays in the caches from one group of rows to the next.
-        for top in range(0, rows, {group}):
-            multiply(
-                codes + top * width * {code_bytes},
-                scales + 4 * top * blocks,
-                starts + 4 * top * blocks,
-                moments + 4 * top * pieces,
-                width,
-                {arrays},
-                sums_at,
-            )
-            for row in range({group}):
-                for j in range(size):
-                    y[(top + row) * outputs + left + j] = sums[row * {TILE} + j]
-    for scratch in (codes, scales, starts, moments, sums_at):
-        call.release(scratch)
-    return 0
+class Rounded(NamedTuple):
+    """Addresses of rows that are rounded to 8 bits.
+
+    Attributes:
+      codes: the integers q, bytes in their order, or 16-bit integers in which the second and third of every
+        four are swapped.
+      scales: f32, d of each block of a row.
+      starts: i32, the initial value of the sums of each block.
+      moments: f32, the sum of d * q over each piece, the inputs that share a scale of the weight.
+    """
+
+    codes: Any
+    scales: Any
+    starts: Any
+    moments: Any
 
 
-def {name}_handler(frame):
-    return call.handle(frame, address())
-"""
+@call.njit
+def allocate_rounded(rows, width, code_bytes, row_block, block):
+    """Memory for `rows` rows; `block` inputs share a scale of the weight."""
+    blocks, pieces = rows * (width // row_block), rows * (width // block)
+    return Rounded(
+        call.allocate(rows * width * code_bytes),
+        call.allocate(4 * blocks),
+        call.allocate(4 * blocks),
+        call.allocate(4 * pieces),
+    )
+
+
+@call.njit
+def rounded_from(rounded, row, width, code_bytes, row_block, block):
+    """The rows from `row` on."""
+    blocks, pieces = 4 * row * (width // row_block), 4 * row * (width // block)
+    return Rounded(
+        rounded.codes + row * width * code_bytes,
+        rounded.scales + blocks,
+        rounded.starts + blocks,
+        rounded.moments + pieces,
+    )
 
 
 @call.once
 def _target(form: Form, path: str, row_block: int, group: int) -> str:
     """Compiles and registers the kernel for a storage format and groups of `group` rows; returns its name."""
+    quantise = quantise_code(form, path, row_block)
+    multiply, places = multiply_code(form, path, row_block, group), form.places
+    block, size_of_code = form.block, code_bytes(form, path)
+
+    def kernel(frame, part, parts):
+        x_, w_, y_ = call.argument(frame, 0), call.argument(frame, 1), call.result(frame, 0)
+        rows, width = call.shape(x_, 2)
+        tiles, outputs = call.shape(w_, 1)[0], call.shape(y_, 2)[1]
+        y = call.floats(y_)
+        # Every thread rounds all rows itself, which takes less than a hundredth of the time of the products.
+        rounded = allocate_rounded(rows, width, size_of_code, row_block, block)
+        quantise(call.address(x_), rows * (width // block), rounded)
+        sums_at = call.allocate(4 * group * TILE)
+        sums = call.floats_at(sums_at)
+        for tile in range(tiles * part // parts, tiles * (part + 1) // parts):
+            left = tile * TILE
+            size = min(TILE, outputs - left)
+            arrays = arrays_of(frame, places, tile, width)
+            # A tile of the weight stays in the caches from one group of rows to the next.
+            for top in range(0, rows, group):
+                of_group = rounded_from(rounded, top, width, size_of_code, row_block, block)
+                multiply(of_group, width, arrays, sums_at)
+                for row in range(group):
+                    for j in range(size):
+                        y[(top + row) * outputs + left + j] = sums[row * TILE + j]
+        for scratch in rounded:
+            call.release(scratch)
+        call.release(sums_at)
+        return 0
+
     name = f"jaxspec_int8_matmul_{form.name}_{path}_{row_block}_{group}"
-    scope: dict[str, Any] = {"__name__": __name__, "call": call}
-    scope |= {"address": call.address_of(name)}
-    scope["quantise"] = quantise_code(form, path, row_block)
-    scope["multiply"] = multiply_code(form, path, row_block, group)
-    source = _PART.format(
-        name=name,
-        group=group,
-        TILE=TILE,
-        row_block=row_block,
-        block=form.block,
-        code_bytes=code_bytes(form, path),
-        arrays=form.addresses(),
-    )
-    call.define(source, __file__, scope)
-    call.register(name, scope[f"{name}_part"], scope[f"{name}_handler"], fastmath=set())
-    return name
+    return call.register(name, kernel, fastmath=set())
 
 
 def sums_pairs(form: Form, path: str) -> bool:
@@ -149,40 +164,31 @@ def _zero(form: Form) -> int:
 def quantise_code(form: Form, path: str, row_block: int) -> Any:
     """A Numba intrinsic that rounds rows in blocks of `row_block` inputs.
 
-    Its arguments are the address of x f32, the number of its pieces (a piece is the inputs that share a scale
-    of the weight), and the addresses of four outputs: the integers q; for each block of a row, its scale d
-    f32 and the initial value of its sums i32; for each piece, the sum of d * q f32. The integers are bytes in
-    their order, or 16-bit integers in which the second and third of every four are swapped.
+    Its arguments are the address of x f32, the number of its pieces, and the `Rounded` to be written.
     """
 
     @intrinsic
-    def quantise(typing_context, x, pieces, codes, scales, starts, moments):
+    def quantise(typing_context, x, pieces, rounded):
         def generate(context, builder, signature, arguments):
-            x, pieces, *written = arguments
-            code = VectorCode(builder, row_block)
+            x, pieces, rounded = arguments
+            written, code = Rounded(*unpack_tuple(builder, rounded)), VectorCode(builder, row_block)
             with for_range(builder, pieces) as loop:
                 _quantise_piece(code, form, code_bytes(form, path), x, loop.index, written)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 6), generate
+        return types.void(types.int64, types.int64, rounded), generate
 
     return quantise
 
 
-# Added to a float32 of magnitude below 2**22, this leaves the rounded integer in the lowest bits.
-_ROUND = 12582912.0
-_ROUND_BITS = 0x4B400000
 _SMALLEST = 2.0**-100
 
 
-def _quantise_piece(
-    code: VectorCode, form: Form, size: int, x: Any, piece: Any, written: Sequence[Any]
-) -> None:
+def _quantise_piece(code: VectorCode, form: Form, size: int, x: Any, piece: Any, written: Rounded) -> None:
     """Rounds the blocks of a row that share a scale of the weight, to integers of `size` bytes.
 
     A block has as many inputs as a vector has lanes.
     """
-    codes, scales, starts, moments = written
     build, blocks = code.builder, form.block // code.lanes
     total_moment = ir.Constant(FLOAT, 0.0)
     for i in range(blocks):
@@ -195,16 +201,15 @@ def _quantise_piece(
         counts = build.fcmp_ordered(">", largest, ir.Constant(FLOAT, _SMALLEST))
         inverse = build.fdiv(ir.Constant(FLOAT, 127.0), largest)
         inverse = build.select(counts, inverse, ir.Constant(FLOAT, 0.0))
-        code.store(scale, code.at(scales, block, 4), align=4)
-        magic = ir.Constant(code.floats, [_ROUND] * code.lanes)
-        shifted = build.fadd(build.fmul(row, code.spread(inverse)), magic)
-        integers = build.sub(build.bitcast(shifted, code.integers), code.constant(_ROUND_BITS))
-        _store_codes(code, integers, code.at(codes, block, code.lanes * size), size)
+        code.store(scale, code.at(written.scales, block, 4), align=4)
+        shifted = build.fadd(build.fmul(row, code.spread(inverse)), code.constant(ROUND))
+        integers = build.sub(build.bitcast(shifted, code.integers), code.constant(ROUND_BITS))
+        _store_codes(code, integers, code.at(written.codes, block, code.lanes * size), size)
         total = code.call(f"llvm.vector.reduce.add.v{code.lanes}i32", INTEGER, integers)
         start = build.mul(total, ir.Constant(INTEGER, -_zero(form)))
-        code.store(start, code.at(starts, block, 4), align=4)
+        code.store(start, code.at(written.starts, block, 4), align=4)
         total_moment = build.fadd(total_moment, build.fmul(build.sitofp(total, FLOAT), scale))
-    code.store(total_moment, code.at(moments, piece, 4), align=4)
+    code.store(total_moment, code.at(written.moments, piece, 4), align=4)
 
 
 def _store_codes(code: VectorCode, integers: Any, address: Any, size: int) -> None:
@@ -220,30 +225,17 @@ def _store_codes(code: VectorCode, integers: Any, address: Any, size: int) -> No
 def multiply_code(form: Form, path: str, row_block: int, rows: int) -> Any:
     """A Numba intrinsic that computes the products of `rows` rows with one tile.
 
-    Its arguments are the addresses of the rows' part of `quantise_code`'s outputs, the width, the addresses
-    of the tile's arrays (`Form.addresses`), and the address of the result f32[rows, TILE].
+    Its arguments are the rows as `Rounded`, the width, the tile's `Arrays`, and the address of the result
+    f32[rows, TILE].
     """
 
     @intrinsic
-    def multiply(
-        typing_context,
-        codes,
-        scales,
-        starts,
-        moments,
-        width,
-        values,
-        scale,
-        offset,
-        scale_unit,
-        offset_unit,
-        result,
-    ):
+    def multiply(typing_context, rounded, width, arrays, result):
         def generate(context, builder, signature, arguments):
             columns = range(_columns(form, path, rows))
             outputs = len(columns) * _LANES[path]
-            *of_rows, values, scale, offset, scale_unit, offset_unit, result = arguments
-            arrays = (values, scale, offset, scale_unit, offset_unit)
+            rounded, width, arrays, result = arguments
+            of_rows, of_tile = Rounded(*unpack_tuple(builder, rounded)), Arrays.unpacked(builder, arrays)
             with for_range(builder, word(TILE // outputs)) as loop:
                 first = builder.mul(loop.index, word(outputs))
 
@@ -251,21 +243,32 @@ def multiply_code(form: Form, path: str, row_block: int, rows: int) -> Any:
                     return builder.add(base, builder.mul(first, word(size)))
 
                 sizes = (QUAD, *map(bytes_of, form.factors))
-                of_weight = [start(*place) for place in zip(arrays, sizes, strict=True)]
+                of_columns = Arrays(*(start(*place) for place in zip(of_tile, sizes, strict=True)))
                 tile = _Columns(
-                    builder, form, path, row_block, rows, columns, of_rows, of_weight, start(result, 4)
+                    builder,
+                    form,
+                    path,
+                    row_block,
+                    rows,
+                    columns,
+                    of_rows,
+                    of_columns,
+                    width,
+                    start(result, 4),
                 )
                 tile.generate()
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 11), generate
+        return types.void(rounded, types.int64, arrays, types.int64), generate
 
     return multiply
 
 
 def _columns(form: Form, path: str, rows: int) -> int:
-    """The vectors of columns that go through the inputs together: as many as there are registers for their
-    sums. Memory is read faster in whole cache lines, of which a vector of AVX2 is half a one."""
+    """How many vectors of columns go through the inputs together: as many as have registers for their sums.
+
+    A vector of AVX2 is half a cache line, and memory is read faster in whole ones.
+    """
     if path == "avx2":
         return 4 if rows == 1 else 2 if sums_pairs(form, path) else 1
     return 2 if path == "vnni512" else 1
@@ -282,23 +285,22 @@ class _Columns(WeightCode):
         row_block: int,
         rows: int,
         columns: Sequence[int],
-        of_rows: Sequence[Any],
-        of_weight: Sequence[Any],
-        result: Any,
+        rounded: Rounded,
+        arrays: Arrays,
+        width: Any,
+        y: Any,
     ):
-        super().__init__(builder, form, _LANES[path], columns, of_weight)
+        super().__init__(builder, form, _LANES[path], columns, arrays)
         self.path, self.row_block, self.rows = path, row_block, range(rows)
         self.sums_pairs, self.code_bytes = sums_pairs(form, path), code_bytes(form, path)
         self.shorts = ir.VectorType(HALF_WORD, 2 * self.lanes)
-        self.codes, self.scales, self.starts, self.moments, self.width = of_rows
-        self.y = result
-        self.pieces = builder.udiv(self.width, word(form.block))
+        self.rounded, self.width, self.y = rounded, width, y
+        self.pieces = builder.udiv(width, word(form.block))
 
     def generate(self) -> None:
-        build = self.builder
         for address in self._results():
             self.store(ir.Constant(self.floats, None), address, align=4)
-        with for_range(build, self.pieces) as loop:
+        with for_range(self.builder, self.pieces) as loop:
             self._piece(loop.index)
 
     def _results(self) -> list[Any]:
@@ -336,7 +338,9 @@ class _Columns(WeightCode):
         scales, offsets = self.factors(piece)
         results = iter(self._results())
         for row in self.rows:
-            moment = self._of_row(self.moments, row, piece, FLOAT, self.form.block) if offsets else None
+            moment = (
+                self._of_row(self.rounded.moments, row, piece, FLOAT, self.form.block) if offsets else None
+            )
             for column, product in enumerate(products[row]):
                 address = next(results)
                 y = self.fma(product, scales[column], self.load(address, self.floats, align=4))
@@ -347,12 +351,12 @@ class _Columns(WeightCode):
     def _starts(self, row: int, block: Any) -> list[Any]:
         if not _zero(self.form):
             return [ir.Constant(self.integers, None)] * len(self.columns)
-        start = self._of_row(self.starts, row, block, INTEGER, self.row_block)
+        start = self._of_row(self.rounded.starts, row, block, INTEGER, self.row_block)
         return [self.spread(start)] * len(self.columns)
 
     def _scaled(self, row: int, block: Any, sums: list[Any], before: list[Any]) -> list[Any]:
         """The sums of a block times its scale, in float32, added to those of the blocks before."""
-        factor = self.spread(self._of_row(self.scales, row, block, FLOAT, self.row_block))
+        factor = self.spread(self._of_row(self.rounded.scales, row, block, FLOAT, self.row_block))
         floats = [self.builder.sitofp(total, self.floats) for total in sums]
         return [
             self.builder.fmul(value, factor) if other is None else self.fma(value, factor, other)
@@ -399,7 +403,7 @@ class _Columns(WeightCode):
         """A row's four integers in every lane, as operands of `_dot`."""
         build, size = self.builder, self.code_bytes
         k = build.add(build.mul(block, word(self.row_block)), word(QUAD * quad))
-        start = self.at(self.codes, build.add(build.mul(self.width, word(row)), k), size)
+        start = self.at(self.rounded.codes, build.add(build.mul(self.width, word(row)), k), size)
         if self.path == "generic":
             shorts = [self.load(self.at(start, i, size), HALF_WORD, align=2) for i in range(QUAD)]
             return [self.spread(build.sext(short, INTEGER)) for short in shorts]

@@ -17,7 +17,9 @@ from jaxspec_kernels.matmul import MIN_WEIGHT_BYTES, reference
 from jaxspec_kernels.matmul.numba_int8 import int8_matmul
 from jaxspec_kernels.matmul.numba_packed import packed_matmul
 from jaxspec_kernels.matmul.packed_weight import PackedWeight
-from numba import carray
+from jaxspec_kernels.vector_code import FLOAT, VectorCode, word
+from numba import types
+from numba.core.cgutils import for_range
 
 MAX_ROWS = 8
 TILE = 512
@@ -50,51 +52,74 @@ def matmul(
 @call.once
 def _target(rows: int) -> str:
     """Compiles and registers the kernel for `rows` rows; returns its name."""
-    name = f"jaxspec_matmul_float32_{rows}"
-    scope: dict[str, Any] = {"__name__": __name__, "np": np, "carray": carray, "call": call}
-    scope["address"] = call.address_of(name)
-    call.define(_source(rows, name), __file__, scope)
-    call.register(name, scope[f"{name}_part"], scope[f"{name}_handler"], fastmath={"contract"})
-    return name
+    lanes = 16 if "avx512f" in call.features() else 8
+    add, add_singly = _add_code(rows, UNROLL, lanes), _add_code(rows, UNROLL, 1)
+    add_last, add_last_singly = _add_code(rows, 1, lanes), _add_code(rows, 1, 1)
+
+    def kernel(frame, part, parts):
+        x, w = call.address(call.argument(frame, 0)), call.address(call.argument(frame, 1))
+        width, outputs = call.shape(call.argument(frame, 1), 2)
+        y = call.floats(call.result(frame, 0))
+        sums_at = call.allocate(4 * rows * TILE)
+        sums = call.floats_at(sums_at)
+        start = outputs * part // parts // 16 * 16
+        stop = outputs if part == parts - 1 else outputs * (part + 1) // parts // 16 * 16
+        for left in range(start, stop, TILE):
+            size = min(TILE, stop - left)
+            vectors = size // lanes
+            done = vectors * lanes
+            for i in range(rows * TILE):
+                sums[i] = np.float32(0)
+            for k in range(0, width - (UNROLL - 1), UNROLL):
+                of_k = w + 4 * (k * outputs + left)
+                add(x + 4 * k, width, of_k, outputs, sums_at, vectors)
+                add_singly(x + 4 * k, width, of_k + 4 * done, outputs, sums_at + 4 * done, size - done)
+            for k in range(width - width % UNROLL, width):
+                of_k = w + 4 * (k * outputs + left)
+                add_last(x + 4 * k, width, of_k, outputs, sums_at, vectors)
+                add_last_singly(x + 4 * k, width, of_k + 4 * done, outputs, sums_at + 4 * done, size - done)
+            for row in range(rows):
+                for j in range(size):
+                    y[row * outputs + left + j] = sums[row * TILE + j]
+        call.release(sums_at)
+        return 0
+
+    return call.register(f"jaxspec_matmul_float32_{rows}", kernel, fastmath=set())
 
 
-def _source(rows: int, name: str) -> str:
-    """The source of the kernel, with the loops over rows and over UNROLL weight rows unrolled.
+def _add_code(rows: int, inputs: int, lanes: int) -> Any:
+    """A Numba intrinsic that adds the products of `inputs` inputs to the sums of `rows` rows.
 
-    LLVM vectorises the loops over columns only if each row's sums are a separate array and the weight's rows
-    are slices. With loops instead, the kernel took five times as long.
+    Its arguments are the addresses of the first row's inputs x f32[rows, width], the width, the address of
+    their weights f32[inputs, outputs], the outputs, the address of the sums f32[rows, TILE], and how many
+    vectors of sums there are.
     """
-    r, u = range(rows), range(UNROLL)
 
-    def each(template: str) -> str:
-        return "; ".join(template.format(m=m) for m in r)
+    @call.intrinsic
+    def add(typing_context, x, width, weights, outputs, sums, count):
+        def generate(context, builder, signature, arguments):
+            code = VectorCode(builder, lanes)
+            x, width, weights, outputs, sums, count = arguments
 
-    # A chain of additions, in the same order as the kernel for packed weights.
-    term = "x{m}_{u} * w{u}[j]"
-    lines = [
-        f"def {name}_part(frame, part, parts):",
-        "    x_, w_, y_ = call.argument(frame, 0), call.argument(frame, 1), call.result(frame, 0)",
-        "    width, outputs = call.shape(w_, 2)[0], call.shape(w_, 2)[1]",
-        f"    x, w = carray(call.floats(x_), ({rows}, width)), carray(call.floats(w_), (width, outputs))",
-        f"    y = carray(call.floats(y_), ({rows}, outputs))",
-        "    start = outputs * part // parts // 16 * 16",
-        "    stop = outputs if part == parts - 1 else outputs * (part + 1) // parts // 16 * 16",
-        f"    {each(f'a{{m}} = np.empty({TILE}, np.float32)')}",
-        f"    for left in range(start, stop, {TILE}):",
-        f"        size = min({TILE}, stop - left)",
-        f"        for j in range(size): {each('a{m}[j] = np.float32(0)')}",
-        f"        for k in range(0, width - {UNROLL - 1}, {UNROLL}):",
-        *(f"            w{i} = w[k + {i}, left:left + size]" for i in u),
-        *(f"            x{m}_{i} = x[{m}, k + {i}]" for m in r for i in u),
-        "            for j in range(size):",
-        *(f"                a{m}[j] = a{m}[j] + {' + '.join(term.format(m=m, u=i) for i in u)}" for m in r),
-        f"        for k in range(width - width % {UNROLL}, width):",
-        "            w0 = w[k, left:left + size]",
-        *(f"            x{m}_0 = x[{m}, k]" for m in r),
-        "            for j in range(size):",
-        *(f"                a{m}[j] += {term.format(m=m, u=0)}" for m in r),
-        *(f"        y[{m}, left:left + size] = a{m}[:size]" for m in r),
-        "    return 0",
-        f"def {name}_handler(frame): return call.handle(frame, address())",
-    ]
-    return "\n".join(lines)
+            def factor(row: int, i: int) -> Any:
+                at = builder.add(builder.mul(width, word(row)), word(i))
+                return code.spread(code.load(code.at(x, at, 4), FLOAT, align=4))
+
+            factors = [[factor(row, i) for i in range(inputs)] for row in range(rows)]
+            starts = [code.at(weights, builder.mul(outputs, word(i)), 4) for i in range(inputs)]
+            with for_range(builder, count) as loop:
+                columns = [
+                    code.load(code.at(start, loop.index, 4 * lanes), code.floats, align=4) for start in starts
+                ]
+                for row in range(rows):
+                    place = code.at(code.at(sums, row * TILE, 4), loop.index, 4 * lanes)
+                    total = code.load(place, code.floats, align=4)
+                    # A chain of additions, in the same order as the kernel for packed weights.
+                    for pair in zip(factors[row], columns, strict=True):
+                        total = code.fma(*pair, total)
+                    code.store(total, place, align=4)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 6), generate
+
+    return add

@@ -4,14 +4,13 @@ The sums of eight rows and a tile of outputs fit into the registers of a CPU wit
 read from memory once. The vector code is generated (`vector_code.py`).
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import jax
 from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.matmul.packed_weight import QUAD, TILE, ZERO, PackedWeight
-from jaxspec_kernels.matmul.weight_code import Form, WeightCode, by_groups
+from jaxspec_kernels.matmul.weight_code import Arrays, Form, WeightCode, arrays_of, by_groups
 from jaxspec_kernels.vector_code import FLOAT, HALF_WORD, word
 from llvmlite import ir
 from numba import types
@@ -26,59 +25,49 @@ def packed_matmul(x: jax.Array, weight: PackedWeight) -> jax.Array:
     return by_groups(x, weight, partial(_target, Form.of(weight)))
 
 
-_PART = """
-def {name}_part(frame, part, parts):
-    x_, w_, y_ = call.argument(frame, 0), call.argument(frame, 1), call.result(frame, 0)
-    rows, width = call.shape(x_, 2)
-    tiles, outputs = call.shape(w_, 1)[0], call.shape(y_, 2)[1]
-    y = call.floats(y_)
-    sums_at = call.allocate(4 * {group} * {TILE})
-    sums = call.floats_at(sums_at)
-    for tile in range(tiles * part // parts, tiles * (part + 1) // parts):
-        left = tile * {TILE}
-        size = min({TILE}, outputs - left)
-        # A tile of the weight stays in the caches from one group of rows to the next.
-        for top in range(0, rows, {group}):
-            multiply(call.address(x_) + 4 * top * width, width, {arrays}, sums_at)
-            for row in range({group}):
-                for j in range(size):
-                    y[(top + row) * outputs + left + j] = sums[row * {TILE} + j]
-    call.release(sums_at)
-    return 0
-
-
-def {name}_handler(frame):
-    return call.handle(frame, address())
-"""
-
-
 @call.once
 def _target(form: Form, group: int) -> str:
     """Compiles and registers the kernel for a storage format and groups of `group` rows; returns its name."""
-    name = f"jaxspec_matmul_{form.name}_{group}"
-    scope: dict[str, Any] = {"__name__": __name__, "call": call}
-    scope |= {"address": call.address_of(name), "multiply": multiply_code(form, group)}
-    source = _PART.format(name=name, group=group, TILE=TILE, arrays=form.addresses())
-    call.define(source, __file__, scope)
-    call.register(name, scope[f"{name}_part"], scope[f"{name}_handler"], fastmath=set())
-    return name
+    multiply, places = multiply_code(form, group), form.places
+
+    def kernel(frame, part, parts):
+        x_, w_, y_ = call.argument(frame, 0), call.argument(frame, 1), call.result(frame, 0)
+        rows, width = call.shape(x_, 2)
+        tiles, outputs = call.shape(w_, 1)[0], call.shape(y_, 2)[1]
+        y = call.floats(y_)
+        sums_at = call.allocate(4 * group * TILE)
+        sums = call.floats_at(sums_at)
+        for tile in range(tiles * part // parts, tiles * (part + 1) // parts):
+            left = tile * TILE
+            size = min(TILE, outputs - left)
+            arrays = arrays_of(frame, places, tile, width)
+            # A tile of the weight stays in the caches from one group of rows to the next.
+            for top in range(0, rows, group):
+                multiply(call.address(x_) + 4 * top * width, width, arrays, sums_at)
+                for row in range(group):
+                    for j in range(size):
+                        y[(top + row) * outputs + left + j] = sums[row * TILE + j]
+        call.release(sums_at)
+        return 0
+
+    return call.register(f"jaxspec_matmul_{form.name}_{group}", kernel, fastmath=set())
 
 
 def multiply_code(form: Form, rows: int) -> Any:
     """A Numba intrinsic that computes the products of `rows` rows with one tile.
 
-    Its arguments are the address of x f32[rows, width], the width, the addresses of the tile's arrays
-    (`Form.addresses`), and the address of the result f32[rows, TILE].
+    Its arguments are the address of x f32[rows, width], the width, the tile's `Arrays`, and the address of
+    the result f32[rows, TILE].
     """
 
     @intrinsic
-    def multiply(typing_context, x, width, values, scale, offset, scale_unit, offset_unit, result):
+    def multiply(typing_context, x, width, arrays, result):
         def generate(context, builder, signature, arguments):
-            x, width, *arrays, result = arguments
-            _Tile(builder, form, rows, x, width, arrays, result).generate()
+            x, width, arrays, result = arguments
+            _Tile(builder, form, rows, x, width, Arrays.unpacked(builder, arrays), result).generate()
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 8), generate
+        return types.void(types.int64, types.int64, arrays, types.int64), generate
 
     return multiply
 
@@ -86,16 +75,7 @@ def multiply_code(form: Form, rows: int) -> Any:
 class _Tile(WeightCode):
     """Generates the code of `multiply_code`, with the loops over rows and columns unrolled."""
 
-    def __init__(
-        self,
-        builder: Any,
-        form: Form,
-        rows: int,
-        x: Any,
-        width: Any,
-        arrays: Sequence[Any],
-        y: Any,
-    ):
+    def __init__(self, builder: Any, form: Form, rows: int, x: Any, width: Any, arrays: Arrays, y: Any):
         super().__init__(builder, form, LANES, range(TILE // LANES), arrays)
         self.x, self.width, self.y, self.rows = x, width, y, range(rows)
         self.sums = [[alloca_once(builder, self.floats) for _ in self.columns] for _ in self.rows]
@@ -154,6 +134,6 @@ class _Tile(WeightCode):
 
     def _bfloat16(self, k: Any) -> list[Any]:
         build, vector = self.builder, ir.VectorType(HALF_WORD, self.lanes)
-        stored = [self.load(address, vector, align=2) for address in self._row(self.values, k, 2)]
+        stored = [self.load(address, vector, align=2) for address in self._row(self.arrays.values, k, 2)]
         wide = [build.shl(build.zext(bits, self.integers), self.constant(16)) for bits in stored]
         return [build.bitcast(bits, self.floats) for bits in wide]

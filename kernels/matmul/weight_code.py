@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.matmul.packed_weight import QUAD, TILE, PackedWeight
 from jaxspec_kernels.vector_code import BYTE, FLOAT, HALF, VectorCode, word
 from llvmlite import ir
+from numba.core.cgutils import unpack_tuple
 
 GROUP = 8
 """Rows whose sums are computed together."""
@@ -58,19 +60,55 @@ class Form:
         """Groups of four inputs that these words hold."""
         return {"uint8": 2, "mxfp4": 2, "int6": 4}.get(self.values, 1)
 
-    def addresses(self) -> str:
-        """Arguments in a kernel's source: addresses of the arrays of `tile`, 0 for one that is not there."""
-        size = "2 * width" if self.values == "bfloat16" else f"{self.words} * width // {self.quads}"
-        places = [f"call.address(call.argument(frame, 1)) + tile * {TILE} * ({size})"]
-        of_unit, argument = self.block * self.per_unit, 2
+    @property
+    def places(self) -> tuple[tuple[int, int, int], ...]:
+        """Of each of `Arrays`: the operand, and so many bytes of it that hold so many inputs of a tile.
+
+        The first operand is 1; an array that the weight does not have has operand 0.
+        """
+        values = (QUAD * TILE * self.words, QUAD * self.quads)
+        places = [(1, *((2 * TILE, 1) if self.values == "bfloat16" else values))]
+        of_unit = self.block * self.per_unit
         for kind, inputs in zip(self.factors, (self.block, self.block, of_unit, of_unit), strict=True):
-            if kind is None:
-                places.append("0")
-                continue
-            row = f"{TILE * bytes_of(kind)} * (width // {inputs})"
-            places.append(f"call.address(call.argument(frame, {argument})) + tile * {row}")
-            argument += 1
-        return ", ".join(places)
+            operand = 0 if kind is None else 1 + sum(place[0] > 0 for place in places)
+            places.append((operand, TILE * bytes_of(kind), max(inputs, 1)))
+        return tuple(places)
+
+
+class Arrays(NamedTuple):
+    """Addresses of the arrays that hold a tile of a weight (see `PackedWeight`); 0 for one that is absent."""
+
+    values: Any
+    scale: Any
+    offset: Any
+    scale_unit: Any
+    offset_unit: Any
+
+    @classmethod
+    def unpacked(cls, builder: Any, arrays: Any) -> "Arrays":
+        """From a value of LLVM's."""
+        return cls(*unpack_tuple(builder, arrays))
+
+
+@call.njit
+def arrays_of(frame, places, tile, width):
+    """The `Arrays` of a tile of a weight of `width` inputs, whose `Form.places` are `places`."""
+    values, scale, offset, scale_unit, offset_unit = places
+    return Arrays(
+        _tile_at(frame, values, tile, width),
+        _tile_at(frame, scale, tile, width),
+        _tile_at(frame, offset, tile, width),
+        _tile_at(frame, scale_unit, tile, width),
+        _tile_at(frame, offset_unit, tile, width),
+    )
+
+
+@call.njit
+def _tile_at(frame, place, tile, width):
+    operand, size, inputs = place
+    if operand == 0:
+        return 0
+    return call.address(call.argument(frame, operand)) + tile * (width // inputs * size)
 
 
 def bytes_of(kind: str | None) -> int:
@@ -104,25 +142,26 @@ class WeightCode(VectorCode):
       form: the weight's storage format.
       lanes: lanes of a vector.
       columns: indices of the columns to read.
-      arrays: addresses of the tile's arrays, in the order of `Form.addresses`.
+      arrays: the tile's arrays.
     """
 
-    def __init__(self, builder: Any, form: Form, lanes: int, columns: Sequence[int], arrays: Sequence[Any]):
+    def __init__(self, builder: Any, form: Form, lanes: int, columns: Sequence[int], arrays: Arrays):
         super().__init__(builder, lanes)
-        self.form, self.columns = form, columns
-        self.values, self.scale, self.offset, self.scale_unit, self.offset_unit = arrays
+        self.form, self.columns, self.arrays = form, columns, arrays
 
     def words(self, index: Any) -> list[tuple[Any, ...]]:
         """The words that hold the `index`-th `QUAD * quads` inputs of every output, for each column."""
         build, count = self.builder, self.form.words
         rows = [build.add(build.mul(index, word(count)), word(i)) for i in range(count)]
-        loaded = [[self.load(a, self.integers) for a in self._row(self.values, row, QUAD)] for row in rows]
+        loaded = [
+            [self.load(a, self.integers) for a in self._row(self.arrays.values, row, QUAD)] for row in rows
+        ]
         return list(zip(*loaded, strict=True))
 
     def prefetch_words(self, index: Any) -> None:
         """Asks for the values AHEAD bytes past the words of `index`, where the weight may have ended."""
         size = TILE * QUAD * self.form.words
-        start = self.at(self.values, index, size)
+        start = self.at(self.arrays.values, index, size)
         for line in range(0, size, 64):
             # Prefetches into the first cache take up the buffers that loads wait in.
             self.prefetch(self.builder.add(start, word(AHEAD + line)), into=2)
@@ -138,12 +177,13 @@ class WeightCode(VectorCode):
     def factors(self, block: Any) -> tuple[list[Any], list[Any]]:
         """The scales and the offsets of a block, a vector for each column; empty if the form has none."""
         scale, offset, scale_unit, offset_unit = self.form.factors
-        scales, offsets = self._floats(self.scale, scale, block), self._floats(self.offset, offset, block)
+        scales = self._floats(self.arrays.scale, scale, block)
+        offsets = self._floats(self.arrays.offset, offset, block)
         if not self.form.per_unit:
             return scales, offsets
         unit = self.builder.udiv(block, word(self.form.per_unit))
-        scale_units = self._floats(self.scale_unit, scale_unit, unit)
-        offset_units = self._floats(self.offset_unit, offset_unit, unit)
+        scale_units = self._floats(self.arrays.scale_unit, scale_unit, unit)
+        offset_units = self._floats(self.arrays.offset_unit, offset_unit, unit)
         return self._times(scales, scale_units), self._times(offsets, offset_units)
 
     def _times(self, factors: list[Any], units: list[Any]) -> list[Any]:

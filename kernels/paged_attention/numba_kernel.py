@@ -47,141 +47,140 @@ def paged_attention(
 
 
 def _target(page_size: int, dim: int, *, is_half: bool) -> str:
-    """The name of the kernel for these sizes, of which there are few."""
+    """The name of the kernel for these sizes; there are few different ones."""
     widest = 16 if "avx512f" in call.features() else 8
     lanes = next(lanes for lanes in (16, 8, 4, 2, 1) if lanes <= widest and not dim % lanes)
     lanes = min(lanes, page_size)
     return _registered(min(page_size, 16), lanes, dim, is_half)
 
 
-_PART = """
-def {name}_part(frame, part, parts):
-    queries_, cache_, output_ = call.argument(frame, 0), call.argument(frame, 1), call.result(frame, 0)
-    batch, rows, heads, _ = call.shape(queries_, 4)
-    _, kv_heads, _, page_size, _ = call.shape(cache_, 5)
-    table_width = call.shape(call.argument(frame, 2), 2)[1]
-    queries, output = call.floats(queries_), call.floats(output_)
-    table = call.integers(call.argument(frame, 2))
-    firsts, lasts = call.integers(call.argument(frame, 3)), call.integers(call.argument(frame, 4))
-    scale = call.floats(call.argument(frame, 5))[0]
-    group, width = heads // kv_heads, table_width * page_size
-    pairs = rows * group
-    blocks = max(-(-pairs // {TOGETHER}), min(pairs, -(-{PIECES} * parts // (batch * kv_heads))))
-    most = -(-pairs // blocks)
-    scratch = call.allocate({ROW} * (2 * most + {TILE}) + 4 * width * most)
-    sums_at, wide = scratch + {ROW} * most, scratch + {ROW} * 2 * most
-    weights = wide + {ROW} * {TILE}
-    query, sums = call.floats_at(scratch), call.floats_at(sums_at)
-    bounds = call.allocate((8 + 8 + 4) * most)
-    begin, end = call.words_at(bounds), call.words_at(bounds + 8 * most)
-    total = call.floats_at(bounds + 16 * most)
-    units = batch * kv_heads * blocks
-    for unit in range(units * part // parts, units * (part + 1) // parts):
-        b, kv_head, block = unit // blocks // kv_heads, unit // blocks % kv_heads, unit % blocks
-        start = pairs * block // blocks
-        count = pairs * (block + 1) // blocks - start
-        low, high = width, 0
-        # Every row sees all positions from full_low to full_high.
-        full_low, full_high = 0, width
-        for i in range(count):
-            row, member = (start + i) // group, (start + i) % group
-            begin[i], end[i] = max(firsts[rows * b + row], 0), lasts[rows * b + row] + 1
-            of_head = {DIM} * (heads * (rows * b + row) + kv_head * group + member)
-            for d in range({DIM}):
-                query[{DIM} * i + d] = queries[of_head + d] * scale
-                sums[{DIM} * i + d] = np.float32(0)
-            full_low, full_high = max(full_low, begin[i]), min(full_high, end[i])
-            if begin[i] < end[i]:
-                low, high = min(low, begin[i]), max(high, end[i])
-        head = call.address(cache_) + 2 * page_size * {HELD} * kv_head
-        page = 2 * page_size * {HELD} * kv_heads
-        entry = table_width * b
-        for tile in range(low // {TILE}, -(-high // {TILE})):
-            left, later = tile * {TILE}, (tile + {AHEAD}) * {TILE}
-            keys = head + page * table[entry + left // page_size] + {HELD} * (left % page_size)
-            if later < high:
-                fetch(head + page * table[entry + later // page_size] + {HELD} * (later % page_size))
-            fetch(keys + {HELD} * page_size)
-            if count > {FEW}:
-                keys = widen(keys, wide)
-            for i in range(count):
-                if begin[i] < left + {TILE} and left < end[i]:
-                    of_row = weights + 4 * (width * i + left)
-                    if count > {FEW}:
-                        scores(scratch + {ROW} * i, keys, of_row)
-                    else:
-                        scores_held(scratch + {ROW} * i, keys, of_row)
-        for i in range(count):
-            if begin[i] < end[i]:
-                total[i] = softmax(weights + 4 * width * i, begin[i], end[i])
-        for tile in range(low // {TILE}, -(-high // {TILE})):
-            left = tile * {TILE}
-            keys = head + page * table[entry + left // page_size] + {HELD} * (left % page_size)
-            values = keys + {HELD} * page_size
-            if count > {FEW}:
-                values = widen(values, wide)
-            i = 0
-            if full_low <= left and left + {TILE} <= full_high:
-                while i + {JOINED} <= count:
-                    of_rows = weights + 4 * (width * i + left)
-                    add_joined(of_rows, 4 * width, values, {TILE}, sums_at + {ROW} * i)
-                    i += {JOINED}
-            while i < count:
-                top, bottom = max(begin[i], left), min(end[i], left + {TILE})
-                if top < bottom:
-                    of_row = weights + 4 * (width * i + top)
-                    if count > {FEW}:
-                        add(of_row, 0, values + {ROW} * (top - left), bottom - top, sums_at + {ROW} * i)
-                    else:
-                        add_held(of_row, 0, values + {HELD} * (top - left), bottom - top, sums_at + {ROW} * i)
-                i += 1
-        for i in range(count):
-            row, member = (start + i) // group, (start + i) % group
-            # A row that sees nothing has sums of zero.
-            inverse = np.float32(1) / total[i] if begin[i] < end[i] else np.float32(1)
-            of_head = {DIM} * (heads * (rows * b + row) + kv_head * group + member)
-            for d in range({DIM}):
-                output[of_head + d] = sums[{DIM} * i + d] * inverse
-    call.release(scratch)
-    call.release(bounds)
-    return 0
-
-
-def {name}_handler(frame):
-    return call.handle(frame, address())
-"""
-
-
 @call.once
-def _registered(tile: int, lanes: int, dim: int, is_half: bool) -> str:
+def _registered(tile_size: int, lanes: int, dim: int, is_half: bool) -> str:
     """Compiles and registers a kernel; returns its name.
 
     Args:
-      tile: positions whose scores are computed together; pages consist of whole tiles.
-      lanes: of a vector; divides `tile` and `dim`.
+      tile_size: positions whose scores are computed together; pages consist of whole tiles.
+      lanes: of a vector; divides `tile_size` and `dim`.
       dim: the width of a head.
       is_half: whether the cache is float16.
     """
-    name = f"jaxspec_paged_attention_{tile}_{lanes}_{dim}{'_half' * is_half}"
     kind, size = (HALF, 2) if is_half else (FLOAT, 4)
-    scope: dict[str, Any] = {"__name__": __name__, "np": np, "call": call}
-    scope |= {"address": call.address_of(name), "softmax": _softmax_code(lanes)}
-    scope |= {"fetch": _fetch_code(size * tile * dim), "widen": _widening_code(kind, lanes, tile * dim)}
+    # Bytes of a row in float32, and as the cache holds it.
+    row_bytes, held_bytes = 4 * dim, size * dim
     # As many rows as there are registers for their sums.
     joined = 4 if lanes == 16 else 2
-    scope |= {
-        "scores": _scores_code(tile, lanes, dim, FLOAT),
-        "scores_held": _scores_code(tile, lanes, dim, kind),
-    }
-    scope |= {"add": _values_code(lanes, dim, 1, FLOAT), "add_held": _values_code(lanes, dim, 1, kind)}
-    scope |= {"add_joined": _values_code(lanes, dim, joined, FLOAT)}
-    sizes = {"TILE": tile, "DIM": dim, "ROW": 4 * dim, "HELD": size * dim, "JOINED": joined}
-    sizes |= {"TOGETHER": _TOGETHER, "PIECES": _PIECES, "AHEAD": _AHEAD}
     # More rows than this share a tile that is converted to float32 once.
-    sizes |= {"FEW": joined // 2 if is_half else 0}
-    call.define(_PART.format(name=name, **sizes), __file__, scope)
-    call.register(name, scope[f"{name}_part"], scope[f"{name}_handler"], fastmath=set())
-    return name
+    few = joined // 2 if is_half else 0
+    fetch, widen = _fetch_code(tile_size * held_bytes), _widening_code(kind, lanes, tile_size * dim)
+    scores, scores_held = (_scores_code(tile_size, lanes, dim, of) for of in (FLOAT, kind))
+    add, add_held = (_values_code(lanes, dim, 1, of) for of in (FLOAT, kind))
+    add_joined, softmax = _values_code(lanes, dim, joined, FLOAT), _softmax_code(lanes)
+
+    def kernel(frame, part, parts):
+        queries_, cache_, output_ = call.argument(frame, 0), call.argument(frame, 1), call.result(frame, 0)
+        batch, rows, heads, _ = call.shape(queries_, 4)
+        _, kv_heads, _, page_size, _ = call.shape(cache_, 5)
+        table_width = call.shape(call.argument(frame, 2), 2)[1]
+        queries, output = call.floats(queries_), call.floats(output_)
+        table = call.integers(call.argument(frame, 2))
+        firsts, lasts = call.integers(call.argument(frame, 3)), call.integers(call.argument(frame, 4))
+        scale = call.floats(call.argument(frame, 5))[0]
+        group, width = heads // kv_heads, table_width * page_size
+        pairs = rows * group
+        blocks = max(-(-pairs // _TOGETHER), min(pairs, -(-_PIECES * parts // (batch * kv_heads))))
+        most = -(-pairs // blocks)
+        scratch = call.allocate(row_bytes * (2 * most + tile_size) + 4 * width * most)
+        sums_at, wide = scratch + row_bytes * most, scratch + row_bytes * 2 * most
+        weights = wide + row_bytes * tile_size
+        query, sums = call.floats_at(scratch), call.floats_at(sums_at)
+        bounds = call.allocate((8 + 8 + 4) * most)
+        begin, end = call.words_at(bounds), call.words_at(bounds + 8 * most)
+        total = call.floats_at(bounds + 16 * most)
+        units = batch * kv_heads * blocks
+        for unit in range(units * part // parts, units * (part + 1) // parts):
+            b, kv_head, block = unit // blocks // kv_heads, unit // blocks % kv_heads, unit % blocks
+            start = pairs * block // blocks
+            count = pairs * (block + 1) // blocks - start
+            low, high = width, 0
+            # Every row sees all positions from full_low to full_high.
+            full_low, full_high = 0, width
+            for i in range(count):
+                row, member = (start + i) // group, (start + i) % group
+                begin[i], end[i] = max(firsts[rows * b + row], 0), lasts[rows * b + row] + 1
+                of_head = dim * (heads * (rows * b + row) + kv_head * group + member)
+                for d in range(dim):
+                    query[dim * i + d] = queries[of_head + d] * scale
+                    sums[dim * i + d] = np.float32(0)
+                full_low, full_high = max(full_low, begin[i]), min(full_high, end[i])
+                if begin[i] < end[i]:
+                    low, high = min(low, begin[i]), max(high, end[i])
+            head = call.address(cache_) + 2 * page_size * held_bytes * kv_head
+            page = 2 * page_size * held_bytes * kv_heads
+            entry = table_width * b
+            for tile in range(low // tile_size, -(-high // tile_size)):
+                left, later = tile * tile_size, (tile + _AHEAD) * tile_size
+                keys = head + page * table[entry + left // page_size] + held_bytes * (left % page_size)
+                if later < high:
+                    fetch(head + page * table[entry + later // page_size] + held_bytes * (later % page_size))
+                fetch(keys + held_bytes * page_size)
+                if count > few:
+                    keys = widen(keys, wide)
+                for i in range(count):
+                    if begin[i] < left + tile_size and left < end[i]:
+                        of_row = weights + 4 * (width * i + left)
+                        if count > few:
+                            scores(scratch + row_bytes * i, keys, of_row)
+                        else:
+                            scores_held(scratch + row_bytes * i, keys, of_row)
+            for i in range(count):
+                if begin[i] < end[i]:
+                    total[i] = softmax(weights + 4 * width * i, begin[i], end[i])
+            for tile in range(low // tile_size, -(-high // tile_size)):
+                left = tile * tile_size
+                keys = head + page * table[entry + left // page_size] + held_bytes * (left % page_size)
+                values = keys + held_bytes * page_size
+                if count > few:
+                    values = widen(values, wide)
+                i = 0
+                if full_low <= left and left + tile_size <= full_high:
+                    while i + joined <= count:
+                        of_rows = weights + 4 * (width * i + left)
+                        add_joined(of_rows, 4 * width, values, tile_size, sums_at + row_bytes * i)
+                        i += joined
+                while i < count:
+                    top, bottom = max(begin[i], left), min(end[i], left + tile_size)
+                    if top < bottom:
+                        of_row = weights + 4 * (width * i + top)
+                        if count > few:
+                            add(
+                                of_row,
+                                0,
+                                values + row_bytes * (top - left),
+                                bottom - top,
+                                sums_at + row_bytes * i,
+                            )
+                        else:
+                            add_held(
+                                of_row,
+                                0,
+                                values + held_bytes * (top - left),
+                                bottom - top,
+                                sums_at + row_bytes * i,
+                            )
+                    i += 1
+            for i in range(count):
+                row, member = (start + i) // group, (start + i) % group
+                # A row that sees nothing has sums of zero.
+                inverse = np.float32(1) / total[i] if begin[i] < end[i] else np.float32(1)
+                of_head = dim * (heads * (rows * b + row) + kv_head * group + member)
+                for d in range(dim):
+                    output[of_head + d] = sums[dim * i + d] * inverse
+        call.release(scratch)
+        call.release(bounds)
+        return 0
+
+    name = f"jaxspec_paged_attention_{tile_size}_{lanes}_{dim}{'_half' * is_half}"
+    return call.register(name, kernel, fastmath=set())
 
 
 def _fetch_code(size: int) -> Any:
@@ -255,8 +254,8 @@ def _scores_code(tile: int, lanes: int, dim: int, kind: ir.Type) -> Any:
 def _softmax_code(lanes: int) -> Any:
     """A Numba intrinsic that replaces scores by exp(score - largest score) and returns their sum f32.
 
-    Its arguments are the address of the scores f32[...], of which there are whole vectors, and the positions
-    `begin` < `end` of those that count. A NaN among them makes the sum NaN.
+    Its arguments are the address of the scores f32[...], padded to whole vectors, and the positions `begin` <
+    `end` of those that count. A NaN among them makes the sum NaN.
     """
 
     @call.intrinsic
@@ -277,24 +276,21 @@ def _softmax_code(lanes: int) -> Any:
                     after, builder.icmp_signed("<", at, code.spread(builder.trunc(end, INTEGER)))
                 )
 
-            def constant(value: float) -> Any:
-                return ir.Constant(code.floats, [value] * lanes)
-
-            peaks = alloca_once_value(builder, constant(-np.inf))
-            builder.store(constant(-np.inf), peaks)
+            peaks = alloca_once_value(builder, code.constant(-np.inf))
+            builder.store(code.constant(-np.inf), peaks)
             with for_range_slice(builder, from_, to, word(1), inc=True) as (index, _):
                 score = code.load(code.at(scores, index, 4 * lanes), code.floats, align=4)
-                score = builder.select(counted(index), score, constant(-np.inf))
+                score = builder.select(counted(index), score, code.constant(-np.inf))
                 peak = builder.load(peaks)
                 builder.store(code.larger(score, peak), peaks)
             peak = code.spread(code.folded(builder.load(peaks), code.larger))
-            totals = alloca_once_value(builder, constant(0.0))
-            builder.store(constant(0.0), totals)
+            totals = alloca_once_value(builder, code.constant(0.0))
+            builder.store(code.constant(0.0), totals)
             with for_range_slice(builder, from_, to, word(1), inc=True) as (index, _):
                 place = code.at(scores, index, 4 * lanes)
                 score = code.load(place, code.floats, align=4)
                 value = code.exp(builder.fsub(score, peak))
-                value = builder.select(counted(index), value, constant(0.0))
+                value = builder.select(counted(index), value, code.constant(0.0))
                 code.store(value, place, align=4)
                 builder.store(builder.fadd(builder.load(totals), value), totals)
             return code.folded(builder.load(totals), builder.fadd)

@@ -13,7 +13,6 @@ from numba.core.cgutils import alloca_once_value, for_range
 
 _LANES = 16
 _NAME = "jaxspec_process_logits"
-_part_address = call.address_of(_NAME)
 _TINY = float(np.finfo(np.float32).tiny)
 _BINS = 1 << 12
 """The most bins of a search."""
@@ -28,7 +27,7 @@ def process_logits(
     *,
     truncated: bool,
 ) -> jax.Array:
-    """See `reference.process_logits`, which computes what this kernel is not for."""
+    """See `reference.process_logits`, which computes other cases."""
     if not logits.size:
         return reference(logits, temperature, top_k, top_p, min_p, truncated=truncated)
     if not truncated:
@@ -41,8 +40,7 @@ def process_logits(
 @call.once
 def _target() -> str:
     """Compiles and registers the kernel; returns its name."""
-    call.register(_NAME, _part, _handler, fastmath=set())
-    return _NAME
+    return call.register(_NAME, _part, fastmath=set())
 
 
 def _part(frame, part, parts):
@@ -89,7 +87,7 @@ def _part(frame, part, parts):
 
 @call.inlined
 def _reaching(order, weights, width, wanted, sums_at):
-    """The largest float that is so small that floats at or above it weigh `wanted`; -inf if all weigh less.
+    """The largest threshold at or above which floats weigh `wanted` or more; -inf if all of them weigh less.
 
     Args:
       order: i32[V], the floats' bits.
@@ -118,10 +116,6 @@ def _reaching(order, weights, width, wanted, sums_at):
         found = (found << (12 if level == 0 else 10)) | digit
     call.integers_at(sums_at)[0] = found - (1 << 31) if found >= 1 << 31 else -found - 1
     return call.floats_at(sums_at)[0]
-
-
-def _handler(frame):
-    return call.handle(frame, _part_address())
 
 
 def _scale_code(lanes: int) -> Any:

@@ -10,7 +10,6 @@ from jaxspec_kernels.vector_code import INTEGER, VectorCode
 from numba import types
 
 _NAME = "jaxspec_random_words"
-_part_address = call.address_of(_NAME)
 
 
 def random_words(keys: jax.Array, counters: jax.Array, *, pairs: int) -> jax.Array:
@@ -22,8 +21,7 @@ def random_words(keys: jax.Array, counters: jax.Array, *, pairs: int) -> jax.Arr
 @call.once
 def _target() -> str:
     """Compiles and registers the kernel; returns its name."""
-    call.register(_NAME, _part, _handler, fastmath=set())
-    return _NAME
+    return call.register(_NAME, _part, fastmath=set(), alone=True)
 
 
 def _part(frame, part, parts):
@@ -34,10 +32,6 @@ def _part(frame, part, parts):
         for pair in range(pairs):
             _encrypt(keys + 8 * row, counters + 8 * row, pair, words + 8 * (row * pairs + pair))
     return 0
-
-
-def _handler(frame):
-    return call.handle_alone(frame, _part_address())
 
 
 @call.intrinsic

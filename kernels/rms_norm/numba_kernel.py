@@ -11,11 +11,10 @@ from jaxspec_kernels.rms_norm.reference import rms_norm as reference
 # Squares are summed in an order that LLVM chooses for a row, whatever rows are beside it.
 _FASTMATH = {"contract", "reassoc", "nsz"}
 _NAME = "jaxspec_rms_norm"
-_part_address = call.address_of(_NAME)
 
 
 def rms_norm(x: jax.Array, factors: jax.Array, eps: float) -> jax.Array:
-    """See `jaxspec_kernels.rms_norm.reference`, which computes what this kernel is not for."""
+    """See `jaxspec_kernels.rms_norm.reference`, which computes other cases."""
     if not (x.dtype == factors.dtype == jnp.float32 and x.size):
         return reference(x, factors, eps)
     return _norm(x.reshape(-1, x.shape[-1]), factors, eps).reshape(x.shape)
@@ -37,8 +36,7 @@ def _tangent(eps: float, primals: tuple, tangents: tuple) -> tuple[jax.Array, ja
 @call.once
 def _target() -> str:
     """Compiles and registers the kernel; returns its name."""
-    call.register(_NAME, _part, _handler, fastmath=_FASTMATH)
-    return _NAME
+    return call.register(_NAME, _part, fastmath=_FASTMATH, alone=True)
 
 
 def _part(frame, part, parts):
@@ -56,7 +54,3 @@ def _part(frame, part, parts):
         for j in range(width):
             normed[row + j] = x[row + j] * scale * factors[j]
     return 0
-
-
-def _handler(frame):
-    return call.handle_alone(frame, _part_address())

@@ -6,7 +6,6 @@ import numpy as np
 from jaxspec_kernels import numba_call as call
 
 _NAME = "jaxspec_place_rows"
-_part_address = call.address_of(_NAME)
 
 
 def place_rows(
@@ -34,8 +33,7 @@ def slot_mapping(
 @call.once
 def _target() -> str:
     """Compiles and registers the kernel; returns its name."""
-    call.register(_NAME, _part, _handler, fastmath=set())
-    return _NAME
+    return call.register(_NAME, _part, fastmath=set(), alone=True)
 
 
 def _part(frame, part, parts):
@@ -56,7 +54,3 @@ def _part(frame, part, parts):
         first[row] = max(position - window + 1, 0) if window else 0
         last[row] = position if page else -1
     return 0
-
-
-def _handler(frame):
-    return call.handle_alone(frame, _part_address())

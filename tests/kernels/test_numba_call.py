@@ -66,3 +66,21 @@ def test_numba_compiles_them_also_where_it_is_told_not_to(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.glob("*/*.nbc"))
+
+
+def test_a_closure_is_loaded_under_its_name(tmp_path, monkeypatch):
+    """What it refers to is made anew in every process."""
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+
+    def compiled(name, factor):
+        address_at = numba_call._pointer_to(types.int64)
+
+        def times(x):
+            return factor * x if x else address_at(x)[0]
+
+        times.__name__ = name
+        return numba_call._compile(types.int64(types.int64), times, set())
+
+    first, again, other = compiled("twice", 2), compiled("twice", 2), compiled("thrice", 3)
+    assert [kernel._cache_hits for kernel in (first, again, other)] == [0, 1, 0]
+    assert [kernel.ctypes(7) for kernel in (first, again, other)] == [14, 14, 21]
