@@ -1,7 +1,12 @@
+import asyncio
+
 import numpy as np
 import pytest
 from tiny_tokenizers import byte_level
 
+import jaxspec
+from jaxspec import AsyncEngine, SamplingParams
+from jaxspec.batch import BatchRun, Row
 from jaxspec.checkpoints import CheckpointError
 from jaxspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from jaxspec.engine.prompts import encode_prompt
@@ -50,6 +55,33 @@ def test_a_text_far_too_long_is_refused_before_it_is_read(tokenizer, form):
     with pytest.raises(CheckpointError, match=r"text of 60000\d\d characters makes more than 2048 tokens"):
         encode(tokenizer, prompt, raw=raw)
     assert tokenizer.backend.num_read < 20 * ROOM
+
+
+WAYS = {
+    "generate": lambda engine, text: engine.generate(["w6", text]),
+    "raw": lambda engine, text: engine.generate(text, raw=True),
+    "stream": lambda engine, text: engine.stream(text),
+    "messages": lambda engine, text: engine.generate([{"role": "user", "content": text}]),
+    "async": lambda engine, text: asyncio.run(AsyncEngine(engine).generate(text)),
+    "inspection": lambda engine, text: jaxspec.inspect_steps(engine, text),
+    "a row": lambda engine, text: next(iter(BatchRun(engine, [Row("", 0, text)], SamplingParams()))),
+    "a row's turn": lambda engine, text: next(
+        iter(BatchRun(engine, [Row("", 0, None, (text,))], SamplingParams()))
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_text_far_too_long_is_refused_whichever_way_it_comes(tiny_engine, monkeypatch, way):
+    tokenizer, read = tiny_engine.tokenizer, []
+    encode = tokenizer.encode
+    monkeypatch.setattr(tokenizer, "encode", lambda text, **k: read.append(len(text)) or encode(text, **k))
+    try:
+        problem = str(WAYS[way](tiny_engine, "w6 " * 1_000_000))
+    except ValueError as error:
+        problem = str(error)
+    assert "text of 3000000 characters makes more than 128 tokens" in problem
+    assert sum(read) < 20_000
 
 
 def test_a_template_that_repeats_a_text_is_refused_as_one_that_is_too_long(tokenizer):
