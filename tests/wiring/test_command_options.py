@@ -1,0 +1,246 @@
+"""Every option of `jaxspec` and of the batch script, in each of its three ways, reaches what it is about."""
+
+import json
+import sys
+
+import generate_batch
+import pytest
+from golden_files import golden_folder
+from options import PROMPT, SAMPLING, answer_to, arguments, assert_complete, same, submitted
+
+from jaxspec import SamplingParams
+from jaxspec import __main__ as command
+from jaxspec.batch import ray
+from jaxspec.batch.run import row_seed
+from jaxspec.sampling import SamplingMode, required_mode
+
+ONLY_FROM_PYTHON = {"stop_token_ids", "speculate", "num_speculative_tokens"}
+FLAGS = {name: change for name, change in SAMPLING.items() if name not in ONLY_FROM_PYTHON}
+"""The sampling parameters that command lines take. Theirs of this name sets the drafter's K."""
+
+
+def flags(options):
+    """The command line's form of sampling parameters."""
+    words = []
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(flag)
+        else:
+            words += [
+                word for each in (value if isinstance(value, list) else [value]) for word in (flag, str(each))
+            ]
+    return words
+
+
+@pytest.fixture
+def importable(tmp_path):
+    """A file for --import, which leaves a mark."""
+    path = tmp_path / "mine.py"
+    path.write_text("import sys\nsys.modules['imported by --import'] = None\n", "utf-8")
+    yield path
+    sys.modules.pop("imported by --import", None)
+
+
+def test_every_sampling_option_of_the_command_reaches_the_answer(engine, plain, monkeypatch, capsys):
+    monkeypatch.setattr(command, "load", lambda model, **settings: engine)
+    cases = [({}, True), *((change.options(name, plain), False) for name, change in FLAGS.items())]
+    for options, raw in cases:
+        with submitted(engine) as requests:
+            assert command.main([PROMPT, *flags(options), *(["--raw"] if raw else [])]) == 0
+        expected = answer_to(engine, PROMPT, options, raw=raw)
+        assert same(requests[0].generation()) == same(expected), options
+        assert capsys.readouterr().out == expected.text + "\n"
+
+
+def test_every_option_of_the_command_about_the_model_reaches_load(monkeypatch, tiny_config, importable):
+    head = str(golden_folder("eagle3-residual-normed"))
+
+    def loading(model, **settings):
+        raise InterruptedError(model, settings)
+
+    def loads(*words, model=str(tiny_config)):
+        monkeypatch.setattr(command, "load", loading)
+        with pytest.raises(InterruptedError) as told:
+            command.main([PROMPT, "--model", model, *words])
+        return told.value.args
+
+    assert loads(model="smollm2-135m-ngram")[0] == "smollm2-135m-ngram"
+    model, settings = loads()
+    assert model == str(tiny_config)
+    assert settings == {"drafter": {}, "sampling_modes": (SamplingMode.GREEDY,), "batch_size": 1}
+    sampled = required_mode(SamplingParams(temperature=1.0, top_k=3))
+    assert loads("--temperature", "1", "--top-k", "3")[1]["sampling_modes"] == (sampled,)
+    drafter = {"kind": "eagle3", "source": head, "file": None, "sha256": None}
+    assert loads("--drafter", head)[1]["drafter"] == drafter
+    assert loads("--drafter", head, "--num-speculative-tokens", "2")[1]["drafter"] == {
+        **drafter,
+        "num_speculative_tokens": 2,
+    }
+    assert loads("--num-speculative-tokens", "auto")[1]["drafter"] == {"num_speculative_tokens": "auto"}
+    assert loads("--no-speculation")[1]["drafter"] == {"kind": "none"}
+    assert "imported by --import" not in sys.modules
+    loads("--import", str(importable))
+    assert "imported by --import" in sys.modules
+
+
+MODEL = {"model", "drafter", "num_speculative_tokens", "no_speculation", "imports"}
+
+
+def test_no_option_of_the_commands_is_without_a_test():
+    assert_complete("jaxspec", arguments(command.main), {"prompt", "raw"}, FLAGS, MODEL)
+    assert_complete("generate_batch.py", arguments(generate_batch.main), {"raw"}, FLAGS, BATCH, {"resume"})
+
+
+ROWS = [{"id": f"row {i}", "prompt": PROMPT} for i in range(3)]
+
+
+@pytest.fixture
+def batch(tmp_path, tiny_config, monkeypatch):
+    """Runs the batch script over three rows, into a new output each time."""
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS), "utf-8")
+    outputs = iter(tmp_path / f"out{i}.jsonl" for i in range(100))
+    monkeypatch.setattr(generate_batch, "provenance", lambda *told, **more: {})  # asks git each time
+
+    def run(*words):
+        output = next(outputs)
+        files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(output)]
+        return output, generate_batch.main([str(tiny_config), *files, *map(str, words)])
+
+    return run
+
+
+def test_every_sampling_option_of_a_batch_reaches_the_answers(engine, plain, batch, monkeypatch):
+    monkeypatch.setattr(generate_batch, "load", lambda config, **settings: engine)
+    cases = [({}, True), *((change.options(name, plain), False) for name, change in FLAGS.items())]
+    for options, raw in cases:
+        with submitted(engine) as requests:
+            output, status = batch("--limit", 1, *flags(options), *(["--raw"] if raw else []))
+        assert status == 0
+        if "seed" in options:
+            options = {**options, "seed": row_seed(options["seed"], "row 0", 0)}
+        expected = answer_to(engine, PROMPT, options, raw=raw)
+        assert same(requests[0].generation()) == same(expected), options
+        (row,) = map(json.loads, output.read_text("utf-8").splitlines())
+        assert (row["text"], row["token_ids"]) == (expected.text, expected.token_ids)
+
+
+class Devices:
+    """A machine with as many devices as one wants."""
+
+    backend, description = "cpu", "none"
+
+    @classmethod
+    def find(cls):
+        return cls()
+
+    def share(self, replicas, tensor_parallel):
+        return [{"devices": str(tensor_parallel)}] * replicas
+
+
+class Asked(BaseException):
+    """What the batch script was about to run."""
+
+
+@pytest.fixture(params=["one engine", "replicas", "ray"])
+def asked(request, batch, monkeypatch):
+    """Runs the batch script up to where its work begins; returns what that is given, in one form."""
+    words = {"one engine": [], "replicas": ["--replicas", "2"], "ray": ["--ray", "here"]}[request.param]
+
+    def batch_run(engine, rows, params, *, raw, keep_order):
+        config, settings = engine
+        raise Asked(
+            {"config": config, **settings, "rows": len(list(rows)), "params": params, "raw": raw}
+            | {"keep_order": keep_order, "imports": (), "replicas": None, "address": None}
+        )
+
+    def replica_run(load, environments, rows, params, *, imports, raw, keep_order, note):
+        assert load.func is fake_load
+        assert load.keywords.pop("progress") is False
+        assert environments[0] == {"devices": str(load.keywords.get("tensor_parallel", 1))}
+        raise Asked(
+            {"config": load.args[0], **load.keywords, "rows": len(list(rows)), "params": params, "raw": raw}
+            | {"keep_order": keep_order, "imports": imports, "replicas": len(environments), "address": None}
+        )
+
+    def answer_files(inputs, output, *, share, slots, keep_order, limit, model, params, raw, imports, **load):
+        assert inputs[0].endswith("in.jsonl")
+        assert ".jsonl" in output
+        address, replicas = share
+        rows = len(ROWS) if limit is None else limit
+        assert slots == load.get("batch_size", 4)
+        raise Asked(
+            {"config": model, **load, "rows": rows, "params": params, "raw": raw, "keep_order": keep_order}
+            | {"imports": imports, "replicas": replicas, "address": address}
+        )
+
+    def fake_load(config, **settings):
+        return config, settings
+
+    connected = []
+    monkeypatch.setattr(generate_batch, "load", fake_load)
+    monkeypatch.setattr(generate_batch, "BatchRun", batch_run)
+    monkeypatch.setattr(generate_batch, "HostDevices", Devices)
+    monkeypatch.setattr(generate_batch, "ReplicaRun", replica_run)
+    monkeypatch.setattr(ray, "connect", connected.append)
+    monkeypatch.setattr(ray, "answer_files", answer_files)
+    monkeypatch.setattr(ray, "share_cluster", lambda actors, tensor_parallel: (connected.pop(), actors))
+
+    def run(*more):
+        with pytest.raises(Asked) as told:
+            batch(*words, *more)
+        return told.value.args[0]
+
+    run.way = request.param
+    return run
+
+
+def test_every_option_of_a_batch_reaches_its_engines_in_each_way(asked, tiny_config, importable):
+    default = asked()
+    assert default["config"] == str(tiny_config)
+    assert default["rows"] == 3
+    assert default["drafter"] == {}
+    assert (default["raw"], default["keep_order"], tuple(default["imports"])) == (False, False, ())
+    assert default["replicas"] == (2 if asked.way == "replicas" else None)
+    assert default["address"] == ("here" if asked.way == "ray" else None)
+    options = {"temperature": 0.7, "top_k": 5, "top_p": 0.3, "min_p": 0.2, "seed": 3}
+    options |= {"max_new_tokens": 7, "stop": ["w9", "w8"], "ignore_eos": True}
+    assert set(options) == set(FLAGS)
+    engines = {"tensor_parallel": 2, **({"replicas": 3} if asked.way != "one engine" else {})}
+    numbers = {"limit": 2, "batch_size": 3, "num_speculative_tokens": 5, **engines}
+    found = asked("--raw", "--keep-order", "--import", importable, *flags({**options, **numbers}))
+    assert found["params"] == SamplingParams(**options)
+    assert found["sampling_modes"] == (required_mode(SamplingParams(**options)),)
+    assert (found["raw"], found["keep_order"]) == (True, True)
+    assert (found["rows"], found["batch_size"]) == (2, 3)
+    assert {name: found[name] for name in engines} == engines
+    assert found["drafter"] == {"num_speculative_tokens": 5}
+    assert tuple(found["imports"]) == (str(importable),) or asked.way == "one engine"
+    assert "imported by --import" in sys.modules
+    assert asked("--no-speculation")["drafter"] == {"kind": "none"}
+    if asked.way == "ray":
+        assert asked("--ray")["address"] is None
+
+
+# See the test above, and for `resume` those of scripts/test_generate_batch.py.
+BATCH = {
+    "config",
+    "input",
+    "output",
+    "keep_order",
+    "limit",
+    "batch_size",
+    "replicas",
+    "tensor_parallel",
+    "ray",
+    "summary",
+    "num_speculative_tokens",
+    "no_speculation",
+    "imports",
+}
+
+
+def test_a_summary_is_written_where_it_is_wanted(engine, batch, monkeypatch, tmp_path):
+    monkeypatch.setattr(generate_batch, "load", lambda config, **settings: engine)
+    assert batch("--summary", tmp_path / "summary.json")[1] == 0
+    assert json.loads((tmp_path / "summary.json").read_text("utf-8"))["answered"] == 3

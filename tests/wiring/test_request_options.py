@@ -1,0 +1,148 @@
+"""Every option of a request, by every way to ask for an answer: the answer is the one that was asked for."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from options import PROMPT, SAMPLING, answer_to, assert_complete, fields, parameters, same, submitted
+
+import jaxspec
+from jaxspec import AsyncEngine, Engine, SamplingParams, inspect_steps
+from jaxspec.engine import load as load_module
+
+
+def test_every_sampling_parameter_changes_the_answer(engine, plain):
+    """As the tests below need it to, and as its documentation says."""
+    assert_complete("SamplingParams", fields(SamplingParams), SAMPLING)
+    for name, change in SAMPLING.items():
+        beside = answer_to(engine, PROMPT, dict(change.beside))
+        changed = answer_to(engine, PROMPT, change.options(name, plain))
+        assert same(changed) != same(beside), name
+    assert answer_to(engine, PROMPT, {}, raw=True).prompt_token_ids != plain.prompt_token_ids
+
+
+def asked(way, engine, options, raw=False):
+    """The answer by one of the ways to ask from Python."""
+    raw = {"raw": True} if raw else {}
+    if way == "generate":
+        return engine.generate(PROMPT, **options, **raw)
+    if way == "generate, params":
+        return engine.generate(PROMPT, SamplingParams(**options), **raw)
+    if way == "generate, several":
+        return engine.generate([[9], PROMPT], options, **raw)[1]
+    if way == "stream":
+        return list(engine.stream(PROMPT, **options, **raw))[-1].generation
+    if way == "stream, params":
+        return list(engine.stream(PROMPT, options, **raw))[-1].generation
+    if way == "async generate":
+        return asyncio.run(AsyncEngine(engine).generate(PROMPT, **options, **raw))
+    if way == "async generate, params":
+        return asyncio.run(AsyncEngine(engine).generate(PROMPT, SamplingParams(**options), **raw))
+    if way == "async stream":
+        return asyncio.run(last(AsyncEngine(engine).stream(PROMPT, options, **raw)))
+    if way == "inspect_steps":
+        return inspect_steps(engine, PROMPT, **options, **raw).generation
+    if way == "inspect_steps, params":
+        return inspect_steps(engine, PROMPT, SamplingParams(**options), **raw).generation
+    given = {"params": SamplingParams(**options)} if way == "module, params" else options
+    return jaxspec.generate(PROMPT, "a model", **given, **raw)
+
+
+async def last(deltas):
+    return [delta async for delta in deltas][-1].generation
+
+
+WAYS = [
+    "generate",
+    "generate, params",
+    "generate, several",
+    "stream",
+    "stream, params",
+    "async generate",
+    "async generate, params",
+    "async stream",
+    "inspect_steps",
+    "inspect_steps, params",
+    "module",
+    "module, params",
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_ask_gives_the_answer_that_was_asked_for(way, engine, plain, monkeypatch):
+    monkeypatch.setattr(load_module, "load", lambda model, **settings: engine)
+    assert same(asked(way, engine, {}, raw=True)) == same(answer_to(engine, PROMPT, {}, raw=True))
+    for name, change in SAMPLING.items():
+        options = change.options(name, plain)
+        if way.startswith("inspect") and options.get("temperature") and name not in ("temperature", "seed"):
+            continue  # each mode compiles programs of its own: see the test below
+        assert same(asked(way, engine, options)) == same(answer_to(engine, PROMPT, options)), name
+
+
+def test_inspection_asks_for_what_it_was_asked_for(engine, plain, monkeypatch):
+    made = []
+    make = engine.make_request
+
+    def stopping(prompt, params, **options):
+        made.append((prompt, params, options))
+        raise InterruptedError
+
+    monkeypatch.setattr(engine, "make_request", stopping)
+    for name, change in SAMPLING.items():
+        options = change.options(name, plain)
+        with suppress(InterruptedError):
+            inspect_steps(engine, PROMPT, **options, raw=True)
+        assert made.pop() == (PROMPT, SamplingParams(**options), {"raw": True})
+    assert make(PROMPT, SamplingParams(), raw=True)
+
+
+# What the ways to ask take beside the fields of `SamplingParams`.
+ASKED = {"prompt", "params", "raw"}
+STREAMED = {"priority": 3, "deadline": 1e-9}
+MADE = {**STREAMED, "id": "mine", "is_streamed": True}
+
+
+def test_no_option_of_a_request_is_without_a_test():
+    assert_complete("Engine.generate", parameters(Engine.generate), {"prompts", "params", "raw"})
+    assert_complete("Engine.stream", parameters(Engine.stream), ASKED, STREAMED)
+    assert_complete("Engine.make_request", parameters(Engine.make_request), ASKED, MADE)
+    assert_complete("Engine.run", parameters(Engine.run), {"requests", "ended"})
+    assert_complete("AsyncEngine.generate", parameters(AsyncEngine.generate), {"prompt", "params"})
+    assert_complete("AsyncEngine.stream", parameters(AsyncEngine.stream), ASKED, MADE)
+    assert_complete("AsyncEngine", parameters(AsyncEngine), {"engine", "max_unfinished"})
+    assert_complete("inspect_steps", parameters(inspect_steps), {"engine"}, ASKED)
+
+
+@pytest.mark.parametrize("way", ["stream", "async generate", "async stream"])
+def test_priority_deadline_name_and_pieces_reach_the_request(way, engine):
+    client = AsyncEngine(engine)
+    ask = {
+        "stream": lambda **options: list(engine.stream(PROMPT, **options)),
+        "async generate": lambda **options: asyncio.run(client.generate(PROMPT, **options)),
+        "async stream": lambda **options: asyncio.run(last(client.stream(PROMPT, **options))),
+    }[way]
+    with submitted(engine) as requests:
+        ask(priority=3)
+        ask(deadline=1e-9)
+        ask()
+        if way != "stream":
+            ask(id="mine")
+    first, late, plain, *named = requests
+    assert (first.priority, plain.priority) == (3, 0)
+    assert (late.finish_reason, plain.finish_reason) == ("aborted", "stop")
+    assert plain.is_streamed == (way != "async generate")
+    assert all(request.id == "mine" for request in named)
+
+
+def test_pieces_come_one_by_one_only_where_they_are_wanted(engine):
+    async def pieces(**options):
+        return [delta async for delta in AsyncEngine(engine).stream(PROMPT, ignore_eos=True, **options)]
+
+    assert len(asyncio.run(pieces(max_new_tokens=40))) > 1
+    assert len(asyncio.run(pieces(max_new_tokens=40, is_streamed=False))) == 1
+
+
+def test_no_more_requests_than_an_async_client_may_have(engine):
+    client = AsyncEngine(engine, max_unfinished=0)
+    with pytest.raises(jaxspec.QueueFullError):
+        asyncio.run(client.generate(PROMPT))
