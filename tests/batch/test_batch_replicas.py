@@ -146,6 +146,19 @@ def test_a_replica_that_dies_again_and_again_ends_the_run_with_its_last_words(mo
     )
 
 
+def test_a_row_that_kills_every_replica_that_gets_it_ends_the_run(monkeypatch):
+    """Each of them has died only once by then, and may have answered others in between."""
+    monkeypatch.setattr(replicas, "MAX_DEATHS", 2)
+    notes = []
+    run = ReplicaRun(Deadly, [{}, {}], [Row("line 1", 0, "deadly")], SAMPLED, note=notes.append)
+    with closing(run):
+        run.start()
+        with pytest.raises(ReplicaError, match=r"replica \d of 2 died: .*; that was 2 times in a row"):
+            list(run)
+    assert run._deaths == [1, 1]
+    assert len(notes) == 1
+
+
 def test_what_cannot_be_loaded_is_refused_in_one_line():
     run = ReplicaRun(refuse, [{}], [], SAMPLED)
     with closing(run), pytest.raises(ReplicaError, match=r"^no such model$"):

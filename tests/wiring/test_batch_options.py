@@ -1,0 +1,190 @@
+"""Every option of batch runs, in this process, in replicas and on Ray, reaches the engine and the rows."""
+
+import dataclasses
+import json
+import os
+import sys
+from contextlib import closing
+from functools import partial
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+from fake_engine import FakeEngine
+from options import assert_complete, fields, parameters
+
+from jaxspec import SamplingParams
+from jaxspec.batch import BatchRun, ReplicaRun, Row, ray
+from jaxspec.batch.replica import Work
+from jaxspec.batch.run import row_seed
+
+PARAMS = SamplingParams(
+    temperature=0.7,
+    top_k=5,
+    top_p=0.3,
+    min_p=0.2,
+    seed=3,
+    max_new_tokens=7,
+    stop=("a", "b"),
+    stop_token_ids=(4, 5),
+    ignore_eos=True,
+    num_speculative_tokens=2,
+)
+"""Without a default among them, but for `speculate`, which would exclude drafts."""
+ROWS = [Row("line 1", "first", "slow"), Row("line 2", "second", "w6")]
+
+
+class Echo(FakeEngine):
+    """Its answers are what it was asked."""
+
+    def make_request(self, prompt, params, *, raw=False):
+        request = super().make_request(prompt, params)
+        request.asked = {"prompt": prompt, "raw": raw, "params": dataclasses.asdict(params)}
+        return request
+
+    def _answer(self, request):
+        told = {**request.asked, "environment": os.environ.get("JAXSPEC_TEST"), "imported": imported()}
+        return dataclasses.replace(super()._answer(request), text=json.dumps(told))
+
+
+def load_echo(mark):
+    print(mark, file=sys.stderr, flush=True)
+    return Echo(1, seconds=0.0005)
+
+
+def imported():
+    return "imported by a replica" in sys.modules
+
+
+def told(prompt, row_id, *, raw=True, **more):
+    """What an engine should have been asked for a row."""
+    params = dataclasses.replace(PARAMS, seed=row_seed(3, row_id, 0))
+    asked = {"prompt": prompt, "raw": raw, "params": dataclasses.asdict(params)}
+    return json.loads(json.dumps({**asked, "environment": None, "imported": False, **more}))
+
+
+@pytest.fixture
+def importable(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("import sys\nsys.modules['imported by a replica'] = None\n", "utf-8")
+    yield str(path)
+    sys.modules.pop("imported by a replica", None)
+
+
+def texts(run):
+    return [json.loads(answer.generations[0].text) for answer in run]
+
+
+def test_a_run_asks_its_engine_for_what_it_is_told():
+    assert_complete("BatchRun", parameters(BatchRun), {"engine", "rows", "params", "raw", "keep_order"})
+    expected = [told("slow", "first"), told("w6", "second")]
+    assert texts(BatchRun(Echo(), ROWS, PARAMS, raw=True, keep_order=True)) == expected
+    plain = [{**each, "raw": False} for each in expected]
+    assert texts(BatchRun(Echo(), ROWS, PARAMS)) == plain[::-1]
+
+
+def test_replicas_ask_their_engines_for_what_they_are_told(importable):
+    """Two, which get a row each."""
+    options = {"load", "environments", "rows", "params", "imports", "raw", "keep_order", "note"}
+    assert_complete("ReplicaRun", parameters(ReplicaRun), options)
+    assert_complete("Work", fields(Work), {"imports", "load", "params", "raw"})
+    notes = []
+    run = ReplicaRun(
+        partial(load_echo, "loaded by it"),
+        [{"JAXSPEC_TEST": "a"}, {"JAXSPEC_TEST": "b"}],
+        ROWS,
+        PARAMS,
+        imports=[importable],
+        raw=True,
+        keep_order=True,
+        note=notes.append,
+    )
+    with closing(run):
+        run.start()
+        assert notes == ["replica 1 says: loaded by it"]
+        first, second = texts(run)
+    assert {first["environment"], second["environment"]} == {"a", "b"}
+    assert first == told("slow", "first", imported=True, environment=first["environment"])
+    assert second == told("w6", "second", imported=True, environment=second["environment"])
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """The environment of the process of an actor."""
+    values = {}
+    monkeypatch.setattr(ray, "os", SimpleNamespace(environ=values))
+    return values
+
+
+def test_an_actor_asks_its_engine_for_what_it_is_told(monkeypatch, environment, importable):
+    assert_complete("Answerer", parameters(ray.Answerer), {"model", "params", "raw", "imports", "cores"})
+    loaded = []
+
+    def load(model, **settings):
+        loaded.append((model, settings))
+        return Echo()
+
+    monkeypatch.setattr(ray, "load", load)
+    options = {"drafter": {"kind": "none"}, "sampling_modes": ("sampled",), "batch_size": 3}
+    actor = ray.Answerer("a model", PARAMS, raw=True, imports=[importable], cores=5, **options)
+    assert loaded == [("a model", {"progress": False, **options})]
+    assert "5" in environment.values()
+    rows = pa.table({"id": ["first"], "prompt": ["w6"]})
+    (answer,) = actor(rows).to_pylist()
+    assert json.loads(answer["text"]) == told("w6", "first", imported=True)
+    environment.clear()
+    (answer,) = ray.Answerer("a model", PARAMS)(rows).to_pylist()
+    assert json.loads(answer["text"]) == told("w6", "first", raw=False, imported=True)
+    assert not environment
+
+
+class Dataset:
+    """Records what is to be done with it."""
+
+    def __init__(self, done):
+        self.done = done
+
+    def __getattr__(self, name):
+        def do(*arguments, **options):
+            self.done[name] = (arguments, options)
+            return self
+
+        return do
+
+
+def test_a_cluster_is_told_how_to_share_the_work(monkeypatch, tmp_path):
+    options = {"inputs", "output", "share", "slots", "keep_order", "limit"}
+    assert_complete("answer_files", parameters(ray.answer_files), options)
+    done = {}
+    context = SimpleNamespace(execution_options=SimpleNamespace(), enable_progress_bars=False)
+    monkeypatch.setattr(ray.ray.data.DataContext, "get_current", lambda: context)
+    monkeypatch.setattr(ray, "LineSink", lambda folder: ("lines in", folder))
+    monkeypatch.setattr(ray, "_read", lambda paths, is_parquet: done.update(paths=paths) or Dataset(done))
+    monkeypatch.setattr(ray, "_count", lambda output, is_parquet: ray.Counts(rows=9))
+    share = ray.Share(3, {"num_gpus": 2}, 5)
+
+    def answer(**more):
+        done.clear()
+        paths = [str(tmp_path / "in.jsonl")], str(tmp_path / "out")
+        given = {"model": "m", "params": PARAMS, "raw": True}
+        assert ray.answer_files(*paths, share=share, slots=7, **more, **given).rows == 9
+        assert done["paths"] == paths[0]
+        assert done["write_datasink"] == ((("lines in", paths[1]),), {})
+        ((kind,), options) = done["map_batches"]
+        assert kind is ray.LineAnswerer
+        assert options["fn_constructor_kwargs"] == {**given, "cores": 5}
+        assert options["num_gpus"] == 2
+        assert options["batch_size"] == done["repartition"][1]["target_num_rows_per_block"] == 14
+        assert options["compute"].min_size == options["compute"].max_size == 3
+        return context.execution_options.preserve_order, done.get("limit")
+
+    assert answer() == (False, None)
+    assert answer(keep_order=True) == (True, None)
+    assert answer(limit=4) == (True, ((4,), {}))
+
+
+@pytest.mark.parametrize(("actors", "devices", "share"), [(2, 4, 2), (None, 4, 4), (None, 1, 16), (3, 1, 3)])
+def test_a_cluster_with_gpus_is_shared_as_it_is_asked(monkeypatch, actors, devices, share):
+    monkeypatch.setattr(ray.ray, "cluster_resources", lambda: {"GPU": 16.0, "CPU": 64.0})
+    assert_complete("share_cluster", parameters(ray.share_cluster), {"actors", "tensor_parallel"})
+    assert ray.share_cluster(actors, devices) == ray.Share(share, {"num_gpus": devices})
