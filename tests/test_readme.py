@@ -1,11 +1,11 @@
-"""Claims of the README that can be checked without installing anything."""
+"""Claims of the README that can be checked without installing anything; its example is run by
+`test_default_configuration.py`."""
 
 import re
 import subprocess
 import tomllib
 from pathlib import Path
 
-import jaxspec
 from jaxspec.config import load_config
 
 ROOT = Path(__file__).parents[1]
@@ -40,20 +40,6 @@ def test_the_first_screen_shows_an_example_with_its_output():
     assert len(example.splitlines()) <= 10
     assert example in first_screen()
     assert blocks("text")[0] in first_screen()
-
-
-def test_the_example_prints_what_it_says_it_prints(monkeypatch, tiny_config, capsys):
-    """On the tiny model, whose text differs."""
-    load = jaxspec.load
-    monkeypatch.setattr(
-        jaxspec, "load", lambda model, **options: load(tiny_config, progress=False, **options)
-    )
-    exec(compile(blocks("python")[0], "README.md", "exec"), {})
-    count, same = capsys.readouterr().out.splitlines()[-2:]
-    shown_count, shown_same = blocks("text")[0].splitlines()[-2:]
-    form = re.sub(r"\d+", r"\\d+", re.sub("stop|length", "(stop|length)", shown_count))
-    assert re.fullmatch(form, count)
-    assert same == shown_same == "True"
 
 
 def test_what_the_default_configuration_is():

@@ -13,7 +13,7 @@ OPTIONS = {"drafter", "target", "prompts", "max_new_tokens", "samples", "tempera
 
 
 class Asked:
-    """An engine that records what it is asked; its second tokens depend a little on whether there are drafts."""
+    """An engine that records what it is asked; its second tokens depend a little on its drafter."""
 
     def __init__(self, target, drafter, settings):
         self.target, self.drafter, self.settings = target, drafter, settings
