@@ -1,6 +1,8 @@
 """Steps driven from Python are those of the compiled loop, and show what these keep to themselves."""
 
 from functools import partial
+from itertools import chain, repeat
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ from flax import nnx
 from test_generation import Text
 
 import jaxspec
-from jaxspec import plots
+from jaxspec import inspection, plots
 from jaxspec.engine.device.step import PHASES, engine_step
 from jaxspec.inspection import _Run, inspect_steps
 
@@ -162,8 +164,22 @@ def test_how_a_step_looks(tiny_config, tiny_engines, prompts):
         assert widths == sorted(round(share, 6) for share in shares)
 
 
-def test_phases(tiny_engines, prompts):
+def test_phases(tiny_engines, prompts, monkeypatch):
+    """Each phase takes its own time, by a clock that is given here; the first step a thousand times that."""
+    monkeypatch.setattr(inspection, "time", SimpleNamespace(perf_counter=clock().__next__))
     inspected = inspect_steps(tiny_engines.load("near", 3), prompts[0], max_new_tokens=8)
-    assert list(inspected.phases()) == [phase.__name__ for phase in PHASES]
-    assert all(time > 0 for time in inspected.phases().values())
+    assert len(inspected.steps) > 1
+    names = [phase.__name__ for phase in PHASES]
+    assert inspected.phases() == pytest.approx({name: float(i) for i, name in enumerate(names, 1)})
+    assert list(inspected.phases()) == names
     assert inspect_steps(tiny_engines.load("near", 3), prompts[0], max_new_tokens=1).phases() == {}
+
+
+def clock():
+    """Seconds before and after each phase of each step: phase number i takes i milliseconds."""
+    now = 0.0
+    for slowness in chain([1000], repeat(1)):
+        for i in range(1, len(PHASES) + 1):
+            yield now
+            now += slowness * i / 1000
+            yield now

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from jaxspec.config import SourceConfig
 from jaxspec.train_command import before_and_after, main
 from jaxspec.training import pipeline, train
 from jaxspec.training.config import HeadConfig, TrainingRun, load_training_run
+from jaxspec.training.evaluate import measure
+from jaxspec.training.prompts import HELD_OUT
 from jaxspec.training.token_rows import TokenRows
 
 WORDS = ["red", "green", "blue", "one", "two", "three", "sun", "moon"]
@@ -54,10 +57,9 @@ def fails(capsys, *arguments):
 def runs(tmp_path_factory):
     """A target, a head trained for it, and that head adapted to rows that bring their answers."""
     folder = tmp_path_factory.mktemp("command")
-    target = str(write_target(folder / "target"))
-    asked = prompts(folder / "asked.jsonl", 48)
-    first = ["--target", target, "--prompts", asked, *SMALL, "--steps", "20"]
-    assert main([*first, "--output", str(folder / "first"), "--license", "MIT"]) == 0
+    write_target(folder / "target")
+    prompts(folder / "asked.jsonl", 48)
+    assert main(first(folder)) == 0
     rng = np.random.default_rng(1)
     rows = [
         {
@@ -81,6 +83,26 @@ def adapting(folder):
     return [*map(str, arguments), *SMALL, "--steps", "8"]
 
 
+def opened(output, monkeypatch):
+    """The pipeline of a finished run, as its own command makes it."""
+    made = []
+
+    class Recorded(pipeline.Pipeline):
+        def __init__(self, *told, **options):
+            super().__init__(*told, **options)
+            made.append(self)
+
+    monkeypatch.setattr(pipeline, "Pipeline", Recorded)
+    assert main([*first(output.parent), "--resume"]) == 0
+    return made[0]
+
+
+def first(folder):
+    """The arguments that train the first head."""
+    arguments = ["--target", folder / "target", "--prompts", folder / "asked.jsonl", *SMALL, "--steps", "80"]
+    return [*map(str, arguments), "--output", str(folder / "first"), "--license", "MIT"]
+
+
 def flags(name, values):
     return [word for value in values for word in (name, value)]
 
@@ -89,11 +111,20 @@ def results(folder, stage):
     return json.loads((folder / stage / "stage.json").read_text())["results"]
 
 
-def test_a_head_without_a_toml_is_accepted_more_than_prompt_lookup(runs):
-    lengths = results(runs / "first", "evaluate")["acceptance_length"]
+def test_a_head_without_a_toml_is_accepted_more_than_an_untrained_one(runs, monkeypatch):
+    """Greedily: at temperature 1 the target is so undecided that random drafts are accepted, too."""
     measured = json.loads((runs / "first" / "evaluate" / "acceptance.json").read_text())
     assert all(result["tokens"] <= 8 * 24 for result in measured.values())
-    assert lengths["held-out temperature 1"] > 1.5 > lengths["before, held-out temperature 1"]
+    run = opened(runs / "first", monkeypatch)
+    prompts = {"": [ids.tolist() for ids in run._read(HELD_OUT).sequences()]}
+
+    def length(head):
+        results = measure(run._engine(128, head), prompts, replace(run.run.evaluate, temperatures=(0.0,)))
+        return results[" temperature 0"]["acceptance_length"]
+
+    lengths = results(runs / "first", "evaluate")["acceptance_length"]
+    trainer, state = run._trained()
+    assert lengths["held-out temperature 0"] == length(trainer.head(state)) > length(run._new_head()) + 0.2
     picture = runs / "first" / "train" / "progress.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -15,6 +16,7 @@ from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.loading import Build, load_drafter
 from jaxspec.engine import Engine, Generation
 from jaxspec.training.config import load_training_run
+from jaxspec.training.evaluate import measure
 from jaxspec.training.metrics import MetricsFile
 from jaxspec.training.pipeline import Pipeline
 from jaxspec.training.stage_folder import STAGES
@@ -87,11 +89,42 @@ def test_acceptance_rises_above_the_untrained_heads(answers):
     assert total["trained"] / steps["trained"] > 1
 
 
-def test_the_exported_head_generates_the_same_tokens(finished, answers):
+def test_the_exported_head_drafts_what_the_trained_one_does(finished, answers):
+    """Of whatever head, the tokens are the target's; how many drafts each step accepts is the head's."""
     _, _, reports = finished
     assert reports["export"]["formats"] == ["speculators", "shared", "safeailab"]
     tokens = {name: [a.token_ids for a in given] for name, given in answers.items()}
     assert tokens["exported"] == tokens["trained"] == tokens["untrained"]
+    verified = {name: [a.verified for a in given] for name, given in answers.items()}
+    assert verified["exported"] == verified["trained"] != verified["untrained"]
+
+
+def test_the_evaluation_is_of_the_trained_head_and_of_what_it_is_to_beat(finished):
+    config, output, reports = finished
+    run = pipeline(config, output)
+    name = "held_out.jsonl"
+    prompts = {name: run._evaluation_prompts(name)}
+    lengths = reports["evaluate"]["acceptance_length"]
+
+    def measured(head):
+        (found,) = measure(run._engine(128, head), prompts, run.run.evaluate).values()
+        return found["acceptance_length"]
+
+    trainer, state = run._trained()
+    assert lengths[f"{name} temperature 0"] == measured(trainer.head(state)) > measured(run._new_head()) + 0.3
+    assert lengths[f"before, {name} temperature 0"] == measured(run._baseline())
+
+
+def test_answers_end_at_the_targets_end_token(finished):
+    config, output, _ = finished
+    run = pipeline(config, output)
+    prompt = TokenRows.load(output / "prompts" / "prompts.npz").sequences()[0].tolist()
+    (answer,) = run._engine(128).generate([prompt], max_new_tokens=20)
+    end = answer.token_ids[5]
+    run.checkpoint = replace(run.checkpoint, eos_token_ids=(end,))
+    (ended,) = run._engine(128).generate([prompt], max_new_tokens=20)
+    assert ended.token_ids == answer.token_ids[: answer.token_ids.index(end) + 1]
+    assert ended.finish_reason == "stop"
 
 
 def test_the_shared_head_says_which_of_its_tokens_are_frequent(finished):

@@ -1,0 +1,262 @@
+"""Every option of every script is read; those of scripts that answer prompts or convert files arrive."""
+
+import ast
+import importlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import bench_acceptance
+import bench_generate
+import compare_greedy
+import compare_modes
+import convert_checkpoint
+import inspect_head
+import plot_acceptance
+import pytest
+from golden_files import golden_folder
+from options import arguments, assert_complete
+
+import jaxspec
+from jaxspec import AcceptanceStats, Generation
+from jaxspec.config import SourceConfig, load_config
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+ELSEWHERE = {"make_goldens", "generate_batch", "train_eagle3"}
+"""A script that needs packages which are not installed here, and those whose options have tests of their own
+in `test_command_options.py` and `training/test_training_options.py`."""
+
+
+def with_options():
+    return [path.stem for path in sorted(SCRIPTS.glob("*.py")) if "def main(" in path.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("name", [name for name in with_options() if name not in ELSEWHERE])
+def test_every_option_is_read(name):
+    """By its name, in the script or a module of `bench/`; otherwise it is ignored in silence."""
+    script = importlib.import_module(name)
+    files = [SCRIPTS / f"{name}.py", *(SCRIPTS / "bench").glob("*.py")]
+    trees = [ast.parse(path.read_text("utf-8")) for path in files]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    read = {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "args"}
+    assert not arguments(script.main) - read - {"imports"}
+
+
+class Engine:
+    """Answers every prompt with its own tokens, and records what it is asked."""
+
+    num_speculative_tokens = 2
+
+    def __init__(self, model, settings):
+        self.model, self.settings, self.asked = model, settings, []
+        self.drafter = settings.get("drafter") or {}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def wait_prepared(self):
+        pass
+
+    def generate(self, prompts, **sampling):
+        self.asked.append((prompts, sampling))
+        several = isinstance(prompts, list) and not isinstance(prompts[0], int)
+        answers = [self.answer() for _ in (prompts if several else [prompts])]
+        return answers if several else answers[0]
+
+    def answer(self):
+        stats = AcceptanceStats()
+        stats.add_step(2, 1)
+        return Generation("", [5, 6], "length", [1], stats)
+
+    def make_request(self, prompt, params):
+        self.asked.append((prompt, params))
+        return prompt
+
+    def run(self, requests):
+        return ((i, self.answer()) for i, _ in enumerate(requests))
+
+
+@pytest.fixture
+def ran(monkeypatch, tmp_path, tiny_config, capsys):
+    """Runs a script; returns its engines and what it prints, or writes to the file "out"."""
+    for name, texts in (("a", ["w6 w7", "w8", "w9"]), ("b", ["w6"])):
+        rows = [json.dumps({"prompt": text}) + "\n" for text in texts]
+        (tmp_path / f"{name}.jsonl").write_text("".join(rows), "utf-8")
+    monkeypatch.chdir(tmp_path)
+    loaded = []
+
+    def load(model, **settings):
+        loaded.append(Engine(model, settings))
+        return loaded[-1]
+
+    monkeypatch.setattr(jaxspec, "load", load)
+    for script in (bench_acceptance, bench_generate, compare_greedy, compare_modes):
+        monkeypatch.setattr(script, "provenance", lambda *told, **more: {"device": "none"})
+    monkeypatch.setattr(compare_greedy, "load", lambda config, dtype: dtype)
+
+    def run(script, *words, status=0):
+        loaded.clear()
+        assert script.main([str(tiny_config), *map(str, words)]) == status
+        out = tmp_path / "out"
+        written = out.read_bytes() if out.exists() else None
+        return SimpleNamespace(engines=[*loaded], printed=capsys.readouterr().out, written=written)
+
+    return run
+
+
+def of(prompts, found):
+    """The sampling parameters of the last answers, which must be to these prompts."""
+    asked, sampling = found.engines[-1].asked[-1]
+    assert asked == prompts
+    return sampling
+
+
+def test_plot_acceptance(ran, tiny_config, tmp_path):
+    options = {"output", "input", "limit", "max_new_tokens", "temperature", "num_speculative_tokens"}
+    assert_complete("plot_acceptance.py", arguments(plot_acceptance.main), options, {"names", "imports"})
+    found = ran(plot_acceptance, "--output", "plain.png")
+    assert (len(found.engines[0].asked[0][0]), (tmp_path / "plain.png").exists()) == (4, True)
+    assert found.engines[0].drafter == {}
+    words = ["--input", "a.jsonl", "--limit", 2, "--max-new-tokens", 9, "--temperature", 0.5]
+    found = ran(plot_acceptance, "other", *words, "--num-speculative-tokens", 3, "--output", "more.png")
+    assert [engine.model for engine in found.engines] == [str(tiny_config), "other"]
+    assert of(["w6 w7", "w8"], found) == {"max_new_tokens": 9, "temperature": 0.5, "seed": 0}
+    settings = found.engines[0].settings
+    assert (settings["drafter"], settings["sampling_modes"]) == ({"num_speculative_tokens": 3}, ("sampled",))
+
+
+def test_compare_modes(ran, tiny_config):
+    options = {"input", "limit", "max_new_tokens", "temperature", "num_speculative_tokens", "json"}
+    assert_complete("compare_modes.py", arguments(compare_modes.main), options, {"config", "imports"})
+    words = ["--input", "a.jsonl", "--limit", 2, "--max-new-tokens", 9, "--temperature", 0.5]
+    found = ran(compare_modes, *words, "--num-speculative-tokens", 3, "--json", "out")
+    assert {engine.model for engine in found.engines} == {str(tiny_config)}
+    sampling = {"max_new_tokens": 9, "temperature": 0.5, "ignore_eos": True, "seed": 1}
+    assert of("w8", found) == sampling
+    assert all(engine.drafter == {"num_speculative_tokens": 3} for engine in found.engines)
+    assert all(engine.settings["sampling_modes"] == ("sampled",) for engine in found.engines)
+    assert json.loads(found.written)["sampling"]["max_new_tokens"] == 9
+    assert ran(compare_modes).engines[0].settings["sampling_modes"] == ("greedy",)
+
+
+def test_compare_greedy(ran, tiny_config, monkeypatch):
+    options = {"input", "limit", "max_new_tokens", "dtype", "batch_size", "tie", "json"}
+    assert_complete("compare_greedy.py", arguments(compare_greedy.main), options, {"config", "imports"})
+    part = {"prompt": 0, "token": 1, "margin": 0.1}
+    row = {"identical": 0, "tokens": 1, "acceptance_length": 1.0, "parts": [part]}
+    told = []
+    monkeypatch.setattr(compare_greedy, "compare", lambda target, *answers: told.append(target) or dict(row))
+    words = ["--input", "a.jsonl", "--limit", 2, "--max-new-tokens", 9, "--batch-size", "2,3"]
+    found = ran(compare_greedy, *words, "--dtype", "bfloat16", "--json", "out", status=1)
+    assert told == ["bfloat16", "bfloat16"]
+    assert [engine.settings["batch_size"] for engine in found.engines] == [1, 2, 3]
+    assert {engine.settings["dtype"] for engine in found.engines} == {"bfloat16"}
+    assert [engine.drafter for engine in found.engines] == [{"kind": "none"}, {}, {}]
+    assert {engine.model for engine in found.engines} == {str(tiny_config)}
+    assert of(["w6 w7", "w8"], found) == {"max_new_tokens": 9}
+    assert json.loads(found.written)["dtype"] == "bfloat16"
+    ran(compare_greedy, *words, "--tie", 0.2)  # it no longer counts as a difference
+
+
+def test_bench_acceptance(ran, tiny_config):
+    options = {
+        "prompts",
+        "head",
+        "temperatures",
+        "seeds",
+        "limit",
+        "max_new_tokens",
+        "num_speculative_tokens",
+    }
+    rest = {"config", "batch_size", "output", "imports"}
+    assert_complete("bench_acceptance.py", arguments(bench_acceptance.main), options, rest)
+    head = golden_folder("eagle3-residual-normed")
+    words = ["--prompts", "a.jsonl", "b.jsonl", "--temperatures", 0.5, "--seeds", 3, 4, "--limit", 2]
+    words += ["--max-new-tokens", 9, "--num-speculative-tokens", 2, "--batch-size", 5, "--output", "out"]
+    (engine,) = ran(bench_acceptance, *words).engines
+    assert (engine.model, engine.settings["batch_size"]) == (str(tiny_config), 5)
+    assert engine.drafter == {"num_speculative_tokens": 2}
+    params = [params for _, params in engine.asked]
+    assert [(p.temperature, p.max_new_tokens, p.seed) for p in params] == [
+        (0.5, 9, seed) for prompts in (2, 1) for seed in (3, 4) for _ in range(prompts)
+    ]
+    found = ran(bench_acceptance, *words, "--head", head, "--head", head)
+    assert [engine.drafter["source"] for engine in found.engines] == [str(head)] * 2
+    assert list(json.loads(found.written)["acceptance"]) == [str(head)]
+
+
+def test_bench_generate(ran, tiny_config, monkeypatch):
+    options = {"input", "limit", "max_new_tokens", "num_speculative_tokens", "peer", "first_token"}
+    rest = {"config", "batch_size", "output", "imports"}
+    assert_complete("bench_generate.py", arguments(bench_generate.main), options, rest)
+    peers = []
+
+    class Peer:
+        def __init__(self, path):
+            peers.append(path)
+            self.asked = []
+
+        def generate(self, ids, count):
+            peers.append(count)
+
+    monkeypatch.setattr(bench_generate, "LlamaCpp", Peer)
+    monkeypatch.setattr(bench_generate, "gguf_of", lambda checkpoint: "a file")
+    words = ["--input", "a.jsonl", "--limit", 2, "--max-new-tokens", 9, "--num-speculative-tokens", 3]
+    found = ran(bench_generate, *words, "--batch-size", 5, "--output", "out")
+    plain, speculative, batch = found.engines
+    assert {engine.model for engine in found.engines} == {str(tiny_config)}
+    three = {"num_speculative_tokens": 3}
+    assert [engine.drafter for engine in found.engines] == [{"kind": "none"}, three, three]
+    assert (plain.settings["batch_size"], batch.settings["batch_size"]) == (1, 5)
+    assert [prompt for prompt, _ in speculative.asked] == ["w6 w7", "w6 w7", "w8"]
+    assert speculative.asked[-1][1] == {"max_new_tokens": 9, "ignore_eos": True}
+    assert batch.asked[-1][1]["max_new_tokens"] == 9
+    figures = json.loads(found.written)
+    assert (figures["batch_size"], figures["prompts"], "first_token_ms" in figures) == (5, 2, False)
+    found = ran(bench_generate, *words, "--peer", "llamacpp", "--first-token", 7, "--output", "out")
+    assert peers[0] == "a file"
+    assert {9, 1} < {*peers[1:]}
+    assert len(found.engines[0].asked[-1][0]) == 7
+    assert "llamacpp" in json.loads(found.written)["first_token_ms"]
+
+
+def test_convert_checkpoint(monkeypatch):
+    options = {"source", "output", "format", "dtype", "file", "sha256", "imports"}
+    assert_complete("convert_checkpoint.py", arguments(convert_checkpoint.main), options)
+    saved = []
+    for form in ("orbax", "safetensors"):
+        save = lambda *told, form=form, **more: saved.append((form, *told, more))  # noqa: E731
+        monkeypatch.setattr(convert_checkpoint, f"save_{form}", save)
+    read = lambda *told: SimpleNamespace(tensors={}, name=told)  # noqa: E731
+    monkeypatch.setattr(convert_checkpoint, "open_checkpoint", read)
+    assert convert_checkpoint.main(["from", "to"]) == 0
+    words = ["--format", "safetensors", "--dtype", "float16", "--file", "f", "--sha256", "0"]
+    assert convert_checkpoint.main(["from", "to", *words]) == 0
+    assert [(form, to, read.name, more) for form, to, read, more in saved] == [
+        ("orbax", "to", ("from", None, None), {"dtype": None}),
+        ("safetensors", "to", ("from", "f", "0"), {"dtype": "float16"}),
+    ]
+
+
+def test_inspect_head(monkeypatch):
+    options = {"head", "target", "file", "sha256", "imports"}
+    assert_complete("inspect_head.py", arguments(inspect_head.main), options)
+
+    def inspect(head, target):
+        raise InterruptedError(head, target)
+
+    def told(*words):
+        with pytest.raises(InterruptedError) as error:
+            inspect_head.main([*words])
+        return error.value.args
+
+    monkeypatch.setattr(inspect_head, "inspect", inspect)
+    assert told("a head") == (SourceConfig("a head"), None)
+    words = ["--target", "a target", "--file", "f", "--sha256", "0"]
+    assert told("a head", *words) == (SourceConfig("a head", "f", "0"), SourceConfig("a target"))
+    target = load_config("smollm2-135m").target
+    assert told("smollm2-135m-eagle3")[1] == target
+    assert told("a head", "--target", "smollm2-135m")[1] == target
