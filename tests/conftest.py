@@ -56,6 +56,7 @@ FIRST = [
     "engine/test_real_greedy_equality.py",
     "models/test_real_target.py",
     "models/test_real_gemma3.py",
+    "test_default_configuration.py",
     "engine/test_pairs.py",
     "engine/test_greedy_equality.py",
     "engine/test_distribution.py",

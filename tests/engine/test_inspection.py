@@ -19,7 +19,7 @@ from jaxspec.inspection import _Run, inspect_steps
 SAMPLINGS = {
     "greedy": {},
     "sampled": {"temperature": 0.8, "seed": 5},
-    "truncated": {"temperature": 1.0, "top_k": 12, "top_p": 0.9, "seed": 6},
+    "truncated": {"temperature": 1.0, "top_k": 12, "top_p": 0.9, "min_p": 0.2, "seed": 6},
 }
 
 
