@@ -13,10 +13,11 @@ import pytest
 from fake_engine import FakeEngine
 from options import assert_complete, fields, parameters
 
-from jaxspec import SamplingParams
-from jaxspec.batch import BatchRun, ReplicaRun, Row, ray
+from jaxspec import DrafterConfig, EngineConfig, SamplingParams
+from jaxspec.batch import BatchRun, ReplicaRun, Row, ray, run_settings
 from jaxspec.batch.replica import Work
 from jaxspec.batch.run import row_seed
+from jaxspec.config import load_config
 
 PARAMS = SamplingParams(
     temperature=0.7,
@@ -106,6 +107,44 @@ def test_replicas_ask_their_engines_for_what_they_are_told(importable):
     assert {first["environment"], second["environment"]} == {"a", "b"}
     assert first == told("slow", "first", imported=True, environment=first["environment"])
     assert second == told("w6", "second", imported=True, environment=second["environment"])
+
+
+# What decides an answer, and what only decides when it comes.
+COUNTS = {"dtype", "cache_dtype", "cpu_activations", "max_model_len", "synthetic_acceptance_length"}
+SPEED = {"batch_size", "page_size", "num_pages", "prefix_caching", "prefill_chunk", "prefill_rows"}
+SPEED |= {"rows_beside", "slot_sizes", "steps_per_dispatch", "draft_loop", "tensor_parallel"}
+DRAFTER = {
+    "kind": "draft_model",
+    "num_speculative_tokens": 2,
+    "sampling": "greedy",
+    "max_ngram": 7,
+    "min_ngram": 2,
+    "options": {"a": 1},
+    "max_speculative_tokens": 9,
+    "draft_vocab_size": 5,
+}
+
+
+def test_a_run_is_resumed_only_with_what_decides_its_answers(tiny_config):
+    """`test_batch_settings.py` has the engine's values."""
+    options = {"config", "params", "raw", "keep_order", "backend"}
+    assert_complete("run_settings", parameters(run_settings), options)
+    assert_complete("EngineConfig", fields(EngineConfig), COUNTS, SPEED)
+    assert_complete("DrafterConfig", fields(DrafterConfig), DRAFTER, {"source", "file", "sha256"})
+
+    def settings(config, params=PARAMS, **more):
+        return run_settings(config, params, **{"raw": False, "keep_order": False, **more})
+
+    config = load_config(tiny_config)
+    default = settings(config)
+    assert {f"engine.{name}" for name in COUNTS} == {name for name in default if name.startswith("engine.")}
+    for name, value in DRAFTER.items():
+        changed = settings(config.replace(drafter={name: value}))
+        assert changed[f"drafter.{name}"] == value != default[f"drafter.{name}"]
+    assert dataclasses.asdict(PARAMS).items() <= default.items()
+    assert settings(config, raw=True)["raw"]
+    assert settings(config, keep_order=True)["keep_order"]
+    assert settings(config, backend="gpu")["engine.dtype"] == "bfloat16" != default["engine.dtype"]
 
 
 @pytest.fixture
