@@ -49,7 +49,7 @@ def parser_of(main: Callable[..., Any]) -> argparse.ArgumentParser:
 
 def arguments(main: Callable[..., Any]) -> set[str]:
     """The names under which a command line's arguments are parsed."""
-    return {action.dest for action in parser_of(main)._actions if action.dest != "help"}
+    return {action.dest for action in parser_of(main)._actions if action.dest not in ("help", "version")}
 
 
 def assert_complete(entry: str, options: set[str], *tables: Collection[str]) -> None:

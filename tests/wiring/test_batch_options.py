@@ -139,7 +139,8 @@ def test_a_run_is_resumed_only_with_what_decides_its_answers(tiny_config):
     default = settings(config)
     assert {f"engine.{name}" for name in COUNTS} == {name for name in default if name.startswith("engine.")}
     for name, value in DRAFTER.items():
-        changed = settings(config.replace(drafter={name: value}))
+        source = {"source": str(tiny_config.parent / "model")} if name == "kind" else {}
+        changed = settings(config.replace(drafter={name: value, **source}))
         assert changed[f"drafter.{name}"] == value != default[f"drafter.{name}"]
     assert dataclasses.asdict(PARAMS).items() <= default.items()
     assert settings(config, raw=True)["raw"]
