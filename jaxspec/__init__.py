@@ -16,24 +16,11 @@ target alone would have produced: the same tokens if greedy, the same distributi
 - `register_drafter` and `register_family` add your own drafters and model families.
 """
 
-from jaxspec.checkpoints import CheckpointError
-from jaxspec.config import ConfigError, DrafterConfig, EngineConfig, list_configs
-from jaxspec.drafters.registry import register_drafter
-from jaxspec.engine import (
-    AcceptanceStats,
-    AsyncEngine,
-    Delta,
-    Engine,
-    EngineError,
-    Generation,
-    QueueFullError,
-    Request,
-)
-from jaxspec.engine.load import generate, load
-from jaxspec.inspection import inspect_steps
-from jaxspec.lossless import check_lossless
-from jaxspec.models.registry import register_family
-from jaxspec.sampling import SamplingParams
+from typing import TYPE_CHECKING
+
+from jaxspec.lazy import lazy_names
+
+__version__ = "0.1.0"
 
 __all__ = [
     "AcceptanceStats",
@@ -57,3 +44,40 @@ __all__ = [
     "register_drafter",
     "register_family",
 ]
+
+if TYPE_CHECKING:
+    from jaxspec.checkpoints import CheckpointError
+    from jaxspec.config import ConfigError, DrafterConfig, EngineConfig, list_configs
+    from jaxspec.drafters.registry import register_drafter
+    from jaxspec.engine import (
+        AcceptanceStats,
+        AsyncEngine,
+        Delta,
+        Engine,
+        EngineError,
+        Generation,
+        QueueFullError,
+        Request,
+    )
+    from jaxspec.engine.load import generate, load
+    from jaxspec.inspection import inspect_steps
+    from jaxspec.lossless import check_lossless
+    from jaxspec.models.registry import register_family
+    from jaxspec.sampling import SamplingParams
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "jaxspec.checkpoints": "CheckpointError",
+            "jaxspec.config": "ConfigError DrafterConfig EngineConfig list_configs",
+            "jaxspec.drafters.registry": "register_drafter",
+            "jaxspec.engine": (
+                "AcceptanceStats AsyncEngine Delta Engine EngineError Generation QueueFullError Request"
+            ),
+            "jaxspec.engine.load": "generate load",
+            "jaxspec.inspection": "inspect_steps",
+            "jaxspec.lossless": "check_lossless",
+            "jaxspec.models.registry": "register_family",
+            "jaxspec.sampling": "SamplingParams",
+        },
+    )

@@ -7,14 +7,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO
 
-from jaxspec.checkpoints import open_checkpoint
+from jaxspec import __version__
 from jaxspec.config import Config
-from jaxspec.drafters.formats import identify
-from jaxspec.drafters.registry import KINDS
+from jaxspec.errors import OneLineError
 from jaxspec.sampling import DEFAULT_MAX_NEW_TOKENS, SamplingParams
 
 
-class CommandError(ValueError):
+class CommandError(OneLineError):
     """A bad command line; the message names the argument."""
 
 
@@ -37,6 +36,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any):
         super().__init__(**settings)
         _open_stderr()
+        self.add_argument("--version", action="version", version=f"jaxspec {__version__}")
         self.add_argument(
             "--import",
             action=_Import,
@@ -107,8 +107,8 @@ def _open_stderr() -> None:
         os.dup2(sys.stderr.fileno(), 2)
 
 
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Adds options for the fields of `SamplingParams`, and --raw."""
+def add_sampling_options(parser: argparse.ArgumentParser, *, raw: bool = True) -> None:
+    """Adds options for the fields of `SamplingParams`, and --raw unless `raw` is False."""
     default = SamplingParams()
     group = parser.add_argument_group("sampling")
     group.add_argument(
@@ -136,7 +136,8 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         help="ends the answer; may be given several times",
     )
     group.add_argument("--ignore-eos", action="store_true", help="do not stop at end-of-sequence tokens")
-    group.add_argument("--raw", action="store_true", help="pass prompts without the chat template")
+    if raw:
+        group.add_argument("--raw", action="store_true", help="pass prompts without the chat template")
 
 
 def add_speculation_options(parser: argparse.ArgumentParser) -> None:
@@ -212,20 +213,17 @@ def drafter_options(args: argparse.Namespace, config: Config) -> dict[str, Any]:
 
 
 def drafter_from(source: str, *, option: str) -> dict[str, Any]:
-    """The keys of `[drafter]` for a checkpoint, in place of all that name the configuration's.
-
-    Args:
-      source: the checkpoint.
-      option: the option that names it, for messages.
+    """The keys of `[drafter]` for a drafter that an option names as `jaxspec.load` does.
 
     Raises:
-      CheckpointError: it cannot be opened.
-      CommandError: it holds no known drafter.
+      CommandError: it names no drafter; the message names the option.
     """
-    found = next(iter(identify(open_checkpoint(source))), None)
-    if found not in KINDS:
-        raise CommandError(f"{option}: {source} is {found or 'no drafter'}; known: {', '.join(KINDS)}")
-    return {"kind": found, "source": source, "file": None, "sha256": None}
+    from jaxspec.drafters.formats import drafter_keys  # imports slowly
+
+    try:
+        return dict(drafter_keys(source))
+    except OneLineError as error:
+        raise CommandError(f"{option}: {error}") from None
 
 
 def report(error: object) -> int:

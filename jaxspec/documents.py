@@ -1,7 +1,14 @@
-"""Walking through documents of nested objects and lists, as in JSON and TOML."""
+"""Values of JSON and TOML: walking through nested ones, and numbers of other packages as Python's."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+
+def plain_number(value: Any) -> Any:
+    """A scalar of NumPy, or an array of one number, as Python's number or bool; other values as they are."""
+    if hasattr(value, "__array__") and getattr(value, "ndim", None) == 0:
+        return value.item()
+    return value
 
 
 def levels(document: Mapping[str, Any]) -> Iterator[list[Any]]:

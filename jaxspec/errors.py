@@ -15,6 +15,11 @@ class ConfigError(OneLineError):
     """The configuration cannot be used; the message names the key."""
 
 
+def page(name: str) -> str:
+    """The address of a page of docs/."""
+    return f"https://github.com/jaxspec/jaxspec/blob/main/docs/{name}"
+
+
 def one_line(message: object) -> str:
     """The message without line breaks and unprintable characters; a long one is shortened in the middle."""
     text = _shorten(str(message))

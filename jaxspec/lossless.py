@@ -110,7 +110,7 @@ class LosslessReport:
 
 
 def check_lossless(
-    drafter: Mapping[str, Any] | DrafterConfig,
+    drafter: str | Path | Mapping[str, Any] | DrafterConfig,
     target: str | Path,
     *,
     prompts: Sequence[Prompt] = PROMPTS,
@@ -134,7 +134,7 @@ def check_lossless(
     another order. In float32, the default here, this is rare.
 
     Args:
-      drafter: as for `load`: {"kind": …, …}.
+      drafter: as for `load`.
       target: the model, as for `load`.
       prompts: as for `Engine.generate`.
       max_new_tokens: length of greedy answers.
@@ -156,12 +156,11 @@ def check_lossless(
         raise ValueError(f"there must be prompts, and samples 0 or more, got {len(every)} and {samples}")
     if not 0 < significance < 1:
         raise ValueError(f"significance must be between 0 and 1, got {significance}")
-    drafting = drafter if isinstance(drafter, Mapping) else vars(drafter)
     found: list[Difference] = []
     greedy, sampled = AcceptanceStats(), AcceptanceStats()
     with (
         load(target, drafter={"kind": "none"}, **sizes) as plain,
-        load(target, drafter=drafting, **sizes) as other,
+        load(target, drafter=drafter, **sizes) as other,
     ):
         answers = [each.generate(every, max_new_tokens=max_new_tokens) for each in (plain, other)]
         for i, (one, two) in enumerate(zip(*answers, strict=True)):

@@ -21,9 +21,8 @@ from typing import Any
 
 from jaxspec.checkpoints import CheckpointError
 from jaxspec.command_line import CommandError, Parser, add_device_option, report
-from jaxspec.config import ConfigError, EngineConfig, list_configs, load_config
+from jaxspec.config import ConfigError, EngineConfig, list_configs, load_config, resolve_config
 from jaxspec.config.sections import replace_section
-from jaxspec.engine.load import resolve_config
 from jaxspec.jax_settings import training_devices
 from jaxspec.training.config import (
     HeadConfig,

@@ -36,11 +36,11 @@ from flax import nnx
 from jaxspec.batch import InputError, RowError, read_rows
 from jaxspec.checkpoints import CheckpointError
 from jaxspec.command_line import CommandError, Parser, drafter_options, drafts_option, report
-from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.config import ConfigError, EngineConfig, resolve_config
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.engine import Engine
 from jaxspec.engine.device.step import Models
-from jaxspec.engine.load import load, resolve_config
+from jaxspec.engine.load import load
 from jaxspec.provenance import provenance
 from jaxspec.sampling import SamplingParams, required_mode
 

@@ -25,7 +25,7 @@ from prompt_readers import READERS, Asked, Code, Dialogue, Document, Exchange, I
 
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.command_line import Parser
-from jaxspec.engine.load import resolve_config
+from jaxspec.config import resolve_config
 from jaxspec.training.held_out import HeldOut, normalise
 from jaxspec.training.prompt_files import read_texts
 from jaxspec.training.prompts import check_tokenizer

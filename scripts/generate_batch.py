@@ -59,9 +59,9 @@ from jaxspec.command_line import (
     sampling_params,
     write,
 )
-from jaxspec.config import Config, ConfigError, list_configs
+from jaxspec.config import Config, ConfigError, list_configs, resolve_config
 from jaxspec.engine import EngineError
-from jaxspec.engine.load import load, resolve_config
+from jaxspec.engine.load import load
 from jaxspec.jax_settings import choose_devices
 from jaxspec.provenance import device, provenance
 from jaxspec.rows import may_sample

@@ -4,12 +4,15 @@ import json
 import shutil
 from collections.abc import Callable
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tiny_models import write_eagle1, write_eagle3, write_target
 
 import jaxspec
+from jaxspec.config import Config, DrafterConfig, SourceConfig, load_config, resolve_config
+from jaxspec.drafters.formats import drafter_keys
 from jaxspec.models.loading import ModulePlan
 
 SIZES = {"batch_size": 2, "max_model_len": 32, "page_size": 8, "prefill_chunk": 8, "slot_sizes": ()}
@@ -52,7 +55,9 @@ def refused(call: Callable, *args, **kwargs) -> str:
     return str(error.value)
 
 
-def test_a_folder_alone_decodes_plainly(folders):
+def test_a_folder_alone_is_drafted_for_by_prompt_lookup(folders, engine):
+    assert resolve_config(folders["target"]).drafter == DrafterConfig("ngram")
+    assert engine.num_speculative_tokens == DrafterConfig("ngram").num_drafts
     generation = jaxspec.generate([1, 2, 3], folders["target"], max_new_tokens=5, progress=False)
     assert isinstance(generation, jaxspec.Generation)
     assert len(generation.token_ids) == 5
@@ -110,12 +115,20 @@ def test_generate_takes_parameters_in_one_object_too(folders, engine):
         ),
         ({"sampling_modes": "greedy"}, "sampling_modes must be some of"),
         ({"sampling_modes": ()}, "sampling_modes must be some of"),
-        ({"drafter": "ngram"}, "drafter must be a mapping of keys to values, got 'ngram'"),
+        ({"drafter": 4}, "drafter must be a name, keys of [drafter] or a DrafterConfig, got 4"),
+        ({"drafter": "eagle"}, "drafter 'eagle' is not a configuration ("),
+        ({"drafter": "eagle"}, "nor a kind (ngram, eagle3"),
+        ({"drafter": "eagle"}, "docs/writing-a-drafter.md"),
+        ({"drafter": {"kind": "eagle"}}, "docs/writing-a-drafter.md"),
+        ({"drafter": "eagle3"}, "drafter.source is missing: 'eagle3' needs a checkpoint"),
         ({"drafter": {"type": "ngram"}}, "unknown key drafter.type; known: kind"),
         ({"drafter": {"kind": "eagle"}}, "drafter.kind 'eagle' is unknown; known: ngram, eagle3"),
         ({"drafter": {"kind": "eagle3"}}, "drafter.source is missing: 'eagle3' needs a checkpoint"),
         ({"drafter": {"kind": "eagle3", "source": "no/such/head"}}, "no/such/head: no such file or folder"),
-        ({"synthetic_acceptance_length": 1.5}, "synthetic_acceptance_length 1.5 is past 1"),
+        (
+            {"drafter": "none", "synthetic_acceptance_length": 1.5},
+            "synthetic_acceptance_length 1.5 is past 1",
+        ),
         (
             {"drafter": {"kind": "ngram"}, "synthetic_acceptance_length": 6.0},
             "synthetic_acceptance_length 6.0 is past 5, which 4 drafts per step can reach",
@@ -191,7 +204,6 @@ def test_models_that_are_not_there_or_not_supported(folders, tmp_path, nothing_a
         (None, "prompt must be a string"),
         (5, "prompt must be a string"),
         (np.array(5), "prompt must be a string"),
-        ([np.array(5)], "prompt must be a string"),
         (b"\x01\x02", "prompt must be a string"),
         ([[1], b"\x01\x02"], "prompt must be a string"),
     ],
@@ -244,3 +256,82 @@ def test_a_drafter_made_for_shorter_texts_is_warned_about(folders, tmp_path):
     drafter = {"kind": "eagle3", "source": str(short)}
     with pytest.warns(UserWarning, match="trained on 31 positions and max_model_len is 32"):
         jaxspec.load(folders["target"], drafter=drafter, sampling_modes=("greedy",), progress=False, **SIZES)
+
+
+def test_a_drafter_is_named_in_any_form(folders):
+    assert drafter_keys(None) == {}
+    assert drafter_keys("ngram") == {"kind": "ngram"}
+    assert drafter_keys({"max_ngram": 2}) == {"max_ngram": 2}
+    assert drafter_keys(DrafterConfig("ngram", 3)) == vars(DrafterConfig("ngram", 3))
+    shipped = drafter_keys("smollm2-135m-eagle3")
+    assert DrafterConfig(**shipped) == load_config("smollm2-135m-eagle3").drafter
+    for head in (folders["eagle3"], str(folders["eagle3"])):
+        found = drafter_keys(head)
+        assert (found["kind"], found["source"], found["file"]) == ("eagle3", str(head), None)
+    assert drafter_keys(folders["target"])["kind"] == "draft_model"
+
+
+def test_load_takes_a_drafter_by_name(folders):
+    options = {"sampling_modes": ("greedy",), "progress": False, **SIZES}
+    with jaxspec.load(folders["target"], drafter=folders["eagle3"], **options) as engine:
+        drafted = engine.generate([1, 2, 3], max_new_tokens=5)
+    with jaxspec.load(folders["target"], drafter="none", **options) as engine:
+        assert engine.num_speculative_tokens == 0
+        assert engine.generate([1, 2, 3], max_new_tokens=5).token_ids == drafted.token_ids
+    assert drafted.stats.drafted > 0
+
+
+def test_a_configuration_stands_for_its_target_and_its_drafter():
+    pair = load_config("smollm2-135m-eagle3")
+    config = Config("mine", SourceConfig("smollm2-135m"), DrafterConfig("eagle3", source=pair.name))
+    assert config.target == pair.target
+    own = config.drafter
+    assert (own.source, own.file, own.sha256) == (
+        pair.drafter.source,
+        pair.drafter.file,
+        pair.drafter.sha256,
+    )
+    drafting = config.replace(drafter={"kind": "draft_model", "source": "smollm2-135m"}).drafter
+    assert SourceConfig(drafting.source, drafting.file, drafting.sha256) == pair.target
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        np.array([1, 2, 3]),
+        jnp.array([1, 2, 3]),
+        list(jnp.array([1, 2, 3])),
+        (np.int64(1), jnp.int32(2), np.array(3)),
+        np.array([1, 2, 3], np.uint16),
+    ],
+    ids=["numpy", "jax", "jax scalars", "mixed", "uint16"],
+)
+def test_token_ids_may_be_arrays(engine, prompt):
+    assert engine.generate(prompt, max_new_tokens=2).prompt_token_ids == [1, 2, 3]
+
+
+def test_an_array_of_two_rows_is_two_prompts(engine):
+    for prompts in (jnp.array([[1, 2], [3, 4]]), [jnp.array([1, 2]), np.array([3, 4])]):
+        answers = engine.generate(prompts, max_new_tokens=2)
+        assert [answer.prompt_token_ids for answer in answers] == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("prompt", [jnp.array([1.0]), jnp.array([True]), jnp.array(3)])
+def test_an_array_of_anything_else_is_refused(engine, prompt):
+    assert "prompt must be a string" in refused(engine.generate, prompt)
+
+
+@pytest.mark.parametrize("of", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+def test_parameters_may_be_numbers_of_arrays(of):
+    given = {"temperature": 0.5, "top_k": 3, "top_p": 0.25, "min_p": 0.5, "seed": 7, "max_new_tokens": 5}
+    given |= {"num_speculative_tokens": 2, "ignore_eos": True, "speculate": True}
+    params = jaxspec.SamplingParams(
+        **{name: of(value) for name, value in given.items()}, stop_token_ids=of([4, 5])
+    )
+    assert params == jaxspec.SamplingParams(**given, stop_token_ids=(4, 5))
+    assert {type(value) for value in vars(params).values()} <= {int, float, bool, tuple}
+    config = resolve_config("smollm2-135m").replace(
+        engine={"batch_size": of(2)}, drafter={"num_speculative_tokens": of(3)}
+    )
+    assert (config.engine.batch_size, config.drafter.num_drafts) == (2, 3)
+    assert type(config.engine.batch_size) is int

@@ -21,7 +21,7 @@ FLOORS = (
     ("kernels",),
     ("config", "checkpoints", "provenance"),
     ("interpreter", "jax_settings"),
-    ("errors", "documents"),
+    ("errors", "documents", "lazy", "registry"),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted(

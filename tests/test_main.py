@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,14 +16,16 @@ from tiny_engines import assert_idle
 from tiny_gguf import gguf_tensors, hf_weights, metadata, write_gguf
 from tiny_tokenizers import byte_level
 
+import jaxspec
 from jaxspec import __main__ as command
+from jaxspec import answering, chat_command
 from jaxspec.command_line import Parser, write
 
 
 @pytest.fixture
 def run(monkeypatch, tiny_config, tiny_engine):
     """Runs the command over the shared engine; returns its exit status."""
-    monkeypatch.setattr(command, "load", lambda model, **options: tiny_engine)
+    monkeypatch.setattr(jaxspec, "load", lambda model, **options: tiny_engine)
     return lambda *arguments: command.main([*arguments, "--model", str(tiny_config)])
 
 
@@ -32,7 +35,8 @@ def test_the_answer_goes_to_stdout_and_the_statistics_to_stderr(run, tiny_engine
     expected = tiny_engine.generate("w6 w7", max_new_tokens=9, ignore_eos=True)
     assert printed.out == expected.text + "\n"
     assert re.fullmatch(
-        rf"\[9 tokens in \d+\.\d\d s, \d+\.\d tokens/s; {expected.stats.steps} target passes, "
+        r"\[9 tokens: the first after \d+\.\d\d s, then \d+\.\d tokens/s; "
+        rf"{expected.stats.steps} target passes, "
         rf"acceptance length {expected.stats.acceptance_length:.2f}\]\n",
         printed.err,
     )
@@ -105,6 +109,139 @@ def test_bad_input_is_one_line(run, capsys, arguments, problem):
     assert problem in error
 
 
+def test_the_first_token_and_the_rate_after_it_are_apart(run, tiny_engine, monkeypatch, capsys):
+    """The clock is read at the start, at the first piece and at the end."""
+    times = iter([10.0, 10.5, 12.5])
+    monkeypatch.setattr(answering, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    deltas = [jaxspec.Delta("a", [1]), jaxspec.Delta("b", [2, 3])]
+    generation = tiny_engine.generate("w6", max_new_tokens=5, ignore_eos=True)
+    deltas.append(jaxspec.Delta("", [4, 5], generation))
+    monkeypatch.setattr(tiny_engine, "stream", lambda *arguments, **options: iter(deltas))
+    assert run("w6") == 0
+    assert "[5 tokens: the first after 0.50 s, then 2.0 tokens/s; " in capsys.readouterr().err
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """Replaces stdin by bytes."""
+    return lambda text: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), "utf-8"))
+
+
+def test_a_dash_reads_the_prompt_from_stdin(run, tiny_engine, stdin, capsys):
+    expected = tiny_engine.generate("w6 w7\nw8", max_new_tokens=9, ignore_eos=True).text
+    stdin(b"w6 w7\nw8\n")
+    assert run("-", "--max-new-tokens", "9", "--ignore-eos") == 0
+    assert capsys.readouterr().out == expected + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"), [(b"", "the prompt is empty"), (b"w6 \xff", "cannot read the prompt from stdin: ")]
+)
+def test_a_bad_prompt_on_stdin_is_one_line(run, stdin, capsys, text, problem):
+    stdin(text)
+    assert run("-") == 2
+    error = capsys.readouterr().err
+    assert problem in error
+    assert error.count("\n") == 1
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        command.main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == f"jaxspec {jaxspec.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["--help"], 0),
+        (["--version"], 0),
+        (["chat", "--help"], 0),
+        (["w6", "--wrong"], 2),
+        (["w6", "--temperature", "-1"], 2),
+        (["w6", "--model", "nothing"], 2),
+    ],
+)
+def test_a_command_line_that_answers_nothing_imports_no_jax(arguments, status):
+    program = "import sys\nfrom jaxspec.__main__ import main\ntry: status = main(sys.argv[1:])\n"
+    program += "except SystemExit as left: status = left.code\nprint(status, *sys.modules, file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
+    )
+    exit_status, *modules = done.stderr.splitlines()[-1].split()
+    assert int(exit_status) == status
+    assert not {"jax", "numpy", "tokenizers"} & set(modules)
+
+
+def chat(*turns, options=()):
+    """Runs a chat over stdin; returns its exit status."""
+    sys.stdin = io.StringIO("".join(f"{turn}\n" for turn in turns))
+    return chat_command.main(["--max-new-tokens", "9", "--ignore-eos", *options])
+
+
+@pytest.fixture
+def chatting(monkeypatch, tiny_config, tiny_engine):
+    """Runs chats over the shared engine; returns the conversations that it was asked."""
+    asked = []
+    stream = tiny_engine.stream
+
+    def record(messages, *arguments, **options):
+        asked.append([(message["role"], message["content"]) for message in messages])
+        return stream(messages, *arguments, **options)
+
+    monkeypatch.setattr(sys, "stdin", sys.stdin)
+    monkeypatch.setattr(jaxspec, "load", lambda model, **options: tiny_engine)
+    monkeypatch.setattr(tiny_engine, "stream", record)
+    return asked
+
+
+def test_a_chat_answers_every_turn_with_those_before_it_in_view(chatting, capsys):
+    assert chat("w6", "", "w7", options=["--system", "w8"]) == 0
+    printed = capsys.readouterr()
+    first, _ = printed.out.splitlines()
+    system = ("system", "w8")
+    assert chatting == [
+        [system, ("user", "w6")],
+        [system, ("user", "w6"), ("assistant", first), ("user", "w7")],
+    ]
+    assert printed.err.count("[9 tokens: ") == 2
+
+
+def test_clear_begins_a_new_conversation(chatting):
+    assert chat("w6", "/clear", "w7", options=["--system", "w8"]) == 0
+    assert chatting[-1] == [("system", "w8"), ("user", "w7")]
+
+
+def test_interrupting_an_answer_of_a_chat_keeps_what_was_said(chatting, monkeypatch, tiny_engine, capsys):
+    written = []
+
+    def interrupted(text):
+        written.append(text)
+        if len(written) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(answering, "write", interrupted)
+    assert chat("w6", "w7", options=["--max-new-tokens", "40"]) == 0
+    assert chatting[1][1] == ("assistant", "".join(written[:2]))
+    assert "[stopped]" in capsys.readouterr().err
+    assert_idle(tiny_engine)
+
+
+def test_interrupting_a_chat_at_its_prompt_ends_it(chatting, monkeypatch, capsys):
+    monkeypatch.setattr("builtins.input", lambda prompt: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert chat() == 0
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_turn_that_is_too_long_is_refused_and_the_chat_goes_on(chatting, capsys):
+    assert chat("w6 " * 200, "w7") == 0
+    printed = capsys.readouterr()
+    assert "error: prompt of " in printed.err
+    assert chatting[-1] == [("user", "w7")]
+    assert len(printed.out.splitlines()) == 1
+
+
 def test_an_unknown_model_is_one_line(capsys):
     assert command.main(["hello", "--model", "nothing"]) == 2
     assert capsys.readouterr().err.startswith("error: 'nothing' is not a configuration")
@@ -114,7 +251,7 @@ def test_interrupting_while_it_loads_is_no_traceback(run, monkeypatch, capsys):
     def interrupted(model, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "load", interrupted)
+    monkeypatch.setattr(jaxspec, "load", interrupted)
     assert run("w6") == 130
     assert capsys.readouterr().err == "\ninterrupted\n"
 
@@ -127,7 +264,7 @@ def test_interrupting_an_answer_is_no_traceback_and_frees_its_slot(run, tiny_eng
         if len(written) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "write", interrupted)
+    monkeypatch.setattr(answering, "write", interrupted)
     assert run("w6 w7", "--max-new-tokens", "60", "--ignore-eos") == 130
     assert len(written) == 3
     assert capsys.readouterr().err == "\ninterrupted\n"
@@ -220,19 +357,21 @@ def loaded(monkeypatch, tiny_engine):
         calls.append((model, options["drafter"]))
         return tiny_engine
 
-    monkeypatch.setattr(command, "load", load)
+    monkeypatch.setattr(jaxspec, "load", load)
     return calls
 
 
-def test_a_checkpoint_alone_is_drafted_for_by_prompt_lookup(loaded, tmp_path):
+def test_a_checkpoint_alone_is_left_to_load_unless_an_option_says_how_to_draft(loaded, tmp_path):
     path = str(write_gguf(tmp_path / "tiny.gguf"))
     assert command.main(["w6", "--model", path]) == 0
     assert command.main(["w6", "--model", path, "--num-speculative-tokens", "7"]) == 0
     assert command.main(["w6", "--model", path, "--no-speculation"]) == 0
+    assert command.main(["w6", "--model", path, "--drafter", "ngram"]) == 0
     assert loaded == [
-        (path, {"kind": "ngram"}),
-        (path, {"kind": "ngram", "num_speculative_tokens": 7}),
+        (path, {}),
+        (path, {"num_speculative_tokens": 7}),
         (path, {"kind": "none"}),
+        (path, {"kind": "ngram"}),
     ]
 
 
@@ -249,7 +388,7 @@ def test_a_gguf_answers_a_chat(tmp_path, capsys):
     path = write_gguf(tmp_path / "tiny.gguf", {**metadata(), **byte_level()}, gguf_tensors(weights))
     assert command.main(["hello w", "--model", str(path), "--max-new-tokens", "5", "--ignore-eos"]) == 0
     printed = capsys.readouterr()
-    assert "[5 tokens in " in printed.err
+    assert "[5 tokens: " in printed.err
 
 
 @pytest.mark.parametrize(

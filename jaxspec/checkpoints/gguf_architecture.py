@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from jaxspec.checkpoints.checkpoint import TensorSource
 from jaxspec.checkpoints.errors import CheckpointError
 from jaxspec.checkpoints.gguf_metadata import Metadata
+from jaxspec.registry import Registry
 
 if TYPE_CHECKING:  # imports slowly
     from jaxspec.checkpoints.gguf_tensor import GGUFTensor
@@ -73,5 +74,5 @@ class GGUFArchitecture:
     tensors: Callable[[Mapping[str, "GGUFTensor"]], dict[str, TensorSource]] = split_experts
 
 
-ARCHITECTURES: dict[str, tuple[str, GGUFArchitecture]] = {}
+ARCHITECTURES = Registry("jaxspec.models")
 """`model_type` and description by `general.architecture`; `jaxspec.register_family` fills it."""

@@ -15,6 +15,7 @@ from jaxspec.checkpoints.gguf_names import hf_names, layer_of
 from jaxspec.checkpoints.gguf_parts import parts_of
 from jaxspec.checkpoints.gguf_tensor import GGUFTensor, is_readable
 from jaxspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
+from jaxspec.errors import page
 
 _HEADS = {"self_attn.q_proj": "num_attention_heads", "self_attn.k_proj": "num_key_value_heads"}
 
@@ -31,9 +32,12 @@ def open_gguf(path: Path) -> Checkpoint:
     parts = _parts(path, header)
     meta = Metadata(file, parts[0].metadata)
     name = meta.text("general.architecture", None)
-    if name not in ARCHITECTURES:
+    if name is None or name not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
-        raise CheckpointError(f"{path}: architecture {name!r} is not supported; supported: {known}")
+        raise CheckpointError(
+            f"{path}: architecture {name!r} is not supported; supported: {known}; "
+            f"to add a family: {page('adding-a-family.md')}"
+        )
     model_type, architecture = ARCHITECTURES[name]
     stored = _tensors(path, parts, meta)
     config = config_from_gguf(architecture, model_type, meta, stored)

@@ -9,11 +9,22 @@ from jaxspec.config.model import ModelConfig
 from jaxspec.config.moe import MoeConfig
 from jaxspec.config.rope import RopeConfig
 from jaxspec.config.sections import build_section
-from jaxspec.config.toml import Config, SourceConfig, list_configs, load_config
+from jaxspec.config.toml import (
+    DEFAULT_MODEL,
+    Config,
+    SourceConfig,
+    is_configuration,
+    list_configs,
+    load_config,
+    named_drafter,
+    named_target,
+    resolve_config,
+)
 
 __all__ = [
     "AXIS_TO_MESH",
     "AXIS_UNIT",
+    "DEFAULT_MODEL",
     "MESH_AXIS",
     "Config",
     "ConfigError",
@@ -26,6 +37,10 @@ __all__ = [
     "SourceConfig",
     "build_section",
     "check_keys",
+    "is_configuration",
     "list_configs",
     "load_config",
+    "named_drafter",
+    "named_target",
+    "resolve_config",
 ]

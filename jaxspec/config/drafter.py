@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, Protocol
 
 from jaxspec.config.errors import ConfigError, at_least
+from jaxspec.errors import page
+from jaxspec.registry import Registry
 
 _MOST = 1024
 """Limit of drafts per step and of tokens in an n-gram: each adds a row or an operation to the program."""
@@ -24,7 +26,7 @@ class DrafterKind(Protocol):
     reads: ClassVar[tuple[str, ...]]
 
 
-DRAFTERS: dict[str, type[DrafterKind]] = {}
+DRAFTERS = Registry("jaxspec.drafters")
 """Every kind of drafter by name; `jaxspec.register_drafter` fills it."""
 
 
@@ -61,7 +63,11 @@ class DrafterConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in DRAFTERS:
-            raise ConfigError(f"drafter.kind {self.kind!r} is unknown; known: {', '.join(DRAFTERS)}")
+            known = ", ".join(DRAFTERS)
+            raise ConfigError(
+                f"drafter.kind {self.kind!r} is unknown; known: {known}; "
+                f"your own: {page('writing-a-drafter.md')}"
+            )
         if self.kind != "none":
             if isinstance(self.num_speculative_tokens, str) and self.num_speculative_tokens != "auto":
                 raise ConfigError(

@@ -9,6 +9,8 @@ from jaxspec.config.keys import check_keys, without_nulls
 from jaxspec.config.latent import LatentConfig
 from jaxspec.config.moe import MoeConfig
 from jaxspec.config.rope import RopeConfig
+from jaxspec.errors import page
+from jaxspec.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,11 @@ class ModelConfig:
         family = config.get("model_type")
         if not isinstance(family, str) or family not in FAMILIES:
             known = ", ".join(FAMILIES)
-            raise ConfigError(f"model_type {family!r} is not supported; supported: {known}")
-        shape = FAMILIES[family].read_config(config)
+            raise ConfigError(
+                f"model_type {family!r} is not supported; supported: {known}; "
+                f"to add a family: {page('adding-a-family.md')}"
+            )
+        shape: ModelConfig = FAMILIES[family].read_config(config)
         for rope in filter(None, (shape.rope, shape.local_rope)):
             rope.check(shape.head_dim)
         return shape
@@ -136,5 +141,5 @@ class Family(Protocol):
         ...
 
 
-FAMILIES: dict[str, type[Family]] = {}
+FAMILIES = Registry("jaxspec.models")
 """Every family by its `model_type`; `jaxspec.register_family` fills it."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.config.errors import ConfigError
+from jaxspec.documents import plain_number
 
 
 def build_section(cls: type, section: str, values: Mapping[str, Any]) -> Any:
@@ -13,7 +14,7 @@ def build_section(cls: type, section: str, values: Mapping[str, Any]) -> Any:
     Raises:
       ConfigError: an unknown key, a missing one, a value of the wrong type, or one that `cls` rejects.
     """
-    _check_keys(cls, section, values)
+    values = _checked(cls, section, values)
     for f in dataclasses.fields(cls):
         optional = f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
         if f.name not in values and not optional:
@@ -23,15 +24,19 @@ def build_section(cls: type, section: str, values: Mapping[str, Any]) -> Any:
 
 def replace_section(current: Any, section: str, values: Mapping[str, Any]) -> Any:
     """A copy of a configuration with some keys changed, checked as in `build_section`."""
-    _check_keys(type(current), section, values)
-    return dataclasses.replace(current, **values)
+    return dataclasses.replace(current, **_checked(type(current), section, values))
 
 
-def _check_keys(cls: type, section: str, values: Mapping[str, Any]) -> None:
-    """Raises ConfigError for unknown keys and values of the wrong type."""
+def _checked(cls: type, section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, with numbers of other packages as Python's.
+
+    Raises:
+      ConfigError: an unknown key, or a value of the wrong type.
+    """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{section} must be a mapping of keys to values, got {values!r}")
     fields = {f.name: f for f in dataclasses.fields(cls)}
+    values = {key: plain_number(value) for key, value in values.items()}
     for key, value in values.items():
         if key not in fields:
             raise ConfigError(f"unknown key {section}.{key}; known: {', '.join(fields)}")
@@ -42,3 +47,4 @@ def _check_keys(cls: type, section: str, values: Mapping[str, Any]) -> None:
         if (isinstance(value, bool) and bool not in accepts) or not fits:
             names = " or ".join("nothing" if t is type(None) else t.__name__ for t in accepts)
             raise ConfigError(f"{section}.{key} must be {names}, got {value!r}")
+    return values

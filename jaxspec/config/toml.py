@@ -14,6 +14,8 @@ from jaxspec.config.errors import ConfigError
 from jaxspec.config.sections import build_section, replace_section
 from jaxspec.documents import levels
 
+DEFAULT_MODEL = "smollm2-135m"
+
 _MAX_BYTES = 2**16
 _MAX_DEPTH, _MAX_EXTENDS = 8, 8
 
@@ -48,6 +50,8 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "target", named_target(self.target))
+        object.__setattr__(self, "drafter", named_drafter(self.drafter))
         if self.drafter.weights_from == "target" and self.drafter.source is None:
             own = dataclasses.replace(self.drafter, **dataclasses.asdict(self.target))
             object.__setattr__(self, "drafter", own)
@@ -142,6 +146,51 @@ def read_toml(path: Path) -> dict[str, Any]:
         if any(isinstance(value, int) and not -(2**63) <= value < 2**63 for value in values):
             raise ConfigError(f"{path}: not a TOML file: an integer of more than 64 bits")
     return document
+
+
+def resolve_config(model: str | Path) -> Config:
+    """The configuration that `jaxspec.load`'s first argument names.
+
+    A checkpoint is drafted for by prompt lookup.
+
+    Raises:
+      ConfigError: it names neither a configuration nor anything that could be a checkpoint.
+    """
+    name = str(model)
+    if is_configuration(name):
+        return load_config(model)
+    is_hub_id = name.count("/") == 1 and not name.startswith((".", "/", "~"))
+    try:
+        exists = Path(name).expanduser().exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if exists or is_hub_id:
+        return Config(Path(name).name, SourceConfig(name), DrafterConfig("ngram"))
+    raise ConfigError(
+        f"{name!r} is not a configuration ({', '.join(list_configs())}), file, folder or Hub id (org/name)"
+    )
+
+
+def is_configuration(name: str) -> bool:
+    """Whether it is the name of a shipped configuration or the path of a TOML file."""
+    return name.endswith(".toml") or name in list_configs()
+
+
+def named_target(source: SourceConfig) -> SourceConfig:
+    """The target of the shipped configuration that `source` names; any other source as it is."""
+    return load_config(source.source).target if source.source in list_configs() else source
+
+
+def named_drafter(drafter: DrafterConfig) -> DrafterConfig:
+    """The drafter with the checkpoint of the shipped configuration that its source names, if it names one.
+
+    That is the configuration's own drafter if its kind is the same, and otherwise its target.
+    """
+    if drafter.source not in list_configs():
+        return drafter
+    pair = load_config(drafter.source)
+    found = pair.drafter if pair.drafter.kind == drafter.kind else pair.target
+    return dataclasses.replace(drafter, source=found.source, file=found.file, sha256=found.sha256)
 
 
 def list_configs() -> list[str]:

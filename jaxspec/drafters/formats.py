@@ -1,8 +1,51 @@
 """Identifies the drafter in a checkpoint from its config and its tensor names."""
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from jaxspec.checkpoints import Checkpoint, open_checkpoint
-from jaxspec.config import ConfigError, DrafterConfig, check_keys
+from jaxspec.config import (
+    ConfigError,
+    DrafterConfig,
+    check_keys,
+    is_configuration,
+    load_config,
+    resolve_config,
+)
 from jaxspec.drafters.registry import KINDS
+from jaxspec.errors import page
+
+
+def drafter_keys(drafter: str | Path | Mapping[str, Any] | DrafterConfig | None) -> Mapping[str, Any]:
+    """The keys of `[drafter]` that `jaxspec.load`'s argument of that name stands for; none for None.
+
+    Raises:
+      ConfigError: a name that is neither a kind nor a configuration, nor could be a checkpoint, or one of a
+        checkpoint that holds no known drafter.
+      CheckpointError: the checkpoint cannot be opened.
+    """
+    if drafter is None or isinstance(drafter, Mapping):
+        return drafter or {}
+    if isinstance(drafter, DrafterConfig):
+        return vars(drafter)
+    if not isinstance(drafter, str | Path):
+        raise ConfigError(f"drafter must be a name, keys of [drafter] or a DrafterConfig, got {drafter!r}")
+    name = str(drafter)
+    if name in KINDS:
+        return {"kind": name}
+    if is_configuration(name):
+        return vars(load_config(name).drafter)
+    try:
+        source = resolve_config(name).target.source
+    except ConfigError as error:
+        own = page("writing-a-drafter.md")
+        raise ConfigError(f"drafter {error}, nor a kind ({', '.join(KINDS)}); your own: {own}") from None
+    found = next(iter(identify(open_checkpoint(source))), None)
+    if found not in KINDS:
+        own = page("writing-a-drafter.md")
+        raise ConfigError(f"{name} is {found or 'no drafter'}; known: {', '.join(KINDS)}; your own: {own}")
+    return {"kind": found, "source": name, "file": None, "sha256": None}
 
 
 def identify(checkpoint: Checkpoint) -> dict[str, str]:
@@ -23,7 +66,7 @@ def identify(checkpoint: Checkpoint) -> dict[str, str]:
     if isinstance(stated, str):
         return {stated: f"speculators {config.get('speculators_version') or ''}".strip()}
     # Kinds registered later come first: they may extend the format of an earlier kind.
-    found = ((kind, KINDS[kind].recognise(checkpoint)) for kind in reversed(KINDS))
+    found = ((kind, KINDS[kind].recognise(checkpoint)) for kind in reversed(list(KINDS)))
     return {kind: producer for kind, producer in found if producer is not None}
 
 

@@ -3,8 +3,8 @@
 from typing import Any, cast
 
 from jaxspec.config.drafter import DRAFTERS
-from jaxspec.config.registry import register
 from jaxspec.drafters.base import Drafter
+from jaxspec.registry import register
 
 KINDS: dict[str, type[Drafter]] = cast(Any, DRAFTERS)
 

@@ -43,6 +43,11 @@ from jaxspec.sharding import bytes_by_device, make_mesh
 class Engine:
     """Speculative generation with one target and one drafter. Made by `jaxspec.load`.
 
+    - `generate` answers one prompt or several; `stream` answers one piece by piece.
+    - `run` answers requests from `make_request` as they come, with priorities and deadlines.
+    - `counters` says what work was done; `forget_prefixes` empties the prefix cache.
+    - `close` frees the device's memory.
+
     One background thread drives the device, so any thread may call any method at any time; the requests of
     all callers share the batch. `AsyncEngine` is the client for asyncio. Use the engine in a `with` block,
     or call `close`, to choose when the device's memory is freed.
@@ -134,21 +139,6 @@ class Engine:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    @property
-    def programs(self) -> Programs:
-        """The compiled programs, for their HLO and their memory analysis."""
-        return self.core.programs
-
-    @property
-    def counters(self) -> Counters:
-        """The work done so far, and how much of it was useful."""
-        return replace(self.core.counters, compiles=len(self.programs.compiled))
-
-    @property
-    def max_pending(self) -> int:
-        """The number of requests that keeps every slot busy: for each slot one running and one waiting."""
-        return 2 * self.config.batch_size
 
     def generate(
         self,
@@ -328,6 +318,21 @@ class Engine:
         Later requests raise EngineError.
         """
         self._thread.close()
+
+    @property
+    def programs(self) -> Programs:
+        """The compiled programs, for their HLO and their memory analysis."""
+        return self.core.programs
+
+    @property
+    def counters(self) -> Counters:
+        """The work done so far, and how much of it was useful."""
+        return replace(self.core.counters, compiles=len(self.programs.compiled))
+
+    @property
+    def max_pending(self) -> int:
+        """The number of requests that keeps every slot busy: for each slot one running and one waiting."""
+        return 2 * self.config.batch_size
 
     def make_request(
         self,

@@ -7,9 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxspec.checkpoints import open_checkpoint
-from jaxspec.checkpoints.cache import home_path
-from jaxspec.checkpoints.errors import reading
-from jaxspec.config import Config, ConfigError, SourceConfig, list_configs, load_config
+from jaxspec.config import DEFAULT_MODEL, Config, DrafterConfig, resolve_config
+from jaxspec.drafters.formats import drafter_keys
 from jaxspec.drafters.loading import Build, plan_drafter
 from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.devices import check_devices
@@ -23,13 +22,11 @@ from jaxspec.models.packed_weights import keeps_packed, resolve_activations
 from jaxspec.sampling import SamplingMode, SamplingParams, required_mode
 from jaxspec.sharding import make_mesh
 
-DEFAULT_MODEL = "smollm2-135m"
-
 
 def load(
     model: str | Path = DEFAULT_MODEL,
     *,
-    drafter: Mapping[str, Any] | None = None,
+    drafter: str | Path | Mapping[str, Any] | DrafterConfig | None = None,
     device: Device | None = None,
     sampling_modes: Sequence[str | SamplingMode] = ("greedy", "sampled"),
     progress: bool = True,
@@ -39,10 +36,12 @@ def load(
 
     Args:
       model: the name of a configuration (`jaxspec.list_configs()`), the path of a TOML configuration, or
-        a checkpoint: a folder, a .gguf file or a Hugging Face Hub id. A checkpoint decodes without drafts
-        unless `drafter` says how to draft.
-      drafter: keys of `DrafterConfig` to set, for example {"kind": "ngram"} or {"kind": "eagle3",
-        "source": "path/of/head"}.
+        a checkpoint: a folder, a .gguf file or a Hugging Face Hub id. A checkpoint is drafted for by prompt
+        lookup unless `drafter` says how to draft.
+      drafter: how to draft, in place of the configuration's drafter: a kind ("ngram", or "none" for plain
+        decoding), the checkpoint of a head or of a smaller model, the name of a configuration whose drafter
+        to take, keys of `DrafterConfig` to set ({"kind": "eagle3", "source": "path/of/head"}), or a
+        `DrafterConfig`.
       device: where to run: a `jax.Device`, "cpu", "gpu" or "gpu:1" (the place in `jax.local_devices`); or
         `tensor_parallel` of them in a list. None takes `jax.default_device` if it is set, else this process's
         first device; with `tensor_parallel` the others of its platform follow in their order.
@@ -55,7 +54,7 @@ def load(
       ConfigError: the configuration is wrong, or does not fit the machine.
       CheckpointError: a checkpoint cannot be read, or does not hold what the model needs.
     """
-    config = resolve_config(model).replace(drafter=drafter, engine=engine)
+    config = resolve_config(model).replace(drafter=drafter_keys(drafter), engine=engine)
     devices = choose_devices(device, config.engine.tensor_parallel)
     with own_settings(devices[0]):
         return _load(config, devices, sampling_modes, progress)
@@ -104,7 +103,7 @@ def generate(
     params: SamplingParams | None = None,
     raw: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    drafter: Mapping[str, Any] | None = None,
+    drafter: str | Path | Mapping[str, Any] | DrafterConfig | None = None,
     device: Device | None = None,
     progress: bool = True,
     engine: Mapping[str, Any] | None = None,
@@ -132,23 +131,3 @@ def generate(
     mode = required_mode(params)
     loaded = load(model, drafter=drafter, device=device, sampling_modes=(mode,), progress=progress, **sizes)
     return loaded.generate(prompts, params, raw=raw, chat_template_kwargs=chat_template_kwargs)
-
-
-def resolve_config(model: str | Path) -> Config:
-    """The configuration that `load`'s first argument names.
-
-    Raises:
-      ConfigError: it names neither a configuration nor anything that could be a checkpoint.
-      CheckpointError: it cannot be a path.
-    """
-    name = str(model)
-    if name.endswith(".toml") or name in list_configs():
-        return load_config(model)
-    is_hub_id = name.count("/") == 1 and not name.startswith((".", "/", "~"))
-    with reading(name):
-        exists = home_path(name).exists()
-    if exists or is_hub_id:
-        return Config(name=Path(name).name, target=SourceConfig(name))
-    raise ConfigError(
-        f"{name!r} is not a configuration ({', '.join(list_configs())}), file, folder or Hub id (org/name)"
-    )

@@ -9,13 +9,17 @@ from jaxspec.checkpoints import Tokenizer
 from jaxspec.checkpoints.chat_template import check_arguments, check_messages
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
-"""A string, token ids, or chat messages of {"role", "content"}."""
+"""A string, token ids (an array of NumPy or JAX works too), or chat messages of {"role", "content"}."""
 
 _FORMS = "prompt must be a string, a list of token ids or a list of chat messages"
 
 
 def is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
     """Whether `prompts` is one prompt (a string, token ids or messages) and not a list of prompts."""
+    return _is_one(_without_arrays(prompts))
+
+
+def _is_one(prompts: Any) -> bool:
     if isinstance(prompts, str):
         return True
     if not _is_list(prompts) or not len(prompts):
@@ -24,10 +28,21 @@ def is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
 
 
 def _is_list(prompts: Any) -> bool:
-    """Whether it has items; an array of NumPy may be a single number, and bytes are text, not ids."""
-    if isinstance(prompts, bytes | bytearray | memoryview):
-        return False
-    return isinstance(prompts, Sequence) or (isinstance(prompts, np.ndarray) and prompts.ndim > 0)
+    """Whether it has items; bytes are text, not ids."""
+    return isinstance(prompts, Sequence) and not isinstance(prompts, bytes | bytearray | memoryview)
+
+
+def _without_arrays(prompts: Any) -> Any:
+    """Arrays, of NumPy or JAX for example, as lists; also those in a list, which may be single numbers."""
+    if _is_array(type(prompts)):
+        return np.asarray(prompts).tolist()
+    if isinstance(prompts, list | tuple) and any(map(_is_array, _kinds(prompts))):
+        return [_without_arrays(item) for item in prompts]
+    return prompts
+
+
+def _is_array(kind: type) -> bool:
+    return hasattr(kind, "__array__") and not issubclass(kind, np.generic)
 
 
 def _kinds(items: Sequence[Any]) -> set[type]:
@@ -41,7 +56,8 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     Raises:
       ValueError: `prompts` is neither.
     """
-    if is_one_prompt(prompts):
+    prompts = _without_arrays(prompts)
+    if _is_one(prompts):
         return [prompts]  # type: ignore[list-item]
     if not _is_list(prompts):
         raise ValueError(f"{_FORMS}, or a list of these, got {prompts!r}")
@@ -75,6 +91,7 @@ def encode_prompt(
         effect.
     """
     arguments = check_arguments(chat_template_kwargs)
+    prompt = _without_arrays(prompt)
     if not _is_list(prompt):
         raise ValueError(f"{_FORMS}, got {prompt!r}")
     if isinstance(prompt, str):

@@ -4,8 +4,8 @@ from typing import Any, cast
 
 from jaxspec.checkpoints.gguf_architecture import ARCHITECTURES
 from jaxspec.config import model
-from jaxspec.config.registry import register
 from jaxspec.models.decoder import Decoder
+from jaxspec.registry import register
 
 FAMILIES: dict[str, type[Decoder]] = cast(Any, model.FAMILIES)
 

@@ -1,13 +1,8 @@
 """Sampling: temperature, top-k, top-p and min-p; Gumbel draws; rejection sampling of drafts."""
 
-from jaxspec.sampling.draw import sample
-from jaxspec.sampling.logits import process_logits
-from jaxspec.sampling.mode import SamplingMode, can_branch, modes_for_sampling, required_mode
-from jaxspec.sampling.params import DEFAULT_MAX_NEW_TOKENS, SamplingParams
-from jaxspec.sampling.rejection import Verdict, verify
-from jaxspec.sampling.state import SamplingState, seed_words
-from jaxspec.sampling.synthetic import verify_synthetic
-from jaxspec.sampling.vocabulary import DraftVocabulary
+from typing import TYPE_CHECKING
+
+from jaxspec.lazy import lazy_names
 
 __all__ = [
     "DEFAULT_MAX_NEW_TOKENS",
@@ -25,3 +20,27 @@ __all__ = [
     "verify",
     "verify_synthetic",
 ]
+
+if TYPE_CHECKING:
+    from jaxspec.sampling.draw import sample
+    from jaxspec.sampling.logits import process_logits
+    from jaxspec.sampling.mode import SamplingMode, can_branch, modes_for_sampling, required_mode
+    from jaxspec.sampling.params import DEFAULT_MAX_NEW_TOKENS, SamplingParams
+    from jaxspec.sampling.rejection import Verdict, verify
+    from jaxspec.sampling.state import SamplingState, seed_words
+    from jaxspec.sampling.synthetic import verify_synthetic
+    from jaxspec.sampling.vocabulary import DraftVocabulary
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "jaxspec.sampling.draw": "sample",
+            "jaxspec.sampling.logits": "process_logits",
+            "jaxspec.sampling.mode": "SamplingMode can_branch modes_for_sampling required_mode",
+            "jaxspec.sampling.params": "DEFAULT_MAX_NEW_TOKENS SamplingParams",
+            "jaxspec.sampling.rejection": "Verdict verify",
+            "jaxspec.sampling.state": "SamplingState seed_words",
+            "jaxspec.sampling.synthetic": "verify_synthetic",
+            "jaxspec.sampling.vocabulary": "DraftVocabulary",
+        },
+    )

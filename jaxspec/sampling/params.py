@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
+from jaxspec.documents import plain_number
 from jaxspec.errors import OneLineError
 
 DEFAULT_MAX_NEW_TOKENS = 256
@@ -66,12 +67,15 @@ class SamplingParams:
                 "max_new_tokens", self.max_new_tokens, "1 or more", lambda x: x >= 1
             )
         for name in ("ignore_eos", "speculate"):
-            if not isinstance(getattr(self, name), bool):
-                raise _error(name, getattr(self, name), "True or False")
+            checked[name] = plain_number(getattr(self, name))
+            if not isinstance(checked[name], bool):
+                raise _error(name, checked[name], "True or False")
         drafts = self.num_speculative_tokens
         if drafts is not None:
-            wanted = "0 or more" if self.speculate else "0 where speculate is False"
-            _integer("num_speculative_tokens", drafts, wanted, lambda x: x >= 0 and (self.speculate or not x))
+            wanted = "0 or more" if checked["speculate"] else "0 where speculate is False"
+            checked["num_speculative_tokens"] = _integer(
+                "num_speculative_tokens", drafts, wanted, lambda x: x >= 0 and (checked["speculate"] or not x)
+            )
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
@@ -106,6 +110,7 @@ def _error(name: str, value: object, wanted: str) -> ValueError:
 
 
 def _real(name: str, value: Any, wanted: str, allowed: Callable[[float], bool]) -> float:
+    value = plain_number(value)
     try:
         number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     except OverflowError:
@@ -124,6 +129,7 @@ def _temperature(value: Any) -> float:
 
 
 def _integer(name: str, value: Any, wanted: str, allowed: Any) -> int:
+    value = plain_number(value)
     if not isinstance(value, Integral) or isinstance(value, bool) or not allowed(value):
         raise _error(name, value, f"an integer, {wanted}")
     return int(value)
@@ -139,6 +145,7 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:
+    value = value.tolist() if getattr(value, "ndim", 0) == 1 else value
     if not isinstance(value, list | tuple):
         raise _error(name, value, "a list of token ids")
     return tuple(_integer(f"every id of {name}", token, "0 or more", lambda x: x >= 0) for token in value)

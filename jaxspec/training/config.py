@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxspec.config import ConfigError, EngineConfig, SourceConfig, build_section
+from jaxspec.config import (
+    ConfigError,
+    DrafterConfig,
+    EngineConfig,
+    SourceConfig,
+    build_section,
+    named_drafter,
+    named_target,
+)
 from jaxspec.config.errors import all_of, at_least, positive
 from jaxspec.config.toml import read_toml
 from jaxspec.sampling import SamplingParams
@@ -289,6 +297,10 @@ class TrainingRun:
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "target", named_target(self.target))
+        if self.head.initial:
+            source = named_drafter(DrafterConfig("eagle3", source=self.head.initial)).source
+            object.__setattr__(self, "head", dataclasses.replace(self.head, initial=source or ""))
         if self.average.initial and not self.head.initial:
             raise ConfigError("average.initial needs head.initial, the head to average with")
         # A run takes the positions that its prompts need, reads plain weights, and splits rows, not weights.

@@ -536,12 +536,13 @@ def test_bad_input_is_one_line_before_anything_is_loaded(
         ("missing.toml", [], "configuration file not found: missing.toml"),
         (None, ["--batch-size", "0"], "engine.batch_size must be a whole number of at least 1, got 0"),
         (None, ["--num-speculative-tokens", "0"], "drafter.num_speculative_tokens must be a whole number"),
-        ("model", ["--num-speculative-tokens", "2"], "--num-speculative-tokens: model has no drafter"),
+        ("plain.toml", ["--num-speculative-tokens", "2"], "--num-speculative-tokens: plain has no drafter"),
     ],
 )
-def test_a_bad_configuration_is_one_line(run, tiny_config, capsys, config, options, problem):
-    if config == "model":
-        config = tiny_config.parent / "model"
+def test_a_bad_configuration_is_one_line(run, tiny_config, tmp_path, capsys, config, options, problem):
+    if config == "plain.toml":
+        config = tmp_path / config
+        config.write_text(f'[target]\nsource = "{tiny_config.parent / "model"}"\n', "utf-8")
     assert run(*options, lines=LINES, config=config or tiny_config) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {problem}")

@@ -1,0 +1,30 @@
+"""Public names of a package that are imported when they are first used, since JAX takes long to import."""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+
+def lazy_names(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package, whose modules are also imported as its attributes.
+
+    Args:
+      package: its `__name__`.
+      modules: names, separated by spaces, by the module that defines them.
+    """
+    module_of = {name: module for module, names in modules.items() for name in names.split()}
+
+    def getattribute(name: str) -> Any:
+        if name in module_of:
+            value = getattr(importlib.import_module(module_of[name]), name)
+            setattr(sys.modules[package], name, value)
+            return value
+        if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
+            return importlib.import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
+
+    return getattribute, lambda: sorted({*vars(sys.modules[package]), *module_of})
