@@ -5,9 +5,9 @@ median over prompts. Loading and compiling are not counted.
 
     python scripts/bench_generate.py smollm2-135m --max-new-tokens 128 --output result.json
 
-With `--peer llamacpp` (extra `bench`) llama.cpp answers each prompt, too. `--first-token 512` times the first
-token of a prompt of 512 tokens, and `--batch-size 8` also answers prompts eight at a time, with K chosen by
-the engine unless it is given.
+With `--peer llamacpp` llama.cpp answers each prompt, too: llama-cpp-python if it is installed, which is built
+on the machine, else xllamacpp (extra `bench`). `--first-token 512` times the first token of a prompt of 512
+tokens, and `--batch-size 8` also answers prompts eight at a time, with K chosen by the engine unless given.
 """
 
 import argparse
@@ -20,13 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.llamacpp import LlamaCpp, gguf_of
+from bench.llamacpp import Peer, gguf_of, load_peer
 
 import jaxspec
 from jaxspec.batch import RowError, read_rows
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.command_line import Parser, drafts_option
-from jaxspec.engine.load import resolve_config
+from jaxspec.config import resolve_config
 from jaxspec.engine.prompts import Prompt
 from jaxspec.provenance import provenance
 
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
         }
         source = resolve_config(args.config).target
         checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
-        peer = LlamaCpp(gguf_of(checkpoint)) if args.peer else None
+        peer = load_peer(gguf_of(checkpoint)) if args.peer else None
         sizes = _SIZES | {"batch_size": args.batch_size}
         # The best K depends on the batch size, so the engine chooses it if none is given.
         drafter = {"num_speculative_tokens": "auto"} | drafter
@@ -101,7 +101,7 @@ _SIZES: dict[str, Any] = {"batch_size": 1, "sampling_modes": ("greedy",), "prefi
 
 
 def measure(
-    engines: dict[str, jaxspec.Engine], prompts: list, max_new_tokens: int, peer: LlamaCpp | None = None
+    engines: dict[str, jaxspec.Engine], prompts: list, max_new_tokens: int, peer: Peer | None = None
 ) -> dict:
     """Times the engines, and the peer if given, on every prompt: greedy, ignoring end-of-sequence tokens."""
     seconds: dict[str, list[float]] = {name: [] for name in (*engines, *(["llamacpp"] if peer else []))}
@@ -131,8 +131,13 @@ def measure(
         name: [slow / fast for slow, fast in zip(times, seconds["speculative"], strict=True)]
         for name, times in seconds.items()
     }
-    plain = {"plain_over_peer": _median_ratio(seconds["llamacpp"], seconds["plain"])} if peer else {}
-    return plain | {
+    compared: dict[str, Any] = {}
+    if peer:
+        compared = {
+            "peer": peer.name,
+            "plain_over_peer": _median_ratio(seconds["llamacpp"], seconds["plain"]),
+        }
+    return compared | {
         "prompts": len(prompts),
         "max_new_tokens": max_new_tokens,
         "num_speculative_tokens": engines["speculative"].num_speculative_tokens,
@@ -151,7 +156,7 @@ def _median_ratio(slow: list[float], fast: list[float]) -> float:
 
 
 def time_first_token(
-    engines: dict[str, jaxspec.Engine], length: int, peer: LlamaCpp | None, *, repeats: int = 9
+    engines: dict[str, jaxspec.Engine], length: int, peer: Peer | None, *, repeats: int = 9
 ) -> dict[str, float]:
     """Milliseconds to the first token of a prompt of `length` tokens: medians, taking turns."""
     prompt = [1000 + i for i in range(length)]
@@ -208,7 +213,7 @@ def _table(result: dict) -> str:
     peer = []
     if "llamacpp" in speeds:
         peer = [
-            f"  llama.cpp        {speeds['llamacpp']:7.1f} tokens/s; plain decoding "
+            f"  llama.cpp        {speeds['llamacpp']:7.1f} tokens/s ({result['peer']}); plain decoding "
             f"{result['plain_over_peer']:.2f} x, speculative {result['speedup_over_peer']:.2f} x (medians)"
         ]
     first = ", ".join(f"{name} {ms:.0f} ms" for name, ms in result.get("first_token_ms", {}).items())

@@ -74,7 +74,7 @@ def test_every_page_is_reached_from_the_first():
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} <= set(reached)
 
 
-@pytest.mark.parametrize("page", ["serving.md", "experiments.md"])
+@pytest.mark.parametrize("page", ["index.md", "serving.md", "experiments.md"])
 def test_code_runs(page, tiny_config, monkeypatch, tmp_path, capsys):
     """On the tiny model."""
     load = jaxspec.load
@@ -154,8 +154,8 @@ def test_steps_are_those_of_their_files():
 def test_whole_requests_are_those_of_their_files():
     names = ["ttft 512", "ttft 4096", "prefill 16x2048", "single 512+256"]
     names += ["mixed 256", "mixed 256, T=1", "shared 64x1024"]
-    rows = table("performance.md", "Whole requests on a GPU, compared with vLLM")[1:]
-    for column, model in ((1, "llama3-8b"), (3, "smollm2-135m")):
+    rows = table("performance.md", "Whole requests on one H200")[1:]
+    for column, model in ((1, "llama3-8b"), (2, "smollm2-135m")):
         times = {}
         for suffix in ("", "-t1"):
             path = ROOT / "results" / "gpu" / "h200" / f"load-{model}{suffix}.json"
@@ -166,3 +166,15 @@ def test_whole_requests_are_those_of_their_files():
             shown = row[column].replace(",", "")
             digits = len(shown.partition(".")[2])
             assert shown == f"{times[name]:.{digits}f}", name
+
+
+def test_the_comparison_of_engines_adds_up():
+    """The last column is the better peer's time over ours, and the README shows the first row."""
+    rows = table("performance.md", "One H100, compared with vLLM and SGLang")[1:]
+    assert len(rows) == 9
+    for name, *cells in rows:
+        vllm, sglang, ours, ratio = (float(cell.strip("*").replace(",", "")) for cell in cells)
+        assert f"{min(vllm, sglang) / ours:.2f}" == f"{ratio:.2f}", name
+        assert (ratio < 1) == cells[-1].startswith("**"), name
+    vllm, sglang, ours = rows[0][1:4]
+    assert f"**{ours} ms**; vLLM {vllm}, SGLang {sglang}" in README.read_text("utf-8")
