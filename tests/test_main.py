@@ -111,14 +111,14 @@ def test_bad_input_is_one_line(run, capsys, arguments, problem):
 
 def test_the_first_token_and_the_rate_after_it_are_apart(run, tiny_engine, monkeypatch, capsys):
     """The clock is read at the start, at the first piece and at the end."""
-    times = iter([10.0, 10.5, 12.5])
+    times = iter([10.0, 10.5, 11.5])
     monkeypatch.setattr(answering, "time", SimpleNamespace(perf_counter=lambda: next(times)))
     deltas = [jaxspec.Delta("a", [1]), jaxspec.Delta("b", [2, 3])]
     generation = tiny_engine.generate("w6", max_new_tokens=5, ignore_eos=True)
     deltas.append(jaxspec.Delta("", [4, 5], generation))
     monkeypatch.setattr(tiny_engine, "stream", lambda *arguments, **options: iter(deltas))
     assert run("w6") == 0
-    assert "[5 tokens: the first after 0.50 s, then 2.0 tokens/s; " in capsys.readouterr().err
+    assert "[5 tokens: the first after 0.50 s, then 4.0 tokens/s; " in capsys.readouterr().err
 
 
 @pytest.fixture
