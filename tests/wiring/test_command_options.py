@@ -1,5 +1,6 @@
 """Every option of `jaxspec` and of the batch script, in each of its three ways, reaches what it is about."""
 
+import io
 import json
 import sys
 
@@ -8,7 +9,8 @@ import pytest
 from golden_files import golden_folder
 from options import PROMPT, SAMPLING, answer_to, arguments, assert_complete, same, submitted
 
-from jaxspec import SamplingParams
+import jaxspec
+from jaxspec import SamplingParams, chat_command
 from jaxspec import __main__ as command
 from jaxspec.batch import ray
 from jaxspec.batch.run import row_seed
@@ -43,7 +45,7 @@ def importable(tmp_path):
 
 
 def test_every_sampling_option_of_the_command_reaches_the_answer(engine, plain, monkeypatch, capsys):
-    monkeypatch.setattr(command, "load", lambda model, **settings: engine)
+    monkeypatch.setattr(jaxspec, "load", lambda model, **settings: engine)
     cases = [({}, True), *((change.options(name, plain), False) for name, change in FLAGS.items())]
     for options, raw in cases:
         with submitted(engine) as requests:
@@ -53,6 +55,15 @@ def test_every_sampling_option_of_the_command_reaches_the_answer(engine, plain, 
         assert capsys.readouterr().out == expected.text + "\n"
 
 
+def test_every_sampling_option_of_a_chat_reaches_the_answer(engine, plain, monkeypatch, capsys):
+    monkeypatch.setattr(jaxspec, "load", lambda model, **settings: engine)
+    for options in ({}, *(change.options(name, plain) for name, change in FLAGS.items())):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(PROMPT + "\n"))
+        with submitted(engine) as requests:
+            assert chat_command.main(flags(options)) == 0
+        assert same(requests[0].generation()) == same(answer_to(engine, PROMPT, options)), options
+
+
 def test_every_option_of_the_command_about_the_model_reaches_load(monkeypatch, tiny_config, importable):
     head = str(golden_folder("eagle3-residual-normed"))
 
@@ -60,7 +71,7 @@ def test_every_option_of_the_command_about_the_model_reaches_load(monkeypatch, t
         raise InterruptedError(model, settings)
 
     def loads(*words, model=str(tiny_config)):
-        monkeypatch.setattr(command, "load", loading)
+        monkeypatch.setattr(jaxspec, "load", loading)
         with pytest.raises(InterruptedError) as told:
             command.main([PROMPT, "--model", model, *words])
         return told.value.args
@@ -68,7 +79,8 @@ def test_every_option_of_the_command_about_the_model_reaches_load(monkeypatch, t
     assert loads(model="smollm2-135m-ngram")[0] == "smollm2-135m-ngram"
     model, settings = loads()
     assert model == str(tiny_config)
-    assert settings == {"drafter": {}, "sampling_modes": (SamplingMode.GREEDY,), "batch_size": 1}
+    once = {"device": None, "sampling_modes": (SamplingMode.GREEDY,), "batch_size": 1}
+    assert settings == {"drafter": {}, **once}
     sampled = required_mode(SamplingParams(temperature=1.0, top_k=3))
     assert loads("--temperature", "1", "--top-k", "3")[1]["sampling_modes"] == (sampled,)
     drafter = {"kind": "eagle3", "source": head, "file": None, "sha256": None}
@@ -79,16 +91,19 @@ def test_every_option_of_the_command_about_the_model_reaches_load(monkeypatch, t
     }
     assert loads("--num-speculative-tokens", "auto")[1]["drafter"] == {"num_speculative_tokens": "auto"}
     assert loads("--no-speculation")[1]["drafter"] == {"kind": "none"}
+    assert loads("--device", "cpu")[1]["device"] == "cpu"
     assert "imported by --import" not in sys.modules
     loads("--import", str(importable))
     assert "imported by --import" in sys.modules
 
 
-MODEL = {"model", "drafter", "num_speculative_tokens", "no_speculation", "imports"}
+MODEL = {"model", "drafter", "device", "num_speculative_tokens", "no_speculation", "imports"}
 
 
 def test_no_option_of_the_commands_is_without_a_test():
     assert_complete("jaxspec", arguments(command.main), {"prompt", "raw"}, FLAGS, MODEL)
+    # `--system` is tested with the chat; both commands load by one function.
+    assert_complete("jaxspec chat", arguments(chat_command.main), {"system"}, FLAGS, MODEL)
     assert_complete("generate_batch.py", arguments(generate_batch.main), {"raw"}, FLAGS, BATCH, {"resume"})
 
 
