@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxspec.engine import AcceptanceStats, Generation
-from jaxspec.engine.host.acceptance import Interval
 from jaxspec.engine.host.show import COLOURS
+from jaxspec.engine.host.statistics import Interval
 from jaxspec.errors import optional
 from jaxspec.inspection import COLOURS as FATES
 from jaxspec.inspection import Step

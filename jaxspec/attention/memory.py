@@ -74,12 +74,12 @@ class Memory(Protocol):
         """Latent attention: all heads share one vector per position.
 
         Args:
-          queries: [N, H, D].
+          queries: [N, heads, D].
           rows: [N, D], each row's vector. It is the key, and its first `value_dim` elements are the value.
           scale: factor of the dot products.
 
         Returns:
-          [N', H, value_dim], and the memory.
+          [N', heads, value_dim], and the memory.
         """
         ...
 

@@ -96,7 +96,7 @@ class GGUFTensor:
 
 def _undo_interleaving(rows: np.ndarray, heads: int) -> np.ndarray:
     """Restores rows from interleaved rope order (0, D/2, 1, D/2 + 1, …) to halves (0, 1, 2, …)."""
-    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])  # [H, D/2, 2, ...]
+    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])  # [heads, D/2, 2, ...]
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 

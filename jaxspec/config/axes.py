@@ -4,7 +4,7 @@ Axes in the shape comments of jaxspec; kernels have their own glossary (`kernels
 
     N  flat rows of a forward pass          M  model width (hidden size)
     B  slots, or packed rows in training    F  feed-forward width (intermediate size)
-    G  groups of rows in a block [G, Q]     H  key/value heads, or query heads where there is no G
+    G  groups of rows in a block [G, Q]     H  key/value heads
     Q  rows per group                       G  query heads per key/value head, after H
     C  tokens per chunk of a prompt         D  head size
     K  drafts per step                      V  vocabulary of the target

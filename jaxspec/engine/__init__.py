@@ -3,8 +3,9 @@
 from jaxspec.engine.async_engine import AsyncEngine
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.errors import EngineError, QueueFullError
-from jaxspec.engine.host.acceptance import AcceptanceStats
-from jaxspec.engine.host.request import Delta, Generation, Request
+from jaxspec.engine.host.answer import Delta, Generation
+from jaxspec.engine.host.request import Request
+from jaxspec.engine.host.statistics import AcceptanceStats
 
 __all__ = [
     "AcceptanceStats",

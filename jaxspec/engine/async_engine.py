@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.errors import QueueFullError
-from jaxspec.engine.host.request import Delta, Generation
+from jaxspec.engine.host.answer import Delta, Generation
 from jaxspec.engine.prompts import Prompt
 from jaxspec.sampling import SamplingParams
 

@@ -24,7 +24,8 @@ from jaxspec.engine.core import EngineCore
 from jaxspec.engine.counters import Counters
 from jaxspec.engine.device.plan import MAX_STOP_TOKENS
 from jaxspec.engine.errors import EngineError
-from jaxspec.engine.host.request import Delta, Generation, Listener, Request
+from jaxspec.engine.host.answer import Delta, Generation
+from jaxspec.engine.host.request import Listener, Request
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt, as_prompts, encode_prompt, is_one_prompt
 from jaxspec.engine.thread import EngineThread

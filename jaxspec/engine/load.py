@@ -14,7 +14,7 @@ from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.devices import check_devices
 from jaxspec.engine.engine import Engine, parse_modes
 from jaxspec.engine.gpu_packages import check_gpu_packages
-from jaxspec.engine.host.request import Generation
+from jaxspec.engine.host.answer import Generation
 from jaxspec.engine.prompts import Prompt, as_prompts
 from jaxspec.jax_settings import Device, choose_devices, own_settings, platform
 from jaxspec.models.loading import plan_target, target_config

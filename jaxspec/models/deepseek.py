@@ -142,7 +142,7 @@ def _gguf_tensors(tensors: Mapping[str, "GGUFTensor"]) -> dict[str, TensorSource
 
 
 def _join_halves(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """[H * (nope + v), rank] of keys [H, rank, nope] and values [H, v, rank]."""
+    """[heads * (nope + v), rank] of keys [heads, rank, nope] and values [heads, v, rank]."""
     return np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(-1, keys.shape[1])
 
 

@@ -105,7 +105,7 @@ class LatentAttention(nnx.Module):
         return later_psum(y, split_over(values.shape[1], self.num_heads)), memory
 
     def _queries(self, query: jax.Array, rope: RopeTables) -> jax.Array:
-        """Absorbed queries [N, H, rank + rope], with H this device's heads.
+        """Absorbed queries [N, heads, rank + rope] of this device's heads.
 
         Args:
           query: [N, query_width], the queries, or their latents if there is a `q_lora_rank`.

@@ -164,7 +164,7 @@ def fused_gate_up(name: str, leaf: str, in_shape: tuple[int, ...], inner: int) -
 
 @dataclass(frozen=True)
 class HeadRows:
-    """Rows `start` to `stop - 1` of every head in a matrix [H * rows, in], as [H, stop - start, in].
+    """Rows `start` to `stop - 1` of every head in a matrix [heads * rows, in], as [heads, stop - start, in].
 
     Other parameters hold the other rows. A single parameter for all rows would have to be sliced, and so
     copied, in every step.

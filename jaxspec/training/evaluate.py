@@ -7,7 +7,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from jaxspec.engine import AcceptanceStats, Engine
-from jaxspec.engine.host.acceptance import Interval
+from jaxspec.engine.host.statistics import Interval
 from jaxspec.sampling import SamplingParams
 from jaxspec.training.answers import fitting
 from jaxspec.training.config import EvaluateConfig

@@ -1,10 +1,7 @@
 """Renders answers and statistics for notebooks, as HTML that is readable on dark and light backgrounds."""
 
+from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from jaxspec.engine.host.request import AcceptanceStats, Generation
 
 COLOURS = {
     "first": "#999999",
@@ -25,42 +22,31 @@ TITLES = {
 _BREAKS = str.maketrans({"\n": "⏎\n", "\t": "⇥"})
 
 
-def stats(stats: "AcceptanceStats") -> str:
-    """The counts in one line, and a bar for each draft position."""
-    rows = zip(stats.acceptance_per_position, stats.conditional_acceptance, strict=True)
+def rates(line: str, accepted: Sequence[float], conditional: Sequence[float]) -> str:
+    """The counts in one line, and a bar for each draft position: how often its draft was accepted."""
     bars = "".join(
         f"<tr><td>{position}</td><td>{rate:.2f}</td>"
-        f"<td>{bar(rate, COLOURS['accepted'], width=120)}</td><td>{conditional:.2f}</td></tr>"
-        for position, (rate, conditional) in enumerate(rows)
+        f"<td>{bar(rate, COLOURS['accepted'], width=120)}</td><td>{of_reached:.2f}</td></tr>"
+        for position, (rate, of_reached) in enumerate(zip(accepted, conditional, strict=True))
     )
     head = "<tr><th>position</th><th>accepted</th><th></th><th>of those reached</th></tr>"
-    return (
-        f"<div><b>{stats.acceptance_length:.2f} tokens a step</b> · {stats.steps} steps, "
-        f"{stats.draft_steps} with drafts · {stats.accepted} of {stats.drafted} drafts accepted"
-        + (f"<table>{head}{bars}</table></div>" if bars else "</div>")
-    )
+    return f"<div>{line}" + (f"<table>{head}{bars}</table></div>" if bars else "</div>")
 
 
-def generation(answer: "Generation") -> str:
-    """The tokens, coloured by source, and a line about the answer."""
-    sources = answer.token_sources
+def answer(line: str, texts: Sequence[str], sources: Sequence[str], steps: Sequence[int]) -> str:
+    """An answer's tokens, coloured by source, and a line about it."""
     tokens = "".join(
         token(text, source, f"token {i}, step {step}: {TITLES[source]}")
-        for i, (text, source, step) in enumerate(
-            zip(answer.token_texts, sources, answer.token_steps, strict=True)
-        )
+        for i, (text, source, step) in enumerate(zip(texts, sources, steps, strict=True))
     )
     legend = " ".join(
         token(f"{source} {sources.count(source)}", source, TITLES[source])
         for source in COLOURS
         if source in sources
     )
-    error = f" · {escape(answer.error)}" if answer.error else ""
     return (
         f'<div><div style="white-space:pre-wrap;line-height:1.7;font-family:monospace">{tokens}</div>'
-        f'<div style="margin-top:0.6em">{len(answer.token_ids)} tokens in {answer.stats.steps} steps, '
-        f"{answer.stats.acceptance_length:.2f} a step with drafts · {escape(answer.finish_reason)}{error}"
-        f"<br>{legend}</div></div>"
+        f'<div style="margin-top:0.6em">{line}<br>{legend}</div></div>'
     )
 
 

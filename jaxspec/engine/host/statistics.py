@@ -164,7 +164,11 @@ class AcceptanceStats:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return show.stats(self)
+        line = (
+            f"<b>{self.acceptance_length:.2f} tokens a step</b> · {self.steps} steps, "
+            f"{self.draft_steps} with drafts · {self.accepted} of {self.drafted} drafts accepted"
+        )
+        return show.rates(line, self.acceptance_per_position, self.conditional_acceptance)
 
 
 def wilson(count: int, of: int) -> Interval:
