@@ -65,7 +65,7 @@ def test_drafts_through_refresh_start_and_step(case):
     for i in range(1, DRAFTS):
         state = step(*models, context, state, jnp.int32(i))
         hiddens.append(state.hidden)
-    proposal = case.drafter.finish(context, state)
+    proposal, _ = case.drafter.finish(context, state)
     np.testing.assert_array_equal(proposal.tokens[:1], case.golden["draft_tokens"])
     assert_close(proposal.logits[:1], case.golden["draft_logits"])
     assert_close(jnp.stack(hiddens, axis=1)[:1], case.golden["draft_hidden"])
