@@ -15,6 +15,7 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from jaxspec.checkpoints import CheckpointError, open_checkpoint
+from jaxspec.checkpoints.gguf_architecture import model_classes
 from jaxspec.command_line import CommandError, Parser, report
 from jaxspec.config import Config, ConfigError, DrafterConfig, list_configs, load_config, resolve_config
 from jaxspec.drafters.eagle3 import Eagle3
@@ -81,7 +82,7 @@ def _export(pair: Config, args: argparse.Namespace) -> None:
         args.output,
         form=args.format,
         target_name=name,
-        architectures=checkpoint.config.get("architectures") or (),
+        architectures=model_classes(checkpoint.config),
         dtype=args.dtype,
         embedding=embedding_rows(target),
         order=None if order is None else order.read(),

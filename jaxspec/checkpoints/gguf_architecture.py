@@ -76,3 +76,12 @@ class GGUFArchitecture:
 
 ARCHITECTURES = Registry("jaxspec.models")
 """`model_type` and description by `general.architecture`; `jaxspec.register_family` fills it."""
+
+
+def model_classes(config: Mapping[str, Any]) -> list[str]:
+    """The `architectures` of a `config.json`; without them, the class of its `model_type`, if it is known."""
+    stated = config.get("architectures")
+    if isinstance(stated, list) and stated:
+        return stated
+    known = {model_type: each.model_class for model_type, each in ARCHITECTURES.values()}
+    return [name] if (name := known.get(str(config.get("model_type")))) else []

@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jaxspec.checkpoints import Checkpoint, Tokenizer, open_checkpoint
+from jaxspec.checkpoints.gguf_architecture import model_classes
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config
@@ -363,7 +364,7 @@ class Pipeline:
                     folder.path / form,
                     form=form,
                     target_name=name,
-                    architectures=self.checkpoint.config.get("architectures") or (),
+                    architectures=model_classes(self.checkpoint.config),
                     embedding=embedding_rows(self.target) if form == "speculators" else None,
                     order=draft_order(self._most_frequent),
                     card=self._card(form),

@@ -91,8 +91,10 @@ def test_acceptance_rises_above_the_untrained_heads(answers):
 
 def test_the_exported_head_drafts_what_the_trained_one_does(finished, answers):
     """Of whatever head, the tokens are the target's; how many drafts each step accepts is the head's."""
-    _, _, reports = finished
+    _, output, reports = finished
     assert reports["export"]["formats"] == ["speculators", "shared", "safeailab"]
+    config = json.loads((output / "export" / "speculators" / "config.json").read_text("utf-8"))
+    assert config["speculators_config"]["verifier"]["architectures"] == ["LlamaForCausalLM"]
     tokens = {name: [a.token_ids for a in given] for name, given in answers.items()}
     assert tokens["exported"] == tokens["trained"] == tokens["untrained"]
     verified = {name: [a.verified for a in given] for name, given in answers.items()}
