@@ -16,6 +16,7 @@ import numpy as np
 # JAX has no public way to set most of these for one thread. What a version of JAX lacks is left out.
 from jax._src import api as jax_api
 from jax._src import config as jax_config
+from jax._src import mesh as jax_mesh
 
 from jaxspec.errors import ConfigError, one_line
 
@@ -93,9 +94,10 @@ def own_settings(device: jax.Device | None = None) -> Iterator[None]:
     device = device or default_device()
     with ExitStack() as stack:
         # Leaving JAX's context managers for NaN does not restore this one.
-        holders = [getattr(jax_config, name, None) for name in _CONTEXTS]
         _swap(stack, getattr(jax_api, "_post_hook_state", None), None)
-        for holder in holders:
+        for name in _CONTEXTS:
+            # Newer versions of JAX keep that of the mesh with meshes.
+            holder = getattr(jax_config, name, None) or getattr(jax_mesh, name, None)
             _swap(stack, holder, jax_config.config_ext.unset)
         for name, value in (*_SETTINGS.items(), ("jax_default_device", device)):
             state = jax_config.config_states.get(name)
