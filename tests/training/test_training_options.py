@@ -390,7 +390,8 @@ def test_training_starts_from_the_head_that_is_adapted_or_from_its_seed(
 
     def trained(name, **sections):
         run = opened(files, tmp_path / name, vocabulary=VocabularyConfig(IDS.size), **sections)
-        (head, target, rows, config, _), _ = given(run.run_stage, "train")
+        (head, target, rows, config, _, devices), _ = given(run.run_stage, "train")
+        assert devices == jax.devices()
         assert (target, rows) == (run.target, conversations)
         return jax.tree.leaves(nnx.state(head, is_trained)), config
 
@@ -503,7 +504,6 @@ def test_the_engine_is_the_runs_and_ends_answers_where_the_target_does(files, tm
         "dtype": "bfloat16",
         "cpu_activations": "float32",
         "cache_dtype": "bfloat16",
-        "draft_loop": "host",
         "synthetic_acceptance_length": 2.0,
         "tensor_parallel": 2,
     }
@@ -561,8 +561,8 @@ def commanded(files, monkeypatch, tmp_path):
     """Runs the command up to its pipeline; returns what that is given and the stages that are run."""
 
     class Recorder:
-        def __init__(self, run, output, *, data):
-            self.run, self.output, self.data, self.stages = run, output, data, []
+        def __init__(self, run, output, *, data, device):
+            self.run, self.output, self.data, self.device, self.stages = run, output, data, device, []
             made.append(self)
 
         def run_stage(self, stage):
@@ -601,7 +601,7 @@ NUMBERS = {
 
 def test_every_option_of_the_command_reaches_the_run(files, commanded, tmp_path):
     tried = {"config", "output", "target", "adapt", "prompts", "held_out", "data_license", "data"}
-    more = {"resume", "stage", "imports"}
+    more = {"resume", "stage", "device", "imports"}
     assert_complete("jaxspec-train", arguments(train_command.main), NUMBERS, tried, more)
     adapting = [*commanded.new, "--adapt", files / "head"]
     default = commanded(*adapting)
@@ -611,6 +611,8 @@ def test_every_option_of_the_command_reaches_the_run(files, commanded, tmp_path)
         assert getattr(getattr(run, section), key) == value, name
         assert getattr(getattr(default.run, section), key) != value, name
     assert commanded(*adapting, "--max-new-tokens", 33).run.evaluate.max_new_tokens == 33
+    assert default.device is None
+    assert commanded(*adapting, "--device", "cpu:0").device == "cpu:0"
     assert default.run.target == SourceConfig(str(files / "target"))
     assert default.run.prompts.files == (str(files / "a.jsonl"),)
     assert default.run.head.initial == str(files / "head")

@@ -29,9 +29,8 @@ def flags(options):
         if value is True:
             words.append(flag)
         else:
-            words += [
-                word for each in (value if isinstance(value, list) else [value]) for word in (flag, str(each))
-            ]
+            for each in value if isinstance(value, list) else [value]:
+                words += [flag, str(each)]
     return words
 
 
@@ -235,6 +234,9 @@ def test_every_option_of_a_batch_reaches_its_engines_in_each_way(asked, tiny_con
     assert asked("--no-speculation")["drafter"] == {"kind": "none"}
     if asked.way == "ray":
         assert asked("--ray")["address"] is None
+    if asked.way == "one engine":  # others have devices of their own, see tests/test_devices.py
+        assert default["device"] is None
+        assert asked("--device", "cpu:0")["device"] == "cpu:0"
 
 
 # See the test above, and for `resume` those of scripts/test_generate_batch.py.
@@ -251,6 +253,7 @@ BATCH = {
     "summary",
     "num_speculative_tokens",
     "no_speculation",
+    "device",
     "imports",
 }
 

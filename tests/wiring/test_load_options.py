@@ -89,7 +89,6 @@ ENGINE = {
     "dtype": ("bfloat16", lambda e: {e.programs.leaves[0].dtype, cache(e).dtype} == {np.dtype("bfloat16")}),
     "cpu_activations": ("float32", lambda e: cache(e).dtype == np.float32),
     "cache_dtype": ("float16", lambda e: cache(e).dtype == np.float16),
-    "draft_loop": ("host", lambda e: e.programs.config.draft_loop == "host"),
     "synthetic_acceptance_length": (2.0, lambda e: e.programs.config.synthetic_acceptance_length == 2.0),
     "tensor_parallel": (2, None),
 }
@@ -206,8 +205,8 @@ def test_every_key_of_a_configuration_file_is_read(tmp_path):
     assert dataclasses.asdict(config.engine) == {**engine, "slot_sizes": [3]}
 
 
-LOAD = {"model", "drafter", "sampling_modes", "progress"}
-GENERATE = {"prompts", "model", "params", "raw", "drafter", "progress", "engine"}
+LOAD = {"model", "drafter", "device", "sampling_modes", "progress"}
+GENERATE = {"prompts", "model", "params", "raw", "drafter", "device", "progress", "engine"}
 
 
 def test_no_option_of_loading_is_without_a_test():
@@ -226,10 +225,23 @@ def test_modes_and_progress_arrive(load):
             assert set(engine.core.modes) <= modes
             assert max(engine.core.modes) == max(modes)
             compiled, progress = load.shown.pop()
-            assert {size.mode for size in compiled} - {None} == set(engine.core.modes)
+            assert max(size.mode for size in compiled if size.mode is not None) == max(modes)
             assert not progress
     with load(progress=True):
         assert load.shown.pop()[1]
+
+
+def test_an_engine_runs_on_the_device_that_is_asked_for(load, monkeypatch):
+    """There is one here; test_devices.py has several."""
+    told = []
+    choose = load_module.choose_devices
+    monkeypatch.setattr(load_module, "choose_devices", lambda *given: told.append(given) or choose("cpu"))
+    with load(device="cpu:7") as engine:
+        assert told == [("cpu:7", 1)]
+        assert cache(engine).devices() == {jax.devices("cpu")[0]}
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="cpu:7"):
+        load(device="cpu:7")
 
 
 def test_the_end_of_an_answer_and_the_tokenizer_are_the_checkpoints(load, files, tiny_config):
@@ -255,7 +267,8 @@ def test_generate_loads_what_it_is_told_to(load, files, monkeypatch):
             jaxspec.generate(prompts, *model, **options)
         return calls.pop()
 
-    defaults = {"drafter": None, "sampling_modes": (SamplingMode.GREEDY,), "progress": True, "batch_size": 1}
+    defaults = {"drafter": None, "device": None, "sampling_modes": (SamplingMode.GREEDY,)}
+    defaults |= {"progress": True, "batch_size": 1}
     assert called([1]) == ("smollm2-135m", defaults)
     assert called([1], "other") == ("other", defaults)
     assert called([[1]] * 9, drafter={"kind": "none"}) == (
@@ -266,6 +279,7 @@ def test_generate_loads_what_it_is_told_to(load, files, monkeypatch):
         "smollm2-135m",
         {**defaults, "progress": False, "batch_size": 2},
     )
+    assert called([1], device="gpu:1")[1]["device"] == "gpu:1"
     assert called([1], temperature=1.0)[1]["sampling_modes"] == (SamplingMode.TEMPERATURE,)
     assert called([1], engine={"batch_size": 5, "page_size": 4})[1] == {
         **defaults,

@@ -46,6 +46,7 @@ class Engine:
     """Answers every prompt with its own tokens, and records what it is asked."""
 
     num_speculative_tokens = 2
+    programs = None
 
     def __init__(self, model, settings):
         self.model, self.settings, self.asked = model, settings, []
@@ -95,6 +96,8 @@ def ran(monkeypatch, tmp_path, tiny_config, capsys):
     monkeypatch.setattr(jaxspec, "load", load)
     for script in (bench_acceptance, bench_generate, compare_greedy, compare_modes):
         monkeypatch.setattr(script, "provenance", lambda *told, **more: {"device": "none"})
+    oracle = SimpleNamespace(take_over=lambda programs: None)
+    monkeypatch.setattr(compare_modes, "Oracle", lambda programs: oracle)
     monkeypatch.setattr(compare_greedy, "load", lambda config, dtype: dtype)
 
     def run(script, *words, status=0):
@@ -116,16 +119,28 @@ def of(prompts, found):
 
 def test_plot_acceptance(ran, tiny_config, tmp_path):
     options = {"output", "input", "limit", "max_new_tokens", "temperature", "num_speculative_tokens"}
-    assert_complete("plot_acceptance.py", arguments(plot_acceptance.main), options, {"names", "imports"})
+    more = {"names", "device", "imports"}
+    assert_complete("plot_acceptance.py", arguments(plot_acceptance.main), options, more)
     found = ran(plot_acceptance, "--output", "plain.png")
     assert (len(found.engines[0].asked[0][0]), (tmp_path / "plain.png").exists()) == (4, True)
     assert found.engines[0].drafter == {}
     words = ["--input", "a.jsonl", "--limit", 2, "--max-new-tokens", 9, "--temperature", 0.5]
-    found = ran(plot_acceptance, "other", *words, "--num-speculative-tokens", 3, "--output", "more.png")
+    found = ran(
+        plot_acceptance,
+        "other",
+        *words,
+        "--num-speculative-tokens",
+        3,
+        "--output",
+        "more.png",
+        "--device",
+        "cpu:0",
+    )
     assert [engine.model for engine in found.engines] == [str(tiny_config), "other"]
     assert of(["w6 w7", "w8"], found) == {"max_new_tokens": 9, "temperature": 0.5, "seed": 0}
     settings = found.engines[0].settings
     assert (settings["drafter"], settings["sampling_modes"]) == ({"num_speculative_tokens": 3}, ("sampled",))
+    assert settings["device"] == "cpu:0"
 
 
 def test_compare_modes(ran, tiny_config):
