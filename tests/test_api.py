@@ -68,13 +68,15 @@ def test_a_folder_alone_is_drafted_for_by_prompt_lookup(folders, engine):
 
 
 def test_an_engine_says_what_it_is(folders, engine):
-    assert repr(engine) == "<Engine: Llama, no drafts, 2 x 32 positions, float32>"
+    assert repr(engine) == "<Engine: Llama, NGramDrafter with K 4, 2 x 32 positions, float32>"
     drafter = {"kind": "ngram", "num_speculative_tokens": "auto"}
     sizes = {"sampling_modes": ("greedy",), "progress": False, **SIZES}
     with jaxspec.load(folders["target"], drafter=drafter, **sizes) as drafting:
         assert repr(drafting).startswith("<Engine: Llama, NGramDrafter with K up to ")
         assert "closed" not in repr(drafting)
     assert repr(drafting).endswith(" 2 x 32 positions, float32, closed>")
+    with jaxspec.load(folders["target"], drafter="none", **sizes) as plain:
+        assert repr(plain) == "<Engine: Llama, no drafts, 2 x 32 positions, float32>"
 
 
 def test_one_prompt_gives_one_generation_and_several_give_a_list(engine):
