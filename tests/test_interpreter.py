@@ -1,14 +1,13 @@
 """Processes of our own start from an interpreter, also inside programs that are none."""
 
 import sys
+from contextlib import closing
 
 import pytest
 
-from jaxspec.checkpoints.chat_template import _TemplateProcess
+from jaxspec.checkpoints import chat_template
 from jaxspec.config import ConfigError
 from jaxspec.interpreter import python_interpreter
-
-REQUEST = '{"template": "hello", "variables": {}}'
 
 
 @pytest.mark.parametrize("name", ["python", "python3", "python3.11", "Python3.13t", "python.exe"])
@@ -20,9 +19,10 @@ def test_an_interpreter_is_taken(monkeypatch, name):
 @pytest.mark.parametrize("executable", [None, "", "/usr/bin/uwsgi", "/bin/false", "/opt/pythonista"])
 def test_templates_are_rendered_in_a_program_that_embeds_python(monkeypatch, executable):
     monkeypatch.setattr(sys, "executable", executable)
-    process = _TemplateProcess()
-    assert process.ask(REQUEST) == {"text": "hello"}
-    process.close()
+    with closing(chat_template._TemplateProcess()) as process:
+        monkeypatch.setattr(chat_template, "_process", process)
+        messages = [{"role": "user", "content": "x"}]
+        assert chat_template.render_chat("hello", messages, {}, add_generation_prompt=True) == "hello"
 
 
 def test_a_frozen_program_is_not_started_again(monkeypatch):
