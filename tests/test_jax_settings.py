@@ -244,7 +244,7 @@ def test_a_round_that_fails_is_made_good(engine, expected, monkeypatch):
 def test_losslessness_is_checked_under_the_settings(made, folder):
     with made(*KNOWN):
         report = jaxspec.check_lossless(
-            {"kind": "ngram", "num_speculative_tokens": 2},
+            {"kind": "draft_model", "source": str(folder / "target"), "num_speculative_tokens": 2},
             folder / "target",
             max_new_tokens=8,
             samples=20,
