@@ -5,21 +5,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from math import sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxspec.engine.host import show
 from jaxspec.errors import optional
 
-if TYPE_CHECKING:
-    import pandas  # optional, and slow to import
-
-    from jaxspec.engine.host.request import Generation
+if TYPE_CHECKING:  # optional, and slow to import
+    import pandas
 
 Interval = tuple[float, float]
 """The ends of a 95 % confidence interval."""
 
 _Z = 1.96
 """Standard errors from the middle of a 95 % interval to its ends."""
+
+
+class HasStats(Protocol):
+    """An answer, as far as its statistics go."""
+
+    @property
+    def stats(self) -> "AcceptanceStats": ...
 
 
 @dataclass(repr=False)
@@ -55,7 +60,7 @@ class AcceptanceStats:
         return stats
 
     @classmethod
-    def total(cls, parts: "Iterable[Generation | AcceptanceStats]") -> "AcceptanceStats":
+    def total(cls, parts: "Iterable[HasStats | AcceptanceStats]") -> "AcceptanceStats":
         """The counts of several answers, or statistics, together."""
         total = cls()
         for part in parts:
