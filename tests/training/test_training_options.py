@@ -49,6 +49,8 @@ IDS = np.arange(5, 245, 3, dtype=np.int32)
 class Echo:
     """An engine whose answers are a text and its end; it records what it is asked."""
 
+    max_model_len = 999
+
     def __init__(self, tokens):
         self.tokens, self.asked = tokens, []
 
@@ -454,7 +456,7 @@ def test_every_key_of_the_evaluation_reaches_its_answers(files, tmp_path, monkey
     longest = max(len(ids) for ids in prompts["a.jsonl"])
     assert (positions, head, asked) == (longest + 7, ("trained", "state"), config)
     assert {name: len(ids) for name, ids in prompts.items()} == {"held-out": 1, "a.jsonl": 20}
-    assert before == {f"before, {name}": ids for name, ids in prompts.items()}
+    assert before == prompts
     assert baseline.num_speculative_tokens == run._new_head().num_speculative_tokens == 2
 
 
@@ -505,9 +507,9 @@ def test_the_engine_is_the_runs_and_ends_answers_where_the_target_does(files, tm
         "cpu_activations": "float32",
         "cache_dtype": "bfloat16",
         "synthetic_acceptance_length": 2.0,
-        "tensor_parallel": 2,
     }
-    assert_complete("[engine]", fields(EngineConfig), settings, {"max_model_len"})
+    # A training run refuses to split weights.
+    assert_complete("[engine]", fields(EngineConfig), settings, {"max_model_len", "tensor_parallel"})
     run = opened(files, tmp_path, engine=EngineConfig(**settings))
     (target, drafter), options = given(run._engine, 50)
     assert options["config"] == EngineConfig(**settings, max_model_len=50)
@@ -564,6 +566,9 @@ def commanded(files, monkeypatch, tmp_path):
         def __init__(self, run, output, *, data, device):
             self.run, self.output, self.data, self.device, self.stages = run, output, data, device, []
             made.append(self)
+
+        def begin_anew(self):
+            return []
 
         def run_stage(self, stage):
             self.stages.append(stage)

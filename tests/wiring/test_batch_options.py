@@ -38,7 +38,7 @@ ROWS = [Row("line 1", "first", "slow"), Row("line 2", "second", "w6")]
 class Echo(FakeEngine):
     """Its answers are what it was asked."""
 
-    def make_request(self, prompt, params, *, raw=False):
+    def make_request(self, prompt, params, *, raw=False, chat_template_kwargs=None):
         request = super().make_request(prompt, params)
         request.asked = {"prompt": prompt, "raw": raw, "params": dataclasses.asdict(params)}
         return request
@@ -119,9 +119,7 @@ DRAFTER = {
     "sampling": "greedy",
     "max_ngram": 7,
     "min_ngram": 2,
-    "options": {"a": 1},
     "max_speculative_tokens": 9,
-    "draft_vocab_size": 5,
 }
 
 
@@ -130,7 +128,8 @@ def test_a_run_is_resumed_only_with_what_decides_its_answers(tiny_config):
     options = {"config", "params", "raw", "keep_order", "backend"}
     assert_complete("run_settings", parameters(run_settings), options)
     assert_complete("EngineConfig", fields(EngineConfig), COUNTS, SPEED)
-    assert_complete("DrafterConfig", fields(DrafterConfig), DRAFTER, {"source", "file", "sha256"})
+    for_others = {"source", "file", "sha256", "options", "draft_vocab_size"}
+    assert_complete("DrafterConfig", fields(DrafterConfig), DRAFTER, for_others)
 
     def settings(config, params=PARAMS, **more):
         return run_settings(config, params, **{"raw": False, "keep_order": False, **more})
@@ -140,7 +139,8 @@ def test_a_run_is_resumed_only_with_what_decides_its_answers(tiny_config):
     assert {f"engine.{name}" for name in COUNTS} == {name for name in default if name.startswith("engine.")}
     for name, value in DRAFTER.items():
         source = {"source": str(tiny_config.parent / "model")} if name == "kind" else {}
-        changed = settings(config.replace(drafter={name: value, **source}))
+        auto = {"num_speculative_tokens": "auto"} if name == "max_speculative_tokens" else {}
+        changed = settings(config.replace(drafter={name: value, **source, **auto}))
         assert changed[f"drafter.{name}"] == value != default[f"drafter.{name}"]
     assert dataclasses.asdict(PARAMS).items() <= default.items()
     assert settings(config, raw=True)["raw"]

@@ -5,6 +5,7 @@ import json
 import sys
 
 import generate_batch
+import jax
 import pytest
 from golden_files import golden_folder
 from options import PROMPT, SAMPLING, answer_to, arguments, assert_complete, same, submitted
@@ -195,6 +196,7 @@ def asked(request, batch, monkeypatch):
     monkeypatch.setattr(generate_batch, "load", fake_load)
     monkeypatch.setattr(generate_batch, "BatchRun", batch_run)
     monkeypatch.setattr(generate_batch, "HostDevices", Devices)
+    monkeypatch.setattr(generate_batch, "choose_devices", lambda device, count: jax.devices() * count)
     monkeypatch.setattr(generate_batch, "ReplicaRun", replica_run)
     monkeypatch.setattr(ray, "connect", connected.append)
     monkeypatch.setattr(ray, "answer_files", answer_files)

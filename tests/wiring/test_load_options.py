@@ -131,7 +131,10 @@ DRAFTER = {
 
 
 class WithOptions(NGramDrafter):
-    """A drafter of one's own, which reads `drafter.options`."""
+    """A drafter of one's own, which reads every key."""
+
+    weights_from = "own"
+    reads = ("options", "max_ngram", "min_ngram", "draft_vocab_size")
 
     @classmethod
     def plan(cls, config, target, build):
@@ -144,7 +147,7 @@ class WithOptions(NGramDrafter):
 def test_every_setting_of_the_drafter_arrives(name, load, files, monkeypatch):
     monkeypatch.setitem(KINDS, "with options", WithOptions)
     settings, is_there = DRAFTER[name]
-    sources = {"eagle3": "head", "draft_model": "target"}
+    sources = {"eagle3": "head", "draft_model": "target", "with options": "head"}
     default = {"kind": "none" if name == "kind" else settings["kind"]}
     if settings["kind"] in sources:
         source = str(files / sources[settings["kind"]])
@@ -193,10 +196,11 @@ def write_toml(path, **sections):
     return path
 
 
-def test_every_key_of_a_configuration_file_is_read(tmp_path):
+def test_every_key_of_a_configuration_file_is_read(tmp_path, monkeypatch):
+    monkeypatch.setitem(KINDS, "with options", WithOptions)
     engine = {name: value for name, (value, _) in ENGINE.items()}
     drafter = {key: value for settings, _ in DRAFTER.values() for key, value in settings.items()}
-    drafter = {**drafter, "kind": "ngram", "source": "s", "file": "f", "sha256": "0"}
+    drafter = {**drafter, "kind": "with options", "source": "s", "file": "f", "sha256": "0"}
     del drafter["options"]
     target = {"source": "of it", "file": "g", "sha256": "1"}
     config = load_config(write_toml(tmp_path / "a.toml", target=target, drafter=drafter, engine=engine))
@@ -206,7 +210,17 @@ def test_every_key_of_a_configuration_file_is_read(tmp_path):
 
 
 LOAD = {"model", "drafter", "device", "sampling_modes", "progress"}
-GENERATE = {"prompts", "model", "params", "raw", "drafter", "device", "progress", "engine"}
+GENERATE = {
+    "prompts",
+    "model",
+    "params",
+    "raw",
+    "chat_template_kwargs",
+    "drafter",
+    "device",
+    "progress",
+    "engine",
+}
 
 
 def test_no_option_of_loading_is_without_a_test():

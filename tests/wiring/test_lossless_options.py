@@ -30,7 +30,9 @@ class Asked:
         return [self.answer(7) for _ in prompts]
 
     def answer(self, second):
-        return Generation("", [5, second, 6], "length", [1], AcceptanceStats())
+        stats = AcceptanceStats()
+        stats.add_step(2, 1)
+        return Generation("", [5, second, 6], "length", [1], stats)
 
     def make_request(self, prompt, params):
         self.sampled.append((prompt, params))
@@ -38,7 +40,7 @@ class Asked:
 
     def run(self, requests):
         for i, _ in enumerate(requests):
-            yield i, self.answer(int(i % 4 == 0 and self.drafter["kind"] != "none"))
+            yield i, self.answer(int(i % 4 == 0 and self.drafter != {"kind": "none"}))
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def test_every_option_reaches_the_answers(engines):
 
 def test_the_drafter_may_be_a_configuration_and_no_samples_may_be_wanted(engines):
     check_lossless(DrafterConfig(**DRAFTER), "a target", prompts=[1], samples=0)
-    assert DRAFTER.items() <= engines[1].drafter.items()
+    assert engines[1].drafter == DrafterConfig(**DRAFTER)
     assert not engines[0].sampled
     assert engines[0].settings["dtype"] == "float32"
 
@@ -79,5 +81,6 @@ def test_the_level_is_the_one_that_is_asked_for(engines):
     options = {"prompts": [1], "samples": 40}
     p_value = check_lossless(DRAFTER, "a target", **options).p_value
     assert 1e-3 < p_value < 0.1
-    assert check_lossless(DRAFTER, "a target", **options, significance=p_value / 2)
-    assert not check_lossless(DRAFTER, "a target", **options, significance=p_value * 2)
+    below = check_lossless(DRAFTER, "a target", **options, significance=p_value / 2)
+    above = check_lossless(DRAFTER, "a target", **options, significance=p_value * 2)
+    assert (below.outcome, above.outcome) == ("cannot tell", "different")  # so few samples show little

@@ -10,6 +10,9 @@ import jaxspec
 from jaxspec import AsyncEngine, Engine, SamplingParams, inspect_steps
 from jaxspec.engine import load as load_module
 
+TEMPLATE = [{"raw": True}, {"chat_template_kwargs": {"note": "w9"}}]
+"""How a prompt is made of what was asked."""
+
 
 def test_every_sampling_parameter_changes_the_answer(engine, plain):
     """As the tests below need it to, and as its documentation says."""
@@ -18,18 +21,18 @@ def test_every_sampling_parameter_changes_the_answer(engine, plain):
         beside = answer_to(engine, PROMPT, dict(change.beside))
         changed = answer_to(engine, PROMPT, change.options(name, plain))
         assert same(changed) != same(beside), name
-    assert answer_to(engine, PROMPT, {}, raw=True).prompt_token_ids != plain.prompt_token_ids
+    for more in TEMPLATE:
+        assert answer_to(engine, PROMPT, {}, **more).prompt_token_ids != plain.prompt_token_ids
 
 
-def asked(way, engine, options, raw=False):
+def asked(way, engine, options, **raw):
     """The answer by one of the ways to ask from Python."""
-    raw = {"raw": True} if raw else {}
     if way == "generate":
         return engine.generate(PROMPT, **options, **raw)
     if way == "generate, params":
         return engine.generate(PROMPT, SamplingParams(**options), **raw)
     if way == "generate, several":
-        return engine.generate([[9], PROMPT], options, **raw)[1]
+        return engine.generate(["w9", PROMPT], options, **raw)[1]
     if way == "stream":
         return list(engine.stream(PROMPT, **options, **raw))[-1].generation
     if way == "stream, params":
@@ -71,7 +74,8 @@ WAYS = [
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_ask_gives_the_answer_that_was_asked_for(way, engine, plain, monkeypatch):
     monkeypatch.setattr(load_module, "load", lambda model, **settings: engine)
-    assert same(asked(way, engine, {}, raw=True)) == same(answer_to(engine, PROMPT, {}, raw=True))
+    for more in TEMPLATE:
+        assert same(asked(way, engine, {}, **more)) == same(answer_to(engine, PROMPT, {}, **more)), more
     for name, change in SAMPLING.items():
         options = change.options(name, plain)
         if way.startswith("inspect") and options.get("temperature") and name not in ("temperature", "seed"):
@@ -92,18 +96,19 @@ def test_inspection_asks_for_what_it_was_asked_for(engine, plain, monkeypatch):
         options = change.options(name, plain)
         with suppress(InterruptedError):
             inspect_steps(engine, PROMPT, **options, raw=True)
-        assert made.pop() == (PROMPT, SamplingParams(**options), {"raw": True})
+        raw = {"raw": True, "chat_template_kwargs": None}
+        assert made.pop() == (PROMPT, SamplingParams(**options), raw)
     assert make(PROMPT, SamplingParams(), raw=True)
 
 
 # What the ways to ask take beside the fields of `SamplingParams`.
-ASKED = {"prompt", "params", "raw"}
+ASKED = {"prompt", "params", "raw", "chat_template_kwargs"}
 STREAMED = {"priority": 3, "deadline": 1e-9}
 MADE = {**STREAMED, "id": "mine", "is_streamed": True}
 
 
 def test_no_option_of_a_request_is_without_a_test():
-    assert_complete("Engine.generate", parameters(Engine.generate), {"prompts", "params", "raw"})
+    assert_complete("Engine.generate", parameters(Engine.generate), {"prompts"}, ASKED - {"prompt"})
     assert_complete("Engine.stream", parameters(Engine.stream), ASKED, STREAMED)
     assert_complete("Engine.make_request", parameters(Engine.make_request), ASKED, MADE)
     assert_complete("Engine.run", parameters(Engine.run), {"requests", "ended"})

@@ -35,10 +35,15 @@ def with_options():
 def test_every_option_is_read(name):
     """By its name, in the script or a module of `bench/`; otherwise it is ignored in silence."""
     script = importlib.import_module(name)
-    files = [SCRIPTS / f"{name}.py", *(SCRIPTS / "bench").glob("*.py")]
+    package = SCRIPTS.parent / "jaxspec"
+    shared_files = [package / "command_line.py", package / "answering.py"]
+    files = [SCRIPTS / f"{name}.py", *(SCRIPTS / "bench").glob("*.py"), *shared_files]
     trees = [ast.parse(path.read_text("utf-8")) for path in files]
     nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     read = {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "args"}
+    # `sampling_params` names those that it reads.
+    shared = ast.parse((package / "command_line.py").read_text("utf-8"))
+    read |= {node.value for node in ast.walk(shared) if isinstance(node, ast.Constant)}
     assert not arguments(script.main) - read - {"imports"}
 
 
@@ -46,6 +51,7 @@ class Engine:
     """Answers every prompt with its own tokens, and records what it is asked."""
 
     num_speculative_tokens = 2
+    max_model_len = 99
     programs = None
 
     def __init__(self, model, settings):
@@ -145,9 +151,11 @@ def test_plot_acceptance(ran, tiny_config, tmp_path):
 
 def test_compare_modes(ran, tiny_config):
     options = {"input", "limit", "max_new_tokens", "temperature", "num_speculative_tokens", "json"}
+    options |= {"repeats"}
     assert_complete("compare_modes.py", arguments(compare_modes.main), options, {"config", "imports"})
     words = ["--input", "a.jsonl", "--limit", 2, "--max-new-tokens", 9, "--temperature", 0.5]
-    found = ran(compare_modes, *words, "--num-speculative-tokens", 3, "--json", "out")
+    found = ran(compare_modes, *words, "--num-speculative-tokens", 3, "--json", "out", "--repeats", 2)
+    assert len(found.engines[0].asked) == 1 + 2 * 2
     assert {engine.model for engine in found.engines} == {str(tiny_config)}
     sampling = {"max_new_tokens": 9, "temperature": 0.5, "ignore_eos": True, "seed": 1}
     assert of("w8", found) == sampling
@@ -210,14 +218,15 @@ def test_bench_generate(ran, tiny_config, monkeypatch):
     peers = []
 
     class Peer:
+        name = "a peer"
+
         def __init__(self, path):
             peers.append(path)
-            self.asked = []
 
         def generate(self, ids, count):
             peers.append(count)
 
-    monkeypatch.setattr(bench_generate, "LlamaCpp", Peer)
+    monkeypatch.setattr(bench_generate, "load_peer", Peer)
     monkeypatch.setattr(bench_generate, "gguf_of", lambda checkpoint: "a file")
     words = ["--input", "a.jsonl", "--limit", 2, "--max-new-tokens", 9, "--num-speculative-tokens", 3]
     found = ran(bench_generate, *words, "--batch-size", 5, "--output", "out")
@@ -245,7 +254,7 @@ def test_convert_checkpoint(monkeypatch):
     for form in ("orbax", "safetensors"):
         save = lambda *told, form=form, **more: saved.append((form, *told, more))  # noqa: E731
         monkeypatch.setattr(convert_checkpoint, f"save_{form}", save)
-    read = lambda *told: SimpleNamespace(tensors={}, name=told)  # noqa: E731
+    read = lambda source, file, sha256: SimpleNamespace(tensors={}, name=(source, file, sha256))  # noqa: E731
     monkeypatch.setattr(convert_checkpoint, "open_checkpoint", read)
     assert convert_checkpoint.main(["from", "to"]) == 0
     words = ["--format", "safetensors", "--dtype", "float16", "--file", "f", "--sha256", "0"]
