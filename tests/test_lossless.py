@@ -52,8 +52,8 @@ class Liar(DraftModel):
 
     title = "a liar"
 
-    def propose(self, *args, mode):
-        proposal, cache = super().propose(*args, mode=mode)
+    def propose(self, *args, **settings):
+        proposal, cache = super().propose(*args, **settings)
         lie = None if proposal.logits is None else 0.2 * proposal.logits
         return replace(proposal, logits=lie), cache
 
@@ -74,8 +74,8 @@ def test_a_lie_about_the_distribution_is_never_called_lossless(
 
 def test_drafts_that_are_never_accepted_are_warned_about(target, monkeypatch):
     class Shy(NGramDrafter):
-        def propose(self, *args, mode):
-            proposal, cache = super().propose(*args, mode=mode)
+        def propose(self, *args, **settings):
+            proposal, cache = super().propose(*args, **settings)
             return replace(proposal, count=jnp.zeros_like(proposal.count)), cache
 
     monkeypatch.setitem(KINDS, "shy", Shy)

@@ -206,7 +206,7 @@ def test_a_drafter_takes_in_blocks_as_it_takes_in_each_alone(tiny, target_of, ki
     # What slot 0 had before does not matter, as long as it is there.
     cache = jax.tree.map(lambda layer: jnp.zeros_like(layer).at[table(1).pages[0]].set(jnp.nan), cache)
     together, whole = refresh(drafter, target, rows(BLOCKS), cache)
-    assert together.shape == (len(positions), drafter.hidden_size)
+    assert together.shape == (len(positions), drafter.needs.state_size)
     for part in PIECES:
         blocks = only(part)
         apart, cache = refresh(drafter, target, rows(blocks), cache)
@@ -215,8 +215,8 @@ def test_a_drafter_takes_in_blocks_as_it_takes_in_each_alone(tiny, target_of, ki
     assert np.isfinite(together[valid_rows(BLOCKS)]).all()
     assert_same_cache(whole, cache)
     needed, narrow = refresh(drafter, target, rows(with_outputs(BLOCKS)), whole)
-    assert needed.shape == (len(OUTPUTS), drafter.hidden_size)
-    if drafter.hidden_size:
+    assert needed.shape == (len(OUTPUTS), drafter.needs.state_size)
+    if drafter.needs.state_size:
         assert_close(needed, np.asarray(together)[OUTPUTS])
     assert_same_cache(narrow, whole)
 

@@ -78,7 +78,7 @@ def drafted_logits(head, target, tokens: jax.Array) -> jax.Array:
     )
     history = jnp.broadcast_to(jnp.asarray(tokens), (count, len(tokens)))
     context = Context(start, history, last + 1, jnp.ones(count, bool), table, greedy)
-    state = head.start(target, context, cache, mode=SamplingMode.GREEDY)
+    state = head.start(target, context, cache, num_drafts=STEPS, mode=SamplingMode.GREEDY)
     logits = [head.logits(target, state.hidden)]
     for k in range(1, STEPS):
         true = jnp.asarray(tokens)[last + 1 + k]
