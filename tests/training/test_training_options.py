@@ -148,11 +148,12 @@ def test_every_key_of_responses_decides_how_prompts_are_answered(tmp_path):
         {"temperatures", "extra_temperatures", "max_new_tokens", "seed"},
     )
     config = ResponsesConfig(temperatures=(0.5, 0.7), extra_temperatures=(0.9,), max_new_tokens=9, seed=3)
-    rows = TokenRows.of((i, [10 + i], True) for i in range(3))
+    rows = TokenRows.of((i, [10 + i], True) for i in range(4))
     given = TokenRows.of([(1, [77, 2], True)])
     folder, engine = StageFolder(tmp_path, "responses", {}), Echo([6, 7])
     make_responses(config, rows, given, folder, lambda: engine)
-    wanted = {0: (10, 0.5), 2: (12, 0.5), 3: (10, 0.9), 5: (12, 0.9)}  # the second brought its answer
+    # The second brought its answer.
+    wanted = {0: (10, 0.5), 2: (12, 0.5), 3: (13, 0.7), 4: (10, 0.9), 6: (12, 0.9), 7: (13, 0.9)}
     assert engine.asked == [
         ([prompt], SamplingParams(temperature=temperature, max_new_tokens=9, seed=(3 << 32) + i))
         for i, (prompt, temperature) in wanted.items()
