@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax_triton
 from jax.experimental import pallas as pl
-from jaxspec_kernels.dispatch import device
+from jaxspec_kernels.op import device
 from jaxspec_kernels.ptxas import find_ptxas
 from triton.backends.nvidia.compiler import get_ptxas, ptx_get_version
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from converted_gguf import write_converted
 from golden_files import golden_folder
-from jaxspec_kernels.dispatch import _WHY_NOT, Op
+from jaxspec_kernels.op import _WHY_NOT, Op
 from tiny_engines import DRAFTERS, SIZES, TinyEngines
 from tiny_models import write_target
 

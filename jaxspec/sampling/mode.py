@@ -2,7 +2,7 @@
 
 from enum import IntEnum
 
-from jaxspec_kernels.dispatch import can_branch
+from jaxspec_kernels.op import can_branch
 
 from jaxspec.sampling.params import SamplingParams
 

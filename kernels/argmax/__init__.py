@@ -1,7 +1,7 @@
 """Maximum and argmax over a vocabulary, and the latter with Gumbel noise, which draws from a distribution."""
 
 from jaxspec_kernels.argmax import reference
-from jaxspec_kernels.dispatch import Op
+from jaxspec_kernels.op import Op
 
 
 def _numba():

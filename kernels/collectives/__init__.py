@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 from jaxspec_kernels.collectives.peer_memory import CAPACITY, LINE_WORDS, memory_of, num_devices
-from jaxspec_kernels.dispatch import why_not
+from jaxspec_kernels.op import why_not
 
 _MAX_BYTES = 1 << 21
 

@@ -2,10 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.expert_matmul.mxfp4_weight import BLOCK, MAX_SCALE, Mxfp4Weight, pack_mxfp4
 from jaxspec_kernels.expert_matmul.packed_experts import PackedExperts, stack_experts, stack_mxfp4
 from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
+from jaxspec_kernels.op import Op
 
 Weights = jax.Array | Mxfp4Weight | PackedExperts
 

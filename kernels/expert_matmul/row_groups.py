@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxspec_kernels.dispatch import Op
+from jaxspec_kernels.op import Op
 
 FEW_ROWS = 64
 """Up to this many rows, finding the rows of an expert inside the kernel is faster than sorting before it."""

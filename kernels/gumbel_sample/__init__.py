@@ -1,7 +1,7 @@
 """Samples one token per slot and stores it, with the logits that it was drawn from, in a column."""
 
-from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.gumbel_sample import reference
+from jaxspec_kernels.op import Op
 
 
 def _triton():

@@ -1,7 +1,7 @@
 """Writes new keys and values into the paged cache."""
 
-from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.kv_write import reference
+from jaxspec_kernels.op import Op
 
 
 def _triton():

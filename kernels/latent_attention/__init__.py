@@ -1,7 +1,7 @@
 """Multi-head latent attention of a few query rows per slot over a paged cache of latents."""
 
-from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.latent_attention import reference
+from jaxspec_kernels.op import Op
 
 
 def _triton():

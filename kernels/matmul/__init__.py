@@ -1,8 +1,8 @@
 """The product of a few rows with a weight."""
 
-from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.matmul.packed_weight import BLOCK, PackedRows, PackedWeight, pack
 from jaxspec_kernels.matmul.reference import matmul as reference
+from jaxspec_kernels.op import Op
 
 # Smaller weights stay in a CPU's caches, so that neither the kernel nor packing pays for them.
 MIN_WEIGHT_BYTES = 1 << 20

@@ -1,6 +1,6 @@
 """Causal attention of texts packed one after another, and its gradients, for training."""
 
-from jaxspec_kernels.dispatch import Op
+from jaxspec_kernels.op import Op
 from jaxspec_kernels.packed_attention.reference import packed_attention as reference
 from jaxspec_kernels.packed_attention.reference import packed_attention_gradients as reference_gradients
 

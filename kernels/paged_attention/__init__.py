@@ -1,6 +1,6 @@
 """Attention of a few query rows per slot over a paged key/value cache."""
 
-from jaxspec_kernels.dispatch import Op
+from jaxspec_kernels.op import Op
 from jaxspec_kernels.paged_attention.reference import paged_attention as reference
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxspec_kernels.dispatch import device
+from jaxspec_kernels.op import device
 
 _ROWS = 64
 """Rows of a warpgroup, those of one instruction on tensor cores."""

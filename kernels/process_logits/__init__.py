@@ -1,6 +1,6 @@
 """Temperature, min-p, top-k and top-p."""
 
-from jaxspec_kernels.dispatch import Op
+from jaxspec_kernels.op import Op
 from jaxspec_kernels.process_logits.reference import process_logits as reference
 
 

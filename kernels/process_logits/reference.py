@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxspec_kernels.dispatch import can_branch
+from jaxspec_kernels.op import can_branch
 from jaxspec_kernels.process_logits.threshold import kth_largest, mass_threshold
 
 

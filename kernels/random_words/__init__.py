@@ -1,6 +1,6 @@
 """Random words from keys and counters."""
 
-from jaxspec_kernels.dispatch import Op
+from jaxspec_kernels.op import Op
 from jaxspec_kernels.random_words.reference import random_words as reference
 from jaxspec_kernels.random_words.reference import threefry2x32
 

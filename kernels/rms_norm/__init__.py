@@ -1,6 +1,6 @@
 """The root-mean-square norm of rows."""
 
-from jaxspec_kernels.dispatch import Op
+from jaxspec_kernels.op import Op
 from jaxspec_kernels.rms_norm.reference import mean_of_squares
 from jaxspec_kernels.rms_norm.reference import rms_norm as reference
 

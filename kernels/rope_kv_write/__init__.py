@@ -1,6 +1,6 @@
 """Rotates new queries and keys and writes keys and values into the paged cache, in one pass."""
 
-from jaxspec_kernels.dispatch import Op
+from jaxspec_kernels.op import Op
 from jaxspec_kernels.rope_kv_write import reference
 
 

@@ -1,6 +1,6 @@
 """The cache slot that each row writes, and the positions that it sees."""
 
-from jaxspec_kernels.dispatch import Op
+from jaxspec_kernels.op import Op
 from jaxspec_kernels.slot_mapping import reference
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec_kernels.dispatch import Op
 from jaxspec_kernels.expert_matmul import BLOCK as SCALE_BLOCK
 from jaxspec_kernels.expert_matmul import expert_matmul
 from jaxspec_kernels.gumbel_sample import gumbel_sample
@@ -15,6 +14,7 @@ from jaxspec_kernels.kv_write import kv_write
 from jaxspec_kernels.latent_attention import latent_attention
 from jaxspec_kernels.latent_write import latent_write
 from jaxspec_kernels.matmul import BLOCK, PackedWeight, matmul, pack
+from jaxspec_kernels.op import Op
 from jaxspec_kernels.packed_attention import packed_attention, packed_attention_gradients
 from jaxspec_kernels.paged_attention import paged_attention
 from jaxspec_kernels.process_logits import process_logits

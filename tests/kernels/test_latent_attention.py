@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from bench.kernel_cases.latent_attention import CASES
-from jaxspec_kernels.dispatch import UnavailableImplementationError
 from jaxspec_kernels.latent_attention import latent_attention
+from jaxspec_kernels.op import UnavailableImplementationError
 
 OP = latent_attention
 BOUND = {"float32": 2e-6, "bfloat16": 6e-3}

@@ -4,7 +4,7 @@ import sys
 
 import jax
 import pytest
-from jaxspec_kernels.dispatch import Op, UnavailableImplementationError
+from jaxspec_kernels.op import Op, UnavailableImplementationError
 
 on_a_gpu = jax.default_backend() == "gpu"
 
