@@ -13,7 +13,7 @@ from matplotlib import pyplot
 
 import jaxspec
 from jaxspec import lossless
-from jaxspec.drafters.registry import KINDS
+from jaxspec.drafters.registry import DRAFTERS
 from jaxspec.models.registry import FAMILIES
 
 matplotlib.use("agg")
@@ -132,7 +132,7 @@ def test_every_family_is_listed_with_its_architecture():
 
 def test_every_drafter_is_listed():
     listed = {row[0].strip("`") for row in table("compatibility.md", "Drafters")[1:]}
-    assert listed == set(ours(KINDS))
+    assert listed == set(ours(DRAFTERS))
 
 
 def test_steps_are_those_of_their_files():

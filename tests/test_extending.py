@@ -17,7 +17,7 @@ from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import ModelConfig, load_config
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.ngram import NGramDrafter
-from jaxspec.drafters.registry import KINDS
+from jaxspec.drafters.registry import DRAFTERS
 from jaxspec.models.llama import Llama
 from jaxspec.models.loading import export_tensors, load_target
 
@@ -80,7 +80,7 @@ def test_checkpoints_are_not_taken_for_anothers(folder):
 
 
 def test_command_lines_import_a_file_first(folder, capsys, request):
-    request.addfinalizer(lambda: KINDS.pop("mine"))
+    request.addfinalizer(lambda: DRAFTERS.pop("mine"))
     imported = "import jaxspec\nfrom jaxspec.drafters.none import NoDrafter\n"
     imported += "class Mine(NoDrafter):\n    title = 'one of mine'\n    recognise = lambda _: 'me'\n"
     (folder / "mine.py").write_text(imported + "jaxspec.register_drafter('mine', Mine)\n", "utf-8")
@@ -142,6 +142,6 @@ def test_a_drafter_that_says_nothing_of_loading_is_not_loaded(folder, monkeypatc
         title = "a made drafter"
         plan = classmethod(Drafter.plan.__func__)
 
-    monkeypatch.setitem(KINDS, "made", Made)
+    monkeypatch.setitem(DRAFTERS, "made", Made)
     message = refused(jaxspec.load, "model", drafter={"kind": "made"}, progress=False)
     assert message == "a made drafter is made in Python: Made has no `plan` that loads it"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.drafters.registry import KINDS
+from jaxspec.drafters.registry import DRAFTERS
 from jaxspec.models.registry import FAMILIES
 
 ROOT = Path(__file__).parents[1]
@@ -93,7 +93,7 @@ def test_an_import_upwards_would_be_seen(path, source):
 
 def test_only_where_it_is_registered_is_a_family_or_a_drafter_known():
     """Exceptions: related families or drafters, and training, which is for EAGLE-3 heads."""
-    registered = {entry.__module__ for entry in (*KINDS.values(), *FAMILIES.values())}
+    registered = {entry.__module__ for entry in (*DRAFTERS.values(), *FAMILIES.values())}
     registering = {Path("jaxspec/drafters/__init__.py"), Path("jaxspec/models/__init__.py")}
     others = [
         path

@@ -15,7 +15,7 @@ import jaxspec
 from jaxspec import lossless
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.ngram import NGramDrafter
-from jaxspec.drafters.registry import KINDS
+from jaxspec.drafters.registry import DRAFTERS
 from jaxspec.engine.device import step
 from jaxspec.lossless import homogeneity
 
@@ -64,7 +64,7 @@ class Liar(DraftModel):
 def test_a_lie_about_the_distribution_is_never_called_lossless(
     drafter, target, monkeypatch, samples, outcome
 ):
-    monkeypatch.setitem(KINDS, "liar", Liar)
+    monkeypatch.setitem(DRAFTERS, "liar", Liar)
     report = jaxspec.check_lossless({**drafter, "kind": "liar"}, target, **{**CHECK, "samples": samples})
     assert report.outcome == outcome
     assert not report
@@ -78,7 +78,7 @@ def test_drafts_that_are_never_accepted_are_warned_about(target, monkeypatch):
             proposal, cache = super().propose(*args, **settings)
             return replace(proposal, count=jnp.zeros_like(proposal.count)), cache
 
-    monkeypatch.setitem(KINDS, "shy", Shy)
+    monkeypatch.setitem(DRAFTERS, "shy", Shy)
     sizes = {**CHECK, "samples": 0, "sampling_modes": ("greedy",)}
     with pytest.warns(UserWarning, match="no draft was accepted in the greedy answers"):
         report = jaxspec.check_lossless({"kind": "shy"}, target, prompts=[[5, 6, 5]], **sizes)

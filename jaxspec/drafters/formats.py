@@ -13,7 +13,7 @@ from jaxspec.config import (
     load_config,
     resolve_config,
 )
-from jaxspec.drafters.registry import KINDS
+from jaxspec.drafters.registry import DRAFTERS
 from jaxspec.errors import page
 
 
@@ -32,7 +32,7 @@ def drafter_keys(drafter: str | Path | Mapping[str, Any] | DrafterConfig | None)
     if not isinstance(drafter, str | Path):
         raise ConfigError(f"drafter must be a name, keys of [drafter] or a DrafterConfig, got {drafter!r}")
     name = str(drafter)
-    if name in KINDS:
+    if name in DRAFTERS:
         return {"kind": name}
     if is_configuration(name):
         return vars(load_config(name).drafter)
@@ -40,11 +40,11 @@ def drafter_keys(drafter: str | Path | Mapping[str, Any] | DrafterConfig | None)
         source = resolve_config(name).target.source
     except ConfigError as error:
         own = page("writing-a-drafter.md")
-        raise ConfigError(f"drafter {error}, nor a kind ({', '.join(KINDS)}); your own: {own}") from None
+        raise ConfigError(f"drafter {error}, nor a kind ({', '.join(DRAFTERS)}); your own: {own}") from None
     found = next(iter(identify(open_checkpoint(source))), None)
-    if found not in KINDS:
+    if found not in DRAFTERS:
         own = page("writing-a-drafter.md")
-        raise ConfigError(f"{name} is {found or 'no drafter'}; known: {', '.join(KINDS)}; your own: {own}")
+        raise ConfigError(f"{name} is {found or 'no drafter'}; known: {', '.join(DRAFTERS)}; your own: {own}")
     return {"kind": found, "source": name, "file": None, "sha256": None}
 
 
@@ -66,7 +66,7 @@ def identify(checkpoint: Checkpoint) -> dict[str, str]:
     if isinstance(stated, str):
         return {stated: f"speculators {config.get('speculators_version') or ''}".strip()}
     # Kinds registered later come first: they may extend the format of an earlier kind.
-    found = ((kind, KINDS[kind].recognise(checkpoint)) for kind in reversed(list(KINDS)))
+    found = ((kind, DRAFTERS[kind].recognise(checkpoint)) for kind in reversed(list(DRAFTERS)))
     return {kind: producer for kind, producer in found if producer is not None}
 
 
@@ -82,7 +82,7 @@ def open_drafter(config: DrafterConfig, *, progress: bool = True) -> Checkpoint:
     found = identify(checkpoint)
     if found and config.kind not in found:
         other = next(iter(found))
-        known = KINDS.get(other)
+        known = DRAFTERS.get(other)
         what = f"{known.title}: use kind {other!r}" if known else f"a {other} head, which is not supported"
         raise ConfigError(f"drafter.kind is {config.kind!r}, but {checkpoint.name} is {what}")
     return checkpoint

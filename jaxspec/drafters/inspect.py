@@ -16,7 +16,7 @@ from jaxspec.config import ConfigError, DrafterConfig, ModelConfig, SourceConfig
 from jaxspec.drafters.base import Build, Description
 from jaxspec.drafters.formats import identify
 from jaxspec.drafters.loading import plan_drafter
-from jaxspec.drafters.registry import KINDS
+from jaxspec.drafters.registry import DRAFTERS
 from jaxspec.models.loading import target_config
 
 
@@ -54,11 +54,11 @@ def inspect(drafter: SourceConfig, target: SourceConfig | None = None) -> Report
         raise CheckpointError(f"{checkpoint.name}: neither a known head nor a whole model")
     kind, producer = found
     problem = None
-    if kind not in KINDS:
+    if kind not in DRAFTERS:
         problem = f"{kind} is not supported"
         return Report(name=checkpoint.name, method=f"a {kind} head", producer=producer, problem=problem)
     given = None if target is None else _read_target(target)
-    description = KINDS[kind].describe(checkpoint, given)
+    description = DRAFTERS[kind].describe(checkpoint, given)
     fitting = given or description.stand_in
     if fitting is not None:
         config = DrafterConfig(kind, 1, source=drafter.source, file=drafter.file, sha256=drafter.sha256)
@@ -68,7 +68,7 @@ def inspect(drafter: SourceConfig, target: SourceConfig | None = None) -> Report
             problem = str(error)
     return Report(
         name=checkpoint.name,
-        method=KINDS[kind].title,
+        method=DRAFTERS[kind].title,
         producer=producer,
         problem=problem,
         **vars(description),

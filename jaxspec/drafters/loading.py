@@ -2,7 +2,7 @@
 
 from jaxspec.config import DrafterConfig, ModelConfig
 from jaxspec.drafters.base import Build, Drafter, DrafterReader, Target
-from jaxspec.drafters.registry import KINDS
+from jaxspec.drafters.registry import DRAFTERS
 from jaxspec.jax_settings import own_settings
 
 
@@ -19,4 +19,4 @@ def load_drafter(config: DrafterConfig, target: Target, build: Build) -> Drafter
 
 def plan_drafter(config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
     """`load_drafter` without reading the weights; raises the same errors."""
-    return KINDS[config.kind].plan(config, target, build)
+    return DRAFTERS[config.kind].plan(config, target, build)

@@ -2,11 +2,11 @@
 
 from typing import Any, cast
 
-from jaxspec.config.drafter import DRAFTERS
+from jaxspec.config import drafter as drafter_config
 from jaxspec.drafters.base import Drafter
 from jaxspec.registry import register
 
-KINDS: dict[str, type[Drafter]] = cast(Any, DRAFTERS)
+DRAFTERS: dict[str, type[Drafter]] = cast(Any, drafter_config.DRAFTERS)
 
 
 def register_drafter(kind: str, drafter: type[Drafter]) -> None:
@@ -20,4 +20,4 @@ def register_drafter(kind: str, drafter: type[Drafter]) -> None:
       ValueError: another class is registered under this name.
       TypeError: `drafter` is not a subclass of `Drafter`.
     """
-    register(KINDS, kind, drafter, Drafter)
+    register(DRAFTERS, kind, drafter, Drafter)

@@ -15,7 +15,7 @@ import jaxspec
 from jaxspec.attention import CacheShape
 from jaxspec.drafters.base import Drafter, Needs, Proposal
 from jaxspec.drafters.checks import DrafterError
-from jaxspec.drafters.registry import KINDS
+from jaxspec.drafters.registry import DRAFTERS
 from jaxspec.engine.device.plan import Plan, Size, empty_plan
 from jaxspec.engine.device.state import init_state
 from jaxspec.engine.device.step import Models, engine_step
@@ -50,7 +50,7 @@ class Wrong(Drafter):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    monkeypatch.setitem(KINDS, "wrong", Wrong)
+    monkeypatch.setitem(DRAFTERS, "wrong", Wrong)
 
 
 @pytest.fixture(scope="module")

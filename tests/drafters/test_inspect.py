@@ -19,7 +19,7 @@ from jaxspec.checkpoints import CheckpointError
 from jaxspec.checkpoints.safetensors_files import SafetensorsTensor
 from jaxspec.config import ConfigError, SourceConfig
 from jaxspec.drafters.inspect import inspect
-from jaxspec.drafters.registry import KINDS
+from jaxspec.drafters.registry import DRAFTERS
 from jaxspec.models.loading import target_config
 
 SIGHT = "attention inside a block, by layer"
@@ -63,7 +63,7 @@ def no_weights(monkeypatch):
 def test_every_golden_head_is_known_and_fits_its_target(case):
     target = HEAD_TARGETS[case]
     report = look(case, target)
-    assert report.method == KINDS[HEAD_KINDS[case]].title
+    assert report.method == DRAFTERS[HEAD_KINDS[case]].title
     assert report.problem is None
     sizes = target_config(golden_checkpoint(target))
     assert f"hidden size {sizes.hidden_size}, vocabulary {sizes.vocab_size}" in report.target
@@ -173,7 +173,7 @@ def test_a_whole_model_is_a_draft_model():
 @pytest.mark.parametrize(("case", "recycled"), [("deepseek-v3-mtp", "True"), ("glm4-moe-lite-mtp", "False")])
 def test_prediction_layers_belong_to_their_model(case, recycled):
     report = look(case, MTP_TARGETS[case])
-    assert (report.method, report.target) == (KINDS["mtp"].title, "the model itself")
+    assert (report.method, report.target) == (DRAFTERS["mtp"].title, "the model itself")
     assert (report.layers, report.problem) == ("the last one, after the final norm", None)
     (flag,) = report.flags
     assert (flag.value, flag.found) == (recycled, None)

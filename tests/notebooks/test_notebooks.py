@@ -9,7 +9,7 @@ import matplotlib
 import pytest
 from matplotlib import pyplot
 
-from jaxspec.drafters.registry import KINDS
+from jaxspec.drafters.registry import DRAFTERS
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -48,7 +48,7 @@ def parameters(tiny_config):
         model = {} if name == "train_a_head" else {"MODEL": str(tiny_config)}
         return model | PARAMETERS[name]
 
-    registered = dict(KINDS)
+    registered = dict(DRAFTERS)
     before = matplotlib.get_backend()
     pyplot.close("all")  # what another file of tests left open
     pyplot.switch_backend("svg")
@@ -57,8 +57,8 @@ def parameters(tiny_config):
     assert matplotlib.get_backend() == "svg"
     pyplot.switch_backend(before)
     pyplot.close("all")
-    for name in KINDS.keys() - registered.keys():
-        KINDS.pop(name)
+    for name in DRAFTERS.keys() - registered.keys():
+        DRAFTERS.pop(name)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -18,7 +18,7 @@ from jaxspec import CheckpointError, ConfigError, DrafterConfig, Engine, EngineC
 from jaxspec.checkpoints.cache import file_sha256
 from jaxspec.config import SourceConfig, load_config
 from jaxspec.drafters.ngram import NGramDrafter
-from jaxspec.drafters.registry import KINDS
+from jaxspec.drafters.registry import DRAFTERS
 from jaxspec.engine import load as load_module
 from jaxspec.engine.programs import Programs
 from jaxspec.models import packed_weights
@@ -145,7 +145,7 @@ class WithOptions(NGramDrafter):
 
 @pytest.mark.parametrize("name", DRAFTER)
 def test_every_setting_of_the_drafter_arrives(name, load, files, monkeypatch):
-    monkeypatch.setitem(KINDS, "with options", WithOptions)
+    monkeypatch.setitem(DRAFTERS, "with options", WithOptions)
     settings, is_there = DRAFTER[name]
     sources = {"eagle3": "head", "draft_model": "target", "with options": "head"}
     default = {"kind": "none" if name == "kind" else settings["kind"]}
@@ -197,7 +197,7 @@ def write_toml(path, **sections):
 
 
 def test_every_key_of_a_configuration_file_is_read(tmp_path, monkeypatch):
-    monkeypatch.setitem(KINDS, "with options", WithOptions)
+    monkeypatch.setitem(DRAFTERS, "with options", WithOptions)
     engine = {name: value for name, (value, _) in ENGINE.items()}
     drafter = {key: value for settings, _ in DRAFTER.values() for key, value in settings.items()}
     drafter = {**drafter, "kind": "with options", "source": "s", "file": "f", "sha256": "0"}
