@@ -149,7 +149,7 @@ def _measure(running: Running, args: argparse.Namespace, *, tokens_per_step: flo
         running.rewind()
         jax.block_until_ready(running.state)
         begin = time.perf_counter()
-        outputs = [running.dispatch() for _ in range(num_dispatches)]
+        outputs = [running.enqueue() for _ in range(num_dispatches)]
         enqueued = time.perf_counter()
         jax.block_until_ready((outputs, running.state))
         if run:  # the first one warms up

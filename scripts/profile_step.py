@@ -50,11 +50,11 @@ def main(arguments: list[str] | None = None) -> int:
         params=SamplingParams(),
         mesh=mesh,
     )
-    jax.block_until_ready([running.dispatch() for _ in range(2)])
+    jax.block_until_ready([running.enqueue() for _ in range(2)])
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.trace or Path(temporary)
         with jax.profiler.trace(folder):
-            jax.block_until_ready([running.dispatch() for _ in range(args.dispatches)])
+            jax.block_until_ready([running.enqueue() for _ in range(args.dispatches)])
         try:
             kernels = read_kernels(folder)
         except ValueError as error:

@@ -6,7 +6,7 @@ from flax import nnx
 from jaxspec.config import EngineConfig
 from jaxspec.engine.device.plan import Plan, Size, empty_plan
 from jaxspec.engine.device.state import init_state
-from jaxspec.engine.device.step import Models, dispatch
+from jaxspec.engine.device.step import Models, run_steps
 from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import make_mesh
 
@@ -21,7 +21,7 @@ def assert_runs(target, drafter):
     graph, parameters = nnx.split(Models(target, drafter))
 
     def run(parameters, state, words):
-        return dispatch(nnx.merge(graph, parameters), Plan.unpack(words, size, config), state)
+        return run_steps(nnx.merge(graph, parameters), Plan.unpack(words, size, config), state)
 
     after, (of_slots, of_chunks) = jax.eval_shape(run, parameters, state, empty_plan(size, config))
     assert jax.tree.map(_shape_and_dtype, after) == jax.tree.map(_shape_and_dtype, state)

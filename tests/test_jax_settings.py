@@ -226,15 +226,15 @@ def test_programs_that_compile_later_do(folder, expected, compiled_behind, caplo
 
 def test_a_round_that_fails_is_made_good(engine, expected, monkeypatch):
     """The new state is allocated in the engine's thread."""
-    dispatch, failing = engine.programs.dispatch, threading.Event()
+    enqueue, failing = engine.programs.enqueue, threading.Event()
 
     def fails_once(*args, **kwargs):
         if not failing.is_set():
             failing.set()
             raise RuntimeError("once")
-        return dispatch(*args, **kwargs)
+        return enqueue(*args, **kwargs)
 
-    monkeypatch.setattr(engine.programs, "dispatch", fails_once)
+    monkeypatch.setattr(engine.programs, "enqueue", fails_once)
     with in_config(*KNOWN):
         assert answers(engine) == expected
     assert failing.is_set()

@@ -136,7 +136,7 @@ def drive_from_python(engine: Engine, monkeypatch: Any) -> list[Any]:
     ran: list[Any] = []
     step = oracle.step
     monkeypatch.setattr(oracle, "step", lambda plan, state: ran.append(plan.size.mode) or step(plan, state))
-    monkeypatch.setattr(engine.programs, "dispatch", engine.programs.dispatch)  # to be undone
+    monkeypatch.setattr(engine.programs, "enqueue", engine.programs.enqueue)  # to be undone
     oracle.take_over(engine.programs)
     return ran
 

@@ -161,7 +161,7 @@ class EngineCore:
         self.scheduler.chunks_beside = self._chunks_beside()
         plan = self.scheduler.plan()
         for dispatch in plan:
-            output, size = self._dispatch(dispatch)
+            output, size = self._enqueue(dispatch)
             # A dispatch that directly follows another takes from that one's end to its own end.
             is_timed = len(plan) == 1 and not dispatch.chunks and bool(self._in_flight)
             self._in_flight.append((dispatch, output, size, is_timed))
@@ -195,7 +195,7 @@ class EngineCore:
         # The attribute is missing if the engine is closed or failed to allocate a new state.
         self.__dict__.pop("state", None)
 
-    def _dispatch(self, dispatch: Dispatch) -> tuple[PackedOutcomes, Size]:
+    def _enqueue(self, dispatch: Dispatch) -> tuple[PackedOutcomes, Size]:
         need = Size(len(dispatch.batch), len(dispatch.chunks))
         if dispatch.decodes:
             mode = self._mode_for([running.request for running in dispatch.batch])
@@ -206,7 +206,7 @@ class EngineCore:
             self._put_found(dispatch)
         # A program takes NumPy's arrays faster than `device_put` does.
         words = pack(dispatch, size, self.config)
-        self.state, output = self.programs.dispatch(self.state, words, size=size)
+        self.state, output = self.programs.enqueue(self.state, words, size=size)
         output.words.copy_to_host_async()
         self._count(dispatch, size)
         return output, size
@@ -257,7 +257,7 @@ class EngineCore:
         words = jax.device_put(empty_plan(size, self.config), self._replicated)
         jax.block_until_ready((self.state.length, words))
         started = time.perf_counter()
-        self.state, output = self.programs.dispatch(self.state, words, size=size)
+        self.state, output = self.programs.enqueue(self.state, words, size=size)
         jax.block_until_ready(output)
         return time.perf_counter() - started
 

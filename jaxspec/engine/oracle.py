@@ -38,12 +38,12 @@ class Oracle:
         """`engine_step`, phase by phase; donates the state."""
         carry = Carry(state, Proposal.none(len(state.length)))
         for phase in PHASES:
-            carry = watch(phase.__name__, partial(self._run, phase, plan, carry))
+            carry = watch(phase.__name__, partial(self._run_phase, phase, plan, carry))
         return carry
 
     def take_over(self, programs: Programs) -> None:
         """Runs the steps of all later dispatches that decode."""
-        programs.dispatch = partial(self._dispatch, programs.config, programs.dispatch)  # type: ignore
+        programs.enqueue = partial(self._run, programs.config, programs.enqueue)  # type: ignore
 
     def call(self, function: Callable[..., Any], *arguments: Any, donated: Any = ()) -> Any:
         """function(models, donated, *arguments) as a program that donates `donated`."""
@@ -58,7 +58,7 @@ class Oracle:
     def _merge(self, leaves: Any) -> Models:
         return nnx.merge(self._graph, jax.tree.unflatten(self._treedef, leaves))
 
-    def _dispatch(
+    def _run(
         self,
         config: ResolvedEngineConfig,
         compiled: Callable[..., tuple[EngineState, PackedOutcomes]],
@@ -81,7 +81,7 @@ class Oracle:
         decoded = jax.tree.map(lambda *of_steps: jnp.stack(of_steps), *of_slots)
         return all_slots.scatter(plan, state), pack_outcomes((decoded, of_chunks))
 
-    def _run(self, phase: Phase, plan: Plan, carry: Carry) -> Carry:
+    def _run_phase(self, phase: Phase, plan: Plan, carry: Carry) -> Carry:
         drafter = self.models.drafter
         if phase is draft and plan.size.drafts and isinstance(drafter, AutoregressiveDrafter):
             return self._draft(drafter, plan, carry)

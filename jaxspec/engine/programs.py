@@ -27,7 +27,7 @@ from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.device.outcome import PackedOutcomes, pack_outcomes
 from jaxspec.engine.device.plan import Plan, Size, empty_plan
 from jaxspec.engine.device.state import EngineState
-from jaxspec.engine.device.step import Models, dispatch
+from jaxspec.engine.device.step import Models, run_steps
 from jaxspec.jax_settings import own_settings, platform
 from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import bytes_by_device, on_shards, replicated, shardings
@@ -163,7 +163,7 @@ class Programs:
             thread.join()
 
     def close(self) -> None:
-        """Lets go of the weights and leaves uncompiled what is; nothing can be dispatched any more."""
+        """Lets go of the weights and leaves uncompiled what is; nothing can run any more."""
         self._left.clear()
         self.leaves.clear()
 
@@ -194,8 +194,8 @@ class Programs:
         """Rows of the target's forward pass in a step."""
         return size.slots * size.width + size.chunks * self.config.prefill_chunk
 
-    def dispatch(self, state: EngineState, words: Words, *, size: Size) -> tuple[EngineState, PackedOutcomes]:
-        """Enqueues a program (see `step.dispatch`); donates the state. Its output is for `read_outcomes`.
+    def enqueue(self, state: EngineState, words: Words, *, size: Size) -> tuple[EngineState, PackedOutcomes]:
+        """Enqueues a program (see `step.run_steps`); donates the state. Its output is for `read_outcomes`.
 
         Args:
           words: i32[N] of `pack`.
@@ -237,7 +237,7 @@ class Programs:
         def program(leaves, state, words, links):
             with through_peers(links):
                 models = nnx.merge(self.graph, jax.tree.unflatten(self.treedef, leaves))
-                state, outcomes = dispatch(models, Plan.unpack(words, size, self.config), state)
+                state, outcomes = run_steps(models, Plan.unpack(words, size, self.config), state)
             return state, pack_outcomes(outcomes)
 
         count = len(empty_plan(size, self.config))

@@ -53,9 +53,9 @@ class Running:
         length, remaining, active = jax.device_put((length, remaining, active), whole)
         self.state = replace(self.state, length=length, remaining=remaining, active=active)
 
-    def dispatch(self) -> PackedOutcomes:
+    def enqueue(self) -> PackedOutcomes:
         """Enqueues one dispatch; returns its output, for `read`."""
-        self.state, output = self.programs.dispatch(self.state, self.words, size=self.size)
+        self.state, output = self.programs.enqueue(self.state, self.words, size=self.size)
         return output
 
     def read(self, output: PackedOutcomes) -> Outcome:

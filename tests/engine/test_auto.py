@@ -93,17 +93,17 @@ def test_plain_decoding_leaves_the_drafter_as_it_was(tiny_engines, prompts, monk
     compile_all(engine)
     force(engine, monkeypatch, [0])
     caches = []
-    dispatch = engine.programs.dispatch
+    enqueue = engine.programs.enqueue
 
     def watching(state, *args, size):
         before = [layer.copy() for layer in state.draft_cache]
-        state, output = dispatch(state, *args, size=size)
+        state, output = enqueue(state, *args, size=size)
         if size.width:
             assert size.drafts == 0
             caches.append(all((old == new).all() for old, new in zip(before, state.draft_cache, strict=True)))
         return state, output
 
-    monkeypatch.setattr(engine.programs, "dispatch", watching)
+    monkeypatch.setattr(engine.programs, "enqueue", watching)
     answer = engine.generate(prompts[1], max_new_tokens=20)
     # Of eight steps each.
     assert len(caches) >= 3

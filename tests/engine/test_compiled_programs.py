@@ -122,7 +122,7 @@ def run(engine, *, is_active, steps):
         active=jnp.zeros_like(core.state.active).at[0].set(bool(is_active)),
         remaining=jnp.full_like(core.state.remaining, 2),
     )
-    state, output = programs.dispatch(state, jnp.asarray(words), size=size)
+    state, output = programs.enqueue(state, jnp.asarray(words), size=size)
     of_slots, _ = read_outcomes(output)
     return of_slots.num_tokens[:, 0].tolist(), [np.asarray(cache)[0].any() for cache in state.target_cache]
 
@@ -151,13 +151,13 @@ def test_nothing_compiles_after_loading(engine, caplog):
 def test_one_dispatch_runs_several_steps(tiny_engines, monkeypatch):
     engine = tiny_engines.load("near", **SIZES)
     calls = []
-    dispatch = engine.programs.dispatch
+    enqueue = engine.programs.enqueue
 
     def counted(*args, size):
         calls.extend([1] * bool(size.width))
-        return dispatch(*args, size=size)
+        return enqueue(*args, size=size)
 
-    monkeypatch.setattr(engine.programs, "dispatch", counted)
+    monkeypatch.setattr(engine.programs, "enqueue", counted)
     generation = engine.generate([1, 2, 3], max_new_tokens=24)
     # The last dispatch may find the request ended, and one more may be in flight by then.
     dispatches = -(-generation.stats.steps // 2)
@@ -167,11 +167,11 @@ def test_one_dispatch_runs_several_steps(tiny_engines, monkeypatch):
 def test_the_next_round_is_enqueued_before_the_last_one_is_read(tiny_engines, monkeypatch):
     engine = tiny_engines.load("near", **SIZES)
     core, order = engine.core, []
-    for name in ("_dispatch", "_commit"):
+    for name in ("_enqueue", "_commit"):
         method = getattr(core, name)
         monkeypatch.setattr(core, name, lambda *x, name=name, method=method: order.append(name) or method(*x))
     engine.generate([1, 2, 3], max_new_tokens=24)
-    in_flight = [order[:i].count("_dispatch") - order[:i].count("_commit") for i in range(len(order))]
+    in_flight = [order[:i].count("_enqueue") - order[:i].count("_commit") for i in range(len(order))]
     read = [count for name, count in zip(order, in_flight, strict=True) if name == "_commit"]
     # Only at the end is nothing enqueued behind what is read.
     assert len(read) > 4

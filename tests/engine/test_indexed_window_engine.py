@@ -38,10 +38,10 @@ def poison_from(cache, page_table, lengths, page_size):
 
 def test_nan_at_rejected_positions_and_in_their_entries_changes_nothing(engine, prompts, monkeypatch):
     clean = tokens_of(engine.generate(prompts, max_new_tokens=30))
-    dispatch = engine.programs.dispatch
+    enqueue = engine.programs.enqueue
 
-    def poisoned_dispatch(state, words, *, size):
-        state, output = dispatch(state, words, size=size)
+    def poisoned_enqueue(state, words, *, size):
+        state, output = enqueue(state, words, size=size)
         if not size.width:
             return state, output
         # The pages of a slot that is done may be another's by now.
@@ -57,7 +57,7 @@ def test_nan_at_rejected_positions_and_in_their_entries_changes_nothing(engine, 
     engine.core.state = replace(
         engine.core.state, target_cache=everywhere, draft_cache=jax.tree.map(jnp.copy, everywhere)
     )
-    monkeypatch.setattr(engine.programs, "dispatch", poisoned_dispatch)
+    monkeypatch.setattr(engine.programs, "enqueue", poisoned_enqueue)
     poisoned = engine.generate(prompts, max_new_tokens=30)
     assert tokens_of(poisoned) == clean
     drafted = sum(answer.stats.drafted for answer in poisoned)

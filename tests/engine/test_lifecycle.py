@@ -36,10 +36,10 @@ def engine(tiny_engines):
 def fail_after(engine, monkeypatch, decodes, *numbers):
     """Has dispatches with these numbers, of those that decode or do not, lose the donated state and raise."""
     calls = []
-    dispatch = engine.programs.dispatch
+    enqueue = engine.programs.enqueue
 
     def failing(*args, size):
-        result = dispatch(*args, size=size)
+        result = enqueue(*args, size=size)
         if bool(size.width) == decodes:
             calls.append(1)
             if len(calls) in numbers:
@@ -47,7 +47,7 @@ def fail_after(engine, monkeypatch, decodes, *numbers):
                 raise jax.errors.JaxRuntimeError("INTERNAL: the bus fell off\nand more")
         return result
 
-    monkeypatch.setattr(engine.programs, "dispatch", failing)
+    monkeypatch.setattr(engine.programs, "enqueue", failing)
 
 
 def test_a_request_says_where_it_is(engine, prompts):
@@ -100,12 +100,12 @@ def test_a_cancelled_request_ends_as_aborted_wherever_it_is(engine, prompts):
 def test_what_nobody_reads_any_more_is_given_back_at_once(engine, prompts, monkeypatch, how):
     """The device waits in the middle of the answer until the reader has gone."""
     gone, decodes = threading.Event(), []
-    dispatch = engine.programs.dispatch
+    enqueue = engine.programs.enqueue
 
     def waiting(*args, size):
         decodes.extend([1] * bool(size.width))
         assert len(decodes) < 10 or gone.wait(60)
-        return dispatch(*args, size=size)
+        return enqueue(*args, size=size)
 
     async def read_one():
         stream = AsyncEngine(engine).stream(prompts[0], LONG)
@@ -115,7 +115,7 @@ def test_what_nobody_reads_any_more_is_given_back_at_once(engine, prompts, monke
         # A loop that has ended would abort it, too.
         assert await asyncio.to_thread(engine.wait_idle, 60)
 
-    monkeypatch.setattr(engine.programs, "dispatch", waiting)
+    monkeypatch.setattr(engine.programs, "enqueue", waiting)
     # With more steps a dispatch, the answer would end before the device waits.
     monkeypatch.setattr(engine.core.scheduler, "steps", 1)
     if how == "async stream":
@@ -264,7 +264,7 @@ def test_logits_that_are_not_finite_end_their_request_and_no_other(
     ask = {"max_new_tokens": 30, "temperature": temperature, "seed": 4}
     expected = tokens_of(engine.generate(asked, **ask))
     engine.forget_prefixes()
-    dispatch, calls = engine.programs.dispatch, []
+    enqueue, calls = engine.programs.enqueue, []
 
     def poisoned(state, words, *, size):
         calls.extend([1] * bool(size.width))
@@ -272,9 +272,9 @@ def test_logits_that_are_not_finite_end_their_request_and_no_other(
             page = Plan.unpack(words, size, engine.config).page_table.pages[0, 0]
             cache = jax.tree.map(lambda layer: layer.at[page].set(jnp.nan), state.target_cache)
             state = replace(state, target_cache=cache)
-        return dispatch(state, words, size=size)
+        return enqueue(state, words, size=size)
 
-    monkeypatch.setattr(engine.programs, "dispatch", poisoned)
+    monkeypatch.setattr(engine.programs, "enqueue", poisoned)
     bad, good = engine.generate(asked, **ask)
     assert good.token_ids == expected[1]
     assert bad.finish_reason == "failed"

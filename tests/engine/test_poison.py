@@ -58,7 +58,7 @@ def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, 
     engine = tiny_engines.load(name, batch_size=1, sampling_modes=("greedy",))
     clean = engine.generate(prompts, max_new_tokens=30)
     engine.forget_prefixes()
-    dispatch = engine.programs.dispatch
+    enqueue = engine.programs.enqueue
 
     @partial(jax.jit, static_argnames="size")
     def poisoned(state, words, size):
@@ -77,11 +77,11 @@ def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, 
             draft_cache=fill(state.draft_cache, length + ahead),
         )
 
-    def poisoned_dispatch(state, words, *, size):
-        state, output = dispatch(state, words, size=size)
+    def poisoned_enqueue(state, words, *, size):
+        state, output = enqueue(state, words, size=size)
         return (poisoned(state, words, size) if size.width else state), output
 
-    monkeypatch.setattr(engine.programs, "dispatch", poisoned_dispatch)
+    monkeypatch.setattr(engine.programs, "enqueue", poisoned_enqueue)
     after = engine.generate(prompts, max_new_tokens=30)
     assert tokens_of(after) == tokens_of(clean)
     # NaN that a drafter reads costs no token, but its drafts.

@@ -35,9 +35,9 @@ def alone(tiny_engines, prompts, name, way):
 def ran(engine, monkeypatch):
     """The sizes of the programs that run from now on."""
     sizes = set()
-    dispatch = engine.programs.dispatch
+    enqueue = engine.programs.enqueue
     monkeypatch.setattr(
-        engine.programs, "dispatch", lambda *args, size: sizes.add(size) or dispatch(*args, size=size)
+        engine.programs, "enqueue", lambda *args, size: sizes.add(size) or enqueue(*args, size=size)
     )
     return sizes
 
@@ -90,13 +90,13 @@ def test_nobody_waits_for_the_slow_first_runs(tiny_engines, prompts, name, way, 
     engine = tiny_engines.load(name, **SIZES)
     engine.programs.wait_compiled()
     sizes = set(engine.programs.compiled)
-    times, dispatch = Counter(), engine.programs.dispatch
+    times, enqueue = Counter(), engine.programs.enqueue
 
     def counted(*args, size):
         times[size] += 1
-        return dispatch(*args, size=size)
+        return enqueue(*args, size=size)
 
-    monkeypatch.setattr(engine.programs, "dispatch", counted)
+    monkeypatch.setattr(engine.programs, "enqueue", counted)
     monkeypatch.setattr(engine.core, "_warm", set())
     monkeypatch.setattr(core, "_needs_warming", lambda: True)
     assert engine.wait_prepared(60)

@@ -41,14 +41,14 @@ def engine(tiny_engines, drafter):
 def dispatched(engine, monkeypatch):
     """The modes of the decode programs run."""
     modes = []
-    dispatch = engine.programs.dispatch
+    enqueue = engine.programs.enqueue
 
     def recorded(*args, size):
         if size.width:
             modes.append(size.mode)
-        return dispatch(*args, size=size)
+        return enqueue(*args, size=size)
 
-    monkeypatch.setattr(engine.programs, "dispatch", recorded)
+    monkeypatch.setattr(engine.programs, "enqueue", recorded)
     return modes
 
 

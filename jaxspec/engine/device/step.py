@@ -206,7 +206,7 @@ def engine_step(models: Models, plan: Plan, state: EngineState) -> Carry:
     return carry
 
 
-def dispatch(models: Models, plan: Plan, state: EngineState) -> tuple[EngineState, Outcomes]:
+def run_steps(models: Models, plan: Plan, state: EngineState) -> tuple[EngineState, Outcomes]:
     """The engine steps of one program: up to S that decode, or a single one that only reads prompts.
 
     The first step may read prompts too; a slot whose prompt ends in it decodes in the others. Where programs

@@ -26,8 +26,8 @@ class Running:
         the last token.
       given_token: the last token of that answer; None if the request starts for the first time.
       num_kept: how many of its first pages the pool keeps, whether found there or filled by this request.
-      num_read: how many of `tokens` were found in the prefix cache or have been dispatched.
-      is_begun: whether any have been dispatched.
+      num_read: how many of `tokens` were found in the prefix cache or have been planned.
+      is_begun: whether any have been planned.
       min_in_flight, max_in_flight: the least and the most tokens that the dispatches in flight emit for it.
       missing_from: the position from which the drafter's rows are missing, because of plain decoding; None
         if none are.
@@ -50,7 +50,7 @@ class Running:
 
     @property
     def is_read(self) -> bool:
-        """Whether all of `tokens` have been dispatched."""
+        """Whether all of `tokens` have been planned."""
         return self.num_read >= len(self.tokens)
 
     @property
@@ -73,7 +73,7 @@ class Chunk:
       running: the request in its slot.
       start: index of the first token in `running.tokens`.
       count: the number of tokens, at most C.
-      is_first: whether it is the first chunk that is dispatched; tokens before it were found in the cache.
+      is_first: whether it is the first chunk that is planned; tokens before it were found in the cache.
       is_last: whether nothing is left to read after it.
     """
 
@@ -221,7 +221,7 @@ class Scheduler:
         insort(self.waiting, request, key=_QUEUE_KEY)
 
     def plan(self) -> list[Dispatch]:
-        """Admits requests that fit; returns what to dispatch next, nothing if all work is in flight."""
+        """Admits requests that fit; returns the next dispatches, none if all work is in flight."""
         for running in list(self.running):
             if running.is_leaving and not running.max_in_flight:
                 self._put_back(running)
@@ -230,16 +230,16 @@ class Scheduler:
         decoding = [running for running in self.running if running.decodes]
         unread = [running for running in self.running if not running.is_read]
         if decoding and unread and self.chunks_beside:
-            return [self._dispatch(decoding, self._next_chunks(unread, self._num_beside(unread)))]
+            return [self._make_dispatch(decoding, self._next_chunks(unread, self._num_beside(unread)))]
         dispatches = []
         budget = self.chunks_between if decoding else self.max_chunks if self.chunks_beside else None
         while (unread := [running for running in unread if not running.is_read]) and budget != 0:
             chunks = self._next_chunks(unread, min(self.max_chunks, budget or self.max_chunks))
             budget = None if budget is None else budget - len(chunks)
-            dispatches.append(self._dispatch([], chunks))
+            dispatches.append(self._make_dispatch([], chunks))
         decoding = [running for running in self.running if running.decodes]
         if decoding:
-            dispatches.append(self._dispatch(decoding, []))
+            dispatches.append(self._make_dispatch(decoding, []))
         return dispatches
 
     def commit(self, dispatch: Dispatch, of_slots: Sequence[Result], of_chunks: Sequence[Result]) -> None:
@@ -392,7 +392,7 @@ class Scheduler:
                 self._keep(running)
         return chunks
 
-    def _dispatch(self, decoding: list[Running], chunks: list[Chunk]) -> Dispatch:
+    def _make_dispatch(self, decoding: list[Running], chunks: list[Chunk]) -> Dispatch:
         # A decoding slot emits at least one token per step. A slot whose prompt ends emits its first token
         # and, if others decode, decodes in the remaining steps.
         steps = self._num_steps(len(decoding)) if decoding else 1
