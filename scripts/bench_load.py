@@ -182,7 +182,7 @@ def _measure(
         raise CommandError(error) from None
     programs = engine.programs
     models = nnx.merge(programs.graph, jax.tree.unflatten(programs.treedef, programs.leaves))
-    prompt_rows = engine.config.prefill_rows * engine.config.prefill_chunk
+    prompt_rows = engine.config.prefill_batch_size * engine.config.prefill_chunk
     return summary(
         runs[1:],
         step_bytes=weight_bytes(models, batch_size=args.batch_size),

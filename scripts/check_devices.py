@@ -162,7 +162,12 @@ def _share(one: list[list[int]], several: list[list[int]]) -> str:
 
 def _engine(shape: Shape, num_drafts: int, devices: int, dtype: str) -> Engine:
     config = EngineConfig(
-        batch_size=4, max_model_len=512, dtype=dtype, slot_sizes=(), prefill_rows=4, tensor_parallel=devices
+        batch_size=4,
+        max_model_len=512,
+        dtype=dtype,
+        slot_sizes=(),
+        prefill_batch_size=4,
+        tensor_parallel=devices,
     )
     return build_engine(shape, config, num_drafts=num_drafts)
 

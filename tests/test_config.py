@@ -199,7 +199,7 @@ def test_overrides_are_checked_like_files():
 def test_sizes_left_open_follow_the_backend_and_the_model():
     cpu = EngineConfig(batch_size=3, page_size=8).resolve(backend="cpu", model_limit=100)
     assert (cpu.max_model_len, cpu.num_pages, cpu.dtype) == (100, 3 * 13, "float32")
-    assert (cpu.prefill_chunk, cpu.prefill_rows) == (16, 4)
+    assert (cpu.prefill_chunk, cpu.prefill_batch_size) == (16, 4)
     gpu = EngineConfig().resolve(backend="gpu", model_limit=131072)
     assert (gpu.max_model_len, gpu.dtype, gpu.prefill_chunk) == (8192, "bfloat16", 64)
     sizes = [

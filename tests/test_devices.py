@@ -40,7 +40,7 @@ def run(*functions, environment=None):
 
 
 def load(folder, **options):
-    engine = {"batch_size": 1, "max_model_len": 32, "prefill_rows": 1, "slot_sizes": (), **options}
+    engine = {"batch_size": 1, "max_model_len": 32, "prefill_batch_size": 1, "slot_sizes": (), **options}
     return jaxspec.load(folder, progress=False, sampling_modes=("greedy",), **engine)
 
 

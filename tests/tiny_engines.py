@@ -29,7 +29,7 @@ SIZES = {
     "max_model_len": 96,
     "page_size": 8,
     "prefill_chunk": 8,
-    "prefill_rows": 1,
+    "prefill_batch_size": 1,
     "slot_sizes": (),
 }
 ATTENTION: dict[str, dict[str, Any]] = {

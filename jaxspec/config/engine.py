@@ -17,15 +17,15 @@ class EngineConfig:
       num_pages: pages of the cache, not counting page 0; None takes enough for max_model_len in every slot.
       prefix_caching: keep full pages of prompts and answers until their space is needed. A prompt that begins
         with the same tokens reuses them and is read from there on.
-      prefill_chunk: C, tokens per chunk of a prompt. None takes 64 on a GPU, but 32 for weights of 4 GiB or
-        more, where computing a padding row costs more than handling a chunk, and 16 on a CPU, where it always
-        does.
-      prefill_rows: the most chunks of C tokens, of one prompt or several, in a program for prompts. Programs
-        for fewer chunks are compiled, too. None takes chunks of 64 tokens in total on a CPU, where more rows
-        are no cheaper together, and of 2048 elsewhere.
-      rows_beside: the most prompt tokens that a decoding step reads along with its drafts, so that decoding
-        does not stop while a prompt is read; 0 reads prompts between dispatches. None takes 0 on a CPU and
-        1024 elsewhere.
+      prefill_chunk: C, tokens per chunk of a prompt. None takes 16 on a CPU and 64 on a GPU, but 32 there for
+        weights of 4 GiB or more. A padding row then costs more than handling a chunk does, as it always does
+        on a CPU.
+      prefill_batch_size: the most chunks of C tokens, of one prompt or several, in a dispatch that only
+        reads prompts. Programs for fewer chunks are compiled, too. None takes chunks of 64 tokens in total on
+        a CPU, where more rows are no cheaper together, and of 2048 elsewhere.
+      mixed_prefill_tokens: the most prompt tokens that a decoding step reads along with its drafts, so that
+        decoding does not stop while a prompt is read; 0 reads prompts between dispatches. None takes 0 on a
+        CPU and 1024 elsewhere.
       slot_sizes: numbers of slots to compile decode programs for, in addition to batch_size. A smaller
         program computes fewer rows when fewer requests run. None takes the powers of two, and above
         32 the numbers halfway between them.
@@ -53,8 +53,8 @@ class EngineConfig:
     num_pages: int | None = None
     prefix_caching: bool = True
     prefill_chunk: int | None = None
-    prefill_rows: int | None = None
-    rows_beside: int | None = None
+    prefill_batch_size: int | None = None
+    mixed_prefill_tokens: int | None = None
     slot_sizes: tuple | list | None = None
     steps_per_dispatch: int | None = None
     dtype: str | None = None
@@ -66,11 +66,17 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("batch_size", "page_size", "tensor_parallel"):
             at_least(f"engine.{name}", getattr(self, name), 1)
-        for name in ("max_model_len", "num_pages", "prefill_chunk", "prefill_rows", "steps_per_dispatch"):
+        for name in (
+            "max_model_len",
+            "num_pages",
+            "prefill_chunk",
+            "prefill_batch_size",
+            "steps_per_dispatch",
+        ):
             if getattr(self, name) is not None:
                 at_least(f"engine.{name}", getattr(self, name), 1)
-        if self.rows_beside is not None:
-            at_least("engine.rows_beside", self.rows_beside, 0)
+        if self.mixed_prefill_tokens is not None:
+            at_least("engine.mixed_prefill_tokens", self.mixed_prefill_tokens, 0)
         if not isinstance(self.prefix_caching, bool):
             raise ConfigError(f"engine.prefix_caching must be true or false, not {self.prefix_caching!r}")
         for size in self.slot_sizes or ():
@@ -122,6 +128,7 @@ class EngineConfig:
             )
         pages_per_slot = -(-max_model_len // self.page_size)
         is_large = weight_bytes >= 1 << (29 if on_cpu else 32)
+        mixed = self.mixed_prefill_tokens
         chunk = self.prefill_chunk or (16 if on_cpu else 32 if is_large else 64)
         powers = [1 << i for i in range(self.batch_size.bit_length())]
         halfway = [3 * power // 2 for power in powers if 32 <= power < self.batch_size]
@@ -132,8 +139,8 @@ class EngineConfig:
             num_pages=self.num_pages or pages_per_slot * self.batch_size,
             prefix_caching=self.prefix_caching,
             prefill_chunk=chunk,
-            prefill_rows=self.prefill_rows or max((64 if on_cpu else 2048) // chunk, 1),
-            rows_beside=(0 if on_cpu else 1024) if self.rows_beside is None else self.rows_beside,
+            prefill_batch_size=self.prefill_batch_size or max((64 if on_cpu else 2048) // chunk, 1),
+            mixed_prefill_tokens=(0 if on_cpu else 1024) if mixed is None else mixed,
             slot_sizes=tuple(sorted(powers + halfway) if self.slot_sizes is None else self.slot_sizes),
             steps_per_dispatch=self.steps_per_dispatch or (1 if is_large else 8 if on_cpu else 4),
             adapts_steps=on_cpu and self.steps_per_dispatch is None,
@@ -157,8 +164,8 @@ class ResolvedEngineConfig:
     num_pages: int
     prefix_caching: bool
     prefill_chunk: int
-    prefill_rows: int
-    rows_beside: int
+    prefill_batch_size: int
+    mixed_prefill_tokens: int
     slot_sizes: tuple[int, ...]
     steps_per_dispatch: int
     adapts_steps: bool

@@ -76,9 +76,9 @@ class EngineCore:
             adapts_steps=config.adapts_steps,
             tokens_per_step=drafter.num_speculative_tokens + 1,
             chunk_size=config.prefill_chunk,
-            max_chunks=config.prefill_rows,
-            # As many are read between dispatches until a program that reads them beside is compiled.
-            chunks_between=max(config.rows_beside // config.prefill_chunk, 8),
+            max_chunks=config.prefill_batch_size,
+            # As many are read between dispatches until a mixed program is compiled.
+            chunks_between=max(config.mixed_prefill_tokens // config.prefill_chunk, 8),
             prefix_caching=config.prefix_caching,
             drafter_has_rows=bool(drafter.cache_shapes or drafter.needs.state_size),
         )
@@ -158,7 +158,7 @@ class EngineCore:
 
     def _round(self) -> None:
         self.scheduler.expire(time.monotonic())
-        self.scheduler.chunks_beside = self._chunks_beside()
+        self.scheduler.mixed_chunks = self._mixed_chunks()
         plan = self.scheduler.plan()
         for dispatch in plan:
             output, size = self._enqueue(dispatch)
@@ -273,7 +273,7 @@ class EngineCore:
         else:
             counters.prompt_passes += 1
 
-    def _chunks_beside(self) -> list[int]:
+    def _mixed_chunks(self) -> list[int]:
         """The numbers of prompt chunks, ascending, that the step programs compiled so far can read."""
         everyone = Size(self.config.batch_size, 1, max(self.modes), self._max_drafts + 1)
         return sorted(size.chunks for size in self.programs.serving(everyone))
@@ -296,20 +296,20 @@ def program_sizes(
       fewer: the other values of K that a dispatch may have, the largest first.
     """
     whole = config.batch_size
-    prompts = [Size(min(chunks, whole), chunks) for chunks in _up_to(config.prefill_rows)]
+    prompts = [Size(min(chunks, whole), chunks) for chunks in _up_to(config.prefill_batch_size)]
     slots = [count for count in config.slot_sizes if count < whole]
     smaller = [Size(count, 0, mode, drafts + 1) for mode in modes for count in slots]
     choices = [Size(count, 0, mode, k + 1) for mode in modes for count in (*slots, whole) for k in fewer]
     # The prompt rows dominate the cost of such a pass, so few numbers of slots are worth a program.
     some = [count for count in slots if count * 8 <= whole][-1:]
-    beside = [
+    mixed = [
         Size(count, chunks, max(modes), k + 1)
         for k in (drafts, *fewer[-1:])
         for count in (whole, *some)
-        for chunks in reversed(_up_to(config.rows_beside // config.prefill_chunk)[-5:])
+        for chunks in reversed(_up_to(config.mixed_prefill_tokens // config.prefill_chunk)[-5:])
     ]
     first = [prompts[-1], *(Size(whole, 0, mode, drafts + 1) for mode in modes)]
-    return first, [*beside[:1], *smaller[:1], *reversed(prompts[:-1]), *smaller[1:], *choices, *beside[1:]]
+    return first, [*mixed[:1], *smaller[:1], *reversed(prompts[:-1]), *smaller[1:], *choices, *mixed[1:]]
 
 
 def _fewer_drafts(most: int) -> list[int]:

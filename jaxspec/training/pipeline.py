@@ -64,7 +64,7 @@ _STAGE_SECTIONS = {
     "export": ("target", "prompts", "responses", "vocabulary", "head", "train", "average", "export"),
 }
 
-_ROWS_BESIDE = 16
+_MIXED_TOKENS_PER_SLOT = 16
 """Prompt tokens that a dispatch reads per slot, on a GPU."""
 
 
@@ -169,11 +169,11 @@ class Pipeline:
         if config.num_pages is None:
             slots = fitting_slots(self.target, config.batch_size, max_model_len, memory=device_memory())
             config = dataclasses.replace(config, batch_size=slots)
-        if config.rows_beside is None and platform() != "cpu":
+        if config.mixed_prefill_tokens is None and platform() != "cpu":
             # Many slots with short answers need many new prompts; nobody waits for a single token here.
-            rows = max(_ROWS_BESIDE * config.batch_size, 1024)
+            rows = max(_MIXED_TOKENS_PER_SLOT * config.batch_size, 1024)
             config = dataclasses.replace(
-                config, rows_beside=rows, prefill_rows=rows // (config.prefill_chunk or 64)
+                config, mixed_prefill_tokens=rows, prefill_batch_size=rows // (config.prefill_chunk or 64)
             )
         if config.slot_sizes is None:
             # It runs for a minute or two: more programs would take longer to compile than they save.

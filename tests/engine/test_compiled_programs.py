@@ -91,7 +91,7 @@ ROWS_OF_A_STEP = {
 
 @pytest.mark.parametrize("name", ROWS_OF_A_PROMPT)
 def test_the_last_layer_computes_only_what_logits_and_states_need(tiny_engines, name, monkeypatch):
-    programs, rows, feed_forward = tiny_engines.load(name, prefill_rows=2).programs, [], MLP.__call__
+    programs, rows, feed_forward = tiny_engines.load(name, prefill_batch_size=2).programs, [], MLP.__call__
 
     def counted(self, x):
         rows.append(len(x))

@@ -131,7 +131,7 @@ def test_pairs_of_tokens_are_as_likely_as_in_plain_decoding(folder, exact, name)
         max_model_len=24,
         page_size=8,
         prefill_chunk=4,
-        prefill_rows=8,
+        prefill_batch_size=8,
     )
     accepted = drafted = 0
     for first_seed, temperature, top_p in ((0, 1.0, 1.0), (10**6, 0.7, 0.9)):

@@ -24,7 +24,7 @@ def engine(tiny_engines, tmp_path_factory):
     backend.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({}), "utf-8")
     drafter = {"kind": "draft_model", "source": str(folder), "num_speculative_tokens": 5}
-    engine = jaxspec.load(folder, drafter=drafter, progress=False, **SIZES, rows_beside=8)
+    engine = jaxspec.load(folder, drafter=drafter, progress=False, **SIZES, mixed_prefill_tokens=8)
     compile_all(engine)
     return engine
 

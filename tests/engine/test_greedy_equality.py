@@ -84,7 +84,7 @@ def test_noise_for_drafts_changes_no_token(tiny_engines, prompts, plain, name):
     [
         {"page_size": 1},
         {"page_size": 128},  # one page is more than the limit
-        {"max_model_len": 77, "prefill_chunk": 5, "prefill_rows": 2},  # nothing divides anything
+        {"max_model_len": 77, "prefill_chunk": 5, "prefill_batch_size": 2},  # nothing divides anything
         {"num_pages": 9},  # the longest request needs all pages
     ],
     ids=lambda sizes: " ".join(f"{key}={value}" for key, value in sizes.items()),

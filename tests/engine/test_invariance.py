@@ -33,7 +33,7 @@ def test_in_a_batch_of_seven_and_padded_to_eight(tiny_engines, prompts, name, sa
 
 
 def test_with_several_steps_a_dispatch_and_other_prefill_shapes(tiny_engines, prompts, name, sampling, alone):
-    sizes = {"steps_per_dispatch": 4, "prefill_rows": 3, "prefill_chunk": 32, "page_size": 4}
+    sizes = {"steps_per_dispatch": 4, "prefill_batch_size": 3, "prefill_chunk": 32, "page_size": 4}
     engine = tiny_engines.load(name, **sizes)
     assert tokens_of(engine.generate(prompts, max_new_tokens=30, **sampling)) == alone
 

@@ -11,7 +11,7 @@ from jaxspec import ConfigError, EngineConfig, SamplingParams
 @pytest.mark.parametrize("name", ["none", "ngram", "eagle3", "near", "dflash"])
 def test_a_prefix_is_found_in_the_step_that_reads_it(tiny_engines, prompts, name):
     """Chunks of several prompts side by side, of which later ones see pages that the same step writes."""
-    sizes = {"prefill_rows": 8, "rows_beside": 16, "steps_per_dispatch": 2, "page_size": 4}
+    sizes = {"prefill_batch_size": 8, "mixed_prefill_tokens": 16, "steps_per_dispatch": 2, "page_size": 4}
     engine = tiny_engines.load(name, batch_size=4, sampling_modes=("sampled",), **sizes)
     start_afresh(engine)
     before = engine.counters

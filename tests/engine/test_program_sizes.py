@@ -13,7 +13,13 @@ from jaxspec.sampling import SamplingMode
 pytestmark = pytest.mark.usefixtures("compiled_behind")
 WAYS = {"greedy": {}, "sampled": {"temperature": 1.0, "top_p": 0.95, "seed": 11}}
 NAMES = ("none", "ngram", "eagle3", "near", "dflash")
-SIZES = {"batch_size": 4, "slot_sizes": (1,), "prefill_rows": 3, "rows_beside": 8, "steps_per_dispatch": 2}
+SIZES = {
+    "batch_size": 4,
+    "slot_sizes": (1,),
+    "prefill_batch_size": 3,
+    "mixed_prefill_tokens": 8,
+    "steps_per_dispatch": 2,
+}
 
 
 @pytest.fixture(params=NAMES, scope="module")

@@ -69,7 +69,7 @@ class Device:
         check_pages(scheduler)
         assert len({running.slot for running in dispatch.batch}) == len(dispatch.batch)
         assert dispatch.decodes == any(dispatch.is_decoding)
-        most = scheduler.chunks_beside[-1] if dispatch.decodes and dispatch.chunks else scheduler.max_chunks
+        most = scheduler.mixed_chunks[-1] if dispatch.decodes and dispatch.chunks else scheduler.max_chunks
         assert len(dispatch.chunks) <= most
         for running, is_decoding in zip(dispatch.batch, dispatch.is_decoding, strict=True):
             if not is_decoding:
@@ -168,7 +168,7 @@ def check_pages(scheduler) -> None:
     ),
     pages=st.integers(11, 30),
     max_chunks=st.integers(1, 4),
-    beside=st.sampled_from([(), (1,), (1, 2), (2,)]),
+    mixed=st.sampled_from([(), (1,), (1, 2), (2,)]),
     between=st.integers(1, 8),
     steps=st.integers(1, 4),
     adapts=st.booleans(),
@@ -178,7 +178,7 @@ def check_pages(scheduler) -> None:
     seed=st.integers(0, 2**16),
 )
 def test_whatever_arrives_ends_with_its_tokens(
-    sizes, pages, max_chunks, beside, between, steps, adapts, aborted, lost, chosen, seed
+    sizes, pages, max_chunks, mixed, between, steps, adapts, aborted, lost, chosen, seed
 ):
     """However few pages there are, none is leaked, and what anybody reads belongs to its own text.
 
@@ -191,7 +191,7 @@ def test_whatever_arrives_ends_with_its_tokens(
     scheduler = make_scheduler(
         pages=PagePool(pages, 4),
         max_chunks=max_chunks,
-        chunks_beside=beside,
+        mixed_chunks=mixed,
         chunks_between=between,
         steps=steps,
         adapts_steps=adapts,
@@ -245,12 +245,12 @@ def test_whatever_arrives_ends_with_its_tokens(
 
 def test_a_head_that_many_share_is_read_once():
     """All are admitted at once, when none of it has been read."""
-    for beside in ((), (1, 2)):
+    for mixed in ((), (1, 2)):
         scheduler = make_scheduler(
-            batch_size=9, pages=PagePool(100, 4), chunk_size=4, max_chunks=3, chunks_beside=beside
+            batch_size=9, pages=PagePool(100, 4), chunk_size=4, max_chunks=3, mixed_chunks=mixed
         )
         device = Device(scheduler, random.Random(0))
-        if beside:
+        if mixed:
             scheduler.add(make_request([2], 60))
             device.round()
         requests = [make_request([*range(20), 30 + i, i], 3) for i in range(8)]
@@ -338,8 +338,8 @@ def test_without_pages_the_last_of_the_order_gives_its_own_back_and_goes_on_late
 
 
 def test_a_long_prompt_does_not_hold_up_slots_that_decode():
-    for beside in ((), (1,)):
-        scheduler = make_scheduler(chunks_between=1, chunks_beside=beside)
+    for mixed in ((), (1,)):
+        scheduler = make_scheduler(chunks_between=1, mixed_chunks=mixed)
         first = make_request(3, 10)
         scheduler.add(first)
         scheduler.plan()
@@ -372,7 +372,7 @@ def test_nothing_is_dispatched_once_what_is_in_flight_must_finish_everything():
 
 
 def test_a_prompt_that_ends_beside_others_decodes_with_them_at_once():
-    scheduler = make_scheduler(chunks_beside=(1, 2), steps=4, pages=PagePool(40, 4))
+    scheduler = make_scheduler(mixed_chunks=(1, 2), steps=4, pages=PagePool(40, 4))
     scheduler.add(make_request(3, 30))
     scheduler.plan()
     scheduler.add(make_request(6, 30))
@@ -386,7 +386,7 @@ def test_a_prompt_that_ends_beside_others_decodes_with_them_at_once():
 def begin_beside_plain_decoding(num_drafts: int | None):
     """A request of 6 tokens, and the dispatch that reads it while another decodes without drafts."""
     scheduler = make_scheduler(
-        chunks_beside=(1, 2), steps=4, pages=PagePool(40, 4), choose=lambda decoding: Choice(0)
+        mixed_chunks=(1, 2), steps=4, pages=PagePool(40, 4), choose=lambda decoding: Choice(0)
     )
     scheduler.add(make_request(3, 30))
     scheduler.plan()
@@ -409,13 +409,13 @@ def test_a_request_with_its_own_number_of_drafts_has_it_from_the_first_step_on()
 
 
 def test_with_more_to_read_the_next_step_reads_on():
-    scheduler = make_scheduler(chunks_beside=(1, 2), steps=4, pages=PagePool(40, 4))
+    scheduler = make_scheduler(mixed_chunks=(1, 2), steps=4, pages=PagePool(40, 4))
     scheduler.add(make_request(3, 30))
     scheduler.plan()
     scheduler.add(make_request(12, 30))
-    (beside,) = scheduler.plan()
-    assert len(beside.chunks) == 2
-    assert beside.decodes
+    (mixed,) = scheduler.plan()
+    assert len(mixed.chunks) == 2
+    assert mixed.decodes
 
 
 def test_a_step_reads_what_fills_a_program_and_the_next_one_the_rest():
@@ -423,7 +423,7 @@ def test_a_step_reads_what_fills_a_program_and_the_next_one_the_rest():
         (1, [[(1, 5)] * 4, [(1, 5), (2, 5)], [(2, 1)], []]),
         (2, [[(1, 5)] * 4, [(1, 5), (2, 5), (2, 1)], [], []]),  # the host is slow
     ):
-        scheduler = make_scheduler(chunks_beside=(1, 2, 4), steps=steps, pages=PagePool(40, 4))
+        scheduler = make_scheduler(mixed_chunks=(1, 2, 4), steps=steps, pages=PagePool(40, 4))
         scheduler.add(make_request(3, 30))
         scheduler.plan()
         scheduler.add(make_request([5] * 25, 30))

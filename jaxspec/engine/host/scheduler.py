@@ -171,7 +171,7 @@ class Scheduler:
       tokens_per_step: K + 1 for the largest K, the most tokens that a slot emits in a step.
       chunk_size: C, the most tokens of a chunk.
       max_chunks: the most chunks of a dispatch that only reads prompts.
-      chunks_beside: the numbers of chunks, ascending, that a decoding step can read in the same pass, one
+      mixed_chunks: the numbers of chunks, ascending, that a decoding step can read in the same pass, one
         for each such program. If it is empty, prompts are read between decode dispatches.
       chunks_between: the most chunks that are then read between two decode dispatches.
       prefix_caching: whether full pages are kept.
@@ -191,7 +191,7 @@ class Scheduler:
     chunk_size: int
     max_chunks: int
     adapts_steps: bool = False
-    chunks_beside: Sequence[int] = ()
+    mixed_chunks: Sequence[int] = ()
     chunks_between: int = 8
     prefix_caching: bool = True
     choose: Callable[[Sequence[Running]], Choice] | None = None
@@ -229,10 +229,10 @@ class Scheduler:
         self._reserve()
         decoding = [running for running in self.running if running.decodes]
         unread = [running for running in self.running if not running.is_read]
-        if decoding and unread and self.chunks_beside:
-            return [self._make_dispatch(decoding, self._next_chunks(unread, self._num_beside(unread)))]
+        if decoding and unread and self.mixed_chunks:
+            return [self._make_dispatch(decoding, self._next_chunks(unread, self._num_mixed_chunks(unread)))]
         dispatches = []
-        budget = self.chunks_between if decoding else self.max_chunks if self.chunks_beside else None
+        budget = self.chunks_between if decoding else self.max_chunks if self.mixed_chunks else None
         while (unread := [running for running in unread if not running.is_read]) and budget != 0:
             chunks = self._next_chunks(unread, min(self.max_chunks, budget or self.max_chunks))
             budget = None if budget is None else budget - len(chunks)
@@ -366,7 +366,7 @@ class Scheduler:
             keys += page_keys(tokens, size, keys[-1] if keys else b"")
         return keys[first:last]
 
-    def _num_beside(self, unread: Sequence[Running]) -> int:
+    def _num_mixed_chunks(self, unread: Sequence[Running]) -> int:
         """The number of chunks to read in a step.
 
         With one step per dispatch, the most chunks that fill a program, as the next step soon reads the
@@ -374,9 +374,9 @@ class Scheduler:
         as many as a step can read.
         """
         if self.steps > 1:
-            return self.chunks_beside[-1]
+            return self.mixed_chunks[-1]
         left = sum(-(-(len(running.tokens) - running.num_read) // self.chunk_size) for running in unread)
-        return max((count for count in self.chunks_beside if count <= left), default=self.chunks_beside[0])
+        return max((count for count in self.mixed_chunks if count <= left), default=self.mixed_chunks[0])
 
     def _next_chunks(self, unread: Sequence[Running], max_chunks: int) -> list[Chunk]:
         """At most `max_chunks` chunks, in the order of the requests; several may belong to one prompt."""
