@@ -116,12 +116,12 @@ def _load(args: argparse.Namespace) -> Engine:
         if args.shape is None:
             drafter = drafter_options(args, resolve_config(args.config))
             return load(args.config, drafter=drafter, sampling_modes=(mode,), progress=False, **sizes)
-        is_auto = args.num_speculative_tokens == "auto"
+        is_adaptive = args.num_speculative_tokens == "auto"
         return build_engine(
             SHAPES[args.shape],
             EngineConfig(**sizes),
-            num_drafts=_MOST_DRAFTS if is_auto else args.num_speculative_tokens,
-            is_auto=is_auto,
+            num_drafts=_MOST_DRAFTS if is_adaptive else args.num_speculative_tokens,
+            is_adaptive=is_adaptive,
             sampling_modes=(mode,),
         )
 

@@ -62,7 +62,7 @@ FIRST = [
     "engine/test_distribution.py",
     "engine/test_program_sizes.py",
     "engine/test_several_devices.py",
-    "engine/test_auto.py",
+    "engine/test_adaptive_k.py",
     "training/test_every_family.py",
     "sampling/test_losslessness.py",
     "training/test_pipeline.py",

@@ -66,7 +66,7 @@ def test_links_lead_somewhere(page):
 
 def test_links_are_found():
     assert len(links(ROOT / "README.md")) > 10
-    assert "k-by-what-pays" in anchors(ROOT / "docs" / "design.md")
+    assert "adaptive-k" in anchors(ROOT / "docs" / "design.md")
 
 
 def test_every_page_is_reached_from_the_first():

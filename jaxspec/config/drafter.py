@@ -74,7 +74,7 @@ class DrafterConfig:
                     "drafter.num_speculative_tokens must be a whole number or 'auto', "
                     f"not {self.num_speculative_tokens!r}"
                 )
-            if not self.is_auto:
+            if not self.is_adaptive:
                 at_least("drafter.num_speculative_tokens", self.num_speculative_tokens, 1, _MOST)
             at_least("drafter.max_speculative_tokens", self.max_speculative_tokens, 1, _MOST)
         if self.sampling not in ("probabilistic", "greedy"):
@@ -95,7 +95,7 @@ class DrafterConfig:
         used = {"kind"}
         if self.kind != "none":
             used |= {"num_speculative_tokens", "sampling", *DRAFTERS[self.kind].reads}
-            used |= {"max_speculative_tokens"} if self.is_auto else set()
+            used |= {"max_speculative_tokens"} if self.is_adaptive else set()
             used |= {"source", "file", "sha256"} if self.weights_from != "none" else set()
         defaults = {each.name: each.default for each in fields(self)}
         for name in keys:
@@ -108,7 +108,7 @@ class DrafterConfig:
                 raise ConfigError(f"drafter.{name} has no effect with {why}")
 
     @property
-    def is_auto(self) -> bool:
+    def is_adaptive(self) -> bool:
         """Whether K is chosen anew for every dispatch."""
         return self.num_speculative_tokens == "auto"
 
@@ -117,7 +117,7 @@ class DrafterConfig:
         """K, or its maximum under "auto"; 0 without a drafter."""
         if self.kind == "none":
             return 0
-        return self.max_speculative_tokens if self.is_auto else int(self.num_speculative_tokens)
+        return self.max_speculative_tokens if self.is_adaptive else int(self.num_speculative_tokens)
 
     @property
     def weights_from(self) -> str:

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Target
-from jaxspec.engine.auto import AutoDrafts, times_file
+from jaxspec.engine.adaptive_k import AdaptiveK, times_file
 from jaxspec.engine.counters import Counters
 from jaxspec.engine.device.outcome import PackedOutcomes, read_outcomes, results
 from jaxspec.engine.device.plan import Size, empty_plan, pack
@@ -59,7 +59,7 @@ class EngineCore:
         *,
         mesh: Mesh,
         modes: tuple[SamplingMode, ...],
-        is_auto: bool,
+        is_adaptive: bool,
         progress: bool,
     ):
         self.config, self.modes = config, modes
@@ -84,15 +84,15 @@ class EngineCore:
         )
         self._max_drafts = drafter.num_speculative_tokens
         self._reads_history = drafter.needs.history
-        self.auto: AutoDrafts | None = None
+        self.adaptive_k: AdaptiveK | None = None
         self._replicated = replicated(mesh)
         self._in_flight: deque[tuple[Dispatch, PackedOutcomes, Size, bool]] = deque()
         self._num_failures = 0
         self._make_state: Callable[[], EngineState] = partial(init_state, target, drafter, config, mesh=mesh)
         self.state = self._make_state()
         self.programs = Programs(Models(target, drafter), config, state=self.state, mesh=mesh)
-        if is_auto:
-            self.auto = AutoDrafts(
+        if is_adaptive:
+            self.adaptive_k = AdaptiveK(
                 self.programs,
                 self.scheduler,
                 config,
@@ -101,8 +101,8 @@ class EngineCore:
                 run_alone=self._run_alone,
                 times_file=times_file(target, drafter, config, self.programs.leaves),
             )
-            self.scheduler.choose = self.auto.choose
-        drafts = _fewer_drafts(self._max_drafts) if is_auto else []
+            self.scheduler.choose = self.adaptive_k.choose
+        drafts = _fewer_drafts(self._max_drafts) if is_adaptive else []
         first, self.later_sizes = program_sizes(config, modes, self._max_drafts, drafts)
         self.programs.compile(first, progress=progress)
         self._warm: set[Size] = set()
@@ -172,8 +172,8 @@ class EngineCore:
             self._commit(*self._in_flight[0])
             self._in_flight.popleft()
             self._num_failures = 0
-        if self.auto is not None:
-            self.auto.time_beside()
+        if self.adaptive_k is not None:
+            self.adaptive_k.time_between_rounds()
 
     def _recover(self, error: BaseException) -> None:
         # The traceback's frames keep the old state alive, and the new one needs its memory.
@@ -225,10 +225,10 @@ class EngineCore:
         of_slots, of_chunks = read_outcomes(packed)
         counts = np.asarray(of_slots.num_tokens)
         self.counters.slot_steps_used += int(np.count_nonzero(counts))
-        if self.auto is not None:
+        if self.adaptive_k is not None:
             # A dispatch whose slots have all ended may have left out its last steps.
             is_timed = is_timed and bool(counts[dispatch.steps - 1].any())
-            self.auto.record(dispatch, of_slots, size if is_timed else None)
+            self.adaptive_k.record(dispatch, of_slots, size if is_timed else None)
         self.scheduler.commit(dispatch, results(of_slots), results(of_chunks))
 
     def prepare_programs(self) -> bool:
@@ -236,7 +236,7 @@ class EngineCore:
         if self.error is not None:
             return False
         try:
-            return self._warm_one() or (self.auto is not None and self.auto.time_programs())
+            return self._warm_one() or (self.adaptive_k is not None and self.adaptive_k.time_programs())
         except BaseException as error:  # as in `step`
             self._recover(error)
             return False

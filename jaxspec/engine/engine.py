@@ -64,7 +64,7 @@ class Engine:
         config: EngineConfig,
         mesh: Mesh | None = None,
         sampling_modes: Sequence[str | SamplingMode] = ("greedy", "sampled"),
-        is_auto: bool = False,
+        is_adaptive: bool = False,
         progress: bool = True,
     ):
         """Allocates the cache and compiles the programs.
@@ -78,7 +78,7 @@ class Engine:
             is 0, "sampled" any batch; a `SamplingMode` names a single program. On a GPU "sampled" is two
             programs, because searching for top-k and top-p there costs the same whether or not a request
             uses them.
-          is_auto: choose K for every dispatch, up to the drafter's `num_speculative_tokens`.
+          is_adaptive: choose K for every dispatch, up to the drafter's `num_speculative_tokens`.
           progress: show a progress bar while programs compile.
 
         Raises:
@@ -100,7 +100,7 @@ class Engine:
         self.vocab_size = target.config.vocab_size
         self.max_model_len = self.config.max_model_len
         self.num_speculative_tokens = drafter.num_speculative_tokens
-        self.is_auto = is_auto and self.num_speculative_tokens > 0
+        self.is_adaptive = is_adaptive and self.num_speculative_tokens > 0
         if drafter.trained_length is not None and self.max_model_len > drafter.trained_length:
             warnings.warn(
                 f"the drafter was trained on {drafter.trained_length} positions and max_model_len is "
@@ -123,14 +123,14 @@ class Engine:
                 self.config,
                 mesh=mesh,
                 modes=modes,
-                is_auto=self.is_auto,
+                is_adaptive=self.is_adaptive,
                 progress=progress,
             )
         self._thread = EngineThread(self.core)
 
     def __repr__(self) -> str:
         (target, drafter), most = self._made_of, self.num_speculative_tokens
-        drafts = f"{drafter} with K {'up to ' if self.is_auto else ''}{most}" if most else "no drafts"
+        drafts = f"{drafter} with K {'up to ' if self.is_adaptive else ''}{most}" if most else "no drafts"
         size = f"{self.config.batch_size} x {self.max_model_len} positions, {self.config.dtype}"
         closed = "" if self.core.error is None else ", closed"
         return f"<Engine: {target}, {drafts}, {size}{closed}>"
@@ -385,7 +385,8 @@ class Engine:
                 f"got {num_drafts}"
             )
         # The answer to a seed must not depend on the other requests or on the machine's speed.
-        if num_drafts is None and (not self.is_auto or (params.temperature > 0 and params.seed is not None)):
+        is_reproducible = params.temperature > 0 and params.seed is not None
+        if num_drafts is None and (is_reproducible or not self.is_adaptive):
             num_drafts = self.num_speculative_tokens
         max_new_tokens = params.max_new_tokens
         if max_new_tokens is None:

@@ -91,7 +91,7 @@ def _load(
             config=config.engine,
             mesh=mesh,
             sampling_modes=sampling_modes,
-            is_auto=config.drafter.is_auto,
+            is_adaptive=config.drafter.is_adaptive,
             progress=progress,
         )
 

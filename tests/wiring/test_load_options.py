@@ -116,11 +116,11 @@ DRAFTER = {
     "kind": ({"kind": "ngram"}, lambda d, e: isinstance(d, NGramDrafter)),
     "num_speculative_tokens": (
         {"kind": "ngram", "num_speculative_tokens": 2},
-        lambda d, e: (d.num_speculative_tokens, e.num_speculative_tokens, e.is_auto) == (2, 2, False),
+        lambda d, e: (d.num_speculative_tokens, e.num_speculative_tokens, e.is_adaptive) == (2, 2, False),
     ),
     "max_speculative_tokens": (
         {"kind": "ngram", "num_speculative_tokens": "auto", "max_speculative_tokens": 3},
-        lambda d, e: (d.num_speculative_tokens, e.num_speculative_tokens, e.is_auto) == (3, 3, True),
+        lambda d, e: (d.num_speculative_tokens, e.num_speculative_tokens, e.is_adaptive) == (3, 3, True),
     ),
     "sampling": ({"kind": "draft_model", "sampling": "greedy"}, lambda d, e: not d.probabilistic),
     "max_ngram": ({"kind": "ngram", "max_ngram": 7}, lambda d, e: d.max_ngram == 7),
@@ -229,7 +229,7 @@ def test_no_option_of_loading_is_without_a_test():
     assert_complete("EngineConfig", fields(EngineConfig), ENGINE)
     assert_complete("DrafterConfig", fields(DrafterConfig), DRAFTER, SOURCE)
     assert_complete("SourceConfig", fields(SourceConfig), SOURCE)
-    made_of = {"target", "drafter", "tokenizer", "eos_token_ids", "config", "mesh", "is_auto"}
+    made_of = {"target", "drafter", "tokenizer", "eos_token_ids", "config", "mesh", "is_adaptive"}
     assert_complete("Engine", parameters(Engine), made_of, {"sampling_modes", "progress"})
 
 

@@ -1,4 +1,4 @@
-"""Connects the choice of K to an engine: times its programs and counts its accepted drafts."""
+"""Adaptive K: connects the choice of K to an engine, times its programs and counts its accepted drafts."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ from jaxspec.jax_settings import default_device
 from jaxspec.sampling import SamplingMode
 
 
-class AutoDrafts:
+class AdaptiveK:
     """Chooses K for a scheduler with a `DraftChoice`, and takes the measurements that this needs.
 
     Attributes:
@@ -127,7 +127,7 @@ class AutoDrafts:
             self.choice.times.save(self._times_file)
         return False
 
-    def time_beside(self) -> None:
+    def time_between_rounds(self) -> None:
         """Times programs while requests run: those that the choice asks for, now and then an untimed one."""
         self._round_number += 1
         if self.choice.to_compare:
