@@ -89,9 +89,7 @@ def _trainer(run: TrainingRun) -> tuple[Trainer, int]:
     source = run.target
     checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
     shape = target_config(checkpoint)
-    limit = shape.max_position_embeddings
-    engine = run.engine.resolve(backend=jax.default_backend(), model_limit=limit)
-    target = load_target(checkpoint, dtype=jnp.dtype(engine.dtype))
+    target = load_target(checkpoint, dtype=jnp.dtype(run.engine.dtype_on(jax.default_backend())))
     size = run.vocabulary.size or draft_vocabulary_size(shape)
     head = new_head(
         head_config(run.head, shape, size),

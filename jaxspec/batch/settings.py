@@ -44,22 +44,22 @@ def run_settings(
     Raises:
       CheckpointError: a checkpoint does not exist.
     """
-    # The model's own limit is part of the model.
     backend = backend or platform()
-    engine = config.engine.resolve(backend=backend, model_limit=2**62)
-    activations = None
+    engine, activations = config.engine, None
+    dtype = engine.dtype_on(backend)
     if backend == "cpu":
         activations = resolve_activations(
-            config.engine.cpu_activations, jnp.dtype(engine.dtype), devices=config.engine.tensor_parallel
+            engine.cpu_activations, jnp.dtype(dtype), devices=engine.tensor_parallel
         )
     return {
         "model": checkpoint_digest(config.target),
         **_drafter(config.drafter),
-        "engine.dtype": engine.dtype,
+        "engine.dtype": dtype,
         # As it was set: what None takes follows from the model and the activations.
-        "engine.cache_dtype": config.engine.cache_dtype,
+        "engine.cache_dtype": engine.cache_dtype,
         "engine.cpu_activations": activations,
-        "engine.max_model_len": engine.max_model_len,
+        # The model's own limit is part of the model.
+        "engine.max_model_len": engine.max_model_len_on(backend),
         "engine.synthetic_acceptance_length": engine.synthetic_acceptance_length,
         **dataclasses.asdict(params),
         "max_new_tokens": params.max_new_tokens or DEFAULT_MAX_NEW_TOKENS,

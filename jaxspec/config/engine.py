@@ -97,10 +97,42 @@ class EngineConfig:
         if length is not None and not length >= 1.0:
             raise ConfigError(f"engine.synthetic_acceptance_length must be at least 1, not {length}")
 
+    def dtype_on(self, backend: str) -> str:
+        """The dtype of weights and activations on a "cpu" or a "gpu"."""
+        # On a CPU, XLA's bfloat16 products are twenty times slower than those in float32.
+        return self.dtype or ("float32" if backend == "cpu" else "bfloat16")
+
+    def max_model_len_on(self, backend: str, model_limit: int | None = None) -> int:
+        """The most tokens of a request to a model of so many positions; None if their number is not known."""
+        usual = 2048 if backend == "cpu" else 8192
+        return self.max_model_len or min(usual, model_limit or usual)
+
+    def check_fits(self, *, backend: str, model_limit: int) -> None:
+        """Checks what can be checked before weights are read; arguments as of `resolve`.
+
+        Raises:
+          ConfigError: max_model_len is past the model's limit, or the cache cannot have its dtype here.
+        """
+        dtypes = self._cache_dtypes(backend)
+        if self.cache_dtype not in (None, *dtypes):
+            raise ConfigError(
+                f"engine.cache_dtype is {self.cache_dtype!r}; on a {backend}, with engine.dtype "
+                f"{dtypes[0]!r}, it can be {' or '.join(map(repr, dtypes))}"
+            )
+        if (self.max_model_len or 0) > model_limit:
+            raise ConfigError(
+                f"engine.max_model_len {self.max_model_len} is past the model's limit of {model_limit}"
+            )
+
+    def _cache_dtypes(self, backend: str) -> list[str]:
+        """The dtypes that the cache may have: `dtype`, then others."""
+        dtype = self.dtype_on(backend)
+        return [dtype, "float16"] if backend == "cpu" and dtype == "float32" else [dtype]
+
     def resolve(
         self, *, backend: str, model_limit: int, weight_bytes: int = 0, rounds_activations: bool = False
     ) -> "ResolvedEngineConfig":
-        """Fills in the fields that are None.
+        """Fills in the fields that are None, once the weights are there to decide by.
 
         Args:
           backend: "cpu" or "gpu".
@@ -109,23 +141,11 @@ class EngineConfig:
           rounds_activations: whether products with the target's weights round activations to 8 bits.
 
         Raises:
-          ConfigError: max_model_len is past the model's limit, or the cache cannot have its dtype here.
+          ConfigError: see `check_fits`.
         """
+        self.check_fits(backend=backend, model_limit=model_limit)
         on_cpu = backend == "cpu"
-        # On a CPU, XLA's bfloat16 products are twenty times slower than those in float32.
-        dtype = self.dtype or ("float32" if on_cpu else "bfloat16")
-        cache_dtypes = [dtype, "float16"] if on_cpu and dtype == "float32" else [dtype]
-        cache_dtype = self.cache_dtype or cache_dtypes[-1 if rounds_activations else 0]
-        if cache_dtype not in cache_dtypes:
-            raise ConfigError(
-                f"engine.cache_dtype is {cache_dtype!r}; on a {backend}, with engine.dtype {dtype!r}, it can "
-                f"be {' or '.join(map(repr, cache_dtypes))}"
-            )
-        max_model_len = self.max_model_len or min(model_limit, 2048 if on_cpu else 8192)
-        if max_model_len > model_limit:
-            raise ConfigError(
-                f"engine.max_model_len {max_model_len} is past the model's limit of {model_limit}"
-            )
+        max_model_len = self.max_model_len_on(backend, model_limit)
         pages_per_slot = -(-max_model_len // self.page_size)
         is_large = weight_bytes >= 1 << (29 if on_cpu else 32)
         mixed = self.mixed_prefill_tokens
@@ -144,8 +164,8 @@ class EngineConfig:
             slot_sizes=tuple(sorted(powers + halfway) if self.slot_sizes is None else self.slot_sizes),
             steps_per_dispatch=self.steps_per_dispatch or (1 if is_large else 8 if on_cpu else 4),
             adapts_steps=on_cpu and self.steps_per_dispatch is None,
-            dtype=dtype,
-            cache_dtype=cache_dtype,
+            dtype=self.dtype_on(backend),
+            cache_dtype=self.cache_dtype or self._cache_dtypes(backend)[-1 if rounds_activations else 0],
             synthetic_acceptance_length=self.synthetic_acceptance_length,
         )
 

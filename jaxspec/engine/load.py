@@ -72,8 +72,8 @@ def _load(
     )
     shape = target_config(checkpoint)
     check_devices(config.engine, shape)
-    limit = shape.max_position_embeddings
-    dtype = jnp.dtype(config.engine.resolve(backend=platform(), model_limit=limit).dtype)
+    config.engine.check_fits(backend=platform(), model_limit=shape.max_position_embeddings)
+    dtype = jnp.dtype(config.engine.dtype_on(platform()))
     activations = resolve_activations(config.engine.cpu_activations, dtype, devices=mesh.size)
     plan = plan_target(checkpoint, dtype=dtype, devices=mesh.size)
     # Decoding is bound by the bandwidth for weights, so packed ones stay packed where that works.

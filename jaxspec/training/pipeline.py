@@ -125,9 +125,9 @@ class Pipeline:
 
     @cached_property
     def target(self) -> Decoder:
-        limit = target_config(self.checkpoint).max_position_embeddings
-        engine = self.run.engine.resolve(backend=platform(), model_limit=limit)
-        return load_target(self.checkpoint, dtype=jnp.dtype(engine.dtype))
+        limit, engine = target_config(self.checkpoint).max_position_embeddings, self.run.engine
+        engine.check_fits(backend=platform(), model_limit=limit)
+        return load_target(self.checkpoint, dtype=jnp.dtype(engine.dtype_on(platform())))
 
     def _folder(self, stage: str) -> StageFolder:
         return StageFolder(self.output, stage, self._settings(stage))

@@ -24,8 +24,7 @@ def build_engine(shape: Shape, config: EngineConfig, *, num_drafts: int, **setti
     Raises:
       ConfigError: there are fewer devices, or the configuration does not fit the shape.
     """
-    limit = shape.target["max_position_embeddings"]
-    dtype = jnp.dtype(config.resolve(backend=jax.default_backend(), model_limit=limit).dtype)
+    dtype = jnp.dtype(config.dtype_on(jax.default_backend()))
     mesh = make_mesh(config.tensor_parallel)
     models = build_models(shape, num_drafts=num_drafts, dtype=dtype, mesh=mesh)
     with compilation_cache():
