@@ -4,29 +4,26 @@ import codecs
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-from tokenizers import decoders
-
-if TYPE_CHECKING:
-    from jaxspec.checkpoints.tokenizer import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 
 class TextStream:
     """Decodes token ids as they arrive, in constant time per token.
 
-    The concatenated pieces equal `Tokenizer.decode` of all ids. A character spread over several tokens is
-    returned once it is complete, and returned text never changes.
+    The concatenated pieces equal jaxspec's `Tokenizer.decode` of all ids. A character spread over several
+    tokens is returned once it is complete, and returned text never changes. (`decoders.DecodeStream` holds
+    bytes that are not UTF-8 back for ever, and with them the text that follows.)
 
-        stream = TextStream(tokenizer)
+        stream = TextStream(tokenizer.backend)
         text = stream.feed([16, 42]) + stream.feed([7]) + stream.finish()
     """
 
-    def __init__(self, tokenizer: "Tokenizer", skip_special_tokens: bool = True):
-        byte_level = isinstance(tokenizer.backend.decoder, decoders.ByteLevel)
+    def __init__(self, backend: Tokenizer, skip_special_tokens: bool = True):
+        byte_level = isinstance(backend.decoder, decoders.ByteLevel)
         decoder = _ByteLevelStream if byte_level else _WindowStream
-        self._decoder = decoder(tokenizer)
-        self._special = _special_ids(tokenizer) if skip_special_tokens else frozenset()
+        self._decoder = decoder(backend)
+        self._special = _special_ids(backend) if skip_special_tokens else frozenset()
 
     def feed(self, ids: Iterable[int]) -> str:
         """The text that these ids add; text that later ids may change is held back."""
@@ -40,8 +37,8 @@ class TextStream:
 class _ByteLevelStream:
     """For byte-level BPE: tokens are bytes written as printable characters, and only UTF-8 spans tokens."""
 
-    def __init__(self, tokenizer: "Tokenizer"):
-        self._backend = tokenizer.backend
+    def __init__(self, backend: Tokenizer):
+        self._backend = backend
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, token_id: int) -> str:
@@ -59,8 +56,8 @@ class _WindowStream:
     replace all of a run of them if one is wrong, and so could not decode the run before its end.
     """
 
-    def __init__(self, tokenizer: "Tokenizer"):
-        self._backend = tokenizer.backend
+    def __init__(self, backend: Tokenizer):
+        self._backend = backend
         self._window: list[int] = []
         self._known = ""  # decoded text of the first token in the window, which was returned before
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -114,8 +111,8 @@ class _WindowStream:
         return self._backend.decode(ids, skip_special_tokens=False)
 
 
-def _special_ids(tokenizer: "Tokenizer") -> frozenset[int]:
-    added = tokenizer.backend.get_added_tokens_decoder()
+def _special_ids(backend: Tokenizer) -> frozenset[int]:
+    added = backend.get_added_tokens_decoder()
     return frozenset(i for i, token in added.items() if token.special)
 
 

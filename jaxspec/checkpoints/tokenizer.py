@@ -168,7 +168,7 @@ class Tokenizer:
         if "\N{REPLACEMENT CHARACTER}" not in text:
             return text
         # SentencePiece's decoder also replaces good bytes if they are beside bad ones.
-        stream = TextStream(self, skip_special_tokens)
+        stream = TextStream(self.backend, skip_special_tokens)
         return stream.feed(ids) + stream.finish()
 
     def apply_chat_template(

@@ -72,7 +72,7 @@ def use(tokenizer):
     assert all(isinstance(token, int) for token in ids)
     tokenizer.decode(ids)
     tokenizer.decode([0, 1, 2**31 - 1])
-    stream = TextStream(tokenizer)
+    stream = TextStream(tokenizer.backend)
     stream.feed([*ids, 0, 5, 2**31 - 1])
     stream.finish()
     tokenizer.check_length(TEXT * 100, 64)

@@ -33,7 +33,7 @@ def test_an_answer_ends_with_im_end(smollm2):
 
 def test_text_has_the_ids_of_transformers(smollm2):
     assert smollm2.tokenizer.encode(GOLDEN["text"]) == GOLDEN["token_ids"]
-    stream = TextStream(smollm2.tokenizer)
+    stream = TextStream(smollm2.tokenizer.backend)
     assert stream.feed(GOLDEN["token_ids"]) + stream.finish() == GOLDEN["text"]
 
 

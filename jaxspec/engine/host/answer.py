@@ -79,7 +79,7 @@ class Generation:
         """
         if self.tokenizer is None:
             return [str(token) for token in self.token_ids]
-        stream = TextStream(self.tokenizer, skip_special_tokens=False)
+        stream = TextStream(self.tokenizer.backend, skip_special_tokens=False)
         texts = [stream.feed([token]) for token in self.token_ids]
         if texts:
             texts[-1] += stream.finish()

@@ -80,7 +80,7 @@ class Request:
     def __post_init__(self) -> None:
         # Only if it is needed: decoding text token by token costs the host more than the rest of a request.
         if self.tokenizer is not None and (self.is_streamed or self.params.stop):
-            self._text_stream = TextStream(self.tokenizer)
+            self._text_stream = TextStream(self.tokenizer.backend)
 
     @property
     def status(self) -> Status:
