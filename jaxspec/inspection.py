@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from html import escape
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
@@ -31,7 +30,6 @@ from jaxspec.engine.host.scheduler import Dispatch, Result, Scheduler
 from jaxspec.engine.oracle import Oracle
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt
-from jaxspec.errors import optional
 from jaxspec.jax_settings import own_settings
 from jaxspec.sampling import SamplingMode, SamplingParams, process_logits, required_mode
 
@@ -39,13 +37,6 @@ if TYPE_CHECKING:  # optional, and slow to import
     import pandas
 
 Fate = Literal["accepted", "rejected", "bonus", "not reached", "no draft"]
-COLOURS: dict[Fate, str] = {
-    "accepted": show.COLOURS["accepted"],
-    "rejected": show.COLOURS["recovered"],
-    "bonus": show.COLOURS["bonus"],
-    "not reached": show.COLOURS["plain"],
-    "no draft": show.COLOURS["plain"],
-}
 
 
 @dataclass(frozen=True)
@@ -133,7 +124,7 @@ class Step:
         """
         places = range(len(self.draft_tokens) + 1)
         rows = [row for place in places for row in self.candidates(place, most)]
-        return optional("pandas", extra="notebooks").DataFrame(rows)
+        return show.frame(rows)
 
     @property
     def fates(self) -> list[Fate]:
@@ -153,32 +144,8 @@ class Step:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        before = show.token(self.text(self.last_token), "plain", "the last token")
-        places = "".join(self._place_html(place, fate) for place, fate in enumerate(self.fates))
-        return (
-            f"<div>after {before} at position {self.position}"
-            f'<div style="display:flex;flex-wrap:wrap;gap:1.5em">{places}</div></div>'
-        )
-
-    def _place_html(self, place: int, fate: Fate) -> str:
-        colour = COLOURS[fate]
-        title = f"draft {place}" if place < len(self.draft_tokens) else "after the drafts"
-        rows = "".join(
-            f'<tr><td style="text-align:left">{self._candidate_html(row, fate)}</td>'
-            f"<td>{show.bar(row['draft'] or 0.0, colour + '80')}</td>"
-            f"<td>{show.bar(row['target'], colour)}</td><td>{row['target']:.2f}</td></tr>"
-            for row in self.candidates(place)
-        )
-        head = "<tr><th></th><th>draft</th><th>target</th><th></th></tr>"
-        return f"<div><b>{title}</b>, {fate}<table>{head}{rows}</table></div>"
-
-    def _candidate_html(self, row: Mapping[str, Any], fate: Fate) -> str:
-        if row["is_own"]:
-            own = {"bonus": "bonus", "no draft": "plain"}.get(fate, "recovered")
-            return show.token(row["text"], own, "the target's own")
-        if row["is_draft"]:
-            return show.token(row["text"], "accepted" if row["is_accepted"] else "plain", "the draft")
-        return escape(row["text"])
+        candidates = [self.candidates(place) for place in range(len(self.fates))]
+        return show.step(self.text(self.last_token), self.position, self.fates, candidates)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxspec.engine import AcceptanceStats, Generation
-from jaxspec.engine.host.show import COLOURS
+from jaxspec.engine.host.show import COLOURS, FATES
 from jaxspec.engine.host.statistics import Interval
 from jaxspec.errors import optional
-from jaxspec.inspection import COLOURS as FATES
 from jaxspec.inspection import Step
 
 if TYPE_CHECKING:  # optional, and slow to import

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from jaxspec.checkpoints import TextStream, Tokenizer
 from jaxspec.engine.host import show
 from jaxspec.engine.host.statistics import AcceptanceStats
-from jaxspec.errors import optional
 
 if TYPE_CHECKING:  # optional, and slow to import
     import pandas
@@ -111,7 +110,7 @@ class Generation:
             "source": self.token_sources,
             "step": self.token_steps,
         }
-        return optional("pandas", extra="notebooks").DataFrame(columns)
+        return show.frame(columns)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

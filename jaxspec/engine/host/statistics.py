@@ -8,7 +8,6 @@ from math import sqrt
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxspec.engine.host import show
-from jaxspec.errors import optional
 
 if TYPE_CHECKING:  # optional, and slow to import
     import pandas
@@ -157,7 +156,7 @@ class AcceptanceStats:
             "acceptance_per_position",
             "conditional_acceptance",
         )
-        frame = optional("pandas", extra="notebooks").DataFrame({name: getattr(self, name) for name in names})
+        frame = show.frame({name: getattr(self, name) for name in names})
         frame.index.name = "position"
         return frame
 
