@@ -37,8 +37,8 @@ class Memory(Protocol):
     layer's new keys and values. These are stored before any row attends, so rows of the same pass see each
     other as the kind of attention allows.
 
-    In the last layer only the rows attend whose output is needed, N' of the N (`RowBlock.output`), and
-    N' takes the place of N in what the methods return. In all other layers N' = N.
+    In the last layer, some rows' outputs are not needed. These rows do not attend: what the methods return
+    has the N' other rows (`RowBlock.output`). In all other layers N' = N.
     """
 
     def outputs(self, layer: int, x: jax.Array) -> jax.Array:

@@ -29,16 +29,16 @@ class EngineConfig:
       slot_sizes: numbers of slots to compile decode programs for, in addition to batch_size. A smaller
         program computes fewer rows when fewer requests run. None takes the powers of two, and above
         32 the numbers halfway between them.
-      steps_per_dispatch: S, engine steps run on the device per host round trip. None takes 4 (8 on a CPU),
-        but 1 for weights of 4 GiB or more (512 MiB on a CPU), whose steps take longer than the host's work
-        between them. Slots that finish are idle until the round trip ends. On a CPU, None also
-        takes fewer steps the more slots decode (4 for eight, 1 from 26 on), and 1 while prompts are read.
+      steps_per_dispatch: S, engine steps run on the device per host round trip. Slots that finish are idle
+        until it ends. None takes 4 on a GPU, and at most 8 on a CPU: fewer the more slots decode (4 for
+        eight, 1 from 26 on), and 1 while prompts are read. For weights of 4 GiB or more (512 MiB on a CPU) it
+        takes 1, as their steps take longer than the host's work between them.
       dtype: "float32" or "bfloat16", of weights and activations; None takes float32 on a CPU and bfloat16
         elsewhere.
       cpu_activations: rounding of activations for products with packed weights on a CPU. "int8" makes integer
         formats (Q8_0, Q4_0, Q4_1, …) several times faster, and rounds the weights of a head to Q4_1;
         "float32" does not round. None takes "int8" where it is supported.
-      cache_dtype: dtype of cached keys and values: `dtype`, or on a CPU beside "float32" also "float16",
+      cache_dtype: dtype of cached keys and values: `dtype`, or "float16" on a CPU where `dtype` is "float32",
         which halves what attention reads. None takes "float16" where activations are rounded to "int8", and
         `dtype` elsewhere. Latent caches and those of an indexed window always have `dtype`.
       synthetic_acceptance_length: benchmarks only: accepts so many tokens per step on average, whatever the

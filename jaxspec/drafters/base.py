@@ -71,8 +71,9 @@ class Target(Protocol):
         Args:
           tokens, positions: i32[N].
           memory: the memory of this pass, built for `kinds`.
-          capture: hidden states to return: i is the residual stream before layer i, and the number of layers
-            is the output of the last one, before the final norm, which has only N' rows.
+          capture: hidden states to return. A number i below the number of layers stands for the residual
+            stream before layer i. The number of layers stands for the stream after the last layer, before the
+            final norm; it has only N' rows.
 
         Returns:
           The hidden states after the final norm [N', M] of the rows whose output is needed (see `Memory`),
@@ -129,8 +130,8 @@ class Context:
 
     Attributes:
       hidden: [B, M'], the output of `refresh` for the row before each slot's last token.
-      history: i32[B, X], the tokens of each slot by position. Entries past `length` are stale, and those of a
-        cached prefix too, unless the drafter needs them (`Needs.history`).
+      history: i32[B, X], the tokens of each slot by position. Entries past `length` are stale. Those of a
+        cached prefix are right only for a drafter that needs them (`Needs.history`).
       length: i32[B], position of the last token.
       active: bool[B], the slots to draft for.
       page_table: of shape [B, T].
@@ -224,8 +225,7 @@ class Needs:
     Attributes:
       hidden: the target's final hidden states, which `refresh` reads. Without them, the target computes them
         only for rows whose logits are needed.
-      capture: other hidden states of the target that `refresh` reads; i is the residual stream before layer
-        i.
+      capture: other hidden states of the target that `refresh` reads, numbered as by `Target`.
       history: the tokens of `Context.history` before the last one, which `propose` reads. Without them, it
         lacks those that were found in the prefix cache, which a large batch's host takes milliseconds to put
         there.

@@ -287,8 +287,9 @@ class EngineCore:
 def program_sizes(
     config: ResolvedEngineConfig, modes: Sequence[SamplingMode], drafts: int, fewer: Sequence[int]
 ) -> tuple[list[Size], list[Size]]:
-    """The programs to compile before the first request, which serve any request, and those to compile later,
-    the likeliest first.
+    """The programs to compile before the first request, and those to compile later, the likeliest first.
+
+    The first ones serve any request.
 
     Args:
       modes: the sampling modes to compile decode programs for.

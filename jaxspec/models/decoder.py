@@ -185,8 +185,9 @@ class Decoder(nnx.Module):
         Args:
           tokens, positions: i32[N].
           memory: the memory of this pass, built for the layers' `kinds`.
-          capture: hidden states to return: i is the residual stream before layer i, and the number of layers
-            is the output of the last one, before the final norm, which has only N' rows.
+          capture: hidden states to return. A number i below the number of layers stands for the residual
+            stream before layer i. The number of layers stands for the stream after the last layer, before the
+            final norm; it has only N' rows.
 
         Returns:
           The hidden states after the final norm [N', M] of the rows whose output is needed (see `Memory`),

@@ -17,8 +17,8 @@ _OTHERS = tuple(
 def language_model(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with the tensor names of a text-only model and without its vision tensors.
 
-    Knows the names of published files, those of transformers 5, and those of models that were saved without
-    their output projection, which have no "model." in front.
+    Knows the names of published files and of transformers 5, and names without "model." in front: those of
+    models that were saved without their output projection.
     """
     if has_bare_names(checkpoint):
         tensors = {

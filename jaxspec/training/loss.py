@@ -240,7 +240,7 @@ def _by_chunks(
       size: the most rows of a chunk.
 
     Returns:
-      The values of all chunks, [P, ...]; the sums; and i32[N], where in the former each chosen row is.
+      The values of all chunks, [P, ...]; the sums; and i32[N], the place of each chosen row among the values.
     """
     length = chosen.size
     size = min(size, length)

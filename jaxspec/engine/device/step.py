@@ -210,7 +210,7 @@ def run_steps(models: Models, plan: Plan, state: EngineState) -> tuple[EngineSta
     """The engine steps of one program: up to S that decode, or a single one that only reads prompts.
 
     The first step may read prompts too; a slot whose prompt ends in it decodes in the others. Where programs
-    may branch, steps past `Plan.steps` are left out, and those after the end of all slots.
+    may branch, they stop after `Plan.steps` steps, or earlier if all slots have ended.
 
     Args:
       state: of all B slots.

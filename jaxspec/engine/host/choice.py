@@ -66,8 +66,8 @@ def expected_tokens(rates: np.ndarray) -> np.ndarray:
 class StepTimes:
     """Seconds of one dispatch of each program that has been timed.
 
-    A change in the time of the program in use is taken for a change of the machine or of the texts, and
-    scales the times of all programs. The times of the others only correct their ratio to it.
+    If the program in use takes longer than before, the machine or the texts have probably changed. So its
+    changes scale the times of all programs. The times of the others only correct their ratio to it.
     """
 
     def __init__(self) -> None:

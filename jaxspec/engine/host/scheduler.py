@@ -159,8 +159,8 @@ class Scheduler:
       - A kept page is never written. Its user's later chunks start behind it, and steps write only from the
         committed length on, which also lies behind it. This includes steps in flight for a request that the
         host has already ended or put back.
-      - A request that gets a page which was in use writes each row of it before reading it, and is planned
-        after everything else that may still read or write the page.
+      - A request may get a page that another one used. It writes each row of the page before reading it, and
+        it is planned after everything that may still read or write the page for the other one.
 
     Attributes:
       batch_size: B, the number of slots.
