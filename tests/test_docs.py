@@ -74,6 +74,14 @@ def test_every_page_is_reached_from_the_first():
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} <= set(reached)
 
 
+def test_the_design_names_files_that_exist():
+    named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", (ROOT / "docs" / "design.md").read_text("utf-8")))
+    assert len(named) > 20
+    assert {
+        name for name in named if not any((top / name).exists() for top in (ROOT, ROOT / "jaxspec"))
+    } == set()
+
+
 @pytest.mark.parametrize("page", ["index.md", "serving.md", "experiments.md"])
 def test_code_runs(page, tiny_config, monkeypatch, tmp_path, capsys):
     """On the tiny model."""
