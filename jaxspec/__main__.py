@@ -1,80 +1,19 @@
-"""One prompt on the command line: `jaxspec "Why is the sky blue?"`, or `python -m jaxspec`.
+"""The command `jaxspec`, or `python -m jaxspec`: its subcommands are in `jaxspec/commands/`.
 
-`jaxspec -` reads the prompt from stdin, and `jaxspec chat` takes turns (see chat_command.py). The answer
-streams to stdout; progress, statistics and errors go to stderr. Exit status: 0; 1 if the engine could not
-finish the answer; 2 for bad input, or if stdout cannot be written; 130 after Ctrl-C.
-
-JAX is imported only once the command line is known to be good.
+`jaxspec "Why is the sky blue?"` is short for `jaxspec generate "Why is the sky blue?"`.
 """
 
-import argparse
 import sys
+from importlib import import_module
 
-from jaxspec.answering import add_model_options, check_text, load_engine, stream_answer
-from jaxspec.command_line import (
-    CommandError,
-    Parser,
-    add_sampling_options,
-    add_speculation_options,
-    report,
-    sampling_params,
-)
-from jaxspec.errors import OneLineError
+from jaxspec.commands import COMMANDS
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     words = sys.argv[1:] if arguments is None else arguments
-    if words[:1] == ["chat"]:
-        from jaxspec import chat_command
-
-        return chat_command.main(words[1:])
-    parser = Parser(
-        prog="jaxspec",
-        description="Answer one prompt with speculative decoding.",
-        epilog="jaxspec chat: a conversation of several turns; see jaxspec chat --help",
-    )
-    parser.add_argument(
-        "prompt", help="the user's turn, formatted with the model's chat template; - reads it from stdin"
-    )
-    add_model_options(parser)
-    add_sampling_options(parser)
-    add_speculation_options(parser)
-    args = parser.parse_args(words)
-    if args.no_speculation:
-        parser.refuse(args, ["drafter"], "with --no-speculation")
-    try:
-        return _answer(args)
-    except OneLineError as error:
-        return report(error)
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
-
-
-def _answer(args: argparse.Namespace) -> int:
-    prompt = _stdin() if args.prompt == "-" else args.prompt
-    check_text(prompt)
-    params = sampling_params(args)
-    generation = stream_answer(load_engine(args, params), prompt, params, raw=args.raw)
-    if generation.error is None:
-        return 0
-    report(f"{generation.finish_reason}: {generation.error}")
-    return 1
-
-
-def _stdin() -> str:
-    """The text on stdin without its last line break.
-
-    Raises:
-      CommandError: stdin is closed, cannot be read, or is not UTF-8.
-    """
-    if sys.stdin is None:
-        raise CommandError("cannot read the prompt from stdin: it is closed")
-    try:
-        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n").removesuffix("\r")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"cannot read the prompt from stdin: {error}") from None
+    command, rest = (words[0], words[1:]) if words and words[0] in COMMANDS else ("generate", words)
+    return import_module(f"jaxspec.commands.{command}").main(rest)
 
 
 if __name__ == "__main__":

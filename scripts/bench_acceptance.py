@@ -19,7 +19,7 @@ from typing import Any
 
 import jaxspec
 from jaxspec.checkpoints import open_checkpoint
-from jaxspec.command_line import Parser, drafter_from, report
+from jaxspec.commands.command_line import Parser, drafter_from, report
 from jaxspec.config import resolve_config
 from jaxspec.models.loading import target_config
 from jaxspec.provenance import provenance

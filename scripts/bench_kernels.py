@@ -24,7 +24,7 @@ import numpy as np
 from bench.kernel_calls import Call, all_calls
 from bench.traffic import copy_bandwidth
 
-from jaxspec.command_line import Parser, report
+from jaxspec.commands.command_line import Parser, report
 from jaxspec.provenance import provenance
 
 # Larger than the L2 cache of any GPU and the L3 cache of most CPUs.

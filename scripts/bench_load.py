@@ -35,7 +35,7 @@ from flax import nnx
 
 from jaxspec.batch import InputError, RowError, read_rows
 from jaxspec.checkpoints import CheckpointError
-from jaxspec.command_line import CommandError, Parser, drafter_options, drafts_option, report
+from jaxspec.commands.command_line import CommandError, Parser, drafter_options, drafts_option, report
 from jaxspec.config import ConfigError, EngineConfig, resolve_config
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.engine import Engine

@@ -28,7 +28,7 @@ from bench.program import Running, start
 from bench.shapes import SHAPES, build_models
 from bench.traffic import cache_bytes, copy_bandwidth, weight_bytes
 
-from jaxspec.command_line import Parser, report
+from jaxspec.commands.command_line import Parser, report
 from jaxspec.config import ConfigError
 from jaxspec.provenance import provenance
 from jaxspec.sampling import SamplingParams

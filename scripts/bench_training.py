@@ -22,7 +22,7 @@ import numpy as np
 from bench.timeline import kernel_table, read_kernels
 
 from jaxspec.checkpoints import open_checkpoint
-from jaxspec.command_line import Parser, report
+from jaxspec.commands.command_line import Parser, report
 from jaxspec.config import ConfigError
 from jaxspec.models.loading import load_target, target_config
 from jaxspec.provenance import provenance

@@ -24,7 +24,7 @@ from typing import Any
 from prompt_readers import READERS, Asked, Code, Dialogue, Document, Exchange, Item, Text, words
 
 from jaxspec.checkpoints import open_checkpoint
-from jaxspec.command_line import Parser
+from jaxspec.commands.command_line import Parser
 from jaxspec.config import resolve_config
 from jaxspec.training.held_out import HeldOut, normalise
 from jaxspec.training.prompt_files import read_texts

@@ -21,7 +21,7 @@ from flax import nnx
 
 from jaxspec.attention import PackedMemory
 from jaxspec.checkpoints import Checkpoint, Tokenizer, open_checkpoint
-from jaxspec.command_line import Parser
+from jaxspec.commands.command_line import Parser
 from jaxspec.config import load_config
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.loading import plan_target

@@ -18,12 +18,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bench_generate import read_prompts
 
 import jaxspec
 from jaxspec.attention import PackedMemory
 from jaxspec.checkpoints import open_checkpoint
-from jaxspec.command_line import Parser
+from jaxspec.commands.bench import read_prompts
+from jaxspec.commands.command_line import Parser
 from jaxspec.config import load_config
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.loading import load_target

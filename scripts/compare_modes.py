@@ -19,10 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench_generate import read_prompts
-
 import jaxspec
-from jaxspec.command_line import Parser, write
+from jaxspec.commands.bench import read_prompts
+from jaxspec.commands.command_line import Parser, write
 from jaxspec.engine.oracle import Oracle
 from jaxspec.provenance import provenance
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxspec.checkpoints import CheckpointError, open_checkpoint
 from jaxspec.checkpoints.gguf_architecture import model_classes
-from jaxspec.command_line import CommandError, Parser, report
+from jaxspec.commands.command_line import CommandError, Parser, report
 from jaxspec.config import Config, ConfigError, DrafterConfig, list_configs, load_config, resolve_config
 from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.drafters.formats import open_drafter

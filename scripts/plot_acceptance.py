@@ -13,11 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from bench_generate import read_prompts
-
 import jaxspec
 from jaxspec import plots
-from jaxspec.command_line import Parser, add_device_option, report
+from jaxspec.commands.bench import read_prompts
+from jaxspec.commands.command_line import Parser, add_device_option, report
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from jaxspec import plots
-from jaxspec.answering import add_model_options, load_engine
-from jaxspec.command_line import (
+from jaxspec.commands.answering import add_model_options, load_engine
+from jaxspec.commands.command_line import (
     Parser,
     add_sampling_options,
     add_speculation_options,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.shapes import SHAPES, build_models
 
-from jaxspec.command_line import Parser, report
+from jaxspec.commands.command_line import Parser, report
 from jaxspec.sampling import SamplingParams
 
 

@@ -1,6 +1,5 @@
 """Where an engine runs: the chosen device, `jax.default_device`, and one of its own process."""
 
-import importlib.util
 import json
 import os
 import socket
@@ -12,8 +11,8 @@ import jax
 import pytest
 
 import jaxspec
-from jaxspec import train_command
 from jaxspec.__main__ import main
+from jaxspec.commands import batch, train
 from jaxspec.config import ConfigError
 from jaxspec.jax_settings import choose_devices, default_device, training_devices
 
@@ -143,13 +142,6 @@ def test_a_platform_may_be_the_default_device():
         assert default_device() == jax.local_devices()[0]
 
 
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, TESTS.parent / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("command", ["jaxspec", "train", "batch"])
 def test_the_command_lines_name_a_wrong_device(command, tiny_config, tmp_path, capsys):
     rows = tmp_path / "rows.jsonl"
@@ -157,15 +149,14 @@ def test_the_command_lines_name_a_wrong_device(command, tiny_config, tmp_path, c
     if command == "jaxspec":
         status = main(["w6", "--model", str(tiny_config), "--device", "cpu:9"])
     elif command == "train":
-        train = ["--target", str(tiny_config), "--prompts", str(rows), "--output", str(tmp_path / "out")]
-        status = train_command.main([*train, "--device", "cpu:9"])
+        words = ["--target", str(tiny_config), "--prompts", str(rows), "--output", str(tmp_path / "out")]
+        status = train.main([*words, "--device", "cpu:9"])
     else:
-        generate_batch = script("generate_batch")
-        batch = [str(tiny_config), "--input", str(rows), "--output", str(tmp_path / "out.jsonl")]
-        status = generate_batch.main([*batch, "--device", "cpu:9"])
-        assert generate_batch.main([*batch, "--device", "cpu", "--replicas", "2"]) == 2
+        words = [str(tiny_config), "--input", str(rows), "--output", str(tmp_path / "out.jsonl")]
+        status = batch.main([*words, "--device", "cpu:9"])
+        assert batch.main([*words, "--device", "cpu", "--replicas", "2"]) == 2
         assert "error: --device: --replicas gives every engine" in capsys.readouterr().err
-        assert generate_batch.main([*batch, "--device", "cpu"]) == 0
+        assert batch.main([*words, "--device", "cpu"]) == 0
         return
     assert status == 2
     assert capsys.readouterr().err == "error: device 'cpu:9': this process has cpu:0 to cpu:0\n"

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import extensions
-import inspect_head
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from tiny_models import write_eagle1, write_target
 import jaxspec
 from jaxspec.attention import PackedMemory
 from jaxspec.checkpoints import open_checkpoint
+from jaxspec.commands import inspect as inspect_head
 from jaxspec.config import ModelConfig, load_config
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.ngram import NGramDrafter

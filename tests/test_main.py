@@ -18,8 +18,9 @@ from tiny_tokenizers import byte_level
 
 import jaxspec
 from jaxspec import __main__ as command
-from jaxspec import answering, chat_command
-from jaxspec.command_line import Parser, write
+from jaxspec.commands import answering
+from jaxspec.commands import chat as chat_command
+from jaxspec.commands.command_line import Parser, write
 
 
 @pytest.fixture

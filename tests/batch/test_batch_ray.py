@@ -1,6 +1,5 @@
 """Ray on this machine: rows through two actors of the tiny model, and through engines without one."""
 
-import importlib.util
 import json
 import logging
 import os
@@ -15,12 +14,12 @@ from pyarrow import parquet
 
 from jaxspec import ConfigError, EngineError, SamplingParams
 from jaxspec.batch import BatchRun, InputError, Row
+from jaxspec.commands import batch, batch_job
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning", "ignore:os.fork"
 )
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "generate_batch.py"
 SAMPLED = SamplingParams(max_new_tokens=8, ignore_eos=True, temperature=1.0, seed=5)
 
 
@@ -47,14 +46,6 @@ def cluster():
     ray.shutdown()
 
 
-@pytest.fixture
-def script():
-    spec = importlib.util.spec_from_file_location("generate_batch", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def read_lines(path):
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     return [json.loads(line) for file in files for line in file.read_text("utf-8").split("\n") if line]
@@ -62,7 +53,7 @@ def read_lines(path):
 
 @pytest.mark.usefixtures("cluster")
 def test_an_actor_is_killed_and_the_answers_are_those_of_one_process(
-    script, tiny_config, tiny_engine, tmp_path, monkeypatch, capsys
+    tiny_config, tiny_engine, tmp_path, monkeypatch, capsys
 ):
     from jaxspec.batch import ray as on_ray
 
@@ -90,11 +81,11 @@ def test_an_actor_is_killed_and_the_answers_are_those_of_one_process(
     def run(output, *more):
         files = ["--input", str(source), "--output", str(tmp_path / output)]
         summary = ["--summary", str(tmp_path / f"{output}.summary")]
-        assert script.main([str(tiny_config), *files, *summary, *options, *more]) == 0
+        assert batch.main([str(tiny_config), *files, *summary, *options, *more]) == 0
         return json.loads((tmp_path / f"{output}.summary").read_text("utf-8"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(script, "load", lambda config, **options: tiny_engine)
+        patch.setattr(batch_job, "load", lambda config, **options: tiny_engine)
         alone = run("alone.jsonl")
     monkeypatch.setattr(on_ray, "LineAnswerer", KilledOnce)
     summary = run("out", "--ray", "--replicas", "2", "--batch-size", "2")
@@ -281,13 +272,13 @@ def test_columns_may_set_what_rows_may():
         (["--output", "in.jsonl/out"], "cannot write {folder}/in.jsonl/out: "),
     ],
 )
-def test_what_ray_cannot_do_is_one_line(script, tiny_config, tmp_path, monkeypatch, capsys, options, problem):
+def test_what_ray_cannot_do_is_one_line(tiny_config, tmp_path, monkeypatch, capsys, options, problem):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
     for name in "in.jsonl", "in.parquet":
         (tmp_path / name).write_text("{}\n")
     files = ["--input", "in.jsonl", "--output", "out"]
-    assert script.main([str(tiny_config), *files, "--ray", *options]) == 2
+    assert batch.main([str(tiny_config), *files, "--ray", *options]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {problem.format(folder=tmp_path)}")
     assert error.count("\n") == 1
@@ -296,7 +287,7 @@ def test_what_ray_cannot_do_is_one_line(script, tiny_config, tmp_path, monkeypat
 
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.filterwarnings("ignore:The minimum number of concurrent actors:UserWarning")
-def test_an_input_without_rows_is_one_line(script, tiny_config, tmp_path, monkeypatch, capsys):
+def test_an_input_without_rows_is_one_line(tiny_config, tmp_path, monkeypatch, capsys):
     from jaxspec.batch import ray as on_ray
 
     class Fake(on_ray.LineAnswerer):
@@ -307,7 +298,7 @@ def test_an_input_without_rows_is_one_line(script, tiny_config, tmp_path, monkey
     source = tmp_path / "in.jsonl"
     source.write_text("\n")
     files = ["--input", str(source), "--output", str(tmp_path / "out")]
-    assert script.main([str(tiny_config), *files, "--ray"]) == 2
+    assert batch.main([str(tiny_config), *files, "--ray"]) == 2
     assert capsys.readouterr().err == f"error: {source}: no rows\n"
 
 
@@ -339,9 +330,9 @@ def test_no_cluster_is_one_line(monkeypatch, address):
         on_ray.connect(address)
 
 
-def test_no_ray_is_one_line_that_says_how_to_get_it(script, tiny_config, tmp_path, monkeypatch, capsys):
+def test_no_ray_is_one_line_that_says_how_to_get_it(tiny_config, tmp_path, monkeypatch, capsys):
     (tmp_path / "in.jsonl").write_text("{}\n")
-    monkeypatch.setattr(script, "find_spec", lambda name: None)
+    monkeypatch.setattr(batch_job, "find_spec", lambda name: None)
     files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out")]
-    assert script.main([str(tiny_config), *files, "--ray"]) == 2
+    assert batch.main([str(tiny_config), *files, "--ray"]) == 2
     assert capsys.readouterr().err == 'error: --ray needs Ray: pip install "jaxspec[ray]"\n'

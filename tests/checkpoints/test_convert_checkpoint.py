@@ -1,16 +1,13 @@
 import subprocess
 import sys
-from pathlib import Path
 
 from tiny_folder import arrays, assert_same_tensors, write_folder
 
 from jaxspec.checkpoints import open_checkpoint
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "convert_checkpoint.py"
-
 
 def convert(*arguments):
-    command = [sys.executable, "-W", "error", SCRIPT, *arguments]
+    command = [sys.executable, "-W", "error", "-m", "jaxspec", "convert", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -1,7 +1,6 @@
 """Bad arguments of scripts: a line that names them, exit status 2, and nothing is loaded or timed."""
 
 import bench_acceptance
-import bench_generate
 import bench_kernels
 import bench_load
 import bench_step
@@ -9,14 +8,15 @@ import check_devices
 import compare_activations
 import compare_greedy
 import compare_modes
-import inspect_head
 import plot_acceptance
 import profile_step
 import pytest
 
 import jaxspec
 from jaxspec.__main__ import main as jaxspec_main
-from jaxspec.train_command import main as train_main
+from jaxspec.commands import bench as bench_generate
+from jaxspec.commands import inspect as inspect_head
+from jaxspec.commands.train import main as train_main
 
 WITH_PROMPTS = [bench_generate, compare_greedy, compare_modes, plot_acceptance]
 

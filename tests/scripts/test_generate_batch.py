@@ -1,6 +1,5 @@
-"""The batch script, in this process and on the tiny model."""
+"""`jaxspec batch`, in this process and on the tiny model."""
 
-import importlib.util
 import io
 import json
 import os
@@ -10,66 +9,56 @@ import sys
 import termios
 import threading
 from contextlib import closing
-from pathlib import Path
 
 import jax
 import pytest
 from fake_engine import FakeEngine
 
 from jaxspec.batch import MAX_FAILURES, HostDevices, OutputFile, row_seed
+from jaxspec.commands import batch, batch_job
 from jaxspec.sampling import SamplingMode
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("generate_batch", SCRIPTS / "generate_batch.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
-def run(script, tmp_path, tiny_config):
-    """Runs the script over lines of input, writing to out.jsonl; returns its exit status."""
+def run(tmp_path, tiny_config):
+    """Runs the command over lines of input, writing to out.jsonl; returns its exit status."""
 
     def start(*options, lines=(), config=tiny_config):
         if lines:
             (tmp_path / "in.jsonl").write_text("\n".join(lines), "utf-8")
         files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
-        return script.main([str(config), *files, *options])
+        return batch.main([str(config), *files, *options])
 
     return start
 
 
 @pytest.fixture
-def loaded(script, monkeypatch, tiny_engine):
-    """Lets the script have the shared engine instead of compiling one; holds what it asked for."""
+def loaded(monkeypatch, tiny_engine):
+    """Lets the command have the shared engine instead of compiling one; holds what it asked for."""
     asked = []
 
     def load(config, **options):
         asked.append(options)
         return tiny_engine
 
-    monkeypatch.setattr(script, "load", load)
+    monkeypatch.setattr(batch_job, "load", load)
     return asked
 
 
 @pytest.fixture
-def faked(script, monkeypatch):
-    """Lets the script have an engine without a model."""
+def faked(monkeypatch):
+    """Lets the command have an engine without a model."""
     engine = FakeEngine()
-    monkeypatch.setattr(script, "load", lambda config, **options: engine)
+    monkeypatch.setattr(batch_job, "load", lambda config, **options: engine)
     return engine
 
 
 @pytest.fixture
-def never_loads(script, monkeypatch):
+def never_loads(monkeypatch):
     def load(*args, **options):
         raise AssertionError("loaded a model")
 
-    monkeypatch.setattr(script, "load", load)
+    monkeypatch.setattr(batch_job, "load", load)
 
 
 def output(tmp_path):
@@ -101,7 +90,7 @@ def test_from_nothing_to_answers_and_a_summary(run, tmp_path, capsys):
     assert [summary[name] for name in ("rows", "answered", "failed", "tokens")] == [4, 4, 0, 5 * 6]
     assert summary["tokens_per_second"] == pytest.approx(summary["tokens"] / summary["seconds"])
     assert summary["config"].endswith("tiny.toml")
-    assert summary["command"].startswith("scripts/generate_batch.py ")
+    assert summary["command"].startswith("jaxspec batch ")
     assert summary["versions"]["jax"] == jax.__version__
     assert "CPU" in summary["device"]
     recorded = json.loads((tmp_path / "out.jsonl.run.json").read_text("utf-8"))
@@ -217,9 +206,9 @@ def test_progress_counts_failed_rows_that_the_summary_does_not_list(run, faked, 
     assert f"{total}/{total}" in capsys.readouterr().err
 
 
-def test_a_row_that_is_lost_on_the_way_is_a_failure(run, faked, script, monkeypatch, capsys):
+def test_a_row_that_is_lost_on_the_way_is_a_failure(run, faked, monkeypatch, capsys):
     """Whatever may lose it: the count is of answers."""
-    monkeypatch.setattr(script.BatchRun, "__iter__", lambda self: (x for x in ()))
+    monkeypatch.setattr(batch_job.BatchRun, "__iter__", lambda self: (x for x in ()))
     assert run(lines=LINES) == 1
     assert "4: 0 answered, 4 failed, 0 answered before" in capsys.readouterr().out
 
@@ -300,9 +289,9 @@ def test_a_seed_that_was_drawn_is_told_and_gives_the_same_answers(run, loaded, t
     assert answers[2]["ids"][1] == row_seed(seeds[2], "ids", 0)
 
 
-def interrupted_after(script, count, tmp_path):
+def interrupted_after(count, tmp_path):
     """`OutputFile.append`, interrupted after so many rows."""
-    append = script.OutputFile.append
+    append = OutputFile.append
 
     def interrupted(self, record):
         append(self, record)
@@ -313,13 +302,11 @@ def interrupted_after(script, count, tmp_path):
 
 
 @pytest.mark.parametrize("seed", [["--seed", "3"], []])
-def test_resuming_gives_what_an_uninterrupted_run_gives(
-    run, loaded, tmp_path, script, monkeypatch, capsys, seed
-):
+def test_resuming_gives_what_an_uninterrupted_run_gives(run, loaded, tmp_path, monkeypatch, capsys, seed):
     lines = [f'{{"prompt": "w{i} w7"}}' for i in range(10, 22)]
     options = ["--max-new-tokens", "6", "--temperature", "1"]
     with monkeypatch.context() as patch:
-        patch.setattr(script.OutputFile, "append", interrupted_after(script, 5, tmp_path))
+        patch.setattr(OutputFile, "append", interrupted_after(5, tmp_path))
         assert run(*options, *seed, lines=lines) == 130
     assert "--resume" in capsys.readouterr().err
     finished = output(tmp_path)
@@ -346,10 +333,10 @@ def test_resuming_gives_what_an_uninterrupted_run_gives(
     assert {row["id"]: row for row in output(tmp_path)} == {row["id"]: row for row in rows}
 
 
-def test_resuming_in_order_keeps_the_order(run, faked, tmp_path, script, monkeypatch):
+def test_resuming_in_order_keeps_the_order(run, faked, tmp_path, monkeypatch):
     lines = [f'{{"prompt": "w{i}"}}' for i in range(30)]
     with monkeypatch.context() as patch:
-        patch.setattr(script.OutputFile, "append", interrupted_after(script, 7, tmp_path))
+        patch.setattr(OutputFile, "append", interrupted_after(7, tmp_path))
         assert run("--keep-order", lines=lines) == 130
     assert run("--keep-order", "--resume") == 0
     assert [row["id"] for row in output(tmp_path)] == list(range(30))
@@ -510,10 +497,10 @@ def test_answers_to_stdout_are_all_that_is_there(run, faked, tmp_path, monkeypat
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_loaded(
-    run, script, tmp_path, monkeypatch, capsys, options, problem
+    run, tmp_path, monkeypatch, capsys, options, problem
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(script.HostDevices, "find", lambda: HostDevices("cpu", 1, "1 x CPU"))
+    monkeypatch.setattr(HostDevices, "find", lambda: HostDevices("cpu", 1, "1 x CPU"))
     (tmp_path / "full.jsonl").write_text("notes\n", "utf-8")
     (tmp_path / "empty.jsonl").write_text("\n", "utf-8")
     try:

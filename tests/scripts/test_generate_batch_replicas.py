@@ -1,6 +1,5 @@
-"""The batch script with two engines of the tiny model, as a user runs it."""
+"""`jaxspec batch` with two engines of the tiny model, as a user runs it."""
 
-import importlib.util
 import json
 import os
 import re
@@ -11,18 +10,16 @@ from pathlib import Path
 import pytest
 from child_process import python
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "generate_batch.py"
+from jaxspec.commands import batch, batch_job
+
 OPTIONS = ["--max-new-tokens", "8", "--ignore-eos", "--temperature", "1", "--seed", "3", "--keep-order"]
 
 
 @pytest.fixture
 def run_alone(monkeypatch, tiny_engine):
-    """Runs the script with one engine, in this process."""
-    spec = importlib.util.spec_from_file_location("generate_batch", SCRIPT)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    monkeypatch.setattr(script, "load", lambda config, **options: tiny_engine)
-    return script.main
+    """Runs the command with one engine, in this process."""
+    monkeypatch.setattr(batch_job, "load", lambda config, **options: tiny_engine)
+    return batch.main
 
 
 def lines(count):
@@ -44,7 +41,7 @@ def test_interrupted_with_two_engines_and_resumed_with_one(run_alone, tiny_confi
     assert run_alone([str(tiny_config), "--input", str(source), "--output", str(whole), *OPTIONS]) == 0
 
     files = ["--input", "-", "--output", output]
-    command = [SCRIPT, tiny_config, *files, *OPTIONS, "--replicas", "2"]
+    command = ["-m", "jaxspec", "batch", tiny_config, *files, *OPTIONS, "--replicas", "2"]
     with python(*command, stderr=tmp_path / "stderr", start_new_session=True) as process:
         process.stdin.writelines(lines(20))
         process.stdin.flush()

@@ -1,8 +1,9 @@
 """The command line, in this process."""
 
-import inspect_head
 import pytest
 from golden_files import golden_folder
+
+from jaxspec.commands import inspect as inspect_head
 
 
 @pytest.fixture

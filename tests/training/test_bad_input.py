@@ -7,7 +7,7 @@ import os
 import pytest
 from tiny_run import TEMPLATE, write_run, write_target
 
-from jaxspec.train_command import main
+from jaxspec.commands.train import main
 from jaxspec.training.prompt_files import read_texts
 from jaxspec.training.stage_folder import StageFolder, holds_a_run
 

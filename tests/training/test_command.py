@@ -1,4 +1,4 @@
-"""`jaxspec-train` without a TOML: a new head, one adapted to a user's own rows, and refusals."""
+"""`jaxspec train` without a TOML: a new head, one adapted to a user's own rows, and refusals."""
 
 import argparse
 import json
@@ -12,11 +12,11 @@ import pytest
 from safetensors.numpy import load_file
 from tiny_run import write_run, write_target
 
-from jaxspec import train_command
 from jaxspec.__main__ import main as ask
 from jaxspec.checkpoints import open_checkpoint
+from jaxspec.commands import train as train_command
+from jaxspec.commands.train import before_and_after, main
 from jaxspec.config import SourceConfig
-from jaxspec.train_command import before_and_after, main
 from jaxspec.training import pipeline, train
 from jaxspec.training.config import HeadConfig, TrainingRun, load_training_run
 from jaxspec.training.evaluate import measure
@@ -262,7 +262,7 @@ def test_every_export_has_a_card(runs):
         assert "| held-out" not in card.split("## Acceptance")[0]
         assert "| held-out, 8 | 0 |" in card
         assert "48 prompts from files" in card
-        assert "jaxspec-train --target" in card
+        assert "jaxspec train --target" in card
 
 
 def test_refusals(runs, tmp_path, capsys):

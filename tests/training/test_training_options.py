@@ -14,8 +14,9 @@ from flax import nnx
 from options import arguments, assert_complete, fields
 from tiny_run import write_target
 
-from jaxspec import AcceptanceStats, EngineConfig, Generation, SamplingParams, train_command
+from jaxspec import AcceptanceStats, EngineConfig, Generation, SamplingParams
 from jaxspec.checkpoints import open_checkpoint
+from jaxspec.commands import train as train_command
 from jaxspec.config import ConfigError, SourceConfig
 from jaxspec.models.loading import load_target
 from jaxspec.sampling import SamplingMode
@@ -479,10 +480,10 @@ def test_every_key_of_the_export_is_in_what_is_exported(files, tmp_path, monkeyp
         pipeline.Pipeline, "_trained", lambda self: (SimpleNamespace(masters=lambda s: s), "state")
     )
     monkeypatch.setattr(pipeline, "export_head", give)
-    told = ExportConfig("my/target", "MIT", ("rows of mine, CC0",), "jaxspec-train --it")
+    told = ExportConfig("my/target", "MIT", ("rows of mine, CC0",), "jaxspec train --it")
     (head, _, folder), options = given(opened(files, tmp_path, export=told).run_stage, "export")
     assert (head, folder.parent.name, options["target_name"]) == ("state", "export", "my/target")
-    for text in ("my/target", "| licence | MIT |", "- rows of mine, CC0", "jaxspec-train --it"):
+    for text in ("my/target", "| licence | MIT |", "- rows of mine, CC0", "jaxspec train --it"):
         assert text in options["card"]
     _, options = given(opened(files, tmp_path / "plain").run_stage, "export")
     assert options["target_name"] == str(files / "target")
@@ -608,7 +609,7 @@ NUMBERS = {
 def test_every_option_of_the_command_reaches_the_run(files, commanded, tmp_path):
     tried = {"config", "output", "target", "adapt", "prompts", "held_out", "data_license", "data"}
     more = {"resume", "stage", "device", "imports"}
-    assert_complete("jaxspec-train", arguments(train_command.main), NUMBERS, tried, more)
+    assert_complete("jaxspec train", arguments(train_command.main), NUMBERS, tried, more)
     adapting = [*commanded.new, "--adapt", files / "head"]
     default = commanded(*adapting)
     for name, (value, place) in NUMBERS.items():

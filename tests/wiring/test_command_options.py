@@ -1,20 +1,22 @@
-"""Every option of `jaxspec` and of the batch script, in each of its three ways, reaches what it is about."""
+"""Every option of `jaxspec` and of `jaxspec batch`, in each of its three ways, reaches what it is about."""
 
 import io
 import json
 import sys
 
-import generate_batch
 import jax
 import pytest
 from golden_files import golden_folder
 from options import PROMPT, SAMPLING, answer_to, arguments, assert_complete, same, submitted
 
 import jaxspec
-from jaxspec import SamplingParams, chat_command
+from jaxspec import SamplingParams
 from jaxspec import __main__ as command
 from jaxspec.batch import ray
 from jaxspec.batch.run import row_seed
+from jaxspec.commands import batch as batch_command
+from jaxspec.commands import batch_job
+from jaxspec.commands import chat as chat_command
 from jaxspec.sampling import SamplingMode, required_mode
 
 ONLY_FROM_PYTHON = {"stop_token_ids", "speculate", "num_speculative_tokens"}
@@ -104,7 +106,7 @@ def test_no_option_of_the_commands_is_without_a_test():
     assert_complete("jaxspec", arguments(command.main), {"prompt", "raw"}, FLAGS, MODEL)
     # `--system` is tested with the chat; both commands load by one function.
     assert_complete("jaxspec chat", arguments(chat_command.main), {"system"}, FLAGS, MODEL)
-    assert_complete("generate_batch.py", arguments(generate_batch.main), {"raw"}, FLAGS, BATCH, {"resume"})
+    assert_complete("jaxspec batch", arguments(batch_command.main), {"raw"}, FLAGS, BATCH, {"resume"})
 
 
 ROWS = [{"id": f"row {i}", "prompt": PROMPT} for i in range(3)]
@@ -112,21 +114,21 @@ ROWS = [{"id": f"row {i}", "prompt": PROMPT} for i in range(3)]
 
 @pytest.fixture
 def batch(tmp_path, tiny_config, monkeypatch):
-    """Runs the batch script over three rows, into a new output each time."""
+    """Runs `jaxspec batch` over three rows, into a new output each time."""
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS), "utf-8")
     outputs = iter(tmp_path / f"out{i}.jsonl" for i in range(100))
-    monkeypatch.setattr(generate_batch, "provenance", lambda *told, **more: {})  # asks git each time
+    monkeypatch.setattr(batch_job, "provenance", lambda *told, **more: {})  # asks git each time
 
     def run(*words):
         output = next(outputs)
         files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(output)]
-        return output, generate_batch.main([str(tiny_config), *files, *map(str, words)])
+        return output, batch_command.main([str(tiny_config), *files, *map(str, words)])
 
     return run
 
 
 def test_every_sampling_option_of_a_batch_reaches_the_answers(engine, plain, batch, monkeypatch):
-    monkeypatch.setattr(generate_batch, "load", lambda config, **settings: engine)
+    monkeypatch.setattr(batch_job, "load", lambda config, **settings: engine)
     cases = [({}, True), *((change.options(name, plain), False) for name, change in FLAGS.items())]
     for options, raw in cases:
         with submitted(engine) as requests:
@@ -154,12 +156,12 @@ class Devices:
 
 
 class Asked(BaseException):
-    """What the batch script was about to run."""
+    """What `jaxspec batch` was about to run."""
 
 
 @pytest.fixture(params=["one engine", "replicas", "ray"])
 def asked(request, batch, monkeypatch):
-    """Runs the batch script up to where its work begins; returns what that is given, in one form."""
+    """Runs `jaxspec batch` up to where its work begins; returns what that is given, in one form."""
     words = {"one engine": [], "replicas": ["--replicas", "2"], "ray": ["--ray", "here"]}[request.param]
 
     def batch_run(engine, rows, params, *, raw, keep_order):
@@ -193,11 +195,11 @@ def asked(request, batch, monkeypatch):
         return config, settings
 
     connected = []
-    monkeypatch.setattr(generate_batch, "load", fake_load)
-    monkeypatch.setattr(generate_batch, "BatchRun", batch_run)
-    monkeypatch.setattr(generate_batch, "HostDevices", Devices)
-    monkeypatch.setattr(generate_batch, "choose_devices", lambda device, count: jax.devices() * count)
-    monkeypatch.setattr(generate_batch, "ReplicaRun", replica_run)
+    monkeypatch.setattr(batch_job, "load", fake_load)
+    monkeypatch.setattr(batch_job, "BatchRun", batch_run)
+    monkeypatch.setattr(batch_job, "HostDevices", Devices)
+    monkeypatch.setattr(batch_job, "choose_devices", lambda device, count: jax.devices() * count)
+    monkeypatch.setattr(batch_job, "ReplicaRun", replica_run)
     monkeypatch.setattr(ray, "connect", connected.append)
     monkeypatch.setattr(ray, "answer_files", answer_files)
     monkeypatch.setattr(ray, "share_cluster", lambda actors, tensor_parallel: (connected.pop(), actors))
@@ -261,6 +263,6 @@ BATCH = {
 
 
 def test_a_summary_is_written_where_it_is_wanted(engine, batch, monkeypatch, tmp_path):
-    monkeypatch.setattr(generate_batch, "load", lambda config, **settings: engine)
+    monkeypatch.setattr(batch_job, "load", lambda config, **settings: engine)
     assert batch("--summary", tmp_path / "summary.json")[1] == 0
     assert json.loads((tmp_path / "summary.json").read_text("utf-8"))["answered"] == 3

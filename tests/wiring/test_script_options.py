@@ -1,4 +1,4 @@
-"""Every option of every script is read; those of scripts that answer prompts or convert files arrive."""
+"""Every option of every script is read; those of what answers prompts or converts files arrive."""
 
 import ast
 import importlib
@@ -7,24 +7,23 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import bench_acceptance
-import bench_generate
 import compare_greedy
 import compare_modes
-import convert_checkpoint
-import inspect_head
 import plot_acceptance
 import pytest
 from golden_files import golden_folder
 from options import arguments, assert_complete
 
 import jaxspec
-from jaxspec import AcceptanceStats, Generation
+from jaxspec import AcceptanceStats, Generation, checkpoints, provenance
+from jaxspec.commands import bench, convert, inspect, llamacpp
 from jaxspec.config import SourceConfig, load_config
+from jaxspec.drafters import inspect as drafters_inspect
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-ELSEWHERE = {"make_goldens", "generate_batch", "train_eagle3"}
-"""A script that needs packages which are not installed here, and those whose options have tests of their own
-in `test_command_options.py` and `training/test_training_options.py`."""
+COMMANDS = SCRIPTS.parent / "jaxspec" / "commands"
+ELSEWHERE = {"make_goldens"}
+"""A script that needs packages which are not installed here."""
 
 
 def with_options():
@@ -35,14 +34,13 @@ def with_options():
 def test_every_option_is_read(name):
     """By its name, in the script or a module of `bench/`; otherwise it is ignored in silence."""
     script = importlib.import_module(name)
-    package = SCRIPTS.parent / "jaxspec"
-    shared_files = [package / "command_line.py", package / "answering.py"]
+    shared_files = [COMMANDS / "command_line.py", COMMANDS / "answering.py"]
     files = [SCRIPTS / f"{name}.py", *(SCRIPTS / "bench").glob("*.py"), *shared_files]
     trees = [ast.parse(path.read_text("utf-8")) for path in files]
     nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     read = {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "args"}
     # `sampling_params` names those that it reads.
-    shared = ast.parse((package / "command_line.py").read_text("utf-8"))
+    shared = ast.parse((COMMANDS / "command_line.py").read_text("utf-8"))
     read |= {node.value for node in ast.walk(shared) if isinstance(node, ast.Constant)}
     assert not arguments(script.main) - read - {"imports"}
 
@@ -100,7 +98,8 @@ def ran(monkeypatch, tmp_path, tiny_config, capsys):
         return loaded[-1]
 
     monkeypatch.setattr(jaxspec, "load", load)
-    for script in (bench_acceptance, bench_generate, compare_greedy, compare_modes):
+    monkeypatch.setattr(provenance, "provenance", lambda *told, **more: {"device": "none"})
+    for script in (bench_acceptance, compare_greedy, compare_modes):
         monkeypatch.setattr(script, "provenance", lambda *told, **more: {"device": "none"})
     oracle = SimpleNamespace(take_over=lambda programs: None)
     monkeypatch.setattr(compare_modes, "Oracle", lambda programs: oracle)
@@ -211,10 +210,10 @@ def test_bench_acceptance(ran, tiny_config):
     assert list(json.loads(found.written)["acceptance"]) == [str(head)]
 
 
-def test_bench_generate(ran, tiny_config, monkeypatch):
+def test_bench(ran, tiny_config, monkeypatch):
     options = {"input", "limit", "max_new_tokens", "num_speculative_tokens", "peer", "first_token"}
     rest = {"config", "batch_size", "output", "imports"}
-    assert_complete("bench_generate.py", arguments(bench_generate.main), options, rest)
+    assert_complete("jaxspec bench", arguments(bench.main), options, rest)
     peers = []
 
     class Peer:
@@ -226,10 +225,10 @@ def test_bench_generate(ran, tiny_config, monkeypatch):
         def generate(self, ids, count):
             peers.append(count)
 
-    monkeypatch.setattr(bench_generate, "load_peer", Peer)
-    monkeypatch.setattr(bench_generate, "gguf_of", lambda checkpoint: "a file")
+    monkeypatch.setattr(llamacpp, "load_peer", Peer)
+    monkeypatch.setattr(llamacpp, "gguf_of", lambda checkpoint: "a file")
     words = ["--input", "a.jsonl", "--limit", 2, "--max-new-tokens", 9, "--num-speculative-tokens", 3]
-    found = ran(bench_generate, *words, "--batch-size", 5, "--output", "out")
+    found = ran(bench, *words, "--batch-size", 5, "--output", "out")
     plain, speculative, batch = found.engines
     assert {engine.model for engine in found.engines} == {str(tiny_config)}
     three = {"num_speculative_tokens": 3}
@@ -240,44 +239,44 @@ def test_bench_generate(ran, tiny_config, monkeypatch):
     assert batch.asked[-1][1]["max_new_tokens"] == 9
     figures = json.loads(found.written)
     assert (figures["batch_size"], figures["prompts"], "first_token_ms" in figures) == (5, 2, False)
-    found = ran(bench_generate, *words, "--peer", "llamacpp", "--first-token", 7, "--output", "out")
+    found = ran(bench, *words, "--peer", "llamacpp", "--first-token", 7, "--output", "out")
     assert peers[0] == "a file"
     assert {9, 1} < {*peers[1:]}
     assert len(found.engines[0].asked[-1][0]) == 7
     assert "llamacpp" in json.loads(found.written)["first_token_ms"]
 
 
-def test_convert_checkpoint(monkeypatch):
+def test_convert(monkeypatch):
     options = {"source", "output", "format", "dtype", "file", "sha256", "imports"}
-    assert_complete("convert_checkpoint.py", arguments(convert_checkpoint.main), options)
+    assert_complete("jaxspec convert", arguments(convert.main), options)
     saved = []
     for form in ("orbax", "safetensors"):
         save = lambda *told, form=form, **more: saved.append((form, *told, more))  # noqa: E731
-        monkeypatch.setattr(convert_checkpoint, f"save_{form}", save)
+        monkeypatch.setattr(checkpoints, f"save_{form}", save)
     read = lambda source, file, sha256: SimpleNamespace(tensors={}, name=(source, file, sha256))  # noqa: E731
-    monkeypatch.setattr(convert_checkpoint, "open_checkpoint", read)
-    assert convert_checkpoint.main(["from", "to"]) == 0
+    monkeypatch.setattr(checkpoints, "open_checkpoint", read)
+    assert convert.main(["from", "to"]) == 0
     words = ["--format", "safetensors", "--dtype", "float16", "--file", "f", "--sha256", "0"]
-    assert convert_checkpoint.main(["from", "to", *words]) == 0
+    assert convert.main(["from", "to", *words]) == 0
     assert [(form, to, read.name, more) for form, to, read, more in saved] == [
         ("orbax", "to", ("from", None, None), {"dtype": None}),
         ("safetensors", "to", ("from", "f", "0"), {"dtype": "float16"}),
     ]
 
 
-def test_inspect_head(monkeypatch):
+def test_inspect(monkeypatch):
     options = {"head", "target", "file", "sha256", "imports"}
-    assert_complete("inspect_head.py", arguments(inspect_head.main), options)
+    assert_complete("jaxspec inspect", arguments(inspect.main), options)
 
-    def inspect(head, target):
+    def inspecting(head, target):
         raise InterruptedError(head, target)
 
     def told(*words):
         with pytest.raises(InterruptedError) as error:
-            inspect_head.main([*words])
+            inspect.main([*words])
         return error.value.args
 
-    monkeypatch.setattr(inspect_head, "inspect", inspect)
+    monkeypatch.setattr(drafters_inspect, "inspect", inspecting)
     assert told("a head") == (SourceConfig("a head"), None)
     words = ["--target", "a target", "--file", "f", "--sha256", "0"]
     assert told("a head", *words) == (SourceConfig("a head", "f", "0"), SourceConfig("a target"))

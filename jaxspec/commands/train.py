@@ -1,8 +1,8 @@
 """Train an EAGLE-3 head: prompts, responses, draft vocabulary, training, evaluation, export.
 
-    jaxspec-train --target NAME --prompts FILE.jsonl --output DIR                  a new head
-    jaxspec-train --target NAME --adapt HEAD --prompts FILE.jsonl --output DIR     adapt an existing head
-    jaxspec-train CONFIG.toml --output DIR [--data DIR]                            a run described by a file
+    jaxspec train --target NAME --prompts FILE.jsonl --output DIR                  a new head
+    jaxspec train --target NAME --adapt HEAD --prompts FILE.jsonl --output DIR     adapt an existing head
+    jaxspec train CONFIG.toml --output DIR [--data DIR]                            a run described by a file
 
 NAME is a configuration, a checkpoint folder, a .gguf file or a Hugging Face Hub id. A row of FILE has
 "prompt" and optionally "response", or "messages"; the target answers prompts without an answer. HEAD is a
@@ -19,11 +19,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jaxspec.checkpoints import CheckpointError
-from jaxspec.command_line import CommandError, Parser, add_device_option, report
-from jaxspec.config import ConfigError, EngineConfig, list_configs, load_config, resolve_config
+from jaxspec.commands.command_line import CommandError, Parser, add_device_option, report
+from jaxspec.config import EngineConfig, list_configs, load_config, resolve_config
 from jaxspec.config.sections import replace_section
-from jaxspec.jax_settings import training_devices
+from jaxspec.errors import OneLineError
 from jaxspec.training.config import (
     HeadConfig,
     PromptsConfig,
@@ -31,7 +30,6 @@ from jaxspec.training.config import (
     TrainingRun,
     load_training_run,
 )
-from jaxspec.training.evaluate import with_interval
 from jaxspec.training.stage_folder import STAGES, holds_a_run
 
 _OPTIONS: dict[str, tuple[str, type, str]] = {
@@ -65,6 +63,7 @@ _OPTIONS: dict[str, tuple[str, type, str]] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit status."""
     parser = _parser()
     args = parser.parse_args(arguments)
     if args.config is None:
@@ -73,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.refuse(args, ["epochs"], "with --steps")
     try:
         return _train(args, sys.argv[1:] if arguments is None else arguments)
-    except (ConfigError, CheckpointError, CommandError, OSError) as error:
+    except (OneLineError, OSError) as error:
         return report(error)
     except KeyboardInterrupt:
         print("interrupted; the same command with --resume continues", file=sys.stderr)
@@ -82,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(
-        prog="jaxspec-train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="jaxspec train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("config", nargs="?", type=Path, help="a training TOML (see configs/training/)")
     parser.add_argument(
@@ -116,7 +115,7 @@ def _train(args: argparse.Namespace, arguments: list[str]) -> int:
     run = with_options(_run(args), args)
     if not run.export.command:
         # A resumed run is the same run.
-        command = ["jaxspec-train", *(word for word in arguments if word != "--resume")]
+        command = ["jaxspec", "train", *(word for word in arguments if word != "--resume")]
         run = dataclasses.replace(run, export=dataclasses.replace(run.export, command=shlex.join(command)))
     if holds_a_run(args.output) and not args.resume and not args.stage:
         raise CommandError(f"{args.output}: already holds a run; --resume continues it")
@@ -143,6 +142,8 @@ def _train(args: argparse.Namespace, arguments: list[str]) -> int:
 
 def before_and_after(compared: dict[str, dict[str, Any]], adapted: bool) -> list[str]:
     """A line for each of `evaluate.comparison`'s results, by name: lengths with intervals, and the gain."""
+    from jaxspec.training.evaluate import with_interval  # imports JAX
+
     label = "before" if adapted else "prompt lookup"
     lines = []
     for name, values in compared.items():
@@ -199,6 +200,8 @@ def _run(args: argparse.Namespace) -> TrainingRun:
     else:
         head = HeadConfig(norm_before_residual=True, fc_norm=True)
         recipe = {"learning_rate": 5e-3, "warmup_steps": 200, "num_unroll_steps": 5}
+    from jaxspec.jax_settings import training_devices  # imports JAX
+
     on_cpu = training_devices(args.device)[0].platform == "cpu"
     if on_cpu:
         recipe |= {"batch_tokens": 2048, **({"epochs": 2.0} if initial else {})}

@@ -5,7 +5,13 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from jaxspec.command_line import CommandError, add_device_option, drafter_from, drafter_options, write
+from jaxspec.commands.command_line import (
+    CommandError,
+    add_device_option,
+    drafter_from,
+    drafter_options,
+    write,
+)
 from jaxspec.config import DEFAULT_MODEL, list_configs, resolve_config
 from jaxspec.sampling import SamplingParams
 

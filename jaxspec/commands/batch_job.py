@@ -1,20 +1,10 @@
-"""Answer files of prompts.
-
-    python scripts/generate_batch.py CONFIG --input IN.jsonl --output OUT.jsonl [--summary FILE.json]
-
-CONFIG is a configuration's name, a TOML file, a checkpoint folder, a .gguf file or a Hugging Face Hub id.
-Every row of IN.jsonl is {"prompt": ...}, {"messages": [...]} or {"turns": [...]}, optionally with an "id",
-sampling parameters of its own ("temperature", "max_new_tokens", ...) and "chat_template_kwargs".
-Exit status: 0; 1 if some rows failed and all others are done; 2 for bad input, or if something cannot be
-written; 130 after Ctrl-C.
-"""
+"""Answers the rows of a command line: with one engine, with replicas or with Ray."""
 
 import argparse
 import dataclasses
 import json
 import os
 import secrets
-import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -47,19 +37,13 @@ from jaxspec.batch import (
     record_path,
     run_settings,
 )
-from jaxspec.checkpoints import CheckpointError
-from jaxspec.command_line import (
+from jaxspec.commands.command_line import (
     CommandError,
-    Parser,
-    add_device_option,
-    add_sampling_options,
-    add_speculation_options,
-    drafter_options,
     report,
     sampling_params,
     write,
 )
-from jaxspec.config import Config, ConfigError, list_configs, resolve_config
+from jaxspec.config import Config, list_configs
 from jaxspec.engine import EngineError
 from jaxspec.engine.load import load
 from jaxspec.jax_settings import choose_devices
@@ -70,101 +54,25 @@ from jaxspec.sampling import SamplingMode, SamplingParams, required_mode
 _OTHER_FORMATS = (".arrow", ".bz2", ".csv", ".feather", ".gz", ".parquet", ".tsv", ".xz", ".zip", ".zst")
 
 
-def main(arguments: list[str] | None = None) -> int:
+def answer_rows(args: argparse.Namespace, config: Config, changes: dict[str, Any], command: str) -> int:
+    """Answers the rows of a command line; returns the exit status.
+
+    Args:
+      args: the options of `jaxspec batch`.
+      config: the configuration with their changes.
+      changes: these, as keywords of `load`.
+      command: the command line, for the record and the summary.
+    """
     try:
-        return _main(sys.argv[1:] if arguments is None else arguments)
-    except OSError as error:  # of stderr, which is full or a pipe whose reader has ended
+        return _answer_rows(args, config, changes, command)
+    except (EngineError, InputError, OutputError, ReplicaError) as error:
         return report(error)
 
 
-def _main(arguments: list[str]) -> int:
-    args = _parse(arguments)
-    try:
-        return _generate(args, shlex.join(["scripts/generate_batch.py", *arguments]))
-    except (
-        CheckpointError,
-        CommandError,
-        ConfigError,
-        EngineError,
-        InputError,
-        OutputError,
-        ReplicaError,
-    ) as error:
-        return report(error)
-    except KeyboardInterrupt:
-        resume = "" if args.ray is not None else "; --resume continues"
-        up_to = ", up to the first row that was not" if args.keep_order else ""
-        print(f"interrupted: {args.output} holds what was finished{up_to}{resume}", file=sys.stderr)
-        return 130
-
-
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", metavar="CONFIG", help="configuration or checkpoint to load")
-    parser.add_argument(
-        "--input",
-        nargs="+",
-        required=True,
-        metavar="IN.jsonl",
-        help="rows to answer: files or pipes, read in order, or - for stdin",
-    )
-    parser.add_argument(
-        "--output", required=True, metavar="OUT.jsonl", help="answers, in the order in which they finish"
-    )
-    parser.add_argument(
-        "--keep-order",
-        action="store_true",
-        help="write answers in the order of the rows; each waits for those before it",
-    )
-    parser.add_argument(
-        "--resume",
-        nargs="?",
-        const=True,
-        choices=["force"],
-        metavar="force",
-        help="skip the rows that OUT.jsonl answers; its settings must be the same, unless forced",
-    )
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N rows")
-    parser.add_argument(
-        "--batch-size", type=int, metavar="B", help="rows per engine at once; default: the configuration's"
-    )
-    parser.add_argument(
-        "--replicas",
-        type=int,
-        metavar="N",
-        help="number of engines, each in its own process with its own GPUs or CPU cores; default: 1; with "
-        "--ray, as many as the GPUs allow",
-    )
-    parser.add_argument(
-        "--tensor-parallel",
-        type=int,
-        metavar="M",
-        help="devices per engine; default: the configuration's",
-    )
-    parser.add_argument(
-        "--ray",
-        nargs="?",
-        const="",
-        metavar="ADDRESS",
-        help="use a Ray cluster (extra ray): that of ADDRESS or RAY_ADDRESS, or a new one on this machine; "
-        "reads JSON lines or Parquet and writes a folder of the same format",
-    )
-    parser.add_argument("--summary", type=Path, metavar="FILE.json", help="speed and acceptance, as JSON")
-    add_device_option(parser)
-    add_sampling_options(parser)
-    add_speculation_options(parser)
-    return parser.parse_args(arguments)
-
-
-def _generate(args: argparse.Namespace, command: str) -> int:
-    for option, number in [("--limit", args.limit), ("--replicas", args.replicas)]:
-        if number is not None and number < 1:
-            raise CommandError(f"{option} must be at least 1, got {number}")
-    config = resolve_config(args.config)
-    config = config.replace(drafter=drafter_options(args, config), engine=_engine_options(args))
+def _answer_rows(args: argparse.Namespace, config: Config, changes: dict[str, Any], command: str) -> int:
     if args.ray is not None:
         _refuse_device(args, "--ray")
-        return _generate_with_ray(args, config, command)
+        return _answer_with_ray(args, config, changes, command)
     args.output = Path(args.output)
     _check_files(args)
     rows_sample = may_sample(*args.input)
@@ -193,12 +101,12 @@ def _generate(args: argparse.Namespace, command: str) -> int:
         }
         output.begin(settings, about, force=force)
         unanswered = Unanswered(islice(rows, args.limit), output, force=force)
-        job = Job(args, config, params, _modes(params, rows_sample), unanswered, environments)
+        job = Job(args, config, changes, params, _modes(params, rows_sample), unanswered, environments)
         summary = job.run(output)
     return _conclude(args, summary, about)
 
 
-def _generate_with_ray(args: argparse.Namespace, config: Config, command: str) -> int:
+def _answer_with_ray(args: argparse.Namespace, config: Config, changes: dict[str, Any], command: str) -> int:
     """Answers with Ray Data, which also reads and writes, and summarises the output."""
     if find_spec("ray") is None:
         raise CommandError('--ray needs Ray: pip install "jaxspec[ray]"')
@@ -226,9 +134,8 @@ def _generate_with_ray(args: argparse.Namespace, config: Config, command: str) -
         params=params,
         raw=args.raw,
         imports=args.imports,
-        drafter=drafter_options(args, config),
         sampling_modes=_modes(params, rows_sample),
-        **_engine_options(args),
+        **changes,
     )
     seconds = time.perf_counter() - start
     if not counts.rows:
@@ -285,12 +192,6 @@ def _conclude(args: argparse.Namespace, summary: Summary, about: dict[str, Any])
     else:
         write(summary.table() + "\n")
     return 1 if summary.failed else 0
-
-
-def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The keys of `[engine]` that options set."""
-    options = {"batch_size": args.batch_size, "tensor_parallel": args.tensor_parallel}
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _refuse_device(args: argparse.Namespace, option: str) -> None:
@@ -358,6 +259,7 @@ class Job:
         self,
         args: argparse.Namespace,
         config: Config,
+        changes: dict[str, Any],
         params: SamplingParams,
         modes: tuple[str | SamplingMode, ...],
         rows: Unanswered,
@@ -365,7 +267,7 @@ class Job:
     ):
         self._args = args
         self._environments = environments
-        self._config = config
+        self._config, self._changes = config, changes
         self._params = params
         self._modes = modes
         self._rows = rows
@@ -412,10 +314,9 @@ class Job:
         load_engine = partial(
             load,
             args.config,
-            drafter=drafter_options(args, self._config),
             device=args.device,
             sampling_modes=self._modes,
-            **{**_engine_options(args), "batch_size": batch_size},
+            **{**self._changes, "batch_size": batch_size},
         )
         if not self._environments:
             return BatchRun(load_engine(), rows, self._params, raw=args.raw, keep_order=args.keep_order)
@@ -497,7 +398,3 @@ class Job:
             failures=tuple(self._failures),
             seed=self._params.seed,
         )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
