@@ -3,7 +3,7 @@
     python scripts/plot_acceptance.py smollm2-135m [MORE …] [--output acceptance.png] [--input PROMPTS.jsonl]
         [--limit 4] [--max-new-tokens 64] [--temperature 0] [--num-speculative-tokens 4]
 
-A name ending in .json is a result, for example of `scripts/bench_generate.py --output`; any other name is
+A name ending in .json is a result, for example of `jaxspec bench --output`; any other name is
 loaded and answers the prompts. Several names share one plot.
 """
 

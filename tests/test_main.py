@@ -18,7 +18,7 @@ from tiny_tokenizers import byte_level
 
 import jaxspec
 from jaxspec import __main__ as command
-from jaxspec.commands import answering
+from jaxspec.commands import COMMANDS, answering
 from jaxspec.commands import chat as chat_command
 from jaxspec.commands.command_line import Parser, write
 
@@ -158,8 +158,15 @@ def test_the_version(capsys):
     [
         (["--help"], 0),
         (["--version"], 0),
-        (["chat", "--help"], 0),
+        *(([command, "--help"], 0) for command in COMMANDS),
         (["w6", "--wrong"], 2),
+        (["generate", "w6", "--wrong"], 2),
+        (["batch", "nothing", "--input", "in", "--output", "out"], 2),
+        (["batch", "smollm2-135m", "--input", "in", "--output", "out", "--limit", "0"], 2),
+        (["train", "--output", "out"], 2),
+        (["inspect", "no.toml"], 2),
+        (["convert", "a"], 2),
+        (["bench", "--limit", "0"], 2),
         (["w6", "--temperature", "-1"], 2),
         (["w6", "--model", "nothing"], 2),
     ],
@@ -173,6 +180,23 @@ def test_a_command_line_that_answers_nothing_imports_no_jax(arguments, status):
     exit_status, *modules = done.stderr.splitlines()[-1].split()
     assert int(exit_status) == status
     assert not {"jax", "numpy", "tokenizers"} & set(modules)
+
+
+def test_the_command_is_generate_where_none_is_named(run, tiny_engine, capsys):
+    """So a prompt that is a command's name is asked by `generate`."""
+    options = ["--max-new-tokens", "5", "--ignore-eos"]
+    for prompt in ("w6 w7", "batch"):
+        expected = tiny_engine.generate(prompt, max_new_tokens=5, ignore_eos=True).text
+        assert run("generate", prompt, *options) == 0
+        assert capsys.readouterr().out == expected + "\n"
+
+
+def test_the_help_of_jaxspec_names_every_command(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    said = capsys.readouterr().out
+    for name, about in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(about)}$", said, re.MULTILINE)
 
 
 def chat(*turns, options=()):

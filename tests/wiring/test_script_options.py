@@ -16,7 +16,7 @@ from options import arguments, assert_complete
 
 import jaxspec
 from jaxspec import AcceptanceStats, Generation, checkpoints, provenance
-from jaxspec.commands import bench, convert, inspect, llamacpp
+from jaxspec.commands import batch, bench, convert, inspect, llamacpp, train
 from jaxspec.config import SourceConfig, load_config
 from jaxspec.drafters import inspect as drafters_inspect
 
@@ -43,6 +43,20 @@ def test_every_option_is_read(name):
     shared = ast.parse((COMMANDS / "command_line.py").read_text("utf-8"))
     read |= {node.value for node in ast.walk(shared) if isinstance(node, ast.Constant)}
     assert not arguments(script.main) - read - {"imports"}
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("bench_generate", bench),
+        ("convert_checkpoint", convert),
+        ("generate_batch", batch),
+        ("inspect_head", inspect),
+        ("train_eagle3", train),
+    ],
+)
+def test_a_script_named_as_a_command_once_was_is_a_door_to_it(name, command):
+    assert importlib.import_module(name).main is command.main
 
 
 class Engine:
