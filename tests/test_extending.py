@@ -1,6 +1,10 @@
 """The pages on extending: their code runs, and a registered name works wherever names are accepted."""
 
+import ast
+import importlib
+import json
 from pathlib import Path
+from types import ModuleType
 
 import extensions
 import jax.numpy as jnp
@@ -46,6 +50,36 @@ def test_the_pages_run(folder):
     assert list(extensions.FILES) == ["bigram.py", "parallel.py", "chunked.py"]
     for block in extensions.BLOCKS:
         extensions.run(block)
+
+
+def code():
+    """The code of the pages and of the notebooks, by name."""
+    yield from ((str(i), block) for i, block in enumerate(extensions.BLOCKS))
+    for path in sorted((SCRIPTS.parent / "notebooks").glob("*.ipynb")):
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        yield from ((path.name, "".join(cell["source"])) for cell in cells if cell["cell_type"] == "code")
+
+
+def test_pages_and_notebooks_import_public_names_alone():
+    """Those that a package lists, and whole modules of one level."""
+    imports = [
+        (name, node)
+        for name, source in code()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "jaxspec"
+    ]
+    assert len(imports) > 8
+    for name, node in imports:
+        module = importlib.import_module(node.module)
+        for alias in node.names:
+            is_module = isinstance(getattr(module, alias.name), ModuleType) and node.module == "jaxspec"
+            assert is_module or alias.name in module.__all__, f"{name}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize("package", ["jaxspec.attention", "jaxspec.drafters", "jaxspec.models"])
+def test_what_a_package_lists_it_has(package):
+    module = importlib.import_module(package)
+    assert not [name for name in module.__all__ if isinstance(getattr(module, name), ModuleType)]
 
 
 def test_unknown_names_are_answered_with_all_that_are_known():

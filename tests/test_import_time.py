@@ -50,7 +50,7 @@ def test_registries_are_filled_where_they_are_looked_up():
         subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize("package", ["jaxspec", "jaxspec.sampling"])
+@pytest.mark.parametrize("package", ["jaxspec", "jaxspec.sampling", "jaxspec.training"])
 def test_the_type_checker_sees_the_names_that_are_imported_late(package):
     module = import_module(package)
     body = ast.parse(Path(module.__file__).read_text("utf-8")).body

@@ -5,7 +5,7 @@ from jaxspec.attention.cache import CacheShape, LayerCache, LayerCacheShape, ini
 from jaxspec.attention.full import FullAttention
 from jaxspec.attention.indexed_window import IndexedWindow, IndexedWindowMetadata
 from jaxspec.attention.memory import AnyMemory, Memory, Pool
-from jaxspec.attention.metadata import AttentionMetadata
+from jaxspec.attention.metadata import AttentionMetadata, build, build_range, visible_range
 from jaxspec.attention.packed import PackedMemory
 from jaxspec.attention.paged import PagedMemory
 from jaxspec.attention.rope import RopeTables, apply_rope, pairs_to_halves
@@ -41,7 +41,9 @@ __all__ = [
     "RowBlocks",
     "SlidingWindow",
     "apply_rope",
+    "build",
     "build_metadata",
+    "build_range",
     "init_cache",
     "join_rows",
     "output_rows",
@@ -49,4 +51,5 @@ __all__ = [
     "row_positions",
     "split_rows",
     "take_rows",
+    "visible_range",
 ]

@@ -1,14 +1,61 @@
-"""Drafters. Each is a file here and a line below; `register_drafter` adds others from outside."""
+"""Drafters, and what the author of another one imports (docs/writing-a-drafter.md).
 
+Each is a file here and a line below; `register_drafter` adds others from outside.
+"""
+
+from jaxspec.drafters.autoregressive import AutoregressiveDrafter
+from jaxspec.drafters.base import (
+    Build,
+    Context,
+    Description,
+    Drafter,
+    DrafterReader,
+    Needs,
+    Proposal,
+    Rows,
+    Target,
+)
 from jaxspec.drafters.dflash import DFlash
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle1 import Eagle1
 from jaxspec.drafters.eagle3 import Eagle3
+from jaxspec.drafters.flags import Flag, key_flag, tensor_flag
+from jaxspec.drafters.formats import open_drafter
+from jaxspec.drafters.head import Head
 from jaxspec.drafters.mtp import Mtp
 from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.drafters.none import NoDrafter
+from jaxspec.drafters.one_pass import OnePassDrafter
 from jaxspec.drafters.peagle import PEagle
 from jaxspec.drafters.registry import register_drafter
+
+__all__ = [
+    "AutoregressiveDrafter",
+    "Build",
+    "Context",
+    "DFlash",
+    "Description",
+    "DraftModel",
+    "Drafter",
+    "DrafterReader",
+    "Eagle1",
+    "Eagle3",
+    "Flag",
+    "Head",
+    "Mtp",
+    "NGramDrafter",
+    "Needs",
+    "NoDrafter",
+    "OnePassDrafter",
+    "PEagle",
+    "Proposal",
+    "Rows",
+    "Target",
+    "key_flag",
+    "open_drafter",
+    "register_drafter",
+    "tensor_flag",
+]
 
 register_drafter("ngram", NGramDrafter)
 register_drafter("eagle3", Eagle3)

@@ -1,17 +1,69 @@
-"""Target networks. A family is a file here and a line below; `register_family` adds others from outside."""
+"""Target networks, and what the author of another family imports (docs/adding-a-family.md).
 
+A family is a file here and a line below; `register_family` adds others from outside.
+"""
+
+from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.deepseek import Deepseek
 from jaxspec.models.gemma3 import Gemma3
 from jaxspec.models.glm4 import Glm4
 from jaxspec.models.glm4_moe_lite import Glm4MoeLite
 from jaxspec.models.gpt_oss import GptOss
 from jaxspec.models.indexed_window import IndexedWindowModel
+from jaxspec.models.layers import (
+    MLP,
+    Attention,
+    DecoderLayer,
+    Embedding,
+    Linear,
+    RMSNorm,
+    SandwichLayer,
+)
 from jaxspec.models.llama import Llama
+from jaxspec.models.loading import ModulePlan, export_tensors, load_target, plan_module
 from jaxspec.models.mistral import Mistral
+from jaxspec.models.moe import MoE
+from jaxspec.models.parameters import Fused, Projection, Whole, parameter
 from jaxspec.models.qwen2 import Qwen2
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.models.qwen3_moe import Qwen3Moe
 from jaxspec.models.registry import register_family
+from jaxspec.models.rope import rope_tables
+
+__all__ = [
+    "MLP",
+    "Attention",
+    "Decoder",
+    "DecoderLayer",
+    "Deepseek",
+    "Embedding",
+    "Fused",
+    "GGUFArchitecture",
+    "Gemma3",
+    "Glm4",
+    "Glm4MoeLite",
+    "GptOss",
+    "IndexedWindowModel",
+    "Linear",
+    "Llama",
+    "Mistral",
+    "MoE",
+    "ModulePlan",
+    "Projection",
+    "Qwen2",
+    "Qwen3",
+    "Qwen3Moe",
+    "RMSNorm",
+    "SandwichLayer",
+    "Whole",
+    "export_tensors",
+    "load_target",
+    "parameter",
+    "plan_module",
+    "register_family",
+    "rope_tables",
+]
 
 register_family("llama", Llama)
 register_family("mistral", Mistral)
