@@ -1,25 +1,24 @@
 """A tiny model for all tests: random weights, a word-level tokenizer and a chat template."""
 
-import atexit
 import gc
 import json
 import os
 import shutil
 import signal
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from compiled import compiled_folder
+
 # All processes of a run, including those that tests start, share compiled programs. JAX reads this on import.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    COMPILED = tempfile.mkdtemp(prefix="jaxspec-tests-")
-    atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compiled_folder())
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import hypothesis
 import jax
 import pytest
+import tiers
 import tokenizers
 from memory import give_back, is_large
 
@@ -130,14 +129,18 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the files of `FIRST` first, so that no process is left alone with one at the end, and gives slow
-    tests an hour instead of the limit in pyproject.toml."""
-    places = {Path(__file__).parent / name: place for place, name in enumerate(FIRST)}
-    items.sort(key=lambda item: places.get(item.path, len(FIRST)))
-    for item in items:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks what tiers.py leaves to `.ci/run`, puts the files of `FIRST` first, so that no process is left
+    alone with one at the end, and gives slow tests an hour instead of the limit in pyproject.toml."""
+    tests = [(item.path.relative_to(tiers.TESTS).as_posix(), item.name) for item in items]
+    are_whole = config.stash[tiers.COLLECTED] = dict(zip(tests, tiers.whole(tests), strict=True))
+    for item, test in zip(items, tests, strict=True):
+        if are_whole[test]:
+            item.add_marker(pytest.mark.whole)
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(3600))
+    places = {tiers.TESTS / name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(FIRST)))
 
 
 @pytest.fixture(scope="module", autouse=True)

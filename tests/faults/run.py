@@ -1,10 +1,13 @@
 """Applies every fault of `faults.toml` to a copy of the working tree and runs the test that should fail.
 
-    python tests/faults/run.py                 all faults; takes a quarter of an hour or more
+    python tests/faults/run.py                 all faults; takes half an hour on two cores
+    python tests/faults/run.py --part 3/10     every tenth of them, from the third on
+    python tests/faults/run.py --part today    one of ten parts, so that ten days of work run all of them
     python tests/faults/run.py pages "a draft" faults whose names contain one of these
     python tests/faults/run.py --without       the same tests without the faults: they must pass
     python tests/faults/run.py --table         only rewrites README.md
 
+Runs as many at a time as there are cores, at most four; `--processes` is another number.
 Exits with 1 if a fault is not caught, or cannot be applied because the code has changed.
 """
 
@@ -16,8 +19,13 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
+from queue import SimpleQueue
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -75,7 +83,7 @@ def copy_tree(root: Path) -> None:
 def run_test(fault: Fault, root: Path) -> tuple[int, str]:
     """The exit status of the fault's tests under `root`, and their output."""
     command = [sys.executable, "-m", "pytest", "-n0", "-x", "-p", "no:cacheprovider", fault.test]
-    command += [f"--timeout={TIME_LIMIT}", "--timeout-method=thread"]
+    command += [f"--timeout={TIME_LIMIT}", "--timeout-method=thread", "-m", "not slow"]
     command += ["-k", fault.k] if fault.k else []
     environment = {
         **os.environ,
@@ -138,11 +146,44 @@ def _test_of(fault: Fault) -> str:
     return f"`{file}`" + (f' `-k "{fault.k}"`' if fault.k else "")
 
 
+def part_of(faults: list[Fault], part: str) -> list[Fault]:
+    """The faults of "I/N", each Nth beginning with the Ith; of "today", one of ten parts, by the date.
+
+    The ten are the days from Monday to Friday of two weeks; a weekend runs its Friday's.
+
+    Raises:
+      ValueError: it is neither.
+    """
+    if part == "today":
+        week, day = divmod(date.today().toordinal() - 1, 7)
+        number, count = week % 2 * 5 + min(day, 4) + 1, 10
+    else:
+        number, count = map(int, part.split("/"))
+    if not 1 <= number <= count:
+        raise ValueError(f"part {number} of {count} parts")
+    return faults[number - 1 :: count]
+
+
+@contextmanager
+def copies(count: int) -> Iterator[SimpleQueue[Path]]:
+    """That many copies of the tree, for one process each."""
+    free: SimpleQueue[Path] = SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        for i in range(count):
+            root = Path(folder) / str(i)
+            root.mkdir()
+            copy_tree(root)
+            free.put(root)
+        yield free
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", help="run faults whose names contain one of these; default: all")
+    parser.add_argument("--part", metavar="I/N", help='the Ith of N parts, or "today" for one by the date')
+    parser.add_argument("--processes", type=int, default=min(os.cpu_count() or 1, 4))
     parser.add_argument("--without", action="store_true", help="run the tests without the faults")
     parser.add_argument("--table", action="store_true", help="write README.md and run nothing")
     args = parser.parse_args(arguments)
@@ -151,17 +192,27 @@ def main(arguments: list[str] | None = None) -> int:
         (HERE / "README.md").write_text(table(faults), "utf-8")
         return 0
     chosen = [fault for fault in faults if not args.names or any(part in fault.name for part in args.names)]
+    if args.part:
+        try:
+            chosen = part_of(chosen, args.part)
+        except ValueError as error:
+            parser.error(f"--part {args.part}: {error}")
     if args.without:
         chosen = list({(fault.test, fault.k): fault for fault in chosen}.values())
     attempt, good = (try_without, "passed") if args.without else (try_fault, "caught")
-    results = []
-    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        root = Path(folder)
-        copy_tree(root)
-        for fault in chosen:
-            start = time.perf_counter()
-            results.append(attempt(fault, root))
-            print(f"{fault.name}: {results[-1]} ({time.perf_counter() - start:.0f} s)", flush=True)
+
+    def run_one(fault: Fault) -> str:
+        root, start = free.get(), time.perf_counter()
+        try:
+            result = attempt(fault, root)
+        finally:
+            free.put(root)
+        print(f"{fault.name}: {result} ({time.perf_counter() - start:.0f} s)", flush=True)
+        return result
+
+    processes = max(1, min(args.processes, len(chosen)))
+    with copies(processes) as free, ThreadPoolExecutor(processes) as pool:
+        results = list(pool.map(run_one, chosen))
     print(f"{results.count(good)} of {len(chosen)} {good}")
     return 0 if chosen and results.count(good) == len(chosen) else 1
 

@@ -1,0 +1,115 @@
+"""Which tests are `whole`, that is, left to `.ci/run`; every other one is part of the README's command."""
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+COLLECTED = pytest.StashKey[dict[tuple[str, str], bool]]()
+"""Where the configuration of a run has `whole` of its tests by their file and name."""
+
+WHOLE = {
+    "attention/test_packed.py": r"own_keys|refused|of_another_dtype",
+    # Processes that are killed or wait for one another.
+    "batch/test_batch_kill.py": "",
+    "batch/test_batch_ray.py": "",
+    "batch/test_batch_replicas.py": "",
+    "checkpoints/test_chat_template.py": r"loops_or_grows.*9999",
+    "scripts/test_generate_batch_replicas.py": "",
+    "wiring/test_batch_options.py": r"^test_replicas_ask",
+    # Fuzzing at length.
+    "checkpoints/test_fuzz_folder.py": r"other_values\[(?!config)",
+    "checkpoints/test_fuzz_gguf.py": r"metadata|\[(?!llama)",
+    "checkpoints/test_fuzz_tokenizer.py": r"\[(?!byte-level)",
+    "test_fuzz_config.py": r"of_other_values$|\[(?!llama-tied|eagle3-safeailab\])",
+    # Downloads that break off, and conversions.
+    "checkpoints/test_convert_checkpoint.py": r"writes_orbax",
+    "checkpoints/test_wheel.py": r"missing_is_noticed|interrupted",
+    "drafters/test_checks.py": r"^test_drafts_that_are_no_tokens",
+    # Networks of full size, and those that are downloaded; test_default_configuration.py is quick.
+    "drafters/test_full_size_heads.py": r"\[(?!EAGLE-3)",
+    "engine/test_company.py": "",
+    "engine/test_real_greedy_equality.py": "",
+    "models/test_full_size.py": r"\[(?!qwen3-8b)",
+    "models/test_packed_experts.py": r"full_size|an_engine",
+    "models/test_real_gemma3.py": "",
+    "models/test_real_target.py": "",
+    # Engines of every drafter, kind of attention, K or size. Quick are drafters over full attention, and
+    # EAGLE-3 over each.
+    "attention/test_row_blocks.py": r"last_layer.*\[(?!full)",
+    "engine/test_auto.py": r"\[(?!(full-)?eagle3)",
+    "engine/test_cache_dtype.py": "",
+    "engine/test_choice.py": r"never_much.*\[(?!1-)",
+    "engine/test_compiled_programs.py": r"the_last_layer.*\[(near|eagle1|ngram)|every_cache.*\[(near|ngram)",
+    "engine/test_distribution.py": r"\[(?!ngram|random eagle3|dflash|draft model\])",
+    "engine/test_drafter_state.py": r"\[(?!full)\w+(?<!-eagle3)\]$|\[latent",
+    "engine/test_fresh_metadata.py": r"\[(?!full)",
+    "engine/test_greedy_equality.py": (
+        r"test_drafting.*\[(?!.*-5)|whole_text\[(?!full)|sizes.*\[page_size|goldens|noise.*\[(?!.*eagle3)"
+    ),
+    "engine/test_heads_on_targets.py": "",
+    "engine/test_indexed_window_engine.py": "",
+    "engine/test_inspection.py": r"at_the_end|every_step_leaves|how_a_step_looks|from.*near|\[(ngram|dflash)",
+    "engine/test_invariance.py": r"\[(near|ngram)",
+    "engine/test_lifecycle.py": r"waits_for_the_thread|holds_no_array",
+    "engine/test_pairs.py": r"device|exchange|on_shards|loop.*\[(?!full-eagle3)|\[(?!full|.*-eagle3\])",
+    "engine/test_program_sizes.py": r"\[(?!eagle3)",
+    # Several devices, each time in a process of their own.
+    "engine/test_several_devices.py": "",
+    "models/test_model_loading.py": r"^test_heads_copied",
+    "test_devices.py": r"runs_where_it_is_told|platform_that_is_not_there|every_process",
+    "training/test_trainer.py": r"^test_two_devices",
+    # Kernels: each once in quick, and all formats, paths and shapes here.
+    "kernels/test_expert_matmul_numba.py": r"every_path|equals_the_reference\[(?!MXFP4-int8)",
+    "kernels/test_int8_matmul.py": r"every_path.*\[(?!Q4_1)",
+    "kernels/test_numba_call.py": r"where_it_is_told_not_to",
+    "kernels/test_packed_attention.py": r"gradients.*\[(?!.*-window\])",
+    "kernels/test_paged_attention_mosaic.py": r"lowered.*\[(?!8B)",
+    "kernels/test_paged_attention_numba.py": r"out_of_the_cache",
+    "models/test_packed_cpu_experts.py": r"drafts_change|does_not_reach|tensors_of_their_own|beside_it",
+    "models/test_packed_weights.py": r"an_engine_gives|drafts_change",
+    "wiring/test_request_options.py": r"the_answer_that_was_asked_for\[(?!generate)|\[.*,",
+    # Whole programs, pages and notebooks.
+    "notebooks/test_notebooks.py": "",
+    "scripts/test_bench_acceptance.py": r"whatever_drafter",
+    "scripts/test_bench_load.py": r"^test_times|cannot_be_timed",
+    "scripts/test_bench_shapes.py": "",
+    "scripts/test_compare_greedy.py": "",
+    "scripts/test_compare_modes.py": "",
+    "test_docs.py": r"code_runs|site_builds",
+    "test_extending.py": r"the_pages_run|its_own_chunk",
+    "test_import_time.py": r"^test_registries_are_filled",
+    "test_jax_settings.py": r"in_context|training|environment|compile_later|loaded_before|losslessness",
+    "test_main.py": r"^test_a_reader_that_goes_away",
+    "test_packaging.py": r"installation|distribution",
+    # Training to the end.
+    "training/test_command.py": r"^(?!test_a_gain|test_options|test_sizes)",
+    "training/test_every_family.py": r"a_head_learns|\[(?!llama)",
+    "training/test_export.py": r"same_head",
+    "training/test_loss.py": r"equal_those_of_whole_logits\[(?!4-total)",
+    "training/test_pipeline.py": "",
+}
+"""By file, what the names of its `whole` tests contain, as a regular expression; "" for all of them."""
+
+
+MANY_CASES = ("attention", "drafters", "engine", "kernels", "models", "sampling")
+"""Folders of whose tests quick runs the first and the last case only."""
+ALL_CASES = ("engine/test_distribution.py", "engine/test_pairs.py", "sampling/test_losslessness.py")
+"""Files in them of which quick runs every case, apart from those in `WHOLE`."""
+
+
+def whole(tests: Iterable[tuple[str, str]]) -> Iterator[bool]:
+    """For each test, by its file below this folder and its name with parameters, whether it is `whole`."""
+    tests = list(tests)
+    named = [file in WHOLE and re.search(WHOLE[file], name) is not None for file, name in tests]
+    last = {(file, name.split("[")[0]): i for i, (file, name) in enumerate(tests) if not named[i]}
+    begun = set()
+    for i, (file, name) in enumerate(tests):
+        test = file, name.split("[")[0]
+        is_between = test in begun and last.get(test) != i
+        has_many_cases = file.partition("/")[0] in MANY_CASES and file not in ALL_CASES
+        yield named[i] or (has_many_cases and is_between)
+        if not named[i]:
+            begun.add(test)
