@@ -4,8 +4,8 @@ Every function draws into `ax`, or into a new figure, and returns the `Axes`; sa
 `ax.figure.savefig(path)`. Series have the colours of Okabe and Ito, which colour-blind readers can tell
 apart; text and background follow matplotlib's current style, such as `plt.style.use("dark_background")`.
 
-A result with acceptance is an `AcceptanceStats`, a `Generation`, a list of generations (taken together), or
-the JSON of a benchmark or of an output row, as `json.load` reads it.
+Acceptance comes as tables by name: `answer.stats`, `AcceptanceStats.total(answers)`, or what a benchmark
+wrote.
 """
 
 import statistics
@@ -21,8 +21,9 @@ from jaxspec.inspection import Step
 if TYPE_CHECKING:  # optional, and slow to import
     from matplotlib.axes import Axes
 
-Result = AcceptanceStats | Generation | Sequence[Generation] | Mapping[str, Any]
-"""A result with acceptance."""
+Table = AcceptanceStats | Mapping[str, Any]
+"""Acceptance by draft position: statistics, or a benchmark's JSON as `json.load` reads it, of which
+"acceptance_per_position" is required."""
 Times = float | Sequence[float]
 """A time, or several measurements of it."""
 
@@ -32,24 +33,25 @@ _MARKERS = "osD^vPX"
 
 
 def acceptance_per_position(
-    results: Result | Mapping[str, Result], ax: "Axes | None" = None, *, conditional: bool = False
+    tables: AcceptanceStats | Mapping[str, Table], ax: "Axes | None" = None, *, conditional: bool = False
 ) -> "Axes":
     """How often the drafts up to each position were all accepted, with 95 % intervals if there are counts.
 
     The intervals are as if steps were independent; acceptance differs more from text to text.
 
     Args:
-      results: one result, or several by name.
+      tables: tables by name, or one without a name.
       ax: the axes to draw into; None makes a figure.
       conditional: draw instead how often a draft was accepted where all drafts before it were.
 
     Raises:
-      ValueError: a result has no acceptance.
+      ValueError: a table has no acceptance.
       ModuleNotFoundError: matplotlib is not installed.
     """
     ax = _axes(ax)
     name = "conditional_acceptance" if conditional else "acceptance_per_position"
-    found = {label: acceptance(result) for label, result in _named(results).items()}
+    named = {"": tables} if isinstance(tables, AcceptanceStats) else tables
+    found = {label: acceptance(table) for label, table in named.items()}
     series = {label: values[name] for label, values in found.items()}
     for i, (label, rates) in enumerate(series.items()):
         ax.plot(range(len(rates)), rates, label=label, **_style(i))
@@ -63,28 +65,28 @@ def acceptance_per_position(
     ax.set_yticks([0, 0.25, 0.5, 0.75, 1.0])
     ax.set_xlabel("position of the draft")
     ax.set_ylabel("accepted, of those reached" if conditional else "accepted up to here")
-    _finish(ax, legend=_has_names(results))
+    _finish(ax, legend=any(named))
     return ax
 
 
 def length_against_drafts(
-    results: Mapping[int, Result] | Mapping[str, Mapping[int, Result]], ax: "Axes | None" = None
+    tables: Mapping[int, Table] | Mapping[str, Mapping[int, Table]], ax: "Axes | None" = None
 ) -> "Axes":
     """Mean tokens per step against the number of drafts K, with the maximum K + 1 as a dotted line.
 
-    Results with counts have 95 % intervals, as if steps were independent.
+    Tables with counts have 95 % intervals, as if steps were independent.
 
     Args:
-      results: results by K, or several such mappings by name.
+      tables: tables by K, or several such mappings by name.
       ax: the axes to draw into; None makes a figure.
 
     Raises:
-      ValueError: a result has no acceptance.
+      ValueError: a table has no acceptance.
       ModuleNotFoundError: matplotlib is not installed.
     """
     ax = _axes(ax)
-    has_names = all(isinstance(key, str) for key in results)
-    named = cast(Mapping[str, Mapping[int, Result]], results if has_names else {"": results})
+    has_names = all(isinstance(key, str) for key in tables)
+    named = cast(Mapping[str, Mapping[int, Table]], tables if has_names else {"": tables})
     drafts = sorted({k for by_k in named.values() for k in by_k})
     ax.plot(drafts, [k + 1 for k in drafts], color="0.6", linestyle=":", linewidth=1.5, zorder=1)
     longest = 1.0
@@ -339,38 +341,27 @@ def step_probabilities(step: Step, *, most: int = 5) -> "list[Axes]":
     return list(grid[0])
 
 
-def acceptance(result: Result) -> dict[str, Any]:
-    """`acceptance_length`, `acceptance_per_position` and `conditional_acceptance` of a result, and its counts
+def acceptance(table: Table) -> dict[str, Any]:
+    """`acceptance_length`, `acceptance_per_position` and `conditional_acceptance` of a table, and its counts
     if it has them for every position.
 
     Raises:
-      ValueError: the result has no acceptance.
+      ValueError: the table has no acceptance.
     """
-    if isinstance(result, Generation):
-        return result.stats.to_dict()
-    if isinstance(result, AcceptanceStats):
-        return result.to_dict()
-    if isinstance(result, Mapping):
-        found = result.get("stats", result)
-        if isinstance(found, Mapping) and "drafted_at" in found:
-            return AcceptanceStats.from_dict(found).to_dict()
-        if isinstance(found, Mapping) and "acceptance_per_position" in found:
-            rates = list(found["acceptance_per_position"])
-            reached = [1.0, *rates]
-            return {
-                "acceptance_length": found.get("acceptance_length", 1.0 + sum(rates)),
-                "acceptance_per_position": rates,
-                "conditional_acceptance": [
-                    rate / before if before else 0.0 for before, rate in zip(reached, rates, strict=False)
-                ],
-            }
-    elif isinstance(result, Iterable):
-        every = list(result)
-        if every and all(isinstance(each, Generation) for each in every):
-            return AcceptanceStats.total(every).to_dict()
-    raise ValueError(
-        f"no acceptance in {type(result).__name__}; give statistics, answers or a benchmark's JSON"
-    )
+    if isinstance(table, AcceptanceStats):
+        return table.to_dict()
+    if not isinstance(table, Mapping) or "acceptance_per_position" not in table:
+        raise ValueError(f"no acceptance in {type(table).__name__}; give statistics or a benchmark's JSON")
+    if "drafted_at" in table:
+        return AcceptanceStats.from_dict(table).to_dict()
+    rates = list(table["acceptance_per_position"])
+    return {
+        "acceptance_length": table.get("acceptance_length", 1.0 + sum(rates)),
+        "acceptance_per_position": rates,
+        "conditional_acceptance": [
+            rate / before if before else 0.0 for before, rate in zip([1.0, *rates], rates, strict=False)
+        ],
+    }
 
 
 def speeds(result: Mapping[Any, Any]) -> dict[int, float]:
@@ -427,23 +418,6 @@ def _draw_intervals(ax: "Axes", places: Iterable[int], intervals: Iterable[Inter
 
 def _several(time: Times) -> list[float]:
     return [time] if isinstance(time, int | float) else list(time)
-
-
-def _named(results: Result | Mapping[str, Result]) -> Mapping[str, Result]:
-    return cast(Mapping[str, Result], results) if _has_names(results) else {"": cast(Result, results)}
-
-
-def _has_names(results: Any) -> bool:
-    """Whether these are results by name, and not a single result that is a mapping itself."""
-    return isinstance(results, Mapping) and all(map(_has_acceptance, results.values()))
-
-
-def _has_acceptance(result: Any) -> bool:
-    try:
-        acceptance(result)
-    except ValueError:
-        return False
-    return True
 
 
 def _axes(ax: "Axes | None", *, width: float = 6.0, height: float = 3.6) -> "Axes":

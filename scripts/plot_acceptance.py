@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import jaxspec
-from jaxspec import plots
+from jaxspec import AcceptanceStats, plots
 from jaxspec.commands.bench import read_prompts
 from jaxspec.commands.command_line import Parser, add_device_option, report
 
@@ -24,11 +24,11 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
         prompts = read_prompts(args.input, args.limit)
-        results: dict[str, plots.Result] = {}
+        tables: dict[str, plots.Table] = {}
         for name in args.names:
-            results[Path(name).stem if name.endswith(".json") else name] = _result(name, prompts, args)
-        found = {name: plots.acceptance(result) for name, result in results.items()}
-        ax = plots.acceptance_per_position(results if len(results) > 1 else next(iter(results.values())))
+            tables[Path(name).stem if name.endswith(".json") else name] = _table(name, prompts, args)
+        found = {name: plots.acceptance(table) for name, table in tables.items()}
+        ax = plots.acceptance_per_position(tables)
         cast(Any, ax.figure).savefig(args.output, dpi=150)
     except (ValueError, OSError, ImportError) as error:
         return report(error)
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _result(name: str, prompts: list, args: argparse.Namespace) -> plots.Result:
+def _table(name: str, prompts: list, args: argparse.Namespace) -> plots.Table:
     if name.endswith(".json"):
         return json.loads(Path(name).read_text("utf-8"))
     drafts = args.num_speculative_tokens
@@ -55,7 +55,7 @@ def _result(name: str, prompts: list, args: argparse.Namespace) -> plots.Result:
     with engine:
         answers = engine.generate(prompts, **sampling)
     assert isinstance(answers, list)
-    return answers
+    return AcceptanceStats.total(answers)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -43,11 +43,13 @@ def points(line):
 
 
 def test_acceptance_per_position(good):
-    ax = plots.acceptance_per_position(good)
+    ax = plots.acceptance_per_position(good.stats)
     assert points(ax.lines[0]) == pytest.approx({0: 2 / 3, 1: 1 / 3, 2: 1 / 3})
     assert [text.get_text() for text in ax.texts] == ["0.67", "0.33", "0.33"]
     assert ax.get_legend() is None
-    ax = plots.acceptance_per_position({"one": good, "two": [good, answer((1, 0))]})
+    ax = plots.acceptance_per_position(
+        {"one": good.stats, "two": AcceptanceStats.total([good, answer((1, 0))])}
+    )
     # The second answer drafted nothing past position 0.
     assert points(ax.lines[1]) == pytest.approx({0: 2 / 4, 1: 1 / 3, 2: 1 / 3})
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["one", "two"]
@@ -56,12 +58,12 @@ def test_acceptance_per_position(good):
 def test_acceptance_has_its_intervals(good):
     """Where there are counts: not for rates from a file that has none."""
     rates = {"acceptance_length": 2.0, "acceptance_per_position": [0.5, 0.25]}
-    results = {"good": good, "written": good.stats.to_dict(), "rates": rates}
+    results = {"good": good.stats, "written": good.stats.to_dict(), "rates": rates}
     for conditional in (False, True):
         ax = plots.acceptance_per_position(results, conditional=conditional)
         first, second = (ends_of(lines) for lines in ax.collections)
         assert first == second == good.stats.intervals(conditional=conditional)
-    ax = plots.length_against_drafts({3: good, 4: rates, 5: answer((2, 1))})
+    ax = plots.length_against_drafts({3: good.stats, 4: rates, 5: answer((2, 1)).stats})
     assert [ends_of(lines) for lines in ax.collections] == [[good.stats.length_interval]]
 
 
@@ -77,10 +79,10 @@ def test_conditional_acceptance(good):
 
 
 def test_what_benchmarks_write_is_drawn(good):
-    """JSON of benchmarks, of output rows and of statistics."""
-    written = json.loads(json.dumps(good.to_dict()))
+    """JSON of benchmarks and of statistics."""
+    written = json.loads(json.dumps(good.to_dict()))["stats"]
     bench = {"acceptance_length": 2.0, "acceptance_per_position": [0.5, 0.25]}
-    ax = plots.acceptance_per_position({"row": written, "bench": bench, "stats": good.stats.to_dict()})
+    ax = plots.acceptance_per_position({"row": written, "bench": bench, "stats": good.stats})
     assert points(ax.lines[0]) == points(ax.lines[2])
     assert points(ax.lines[1]) == {0: 0.5, 1: 0.25}
     assert plots.acceptance(bench)["conditional_acceptance"] == [0.5, 0.5]
@@ -93,11 +95,11 @@ def test_what_has_no_acceptance_is_refused(result):
 
 
 def test_length_against_drafts(good):
-    ax = plots.length_against_drafts({1: answer((1, 1), (1, 0)), 3: good})
+    ax = plots.length_against_drafts({1: answer((1, 1), (1, 0)).stats, 3: good.stats})
     ceiling, line = ax.lines
     assert points(ceiling) == {1: 2, 3: 4}
     assert points(line) == pytest.approx({1: 1.5, 3: 1 + 4 / 3})
-    ax = plots.length_against_drafts({"a": {2: good}, "b": {4: good, 2: good}})
+    ax = plots.length_against_drafts({"a": {2: good.stats}, "b": {4: good.stats, 2: good.stats}})
     assert [list(line.get_xdata()) for line in ax.lines] == [[2, 4], [2], [2, 4]]
     assert ax.get_legend() is not None
 
@@ -161,8 +163,8 @@ def test_the_strip_breaks_lines_and_stops(good):
 @pytest.mark.parametrize(
     "plot",
     [
-        lambda good, ax: plots.acceptance_per_position(good, ax),
-        lambda good, ax: plots.length_against_drafts({3: good}, ax),
+        lambda good, ax: plots.acceptance_per_position(good.stats, ax),
+        lambda good, ax: plots.length_against_drafts({3: good.stats}, ax),
         lambda good, ax: plots.speed_against_batch({"x": {1: 1.0}}, {1: 1.0}, ax),
         lambda good, ax: plots.time_by_phase({"draft": 1.0}, ax),
         lambda good, ax: plots.token_strip(good, ax),
@@ -177,13 +179,13 @@ def test_an_axes_that_is_given_is_drawn_into(good, plot):
 def test_a_figure_has_a_ground(good):
     """Without a background, black text is unreadable in notebooks with a dark theme."""
     with matplotlib.rc_context({"figure.facecolor": "none"}):
-        figure = plots.acceptance_per_position(good).figure
+        figure = plots.acceptance_per_position(good.stats).figure
         assert figure.get_facecolor() == matplotlib.colors.to_rgba("white")
     with pyplot.style.context("dark_background"):
-        assert plots.acceptance_per_position(good).figure.get_facecolor() == (0, 0, 0, 1)
+        assert plots.acceptance_per_position(good.stats).figure.get_facecolor() == (0, 0, 0, 1)
 
 
 def test_without_matplotlib_the_extra_is_named(good, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ModuleNotFoundError, match=r"needs matplotlib.*: pip install 'jaxspec\[plots\]'$"):
-        plots.acceptance_per_position(good)
+        plots.acceptance_per_position(good.stats)
