@@ -39,7 +39,7 @@ WHOLE = {
     # Engines of every drafter, kind of attention, K or size. Quick are drafters over full attention, and
     # EAGLE-3 over each.
     "attention/test_row_blocks.py": r"last_layer.*\[(?!full)",
-    "engine/test_auto.py": r"\[(?!(full-)?eagle3)",
+    "engine/test_adaptive_k.py": r"\[(?!(full-)?eagle3)",
     "engine/test_cache_dtype.py": "",
     "engine/test_choice.py": r"never_much.*\[(?!1-)",
     "engine/test_compiled_programs.py": r"the_last_layer.*\[(near|eagle1|ngram)|every_cache.*\[(near|ngram)",
