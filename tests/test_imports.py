@@ -1,6 +1,7 @@
 """Modules import only from floors below their own in docs/design.md, and kernels never import jaxspec."""
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,35 @@ def upward_imports(path, source):
 @pytest.mark.parametrize("path", [path for path in FILES if path != PUBLIC_NAMES], ids=str)
 def test_imports_go_down_the_list(path):
     assert list(upward_imports(path, (ROOT / path).read_text("utf-8"))) == []
+
+
+def imports_of(sources):
+    """The modules that each module imports, from sources by module; also inside functions and for types."""
+    graph = {module: set() for module in sources}
+    for module, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom):
+                named = (f"{node.module}.{alias.name}" for alias in node.names)
+                graph[module] |= {name if name in sources else node.module for name in named}
+            elif isinstance(node, ast.Import):
+                graph[module] |= {alias.name for alias in node.names}
+    return {module: others & graph.keys() for module, others in graph.items()}
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Not even for their types. `jaxspec` itself imports its public names late."""
+    sources = {
+        ".".join(path.with_suffix("").parts).removesuffix(".__init__"): (ROOT / path).read_text("utf-8")
+        for path in FILES
+        if path.parts[0] == "jaxspec" and path != PUBLIC_NAMES
+    }
+    TopologicalSorter(imports_of(sources)).prepare()
+
+
+def test_a_circle_would_be_seen():
+    sources = {"a.b": "if TYPE_CHECKING:\n    from a.c import X", "a.c": "from a import b"}
+    with pytest.raises(CycleError):
+        TopologicalSorter(imports_of(sources)).prepare()
 
 
 @pytest.mark.parametrize(
