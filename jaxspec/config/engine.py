@@ -20,9 +20,9 @@ class EngineConfig:
       prefill_chunk: C, tokens per chunk of a prompt. None takes 16 on a CPU and 64 on a GPU, but 32 there for
         weights of 4 GiB or more. A padding row then costs more than handling a chunk does, as it always does
         on a CPU.
-      prefill_batch_size: the most chunks of C tokens, of one prompt or several, in a dispatch that only
-        reads prompts. Programs for fewer chunks are compiled, too. None takes chunks of 64 tokens in total on
-        a CPU, where more rows are no cheaper together, and of 2048 elsewhere.
+      prefill_batch_size: the most chunks of C tokens, of one prompt or several, in a prefill dispatch, which
+        only reads prompts. Programs for fewer chunks are compiled, too. None takes chunks of 64 tokens in
+        total on a CPU, where more rows are no cheaper together, and of 2048 elsewhere.
       mixed_prefill_tokens: the most prompt tokens that a decoding step reads along with its drafts, so that
         decoding does not stop while a prompt is read; 0 reads prompts between dispatches. None takes 0 on a
         CPU and 1024 elsewhere.

@@ -118,7 +118,7 @@ class AdaptiveK:
         """Times some programs that have no time yet, while the engine is idle; False if all have one."""
         if self._programs.num_uncompiled:
             return False
-        # The time of the smallest program for prompts gives the cost of a row.
+        # The time of the smallest prefill program gives the cost of a row.
         prompts = self._programs.best(Size(1, 1))
         sizes = [size for size in list(self._programs.compiled) if not size.chunks or size == prompts]
         if self._time_first(sizes):

@@ -48,7 +48,7 @@ def compiler_options(
     with XLA's choices and 7.93 ms with cuBLAS alone (H100). With few rows or small weights XLA's kernels are
     faster, because they fuse the operations around the product.
 
-    Large programs that only read prompts launch their kernels one by one: a CUDA graph would first have to be
+    Large prefill programs launch their kernels one by one: a CUDA graph would first have to be
     brought up to date with new addresses, which takes longer than launching its first kernels. The first
     token of 512 took Llama-3-8B 15.1 ms instead of 16.2, that of 4096 106.5 instead of 109.8 (H200).
 

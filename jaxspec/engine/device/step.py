@@ -395,8 +395,7 @@ def _advance(state: EngineState, group: Group, outcome: Outcome, hidden: jax.Arr
 
 
 def _is_optional(plan: Plan) -> bool:
-    """Whether a pass needs no logits unless a prompt ends in it: one that only reads prompts, where programs
-    may branch."""
+    """Whether a pass needs no logits unless a prompt ends in it: prefill, where programs may branch."""
     return not plan.size.width and can_branch()
 
 

@@ -170,8 +170,8 @@ class Scheduler:
         Otherwise it always has S.
       tokens_per_step: K + 1 for the largest K, the most tokens that a slot emits in a step.
       chunk_size: C, the most tokens of a chunk.
-      max_chunks: the most chunks of a dispatch that only reads prompts.
-      mixed_chunks: the numbers of chunks, ascending, that a decoding step can read in the same pass, one
+      max_chunks: the most chunks of a prefill dispatch, which only reads prompts.
+      mixed_chunks: the numbers of chunks, ascending, that a mixed dispatch can read in its first step, one
         for each such program. If it is empty, prompts are read between decode dispatches.
       chunks_between: the most chunks that are then read between two decode dispatches.
       prefix_caching: whether full pages are kept.
