@@ -5,6 +5,6 @@ kernel for GPUs and a Numba kernel for CPUs, of the same signature. `jaxspec_ker
 them. This package never imports jaxspec.
 
 Axes in shape comments: `B` slots, `Q` query rows per slot, `K` drafts, `P` page size, `T` page-table
-width, `N` key/value heads, `G` query heads per key/value head, `H` query heads (N * G), `D` head size,
+width, `H` key/value heads, `G` query heads per key/value head (so H*G query heads), `D` head size,
 `V` vocabulary.
 """

@@ -25,28 +25,28 @@ def indexed_attention(
     the loop over blocks of entries has a traced trip count.
 
     Args:
-      queries: [B, Q, H, D]. Query head h reads key/value head h // (H / N).
-      cache: [pages, N, 2, P, D]; axis 2 holds keys, then values.
+      queries: [B, Q, H*G, D]. Query head i reads key/value head i // G.
+      cache: [pages, H, 2, P, D]; axis 2 holds keys, then values.
       window_slots: i32[B, Q, W], page * P + offset in `cache`; arbitrary valid slots past a row's length.
       window_lengths: i32[B, Q], how many of `window_slots` a row sees.
-      entries: [pages, N, 2, E, D], E entries per page; None if there are no compressed entries.
+      entries: [pages, H, 2, E, D], E entries per page; None if there are no compressed entries.
       page_table: i32[B, T], the page that holds entries i*E..i*E+E-1 of the slot.
       num_entries: i32[B, Q], how many of its slot's entries a row sees, from the first on.
       scale: factor of the dot products, normally D ** -0.5.
 
     Returns:
-      [B, Q, H, D] in the dtype of `queries`; zeros for a row that sees nothing. Slots and entries that a row
-      does not see have no effect, even if they hold NaN.
+      [B, Q, H*G, D] in the dtype of `queries`; zeros for a row that sees nothing. Slots and entries that a
+      row does not see have no effect, even if they hold NaN.
 
     Source: DeepSeek-V4 in vLLM 0.26, `models/deepseek_v4/sparse_mla.py`.
     """
     batch, num_rows, _, head_dim = queries.shape
     num_kv_heads, page_size = cache.shape[1], cache.shape[3]
     rows = queries.astype(jnp.float32) * scale
-    rows = rows.reshape(batch, num_rows, num_kv_heads, -1, head_dim)  # [B, Q, N, G, D]
+    rows = rows.reshape(batch, num_rows, num_kv_heads, -1, head_dim)  # [B, Q, H, G, D]
 
     page, offset = jnp.divmod(window_slots, page_size)
-    listed = cache[page, :, :, offset]  # [B, Q, W, N, 2, D]
+    listed = cache[page, :, :, offset]  # [B, Q, W, H, 2, D]
     seen = jnp.arange(window_slots.shape[2]) < window_lengths[..., None]
     carry = _absorb(_nothing(rows), rows, listed, seen)
     if entries is not None:
@@ -57,7 +57,7 @@ def indexed_attention(
 
 
 Carry = tuple[jax.Array, jax.Array, jax.Array]
-"""Largest score, sum of weights (f32[B, Q, N, G, 1]) and weighted values (f32[B, Q, N, G, D]) so far."""
+"""Largest score, sum of weights (f32[B, Q, H, G, 1]) and weighted values (f32[B, Q, H, G, D]) so far."""
 
 
 def _nothing(rows: jax.Array) -> Carry:
@@ -75,7 +75,7 @@ def _absorb_entries(
 
     def body(i: jax.Array, carry: Carry) -> Carry:
         pages = lax.dynamic_slice_in_dim(page_table, i * pages_per_block, pages_per_block, axis=1)
-        read = jnp.moveaxis(entries[pages], 4, 2)  # [B, pages, E, N, 2, D]
+        read = jnp.moveaxis(entries[pages], 4, 2)  # [B, pages, E, H, 2, D]
         read = read.reshape(len(pages), 1, block, *read.shape[3:])
         index = i * block + jnp.arange(block, dtype=jnp.int32)
         return _absorb(carry, rows, read, index < num_entries[..., None])
@@ -87,7 +87,7 @@ def _absorb(carry: Carry, rows: jax.Array, keys_values: jax.Array, seen: jax.Arr
     """One step of an online softmax.
 
     Args:
-      keys_values: [B, Q, S, N, 2, D], or [B, 1, S, N, 2, D] if all rows of a slot share them.
+      keys_values: [B, Q, S, H, 2, D], or [B, 1, S, H, 2, D] if all rows of a slot share them.
       seen: bool[B, Q, S].
     """
     peak, total, output = carry

@@ -21,7 +21,7 @@ def latent_attention(
     to the queries and to the result instead (DeepSeek-V2, arXiv 2405.04434, section 2.1.2).
 
     Args:
-      queries: [B, Q, H, D].
+      queries: [B, Q, G, D].
       cache: [pages, 1, 1, P, D].
       page_table: i32[B, T], the page that holds positions i*P..i*P+P-1 of the slot.
       first: i32[B, Q], the first position that a row sees.
@@ -30,7 +30,7 @@ def latent_attention(
       scale: factor of the dot products.
 
     Returns:
-      [B, Q, H, value_dim] in the dtype of `queries`; zeros for a row that sees nothing. Positions outside
+      [B, Q, G, value_dim] in the dtype of `queries`; zeros for a row that sees nothing. Positions outside
       first..last have no effect, even if the cache holds NaN there.
     """
     return attend(queries, cache, page_table, first, last, value_dim=value_dim, scale=scale)

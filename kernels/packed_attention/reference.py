@@ -10,16 +10,16 @@ def packed_attention(
     """Softmax attention of every row of a sequence over the rows first..itself.
 
     Args:
-      queries: [B, S, N, G, D].
-      keys: [B, S, N, D].
-      values: [B, S, N, V].
+      queries: [B, S, H, G, D].
+      keys: [B, S, H, D].
+      values: [B, S, H, V].
       first: i32[B, S], the first row that a row sees; greater than the row's own index if it sees none.
         Never falls within a sequence.
       scale: factor of the dot products.
 
     Returns:
-      [B, S, N, G, V] in the dtype of `queries`, zeros for a row that sees nothing; and the natural logarithm
-      of the sum of exp(score), f32[B, S, N, G], -inf for such a row.
+      [B, S, H, G, V] in the dtype of `queries`, zeros for a row that sees nothing; and the natural logarithm
+      of the sum of exp(score), f32[B, S, H, G], -inf for such a row.
     """
     scores = _scores(queries, keys, first, scale)
     log_total = jax.nn.logsumexp(scores, axis=-1)
@@ -43,9 +43,9 @@ def packed_attention_gradients(
 
     Args:
       queries, keys, values, first, scale: see `packed_attention`.
-      log_total: f32[B, S, N, G], the logarithm of the sum of exp(score) over all columns of the softmax.
-      gradient: [B, S, N, G, V], the gradient with respect to what is attended over all columns.
-      mean: f32[B, S, N, G], the dot product of `gradient` and what is attended over all columns.
+      log_total: f32[B, S, H, G], the logarithm of the sum of exp(score) over all columns of the softmax.
+      gradient: [B, S, H, G, V], the gradient with respect to what is attended over all columns.
+      mean: f32[B, S, H, G], the dot product of `gradient` and what is attended over all columns.
 
     Returns:
       The gradients with respect to `queries`, `keys` and `values`, with their shapes and dtypes.
@@ -62,7 +62,7 @@ def packed_attention_gradients(
 
 
 def _scores(queries: jax.Array, keys: jax.Array, first: jax.Array, scale: float) -> jax.Array:
-    """f32[B, N, G, S, S], -inf where a row sees no other."""
+    """f32[B, H, G, S, S], -inf where a row sees no other."""
     row = jnp.arange(first.shape[1])
     visible = (row >= first[:, :, None]) & (row <= row[:, None])
     return jnp.where(visible[:, None, None], _einsum("bqhgd,bshd->bhgqs", queries, keys) * scale, -jnp.inf)

@@ -25,17 +25,17 @@ def paged_attention(
     the loop over blocks of pages has a traced trip count.
 
     Args:
-      queries: [B, Q, H, D]. Query head h reads key/value head h // (H / N).
-      cache: [pages, N, 2, P, D]; axis 2 holds keys, then values.
+      queries: [B, Q, H*G, D]. Query head i reads key/value head i // G.
+      cache: [pages, H, 2, P, D]; axis 2 holds keys, then values.
       page_table: i32[B, T], the page that holds positions i*P..i*P+P-1 of the slot.
       first: i32[B, Q], the first position that a row sees.
       last: i32[B, Q], the last one, inclusive; less than `first` for a row that sees nothing.
       scale: factor of the dot products, normally D ** -0.5.
-      sinks: f32[H] or None. One more logit per head in the softmax, without a value and not multiplied by
+      sinks: f32[H*G] or None. One more logit per head in the softmax, without a value and not multiplied by
         `scale` (gpt-oss; G. Xiao et al., arXiv 2309.17453).
 
     Returns:
-      [B, Q, H, D] in the dtype of `queries`; zeros for a row that sees nothing. Positions outside
+      [B, Q, H*G, D] in the dtype of `queries`; zeros for a row that sees nothing. Positions outside
       first..last have no effect, even if the cache holds NaN there.
     """
     return attend(
@@ -54,9 +54,9 @@ def attend(
     scale: float,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """`paged_attention`, also over a cache with one vector per position, [pages, N, 1, P, D].
+    """`paged_attention`, also over a cache with one vector per position, [pages, H, 1, P, D].
 
-    Values are then the first `value_dim` elements of the keys. Returns [B, Q, H, value_dim].
+    Values are then the first `value_dim` elements of the keys. Returns [B, Q, H*G, value_dim].
     """
     batch, num_rows, num_heads, head_dim = queries.shape
     num_kv_heads, page_size = cache.shape[1], cache.shape[3]
@@ -115,7 +115,7 @@ def _pad_columns(page_table: jax.Array, multiple: int) -> jax.Array:
 
 
 def _gather_pages(cache: jax.Array, pages: jax.Array) -> jax.Array:
-    """Reads i32[B, W] pages as [B, N, 2 (or 1), W*P, D], without a transpose after the gather."""
+    """Reads i32[B, W] pages as [B, H, 2 (or 1), W*P, D], without a transpose after the gather."""
     dimensions = lax.GatherDimensionNumbers(
         offset_dims=(1, 2, 4, 5), collapsed_slice_dims=(0,), start_index_map=(0,)
     )

@@ -13,13 +13,13 @@ def rope_kv_write(
     Rotates in float32 and in the NeoX order: element i is paired with element i + D/2.
 
     Args:
-      cache: [pages, N, 2, P, D]; axis 2 holds keys, then values. It is updated in place if it is donated.
+      cache: [pages, H, 2, P, D]; axis 2 holds keys, then values. It is updated in place if it is donated.
       slots: i32[B, Q] from `slot_mapping`; must lie in the cache.
-      projected: [B, Q, N, G + 2, D]: for every key/value head its queries, its key, its value.
+      projected: [B, Q, H, G + 2, D]: for every key/value head its queries, its key, its value.
       cos, sin: f32[B, Q, D/2] of every row's position.
 
     Returns:
-      The cache, and the rotated queries [B, Q, N, G, D] in the dtype of `projected`.
+      The cache, and the rotated queries [B, Q, H, G, D] in the dtype of `projected`.
     """
     queries, keys, values = projected[..., :-2, :], projected[..., -2:-1, :], projected[..., -1, :]
     queries, keys = _rotate(queries, cos, sin), _rotate(keys, cos, sin)[..., 0, :]
