@@ -75,8 +75,13 @@ def open_safetensors(folder: Path) -> dict[str, TensorSource]:
     return tensors
 
 
-def write_safetensors(folder: Path, arrays: Iterable[tuple[str, np.ndarray]], shard_bytes: int) -> None:
-    """Writes arrays in order to files of at most `shard_bytes`, if a single array fits, and the index."""
+def write_safetensors(
+    folder: Path, arrays: Iterable[tuple[str, np.ndarray]], shard_bytes: int | None = None
+) -> None:
+    """Writes arrays in order to files of at most `shard_bytes`, if a single array fits, and the index.
+
+    None writes a single file.
+    """
     shards: list[Path] = []
     weight_map: dict[str, int] = {}
     pending: dict[str, np.ndarray] = {}
@@ -93,7 +98,8 @@ def write_safetensors(folder: Path, arrays: Iterable[tuple[str, np.ndarray]], sh
         pending.clear()
 
     for name, array in arrays:
-        if pending and sum(a.nbytes for a in pending.values()) + array.nbytes > shard_bytes:
+        size = sum(a.nbytes for a in pending.values()) + array.nbytes
+        if pending and shard_bytes is not None and size > shard_bytes:
             flush()
         pending[name] = np.ascontiguousarray(array)
         total += array.nbytes

@@ -105,7 +105,7 @@ def export_head(
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    write_safetensors(part, tensors.items(), 2**40)
+    write_safetensors(part, tensors.items())
     (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     (part / "README.md").write_text(card, "utf-8")
     part.rename(folder)

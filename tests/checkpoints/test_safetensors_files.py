@@ -34,7 +34,7 @@ def test_a_single_file_counts_before_an_index_that_does_not_name_it(tmp_path):
     assert_same_tensors(open_safetensors(tmp_path), {**arrays(), **later})
 
 
-@pytest.mark.parametrize(("shard_bytes", "files"), [(10**6, 1), (200, 2), (1, 5)])
+@pytest.mark.parametrize(("shard_bytes", "files"), [(None, 1), (10**6, 1), (200, 2), (1, 5)])
 def test_writes_what_it_reads(tmp_path, shard_bytes, files):
     write_safetensors(tmp_path, arrays().items(), shard_bytes)
     assert len(list(tmp_path.glob("model*.safetensors"))) == files
