@@ -1,7 +1,7 @@
 from types import SimpleNamespace
 
 import pytest
-from jaxspec_kernels import dispatch
+from jaxspec_kernels import op
 
 from jaxspec.sampling import SamplingMode, SamplingParams, modes_for_sampling, required_mode
 
@@ -29,5 +29,5 @@ def test_the_least_mode_that_serves(params, mode):
     ],
 )
 def test_a_program_without_searches_is_made_where_they_would_always_run(monkeypatch, backend, modes):
-    monkeypatch.setattr(dispatch, "device", lambda: SimpleNamespace(platform=backend))
+    monkeypatch.setattr(op, "device", lambda: SimpleNamespace(platform=backend))
     assert modes_for_sampling() == modes

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec_kernels import dispatch
+from jaxspec_kernels import op
 from jaxspec_kernels import process_logits as kernels
 
 from jaxspec.sampling import SamplingMode, process_logits
@@ -126,13 +126,13 @@ def test_of_many_small_weights_as_many_are_kept_as_float64_keeps(sampling_state,
 def test_on_a_gpu_nothing_branches(monkeypatch, sampling_state):
     """The condition of a branch would be copied to the host there."""
     monkeypatch.setattr(kernels.process_logits, "_only_by_name", KERNELS)
-    monkeypatch.setattr(dispatch, "device", lambda: SimpleNamespace(platform="cpu"))
+    monkeypatch.setattr(op, "device", lambda: SimpleNamespace(platform="cpu"))
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 50)), jnp.float32)
     state = sampling_state(2, top_k=[0, 9], top_p=[0.7, 0.8])
     on_cpu = jax.jit(lambda: process_logits(logits, state, mode=SamplingMode.TRUNCATED))
     assert "stablehlo.case" in on_cpu.lower().as_text()
     expected = on_cpu()
-    monkeypatch.setattr(dispatch, "device", lambda: SimpleNamespace(platform="gpu"))
+    monkeypatch.setattr(op, "device", lambda: SimpleNamespace(platform="gpu"))
     on_gpu = jax.jit(lambda: process_logits(logits, state, mode=SamplingMode.TRUNCATED))
     assert "stablehlo.case" not in on_gpu.lower().as_text()
     np.testing.assert_array_equal(on_gpu(), expected)
@@ -141,7 +141,7 @@ def test_on_a_gpu_nothing_branches(monkeypatch, sampling_state):
 def test_without_truncation_no_search_is_needed(monkeypatch, sampling_state):
     """Nor is one in the program, where the greater mode's always runs two."""
     monkeypatch.setattr(kernels.process_logits, "_only_by_name", KERNELS)
-    monkeypatch.setattr(dispatch, "device", lambda: SimpleNamespace(platform="gpu"))
+    monkeypatch.setattr(op, "device", lambda: SimpleNamespace(platform="gpu"))
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3, 50)), jnp.float32)
     state = sampling_state(4, temperature=[0, 0.7, 1, 2], min_p=[0.5, 0, 0.1, 0.4])
     without, with_searches = (
