@@ -2,10 +2,9 @@
 
 import jax.numpy as jnp
 import numpy as np
-from golden_files import assert_close, golden_checkpoint, golden_folder, golden_outputs
+from golden_files import assert_close, golden_checkpoint, golden_outputs
 from paged_rows import PagedTarget
 
-import jaxspec
 from jaxspec.models.loading import export_tensors, load_target
 
 
@@ -38,24 +37,6 @@ def check_pieces(case: str, size: int) -> None:
                 at = slice(starts[slot], starts[slot] + len(row))
                 assert_close(logits[slot, : len(row)], golden["logits"][slot, at])
             starts[slot] += len(row)
-
-
-def check_ngram_equals_plain(case: str) -> None:
-    """Checks that greedy answers longer than any window are equal with and without speculation."""
-    sizes = {"batch_size": 2, "page_size": 8, "prefill_chunk": 16, "max_model_len": 96}
-    prompts = [[5, 6, 7, 8, 5, 6, 7, 8, 5, 6], [9, *range(20, 40), 9]]
-
-    def answers(drafter):
-        engine = jaxspec.load(
-            golden_folder(case), drafter=drafter, sampling_modes=("greedy",), progress=False, **sizes
-        )
-        return engine.generate(prompts, max_new_tokens=40, ignore_eos=True)
-
-    plain = answers({"kind": "none"})
-    speculative = answers({"kind": "ngram", "num_speculative_tokens": 3})
-    for one, other in zip(plain, speculative, strict=True):
-        assert len(one.token_ids) == 40
-        assert one.token_ids == other.token_ids
 
 
 def check_export(case: str) -> None:

@@ -1,7 +1,6 @@
 """Greedy output is plain decoding's, token for token, whatever drafts; and plain decoding is the model's."""
 
 from functools import cache
-from itertools import product
 
 import jax.numpy as jnp
 import numpy as np
@@ -54,8 +53,9 @@ def test_plain_decoding_takes_the_best_token_of_one_pass_over_the_whole_text(
     [
         ("ngram", 1),
         ("ngram", 5),
-        *product(["eagle3", "near"], [1, 3, 5]),
-        ("eagle1", 1),
+        ("eagle3", 1),
+        ("eagle3", 5),
+        ("near", 1),
         ("eagle1", 3),
         ("fewer rows", 3),
         ("peagle", 3),

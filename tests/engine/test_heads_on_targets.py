@@ -28,6 +28,8 @@ PAIRS = [
     ("gemma3", "eagle3 windowed"),
     ("gemma3", "eagle1"),
     ("glm4", "eagle3"),
+    ("qwen2-windowed", "eagle1"),
+    ("deepseek-v3-direct", "eagle3"),
 ]
 
 

@@ -60,8 +60,9 @@ def test_axes_split_anew_keep_the_order(form):
 
 
 @on_a_cpu
-@pytest.mark.parametrize("rows", [1, 3, 8, 19])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "rows"), [(form, rows) for i, form in enumerate(FORMS) for rows in ((1, 8), (3, 19))[i % 2]]
+)
 def test_product_is_that_of_the_float32_weight_bit_for_bit(form, rows):
     packed, values = weight(form)
     x = jnp.asarray(np.random.default_rng(1).standard_normal((rows, WIDTH), np.float32))

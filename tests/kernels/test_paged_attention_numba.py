@@ -57,7 +57,7 @@ def test_rows_may_begin_in_different_tiles():
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", SMALL[::3], ids=lambda case: case.name)
 def test_a_cache_in_float16_gives_what_its_values_give_in_float32(case):
     queries, cache, *rest = arguments(case)
     half = jnp.asarray(cache, jnp.float16)
