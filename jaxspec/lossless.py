@@ -2,14 +2,14 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from jaxspec.config import DrafterConfig
+from jaxspec.drafters.formats import DrafterChoice
 from jaxspec.engine import AcceptanceStats, Engine, EngineError, Generation
 from jaxspec.engine.load import load
 from jaxspec.engine.prompts import Prompt, as_prompts
@@ -110,7 +110,7 @@ class LosslessReport:
 
 
 def check_lossless(
-    drafter: str | Path | Mapping[str, Any] | DrafterConfig,
+    drafter: DrafterChoice,
     target: str | Path,
     *,
     prompts: Sequence[Prompt] = PROMPTS,

@@ -151,7 +151,6 @@ def _compare(shape: Shape, num_drafts: int, args: argparse.Namespace) -> list[st
 
 def _tokens(engine: Engine, prompts: list[list[int]], count: int, **params: Any) -> list[list[int]]:
     answers = engine.generate(prompts, **params, max_new_tokens=count)
-    assert isinstance(answers, list)
     return [answer.token_ids for answer in answers]
 
 

@@ -53,9 +53,7 @@ def _table(name: str, prompts: list, args: argparse.Namespace) -> plots.Table:
     )
     sampling = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "seed": 0}
     with engine:
-        answers = engine.generate(prompts, **sampling)
-    assert isinstance(answers, list)
-    return AcceptanceStats.total(answers)
+        return AcceptanceStats.total(engine.generate(prompts, **sampling))
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

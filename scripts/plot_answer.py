@@ -19,7 +19,6 @@ from jaxspec.commands.command_line import (
     report,
     sampling_params,
 )
-from jaxspec.engine import Generation
 from jaxspec.errors import optional
 
 
@@ -39,7 +38,6 @@ def main(arguments: list[str] | None = None) -> int:
         optional("matplotlib", extra="plots").rcParams["svg.hashsalt"] = "jaxspec"
         with load_engine(args, params) as engine:
             answer = engine.generate(args.prompt, params, raw=args.raw)
-        assert isinstance(answer, Generation)  # of one prompt
         figure = cast(Any, plots.token_strip(answer, width=args.width).figure)
         metadata = {"Date": None} if args.output.suffix == ".svg" else None
         figure.savefig(args.output, dpi=150, bbox_inches="tight", facecolor="white", metadata=metadata)

@@ -117,7 +117,7 @@ def test_generate_takes_parameters_in_one_object_too(folders, engine):
         ),
         ({"sampling_modes": "greedy"}, "sampling_modes must be some of"),
         ({"sampling_modes": ()}, "sampling_modes must be some of"),
-        ({"drafter": 4}, "drafter must be a name, keys of [drafter] or a DrafterConfig, got 4"),
+        ({"drafter": 4}, "drafter must be a name, keys of [drafter], a DrafterConfig or a Drafter, got 4"),
         ({"drafter": "eagle"}, "drafter 'eagle' is not a configuration ("),
         ({"drafter": "eagle"}, "nor a kind (ngram, eagle3"),
         ({"drafter": "eagle"}, "docs/writing-a-drafter.md"),

@@ -7,9 +7,11 @@ from pathlib import Path
 from types import ModuleType
 
 import extensions
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from paged_rows import PagedTarget
 from safetensors.numpy import load_file
 from tiny_models import write_eagle1, write_target
@@ -19,7 +21,8 @@ from jaxspec.attention import PackedMemory
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.commands import inspect as inspect_head
 from jaxspec.config import ModelConfig, load_config
-from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.base import Build, Drafter
+from jaxspec.drafters.loading import load_drafter
 from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.drafters.registry import DRAFTERS
 from jaxspec.models.llama import Llama
@@ -104,6 +107,26 @@ def test_inspection_knows_it(folder, capsys):
     assert inspect_head.main(["bigram", "--target", "large"]) == 1
     assert "large: the table is for 48 tokens, the target has 64" in capsys.readouterr().out
     assert inspect_head.main(["bigram"]) == 0
+
+
+def test_a_drafter_made_in_python_drafts_as_from_its_checkpoint(folder):
+    keys = {"kind": "bigram", "source": "bigram", "num_speculative_tokens": 3}
+    target = load_target(open_checkpoint("model"), dtype=np.float32)
+    made = load_drafter(jaxspec.DrafterConfig(**keys), target, Build(jnp.dtype(jnp.float32)))
+    before = jax.tree.leaves(nnx.state(made))
+    adaptive = '[target]\nsource = "model"\n[drafter]\nkind = "ngram"\nnum_speculative_tokens = "auto"\n'
+    (folder / "adaptive.toml").write_text(adaptive, "utf-8")
+    answers = []
+    for drafter in (keys, made, made):  # more than one engine may have it
+        sizes = {"sampling_modes": ("greedy",), "batch_size": 1, "max_model_len": 64, "progress": False}
+        with jaxspec.load("adaptive.toml", drafter=drafter, **sizes) as engine:
+            assert (engine.num_speculative_tokens, engine.is_adaptive) == (3, False)
+            answers.append(engine.generate([3, 5, 8], max_new_tokens=24, ignore_eos=True))
+    assert answers[0].stats.accepted
+    assert len({(tuple(each.token_ids), each.stats.accepted, each.stats.steps) for each in answers}) == 1
+    assert not any(array.is_deleted() for array in before)
+    message = refused(jaxspec.load, "model", drafter=type(made))
+    assert "drafter must be a name, keys of [drafter], a DrafterConfig or a Drafter, got <class" in message
 
 
 def test_checkpoints_are_not_taken_for_anothers(folder):

@@ -113,7 +113,6 @@ def measure(
     for engine in engines.values():
         warm = engine.generate(prompts[0], max_new_tokens=8)
     if peer:
-        assert isinstance(warm, jaxspec.Generation)
         peer.generate(warm.prompt_token_ids, 8)
     for prompt in prompts:
         answers = {}
@@ -121,7 +120,6 @@ def measure(
             started = time.perf_counter()
             answer = engine.generate(prompt, max_new_tokens=max_new_tokens, ignore_eos=True)
             seconds[name].append(time.perf_counter() - started)
-            assert isinstance(answer, jaxspec.Generation)
             answers[name] = answer
         if peer:
             started = time.perf_counter()
@@ -192,7 +190,6 @@ def measure_batch(engine: "Engine", prompts: "list[Prompt]", max_new_tokens: int
     for _ in range(2):
         started = time.perf_counter()
         answers = engine.generate(prompts, max_new_tokens=max_new_tokens, ignore_eos=True)
-        assert isinstance(answers, list)
         tokens = sum(len(answer.token_ids) for answer in answers)
         speeds.append(tokens / (time.perf_counter() - started))
     return max(speeds)

@@ -2,7 +2,7 @@
 
 from jaxspec.config.axes import AXIS_TO_MESH, AXIS_UNIT, MESH_AXIS
 from jaxspec.config.drafter import DrafterConfig
-from jaxspec.config.engine import EngineConfig, ResolvedEngineConfig
+from jaxspec.config.engine import EngineConfig, EngineOptions, ResolvedEngineConfig
 from jaxspec.config.errors import ConfigError
 from jaxspec.config.keys import check_keys
 from jaxspec.config.model import ModelConfig
@@ -30,6 +30,7 @@ __all__ = [
     "ConfigError",
     "DrafterConfig",
     "EngineConfig",
+    "EngineOptions",
     "ModelConfig",
     "MoeConfig",
     "ResolvedEngineConfig",

@@ -1,6 +1,7 @@
 """Sizes of the compiled programs and of the cache."""
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 from jaxspec.config.errors import ConfigError, at_least
 
@@ -168,6 +169,26 @@ class EngineConfig:
             cache_dtype=self.cache_dtype or self._cache_dtypes(backend)[-1 if rounds_activations else 0],
             synthetic_acceptance_length=self.synthetic_acceptance_length,
         )
+
+
+class EngineOptions(TypedDict, total=False):
+    """The fields of `EngineConfig` as keywords, for type checkers."""
+
+    batch_size: int
+    max_model_len: int | None
+    page_size: int
+    num_pages: int | None
+    prefix_caching: bool
+    prefill_chunk: int | None
+    prefill_batch_size: int | None
+    mixed_prefill_tokens: int | None
+    slot_sizes: tuple | list | None
+    steps_per_dispatch: int | None
+    dtype: str | None
+    cpu_activations: str | None
+    cache_dtype: str | None
+    synthetic_acceptance_length: float | None
+    tensor_parallel: int
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,18 @@ from jaxspec.config import (
     load_config,
     resolve_config,
 )
+from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.registry import DRAFTERS
 from jaxspec.errors import page
 
+DrafterChoice = str | Path | Mapping[str, Any] | DrafterConfig | Drafter
+"""How to draft, as `jaxspec.load` takes it."""
 
-def drafter_keys(drafter: str | Path | Mapping[str, Any] | DrafterConfig | None) -> Mapping[str, Any]:
+
+def drafter_keys(drafter: DrafterChoice | None) -> Mapping[str, Any]:
     """The keys of `[drafter]` that `jaxspec.load`'s argument of that name stands for; none for None.
+
+    A `Drafter` stands for no drafter of a configuration.
 
     Raises:
       ConfigError: a name that is neither a kind nor a configuration, nor could be a checkpoint, or one of a
@@ -29,8 +35,12 @@ def drafter_keys(drafter: str | Path | Mapping[str, Any] | DrafterConfig | None)
         return drafter or {}
     if isinstance(drafter, DrafterConfig):
         return vars(drafter)
+    if isinstance(drafter, Drafter):
+        return {"kind": "none"}
     if not isinstance(drafter, str | Path):
-        raise ConfigError(f"drafter must be a name, keys of [drafter] or a DrafterConfig, got {drafter!r}")
+        raise ConfigError(
+            f"drafter must be a name, keys of [drafter], a DrafterConfig or a Drafter, got {drafter!r}"
+        )
     name = str(drafter)
     if name in DRAFTERS:
         return {"kind": name}

@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from queue import SimpleQueue
 from threading import Lock
 from time import monotonic
-from typing import Any
+from typing import Any, overload
 
 import jax
 from flax import nnx
@@ -140,6 +140,28 @@ class Engine:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompt,
+        params: SamplingParams | None = ...,
+        *,
+        raw: bool = ...,
+        chat_template_kwargs: Mapping[str, Any] | None = ...,
+        **sampling: Any,
+    ) -> Generation: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = ...,
+        *,
+        raw: bool = ...,
+        chat_template_kwargs: Mapping[str, Any] | None = ...,
+        **sampling: Any,
+    ) -> list[Generation]: ...
 
     def generate(
         self,

@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, overload
 
 import jax.numpy as jnp
 
 from jaxspec.checkpoints import open_checkpoint
-from jaxspec.config import DEFAULT_MODEL, Config, DrafterConfig, resolve_config
-from jaxspec.drafters.formats import drafter_keys
-from jaxspec.drafters.loading import Build, plan_drafter
+from jaxspec.config import DEFAULT_MODEL, Config, EngineOptions, resolve_config
+from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.formats import DrafterChoice, drafter_keys
+from jaxspec.drafters.loading import Build, place_drafter, plan_drafter
 from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.devices import check_devices
 from jaxspec.engine.engine import Engine, parse_modes
@@ -26,11 +27,11 @@ from jaxspec.sharding import make_mesh
 def load(
     model: str | Path = DEFAULT_MODEL,
     *,
-    drafter: str | Path | Mapping[str, Any] | DrafterConfig | None = None,
+    drafter: DrafterChoice | None = None,
     device: Device | None = None,
     sampling_modes: Sequence[str | SamplingMode] = ("greedy", "sampled"),
     progress: bool = True,
-    **engine: Any,
+    **engine: Unpack[EngineOptions],
 ) -> Engine:
     """Loads a target and its drafter, and compiles the engine's programs.
 
@@ -40,8 +41,8 @@ def load(
         lookup unless `drafter` says how to draft.
       drafter: how to draft, in place of the configuration's drafter: a kind ("ngram", or "none" for plain
         decoding), the checkpoint of a head or of a smaller model, the name of a configuration whose drafter
-        to take, keys of `DrafterConfig` to set ({"kind": "eagle3", "source": "path/of/head"}), or a
-        `DrafterConfig`.
+        to take, keys of `DrafterConfig` to set ({"kind": "eagle3", "source": "path/of/head"}), a
+        `DrafterConfig`, or a `jaxspec.drafters.Drafter` that was made in Python.
       device: where to run: a `jax.Device`, "cpu", "gpu" or "gpu:1" (the place in `jax.local_devices`); or
         `tensor_parallel` of them in a list. None takes `jax.default_device` if it is set, else this process's
         first device; with `tensor_parallel` the others of its platform follow in their order.
@@ -56,12 +57,17 @@ def load(
     """
     config = resolve_config(model).replace(drafter=drafter_keys(drafter), engine=engine)
     devices = choose_devices(device, config.engine.tensor_parallel)
+    made = drafter if isinstance(drafter, Drafter) else None
     with own_settings(devices[0]):
-        return _load(config, devices, sampling_modes, progress)
+        return _load(config, devices, sampling_modes, progress, made)
 
 
 def _load(
-    config: Config, devices: Device, sampling_modes: Sequence[str | SamplingMode], progress: bool
+    config: Config,
+    devices: Device,
+    sampling_modes: Sequence[str | SamplingMode],
+    progress: bool,
+    made: Drafter | None,
 ) -> Engine:
     parse_modes(sampling_modes)
     check_gpu_packages()
@@ -79,7 +85,10 @@ def _load(
     # Decoding is bound by the bandwidth for weights, so packed ones stay packed where that works.
     packed = keeps_packed(dtype, devices=mesh.size)
     build = Build(dtype, mesh, packed, activations, checkpoint.tokenizer, progress)
-    read_drafter = plan_drafter(config.drafter, plan.module.config, build)
+    if made is None:
+        read_drafter = plan_drafter(config.drafter, plan.module.config, build)
+    else:
+        read_drafter = lambda target: place_drafter(made, mesh)  # noqa: E731
     # The plans have checked names and shapes; only now are weights read.
     target = plan.read(mesh, packed=packed, activations=activations)
     with compilation_cache():
@@ -91,9 +100,41 @@ def _load(
             config=config.engine,
             mesh=mesh,
             sampling_modes=sampling_modes,
-            is_adaptive=config.drafter.is_adaptive,
+            is_adaptive=config.drafter.is_adaptive and made is None,
             progress=progress,
         )
+
+
+@overload
+def generate(
+    prompts: Prompt,
+    model: str | Path = ...,
+    *,
+    params: SamplingParams | None = ...,
+    raw: bool = ...,
+    chat_template_kwargs: Mapping[str, Any] | None = ...,
+    drafter: DrafterChoice | None = ...,
+    device: Device | None = ...,
+    progress: bool = ...,
+    engine: Mapping[str, Any] | None = ...,
+    **sampling: Any,
+) -> Generation: ...
+
+
+@overload
+def generate(
+    prompts: Sequence[Prompt],
+    model: str | Path = ...,
+    *,
+    params: SamplingParams | None = ...,
+    raw: bool = ...,
+    chat_template_kwargs: Mapping[str, Any] | None = ...,
+    drafter: DrafterChoice | None = ...,
+    device: Device | None = ...,
+    progress: bool = ...,
+    engine: Mapping[str, Any] | None = ...,
+    **sampling: Any,
+) -> list[Generation]: ...
 
 
 def generate(
@@ -103,7 +144,7 @@ def generate(
     params: SamplingParams | None = None,
     raw: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    drafter: str | Path | Mapping[str, Any] | DrafterConfig | None = None,
+    drafter: DrafterChoice | None = None,
     device: Device | None = None,
     progress: bool = True,
     engine: Mapping[str, Any] | None = None,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import get_args, get_type_hints
 
 import gguf
 import jax
@@ -231,6 +232,13 @@ def test_no_option_of_loading_is_without_a_test():
     assert_complete("SourceConfig", fields(SourceConfig), SOURCE)
     made_of = {"target", "drafter", "tokenizer", "eos_token_ids", "config", "mesh", "is_adaptive"}
     assert_complete("Engine", parameters(Engine), made_of, {"sampling_modes", "progress"})
+
+
+def test_a_type_checker_knows_the_keywords_of_loading():
+    keywords = get_type_hints(jaxspec.load)["engine"]
+    (options,) = get_args(keywords)
+    assert get_type_hints(options) == get_type_hints(EngineConfig)
+    assert not options.__required_keys__
 
 
 def test_modes_and_progress_arrive(load):
