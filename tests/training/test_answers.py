@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from tiny_run import write_run
 
+from jaxspec.sampling import SamplingParams
 from jaxspec.training import answers as module
 from jaxspec.training.config import load_training_run
 from jaxspec.training.pipeline import Pipeline
@@ -56,7 +57,7 @@ def test_ctrl_c_right_after_a_shard_is_written_leaves_every_answer_once(tmp_path
     def run(requests):
         return ((i, SimpleNamespace(token_ids=ids, finish_reason="stop")) for i, ids in enumerate(requests))
 
-    engine = SimpleNamespace(make_request=lambda ids, params: ids, run=run)
+    engine = SimpleNamespace(make_request=lambda ids, params: ids, run=run, max_model_len=8)
     prompts, save, saved = [[i] for i in range(6)], TokenRows.save, []
 
     def interrupted(self, path):
@@ -68,6 +69,6 @@ def test_ctrl_c_right_after_a_shard_is_written_leaves_every_answer_once(tmp_path
     monkeypatch.setattr(module, "SHARD_ROWS", 4)
     monkeypatch.setattr(TokenRows, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        module.generate_answers(engine, prompts, lambda _: None, tmp_path, label="")
-    answers = module.generate_answers(engine, prompts, lambda _: None, tmp_path, label="")
+        module.generate_answers(engine, prompts, lambda _: SamplingParams(max_new_tokens=1), tmp_path, label="")
+    answers = module.generate_answers(engine, prompts, lambda _: SamplingParams(max_new_tokens=1), tmp_path, label="")
     assert [(i, tokens.tolist()) for i, tokens, _ in answers.rows()] == [(i, [i]) for i in range(6)]
