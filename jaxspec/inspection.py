@@ -193,7 +193,7 @@ def inspect_steps(
         raise EngineError(str(engine.core.error))
     params = SamplingParams.merge(params, sampling)
     request = engine.make_request(prompt, params, raw=raw, chat_template_kwargs=chat_template_kwargs)
-    with own_settings(engine.core.device), compilation_cache():
+    with own_settings(engine.core.device), compilation_cache(), engine.core.weights_lock:
         steps = list(_Run(engine, request).steps())
     return Inspection(steps, request.generation())
 
@@ -212,6 +212,7 @@ class _Run:
             engine.core.when_closed.append(partial(_ORACLES.pop, engine.programs, None))
             _ORACLES[engine.programs] = Oracle(engine.programs)
         self.oracle = _ORACLES[engine.programs]
+        self.oracle.renew()
         models = self.oracle.models
         self.config = replace(engine.config, batch_size=1, num_pages=engine.config.table_width)
         mesh = engine.programs.leaves[0].sharding.mesh
@@ -224,6 +225,7 @@ class _Run:
             chunk_size=self.config.prefill_chunk,
             max_chunks=1,
             prefix_caching=False,
+            weights_version=engine.weights_version,
         )
         self.scheduler.add(request)
 

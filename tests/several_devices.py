@@ -3,6 +3,7 @@
     python tests/several_devices.py pairs KIND WAY DRAFTER@DEVICES ...
     python tests/several_devices.py families NAME@DEVICES ...
     python tests/several_devices.py loading
+    python tests/several_devices.py weights
 
 JAX fixes the number of devices when it starts. Prints one line of JSON; the tests read it through `run`.
 """
@@ -21,7 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from converted_gguf import write_converted
+from flax import nnx
 from golden_files import golden_folder
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxspec_kernels.op import _WHY_NOT, Op
 from tiny_engines import DRAFTERS, SIZES, TinyEngines
 from tiny_models import write_target
@@ -210,8 +213,52 @@ def peaks_of_loading(checkpoint):
     return peaks
 
 
+def weights():
+    """For each form of new weights, whether an engine over two devices answers as one loaded with them."""
+    result = {}
+    with tempfile.TemporaryDirectory() as folder:
+        old, new = (write_target(Path(folder, name), seed=seed) for seed, name in enumerate(("old", "new")))
+        options = {"tensor_parallel": 2, "progress": False, "sampling_modes": ("greedy",), **SIZES}
+        options["drafter"] = {"kind": "draft_model", "source": str(old), "num_speculative_tokens": 3}
+        tensors = {name: tensor.read() for name, tensor in open_checkpoint(new).tensors.items()}
+        with jaxspec.load(new, **options) as engine:
+            expected = answers(engine, "greedy")
+            tree = jax.tree.map(jnp.copy, nnx.to_pure_dict(engine.weights))
+        forms = {
+            "numpy": lambda: tensors,
+            "one device": lambda: {name: jax.device_put(t, jax.devices()[3]) for name, t in tensors.items()},
+            "split": lambda: split_otherwise(tensors, AxisType.Auto),
+            "explicit": lambda: split_otherwise(tensors, AxisType.Explicit),
+            "tree": lambda: tree,
+        }
+        other = {name: tensor.read() for name, tensor in open_checkpoint(old).tensors.items()}
+        with jaxspec.load(old, **options) as engine:
+            for name, make in forms.items():
+                engine.update_weights(other)
+                assert answers(engine, "greedy") != expected
+                places = [leaf.sharding for leaf in engine.programs.leaves]
+                engine.update_weights(make())
+                engine.update_weights(make())
+                same = places == [leaf.sharding for leaf in engine.programs.leaves]
+                result[name] = same and answers(engine, "greedy") == expected
+    return result
+
+
+def split_otherwise(tensors, axis_type):
+    """Tensors that are split by their last axis over a mesh of another name."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("other",), axis_types=(axis_type,))
+    return {
+        name: jax.device_put(t, NamedSharding(mesh, PartitionSpec(*(None,) * (t.ndim - 1), "other")))
+        for name, t in tensors.items()
+    }
+
+
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", DEVICES)
     Programs.compile_in_background = lambda programs, sizes: None  # type: ignore[method-assign]
     what, *texts = sys.argv[1:]
-    print(json.dumps({"pairs": pairs, "families": families, "loading": loading}[what](*texts)))
+    print(
+        json.dumps(
+            {"pairs": pairs, "families": families, "loading": loading, "weights": weights}[what](*texts)
+        )
+    )

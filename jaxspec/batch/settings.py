@@ -51,6 +51,8 @@ def run_settings(
         activations = resolve_activations(
             engine.cpu_activations, jnp.dtype(dtype), devices=engine.tensor_parallel
         )
+        if not config.engine.packed:
+            activations = "float32"
     return {
         "model": checkpoint_digest(config.target),
         **_drafter(config.drafter),

@@ -36,6 +36,8 @@ class EngineConfig:
         takes 1, as their steps take longer than the host's work between them.
       dtype: "float32" or "bfloat16", of weights and activations; None takes float32 on a CPU and bfloat16
         elsewhere.
+      packed: keep weights in their checkpoint's quantised format where a kernel reads it. False expands them,
+        so that they can be updated (`Engine.update_weights`); weights from memory are never packed.
       cpu_activations: rounding of activations for products with packed weights on a CPU. "int8" makes integer
         formats (Q8_0, Q4_0, Q4_1, …) several times faster, and rounds the weights of a head to Q4_1;
         "float32" does not round. None takes "int8" where it is supported.
@@ -59,6 +61,7 @@ class EngineConfig:
     slot_sizes: tuple | list | None = None
     steps_per_dispatch: int | None = None
     dtype: str | None = None
+    packed: bool = True
     cpu_activations: str | None = None
     cache_dtype: str | None = None
     synthetic_acceptance_length: float | None = None
@@ -78,8 +81,9 @@ class EngineConfig:
                 at_least(f"engine.{name}", getattr(self, name), 1)
         if self.mixed_prefill_tokens is not None:
             at_least("engine.mixed_prefill_tokens", self.mixed_prefill_tokens, 0)
-        if not isinstance(self.prefix_caching, bool):
-            raise ConfigError(f"engine.prefix_caching must be true or false, not {self.prefix_caching!r}")
+        for name in ("prefix_caching", "packed"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"engine.{name} must be true or false, not {getattr(self, name)!r}")
         for size in self.slot_sizes or ():
             at_least("engine.slot_sizes", size, 1)
         if self.page_size & (self.page_size - 1):
@@ -179,6 +183,7 @@ class EngineOptions(TypedDict, total=False):
     page_size: int
     num_pages: int | None
     prefix_caching: bool
+    packed: bool
     prefill_chunk: int | None
     prefill_batch_size: int | None
     mixed_prefill_tokens: int | None

@@ -27,9 +27,10 @@ from jaxspec.attention import (
     row_positions,
     take_rows,
 )
-from jaxspec.checkpoints import Checkpoint, Tokenizer
+from jaxspec.checkpoints import Checkpoint, TensorSource, Tokenizer
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.flags import Flag
+from jaxspec.models.loading import IGNORED
 from jaxspec.models.packed_weights import Activations
 from jaxspec.models.parameters import Buffer
 from jaxspec.sampling import DraftVocabulary, SamplingMode, SamplingState
@@ -246,6 +247,7 @@ class Drafter(nnx.Module):
 
     Attributes:
       title: how messages call a checkpoint of it, with an article.
+      ignored: name patterns of the tensors of a checkpoint that it does not use.
       weights_from, reads: see `jaxspec.config.drafter.DrafterKind`.
       num_speculative_tokens: the largest K.
       probabilistic: whether drafts are drawn from its distribution or are its most likely tokens.
@@ -256,6 +258,7 @@ class Drafter(nnx.Module):
     """
 
     title: ClassVar[str] = "a drafter"
+    ignored: ClassVar[tuple[str, ...]] = IGNORED
     weights_from: ClassVar[Literal["own", "target", "none"]] = "none"
     reads: ClassVar[tuple[str, ...]] = ("options",)
     num_speculative_tokens: int
@@ -288,6 +291,18 @@ class Drafter(nnx.Module):
             shape.
         """
         raise ConfigError(f"{cls.title} is made in Python: {cls.__name__} has no `plan` that loads it")
+
+    def update_tensors(self, checkpoint: Checkpoint, target: Target) -> Checkpoint:
+        """The checkpoint with the tensors that the drafter's parameters are made of, for new weights.
+
+        Args:
+          checkpoint: the drafter's new weights, by the names of its checkpoint.
+        """
+        return checkpoint
+
+    def copies(self, target: Target) -> dict[str, TensorSource]:
+        """The tensors of its checkpoint that are copies of the target's weights, read when they are used."""
+        return {}
 
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:

@@ -5,14 +5,17 @@ The two vocabularies may have different numbers of rows: models of one series ar
 Source: Y. Leviathan et al., arXiv 2211.17192.
 """
 
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxspec.attention import AnyMemory, LayerCache, LayerCacheShape, RowBlock, join_rows, split_rows
 from jaxspec.checkpoints import Checkpoint, Tokenizer
+from jaxspec.checkpoints.memory import ArrayTensor
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.drafters.base import Build, Description, DrafterReader, Needs, Rows, Target
@@ -20,7 +23,14 @@ from jaxspec.drafters.formats import open_drafter
 from jaxspec.drafters.vocabulary import vocabulary_buffers
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.language_model import has_bare_names
-from jaxspec.models.loading import IGNORED, ModulePlan, matching, plan_target, target_config
+from jaxspec.models.loading import (
+    IGNORED,
+    ModulePlan,
+    decoder_tensors,
+    matching,
+    plan_target,
+    target_config,
+)
 from jaxspec.sharding import local_start, make_mesh, sharding
 
 SPLIT_FROM = 160 << 20
@@ -78,6 +88,14 @@ class DraftModel(AutoregressiveDrafter):
             return drafter
 
         return read
+
+    def update_tensors(self, checkpoint: Checkpoint, target: Target) -> Checkpoint:
+        checkpoint = decoder_tensors(self.model, checkpoint)
+        tensors = dict(checkpoint.tensors)
+        for ids in filter(None, (self.target_ids, self.draft_ids)):  # the maps of ids stay
+            source = ids.get_metadata("source")
+            tensors[source.tensors[0][0]] = ArrayTensor(source.split(np.asarray(ids[...]))[0])
+        return replace(checkpoint, tensors=tensors)
 
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:

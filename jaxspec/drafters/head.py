@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels.matmul import PackedWeight
@@ -11,6 +12,7 @@ from jaxspec_kernels.matmul import PackedWeight
 from jaxspec.attention import CacheShape, LayerCacheShape
 from jaxspec.checkpoints import Checkpoint, CheckpointError, TensorSource
 from jaxspec.checkpoints.blocks import Blocks
+from jaxspec.checkpoints.memory import ArrayTensor
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.base import Build, Description, Drafter, DrafterReader, Target
 from jaxspec.drafters.flags import Flag
@@ -74,12 +76,17 @@ class Head(Drafter):
     Attributes:
       config_type: the class of its configuration, which is the first argument of its constructor.
       config: its configuration.
+      most_drafted: see `DrafterConfig.draft_vocab_size`.
+      copies_rows: whether its output rows are copies of the target's.
     """
 
     weights_from = "own"
     reads = ("draft_vocab_size",)
+    ignored = _IGNORED
     config_type: ClassVar[type[HeadConfig]]
     config: Any
+    most_drafted: int | None = None
+    copies_rows: bool = False
 
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
@@ -103,7 +110,7 @@ class Head(Drafter):
         elif head.own_head:
             tensors["lm_head.weight"] = rows
         checkpoint = replace(checkpoint, tensors=tensors)
-        make: Callable[..., Drafter] = cls
+        make: Callable[..., Head] = cls
         plan = plan_module(
             lambda rngs: make(head, **config.settings, dtype=build.dtype, rngs=rngs),
             checkpoint,
@@ -116,14 +123,33 @@ class Head(Drafter):
                 (variable, [filled if tensor is rows else tensor for tensor in stored])
                 for variable, stored in plan.parameters
             ]
-            return replace(plan, parameters=parameters).read(
+            drafter = replace(plan, parameters=parameters).read(
                 build.mesh,
                 packed=build.packed,
                 activations=build.activations,
                 rounded=build.activations == "int8",
             )
+            drafter.most_drafted = config.draft_vocab_size
+            drafter.copies_rows = any(tensor is rows for _, stored in plan.parameters for tensor in stored)
+            return drafter
 
         return read
+
+    def update_tensors(self, checkpoint: Checkpoint, target: Target) -> Checkpoint:
+        checkpoint = _with_vocabulary(checkpoint, target.config.vocab_size)
+        checkpoint = _most_frequent(checkpoint, self.most_drafted)
+        tensors = dict(checkpoint.tensors)
+        if self.copies_rows and "lm_head.weight" not in tensors:
+            ids = _drafted_ids(checkpoint, target.config.vocab_size)
+            tensors["lm_head.weight"] = TargetRows(jnp.asarray(ids, jnp.int32), target=target)
+        return replace(checkpoint, tensors=tensors)
+
+    def copies(self, target: Target) -> dict[str, TensorSource]:
+        if not self.copies_rows:
+            return {}
+        every = jnp.arange(target.config.vocab_size, dtype=jnp.int32)
+        ids = every if self.target_ids is None else self.target_ids[...]
+        return {"lm_head.weight": TargetRows(ids, target=target)}
 
     @classmethod
     def describe(cls, checkpoint: Checkpoint, target: ModelConfig | None) -> Description:
@@ -252,6 +278,29 @@ class OutputRows:
             return None
         stored = self.kernel.stored(self.ids)
         return Blocks(*(None if array is None else np.asarray(array) for array in stored))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class TargetRows(ArrayTensor):
+    """`OutputRows` of a target whose weights are about to change.
+
+    Attributes:
+      array: i32[W], the ids.
+      target: the target. Its output projection is read by `value`.
+    """
+
+    target: Any = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.array.size, self.target.config.hidden_size)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.float32)
+
+    def value(self) -> jax.Array:
+        return jnp.take(self.target.output_kernel, self.array, axis=1).T
 
 
 def _drafted_ids(checkpoint: Checkpoint, vocab_size: int) -> np.ndarray:

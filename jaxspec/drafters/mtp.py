@@ -68,6 +68,7 @@ class Mtp(AutoregressiveDrafter):
     title = "a model with multi-token-prediction layers"
     weights_from = "target"
     reads = ()
+    ignored = (*IGNORED, *COPIES)
 
     def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
@@ -111,14 +112,15 @@ class Mtp(AutoregressiveDrafter):
             config.source, file=config.file, sha256=config.sha256, progress=build.progress
         )
         layer = mtp_config(checkpoint, target).over(build.devices)
-        prefix = f"{layer_name(layer)}."
-        own = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)}
         plan = plan_module(
             lambda rngs: cls(layer, **config.settings, dtype=build.dtype, rngs=rngs),
-            replace(checkpoint, tensors=own),
-            ignore=(*IGNORED, *COPIES),
+            _of_layer(checkpoint, layer),
+            ignore=cls.ignored,
         )
         return lambda _: plan.read(build.mesh, packed=build.packed, activations=build.activations)
+
+    def update_tensors(self, checkpoint: Checkpoint, target: Target) -> Checkpoint:
+        return _of_layer(checkpoint, self.config)
 
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
@@ -137,3 +139,10 @@ class Mtp(AutoregressiveDrafter):
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
         # The output head reads a state that is normed exactly once, whichever form is recycled.
         return target.logits(hidden if self.recycles_normed else self.norm(hidden))
+
+
+def _of_layer(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
+    """The checkpoint with the layer's tensors alone."""
+    prefix = f"{layer_name(config)}."
+    own = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)}
+    return replace(checkpoint, tensors=own)

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.models.parameters import Buffer, Index
+from jaxspec.models.parameters import Buffer, Index, array_functions
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Offsets:
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return (("d2t", (self.draft_vocab_size,)),)
 
-    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
+    def join(self, tensors: Sequence[Any], index: Index = ()) -> Any:
         return (tensors[0] + np.arange(self.draft_vocab_size)).astype(np.int32)[index]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
@@ -39,9 +39,10 @@ class Membership:
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return (("t2d", (self.vocab_size,)),)
 
-    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
+    def join(self, tensors: Sequence[Any], index: Index = ()) -> Any:
         member = tensors[0].astype(bool)
-        return np.where(member, np.cumsum(member) - 1, -1).astype(np.int32)[index]
+        functions = array_functions(tensors)
+        return functions.where(member, functions.cumsum(member) - 1, -1).astype(np.int32)[index]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
         return [value >= 0]

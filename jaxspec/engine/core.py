@@ -1,6 +1,7 @@
 """Runs rounds of dispatches, with the device always one round ahead of the host."""
 
 import logging
+import threading
 import time
 import traceback
 from collections import deque
@@ -13,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxspec.checkpoints import CheckpointError
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Target
 from jaxspec.engine.adaptive_k import AdaptiveK, times_file
@@ -26,7 +28,9 @@ from jaxspec.engine.host.pages import PagePool
 from jaxspec.engine.host.request import Request
 from jaxspec.engine.host.scheduler import Dispatch, Scheduler
 from jaxspec.engine.programs import Programs
+from jaxspec.engine.weights import WeightUpdate
 from jaxspec.jax_settings import platform
+from jaxspec.models.array_weights import overwrite
 from jaxspec.sampling import SamplingMode, required_mode
 from jaxspec.sharding import replicated
 
@@ -44,6 +48,8 @@ class EngineCore:
       device: the first device.
       modes: the sampling modes that have a decode program.
       later_sizes: the programs that are compiled in the background.
+      target, drafter: the networks, with their weights; absent once the engine is closed.
+      weights_lock: held while weights are replaced, and by who reads them in another thread.
       error: why no more requests are accepted; None while they are.
       when_idle: functions to call once, as soon as there is nothing to do.
       when_closed: functions to call once it is closed.
@@ -66,6 +72,9 @@ class EngineCore:
         self.device: jax.Device = mesh.devices.flat[0]
         self.counters = Counters()
         self.error: EngineError | None = None
+        self.target, self.drafter = target, drafter
+        self.weights_lock = threading.Lock()
+        self._updates: deque[WeightUpdate] = deque()
         self.when_idle: list[Callable[[], object]] = []
         self.when_closed: list[Callable[[], object]] = []
         self.when_prepared: list[Callable[[], object]] = []
@@ -112,8 +121,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request waits or runs, or a dispatch's results are still to be read."""
-        return bool(self.scheduler) or bool(self._in_flight)
+        """Whether a request or an update of weights waits, one runs, or results are still to be read."""
+        return bool(self.scheduler) or bool(self._in_flight) or bool(self._updates)
 
     def add(self, requests: Sequence[Request]) -> None:
         """Queues requests; if the engine has failed or is closed, they fail at once."""
@@ -131,6 +140,39 @@ class EngineCore:
         for request in requests:
             self.scheduler.abort(request, why)
 
+    def update(self, update: WeightUpdate) -> None:
+        """Queues new weights. Until they are in place, requests that have not begun wait."""
+        if self.error is not None:
+            update.done.set_exception(self.error)
+            return
+        self._updates.append(update)
+        self.scheduler.is_held = True
+        if update.in_flight == "abort":
+            self.abort(self.scheduler.begun(), "the weights were replaced")
+
+    def _update_weights(self) -> None:
+        """Puts new weights in place, unless a request has begun with the old ones."""
+        while self._updates and not self.scheduler.begun():
+            while self._in_flight:  # of requests that have ended
+                self._commit(*self._in_flight[0])
+                self._in_flight.popleft()
+            update = self._updates.popleft()
+            try:
+                with self.weights_lock:
+                    overwrite(update.parameters)
+                    self.programs.replace_weights(Models(self.target, self.drafter))
+            except BaseException as error:  # the client waits for it
+                update.done.set_exception(error)
+                if not isinstance(error, CheckpointError):  # some weights are new, some old, some gone
+                    self.close(f"an update of its weights failed: {_one_line(error)}", reason="failed")
+                continue
+            self.scheduler.pages.clear()
+            if self.adaptive_k is not None:
+                self.adaptive_k.choice.forget_acceptance()
+            self.scheduler.weights_version += 1
+            update.done.set_result(self.scheduler.weights_version)
+        self.scheduler.is_held = bool(self._updates)
+
     def close(self, why: str, *, reason: Literal["aborted", "failed"] = "aborted") -> None:
         """Ends every request, accepts no more, and frees the device's state and the weights."""
         self.error = EngineError(why)
@@ -139,8 +181,11 @@ class EngineCore:
             request.end(reason, why)
         self.scheduler.waiting.clear()
         self._in_flight.clear()
+        while self._updates:
+            self._updates.popleft().done.set_exception(self.error)
         self._drop_state()
-        self.__dict__.pop("_make_state", None)  # it holds the weights, too
+        for holder in ("_make_state", "target", "drafter"):  # they hold the weights, too
+            self.__dict__.pop(holder, None)
         self.programs.close()
         while self.when_closed:
             self.when_closed.pop()()
@@ -158,6 +203,8 @@ class EngineCore:
 
     def _round(self) -> None:
         self.scheduler.expire(time.monotonic())
+        if self._updates:
+            self._update_weights()
         self.scheduler.mixed_chunks = self._mixed_chunks()
         plan = self.scheduler.plan()
         for dispatch in plan:

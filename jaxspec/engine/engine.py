@@ -11,13 +11,14 @@ from numbers import Integral, Real
 from queue import SimpleQueue
 from threading import Lock
 from time import monotonic
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import jax
 from flax import nnx
 from jax.sharding import Mesh
 
 from jaxspec.checkpoints import Tokenizer
+from jaxspec.checkpoints.memory import Names
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.drafters.base import Drafter, Target
 from jaxspec.engine.core import EngineCore
@@ -29,7 +30,9 @@ from jaxspec.engine.host.request import Listener, Request
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt, as_prompts, encode_prompt, is_one_prompt
 from jaxspec.engine.thread import EngineThread
+from jaxspec.engine.weights import InFlight, plan_weight_update
 from jaxspec.jax_settings import own_settings
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.packed_weights import rounds_activations
 from jaxspec.sampling import (
     DEFAULT_MAX_NEW_TOKENS,
@@ -46,6 +49,7 @@ class Engine:
 
     - `generate` answers one prompt or several; `stream` answers one piece by piece.
     - `run` answers requests from `make_request` as they come, with priorities and deadlines.
+    - `update_weights` replaces the weights while it runs; `weights`, `target` and `drafter` are for looking.
     - `counters` says what work was done; `forget_prefixes` empties the prefix cache.
     - `close` frees the device's memory.
 
@@ -310,6 +314,86 @@ class Engine:
         if generation.finish_reason == "failed" and self.core.error is not None:
             raise self.core.error
         return generation
+
+    def update_weights(
+        self,
+        weights: Any = None,
+        drafter: Any = None,
+        *,
+        in_flight: InFlight = "finish",
+        names: Names | None = None,
+    ) -> int:
+        """Replaces the weights, and waits until they are in place.
+
+        Everything is checked before anything is changed. The new weights are written into the memory of the
+        old ones, parameter by parameter and from device to device; the caller keeps its arrays, and may
+        donate them as soon as this returns. Nothing is compiled but at the first update from arrays of these
+        shapes and places. Requests that have not begun wait meanwhile, and prefixes are forgotten.
+
+        Args:
+          weights: the target's, as for `jaxspec.load`, every parameter of it; None keeps them. Copies of them
+            in the drafter follow.
+          drafter: the drafter's, in the same forms, by the names of its checkpoint; None keeps them.
+          in_flight: what becomes of requests that have begun: "finish" waits for their end, "abort" aborts
+            them. No answer is made of two versions.
+          names: see `jaxspec.load`.
+
+        Returns:
+          The version of the weights, 1 after the first update; later answers have it.
+
+        Raises:
+          CheckpointError: an array is missing, unexpected, of another shape or not finite, or the weights to
+            be replaced are packed; the old ones go on.
+          ValueError: another argument is wrong.
+          EngineError: the engine is closed, or its device failed.
+        """
+        with own_settings(self.core.device):
+            update = plan_weight_update(
+                cast(Decoder, self.target), self.drafter, weights, drafter, in_flight=in_flight, names=names
+            )
+        self._thread.put(lambda core: core.update(update))
+        return update.done.result()
+
+    @property
+    def weights_version(self) -> int:
+        """How often the weights have been replaced."""
+        return self.core.scheduler.weights_version
+
+    @property
+    def weights(self) -> nnx.State:
+        """The target's parameters as a flax state, without a copy.
+
+        Its arrays are the engine's own: the next update deletes them. The drafter's are those of
+        `nnx.state(engine.drafter)`.
+
+        Raises:
+          EngineError: the engine is closed.
+        """
+        return nnx.state(self.target)
+
+    @property
+    def target(self) -> Target:
+        """The target network, with the present weights.
+
+        Raises:
+          EngineError: the engine is closed.
+        """
+        return self._network("target")
+
+    @property
+    def drafter(self) -> Drafter:
+        """The drafter, with the present weights.
+
+        Raises:
+          EngineError: the engine is closed.
+        """
+        return self._network("drafter")
+
+    def _network(self, name: str) -> Any:
+        network = vars(self.core).get(name)
+        if network is None:
+            raise self.core.error or EngineError("the engine is closed")
+        return network
 
     def forget_prefixes(self) -> None:
         """Empties the prefix cache: later prompts are computed from their first token.

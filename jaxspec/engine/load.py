@@ -1,13 +1,23 @@
 """Loads an engine by name, or answers prompts in one call."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack, overload
 
 import jax.numpy as jnp
 
-from jaxspec.checkpoints import open_checkpoint
-from jaxspec.config import DEFAULT_MODEL, Config, EngineOptions, resolve_config
+from jaxspec.checkpoints import Checkpoint, open_checkpoint
+from jaxspec.checkpoints.memory import Names
+from jaxspec.config import (
+    DEFAULT_MODEL,
+    Config,
+    ConfigError,
+    DrafterConfig,
+    EngineOptions,
+    SourceConfig,
+    resolve_config,
+)
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.formats import DrafterChoice, drafter_keys
 from jaxspec.drafters.loading import Build, place_drafter, plan_drafter
@@ -17,16 +27,20 @@ from jaxspec.engine.engine import Engine, parse_modes
 from jaxspec.engine.gpu_packages import check_gpu_packages
 from jaxspec.engine.host.answer import Generation
 from jaxspec.engine.prompts import Prompt, as_prompts
+from jaxspec.engine.weights import follow
 from jaxspec.jax_settings import Device, choose_devices, own_settings, platform
-from jaxspec.models.loading import plan_target, target_config
+from jaxspec.models.array_weights import overwrite
+from jaxspec.models.loading import plan_target, plan_weights, target_config
 from jaxspec.models.packed_weights import keeps_packed, resolve_activations
 from jaxspec.sampling import SamplingMode, SamplingParams, required_mode
 from jaxspec.sharding import make_mesh
 
 
 def load(
-    model: str | Path = DEFAULT_MODEL,
+    model: str | Path | Mapping[str, Any] = DEFAULT_MODEL,
     *,
+    weights: Any = None,
+    names: Names | None = None,
     drafter: DrafterChoice | None = None,
     device: Device | None = None,
     sampling_modes: Sequence[str | SamplingMode] = ("greedy", "sampled"),
@@ -38,7 +52,14 @@ def load(
     Args:
       model: the name of a configuration (`jaxspec.list_configs()`), the path of a TOML configuration, or
         a checkpoint: a folder, a .gguf file or a Hugging Face Hub id. A checkpoint is drafted for by prompt
-        lookup unless `drafter` says how to draft.
+        lookup unless `drafter` says how to draft. With `weights`, also the contents of a `config.json`, for a
+        target without a tokenizer.
+      weights: the target's weights from memory, in place of the checkpoint's: a mapping of Hugging Face names
+        to arrays of NumPy or JAX, or the tree that `Engine.weights` gives, in its form or as orbax restores
+        it. They are copied, arrays of JAX from device to device, and never packed.
+      names: translates the names of another library's tree. Called with an array's path in the tree, joined
+        by dots; returns a Hugging Face name, or that and the order of the array's axes in the tensor's, where
+        those in a tuple become one (`("…q_proj.weight", ((1, 2), 0))`), or None to leave it out.
       drafter: how to draft, in place of the configuration's drafter: a kind ("ngram", or "none" for plain
         decoding), the checkpoint of a head or of a smaller model, the name of a configuration whose drafter
         to take, keys of `DrafterConfig` to set ({"kind": "eagle3", "source": "path/of/head"}), a
@@ -55,11 +76,13 @@ def load(
       ConfigError: the configuration is wrong, or does not fit the machine.
       CheckpointError: a checkpoint cannot be read, or does not hold what the model needs.
     """
-    config = resolve_config(model).replace(drafter=drafter_keys(drafter), engine=engine)
+    named = _from_memory(model, weights) if isinstance(model, Mapping) else resolve_config(model)
+    config = named.replace(drafter=drafter_keys(drafter), engine=engine)
     devices = choose_devices(device, config.engine.tensor_parallel)
     made = drafter if isinstance(drafter, Drafter) else None
+    given = None if weights is None else GivenWeights(weights, names, model)
     with own_settings(devices[0]):
-        return _load(config, devices, sampling_modes, progress, made)
+        return _load(config, devices, sampling_modes, progress, made, given)
 
 
 def _load(
@@ -68,12 +91,14 @@ def _load(
     sampling_modes: Sequence[str | SamplingMode],
     progress: bool,
     made: Drafter | None,
+    given: "GivenWeights | None",
 ) -> Engine:
     parse_modes(sampling_modes)
     check_gpu_packages()
     target_source = config.target
     mesh = make_mesh(config.engine.tensor_parallel, devices)
-    checkpoint = open_checkpoint(
+    checkpoint = given.checkpoint() if given else None
+    checkpoint = checkpoint or open_checkpoint(
         target_source.source, file=target_source.file, sha256=target_source.sha256, progress=progress
     )
     shape = target_config(checkpoint)
@@ -81,9 +106,12 @@ def _load(
     config.engine.check_fits(backend=platform(), model_limit=shape.max_position_embeddings)
     dtype = jnp.dtype(config.engine.dtype_on(platform()))
     activations = resolve_activations(config.engine.cpu_activations, dtype, devices=mesh.size)
-    plan = plan_target(checkpoint, dtype=dtype, devices=mesh.size)
+    if given is None:
+        plan = plan_target(checkpoint, dtype=dtype, devices=mesh.size)
+    else:
+        plan = plan_weights(checkpoint, given.weights, given.names, dtype=dtype, devices=mesh.size)
     # Decoding is bound by the bandwidth for weights, so packed ones stay packed where that works.
-    packed = keeps_packed(dtype, devices=mesh.size)
+    packed = config.engine.packed and given is None and keeps_packed(dtype, devices=mesh.size)
     build = Build(dtype, mesh, packed, activations, checkpoint.tokenizer, progress)
     if made is None:
         read_drafter = plan_drafter(config.drafter, plan.module.config, build)
@@ -91,10 +119,13 @@ def _load(
         read_drafter = lambda target: place_drafter(made, mesh)  # noqa: E731
     # The plans have checked names and shapes; only now are weights read.
     target = plan.read(mesh, packed=packed, activations=activations)
+    drafting = read_drafter(target)
+    if given is not None:
+        overwrite([follow(target, drafting, given.weights, given.names)])
     with compilation_cache():
         return Engine(
             target,
-            read_drafter(target),
+            drafting,
             tokenizer=checkpoint.tokenizer,
             eos_token_ids=checkpoint.eos_token_ids,
             config=config.engine,
@@ -103,6 +134,34 @@ def _load(
             is_adaptive=config.drafter.is_adaptive and made is None,
             progress=progress,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class GivenWeights:
+    """Weights from memory: the arguments of `load`."""
+
+    weights: Any
+    names: Names | None
+    model: str | Path | Mapping[str, Any]
+
+    def checkpoint(self) -> Checkpoint | None:
+        """A checkpoint without tensors; None if the model has one."""
+        if not isinstance(self.model, Mapping):
+            return None
+        ends = self.model.get("eos_token_id")
+        ids = [token for token in (ends if isinstance(ends, list | tuple) else [ends]) if token is not None]
+        return Checkpoint("weights", self.model, {}, eos_token_ids=tuple(ids))
+
+
+def _from_memory(model: Mapping[str, Any], weights: Any) -> Config:
+    """The configuration of a target that is a `config.json` with weights from memory.
+
+    Raises:
+      ConfigError: there are no weights.
+    """
+    if weights is None:
+        raise ConfigError("model is the contents of a config.json, and weights are missing")
+    return Config("weights", SourceConfig("weights"), DrafterConfig("ngram"))
 
 
 @overload

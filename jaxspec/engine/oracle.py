@@ -34,6 +34,10 @@ class Oracle:
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
         self.models = self._merge(self._leaves)
 
+    def renew(self) -> None:
+        """Takes over the engine's weights, which may have been replaced."""
+        self.models = self._merge(self._leaves)
+
     def step(self, plan: Plan, state: EngineState, watch: Watch = lambda phase, run: run()) -> Carry:
         """`engine_step`, phase by phase; donates the state."""
         carry = Carry(state, Proposal.none(len(state.length)))

@@ -162,6 +162,11 @@ class Programs:
         for thread in self._background:
             thread.join()
 
+    def replace_weights(self, models: Models) -> None:
+        """Takes other arrays of the same shapes, dtypes and shardings for all later dispatches."""
+        # In place: who looks between the phases of a step has the same list.
+        self.leaves[:] = jax.tree.leaves(nnx.state(models))
+
     def close(self) -> None:
         """Lets go of the weights and leaves uncompiled what is; nothing can run any more."""
         self._left.clear()

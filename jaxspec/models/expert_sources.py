@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxspec.models.parameters import Index, Projection, Source, fused_gate_up
+from jaxspec.models.parameters import Index, Projection, Source, array_functions, fused_gate_up
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Stacked:
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return tuple(tensor for expert in self.experts for tensor in expert.tensors)
 
-    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
+    def join(self, tensors: Sequence[Any], index: Index = ()) -> Any:
         each = len(self.experts[0].tensors)
         chosen, rest = (index[0], index[1:]) if index else (slice(None), ())
-        return np.stack(
+        return array_functions(tensors).stack(
             [
                 self.experts[i].join(tensors[i * each : (i + 1) * each], rest)
                 for i in range(len(self.experts))[chosen]
@@ -64,8 +64,8 @@ class InterleavedGateUp:
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return ((self.name, self.shape),)
 
-    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
-        return np.swapaxes(tensors[0].reshape(*tensors[0].shape[:-1], -1, 2), -1, -2)[index]
+    def join(self, tensors: Sequence[Any], index: Index = ()) -> Any:
+        return tensors[0].reshape(*tensors[0].shape[:-1], -1, 2).swapaxes(-1, -2)[index]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
         return [np.swapaxes(value, -1, -2).reshape(self.shape)]

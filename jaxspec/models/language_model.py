@@ -9,6 +9,8 @@ _RENAMED = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
+NESTED = tuple(_RENAMED)
+"""How the names of such a checkpoint's text model begin."""
 _OTHERS = tuple(
     f"{model}{part}." for model in ("", "model.") for part in ("vision_tower", "multi_modal_projector")
 )

@@ -16,12 +16,24 @@ from jax.sharding import Mesh
 
 from jaxspec.checkpoints import Checkpoint, CheckpointError, StrictTensors, TensorSource
 from jaxspec.checkpoints.finite import is_finite
+from jaxspec.checkpoints.memory import Names, array_tensors
 from jaxspec.config import ModelConfig
 from jaxspec.jax_settings import own_settings
+from jaxspec.models.array_weights import (
+    Parameters,
+    check_finite,
+    convert,
+    flatten,
+    from_host,
+    on_device,
+    source_of,
+    variables,
+    whole_parameters,
+)
 from jaxspec.models.decoder import Decoder
-from jaxspec.models.language_model import language_model
+from jaxspec.models.language_model import NESTED, language_model
 from jaxspec.models.packed_weights import Activations, Packed, floats_of, packed_sharding, stored_weight
-from jaxspec.models.parameters import HeadRows, Index, Source
+from jaxspec.models.parameters import HeadRows, Source
 from jaxspec.models.registry import FAMILIES
 from jaxspec.sharding import make_mesh, sharding
 
@@ -49,7 +61,7 @@ class ModulePlan(Generic[Module]):
 
     name: str
     module: Module
-    parameters: list[tuple[nnx.Variable, list[TensorSource]]]
+    parameters: Parameters
 
     def read(
         self,
@@ -78,6 +90,7 @@ class ModulePlan(Generic[Module]):
           CheckpointError: a weight is NaN or infinite.
         """
         mesh = mesh or make_mesh()
+        check_finite(self.parameters)
         dense = self.parameters
         if packed:
             read = partial(stored_weight, activations=activations, rounded=rounded)
@@ -89,14 +102,18 @@ class ModulePlan(Generic[Module]):
         for variable, stored in dense:
             # Copies to devices are asynchronous and keep their part in host memory: wait for the last one.
             jax.block_until_ready(before)
-            source, array = variable.get_metadata("source"), variable.get_value()
+            source, array = source_of(variable, stored), variable.get_value()
             axes = variable.get_metadata("axes") if is_split else None
-            tensors = [tensor.read() for tensor in stored]
-            self._check_finite(tensors if source.kind == "float" else [], source, stored)
-            part = partial(_part, source, tensors, array.dtype)
-            before = jax.make_array_from_callback(array.shape, sharding(mesh, axes, array.shape), part)
+            place = sharding(mesh, axes, array.shape)
+            if on_device(stored):
+                before = convert(source, stored, array.dtype, place)
+            else:
+                tensors = [tensor.read() for tensor in stored]
+                self._check_finite(tensors if source.kind == "float" else [], source, stored)
+                like = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place)
+                before = from_host(source, tensors, like)
+                del tensors  # before the next ones are read
             variable.set_value(before)
-            del tensors, part  # before the next ones are read
         return self.module
 
     def _put_packed(
@@ -128,12 +145,6 @@ class ModulePlan(Generic[Module]):
         raise CheckpointError(f"{self.name}: tensor {name!r} holds NaN or infinity")
 
 
-def _part(source: Source, tensors: Sequence[np.ndarray], dtype: np.dtype, index: Index) -> np.ndarray:
-    """A device's part of a parameter, as a new array and never a view of the tensors."""
-    part = np.ascontiguousarray(source.join(tensors, index), dtype)
-    return part.copy() if any(np.may_share_memory(part, tensor) for tensor in tensors) else part
-
-
 @own_settings()
 def load_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, mesh: Mesh | None = None) -> Decoder:
     """A target network with a checkpoint's weights, split over `mesh` (one device by default).
@@ -151,10 +162,84 @@ def plan_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, devices: int = 1) -
     checkpoint = _one_matrix(language_model(checkpoint))
     config = target_config(checkpoint).over(devices)
     _check_depth(config.num_hidden_layers, checkpoint)
+    return plan_module(
+        lambda rngs: make_target(config, dtype=dtype, rngs=rngs), checkpoint, ignore=_ignored(config)
+    )
+
+
+def plan_weights(
+    checkpoint: Checkpoint, weights: Any, names: Names | None, *, dtype: jnp.dtype, devices: int = 1
+) -> ModulePlan[Decoder]:
+    """`plan_target` with weights in memory in place of the checkpoint's.
+
+    Args:
+      weights, names: see `jaxspec.load`.
+    """
+    arrays = flatten(weights)
+    config = ModelConfig.from_hf(checkpoint.config)
+    is_tied = config.tie_word_embeddings and "head.kernel" not in arrays
+    shape = replace(config, tie_word_embeddings=is_tied).over(devices)
+    module = nnx.eval_shape(lambda: make_target(shape, dtype=dtype, rngs=_OneKey(0)))
+    if names is None and variables(module).keys() & arrays.keys():
+        return ModulePlan("weights", module, whole_parameters(module, arrays))
+    tensors = array_tensors(arrays, names, "weights")
+    given = replace(checkpoint, name="weights", tensors=tensors)
+    return plan_target(given, dtype=dtype, devices=devices)
+
+
+def plan_update(
+    module: nnx.Module,
+    weights: Any,
+    names: Names | None,
+    *,
+    prepare: Callable[[Checkpoint], Checkpoint],
+    ignore: tuple[str, ...],
+) -> ModulePlan[Any]:
+    """Finds new values of a module's parameters in memory, without changing any.
+
+    Args:
+      module: has its arrays.
+      weights, names: see `jaxspec.load`.
+      prepare: brings a checkpoint's tensors into the form that the module is loaded from.
+      ignore: see `plan_module`.
+
+    Raises:
+      CheckpointError: an array is missing, unexpected, of another shape or not finite.
+    """
+    arrays = flatten(weights)
+    if names is None and variables(module).keys() & arrays.keys():
+        plan = ModulePlan("weights", module, whole_parameters(module, arrays))
+    else:
+        tensors = array_tensors(arrays, names, "weights")
+        checkpoint = prepare(Checkpoint("weights", {}, tensors))
+        plan = ModulePlan("weights", module, _find(module, checkpoint, ignore))
+    check_finite(plan.parameters)
+    return plan
+
+
+def plan_target_update(target: Decoder, weights: Any, names: Names | None) -> ModulePlan[Decoder]:
+    """`plan_update` of a target network."""
+    return plan_update(
+        target, weights, names, prepare=partial(decoder_tensors, target), ignore=_ignored(target.config)
+    )
+
+
+def decoder_tensors(model: Decoder, checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with the names that a network is loaded by."""
+    if any(name.startswith(NESTED) for name in checkpoint.tensors):
+        checkpoint = replace(checkpoint, config={"text_config": {}})
+    checkpoint = language_model(checkpoint)
+    tensors = dict(checkpoint.tensors)
+    if model.head is None and _EMBEDDING not in tensors and "lm_head.weight" in tensors:
+        tensors[_EMBEDDING] = tensors.pop("lm_head.weight")
+    return replace(checkpoint, tensors=tensors)
+
+
+def _ignored(config: ModelConfig) -> tuple[str, ...]:
+    """Patterns of the tensors that a target's loading ignores."""
     # Layers past the last one are read by the MTP drafter.
     further = range(config.num_hidden_layers, config.num_hidden_layers + config.num_nextn_predict_layers)
-    ignore = (*IGNORED, *(f"model.layers.{i}.*" for i in further))
-    return plan_module(lambda rngs: make_target(config, dtype=dtype, rngs=rngs), checkpoint, ignore=ignore)
+    return (*IGNORED, *(f"model.layers.{i}.*" for i in further))
 
 
 def _check_depth(num_layers: int, checkpoint: Checkpoint) -> None:
@@ -223,6 +308,11 @@ def plan_module(
       CheckpointError: a tensor is missing, unexpected or of another shape.
     """
     module = nnx.eval_shape(lambda: make(_OneKey(0)))
+    return ModulePlan(checkpoint.name, module, _find(module, checkpoint, ignore))
+
+
+def _find(module: nnx.Module, checkpoint: Checkpoint, ignore: tuple[str, ...]) -> Parameters:
+    """The tensors of every parameter of a module; see `plan_module`."""
     tensors = StrictTensors(checkpoint)
     tensors.ignore(*ignore)
     shared: dict[str, TensorSource] = {}
@@ -237,7 +327,7 @@ def plan_module(
 
     parameters = [(variable, find(source)) for variable, source in declared(module)]
     tensors.finish()
-    return ModulePlan(checkpoint.name, module, parameters)
+    return parameters
 
 
 def matching(checkpoint: Checkpoint, patterns: tuple[str, ...]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ Initialisation, loading, sharding and export all follow from the declaration.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,11 @@ from jaxspec_kernels.matmul import PackedWeight, matmul
 
 Index = tuple[slice, ...]
 """A part of an array: a slice for each axis; () is the whole array."""
+
+
+def array_functions(arrays: Sequence[Any]) -> Any:
+    """`numpy` for arrays of NumPy, `jax.numpy` for arrays of JAX."""
+    return np if isinstance(arrays[0], np.ndarray) else jnp
 
 
 class Source(Protocol):
@@ -33,10 +38,11 @@ class Source(Protocol):
         """Name and shape of every tensor that makes up the parameter."""
         ...
 
-    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
+    def join(self, tensors: Sequence[Any], index: Index = ()) -> Any:
         """The parameter, or the part `index` of it, from its tensors.
 
-        Tensors may be views of files; little more than the part is read or copied.
+        Tensors may be views of files; little more than the part is read or copied. They may be arrays of
+        JAX, too: then this is traced, and the parameter is one of JAX (`array_functions`).
         """
         ...
 
@@ -57,7 +63,7 @@ class Whole:
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return ((self.name, self.shape),)
 
-    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
+    def join(self, tensors: Sequence[Any], index: Index = ()) -> Any:
         return tensors[0][index]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
@@ -102,7 +108,7 @@ class Projection:
         """The source of a parameter with one value for every output."""
         return replace(self, in_shape=(1,))
 
-    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
+    def join(self, tensors: Sequence[Any], index: Index = ()) -> Any:
         first, *rest = self.out_shape
         stored = tensors[0].T.reshape(*self.in_shape, first // self.copies, *rest)
         if self.copies == 1:
@@ -142,13 +148,13 @@ class Fused:
         """See `Projection.per_output`."""
         return replace(self, parts=tuple(part.per_output() for part in self.parts))
 
-    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
+    def join(self, tensors: Sequence[Any], index: Index = ()) -> Any:
         # The parts are cut along the other axes before they are concatenated, and along this one after it.
         whole = slice(None)
         before = tuple(whole if i - len(index) == self.axis else each for i, each in enumerate(index))
         after = tuple(each if i - len(index) == self.axis else whole for i, each in enumerate(index))
         parts = [part.join([tensor], before) for part, tensor in zip(self.parts, tensors, strict=True)]
-        return np.concatenate(parts, axis=self.axis)[after]
+        return array_functions(parts).concatenate(parts, axis=self.axis)[after]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
         ends = np.cumsum([part.out_shape[self.axis] for part in self.parts])
@@ -182,7 +188,7 @@ class HeadRows:
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return ((self.name, (self.heads * self.rows, self.in_width)),)
 
-    def join(self, tensors: Sequence[np.ndarray], index: Index = ()) -> np.ndarray:
+    def join(self, tensors: Sequence[Any], index: Index = ()) -> Any:
         return self._by_head(tensors[0])[:, self.start : self.stop][index]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:

@@ -59,6 +59,7 @@ def test_ctrl_c_right_after_a_shard_is_written_leaves_every_answer_once(tmp_path
 
     engine = SimpleNamespace(make_request=lambda ids, params: ids, run=run, max_model_len=8)
     prompts, save, saved = [[i] for i in range(6)], TokenRows.save, []
+    one = SamplingParams(max_new_tokens=1)
 
     def interrupted(self, path):
         save(self, path)
@@ -69,6 +70,6 @@ def test_ctrl_c_right_after_a_shard_is_written_leaves_every_answer_once(tmp_path
     monkeypatch.setattr(module, "SHARD_ROWS", 4)
     monkeypatch.setattr(TokenRows, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        module.generate_answers(engine, prompts, lambda _: SamplingParams(max_new_tokens=1), tmp_path, label="")
-    answers = module.generate_answers(engine, prompts, lambda _: SamplingParams(max_new_tokens=1), tmp_path, label="")
+        module.generate_answers(engine, prompts, lambda _: one, tmp_path, label="")
+    answers = module.generate_answers(engine, prompts, lambda _: one, tmp_path, label="")
     assert [(i, tokens.tolist()) for i, tokens, _ in answers.rows()] == [(i, [i]) for i in range(6)]

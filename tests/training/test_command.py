@@ -315,7 +315,8 @@ def test_options_go_before_what_would_go_before_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("max_model_len", 64), ("cpu_activations", "int8"), ("tensor_parallel", 2)]
+    ("key", "value"),
+    [("max_model_len", 64), ("cpu_activations", "int8"), ("packed", False), ("tensor_parallel", 2)],
 )
 def test_sizes_of_an_engine_that_no_run_has_are_refused(tmp_path, capsys, key, value):
     config = write_run(tmp_path, engine={key: value})

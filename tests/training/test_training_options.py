@@ -510,8 +510,9 @@ def test_the_engine_is_the_runs_and_ends_answers_where_the_target_does(files, tm
         "cache_dtype": "bfloat16",
         "synthetic_acceptance_length": 2.0,
     }
-    # A training run refuses to split weights.
-    assert_complete("[engine]", fields(EngineConfig), settings, {"max_model_len", "tensor_parallel"})
+    # A training run refuses to split weights, and packs none.
+    refused = {"max_model_len", "tensor_parallel", "packed"}
+    assert_complete("[engine]", fields(EngineConfig), settings, refused)
     run = opened(files, tmp_path, engine=EngineConfig(**settings))
     (target, drafter), options = given(run._engine, 50)
     assert options["config"] == EngineConfig(**settings, max_model_len=50)

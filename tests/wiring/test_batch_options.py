@@ -110,7 +110,8 @@ def test_replicas_ask_their_engines_for_what_they_are_told(importable):
 
 
 # What decides an answer, and what only decides when it comes.
-COUNTS = {"dtype", "cache_dtype", "cpu_activations", "max_model_len", "synthetic_acceptance_length"}
+COUNTS = {"dtype", "cache_dtype", "packed", "cpu_activations", "max_model_len"}
+COUNTS |= {"synthetic_acceptance_length"}
 SPEED = {"batch_size", "page_size", "num_pages", "prefix_caching", "prefill_chunk", "prefill_batch_size"}
 SPEED |= {"mixed_prefill_tokens", "slot_sizes", "steps_per_dispatch", "tensor_parallel"}
 DRAFTER = {

@@ -88,6 +88,7 @@ ENGINE = {
     "slot_sizes": ((3,), lambda e: {size.slots for size in sizes(e) if size.mode} == {3}),
     "steps_per_dispatch": (2, lambda e: e.core.scheduler.steps == 2 and not e.core.scheduler.adapts_steps),
     "dtype": ("bfloat16", lambda e: {e.programs.leaves[0].dtype, cache(e).dtype} == {np.dtype("bfloat16")}),
+    "packed": (False, lambda e: {leaf.dtype for leaf in e.programs.leaves} == {np.dtype(np.float32)}),
     "cpu_activations": ("float32", lambda e: cache(e).dtype == np.float32),
     "cache_dtype": ("float16", lambda e: cache(e).dtype == np.float16),
     "synthetic_acceptance_length": (2.0, lambda e: e.programs.config.synthetic_acceptance_length == 2.0),
@@ -100,7 +101,7 @@ ENGINE = {
 def test_every_size_of_the_engine_arrives(name, load, files, monkeypatch):
     value, is_there = ENGINE[name]
     settings = {"model": files / "target", "drafter": {"kind": "ngram", "num_speculative_tokens": 3}}
-    if name == "cpu_activations":  # they are rounded only beside packed weights
+    if name in ("packed", "cpu_activations"):  # they are rounded only beside packed weights
         monkeypatch.setattr(packed_weights, "MIN_WEIGHT_BYTES", 0)
         settings["model"] = files / "packed.gguf"
     if is_there is None:
@@ -210,7 +211,7 @@ def test_every_key_of_a_configuration_file_is_read(tmp_path, monkeypatch):
     assert dataclasses.asdict(config.engine) == {**engine, "slot_sizes": [3]}
 
 
-LOAD = {"model", "drafter", "device", "sampling_modes", "progress"}
+LOAD = {"model", "weights", "names", "drafter", "device", "sampling_modes", "progress"}
 GENERATE = {
     "prompts",
     "model",
@@ -272,6 +273,17 @@ def test_the_end_of_an_answer_and_the_tokenizer_are_the_checkpoints(load, files,
     with load(tiny_config) as engine:
         assert engine.eos_token_ids == (2,)
         assert engine.tokenizer.encode("w6 w7") == [6, 7]
+
+
+def test_weights_and_their_names_arrive(load, files):
+    tensors = load_file(files / "target" / "model.safetensors")
+    norm = tensors["model.norm.weight"] = tensors["model.norm.weight"] + 2
+    renamed = {f"other.{name}": tensor for name, tensor in tensors.items()}
+    for given in ({"weights": tensors}, {"weights": renamed, "names": lambda name: name[len("other.") :]}):
+        with load(**given) as engine:
+            assert (models(engine).target.norm.scale[...] == norm).all()
+    with pytest.raises(ConfigError, match="weights are missing"):
+        load(json.loads((files / "target" / "config.json").read_text("utf-8")))
 
 
 def test_generate_loads_what_it_is_told_to(load, files, monkeypatch):

@@ -35,6 +35,8 @@ class Generation:
       error: why it was aborted or failed, in one line; None otherwise.
       verified: for every step that emitted, in order: the drafts verified, and how many were accepted.
       tokenizer: turns ids into text; None if the checkpoint has none.
+      weights_version: how often `Engine.update_weights` had replaced the weights that made it; None if it
+        ended before it began.
     """
 
     text: str
@@ -47,6 +49,7 @@ class Generation:
     error: str | None = None
     verified: list[tuple[int, int]] = field(default_factory=list)
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
+    weights_version: int | None = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out the tokenizer when pickled, because it is larger than any answer."""
@@ -96,6 +99,7 @@ class Generation:
             "error": self.error,
             "stats": self.stats.to_dict(),
             "verified": [list(step) for step in self.verified],
+            "weights_version": self.weights_version,
         }
 
     def to_pandas(self) -> "pandas.DataFrame":

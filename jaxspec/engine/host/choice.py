@@ -177,6 +177,10 @@ class DraftChoice:
         self._tries = 0
         self._trial = (0, 0)  # K, and the dispatches left
 
+    def forget_acceptance(self) -> None:
+        """Forgets what was accepted, because the weights have changed; times stay."""
+        self.counts, self._trial = self.new_counts(), (0, 0)
+
     def new_counts(self) -> np.ndarray:
         """The counts of a new request."""
         return np.zeros((2, self.drafts))

@@ -45,6 +45,7 @@ class Request:
       finish_reason: see `Generation`; None until it ends.
       error: see `Generation`.
       verified: see `Generation`.
+      weights_version: see `Generation`; None until it gets a slot for the first time.
       draft_counts: fading counts of its drafts, from which K is chosen; None if K is fixed.
       arrived_at, first_token_at, finished_at: by `time.perf_counter()`; None until then.
     """
@@ -70,6 +71,7 @@ class Request:
     finish_reason: FinishReason | None = None
     error: str | None = None
     verified: list[tuple[int, int]] = field(default_factory=list)
+    weights_version: int | None = None
     draft_counts: np.ndarray | None = None
     arrived_at: float | None = None
     first_token_at: float | None = None
@@ -207,6 +209,7 @@ class Request:
             self.error,
             self.verified,
             self.tokenizer,
+            self.weights_version,
         )
 
 

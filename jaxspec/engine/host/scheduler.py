@@ -180,6 +180,8 @@ class Scheduler:
       waiting: the queue.
       slots: what runs in each slot; None if nothing does.
       running: the same, in the order of the queue.
+      is_held: whether only requests that have begun get slots, because the weights are to be replaced.
+      weights_version: see `Generation`.
       num_added: requests queued so far.
       num_preempted: how often a request gave its pages back.
     """
@@ -199,6 +201,8 @@ class Scheduler:
     waiting: list[Request] = field(default_factory=list)
     slots: list[Running | None] = field(init=False)
     running: list[Running] = field(default_factory=list)
+    is_held: bool = False
+    weights_version: int = 0
     num_added: int = 0
     num_preempted: int = 0
     # A heap. The requests may have ended, and nothing else may hold them.
@@ -210,6 +214,11 @@ class Scheduler:
     def __bool__(self) -> bool:
         """Whether a request waits or runs."""
         return bool(self.waiting or self.running)
+
+    def begun(self) -> list[Request]:
+        """The requests that have had a slot: those that run, and those that were put back."""
+        back = [request for request in self.waiting if request.weights_version is not None]
+        return [*(running.request for running in self.running), *back]
 
     def add(self, request: Request) -> None:
         """Puts a new request into the queue."""
@@ -291,8 +300,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         for slot, occupant in enumerate(self.slots):
-            if occupant is None and self.waiting:
-                request = self.waiting[0]
+            if occupant is None and (request := self._next()):
                 answered = request.token_ids
                 tokens, given_token = request.prompt + answered[:-1], answered[-1] if answered else None
                 found = self._find(request, 0, len(tokens))
@@ -301,12 +309,20 @@ class Scheduler:
                 if missing + len(self.running) > self.pages.num_free:
                     self.pages.release(found)
                     return
-                self.waiting.pop(0)
+                self.waiting.remove(request)
                 request.stage = "running"
+                if request.weights_version is None:
+                    request.weights_version = self.weights_version
                 pages = found + self.pages.allocate(missing)
                 running = Running(request, slot, pages, tokens, given_token, num_kept=len(found))
                 self.slots[slot] = running
                 insort(self.running, running, key=lambda running: running.request.queue_key)
+
+    def _next(self) -> Request | None:
+        """The first request of the queue that may get a slot."""
+        if not self.is_held:
+            return self.waiting[0] if self.waiting else None
+        return next((request for request in self.waiting if request.weights_version is not None), None)
 
     def _reserve(self) -> None:
         """Allocates the pages that the next dispatch may write; the last in the order lose theirs first."""

@@ -1,0 +1,104 @@
+"""New weights for an engine that runs: found and checked by a client, put in place by the engine's thread."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jax
+
+from jaxspec.checkpoints import Checkpoint, CheckpointError
+from jaxspec.checkpoints.memory import Names, array_tensors
+from jaxspec.drafters.base import Drafter
+from jaxspec.models.array_weights import Parameters, flatten, variables
+from jaxspec.models.decoder import Decoder
+from jaxspec.models.loading import plan_target_update, plan_update
+
+InFlight = Literal["finish", "abort"]
+
+
+@dataclass(frozen=True, eq=False)
+class WeightUpdate:
+    """New weights, checked.
+
+    Attributes:
+      parameters: of the target, of the drafter, in the order of writing.
+      in_flight: what becomes of requests that have begun.
+      done: gets the new version, or the error.
+    """
+
+    parameters: list[Parameters]
+    in_flight: InFlight
+    done: Future[int] = field(default_factory=Future)
+
+
+def plan_weight_update(
+    target: Decoder,
+    drafter: Drafter,
+    weights: Any,
+    drafter_weights: Any,
+    *,
+    in_flight: InFlight,
+    names: Names | None,
+) -> WeightUpdate:
+    """Finds and checks new weights; changes nothing. Arguments and errors as of `Engine.update_weights`."""
+    if in_flight not in ("finish", "abort"):
+        raise ValueError(f"in_flight must be 'finish' or 'abort', got {in_flight!r}")
+    if weights is None and drafter_weights is None:
+        raise ValueError("update_weights: there are no weights, neither of the target nor of the drafter")
+    parameters: list[Parameters] = []
+    if weights is not None:
+        _check_dense(target, "target")
+        parameters.append(plan_target_update(target, weights, names).parameters)
+        if drafter_weights is None:
+            parameters.append(follow(target, drafter, weights, names))
+    if drafter_weights is not None:
+        if not variables(drafter):
+            raise ValueError("update_weights: the drafter has no weights")
+        parameters.append(_plan(target, drafter, drafter_weights, names))
+    return WeightUpdate(parameters, in_flight)
+
+
+def follow(target: Decoder, drafter: Drafter, weights: Any, names: Names | None) -> Parameters:
+    """The drafter's parameters that change with the target's: copies, and a layer of the same checkpoint.
+
+    Raises:
+      CheckpointError: the layer's tensors are not what the drafter needs, or the drafter's copy is packed.
+    """
+    arrays = flatten(weights)
+    if drafter.weights_from == "target" and not (names is None and variables(target).keys() & arrays.keys()):
+        given = Checkpoint("weights", {}, array_tensors(arrays, names, "weights"))
+        if drafter.update_tensors(given, target).tensors:
+            return _plan(target, drafter, weights, names)
+    copies = drafter.copies(target)
+    if not copies:
+        return []
+    _check_dense(drafter, "drafter")
+    named = [(variable, variable.get_metadata("source").tensors) for variable in variables(drafter).values()]
+    return [
+        (variable, [copies[name] for name, _ in tensors])
+        for variable, tensors in named
+        if all(name in copies for name, _ in tensors)
+    ]
+
+
+def _plan(target: Decoder, drafter: Drafter, weights: Any, names: Names | None) -> Parameters:
+    _check_dense(drafter, "drafter")
+
+    def prepare(checkpoint: Checkpoint) -> Checkpoint:
+        return drafter.update_tensors(checkpoint, target)
+
+    return plan_update(drafter, weights, names, prepare=prepare, ignore=drafter.ignored).parameters
+
+
+def _check_dense(module: Any, what: str) -> None:
+    """Checks that every parameter is an array.
+
+    Raises:
+      CheckpointError: one is packed.
+    """
+    for path, variable in variables(module).items():
+        if not isinstance(variable.get_value(), jax.Array):
+            raise CheckpointError(
+                f"weights: the {what}'s {path!r} is packed as in its checkpoint and cannot be replaced by "
+                f"an array; load the engine with engine.packed = false"
+            )

@@ -1,0 +1,414 @@
+"""An engine with new weights is one that was loaded with them, while it runs and with nothing compiled."""
+
+import json
+import threading
+from queue import SimpleQueue
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+from several_devices import run
+from tiny_engines import SIZES, assert_idle, tokens_of
+from tiny_gguf import gguf_tensors, hf_weights, write_gguf
+from tiny_models import write_eagle3, write_folder, write_target
+from tiny_mtp import LATENT, write_with_mtp
+
+import jaxspec
+from jaxspec import CheckpointError, EngineError
+from jaxspec.engine.weights import plan_weight_update
+from jaxspec.models import packed_weights
+from jaxspec.models.loading import export_tensors
+
+ASK = {"max_new_tokens": 20}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A target, and a head whose output rows are those of its target."""
+    root = tmp_path_factory.mktemp("weights")
+    target = write_target(root / "target")
+    head = write_eagle3(root / "head", target)
+    tensors = load_file(head / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, head / "model.safetensors")
+    return root
+
+
+def load(folder, head, **options):
+    drafter = {"kind": "eagle3", "source": str(head), "num_speculative_tokens": 3}
+    return jaxspec.load(folder, drafter=drafter, progress=False, **{**SIZES, **options})
+
+
+@pytest.fixture(scope="module")
+def engine(files):
+    """One that every test updates before it asks."""
+    with load(files / "target", files / "head") as engine:
+        yield engine
+        assert_idle(engine)
+
+
+def changed(folder, seed):
+    """The tensors of a folder, those of a matrix in another order."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: rng.permutation(tensor.reshape(-1)).reshape(tensor.shape) if tensor.ndim == 2 else tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+
+
+def on_device(tensors):
+    return {name: jnp.asarray(tensor) for name, tensor in tensors.items()}
+
+
+def config_of(folder):
+    return json.loads((folder / "config.json").read_text("utf-8"))
+
+
+def answers(engine, prompts):
+    """Tokens and acceptance, greedy and sampled."""
+    engine.forget_prefixes()
+    ways = ({}, {"temperature": 1.0, "seed": 3})
+    given = [answer for way in ways for answer in engine.generate(prompts, **ASK, **way)]
+    return [(answer.token_ids, answer.stats) for answer in given]
+
+
+@pytest.fixture
+def compiled():
+    """What JAX compiles during a test."""
+    events = []
+
+    def listen(event, *_, **__):
+        if "backend_compile" in event:
+            events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield events
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_after_twenty_updates_it_is_a_fresh_engine(engine, files, prompts, tmp_path, compiled):
+    head = load_file(files / "head" / "model.safetensors")
+    rng = np.random.default_rng(0)
+    sizes, version = [], engine.weights_version
+    for i in range(20):
+        target = changed(files / "target", i)
+        head["fc.weight"] = rng.permutation(head["fc.weight"])
+        given = on_device(target), on_device(head)
+        if i == 2:
+            before = len(compiled)
+        assert engine.update_weights(*given) == version + i + 1
+        answer = engine.generate(prompts[1], max_new_tokens=4)
+        assert answer.weights_version == version + i + 1
+        del given
+        assert engine.wait_idle(timeout=60)
+        sizes.append(sum(array.nbytes for array in jax.live_arrays()))
+    assert compiled[before:] == []
+    assert max(sizes[10:]) <= max(sizes[2:10])
+    fresh = write_folder(tmp_path / "target", config_of(files / "target"), target)
+    fresh_head = write_folder(tmp_path / "head", config_of(files / "head"), head)
+    with load(fresh, fresh_head) as loaded:
+        assert answers(engine, prompts) == answers(loaded, prompts)
+        assert loaded.generate(prompts[1]).weights_version == 0
+
+
+def test_a_copy_of_the_targets_rows_follows_the_target(engine, files, prompts, tmp_path):
+    target = changed(files / "target", 30)
+    head = load_file(files / "head" / "model.safetensors")
+    engine.update_weights(on_device(target), on_device(head))
+    target = changed(files / "target", 31)
+    engine.update_weights(on_device(target))
+    fresh = write_folder(tmp_path / "target", config_of(files / "target"), target)
+    with load(fresh, files / "head") as loaded:
+        assert answers(engine, prompts) == answers(loaded, prompts)
+
+
+def test_requests_run_while_weights_change(engine, files, prompts):
+    """Eight streams at a time and fifty updates; every answer is made of one version."""
+    weights = [on_device(changed(files / "target", seed)) for seed in (0, 1)]
+    prompts = [*prompts, prompts[1] + prompts[2]]
+    expected = []
+    for each in weights:
+        first = engine.update_weights(each)
+        expected.append(tokens_of(engine.generate(prompts, **ASK)))
+    assert expected[0] != expected[1]
+    ended, seen, is_over = [], [], threading.Event()
+
+    def ask(i):
+        while not is_over.is_set():
+            *_, last = engine.stream(prompts[i], **ASK)
+            ended.append((i, last.generation))
+
+    streams = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+    for stream in streams:
+        stream.start()
+    for i in range(50):
+        in_flight = "abort" if i % 3 == 2 else "finish"
+        seen.append(engine.update_weights(weights[i % 2], in_flight=in_flight))
+    is_over.set()
+    for stream in streams:
+        stream.join()
+    assert seen == list(range(first + 1, first + 51))
+    for i, answer in ended:
+        if answer.weights_version is None:
+            assert answer.token_ids == []
+            continue
+        whole = expected[(answer.weights_version - first - 1) % 2][i]
+        if answer.finish_reason == "aborted":
+            assert answer.error == "the weights were replaced"
+            assert answer.token_ids == whole[: len(answer.token_ids)]
+        else:
+            assert answer.token_ids == whole
+    assert {answer.finish_reason for _, answer in ended} >= {"length"}
+    assert_idle(engine)
+
+
+def test_requests_in_flight_finish_or_are_aborted(engine, files, prompts):
+    for in_flight, reason in (("finish", "length"), ("abort", "aborted")):
+        stream = engine.stream(prompts[1], max_new_tokens=60)
+        next(stream)
+        version = engine.update_weights(changed(files / "target", 2), in_flight=in_flight)
+        *_, last = stream
+        assert last.generation.finish_reason == reason
+        assert last.generation.weights_version == version - 1
+
+
+def test_those_that_have_not_begun_wait_for_it(engine, files, prompts):
+    engine.update_weights(changed(files / "target", 2))
+    stream = engine.stream(prompts[1], max_new_tokens=60)
+    next(stream)
+    weights = changed(files / "target", 3)
+    update = plan_weight_update(engine.target, engine.drafter, weights, None, in_flight="finish", names=None)
+    request, ended = engine.make_request(prompts[0], jaxspec.SamplingParams(**ASK)), SimpleQueue()
+    request.listener = ended.put
+    # In one command, so that the stream cannot end between the two.
+    engine._thread.put(lambda core: (core.update(update), core.add([request])))
+    version = update.done.result()
+    assert ended.get().generation.weights_version == version
+    assert list(stream)[-1].generation.weights_version == version - 1
+
+
+def test_a_parameter_takes_the_place_of_the_old_one(engine, files):
+    engine.update_weights(on_device(changed(files / "target", 2)))
+    old = jax.tree.leaves(engine.weights)
+    places = [leaf.unsafe_buffer_pointer() for leaf in old]
+    engine.update_weights(on_device(changed(files / "target", 3)))
+    assert [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(engine.weights)] == places
+    assert all(leaf.is_deleted() for leaf in old)
+
+
+def test_the_engines_own_arrays_may_come_back_in_other_places(engine, files, prompts):
+    engine.update_weights(changed(files / "target", 4))
+    tree = nnx.to_pure_dict(engine.weights)
+    tree["layers"][0], tree["layers"][1] = tree["layers"][1], tree["layers"][0]
+    copied = jax.tree.map(jnp.copy, tree)
+    engine.update_weights(tree)
+    expected = answers(engine, prompts)
+    engine.update_weights(copied)
+    assert answers(engine, prompts) == expected
+
+
+def test_what_depends_on_weights_is_forgotten(files, prompts):
+    prompt = prompts[2]
+    with load(files / "target", files / "head") as fixed:
+        fixed.generate(prompt, **ASK)
+        before = jaxspec.inspect_steps(fixed, prompt, **ASK)
+        fixed.update_weights(changed(files / "target", 3))
+        answer = fixed.generate(prompt, **ASK)
+        inspected = jaxspec.inspect_steps(fixed, prompt, **ASK).generation
+        assert before.generation.token_ids != answer.token_ids
+        assert (answer.cached_tokens, answer.weights_version) == (0, 1)
+        assert (inspected.token_ids, inspected.weights_version) == (answer.token_ids, 1)
+    drafter = {"kind": "ngram", "num_speculative_tokens": "auto"}
+    with jaxspec.load(files / "target", drafter=drafter, progress=False, **SIZES) as auto:
+        auto.core.adaptive_k.choice.counts += 5
+        auto.update_weights(changed(files / "target", 3))
+        assert not auto.core.adaptive_k.choice.counts.any()
+
+
+WRONG = {
+    "missing": (lambda w: w.pop("model.norm.weight"), r"'model\.norm\.weight' is missing"),
+    "spare": (lambda w: w.update(other=w["lm_head.weight"]), "spare tensor 'other'"),
+    "shape": (
+        lambda w: w.update({"lm_head.weight": w["lm_head.weight"][1:]}),
+        r"'lm_head\.weight' has shape",
+    ),
+    "nan": (lambda w: w.update({"lm_head.weight": w["lm_head.weight"] * np.nan}), "holds NaN"),
+    "dtype": (lambda w: w.update({"lm_head.weight": w["lm_head.weight"].astype(int)}), "is int"),
+    "no array": (lambda w: w.update({"lm_head.weight": "text"}), "is not an array but str"),
+    "empty": (lambda w: w.clear(), "expected a tree of arrays"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("convert", [dict, on_device])
+def test_what_does_not_fit_is_one_line_and_changes_nothing(engine, files, prompts, name, convert):
+    engine.update_weights(changed(files / "target", 4))
+    version, expected = engine.weights_version, tokens_of(engine.generate(prompts, **ASK))
+    break_it, message = WRONG[name]
+    wrong = convert(changed(files / "target", 5))
+    break_it(wrong)
+    with pytest.raises(CheckpointError, match=message) as error:
+        engine.update_weights(wrong)
+    assert "\n" not in str(error.value)
+    engine.forget_prefixes()
+    assert tokens_of(engine.generate(prompts, **ASK)) == expected
+    assert engine.weights_version == version
+
+
+def test_other_arguments_that_do_not_fit(engine, files):
+    weights = on_device(changed(files / "target", 6))
+    for arguments, message in (
+        ({"weights": weights, "in_flight": "wait"}, "in_flight must be"),
+        ({}, "there are no weights"),
+        ({"weights": {"layers.0.other": weights["lm_head.weight"]}}, "missing"),
+        ({"drafter": weights}, "missing"),
+        ({"weights": weights, "names": lambda name: "one"}, "'one' is given twice"),
+        ({"weights": weights, "names": lambda name: (name, (0, 0))}, "has . axes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            engine.update_weights(**arguments)
+    version = engine.weights_version
+    gone = on_device(changed(files / "target", 6))
+    stream = engine.stream([1, 2, 3], max_new_tokens=80)
+    next(stream)
+    gone["model.norm.weight"].delete()
+    with pytest.raises((CheckpointError, RuntimeError), match="deleted"):
+        engine.update_weights(gone)
+    assert list(stream)[-1].generation.finish_reason == "length"
+    assert engine.weights_version == version
+    with load(files / "target", files / "head") as closed:
+        pass
+    with pytest.raises(EngineError, match="closed"):
+        closed.update_weights(weights)
+    with pytest.raises(EngineError, match="closed"):
+        _ = closed.weights
+
+
+def test_the_engines_own_tree_loads_and_updates(engine, files, prompts, tmp_path):
+    engine.update_weights(changed(files / "target", 7))
+    expected = answers(engine, prompts)
+    config = config_of(files / "target")
+    # A flax state, also in part the engine's own arrays, and as orbax restores it.
+    checkpointer = ocp.StandardCheckpointer()
+    checkpointer.save(tmp_path / "saved", engine.weights)
+    checkpointer.wait_until_finished()
+    restored = checkpointer.restore(tmp_path / "saved")
+    head = files / "head"
+    for tree in (engine.weights, restored, engine.target):
+        with load(config, head, weights=tree) as loaded:
+            assert answers(loaded, prompts) == expected
+            assert loaded.tokenizer is None
+    engine.update_weights(changed(files / "target", 8), nnx.state(engine.drafter))
+    engine.update_weights(restored)
+    assert answers(engine, prompts) == expected
+    own = engine.weights
+    own["norm"]["scale"].set_value(2 * own["norm"]["scale"][...])
+    engine.update_weights(own)
+    assert answers(engine, prompts) != expected
+    for tree, message in (
+        ({"norm": {"scale": own["norm"]["scale"][...]}}, "is missing"),
+        (nnx.to_pure_dict(own) | {"more": np.zeros(3)}, "spare 'more'"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            engine.update_weights(tree)
+
+
+def test_another_librarys_tree(engine, files, prompts):
+    """Projections with an axis of heads, as in Tunix's Llama."""
+    heads = {"q_proj": (4, 8), "k_proj": (2, 8), "v_proj": (2, 8)}
+    tensors = changed(files / "target", 9)
+    tree = {"extra": np.zeros(3)}
+    for name, tensor in tensors.items():
+        *path, module, _ = name.split(".")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        if module in heads:
+            node[module] = jnp.asarray(tensor.T.reshape(32, *heads[module]))
+        elif module == "o_proj":
+            node[module] = jnp.asarray(tensor.T.reshape(4, 8, 32))
+        else:
+            node[module] = jnp.asarray(tensor)
+
+    def names(path):
+        if path == "extra":
+            return None
+        module = path.split(".")[-1]
+        axes = ((1, 2), 0) if module in heads else (2, (0, 1)) if module == "o_proj" else None
+        return f"{path}.weight" if axes is None else (f"{path}.weight", axes)
+
+    engine.update_weights(tensors)
+    expected = answers(engine, prompts)
+    engine.update_weights(changed(files / "target", 8))
+    engine.update_weights(tree, names=names)
+    assert answers(engine, prompts) == expected
+    with load(files / "target", files / "head", weights=tree, names=names) as loaded:
+        assert answers(loaded, prompts) == expected
+
+
+def test_the_caller_keeps_its_arrays_and_may_donate_them(engine, files, prompts):
+    weights = on_device(changed(files / "target", 10))
+    tree = jax.tree.map(jnp.copy, nnx.to_pure_dict(engine.weights))
+    for given in (weights, tree):
+        engine.update_weights(given)
+        expected = tokens_of(engine.generate(prompts, **ASK))
+        assert not any(array.is_deleted() for array in jax.tree.leaves(given))
+        for array in jax.tree.leaves(given):
+            array.delete()
+        engine.forget_prefixes()
+        assert tokens_of(engine.generate(prompts, **ASK)) == expected
+
+
+def test_a_mtp_layer_comes_with_the_target(prompts, tmp_path):
+    base = write_target(tmp_path / "base", **LATENT)
+    folder = write_with_mtp(tmp_path / "mtp", base)
+    config, tensors = config_of(folder), changed(folder, 11)
+    fresh = write_folder(tmp_path / "fresh", config, tensors)
+    drafter = {"kind": "mtp", "num_speculative_tokens": 3}
+    options = {"drafter": drafter, "progress": False, **SIZES}
+    with jaxspec.load(fresh, **options) as loaded:
+        expected = answers(loaded, prompts)
+    with jaxspec.load(folder, **options) as engine:
+        engine.update_weights(on_device(tensors))
+        assert answers(engine, prompts) == expected
+    with jaxspec.load(folder, weights=on_device(tensors), **options) as engine:
+        assert answers(engine, prompts) == expected
+
+
+def test_packed_weights_are_updated_if_they_were_expanded(tmp_path, monkeypatch, prompts):
+    monkeypatch.setattr(packed_weights, "MIN_WEIGHT_BYTES", 0)
+    tensors = gguf_tensors(hf_weights())
+    del tensors["blk.0.attn_q.bias"]
+    kind = gguf.GGMLQuantizationType.Q8_0
+    stored = {
+        name: (gguf.quants.quantize(each, kind), "Q8_0") if each.ndim == 2 else each
+        for name, each in tensors.items()
+    }
+    path = write_gguf(tmp_path / "packed.gguf", tensors=stored)
+    options = {"drafter": "none", "progress": False, **SIZES}
+    with jaxspec.load(path, packed=False, **options) as engine:
+        dense = export_tensors(engine.target)
+        weights = {name: -tensor for name, tensor in dense.items()}
+        before = engine.generate([1, 2, 3], **ASK).token_ids
+        engine.update_weights(weights)
+        after = engine.generate([1, 2, 3], **ASK).token_ids
+        engine.update_weights(dense)
+        assert engine.generate([1, 2, 3], **ASK).token_ids == before
+    with jaxspec.load(path, weights=on_device(weights), **options) as loaded:
+        assert loaded.generate([1, 2, 3], **ASK).token_ids == after
+    if packed_weights.matmul.why_not("numba") is None:
+        with (
+            jaxspec.load(path, **options) as packed,
+            pytest.raises(CheckpointError, match=r"is packed .* engine\.packed = false"),
+        ):
+            packed.update_weights(weights)
+
+
+def test_several_devices():
+    """Arrays on one device, split otherwise, of NumPy and of the engine."""
+    assert run("weights") == dict.fromkeys(("numpy", "one device", "split", "explicit", "tree"), True)
