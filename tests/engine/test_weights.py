@@ -1,7 +1,9 @@
 """An engine with new weights is one that was loaded with them, while it runs and with nothing compiled."""
 
 import json
+import re
 import threading
+from pathlib import Path
 from queue import SimpleQueue
 
 import gguf
@@ -319,29 +321,30 @@ def test_the_engines_own_tree_loads_and_updates(engine, files, prompts, tmp_path
 
 
 def test_another_librarys_tree(engine, files, prompts):
-    """Projections with an axis of heads, as in Tunix's Llama."""
-    heads = {"q_proj": (4, 8), "k_proj": (2, 8), "v_proj": (2, 8)}
+    """By the function of docs/experiments.md for Tunix's Llama, whose projections have an axis of heads."""
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text("utf-8")
+    (code,) = (text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def tunix" in text)
+    given = {}
+    exec(code, given)
+    names = given["tunix_names"]
     tensors = changed(files / "target", 9)
-    tree = {"extra": np.zeros(3)}
-    for name, tensor in tensors.items():
-        *path, module, _ = name.split(".")
-        node = tree
-        for part in path:
-            node = node.setdefault(part, {})
-        if module in heads:
-            node[module] = jnp.asarray(tensor.T.reshape(32, *heads[module]))
-        elif module == "o_proj":
-            node[module] = jnp.asarray(tensor.T.reshape(4, 8, 32))
-        else:
-            node[module] = jnp.asarray(tensor)
-
-    def names(path):
-        if path == "extra":
-            return None
-        module = path.split(".")[-1]
-        axes = ((1, 2), 0) if module in heads else (2, (0, 1)) if module == "o_proj" else None
-        return f"{path}.weight" if axes is None else (f"{path}.weight", axes)
-
+    tree = {
+        "embedder": {"input_embedding": tensors["model.embed_tokens.weight"]},
+        "final_norm": {"w": tensors["model.norm.weight"]},
+        "lm_head": {"w": tensors["lm_head.weight"].T},
+        "layers": [],
+    }
+    heads = {"q_proj": (32, 4, 8), "k_proj": (32, 2, 8), "v_proj": (32, 2, 8), "o_proj": (4, 8, 32)}
+    for i in range(2):
+        layer, prefix = {"attn": {}, "mlp": {}}, f"model.layers.{i}."
+        for name, shape in heads.items():
+            weight = tensors[f"{prefix}self_attn.{name}.weight"]
+            layer["attn"][name] = {"w": jnp.asarray(weight.T.reshape(shape))}
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            layer["mlp"][name] = {"kernel": jnp.asarray(tensors[f"{prefix}mlp.{name}.weight"].T)}
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            layer[name] = {"w": jnp.asarray(tensors[f"{prefix}{name}.weight"])}
+        tree["layers"].append(layer)
     engine.update_weights(tensors)
     expected = answers(engine, prompts)
     engine.update_weights(changed(files / "target", 8))
@@ -349,6 +352,9 @@ def test_another_librarys_tree(engine, files, prompts):
     assert answers(engine, prompts) == expected
     with load(files / "target", files / "head", weights=tree, names=names) as loaded:
         assert answers(loaded, prompts) == expected
+    tree["extra"] = np.zeros(3)
+    engine.update_weights(tree, names=lambda path: None if path == "extra" else names(path))
+    assert answers(engine, prompts) == expected
 
 
 def test_the_caller_keeps_its_arrays_and_may_donate_them(engine, files, prompts):
