@@ -31,7 +31,7 @@ from jaxspec.engine.oracle import Oracle
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt
 from jaxspec.jax_settings import own_settings
-from jaxspec.sampling import SamplingMode, SamplingParams, process_logits, required_mode
+from jaxspec.sampling import SamplingMode, SamplingParams, process_logits, required_logprobs, required_mode
 
 if TYPE_CHECKING:  # optional, and slow to import
     import pandas
@@ -208,6 +208,7 @@ class _Run:
     def __init__(self, engine: Engine, request: Request):
         self.request = request
         self.mode = max(required_mode(request.params), SamplingMode.TEMPERATURE)
+        self.logprobs = required_logprobs(request.params)
         if engine.programs not in _ORACLES:
             engine.core.when_closed.append(partial(_ORACLES.pop, engine.programs, None))
             _ORACLES[engine.programs] = Oracle(engine.programs)
@@ -236,7 +237,7 @@ class _Run:
                 if dispatch.decodes:
                     yield self.step(dispatch)
                 else:
-                    plan = self.plan(dispatch, Size(1, len(dispatch.chunks)))
+                    plan = self.plan(dispatch, Size(1, len(dispatch.chunks), logprobs=self.logprobs))
                     self._commit(dispatch, self.oracle.step(plan, self.state.gather(plan)))
 
     def plan(self, dispatch: Dispatch, size: Size) -> Plan:
@@ -256,7 +257,7 @@ class _Run:
                 seen.append((carry, self.oracle.call(_distributions, carry.groups[0], carry.logits[0])))
             return carry
 
-        plan = self.plan(dispatch, Size(1, 0, self.mode, dispatch.drafts + 1))
+        plan = self.plan(dispatch, Size(1, 0, self.mode, dispatch.drafts + 1, self.logprobs))
         position = int(self.state.length[0])
         carry = self.oracle.step(plan, self.state.gather(plan), watch)
         (verified, (drawn, judged)), outcome = seen[0], carry.outcomes[0]

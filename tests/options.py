@@ -90,13 +90,19 @@ SAMPLING = {
     "ignore_eos": Change(True),
     "speculate": Change(False),
     "num_speculative_tokens": Change(1),
+    "logprobs": Change(2),
+    "logprobs_mode": Change("processed_logprobs", {"temperature": 0.5, "seed": 4, "logprobs": 2}),
 }
 """Every field of `SamplingParams`."""
 
 
 def same(answer: Generation) -> tuple[Any, ...]:
     """What two answers must have in common to be the same."""
-    return answer.prompt_token_ids, answer.token_ids, answer.text, answer.finish_reason, answer.verified
+    # Programs may round log-probabilities differently.
+    chosen = answer.logprobs and [round(value, 3) for value in answer.logprobs]
+    top = answer.top_logprobs and list(map(list, answer.top_logprobs))
+    said = answer.prompt_token_ids, answer.token_ids, answer.text, answer.finish_reason, answer.verified
+    return *said, chosen, top
 
 
 def answer_to(engine: Engine, prompt: Any, options: Mapping[str, Any], **more: Any) -> Generation:

@@ -2,6 +2,7 @@
 
     python tests/several_devices.py pairs KIND WAY DRAFTER@DEVICES ...
     python tests/several_devices.py families NAME@DEVICES ...
+    python tests/several_devices.py logprobs DEVICES
     python tests/several_devices.py loading
     python tests/several_devices.py weights
 
@@ -160,6 +161,20 @@ def families(*texts):
     return result
 
 
+def logprobs(*counts):
+    """For each number of devices, answers with log-probabilities: [tokens, of each token, of the top 20]."""
+    result = {}
+    with tempfile.TemporaryDirectory() as folder:
+        engines = TinyEngines(Path(folder))
+        for count in counts:
+            engine = engines.load("ngram", sampling_modes=("greedy",), tensor_parallel=int(count))
+            result[count] = [
+                [answer.token_ids, answer.logprobs, [list(top.items()) for top in answer.top_logprobs]]
+                for answer in engine.generate(PROMPTS, max_new_tokens=24, logprobs=20)
+            ]
+    return result
+
+
 def loading(*formats):
     """For each format of a checkpoint: [bytes, largest part, peak on the host] of every parameter, and
     whether all were read correctly.
@@ -257,8 +272,11 @@ if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", DEVICES)
     Programs.compile_in_background = lambda programs, sizes: None  # type: ignore[method-assign]
     what, *texts = sys.argv[1:]
-    print(
-        json.dumps(
-            {"pairs": pairs, "families": families, "loading": loading, "weights": weights}[what](*texts)
-        )
-    )
+    programs = {
+        "pairs": pairs,
+        "families": families,
+        "logprobs": logprobs,
+        "loading": loading,
+        "weights": weights,
+    }
+    print(json.dumps(programs[what](*texts)))

@@ -9,27 +9,33 @@ from jaxspec.rows import Row
 
 @dataclass(frozen=True)
 class Answer:
-    """A finished row: one generation, or one per turn."""
+    """A finished row: one generation, one per turn, or as many as `Row.n`."""
 
     row: Row
     generations: list[Generation]
 
     @property
     def stats(self) -> AcceptanceStats:
-        """The statistics of all turns together."""
+        """The statistics of all generations together."""
         return AcceptanceStats.total(self.generations)
 
     def to_dict(self) -> dict[str, Any]:
-        """The output row, with the last turn's answer; for a row with turns, "turns" holds all answers."""
-        turns = [_record(generation) for generation in self.generations]
-        record = {"id": self.row.id, "input_digest": self.row.digest, **turns[-1]}
+        """The output row, with the last turn's answer; for a row with turns, "turns" holds all answers. With
+        `Row.n` it has the first answer, and "samples" holds all."""
+        every = [_record(generation) for generation in self.generations]
+        shown = every[-1] if self.row.n is None else every[0]
+        record = {"id": self.row.id, "input_digest": self.row.digest, **shown}
         record["stats"] = self.stats.to_dict()
         if self.row.turns:
-            record["turns"] = turns
+            record["turns"] = every
+        if self.row.n is not None:
+            record["samples"] = every
         return record
 
 
 def _record(generation: Generation) -> dict[str, Any]:
+    every = generation.to_dict()
+    asked = {name: every[name] for name in ("logprobs", "top_logprobs") if every[name] is not None}
     return {
         "text": generation.text,
         "token_ids": generation.token_ids,
@@ -37,4 +43,5 @@ def _record(generation: Generation) -> dict[str, Any]:
         "finish_reason": generation.finish_reason,
         "seed": generation.seed,
         "stats": generation.stats.to_dict(),
+        **asked,
     }

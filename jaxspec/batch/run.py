@@ -4,7 +4,7 @@ import secrets
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -14,7 +14,7 @@ from jaxspec.batch.progress import Progress
 from jaxspec.batch.read_ahead import ReadAhead
 from jaxspec.engine import Engine, Generation, Request
 from jaxspec.rows import Row, RowError, RowId, hash_json
-from jaxspec.sampling import SamplingParams
+from jaxspec.sampling import SamplingParams, sample_seed
 
 LOOK_AHEAD = 16
 """With `keep_order`, how far rows may be read ahead of the first unanswered one, in units of
@@ -32,11 +32,21 @@ def row_seed(seed: int, row_id: RowId, turn: int) -> int:
 
 @dataclass(frozen=True)
 class _PendingRow:
-    """A row in progress: its number among all rows of the run, and the answers to its turns so far."""
+    """A row in progress, or one of several samples of it.
+
+    Attributes:
+      index: its number among all rows of the run.
+      row: the row.
+      generations: the answers to its turns so far.
+      sample: the number of the sample.
+      ended: of each sample that has ended, its generations, and why it failed if it did; shared by all.
+    """
 
     index: int
     row: Row
     generations: list[Generation]
+    sample: int = 0
+    ended: dict[int, tuple[list[Generation], object]] = field(default_factory=dict)
 
 
 class BatchRun(Progress):
@@ -62,7 +72,8 @@ class BatchRun(Progress):
           rows: read in a separate thread, so that running requests never wait for a slow input.
           params: sampling parameters of every row, as far as it does not set its own. Their seed is the
             run's, from which `row_seed` derives those of requests; None draws one at random. A row's own seed
-            is that of all its requests.
+            is that of all its turns. Of several samples of a row, the first has this seed, and the others
+            those that `sample_seed` derives from it.
           raw: pass text prompts without the chat template.
           keep_order: yield in the order of the rows. Answers wait for those before them, and slots may
             become idle while one row takes as long as `LOOK_AHEAD` * `Engine.max_pending` others.
@@ -113,7 +124,7 @@ class BatchRun(Progress):
         elif len(pending.generations) < len(pending.row.turns):
             self._next_turns.append(pending)
         else:
-            self._done[pending.index] = Answer(pending.row, pending.generations)
+            self._end(pending, None)
 
     def _next_request(self) -> Request | None:
         """The next request, or None if there is none now."""
@@ -121,6 +132,8 @@ class BatchRun(Progress):
             pending = self._next_turns.popleft() if self._next_turns else self._read()
             if pending is None:
                 return None
+            if pending.sample + 1 < (pending.row.n or 1):
+                self._next_turns.appendleft(replace(pending, sample=pending.sample + 1))
             try:
                 request = self._request(pending)
             except (ValueError, RecursionError) as error:
@@ -144,17 +157,27 @@ class BatchRun(Progress):
 
     def _request(self, pending: _PendingRow) -> Request:
         row = pending.row
-        seed = row_seed(self.seed, row.id, len(pending.generations))
+        seed = row.sampling.get("seed", row_seed(self.seed, row.id, len(pending.generations)))
         return self._engine.make_request(
             _prompt(pending),
-            replace(self._params, **{"seed": seed, **row.sampling}),
+            replace(self._params, **{**row.sampling, "seed": sample_seed(seed, pending.sample)}),
             raw=self._raw,
             chat_template_kwargs=row.chat_template_kwargs,
         )
 
     def _fail(self, pending: _PendingRow, turn: int, problem: object) -> None:
-        said = f"turn {turn}: {problem}" if pending.row.turns else problem
-        self._done[pending.index] = RowError(pending.row.place, said, pending.generations)
+        self._end(pending, f"turn {turn}: {problem}" if pending.row.turns else problem)
+
+    def _end(self, pending: _PendingRow, problem: object) -> None:
+        """Ends a row once all of its samples have ended."""
+        row, ended = pending.row, pending.ended
+        ended[pending.sample] = pending.generations, problem
+        if len(ended) < (row.n or 1):
+            return
+        generations = [generation for i in sorted(ended) for generation in ended[i][0]]
+        problem = next((problem for _, problem in ended.values() if problem is not None), None)
+        answer = Answer(row, generations) if problem is None else RowError(row.place, problem, generations)
+        self._done[pending.index] = answer
 
 
 class _Requests(Iterator[Request]):

@@ -4,7 +4,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -38,18 +38,18 @@ class AdaptiveK:
         config: ResolvedEngineConfig,
         *,
         drafts: int,
-        mode_for: Callable[[Iterable[Request]], SamplingMode],
+        need_for: Callable[[Sequence[Request]], Size],
         run_alone: Callable[[Size], float],
         times_file: Path | None,
     ):
         """Args:
         drafts: the largest K.
-        mode_for: returns the sampling mode of the program that serves these requests.
+        need_for: returns what plain decoding for these requests needs.
         run_alone: runs a program once without requests and returns the seconds it took.
         times_file: where times are kept between processes; None keeps none.
         """
         self._programs, self._scheduler, self._config = programs, scheduler, config
-        self._mode_for, self._run_alone, self._times_file = mode_for, run_alone, times_file
+        self._need_for, self._run_alone, self._times_file = need_for, run_alone, times_file
         self.choice = DraftChoice(
             drafts,
             config.steps_per_dispatch,
@@ -64,7 +64,7 @@ class AdaptiveK:
     def choose(self, decoding: Sequence[Running]) -> Choice:
         """K for the next dispatch of these slots, and which of them to read again first."""
         requests = [running.request for running in decoding]
-        sizes = self._programs.by_drafts(Size(len(decoding), 0, self._mode_for(requests), 1))
+        sizes = self._programs.by_drafts(self._need_for(requests))
         slots = Slots(
             list(map(self._counts, requests)),
             [request.num_drafts for request in requests],
@@ -175,7 +175,9 @@ def times_file(
 
 
 def _key(size: Size) -> Key:
-    return size.slots, int(size.mode) if size.width else -1, size.drafts
+    """Programs that report log-probabilities have modes of their own."""
+    mode = int(size.mode) + len(SamplingMode) * int(size.logprobs)
+    return size.slots, mode if size.width else -1, size.drafts
 
 
 def _expected_tokens(request: Request) -> int:

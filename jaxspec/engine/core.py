@@ -5,9 +5,10 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from threading import Lock
 from typing import Literal
 
 import jax
@@ -18,6 +19,7 @@ from jaxspec.checkpoints import CheckpointError
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Target
 from jaxspec.engine.adaptive_k import AdaptiveK, times_file
+from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.counters import Counters
 from jaxspec.engine.device.outcome import PackedOutcomes, read_outcomes, results
 from jaxspec.engine.device.plan import Size, empty_plan, pack
@@ -31,7 +33,7 @@ from jaxspec.engine.programs import Programs
 from jaxspec.engine.weights import WeightUpdate
 from jaxspec.jax_settings import platform
 from jaxspec.models.array_weights import overwrite
-from jaxspec.sampling import SamplingMode, required_mode
+from jaxspec.sampling import Logprobs, SamplingMode, required_logprobs, required_mode
 from jaxspec.sharding import replicated
 
 MAX_FAILURES = 2
@@ -47,7 +49,8 @@ class EngineCore:
       state: donated to each dispatch and replaced by its result; absent once the engine is closed.
       device: the first device.
       modes: the sampling modes that have a decode program.
-      later_sizes: the programs that are compiled in the background.
+      program_sizes: those compiled before the first request, and those compiled later, in the background;
+        each without log-probabilities.
       target, drafter: the networks, with their weights; absent once the engine is closed.
       weights_lock: held while weights are replaced, and by who reads them in another thread.
       error: why no more requests are accepted; None while they are.
@@ -106,18 +109,25 @@ class EngineCore:
                 self.scheduler,
                 config,
                 drafts=self._max_drafts,
-                mode_for=self._mode_for,
+                need_for=self._need,
                 run_alone=self._run_alone,
                 times_file=times_file(target, drafter, config, self.programs.leaves),
             )
             self.scheduler.choose = self.adaptive_k.choose
         drafts = _fewer_drafts(self._max_drafts) if is_adaptive else []
-        first, self.later_sizes = program_sizes(config, modes, self._max_drafts, drafts)
-        self.programs.compile(first, progress=progress)
+        self.program_sizes = program_sizes(config, modes, self._max_drafts, drafts)
+        self._logprobs: set[Logprobs] = set()
+        self._preparing = Lock()
+        self.programs.compile(self.program_sizes[0], progress=progress)
         self._warm: set[Size] = set()
         while self._warm_one():
             pass
         self.programs.compile_in_background(self.later_sizes)
+
+    @property
+    def later_sizes(self) -> list[Size]:
+        """The programs without log-probabilities that are compiled in the background."""
+        return self.program_sizes[1]
 
     @property
     def has_work(self) -> bool:
@@ -243,10 +253,10 @@ class EngineCore:
         self.__dict__.pop("state", None)
 
     def _enqueue(self, dispatch: Dispatch) -> tuple[PackedOutcomes, Size]:
-        need = Size(len(dispatch.batch), len(dispatch.chunks))
-        if dispatch.decodes:
-            mode = self._mode_for([running.request for running in dispatch.batch])
-            need = replace(need, mode=mode, width=dispatch.drafts + 1)
+        need = self._need([running.request for running in dispatch.batch])
+        need = replace(need, chunks=len(dispatch.chunks), width=dispatch.drafts + 1)
+        if not dispatch.decodes:
+            need = replace(need, mode=SamplingMode.GREEDY, width=0)
         size = self.programs.best(need)
         assert size is not None, need
         if self._reads_history:
@@ -322,13 +332,40 @@ class EngineCore:
 
     def _mixed_chunks(self) -> list[int]:
         """The numbers of prompt chunks, ascending, that the step programs compiled so far can read."""
-        everyone = Size(self.config.batch_size, 1, max(self.modes), self._max_drafts + 1)
-        return sorted(size.chunks for size in self.programs.serving(everyone))
+        scheduler, slots = self.scheduler, self.config.batch_size
+        everyone = Size(slots, 1, max(self.modes), self._max_drafts + 1)
+        counts = sorted(size.chunks for size in self.programs.serving(everyone))
+        if self._logprobs:
+            # The first of the queue may be admitted, and may not.
+            next_ones = [*(running.request for running in scheduler.running), *scheduler.waiting[:slots]]
+            reporting = replace(everyone, logprobs=_most_logprobs(next_ones))
+            more = sorted(size.chunks for size in self.programs.serving(reporting))
+            counts = min(counts, more, key=lambda counts: counts[-1:])
+        return counts
 
-    def _mode_for(self, requests: Iterable[Request]) -> SamplingMode:
-        """The least compiled mode that serves all of these requests."""
+    def _need(self, requests: Sequence[Request]) -> Size:
+        """What plain decoding for these requests needs, with the least compiled mode that serves them all."""
         required = max(required_mode(request.params) for request in requests)
-        return min(mode for mode in self.modes if mode >= required)
+        mode = min(mode for mode in self.modes if mode >= required)
+        logprobs = _most_logprobs(requests) if self._logprobs else Logprobs.NONE
+        return Size(len(requests), 0, mode, 1, logprobs)
+
+    def prepare_logprobs(self, wanted: Logprobs) -> None:
+        """Compiles the programs that report log-probabilities, those that serve any request before this
+        returns. Called by any thread, with every request that asks for them; nothing is left to do after the
+        first."""
+        with self._preparing:
+            if wanted in self._logprobs or self.error is not None:
+                return
+            first, later = (
+                [replace(size, logprobs=wanted) for size in sizes] for sizes in self.program_sizes
+            )
+            if max(self._logprobs, default=Logprobs.NONE) > wanted:
+                first, later = [], first + later  # the programs that report more serve until then
+            with compilation_cache():
+                self.programs.compile(first, progress=False)
+            self._logprobs.add(wanted)
+        self.programs.compile_in_background(later)
 
 
 def program_sizes(
@@ -379,6 +416,10 @@ def _up_to(limit: int) -> list[int]:
     """The powers of two below `limit`, then `limit`; empty for 0."""
     powers = [1 << i for i in range(limit.bit_length()) if 1 << i < limit]
     return [*powers, limit] if limit else []
+
+
+def _most_logprobs(requests: Sequence[Request]) -> Logprobs:
+    return max((required_logprobs(request.params) for request in requests), default=Logprobs.NONE)
 
 
 def _one_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 import secrets
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -29,6 +30,7 @@ from jaxspec.engine.host.answer import Delta, Generation
 from jaxspec.engine.host.request import Listener, Request
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt, as_prompts, encode_prompt, is_one_prompt
+from jaxspec.engine.samples import Params, best, check_count, params_of_prompts, with_logprobs
 from jaxspec.engine.thread import EngineThread
 from jaxspec.engine.weights import InFlight, plan_weight_update
 from jaxspec.jax_settings import own_settings
@@ -36,10 +38,13 @@ from jaxspec.models.decoder import Decoder
 from jaxspec.models.packed_weights import rounds_activations
 from jaxspec.sampling import (
     DEFAULT_MAX_NEW_TOKENS,
+    Logprobs,
     SamplingMode,
     SamplingParams,
     modes_for_sampling,
+    required_logprobs,
     required_mode,
+    sample_seed,
 )
 from jaxspec.sharding import bytes_by_device, make_mesh
 
@@ -149,10 +154,12 @@ class Engine:
     def generate(
         self,
         prompts: Prompt,
-        params: SamplingParams | None = ...,
+        params: Params = ...,
         *,
         raw: bool = ...,
         chat_template_kwargs: Mapping[str, Any] | None = ...,
+        n: None = ...,
+        best_of: int | None = ...,
         **sampling: Any,
     ) -> Generation: ...
 
@@ -160,49 +167,104 @@ class Engine:
     def generate(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | None = ...,
+        params: Params | Sequence[Params] = ...,
         *,
         raw: bool = ...,
         chat_template_kwargs: Mapping[str, Any] | None = ...,
+        n: None = ...,
+        best_of: int | None = ...,
         **sampling: Any,
     ) -> list[Generation]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompt,
+        params: Params = ...,
+        *,
+        raw: bool = ...,
+        chat_template_kwargs: Mapping[str, Any] | None = ...,
+        n: int,
+        best_of: int | None = ...,
+        **sampling: Any,
+    ) -> list[Generation]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: Params | Sequence[Params] = ...,
+        *,
+        raw: bool = ...,
+        chat_template_kwargs: Mapping[str, Any] | None = ...,
+        n: int,
+        best_of: int | None = ...,
+        **sampling: Any,
+    ) -> list[list[Generation]]: ...
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | None = None,
+        params: Params | Sequence[Params] = None,
         *,
         raw: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        n: int | None = None,
+        best_of: int | None = None,
         **sampling: Any,
-    ) -> Generation | list[Generation]:
-        """Answers one prompt, or several in one batch.
+    ) -> Generation | list[Any]:
+        """Answers one prompt, or several in one batch; with `n`, each of them several times.
+
+        Samples of a prompt share the cache's full pages of it, which are read once; each reads the tokens
+        behind them itself, at most a page and one token.
+
+        With a seed s, the first sample of a prompt has the seed s, wherever the prompt stands in a list, and
+        later ones have seeds derived from s and their number (`sample_seed`); `Generation.seed` gives it.
+        Equal prompts in a list are samples of one prompt, unless `params` or the seed is a list.
 
         Args:
           prompts: a string (a user's turn, put through the model's chat template if it has one), a list of
             chat messages ({"role", "content"}), a list of token ids, or a list of any of these.
-          params: how to sample; alternatively, its fields as keywords.
+          params: how to sample; alternatively, its fields as keywords. For a list of prompts, `params` and
+            the keyword `seed` may be lists with an item for each of them.
           raw: use strings as they are, without the chat template.
           chat_template_kwargs: arguments of the chat template, for example {"enable_thinking": False}.
+          n: the number of samples of each prompt; None is one, which is not in a list.
+          best_of: draw so many samples of each prompt, at least n, and return those with the largest
+            `Generation.mean_logprob`, the best first. They have log-probabilities, asked for or not.
 
         Returns:
-          A Generation for one prompt; for several a list of them, in the order of the prompts.
+          A Generation for one prompt, or with `n` a list of them; for several prompts a list of these, in
+          their order.
 
         Raises:
           ValueError: a prompt is empty, too long or of no known form, a parameter is bad, or something that
             was asked for would have no effect; nothing has been generated.
           EngineError: the engine is closed, or its device failed for good.
         """
-        params = SamplingParams.merge(params, sampling)
-        every = as_prompts(prompts)
-        requests = [
-            self.make_request(prompt, params, raw=raw, chat_template_kwargs=chat_template_kwargs)
-            for prompt in every
-        ]
+        every, is_one = as_prompts(prompts), is_one_prompt(prompts)
+        wanted = check_count("n", n)
+        drawn = check_count("best_of", best_of, wanted)
+        each, have_own = params_of_prompts(params, sampling, None if is_one else len(every))
+        requests: list[Request] = []
+        num_samples: Counter[Any] = Counter()
+        for i, (prompt, own) in enumerate(zip(every, each, strict=True)):
+            own = own if best_of is None else with_logprobs(own)
+            first = self.make_request(prompt, own, raw=raw, chat_template_kwargs=chat_template_kwargs)
+            # Texts are turned into ids once.
+            samples = [first, *(self.make_request(first.prompt, own) for _ in range(drawn - 1))]
+            key = i if have_own else tuple(first.prompt)
+            for sample, request in enumerate(samples, num_samples[key]):
+                request.seed = sample_seed(request.seed, sample)
+            num_samples[key] += drawn
+            requests += samples
         generations = dict(self.run(requests))
-        if is_one_prompt(prompts):
-            return generations[0]
-        return [generations[i] for i in range(len(requests))]
+        answers: list[Any] = []
+        for start in range(0, len(requests), drawn):
+            drawn_ones = [generations[i] for i in range(start, start + drawn)]
+            chosen = drawn_ones if best_of is None else best(drawn_ones, wanted)
+            answers.append(chosen[0] if n is None else chosen)
+        return answers[0] if is_one else answers
 
     def stream(
         self,
@@ -455,6 +517,9 @@ class Engine:
     ) -> Request:
         """Checks a prompt and its parameters, and makes a request from them.
 
+        The first request that asks for log-probabilities waits here until programs that report them are
+        compiled; other requests go on meanwhile.
+
         Args:
           raw, chat_template_kwargs: as in `generate`.
           is_streamed: deliver the answer piece by piece; otherwise as one piece when it has ended.
@@ -512,6 +577,8 @@ class Engine:
             raise ValueError(f"priority must be an integer, got {priority!r}")
         if deadline is not None and not (isinstance(deadline, Real) and deadline > 0):
             raise ValueError(f"deadline must be a number of seconds above 0, got {deadline!r}")
+        if (wanted := required_logprobs(params)) is not Logprobs.NONE:
+            self.core.prepare_logprobs(wanted)
         return Request(
             prompt=ids,
             params=params,

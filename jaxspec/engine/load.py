@@ -26,13 +26,14 @@ from jaxspec.engine.devices import check_devices
 from jaxspec.engine.engine import Engine, parse_modes
 from jaxspec.engine.gpu_packages import check_gpu_packages
 from jaxspec.engine.host.answer import Generation
-from jaxspec.engine.prompts import Prompt, as_prompts
+from jaxspec.engine.prompts import Prompt, as_prompts, is_one_prompt
+from jaxspec.engine.samples import Params, check_count, params_of_prompts
 from jaxspec.engine.weights import follow
 from jaxspec.jax_settings import Device, choose_devices, own_settings, platform
 from jaxspec.models.array_weights import overwrite
 from jaxspec.models.loading import plan_target, plan_weights, target_config
 from jaxspec.models.packed_weights import keeps_packed, resolve_activations
-from jaxspec.sampling import SamplingMode, SamplingParams, required_mode
+from jaxspec.sampling import SamplingMode, required_mode
 from jaxspec.sharding import make_mesh
 
 
@@ -169,9 +170,11 @@ def generate(
     prompts: Prompt,
     model: str | Path = ...,
     *,
-    params: SamplingParams | None = ...,
+    params: Params = ...,
     raw: bool = ...,
     chat_template_kwargs: Mapping[str, Any] | None = ...,
+    n: None = ...,
+    best_of: int | None = ...,
     drafter: DrafterChoice | None = ...,
     device: Device | None = ...,
     progress: bool = ...,
@@ -185,9 +188,11 @@ def generate(
     prompts: Sequence[Prompt],
     model: str | Path = ...,
     *,
-    params: SamplingParams | None = ...,
+    params: Params | Sequence[Params] = ...,
     raw: bool = ...,
     chat_template_kwargs: Mapping[str, Any] | None = ...,
+    n: None = ...,
+    best_of: int | None = ...,
     drafter: DrafterChoice | None = ...,
     device: Device | None = ...,
     progress: bool = ...,
@@ -196,38 +201,94 @@ def generate(
 ) -> list[Generation]: ...
 
 
+@overload
+def generate(
+    prompts: Prompt,
+    model: str | Path = ...,
+    *,
+    params: Params = ...,
+    raw: bool = ...,
+    chat_template_kwargs: Mapping[str, Any] | None = ...,
+    n: int,
+    best_of: int | None = ...,
+    drafter: DrafterChoice | None = ...,
+    device: Device | None = ...,
+    progress: bool = ...,
+    engine: Mapping[str, Any] | None = ...,
+    **sampling: Any,
+) -> list[Generation]: ...
+
+
+@overload
+def generate(
+    prompts: Sequence[Prompt],
+    model: str | Path = ...,
+    *,
+    params: Params | Sequence[Params] = ...,
+    raw: bool = ...,
+    chat_template_kwargs: Mapping[str, Any] | None = ...,
+    n: int,
+    best_of: int | None = ...,
+    drafter: DrafterChoice | None = ...,
+    device: Device | None = ...,
+    progress: bool = ...,
+    engine: Mapping[str, Any] | None = ...,
+    **sampling: Any,
+) -> list[list[Generation]]: ...
+
+
 def generate(
     prompts: Prompt | Sequence[Prompt],
     model: str | Path = DEFAULT_MODEL,
     *,
-    params: SamplingParams | None = None,
+    params: Params | Sequence[Params] = None,
     raw: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    n: int | None = None,
+    best_of: int | None = None,
     drafter: DrafterChoice | None = None,
     device: Device | None = None,
     progress: bool = True,
     engine: Mapping[str, Any] | None = None,
     **sampling: Any,
-) -> Generation | list[Generation]:
+) -> Generation | list[Any]:
     """Loads a model and answers one prompt or several. For more than one call, use `load`.
 
     Args:
       prompts: a string (a user's turn), chat messages, token ids, or a list of any of these.
       model, drafter, device, progress: see `load`.
-      params: how to sample; alternatively, its fields as keywords.
+      params, n, best_of: as in `Engine.generate`; the fields of `params` alternatively as keywords.
       raw: use strings as they are, without the chat template.
       chat_template_kwargs: arguments of the chat template, for example {"enable_thinking": False}.
-      engine: fields of `EngineConfig`; by default batch_size is the number of prompts, at most 8.
+      engine: fields of `EngineConfig`; by default batch_size is the number of answers, at most 8.
       **sampling: fields of `SamplingParams`: max_new_tokens, temperature, top_p, seed, stop, …
 
     Returns:
-      A Generation for one prompt, a list of them for several.
+      What `Engine.generate` returns.
 
     Raises:
       ValueError: a prompt, a parameter, the configuration or a checkpoint is bad.
     """
-    params = SamplingParams.merge(params, sampling)
-    sizes = {"batch_size": max(1, min(len(as_prompts(prompts)), 8)), **(engine or {})}
-    mode = required_mode(params)
-    loaded = load(model, drafter=drafter, device=device, sampling_modes=(mode,), progress=progress, **sizes)
-    return loaded.generate(prompts, params, raw=raw, chat_template_kwargs=chat_template_kwargs)
+    every = as_prompts(prompts)
+    number = None if is_one_prompt(prompts) else len(every)
+    drawn = check_count("best_of", best_of, check_count("n", n))
+    asked, _ = params_of_prompts(params, sampling, number)
+    sizes = {"batch_size": max(1, min(len(every) * drawn, 8)), **(engine or {})}
+    loaded = load(
+        model,
+        drafter=drafter,
+        device=device,
+        sampling_modes=(max(map(required_mode, asked), default=SamplingMode.GREEDY),),
+        progress=progress,
+        **sizes,
+    )
+    ask: Any = loaded.generate  # too many unions for its overloads
+    return ask(
+        prompts,
+        params,
+        raw=raw,
+        chat_template_kwargs=chat_template_kwargs,
+        n=n,
+        best_of=best_of,
+        **sampling,
+    )

@@ -136,12 +136,14 @@ class Programs:
                 bar.update()
 
     def compile_in_background(self, sizes: Sequence[Size]) -> None:
-        """Compiles these in background threads, in this order, until this object is garbage-collected."""
-        left, threads = deque(sizes), []
-        self._left = left
-        self.num_uncompiled = len(left)
+        """Compiles these in background threads, in this order and after those that are still to be compiled,
+        until this object is garbage-collected."""
+        left, threads = self._left, []
+        with self._lock:
+            self.num_uncompiled += len(sizes)
+        left.extend(sizes)
         # Each thread occupies a core, and serving needs some too.
-        for _ in range(min(len(left), max((os.cpu_count() or 1) // 4, 1))):
+        for _ in range(min(len(sizes), max((os.cpu_count() or 1) // 4, 1))):
             thread = threading.Thread(
                 target=self._settings()(_compile_in_background),
                 args=(weakref.ref(self), left),
@@ -150,7 +152,7 @@ class Programs:
             )
             thread.start()
             threads.append(thread)
-        self._background = threads
+        self._background += threads
         # A process that exits while XLA compiles may crash. Exit handlers run last in, first out, so this
         # one runs before JAX's.
         stop = partial(_stop_compiling, left, threads)
@@ -174,14 +176,14 @@ class Programs:
 
     def best(self, need: Size) -> Size | None:
         """The compiled size with the fewest rows that serves `need`; None if there is none."""
-        return min(self.serving(need), key=lambda size: (self.rows(size), size.mode), default=None)
+        return min(self.serving(need), key=self._cost, default=None)
 
     def by_drafts(self, need: Size) -> dict[int, Size]:
         """For each compiled K, the size with the fewest rows that serves `need`, whose own K is ignored."""
         sizes: dict[int, Size] = {}
         for size in self.serving(replace(need, width=1)):
             known = sizes.setdefault(size.drafts, size)
-            if (size.slots, size.mode) < (known.slots, known.mode):
+            if self._cost(size) < self._cost(known):
                 sizes[size.drafts] = size
         return sizes
 
@@ -194,6 +196,10 @@ class Programs:
         if need not in self._serving:
             self._serving[need] = [size for size in compiled if size.serves(need)]
         return self._serving[need]
+
+    def _cost(self, size: Size) -> tuple[int, ...]:
+        """Orders programs by their costs, as far as these are known without running them."""
+        return self.rows(size), size.mode, size.logprobs
 
     def rows(self, size: Size) -> int:
         """Rows of the target's forward pass in a step."""

@@ -31,6 +31,7 @@ def read_rows(*sources: str | Path, unique_ids: bool = True) -> Iterator[Row | R
 
     - "id": text or a whole number;
     - any field of `SamplingParams`;
+    - "n": the number of answers, for a row without turns;
     - "chat_template_kwargs": arguments of the chat template;
     - "response", "completion" or "answer": its own answer, from which a head may learn;
     - "category", "source", "task", "metadata": notes, which are not looked at.

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxspec.checkpoints.chat_template import check_arguments, check_messages
 from jaxspec.engine import Generation
+from jaxspec.engine.samples import check_count
 from jaxspec.rows.ids import RowId, hash_json
 from jaxspec.sampling import SamplingParams
 
@@ -20,7 +21,7 @@ SAMPLING = tuple(each.name for each in fields(SamplingParams))
 NOTES = ("category", "source", "task", "metadata")
 """Keys that say something about a row and ask for nothing; their values are not looked at."""
 
-KEYS = ("id", *QUESTIONS, *ANSWERS, "chat_template_kwargs", *SAMPLING, *NOTES)
+KEYS = ("id", *QUESTIONS, *ANSWERS, "chat_template_kwargs", "n", *SAMPLING, *NOTES)
 """Every key that a row may have."""
 
 
@@ -55,6 +56,7 @@ class Row:
       turns: the user's turns, each answered before the next is asked.
       sampling: the fields of `SamplingParams` that the row sets itself, none of them to null.
       chat_template_kwargs: arguments of the chat template.
+      n: how many answers are wanted; None is one, which is not in a list.
       answer: the row's own answer, to the prompt or to the last turn, from which a head may learn; None if it
         has none.
     """
@@ -66,6 +68,7 @@ class Row:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     answer: str | None = None
+    n: int | None = None
 
     @cached_property
     def digest(self) -> str:
@@ -73,6 +76,8 @@ class Row:
         asked: list[Any] = [self.prompt, self.turns]
         if self.sampling or self.chat_template_kwargs:
             asked += [dict(self.sampling), dict(self.chat_template_kwargs)]
+        if self.n is not None:
+            asked.append({"n": self.n})
         return hash_json(asked, 8).hex()
 
     @property
@@ -83,6 +88,7 @@ class Row:
           RowError: the row asks for more.
         """
         own = [*self.sampling, *(["chat_template_kwargs"] if self.chat_template_kwargs else [])]
+        own += ["n"] if self.n is not None else []
         if own:
             raise RowError(self.place, f"{own[0]}: this program does not take it from a row")
         return self.turns[0] if self.prompt is None else self.prompt
@@ -140,7 +146,10 @@ def make_row(place: str, values: Mapping[str, Any], number: int | None) -> Row:
         check_messages(value)
         prompt = value
     arguments = check_arguments(values.get("chat_template_kwargs"))
-    return Row(place, row_id, prompt, turns, sampling, arguments, _answer(values))
+    n = None if values.get("n") is None else check_count("n", values["n"])
+    if n is not None and turns:
+        raise ValueError("n: a row with turns has one answer to each")
+    return Row(place, row_id, prompt, turns, sampling, arguments, _answer(values), n)
 
 
 def _one_of(keys: Sequence[str], values: Mapping[str, Any]) -> str | None:

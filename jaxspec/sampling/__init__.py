@@ -6,17 +6,23 @@ from jaxspec.lazy import lazy_names
 
 __all__ = [
     "DEFAULT_MAX_NEW_TOKENS",
+    "MAX_LOGPROBS",
     "DraftVocabulary",
+    "Logprobs",
     "SamplingMode",
     "SamplingParams",
     "SamplingState",
+    "TokenLogprobs",
     "Verdict",
     "can_branch",
     "modes_for_sampling",
     "process_logits",
+    "required_logprobs",
     "required_mode",
     "sample",
+    "sample_seed",
     "seed_words",
+    "token_logprobs",
     "verify",
     "verify_synthetic",
 ]
@@ -24,8 +30,9 @@ __all__ = [
 if TYPE_CHECKING:
     from jaxspec.sampling.draw import sample
     from jaxspec.sampling.logits import process_logits
+    from jaxspec.sampling.logprobs import Logprobs, TokenLogprobs, required_logprobs, token_logprobs
     from jaxspec.sampling.mode import SamplingMode, can_branch, modes_for_sampling, required_mode
-    from jaxspec.sampling.params import DEFAULT_MAX_NEW_TOKENS, SamplingParams
+    from jaxspec.sampling.params import DEFAULT_MAX_NEW_TOKENS, MAX_LOGPROBS, SamplingParams, sample_seed
     from jaxspec.sampling.rejection import Verdict, verify
     from jaxspec.sampling.state import SamplingState, seed_words
     from jaxspec.sampling.synthetic import verify_synthetic
@@ -36,8 +43,9 @@ else:
         {
             "jaxspec.sampling.draw": "sample",
             "jaxspec.sampling.logits": "process_logits",
+            "jaxspec.sampling.logprobs": "Logprobs TokenLogprobs required_logprobs token_logprobs",
             "jaxspec.sampling.mode": "SamplingMode can_branch modes_for_sampling required_mode",
-            "jaxspec.sampling.params": "DEFAULT_MAX_NEW_TOKENS SamplingParams",
+            "jaxspec.sampling.params": "DEFAULT_MAX_NEW_TOKENS MAX_LOGPROBS SamplingParams sample_seed",
             "jaxspec.sampling.rejection": "Verdict verify",
             "jaxspec.sampling.state": "SamplingState seed_words",
             "jaxspec.sampling.synthetic": "verify_synthetic",

@@ -4,13 +4,18 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal, get_args
 
 from jaxspec.documents import plain_number
 from jaxspec.errors import OneLineError
 
 DEFAULT_MAX_NEW_TOKENS = 256
+MAX_LOGPROBS = 20
+"""The most tokens whose log-probabilities are reported in each place."""
+
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 _COLDEST, _HOTTEST = 1e-30, 1e30
 
 
@@ -31,6 +36,11 @@ class SamplingParams:
       ignore_eos: go on after an end-of-sequence token.
       speculate: False decodes without drafts, like a `num_speculative_tokens` of 0.
       num_speculative_tokens: drafts per step, at most the engine's; None takes the engine's choice.
+      logprobs: report the log-probability of every emitted token, and of so many of the most likely tokens
+        in its place, 0 to 20; None reports nothing.
+      logprobs_mode: of which distribution: "raw_logprobs" of the model's own, "processed_logprobs" of the
+        one that was sampled from, after temperature, min-p, top-k and top-p. They are the same where the
+        temperature is 0.
 
     Raises:
       ValueError: a value has the wrong type or is out of its range.
@@ -47,6 +57,8 @@ class SamplingParams:
     ignore_eos: bool = False
     speculate: bool = True
     num_speculative_tokens: int | None = None
+    logprobs: int | None = None
+    logprobs_mode: LogprobsMode = "raw_logprobs"
 
     def __post_init__(self) -> None:
         top_k = _integer("top_k", self.top_k, "1 or more (0 or -1 is off)", lambda x: x >= -1)
@@ -76,6 +88,13 @@ class SamplingParams:
             checked["num_speculative_tokens"] = _integer(
                 "num_speculative_tokens", drafts, wanted, lambda x: x >= 0 and (checked["speculate"] or not x)
             )
+        if self.logprobs is not None:
+            checked["logprobs"] = _integer(
+                "logprobs", self.logprobs, f"0 to {MAX_LOGPROBS}", lambda x: 0 <= x <= MAX_LOGPROBS
+            )
+        modes = get_args(LogprobsMode)
+        if self.logprobs_mode not in modes:
+            raise _error("logprobs_mode", self.logprobs_mode, " or ".join(map(repr, modes)))
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
@@ -103,6 +122,14 @@ class SamplingParams:
         if unknown := [name for name in values if name not in known]:
             raise ValueError(f"unknown sampling parameter {unknown[0]!r}; known: {', '.join(known)}")
         return cls(**values)
+
+
+def sample_seed(seed: int, sample: int) -> int:
+    """The seed of a sample of a prompt, counted from 0: that of the first is `seed` itself, those of the
+    others are hashes of both numbers, so that neighbouring seeds share no draws."""
+    if not sample:
+        return seed
+    return int.from_bytes(blake2b(f"{seed} {sample}".encode("ascii"), digest_size=8).digest(), "little")
 
 
 def _error(name: str, value: object, wanted: str) -> ValueError:

@@ -31,10 +31,12 @@ class Verdict:
       accepted: i32[B], how many leading drafts were accepted, 0 to K.
       token: i32[B], the token after them: the recovered token of the first rejected row, or the bonus token
         of the row after the last draft.
+      drawn_from: [B, Q, V], the logits of the distribution that each row's token is drawn from.
     """
 
     accepted: jax.Array
     token: jax.Array
+    drawn_from: jax.Array
 
 
 def verify(
@@ -71,19 +73,18 @@ def verify(
     if mode == SamplingMode.GREEDY:
         best = argmax(logits, split_over(logits.shape[-1], vocab_size or logits.shape[-1]))
         accepted = count_leading(best[:, :-1] == drafts, draft_count)
-        return Verdict(accepted, row_at(best, accepted))
+        return Verdict(accepted, row_at(best, accepted), logits)
     processed = process_logits(logits, sampling, mode=mode)
     if drafts.shape[1] == 0:
-        return Verdict(
-            jnp.zeros_like(draft_count), sample(processed[:, 0], sampling, positions[:, 0], Purpose.BONUS)
-        )
+        token = sample(processed[:, 0], sampling, positions[:, 0], Purpose.BONUS)
+        return Verdict(jnp.zeros_like(draft_count), token, processed)
     accepted, log_prefix = _accept(
         processed, drafts, draft_count, draft_logits, draft_vocab, sampling, positions
     )
     token = token_after(
         processed, accepted, log_prefix, drafts, draft_count, draft_logits, draft_vocab, sampling, positions
     )
-    return Verdict(accepted, token)
+    return Verdict(accepted, token, processed)
 
 
 def count_leading(accepts: jax.Array, draft_count: jax.Array) -> jax.Array:

@@ -50,12 +50,12 @@ def verify_synthetic(
     accepted = count_leading(accepts, draft_count)
     if mode == SamplingMode.GREEDY:
         best = argmax(logits, split_over(logits.shape[-1], vocab_size or logits.shape[-1]))
-        return Verdict(accepted, row_at(best, accepted))
+        return Verdict(accepted, row_at(best, accepted), logits)
     processed = process_logits(logits, sampling, mode=mode)
     token = token_after(
         processed, accepted, 0.0, drafts, draft_count, draft_logits, draft_vocab, sampling, positions
     )
-    return Verdict(accepted, token)
+    return Verdict(accepted, token, processed)
 
 
 def acceptance_rates(mean_acceptance_length: float, drafts: int) -> list[float]:

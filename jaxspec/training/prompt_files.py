@@ -105,7 +105,7 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _prompt_row(row: Row, *, first_turns: bool) -> PromptRow:
-    for key in row.sampling:
+    for key in (*row.sampling, *(["n"] if row.n is not None else [])):
         raise ConfigError(f"{row.place}: {key}: a training run samples every row alike; leave it out")
     if len(row.turns) > 1 and not first_turns:
         raise ConfigError(

@@ -75,6 +75,31 @@ def test_a_row_is_asked_as_it_asks():
     assert [len(each.token_ids) for each in found[0].generations] == [3, 3]
 
 
+def test_a_row_may_have_several_answers(tiny_engine):
+    """The first is that of a row that asks for one."""
+    one, several = rows(9)[3], replace(rows(9)[3], n=3, sampling={"logprobs": 1})
+    (first,) = answers(BatchRun(tiny_engine, [one], SAMPLED))[3].generations
+    found = answers(BatchRun(tiny_engine, [*rows(3), several, *rows(9)[4:]], SAMPLED))
+    assert len(found) == 9
+    drawn = found[3].generations
+    assert drawn[0].token_ids == first.token_ids
+    assert len({tuple(each.token_ids) for each in drawn}) == 3
+    record = found[3].to_dict()
+    assert record["token_ids"] == first.token_ids
+    assert [each["token_ids"] for each in record["samples"]] == [each.token_ids for each in drawn]
+    assert [each["logprobs"] for each in record["samples"]] == [each.logprobs for each in drawn]
+    assert [len(each["top_logprobs"][0]) for each in record["samples"]] == [1, 1, 1]
+    assert record["stats"]["steps"] == sum(each.stats.steps for each in drawn)
+
+
+@pytest.mark.parametrize("prompt", ["fail", "long"])
+def test_a_row_with_a_failed_sample_is_one_error(prompt):
+    bad = replace(row(0, prompt), n=4)
+    found = list(BatchRun(FakeEngine(), [bad, row(1, "w6"), replace(row(2, "w7"), n=2)], SAMPLED))
+    assert len(found) == 3
+    assert [type(item) for item in sorted(found, key=str)].count(RowError) == 1
+
+
 def test_a_sampled_row_is_answered_as_alone(tiny_engine):
     own = {"temperature": 1.5, "seed": 3, "max_new_tokens": 12}
     found = answers(BatchRun(tiny_engine, [replace(rows(9)[0], sampling=own), *rows(9)[1:]], GREEDY))[0]

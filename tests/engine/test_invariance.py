@@ -40,7 +40,8 @@ def test_with_several_steps_a_dispatch_and_other_prefill_shapes(tiny_engines, pr
 
 def test_refilled_from_a_queue_longer_than_the_batch(tiny_engines, prompts, name, sampling, alone):
     engine = tiny_engines.load(name, batch_size=1)
-    assert tokens_of(engine.generate(prompts * 2, max_new_tokens=30, **sampling)) == alone * 2
+    params = [{"max_new_tokens": 30, **sampling}] * len(prompts) * 2
+    assert tokens_of(engine.generate(prompts * 2, params)) == alone * 2
 
 
 def test_in_company_that_samples_otherwise(tiny_engines, prompts):

@@ -1,6 +1,7 @@
 """Requests alone: text out of tokens, stop strings against a naive search, and acceptance counts."""
 
 import json
+import math
 import random
 
 import numpy as np
@@ -10,7 +11,7 @@ from tokenizers import decoders, models
 
 from jaxspec import AcceptanceStats, SamplingParams
 from jaxspec.checkpoints import Tokenizer
-from jaxspec.engine.host.request import Request
+from jaxspec.engine.host.request import Reported, Request
 
 # Letters, pairs of them, a special token, and "é" and "€" in the byte-level spelling, in pieces.
 TOKENS = ["</s>", "a", "b", "c", "ab", "bc", "abc", "Ġ", "Ã©", "Ã", "©", "â", "Ĥ", "¬"]
@@ -24,10 +25,10 @@ def tokenizer():
     return Tokenizer(backend)
 
 
-def make_request(tokenizer, *, stop=(), stop_tokens=(), max_new_tokens=100, is_streamed=True):
+def make_request(tokenizer, *, stop=(), stop_tokens=(), max_new_tokens=100, is_streamed=True, **params):
     request = Request(
         prompt=[1],
-        params=SamplingParams(stop=stop, max_new_tokens=max_new_tokens),
+        params=SamplingParams(stop=stop, **params, max_new_tokens=max_new_tokens),
         max_new_tokens=max_new_tokens,
         stop_tokens=stop_tokens,
         seed=0,
@@ -121,6 +122,21 @@ def test_target_passes_behind_the_end_of_a_stop_string_are_not_counted(tokenizer
         request.append([1, 2, 3, 2, 1], [(2, 1), (2, 1), (2, 0)], ended=False)
         assert request.verified == [(2, 1), (2, 1), (2, 0)][:passes]
         assert request.stats.steps == passes
+
+
+def test_log_probabilities_end_with_the_answer(tokenizer):
+    request = make_request(tokenizer, stop=["bc"], logprobs=1)
+    reported = Reported([-1.0, -2.0, -3.0, -4.0], [[1, 2]] * 4, [[-0.5, -math.inf]] * 4)
+    request.append([1, 2, 3, 2], [(3, 3)], reported, ended=False)
+    assert request.generation().logprobs == [-1.0, -2.0, -3.0]
+    assert request.generation().top_logprobs == [{1: -0.5}] * 3
+    assert request.generation().mean_logprob == -2.0
+    assert request.generation().to_dict()["top_logprobs"] == [{"1": -0.5}] * 3
+    silent = make_request(tokenizer)
+    silent.append([1], (), reported, ended=True)
+    assert (silent.generation().logprobs, silent.generation().top_logprobs) == (None, None)
+    with pytest.raises(ValueError, match="mean_logprob: ask for log-probabilities"):
+        _ = silent.generation().mean_logprob
 
 
 def test_acceptance_counts():

@@ -40,6 +40,17 @@ def test_chosen_experts_run_on_shards(families):
     assert families["inner width@2"]["kernels"]["expert_matmul"] == 2
 
 
+def test_greedy_answers_have_the_log_probabilities_of_one_device():
+    """Logits stay split over the devices, 24 or 12 of 48 on each."""
+    found = run("logprobs", "1", "2", "4")
+    for count in ("2", "4"):
+        for alone, split in zip(found["1"], found[count], strict=True):
+            assert split[0] == alone[0]
+            np.testing.assert_allclose(split[1], alone[1], atol=1e-4, rtol=0)
+            np.testing.assert_allclose(np.array(split[2])[..., 1], np.array(alone[2])[..., 1], atol=1e-4)
+            assert np.mean(np.array(split[2])[..., 0] == np.array(alone[2])[..., 0]) > 0.99
+
+
 STORED = {"safetensors": 0, "gguf": 2}
 """What the tensors of a parameter hold on the host, in sizes of it in bfloat16: a safetensors file is mapped,
 the tensors of a GGUF are expanded to float32. (Python does not see what orbax holds.)"""

@@ -47,7 +47,7 @@ def test_a_row_may_set_every_sampling_parameter_and_the_templates_arguments(read
     """Null sets nothing, as in a column of Parquet."""
     asked = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "seed": 7, "max_new_tokens": 5}
     asked |= {"stop": ["a"], "stop_token_ids": [1], "ignore_eos": True, "speculate": True}
-    asked |= {"num_speculative_tokens": 1}
+    asked |= {"num_speculative_tokens": 1, "logprobs": 2, "logprobs_mode": "processed_logprobs"}
     assert set(asked) == {field.name for field in dataclasses.fields(SamplingParams)}
     line = {"prompt": "hi", **asked, "chat_template_kwargs": {"enable_thinking": False}, "source": ["any"]}
     nothing = {**dict.fromkeys([*asked, "chat_template_kwargs", "answer"]), "prompt": "hi"}
@@ -55,6 +55,18 @@ def test_a_row_may_set_every_sampling_parameter_and_the_templates_arguments(read
     assert found.sampling == asked
     assert found.chat_template_kwargs == {"enable_thinking": False}
     assert plain == row(2, 1, "hi")
+
+
+def test_a_row_may_ask_for_several_answers(read):
+    several, one, turns, none = read(
+        '{"prompt": "hi", "n": 3}', '{"prompt": "hi"}', '{"turns": ["a"], "n": 2}', '{"prompt": "hi", "n": 0}'
+    )
+    assert (several.n, one.n) == (3, None)
+    assert several.digest != one.digest
+    assert str(turns).endswith("n: a row with turns has one answer to each")
+    assert str(none).endswith("n must be an integer, 1 or more, got 0")
+    with pytest.raises(RowError, match="n: this program does not take it from a row"):
+        _ = several.first_prompt
 
 
 @pytest.mark.parametrize("key", ["response", "completion", "answer"])

@@ -19,7 +19,7 @@ from jaxspec.commands import batch_job
 from jaxspec.commands import chat as chat_command
 from jaxspec.sampling import SamplingMode, required_mode
 
-ONLY_FROM_PYTHON = {"stop_token_ids", "speculate", "num_speculative_tokens"}
+ONLY_FROM_PYTHON = {"stop_token_ids", "speculate", "num_speculative_tokens", "logprobs", "logprobs_mode"}
 FLAGS = {name: change for name, change in SAMPLING.items() if name not in ONLY_FROM_PYTHON}
 """The sampling parameters that command lines take. Theirs of this name sets the drafter's K."""
 

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from options import PROMPT, SAMPLING, answer_to, assert_complete, fields, parameters, same, submitted
+from options import PROMPT, SAMPLED, SAMPLING, answer_to, assert_complete, fields, parameters, same, submitted
 
 import jaxspec
 from jaxspec import AsyncEngine, Engine, SamplingParams, inspect_steps
@@ -104,11 +104,12 @@ def test_inspection_asks_for_what_it_was_asked_for(engine, plain, monkeypatch):
 # What the ways to ask take beside the fields of `SamplingParams`.
 ASKED = {"prompt", "params", "raw", "chat_template_kwargs"}
 STREAMED = {"priority": 3, "deadline": 1e-9}
+SAMPLES = {"n": 3, "best_of": 4}
 MADE = {**STREAMED, "id": "mine", "is_streamed": True}
 
 
 def test_no_option_of_a_request_is_without_a_test():
-    assert_complete("Engine.generate", parameters(Engine.generate), {"prompts"}, ASKED - {"prompt"})
+    assert_complete("Engine.generate", parameters(Engine.generate), {"prompts"}, ASKED - {"prompt"}, SAMPLES)
     assert_complete("Engine.stream", parameters(Engine.stream), ASKED, STREAMED)
     assert_complete("Engine.make_request", parameters(Engine.make_request), ASKED, MADE)
     assert_complete("Engine.run", parameters(Engine.run), {"requests", "ended"})
@@ -116,6 +117,18 @@ def test_no_option_of_a_request_is_without_a_test():
     assert_complete("AsyncEngine.stream", parameters(AsyncEngine.stream), ASKED, MADE)
     assert_complete("AsyncEngine", parameters(AsyncEngine), {"engine", "max_unfinished"})
     assert_complete("inspect_steps", parameters(inspect_steps), {"engine"}, ASKED)
+
+
+def test_samples_of_a_prompt_reach_the_engine(engine, monkeypatch):
+    monkeypatch.setattr(load_module, "load", lambda model, **settings: engine)
+    for generate in (
+        engine.generate,
+        lambda prompt, **options: jaxspec.generate(prompt, "a model", **options),
+    ):
+        answers = generate(PROMPT, **SAMPLED, **SAMPLES)
+        assert len({tuple(answer.token_ids) for answer in answers}) == SAMPLES["n"]
+        assert answers == sorted(answers, key=lambda answer: -answer.mean_logprob)
+        assert answers[0].mean_logprob > engine.generate(PROMPT, **SAMPLED, logprobs=0).mean_logprob
 
 
 @pytest.mark.parametrize("way", ["stream", "async generate", "async stream"])

@@ -5,8 +5,11 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from jaxspec.engine.host.request import Reported
 from jaxspec.engine.host.scheduler import Result
+from jaxspec.sampling import Logprobs, TokenLogprobs
 
 
 @jax.tree_util.register_dataclass
@@ -23,6 +26,7 @@ class Outcome:
         including any that a stop cut off; without meaning where nothing is emitted.
       done: bool[n], whether the request ends with them.
       failed: bool[n], whether it ends because the logits after the last emitted token are not finite.
+      logprobs: of `tokens`; without meaning past `num_tokens`, and for a token that was given.
     """
 
     tokens: jax.Array
@@ -31,12 +35,14 @@ class Outcome:
     accepted: jax.Array
     done: jax.Array
     failed: jax.Array
+    logprobs: TokenLogprobs
 
     @classmethod
-    def none(cls, *shape: int) -> "Outcome":
-        """Nothing; `shape` is that of `tokens`."""
+    def none(cls, *shape: int, logprobs: Logprobs = Logprobs.NONE, vocab_size: int = 0) -> "Outcome":
+        """Nothing; `shape` is that of `tokens`, and the vocabulary's is needed where it is reported on."""
         counts, ends = jnp.zeros(shape[:-1], jnp.int32), jnp.zeros(shape[:-1], bool)
-        return cls(jnp.zeros(shape, jnp.int32), counts, counts, counts, ends, ends)
+        reported = TokenLogprobs.none(shape, logprobs, vocab_size)
+        return cls(jnp.zeros(shape, jnp.int32), counts, counts, counts, ends, ends, reported)
 
 
 Outcomes = tuple[Outcome, Outcome]
@@ -59,7 +65,7 @@ class PackedOutcomes:
 
 def pack_outcomes(outcomes: Outcomes) -> PackedOutcomes:
     """Packs, inside a program, what `read_outcomes` unpacks on the host."""
-    words = jnp.concatenate([leaf.astype(jnp.int32).ravel() for leaf in jax.tree.leaves(outcomes)])
+    words = jnp.concatenate([_words(leaf).ravel() for leaf in jax.tree.leaves(outcomes)])
     return PackedOutcomes(words, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), outcomes))
 
 
@@ -68,8 +74,16 @@ def read_outcomes(packed: PackedOutcomes) -> Outcomes:
     leaves, structure = jax.tree.flatten(packed.shapes)
     ends = np.cumsum([leaf.size for leaf in leaves])
     parts = np.split(np.asarray(packed.words), ends[:-1])
-    arrays = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
+    arrays = [
+        (part.view(leaf.dtype) if leaf.dtype == np.float32 else part.astype(leaf.dtype)).reshape(leaf.shape)
+        for part, leaf in zip(parts, leaves, strict=True)
+    ]
     return jax.tree.unflatten(structure, arrays)
+
+
+def _words(x: jax.Array) -> jax.Array:
+    """As i32; floats by their bits."""
+    return lax.bitcast_convert_type(x, jnp.int32) if x.dtype == jnp.float32 else x.astype(jnp.int32)
 
 
 def results(outcome: Outcome) -> list[Result]:
@@ -77,7 +91,12 @@ def results(outcome: Outcome) -> list[Result]:
     counts = np.asarray(outcome.num_tokens).T  # [n, S], as everything below
     has_tokens = counts > 0
     of_slot = np.asarray(outcome.tokens).swapaxes(0, 1)
-    tokens = of_slot[np.arange(of_slot.shape[-1]) < counts[..., None]].tolist()
+    is_emitted = np.arange(of_slot.shape[-1]) < counts[..., None]
+    tokens = of_slot[is_emitted].tolist()
+    reported = [
+        np.asarray(x).swapaxes(0, 1)[is_emitted].tolist() if x.size else []
+        for x in (outcome.logprobs.chosen, outcome.logprobs.top_tokens, outcome.logprobs.top)
+    ]
     passes = [np.asarray(x).T[has_tokens].tolist() for x in (outcome.drafted, outcome.accepted)]
     verified = list(zip(*passes, strict=True))
     num_tokens, num_passes = counts.sum(axis=1), has_tokens.sum(axis=1)
@@ -85,6 +104,7 @@ def results(outcome: Outcome) -> list[Result]:
     rows, token, step = [], 0, 0
     for more_tokens, more_passes, done, failed in np.stack([num_tokens, num_passes, *ended], axis=1).tolist():
         of_tokens, of_passes = tokens[token : token + more_tokens], verified[step : step + more_passes]
-        rows.append(Result(of_tokens, of_passes, bool(done), bool(failed)))
+        logprobs = Reported(*(every[token : token + more_tokens] for every in reported))
+        rows.append(Result(of_tokens, of_passes, bool(done), bool(failed), logprobs))
         token, step = token + more_tokens, step + more_passes
     return rows

@@ -15,7 +15,7 @@ from jax import lax
 from jaxspec.attention import PageTable
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.engine.host.scheduler import Dispatch
-from jaxspec.sampling import SamplingMode, SamplingState, seed_words
+from jaxspec.sampling import Logprobs, SamplingMode, SamplingState, seed_words
 
 MAX_STOP_TOKENS = 16
 """The most stop tokens of a request, the model's own end-of-sequence tokens included."""
@@ -36,12 +36,15 @@ class Size:
       mode: the most general sampling of the slots that decode.
       width: K + 1, the rows of the target's pass for every slot that decodes; 1 is plain decoding, without
         the drafter, and 0 decodes nothing.
+      logprobs: what it reports of the distributions of emitted tokens. A program that reports serves no
+        dispatch for which nothing is to be reported.
     """
 
     slots: int
     chunks: int
     mode: SamplingMode = SamplingMode.GREEDY
     width: int = 0
+    logprobs: Logprobs = Logprobs.NONE
 
     @property
     def drafts(self) -> int:
@@ -50,13 +53,15 @@ class Size:
 
     def serves(self, need: "Size") -> bool:
         """Whether a dispatch that needs the size `need` can run in a program of this size."""
-        if bool(self.width) != bool(need.width) or bool(self.chunks) != bool(need.chunks):
+        features = ("width", "chunks", "logprobs")
+        if any(bool(getattr(self, name)) != bool(getattr(need, name)) for name in features):
             return False
         return (
             self.slots >= need.slots
             and self.chunks >= need.chunks
             and self.mode >= need.mode
             and self.width >= need.width
+            and self.logprobs >= need.logprobs
         )
 
 
@@ -100,6 +105,7 @@ class Plan:
       page_table: of shape [b, T].
       stop_tokens: i32[b, MAX_STOP_TOKENS], padded with -1.
       sampling: each slot's sampling parameters.
+      is_processed: bool[b], whether log-probabilities are those of the distribution that was sampled from.
       chunks: the chunks that the first step reads.
       size, config: what the program is compiled for; static.
     """
@@ -111,6 +117,7 @@ class Plan:
     page_table: PageTable
     stop_tokens: jax.Array
     sampling: SamplingState
+    is_processed: jax.Array
     chunks: Chunks
     size: Size = field(metadata={"static": True})
     config: ResolvedEngineConfig = field(metadata={"static": True})
@@ -136,6 +143,7 @@ class Plan:
             page_table=PageTable(read("pages"), config.page_size),
             stop_tokens=read("stop_tokens"),
             sampling=SamplingState(*map(read, ("temperature", "top_k", "top_p", "min_p", "seed"))),
+            is_processed=read("is_processed"),
             chunks=Chunks(tokens=tokens[:, :-1], next_tokens=tokens[:, 1:], **chunks),
             size=size,
             config=config,
@@ -171,6 +179,7 @@ _FIELDS_OF_SLOTS = {
     "top_p": _Field(np.float32),
     "min_p": _Field(np.float32),
     "seed": _Field(np.uint32, axis="words of a seed"),
+    "is_processed": _Field(np.bool_),
     "stop_tokens": _Field(unused=-1, axis="stop tokens"),
     "pages": _Field(axis="pages"),
 }
@@ -257,6 +266,7 @@ def pack(dispatch: Dispatch, size: Size, config: ResolvedEngineConfig) -> np.nda
     put("top_p", [of_request.top_p for of_request in params])
     put("min_p", [of_request.min_p for of_request in params])
     put("seed", [seed_words(running.request.seed) for running in batch])
+    put("is_processed", [of_request.logprobs_mode == "processed_logprobs" for of_request in params])
     stop_tokens, pages = (_view(words, places[name]) for name in ("stop_tokens", "pages"))
     for row, running in enumerate(batch):
         stop_tokens[row, : len(running.request.stop_tokens)] = running.request.stop_tokens

@@ -22,7 +22,15 @@ from jaxspec.drafters.checks import Caches, check_rows, checked_proposal, checke
 from jaxspec.engine.device.outcome import Outcome, Outcomes
 from jaxspec.engine.device.plan import Plan
 from jaxspec.engine.device.state import EngineState, put_rows
-from jaxspec.sampling import SamplingMode, SamplingState, can_branch, verify_synthetic
+from jaxspec.sampling import (
+    Logprobs,
+    SamplingMode,
+    SamplingState,
+    TokenLogprobs,
+    can_branch,
+    token_logprobs,
+    verify_synthetic,
+)
 from jaxspec.sampling import verify as verify_drafts
 from jaxspec.sharding import all_gather, split_over
 
@@ -51,8 +59,9 @@ class Group:
       remaining: i32[n], tokens that the request may still emit.
       active: bool[n], whether what the rows emit counts.
       given: i32[n], the token to emit whatever is sampled, -1 for none; of size zero if none is given.
-      stop_tokens, sampling: of the request.
+      stop_tokens, sampling, is_processed: of the request, as in `Plan`.
       mode: how to sample; static.
+      logprobs: what to report of the tokens that are emitted; static.
     """
 
     slot: jax.Array
@@ -66,7 +75,9 @@ class Group:
     given: jax.Array
     stop_tokens: jax.Array
     sampling: SamplingState
+    is_processed: jax.Array
     mode: SamplingMode = field(metadata={"static": True})
+    logprobs: Logprobs = field(metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -153,7 +164,7 @@ def accept(models: Models, plan: Plan, carry: Carry) -> Carry:
         return tuple(judge(models, plan.config, group, logits) for group, logits in judged)
 
     def none() -> tuple[Outcome, ...]:
-        return tuple(Outcome.none(len(group.length), 1) for group in groups)
+        return tuple(_no_outcome(models, plan, len(group.length), 1) for group in groups)
 
     if _is_optional(plan):
         return replace(carry, outcomes=lax.cond(plan.chunks.is_last.any(), outcomes, none))
@@ -217,7 +228,8 @@ def run_steps(models: Models, plan: Plan, state: EngineState) -> tuple[EngineSta
     """
     size = plan.size
     all_slots, state = state, state.gather(plan)
-    of_slots, of_chunks, num_steps = [Outcome.none(0, size.slots, size.width)], Outcome.none(0, 0, 1), 0
+    of_slots, of_chunks = [_no_outcome(models, plan, 0, size.slots, size.width)], Outcome.none(0, 0, 1)
+    num_steps = 0
     if size.width:
         num_steps = plan.config.steps_per_dispatch
     if size.chunks:
@@ -255,9 +267,15 @@ def _decode(models: Models, plan: Plan, state: EngineState, num_steps: int) -> t
         put = partial(lax.dynamic_update_index_in_dim, index=i, axis=0, allow_negative_indices=False)
         return i + 1, state, jax.tree.map(put, outcomes, outcome)
 
-    none = Outcome.none(num_steps, plan.size.slots, plan.size.width)
+    none = _no_outcome(models, plan, num_steps, plan.size.slots, plan.size.width)
     _, state, outcomes = lax.while_loop(is_unfinished, body, (jnp.int32(0), state, none))
     return state, outcomes
+
+
+def _no_outcome(models: Models, plan: Plan, *shape: int) -> Outcome:
+    """`Outcome.none` with the arrays of an outcome in this plan's program."""
+    vocab_size = models.target.config.vocab_size
+    return Outcome.none(*shape, logprobs=plan.size.logprobs, vocab_size=vocab_size)
 
 
 def decoding_slots(plan: Plan, carry: Carry) -> Group:
@@ -279,7 +297,9 @@ def decoding_slots(plan: Plan, carry: Carry) -> Group:
         given=none,
         stop_tokens=plan.stop_tokens,
         sampling=plan.sampling,
+        is_processed=plan.is_processed,
         mode=plan.size.mode,
+        logprobs=plan.size.logprobs,
     )
 
 
@@ -304,6 +324,8 @@ def chunks_of_prompts(plan: Plan) -> Group:
         sampling=take(plan.sampling),
         # One row per prompt costs little, so there are no programs for simpler sampling modes.
         mode=SamplingMode.TRUNCATED,
+        is_processed=take(plan.is_processed),
+        logprobs=plan.size.logprobs,
     )
 
 
@@ -345,11 +367,16 @@ def judge(models: Models, config: ResolvedEngineConfig, group: Group, logits: ja
     up_to_stop = jnp.where(is_stop, index + 1, accepted[:, None] + 1).min(axis=1)
     wanted = jnp.minimum(up_to_stop, group.remaining)
     # Row i gives token i, so the tokens before the first row that is not finite are still valid.
-    finite = finite_rows(logits, split_over(logits.shape[-1], vocab_size))
+    axis = split_over(logits.shape[-1], vocab_size)
+    finite = finite_rows(logits, axis)
     sound = jnp.where(finite, wanted[:, None], index).min(axis=1)
     failed = group.active & (sound < wanted)
     count = jnp.where(group.active, jnp.minimum(wanted, sound), 0)
     stopped = (is_stop & (index == count[:, None] - 1)).any(axis=1)
+    logprobs = TokenLogprobs.none(tokens.shape, group.logprobs, vocab_size)
+    if group.logprobs:
+        rows = jnp.where(group.is_processed[:, None, None], verdict.drawn_from, logits)
+        logprobs = token_logprobs(rows, tokens, group.logprobs, axis=axis)
     return Outcome(
         tokens=tokens,
         num_tokens=count,
@@ -357,6 +384,7 @@ def judge(models: Models, config: ResolvedEngineConfig, group: Group, logits: ja
         accepted=accepted,
         done=group.active & (stopped | (count >= group.remaining) | failed),
         failed=failed,
+        logprobs=logprobs,
     )
 
 

@@ -1,5 +1,6 @@
 """The answer to a request, whole and piece by piece."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,6 +38,10 @@ class Generation:
       tokenizer: turns ids into text; None if the checkpoint has none.
       weights_version: how often `Engine.update_weights` had replaced the weights that made it; None if it
         ended before it began.
+      logprobs: the natural logarithm of every token's probability, given those before it; None if it was not
+        asked for. Which distribution it is of, `SamplingParams.logprobs_mode` says.
+      top_logprobs: for every token, the ids and log-probabilities of the most likely tokens in its place,
+        the likeliest first: as many as were asked for, or as can be drawn; None if none were asked for.
     """
 
     text: str
@@ -50,10 +55,23 @@ class Generation:
     verified: list[tuple[int, int]] = field(default_factory=list)
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
     weights_version: int | None = 0
+    logprobs: list[float] | None = None
+    top_logprobs: list[dict[int, float]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out the tokenizer when pickled, because it is larger than any answer."""
         return {**vars(self), "tokenizer": None}
+
+    @property
+    def mean_logprob(self) -> float:
+        """The mean log-probability of a token; 0.0 if there is none.
+
+        Raises:
+          ValueError: log-probabilities were not asked for.
+        """
+        if self.logprobs is None:
+            raise ValueError("mean_logprob: ask for log-probabilities, with logprobs=0 or more")
+        return sum(self.logprobs) / max(len(self.logprobs), 1)
 
     @property
     def token_sources(self) -> list[TokenSource]:
@@ -88,7 +106,7 @@ class Generation:
         return texts
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields except the tokenizer, ready for JSON."""
+        """All fields except the tokenizer, ready for JSON, in which token ids that are keys are text."""
         return {
             "text": self.text,
             "token_ids": self.token_ids,
@@ -100,20 +118,27 @@ class Generation:
             "stats": self.stats.to_dict(),
             "verified": [list(step) for step in self.verified],
             "weights_version": self.weights_version,
+            "logprobs": self.logprobs,
+            "top_logprobs": self.top_logprobs and [_with_text_keys(top) for top in self.top_logprobs],
         }
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """A row for each token: its id, its text, where it comes from, and the step that emitted it.
+        """A row for each token: its id, its text, where it comes from, and the step that emitted it; further
+        its log-probability and those of the most likely tokens, as far as they were asked for.
 
         Raises:
           ModuleNotFoundError: pandas is not installed.
         """
-        columns = {
+        columns: dict[str, Sequence[Any]] = {
             "token_id": self.token_ids,
             "text": self.token_texts,
             "source": self.token_sources,
             "step": self.token_steps,
         }
+        if self.logprobs is not None:
+            columns["logprob"] = self.logprobs
+        if self.top_logprobs is not None:
+            columns["top_logprobs"] = self.top_logprobs
         return show.frame(columns)
 
     def _repr_html_(self) -> str:
@@ -126,6 +151,10 @@ class Generation:
         return show.answer(line, self.token_texts, self.token_sources, self.token_steps)
 
 
+def _with_text_keys(top: dict[int, float]) -> dict[str, float]:
+    return {str(token): value for token, value in top.items()}
+
+
 @dataclass(frozen=True)
 class Delta:
     """A piece of an answer as it streams.
@@ -134,8 +163,11 @@ class Delta:
       text: new text; empty while the answer ends inside a character or may be at the start of a stop string.
       token_ids: new tokens.
       generation: the whole answer; only in the last piece, None before.
+      logprobs, top_logprobs: of the new tokens, as in `Generation`.
     """
 
     text: str
     token_ids: list[int]
     generation: Generation | None = None
+    logprobs: list[float] | None = None
+    top_logprobs: list[dict[int, float]] | None = None

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 Key = tuple[int, int, int]
-"""A program: its slots, its sampling mode, its K."""
+"""A program: its slots, a number for its sampling mode and what it reports, its K."""
 
 MARGIN = 0.01
 """How much better, as a share, another K must be to replace the one in use."""

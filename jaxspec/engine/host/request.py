@@ -1,10 +1,11 @@
 """A request while it is in the engine."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,22 @@ from jaxspec.sampling import SamplingParams
 
 Status = Literal["new", "queued", "running", "finished", "aborted", "failed"]
 Listener = Callable[[Delta], object]
+
+
+class Reported(NamedTuple):
+    """What a program reports of the tokens that it emitted, by token; empty if it reports nothing.
+
+    Attributes:
+      chosen: the log-probability of each.
+      top_tokens, top: the most likely tokens in its place, the likeliest first, and their log-probabilities.
+    """
+
+    chosen: Sequence[float] = ()
+    top_tokens: Sequence[Sequence[int]] = ()
+    top: Sequence[Sequence[float]] = ()
+
+
+NOTHING = Reported()
 
 
 @dataclass(eq=False)
@@ -39,6 +56,7 @@ class Request:
       listener: called with every piece, in the engine's thread. If it raises, the request is aborted.
       queue_key: its sort key in the queue, (-priority, number of arrival), which never changes.
       token_ids, text: the answer so far.
+      logprobs, top_logprobs: see `Generation`; empty if they were not asked for.
       page_keys: the keys of its first full pages, as far as the scheduler has computed them.
       cached_tokens: tokens of the prompt that were found in the prefix cache; None until reading begins.
       stage: how far it has come while `finish_reason` is None.
@@ -65,6 +83,8 @@ class Request:
     queue_key: tuple[int, int] = (0, 0)
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[dict[int, float]] = field(default_factory=list)
     page_keys: list[bytes] = field(default_factory=list)
     cached_tokens: int | None = None
     stage: Literal["new", "queued", "running"] = "new"
@@ -108,12 +128,20 @@ class Request:
         size = len(self.prompt)
         return self.prompt[start:stop] + self.token_ids[max(start - size, 0) : max(stop - size, 0)]
 
-    def append(self, tokens: list[int], verified: Sequence[tuple[int, int]] = (), *, ended: bool) -> None:
+    def append(
+        self,
+        tokens: list[int],
+        verified: Sequence[tuple[int, int]] = (),
+        reported: Reported = NOTHING,
+        *,
+        ended: bool,
+    ) -> None:
         """Takes new tokens from the device.
 
         Args:
           tokens: the tokens; those behind the end of a stop string are left out.
           verified: the target passes that emitted them; see `Generation`.
+          reported: their log-probabilities, if this request or another one beside it asked for them.
           ended: whether the device ended the request with the last one.
         """
         if self.first_token_at is None:
@@ -123,7 +151,7 @@ class Request:
             if self._text_stream is None:
                 self.token_ids += tokens
             else:
-                tokens = self._read(self._text_stream, tokens)
+                self._read(self._text_stream, tokens)
             if ended and self.finish_reason is None:
                 is_stopped = self.token_ids[-1] in self.stop_tokens
                 self.finish_reason = "stop" if self._finish_text() or is_stopped else "length"
@@ -132,7 +160,18 @@ class Request:
             self.finish_reason, self.error = "failed", f"its text cannot be decoded: {error!r}"
         num_taken = len(self.token_ids) - num_before
         self.verified += verified if num_taken == num_new else _passes(verified, num_taken)
-        self.deliver(tokens)
+        if self.params.logprobs is not None:
+            self._report(reported, num_taken)
+        self.deliver(num_taken)
+
+    def _report(self, reported: Reported, count: int) -> None:
+        """Adds the log-probabilities of the first `count` tokens that they are reported for."""
+        self.logprobs += reported.chosen[:count]
+        if most := self.params.logprobs:
+            for tokens, values in zip(reported.top_tokens[:count], reported.top[:count], strict=True):
+                likely = zip(tokens[:most], values[:most], strict=True)
+                # Fewer tokens may be possible.
+                self.top_logprobs.append({token: value for token, value in likely if value > -math.inf})
 
     def end(self, reason: Literal["aborted", "failed"], error: str) -> None:
         """Ends the request from outside; does nothing if it has ended."""
@@ -142,15 +181,14 @@ class Request:
                 self._finish_text()
             self.deliver()
 
-    def _read(self, text_stream: TextStream, tokens: list[int]) -> list[int]:
-        """Adds tokens and their text one by one; returns the tokens up to the end of a stop string."""
-        for taken, token in enumerate(tokens, 1):
+    def _read(self, text_stream: TextStream, tokens: list[int]) -> None:
+        """Adds tokens and their text one by one, up to the end of a stop string."""
+        for token in tokens:
             self.token_ids.append(token)
             self.text += text_stream.feed((token,))
             if self._cut_at_stop_string():
                 self.finish_reason = "stop"
-                return tokens[:taken]
-        return tokens
+                return
 
     def _finish_text(self) -> bool:
         """Adds the text that was held back; returns whether that completed a stop string."""
@@ -167,8 +205,8 @@ class Request:
             self.text = self.text[: min(found)]
         return bool(found)
 
-    def deliver(self, tokens: Sequence[int] = ()) -> None:
-        """Gives the listener new tokens and their text; after its end the whole answer, once."""
+    def deliver(self, num_new: int = 0) -> None:
+        """Gives the listener the last `num_new` tokens and their text; after the end the answer, once."""
         if self.finish_reason is not None and self.finished_at is None:
             self.finished_at = time.perf_counter()
         if self.listener is None or not (self.is_streamed or self.finish_reason):
@@ -180,10 +218,20 @@ class Request:
         if self.finish_reason is not None:
             self.listener = None
         try:
-            listener(Delta(piece, list(tokens), self.generation() if self.finish_reason else None))
+            listener(self._piece(piece, num_new))
         except Exception as error:
             self.listener = None
             self.end("aborted", f"its listener raised: {error!r}")
+
+    def _piece(self, text: str, num_new: int) -> Delta:
+        start, most = len(self.token_ids) - num_new, self.params.logprobs
+        return Delta(
+            text,
+            self.token_ids[start:],
+            self.generation() if self.finish_reason else None,
+            None if most is None else self.logprobs[start:],
+            self.top_logprobs[start:] if most else None,
+        )
 
     def _held_back(self) -> int:
         """The number of characters at the end of the text that may be the start of a stop string."""
@@ -210,6 +258,8 @@ class Request:
             self.verified,
             self.tokenizer,
             self.weights_version,
+            None if self.params.logprobs is None else self.logprobs,
+            self.top_logprobs if self.params.logprobs else None,
         )
 
 

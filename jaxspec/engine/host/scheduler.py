@@ -9,7 +9,7 @@ from typing import NamedTuple
 from weakref import ref
 
 from jaxspec.engine.host.pages import PagePool, page_keys
-from jaxspec.engine.host.request import Request
+from jaxspec.engine.host.request import NOTHING, Reported, Request
 
 _QUEUE_KEY = attrgetter("queue_key")
 
@@ -97,12 +97,14 @@ class Result(NamedTuple):
       verified: for each step that emitted any, the drafts verified and how many of them the target accepted.
       done: whether the device ended the request.
       failed: whether it did so because the logits after the tokens are not finite.
+      logprobs: of the tokens.
     """
 
     tokens: list[int]
     verified: list[tuple[int, int]]
     done: bool
     failed: bool
+    logprobs: Reported = NOTHING
 
 
 @dataclass(frozen=True)
@@ -470,7 +472,8 @@ class Scheduler:
     def _commit(self, running: Running, result: Result) -> None:
         request = running.request
         if result.tokens:
-            request.append(result.tokens, result.verified, ended=result.done and not result.failed)
+            ended = result.done and not result.failed
+            request.append(result.tokens, result.verified, result.logprobs, ended=ended)
             self._keep(running)
         if result.failed:
             self._fail(running)
