@@ -274,14 +274,8 @@ def generate(
     drawn = check_count("best_of", best_of, check_count("n", n))
     asked, _ = params_of_prompts(params, sampling, number)
     sizes = {"batch_size": max(1, min(len(every) * drawn, 8)), **(engine or {})}
-    loaded = load(
-        model,
-        drafter=drafter,
-        device=device,
-        sampling_modes=(max(map(required_mode, asked), default=SamplingMode.GREEDY),),
-        progress=progress,
-        **sizes,
-    )
+    mode = max(map(required_mode, asked), default=SamplingMode.GREEDY)
+    loaded = load(model, drafter=drafter, device=device, sampling_modes=(mode,), progress=progress, **sizes)
     ask: Any = loaded.generate  # too many unions for its overloads
     return ask(
         prompts,
