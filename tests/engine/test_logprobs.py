@@ -120,7 +120,7 @@ def test_a_failed_dispatch_costs_none_and_reports_none_twice(tiny_engines, promp
     engine = tiny_engines.load("ngram")
     params = [{**way, "max_new_tokens": 20, "ignore_eos": True} for way in WAYS]
     expected = engine.generate(prompts, params)
-    dispatch, number = engine.programs.dispatch, iter(range(1000))
+    dispatch, number = engine.programs.enqueue, iter(range(1000))
 
     def failing(*args, size):
         result = dispatch(*args, size=size)
@@ -130,7 +130,7 @@ def test_a_failed_dispatch_costs_none_and_reports_none_twice(tiny_engines, promp
         return result
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.programs, "dispatch", failing)
+        patch.setattr(engine.programs, "enqueue", failing)
         found = engine.generate(prompts, params)
     assert next(number) > 13
     for answer, before, way in zip(found, expected, WAYS, strict=True):
@@ -141,7 +141,7 @@ def test_a_failed_dispatch_costs_none_and_reports_none_twice(tiny_engines, promp
 
 def test_prompts_beside_answers_where_only_some_programs_are_compiled(tiny_engines, prompts):
     """Of programs that read prompts beside decoding, the background compiles one after the other."""
-    engine = tiny_engines.load("ngram", rows_beside=16, prefill_rows=3, steps_per_dispatch=2)
+    engine = tiny_engines.load("ngram", mixed_prefill_tokens=16, prefill_batch_size=3, steps_per_dispatch=2)
     silent, asking = [{"max_new_tokens": 12, "logprobs": count} for count in (None, 20)]
     expected = tokens_of(engine.generate(prompts, max_new_tokens=12))
     mixed = [silent, asking] * 3 + [silent]
@@ -196,13 +196,13 @@ def test_programs_that_report_are_compiled_when_first_asked_for(engines_of, prom
     engine = engines_of["full"].load("none", prefill_chunk=4)  # its own
     assert not any(size.logprobs for size in engine.programs.compiled)
     used = []
-    dispatch = engine.programs.dispatch
+    dispatch = engine.programs.enqueue
 
     def watched(*args, size):
         used.append(size)
         return dispatch(*args, size=size)
 
-    engine.programs.dispatch = watched
+    engine.programs.enqueue = watched
     engine.generate(prompts[1], max_new_tokens=3, logprobs=3)
     assert {size.logprobs for size in used} == {Logprobs.TOP}
     count = len(engine.programs.compiled)
@@ -217,4 +217,4 @@ def test_programs_that_report_are_compiled_when_first_asked_for(engines_of, prom
     engine.generate(prompts[1], max_new_tokens=3)
     assert {size.logprobs for size in used} == {Logprobs.NONE}
     assert len(engine.programs.compiled) == count
-    del engine.programs.dispatch
+    del engine.programs.enqueue

@@ -64,10 +64,8 @@ def test_every_size_gives_the_tokens_of_a_lone_run(tiny_engines, prompts, name, 
     engine = tiny_engines.load(name, **SIZES)
     engine.programs.wait_compiled()
     sizes = ran(engine, monkeypatch)
-    assert (
-        tokens_of(engine.generate(prompts * 2, [{"max_new_tokens": 30, **way}] * len(prompts) * 2))
-        == alone * 2
-    )
+    params = [{"max_new_tokens": 30, **way}] * len(prompts) * 2
+    assert tokens_of(engine.generate(prompts * 2, params)) == alone * 2
     assert tokens_of([engine.generate(prompt, max_new_tokens=30, **way) for prompt in prompts]) == alone
     kinds = {(size.slots, size.width > 0, size.chunks > 0) for size in sizes}
     assert kinds >= {(4, True, False), (4, True, True), (1, True, False), (1, False, True), (3, False, True)}
