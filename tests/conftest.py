@@ -78,7 +78,7 @@ TOGETHER = [
     {"greedy_equality", "poison", "drafter_state", "prefixes", "inspection", "lifecycle", "generation"}
     | {"sampling_modes", "clients", "counters"},
     {"program_sizes", "invariance"},
-    {"auto", "soak"},
+    {"adaptive_k", "soak"},
 ]
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} {% endfor %}"

@@ -16,7 +16,7 @@ WHOLE = {
     "batch/test_batch_kill.py": "",
     "batch/test_batch_ray.py": "",
     "batch/test_batch_replicas.py": "",
-    "checkpoints/test_chat_template.py": r"loops_or_grows.*9999",
+    "checkpoints/test_chat_template.py": r"loops_or_grows.*\[(?!\{\{ lipsum)",
     "scripts/test_generate_batch_replicas.py": "",
     "wiring/test_batch_options.py": r"^test_replicas_ask",
     # Fuzzing at length.
@@ -26,7 +26,7 @@ WHOLE = {
     "test_fuzz_config.py": r"of_other_values$|\[(?!llama-tied|eagle3-safeailab\])",
     # Downloads that break off, and conversions.
     "checkpoints/test_convert_checkpoint.py": r"writes_orbax",
-    "checkpoints/test_wheel.py": r"missing_is_noticed|interrupted",
+    "checkpoints/test_wheel.py": r"missing_is_noticed|interrupted|damaged|are_joined|no_write_access",
     "drafters/test_checks.py": r"^test_drafts_that_are_no_tokens",
     # Networks of full size, and those that are downloaded; test_default_configuration.py is quick.
     "drafters/test_full_size_heads.py": r"\[(?!EAGLE-3)",
@@ -42,33 +42,33 @@ WHOLE = {
     "engine/test_adaptive_k.py": r"\[(?!(full-)?eagle3)",
     "engine/test_cache_dtype.py": "",
     "engine/test_choice.py": r"never_much.*\[(?!1-)",
-    "engine/test_compiled_programs.py": r"the_last_layer.*\[(near|eagle1|ngram)|every_cache.*\[(near|ngram)",
-    "engine/test_distribution.py": r"\[(?!ngram|random eagle3|dflash|draft model\])",
+    "engine/test_compiled_programs.py": r"the_last_layer|every_cache.*\[(near|ngram)",
+    "engine/test_distribution.py": r"\[(?!ngram|random eagle3|draft model\])",
     "engine/test_drafter_state.py": r"\[(?!full)\w+(?<!-eagle3)\]$|\[latent",
-    "engine/test_fresh_metadata.py": r"\[(?!full)",
+    "engine/test_fresh_metadata.py": r"stays_behind_alone|\[(?!full)",
     "engine/test_greedy_equality.py": (
         r"test_drafting.*\[(?!.*-5)|whole_text\[(?!full)|sizes.*\[page_size|goldens|noise.*\[(?!.*eagle3)"
     ),
     "engine/test_heads_on_targets.py": "",
     "engine/test_indexed_window_engine.py": "",
     "engine/test_inspection.py": r"at_the_end|every_step_leaves|how_a_step_looks|from.*near|\[(ngram|dflash)",
-    "engine/test_invariance.py": r"\[(near|ngram)",
+    "engine/test_invariance.py": r"several_steps|\[(near|ngram)",
     "engine/test_lifecycle.py": r"waits_for_the_thread|holds_no_array",
     "engine/test_pairs.py": r"device|exchange|on_shards|loop.*\[(?!full-eagle3)|\[(?!full|.*-eagle3\])",
-    "engine/test_program_sizes.py": r"\[(?!eagle3)",
+    "engine/test_program_sizes.py": r"every_size|\[(?!eagle3)",
     # Several devices, each time in a process of their own.
     "engine/test_several_devices.py": "",
     "models/test_model_loading.py": r"^test_heads_copied",
     "test_devices.py": r"runs_where_it_is_told|platform_that_is_not_there|every_process",
-    "training/test_trainer.py": r"^test_two_devices",
+    "training/test_trainer.py": "",
     # Kernels: each once in quick, and all formats, paths and shapes here.
-    "kernels/test_expert_matmul_numba.py": r"every_path|equals_the_reference\[(?!MXFP4-int8)",
-    "kernels/test_int8_matmul.py": r"every_path.*\[(?!Q4_1)",
+    "kernels/test_expert_matmul_numba.py": r"every_path|equals_the_reference\[(?!MXFP4-int8)|mxfp4_of_a",
+    "kernels/test_int8_matmul.py": r"those_beside_it|every_path.*\[(?!Q4_1)",
     "kernels/test_numba_call.py": r"where_it_is_told_not_to",
     "kernels/test_packed_attention.py": r"gradients.*\[(?!.*-odd sizes\])",
     "kernels/test_paged_attention_mosaic.py": r"lowered.*\[(?!8B)",
     "kernels/test_paged_attention_numba.py": r"out_of_the_cache",
-    "models/test_packed_cpu_experts.py": r"drafts_change|does_not_reach|tensors_of_their_own|beside_it",
+    "models/test_packed_cpu_experts.py": r"drafts_change|does_not_reach|of_their_own|beside_it|bfloat16|mxfp4_stays",
     "models/test_packed_weights.py": r"an_engine_gives|drafts_change",
     "wiring/test_request_options.py": r"the_answer_that_was_asked_for\[(?!generate)|\[.*,",
     # Whole programs, pages and notebooks.
@@ -76,12 +76,16 @@ WHOLE = {
     "scripts/test_bench_acceptance.py": r"whatever_drafter",
     "scripts/test_bench_load.py": r"^test_times|cannot_be_timed",
     "scripts/test_bench_shapes.py": "",
+    "scripts/test_bench_step.py": r"^test_times",
     "scripts/test_compare_greedy.py": "",
     "scripts/test_compare_modes.py": "",
+    "test_api.py": r"by_prompt_lookup|shorter_texts|large_parameters",
+    "test_default_configuration.py": r"untrained_one|a_seed_and_a_temperature",
     "test_docs.py": r"code_runs|site_builds",
     "test_extending.py": r"the_pages_run|its_own_chunk",
     "test_import_time.py": r"^test_registries_are_filled",
     "test_jax_settings.py": r"in_context|training|environment|compile_later|loaded_before|losslessness",
+    "test_lossless.py": r"never_rejected|prompt_is_checked|that_failed_are|without_room",
     "test_main.py": r"^test_a_reader_that_goes_away",
     "test_packaging.py": r"installation|distribution",
     # Training to the end.
@@ -90,6 +94,7 @@ WHOLE = {
     "training/test_export.py": r"same_head",
     "training/test_loss.py": r"equal_those_of_whole_logits\[(?!4-total)",
     "training/test_pipeline.py": "",
+    "training/test_unroll.py": r"\[changes[1-9]",
 }
 """By file, what the names of its `whole` tests contain, as a regular expression; "" for all of them."""
 
