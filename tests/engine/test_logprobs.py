@@ -139,18 +139,23 @@ def test_a_failed_dispatch_costs_none_and_reports_none_twice(tiny_engines, promp
             np.testing.assert_allclose(answer.logprobs, before.logprobs, atol=1e-5)
 
 
-def test_prompts_beside_answers_where_only_some_programs_are_compiled(tiny_engines, prompts):
-    """Of programs that read prompts beside decoding, the background compiles one after the other."""
+def test_prompts_beside_answers_where_only_some_programs_are_compiled(tiny_engines, prompts, monkeypatch):
+    """Of programs that read prompts beside decoding, the background compiles one after the other; a number of
+    chunks that no program reads would fail a round."""
     engine = tiny_engines.load("ngram", mixed_prefill_tokens=16, prefill_batch_size=3, steps_per_dispatch=2)
-    silent, asking = [{"max_new_tokens": 12, "logprobs": count} for count in (None, 20)]
-    expected = tokens_of(engine.generate(prompts, max_new_tokens=12))
-    mixed = [silent, asking] * 3 + [silent]
+    # Each ends at another time. First only silent ones run, while others wait in the queue.
+    silent = [{"max_new_tokens": 8 + 3 * i} for i in range(len(prompts))]
+    mixed = [{**own, "logprobs": 20} if i > 3 else own for i, own in enumerate(silent)]
+    expected = tokens_of(engine.generate(prompts, silent))
     beside = [size for size in engine.core.later_sizes if size.width and size.chunks]
+    errors, recover = [], engine.core._recover
+    monkeypatch.setattr(engine.core, "_recover", lambda error: errors.append(error) or recover(error))
     for sizes in ([], [replace(size, logprobs=Logprobs.TOP) for size in beside], beside):
         engine.programs.compile(sizes, progress=False)
         answers = engine.generate(prompts, mixed)
         assert tokens_of(answers) == expected
-        assert [answer.logprobs is None for answer in answers] == [True, False] * 3 + [True]
+        assert [answer.logprobs is None for answer in answers] == [True] * 4 + [False] * 3
+        assert not errors
 
 
 def test_pieces_of_a_stream_carry_their_own(tiny_engines, prompts):
