@@ -169,8 +169,8 @@ class EngineCore:
             update = self._updates.popleft()
             try:
                 with self.weights_lock:
-                    overwrite(update.parameters)
-                    self.programs.replace_weights(Models(self.target, self.drafter))
+                    replaced = overwrite(update.parameters)
+                    self.programs.replace_weights(replaced, Models(self.target, self.drafter))
             except BaseException as error:  # the client waits for it
                 update.done.set_exception(error)
                 if not isinstance(error, CheckpointError):  # some weights are new, some old, some gone

@@ -431,7 +431,8 @@ class Engine:
         Raises:
           EngineError: the engine is closed.
         """
-        return nnx.state(self.target)
+        # With variables of its own, so that changing the tree changes nothing here.
+        return jax.tree.map(lambda array: array, nnx.state(self.target))
 
     @property
     def target(self) -> Target:

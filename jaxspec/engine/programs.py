@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -164,10 +164,18 @@ class Programs:
         for thread in self._background:
             thread.join()
 
-    def replace_weights(self, models: Models) -> None:
-        """Takes other arrays of the same shapes, dtypes and shardings for all later dispatches."""
+    def replace_weights(self, replaced: Mapping[int, jax.Array], models: Models) -> None:
+        """Takes other arrays of the same shapes, dtypes and shardings for all later dispatches.
+
+        Args:
+          replaced: the new array of every old one's `id`.
+          models: the models, which hold the new ones.
+        """
+        is_known = replaced.keys() <= set(map(id, self.leaves))
+        # Only somebody who changed the models from outside has put in others. Finding them takes longer.
+        found = self.leaves if is_known else jax.tree.leaves(nnx.state(models))
         # In place: who looks between the phases of a step has the same list.
-        self.leaves[:] = jax.tree.leaves(nnx.state(models))
+        self.leaves[:] = [replaced.get(id(leaf), leaf) for leaf in found]
 
     def close(self) -> None:
         """Lets go of the weights and leaves uncompiled what is; nothing can run any more."""

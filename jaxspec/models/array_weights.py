@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -66,10 +67,18 @@ def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         yield from _leaves(child, (*path, str(key)))
 
 
+_VARIABLES: WeakKeyDictionary[nnx.Module, dict[str, nnx.Variable]] = WeakKeyDictionary()
+"""Those of every module that was asked for: a loaded network has the same ones for its whole life."""
+
+
 def variables(module: nnx.Module) -> dict[str, nnx.Variable]:
     """A module's parameters and buffers by their paths, as in `flatten`."""
-    found = nnx.iter_graph(module)
-    return {".".join(map(str, path)): node for path, node in found if isinstance(node, nnx.Variable)}
+    if module not in _VARIABLES:
+        found = nnx.iter_graph(module)
+        _VARIABLES[module] = {
+            ".".join(map(str, path)): node for path, node in found if isinstance(node, nnx.Variable)
+        }
+    return _VARIABLES[module]
 
 
 def whole_parameters(module: nnx.Module, arrays: Mapping[str, Any]) -> Parameters:
@@ -119,25 +128,32 @@ def check_finite(parameters: Parameters) -> None:
     Raises:
       CheckpointError: an array holds some.
     """
-    names: list[str] = []
-    results: list[Any] = []
+    finite: dict[str, bool] = {}
+    # One program for all arrays of a mesh: hundreds of small ones would cost the host more than the device.
+    by_place: dict[Any, dict[str, jax.Array]] = {}
     for variable, stored in parameters:
         source: Source = variable.get_metadata("source")
         if source.kind != "float":
             continue
         for (name, _), tensor in zip(source.tensors, stored, strict=False):
-            if isinstance(tensor, ArrayTensor):
-                is_array = isinstance(tensor.array, jax.Array)
-                names.append(name)
-                results.append(_all_finite(tensor.array) if is_array else is_finite(tensor.read()))
-    bad = next((name for name, ok in zip(names, jax.device_get(results), strict=True) if not ok), None)
+            if not isinstance(tensor, ArrayTensor):
+                continue
+            if not isinstance(tensor.array, jax.Array):
+                finite[name] = is_finite(tensor.read())
+                continue
+            own = tensor.array.sharding
+            place = own.mesh if isinstance(own, NamedSharding) else frozenset(own.device_set)
+            by_place.setdefault(place, {})[name] = tensor.array
+    for arrays in by_place.values():
+        finite.update(zip(arrays, np.asarray(_are_finite([*arrays.values()])).tolist(), strict=True))
+    bad = next((name for name, ok in finite.items() if not ok), None)
     if bad is not None:
         raise CheckpointError(f"weights: tensor {bad!r} holds NaN or infinity")
 
 
 @jax.jit
-def _all_finite(array: jax.Array) -> jax.Array:
-    return jnp.isfinite(array).all()
+def _are_finite(arrays: Sequence[jax.Array]) -> jax.Array:
+    return jnp.stack([jnp.isfinite(array).all() for array in arrays])
 
 
 def convert(
@@ -198,11 +214,14 @@ def _near(array: jax.Array, place: NamedSharding) -> jax.Array:
     return jax.device_put(array, replicated(place.mesh))
 
 
-def overwrite(every: Sequence[Parameters]) -> None:
+def overwrite(every: Sequence[Parameters]) -> dict[int, jax.Array]:
     """Puts new values into the places of the parameters' arrays, one parameter after another.
 
     Args:
       every: parameters that have arrays, with their tensors. Earlier groups are written first.
+
+    Returns:
+      The new array of every old one's `id`.
 
     Raises:
       CheckpointError: an array has been deleted since; nothing has been written then.
@@ -210,12 +229,14 @@ def overwrite(every: Sequence[Parameters]) -> None:
     parameters = [parameter for group in every for parameter in group]
     held = set[Any]().union(*(_pointers(variable.get_value()) for variable, _ in parameters))
     to_do: Parameters = []
+    replaced: dict[int, jax.Array] = {}
     for variable, stored in parameters:
         arrays = [t.array for t in stored if isinstance(t, ArrayTensor) and isinstance(t.array, jax.Array)]
         if any(array.is_deleted() for array in arrays):
             name = variable.get_metadata("source").tensors[0][0]
             raise CheckpointError(f"weights: an array of {name!r} has been donated or deleted")
         if isinstance(stored[0], WholeParameter) and stored[0].array is variable.get_value():
+            replaced[id(stored[0].array)] = stored[0].array
             continue
         # What shares memory with an array that is about to be donated is copied before.
         stored = [
@@ -234,6 +255,8 @@ def overwrite(every: Sequence[Parameters]) -> None:
             jax.block_until_ready(new)
             old.delete()
         variable.set_value(new)
+        replaced[id(old)] = new
+    return replaced
 
 
 def from_host(source: Source, tensors: Sequence[np.ndarray], like: Any) -> jax.Array:

@@ -325,7 +325,8 @@ def _find(module: nnx.Module, checkpoint: Checkpoint, ignore: tuple[str, ...]) -
             shared[name] = tensors.take(name, shape, source.kind)
         return [shared[name]]
 
-    parameters = [(variable, find(source)) for variable, source in declared(module)]
+    every = variables(module).values()
+    parameters = [(variable, find(variable.get_metadata("source"))) for variable in every]
     tensors.finish()
     return parameters
 

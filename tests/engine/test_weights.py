@@ -310,6 +310,7 @@ def test_the_engines_own_tree_loads_and_updates(engine, files, prompts, tmp_path
     assert answers(engine, prompts) == expected
     own = engine.weights
     own["norm"]["scale"].set_value(2 * own["norm"]["scale"][...])
+    assert answers(engine, prompts) == expected
     engine.update_weights(own)
     assert answers(engine, prompts) != expected
     for tree, message in (
