@@ -63,6 +63,8 @@ def run_settings(
         # The model's own limit is part of the model.
         "engine.max_model_len": engine.max_model_len_on(backend),
         "engine.synthetic_acceptance_length": engine.synthetic_acceptance_length,
+        # Left out where it is the default, as in the records of runs that were begun without it.
+        **({} if engine.packed else {"engine.packed": False}),
         **dataclasses.asdict(params),
         "max_new_tokens": params.max_new_tokens or DEFAULT_MAX_NEW_TOKENS,
         "raw": raw,

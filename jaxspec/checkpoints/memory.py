@@ -11,7 +11,7 @@ from jaxspec.checkpoints.errors import CheckpointError
 Axes: TypeAlias = Sequence[int | Sequence[int]]
 """The axes of an array in a tensor's order; several in a sequence of their own become one axis."""
 
-Names: TypeAlias = Callable[[str], "str | tuple[str, Axes] | None"]
+Names: TypeAlias = Callable[[str], str | tuple[str, Axes] | None]
 """Translates an array's name to that of a tensor, alone or with the order of its axes; None leaves it out."""
 
 

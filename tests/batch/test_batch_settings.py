@@ -71,7 +71,7 @@ def test_every_field_of_the_sampling_parameters_counts(tiny_config):
         ("engine", {"cache_dtype": "float16"}, {"engine.cache_dtype"}),
         ("engine", {"cpu_activations": "float32"}, {"engine.cpu_activations"}),
         ("engine", {"cpu_activations": "int8"}, set()),
-        ("engine", {"packed": False}, {"engine.cpu_activations"}),
+        ("engine", {"packed": False}, {"engine.cpu_activations", "engine.packed"}),
         ("engine", {"max_model_len": 64}, {"engine.max_model_len"}),
         ("engine", {"synthetic_acceptance_length": 2.0}, {"engine.synthetic_acceptance_length"}),
         # These change when answers come and not what they are.

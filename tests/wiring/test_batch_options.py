@@ -137,7 +137,9 @@ def test_a_run_is_resumed_only_with_what_decides_its_answers(tiny_config):
 
     config = load_config(tiny_config)
     default = settings(config)
-    assert {f"engine.{name}" for name in COUNTS} == {name for name in default if name.startswith("engine.")}
+    expanded = settings(config.replace(engine={"packed": False}))
+    assert {f"engine.{name}" for name in COUNTS} == {name for name in expanded if name.startswith("engine.")}
+    assert expanded.keys() - default.keys() == {"engine.packed"}
     for name, value in DRAFTER.items():
         source = {"source": str(tiny_config.parent / "model")} if name == "kind" else {}
         auto = {"num_speculative_tokens": "auto"} if name == "max_speculative_tokens" else {}

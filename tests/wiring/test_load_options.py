@@ -218,6 +218,8 @@ GENERATE = {
     "params",
     "raw",
     "chat_template_kwargs",
+    "n",
+    "best_of",
     "drafter",
     "device",
     "progress",
