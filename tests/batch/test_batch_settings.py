@@ -55,6 +55,8 @@ def test_every_field_of_the_sampling_parameters_counts(tiny_config):
         "ignore_eos": True,
         "speculate": False,
         "num_speculative_tokens": 1,
+        "logprobs": 0,
+        "logprobs_mode": "processed_logprobs",
     }
     assert set(others) == {field.name for field in dataclasses.fields(SamplingParams)}
     for name, value in others.items():
