@@ -91,7 +91,7 @@ def assert_exact(forward, kind, answer, way):
         np.testing.assert_allclose(row[list(top)], best, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("kind", "name"), PAIRS, ids="-".join)
+@pytest.mark.parametrize(("kind", "name"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
 def test_they_are_those_of_a_plain_forward_pass(engines_of, prompts, forward_of, kind, name, monkeypatch):
     # As in `test_pairs.py`.
     modes = ("greedy", "sampled") if kind == "full" else ("sampled",)
