@@ -219,7 +219,8 @@ def test_what_depends_on_weights_is_forgotten(files, prompts):
     with load(files / "target", files / "head") as fixed:
         fixed.generate(prompt, **ASK)
         before = jaxspec.inspect_steps(fixed, prompt, **ASK)
-        fixed.update_weights(changed(files / "target", 3))
+        head = load_file(files / "head" / "model.safetensors")
+        fixed.update_weights(changed(files / "target", 3), head)
         answer = fixed.generate(prompt, **ASK)
         inspected = jaxspec.inspect_steps(fixed, prompt, **ASK).generation
         assert before.generation.token_ids != answer.token_ids
