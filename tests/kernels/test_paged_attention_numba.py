@@ -49,8 +49,8 @@ def test_a_row_does_not_depend_on_how_many_run_beside_it():
 def test_rows_may_begin_in_different_tiles():
     case = next(case for case in SMALL if case.name == "full table")
     queries, cache, table, first, last = arguments(case)
-    # The slot with the longest context, often: a thread finds the weights of one slot when it computes the next,
-    # of which only every second one has rows that begin at its first position.
+    # The slot with the longest context, often. A thread computes one after another in the same memory.
+    # Only the rows of every second one begin at its first position, and the next one finds their weights.
     slot = np.full(32, case.slots - 1)
     stagger = np.arange(32)[:, None] % 2 * 3 * case.page_size * np.arange(case.rows, dtype=np.int32)
     given = queries[slot], cache, table[slot], first[slot] + stagger, last[slot]
