@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from tiny_models import TARGET
 
@@ -129,6 +130,10 @@ def test_extends_keeps_the_base_and_changes_keys(write, tmp_path, monkeypatch):
         ('[target]\nsource = "x"\n[drafter]\nkind = "eagle3"', "drafter.source is missing"),
         ('[target]\nsource = "x"\n[engine]\nbatch_size = "8"', "engine.batch_size must be int, got '8'"),
         ('[target]\nsource = "x"\n[engine]\nbatch_size = true', "engine.batch_size must be int, got True"),
+        (
+            '[target]\nsource = "x"\n[engine]\nbatch_size = 4\nslot_sizes = [2, 8]',
+            "engine.slot_sizes: 8 is more than the 4 of engine.batch_size",
+        ),
         ('[target]\nsource = "x"\n[engine]\npage_size = 12', "engine.page_size must be a power of two"),
         ("a = " + "[" * 5000, "not a TOML file"),
         ("a" + ".a" * 100 + " = 1", "nested deeper than 8 levels"),
@@ -326,3 +331,13 @@ def test_keys_of_the_drafter_that_another_takes_the_place_of_are_no_mistake():
     )
     assert head.replace(drafter={"kind": "ngram", "max_ngram": 5}).drafter.kind == "ngram"
     assert head.replace(drafter={"kind": "none"}).drafter.num_drafts == 0
+
+
+def test_a_smaller_batch_size_leaves_out_larger_numbers_of_slots(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text('[target]\nsource = "x"\n[engine]\nbatch_size = 8\nslot_sizes = [2, 4, 8]')
+    config = load_config(path)
+    assert config.replace(engine={"batch_size": np.int64(4)}).engine.slot_sizes == (2, 4)
+    assert config.replace(engine={"page_size": 8}).engine.slot_sizes == [2, 4, 8]
+    with pytest.raises(ConfigError, match="slot_sizes: 8 is more than the 4"):
+        config.replace(engine={"batch_size": 4, "slot_sizes": (8,)})

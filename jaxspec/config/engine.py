@@ -1,6 +1,6 @@
 """Sizes of the compiled programs and of the cache."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from jaxspec.config.errors import ConfigError, at_least
@@ -27,9 +27,9 @@ class EngineConfig:
       mixed_prefill_tokens: the most prompt tokens that a decoding step reads along with its drafts, so that
         decoding does not stop while a prompt is read; 0 reads prompts between dispatches. None takes 0 on a
         CPU and 1024 elsewhere.
-      slot_sizes: numbers of slots to compile decode programs for, in addition to batch_size. A smaller
-        program computes fewer rows when fewer requests run. None takes the powers of two, and above
-        32 the numbers halfway between them.
+      slot_sizes: numbers of slots below batch_size to compile decode programs for, too. A smaller program
+        computes fewer rows when fewer requests run. None takes the powers of two, and above 32 the numbers
+        halfway between them.
       steps_per_dispatch: S, engine steps run on the device per host round trip. Slots that finish are idle
         until it ends. None takes 4 on a GPU, and at most 8 on a CPU: fewer the more slots decode (4 for
         eight, 1 from 26 on), and 1 while prompts are read. For weights of 4 GiB or more (512 MiB on a CPU) it
@@ -86,6 +86,10 @@ class EngineConfig:
                 raise ConfigError(f"engine.{name} must be true or false, not {getattr(self, name)!r}")
         for size in self.slot_sizes or ():
             at_least("engine.slot_sizes", size, 1)
+            if size > self.batch_size:
+                raise ConfigError(
+                    f"engine.slot_sizes: {size} is more than the {self.batch_size} of engine.batch_size"
+                )
         if self.page_size & (self.page_size - 1):
             raise ConfigError(f"engine.page_size must be a power of two, not {self.page_size}")
         if self.dtype not in (None, "float32", "bfloat16"):
@@ -101,6 +105,12 @@ class EngineConfig:
         length = self.synthetic_acceptance_length
         if length is not None and not length >= 1.0:
             raise ConfigError(f"engine.synthetic_acceptance_length must be at least 1, not {length}")
+
+    def with_batch_size(self, batch_size: int) -> "EngineConfig":
+        """A copy with another batch size, without the `slot_sizes` above it."""
+        sizes = self.slot_sizes
+        fitting = None if sizes is None else tuple(size for size in sizes if size <= batch_size)
+        return replace(self, batch_size=batch_size, slot_sizes=fitting)
 
     def dtype_on(self, backend: str) -> str:
         """The dtype of weights and activations on a "cpu" or a "gpu"."""

@@ -12,7 +12,7 @@ from jaxspec.config.drafter import DrafterConfig
 from jaxspec.config.engine import EngineConfig
 from jaxspec.config.errors import ConfigError
 from jaxspec.config.sections import build_section, replace_section
-from jaxspec.documents import levels
+from jaxspec.documents import levels, plain_number
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -68,14 +68,18 @@ class Config:
     ) -> "Config":
         """A copy with some keys of `[drafter]` and `[engine]` changed.
 
+        A smaller `engine.batch_size` drops the `slot_sizes` of this configuration that are above it.
+
         Raises:
           ConfigError: an unknown key, a bad value, or a key without effect on the drafter.
         """
         drafting: DrafterConfig = replace_section(self.drafter, "drafter", drafter or {})
         drafting.check_effect(drafter or {})
-        return dataclasses.replace(
-            self, drafter=drafting, engine=replace_section(self.engine, "engine", engine or {})
-        )
+        sizes, own = engine or {}, self.engine
+        batch_size = plain_number(sizes.get("batch_size"))
+        if "slot_sizes" not in sizes and type(batch_size) is int:
+            own = own.with_batch_size(batch_size)
+        return dataclasses.replace(self, drafter=drafting, engine=replace_section(own, "engine", sizes))
 
 
 def load_config(name_or_path: str | Path) -> Config:

@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 from jaxspec.checkpoints import Tokenizer
 from jaxspec.checkpoints.memory import Names
 from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.documents import plain_number
 from jaxspec.drafters.base import Drafter, Target
 from jaxspec.engine.core import EngineCore
 from jaxspec.engine.counters import Counters
@@ -574,6 +575,7 @@ class Engine:
                 f"{self.config.num_pages} pages of {self.config.page_size}; raise engine.num_pages"
             )
         stop_tokens = self._stop_tokens(params)
+        priority, deadline = plain_number(priority), plain_number(deadline)
         if not isinstance(priority, Integral):
             raise ValueError(f"priority must be an integer, got {priority!r}")
         if deadline is not None and not (isinstance(deadline, Real) and deadline > 0):

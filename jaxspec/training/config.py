@@ -340,9 +340,18 @@ def load_training_run(path: str | Path) -> TrainingRun:
             raise ConfigError(f"{path}: {name!r} must be a section, [{name}]")
         cls = known[name]
         assert isinstance(cls, type)
+        if name == "train":
+            _check_alternatives(section)
         frozen = {key: tuple(v) if isinstance(v, list) else v for key, v in section.items()}
         sections[name] = build_section(cls, name, frozen)
     return TrainingRun(**sections)
+
+
+def _check_alternatives(train: Mapping[str, Any]) -> None:
+    """Checks that no given key of [train] would take the effect from another."""
+    for first, second in (("steps", "epochs"), ("batch_size", "batch_tokens")):
+        if train.get(first) and second in train:
+            raise ConfigError(f"train.{first} and train.{second}: give one of them")
 
 
 def _check_temperatures(name: str, values: Sequence[Any]) -> None:

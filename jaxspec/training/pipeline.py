@@ -168,7 +168,7 @@ class Pipeline:
         config = dataclasses.replace(self.run.engine, max_model_len=max_model_len)
         if config.num_pages is None:
             slots = fitting_slots(self.target, config.batch_size, max_model_len, memory=device_memory())
-            config = dataclasses.replace(config, batch_size=slots)
+            config = config.with_batch_size(slots)
         if config.mixed_prefill_tokens is None and platform() != "cpu":
             # Many slots with short answers need many new prompts; nobody waits for a single token here.
             rows = max(_MIXED_TOKENS_PER_SLOT * config.batch_size, 1024)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from dataclasses import replace
 from functools import partial
@@ -184,6 +185,13 @@ def test_a_command_that_fails_ends_every_request(tiny_engines, prompts, caplog):
         with pytest.raises(EngineError, match="the engine failed"):
             engine.generate([1, 2])
         assert engine._thread._thread.is_alive()
+
+
+@pytest.mark.parametrize("of", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+def test_a_priority_and_a_deadline_may_be_numbers_of_arrays(engine, prompts, of):
+    request = engine.make_request(prompts[0], LONG, priority=of(3), deadline=of(1000.0))
+    assert request.priority == 3
+    assert 0 < request.deadline - time.monotonic() <= 1000
 
 
 def test_a_deadline_aborts_what_has_not_ended(engine, prompts):

@@ -97,7 +97,15 @@ def test_target_without_a_chat_template(tmp_path, capsys):
         ({"train": {"optimizer": "sgd"}}, "train.optimizer must be 'adamw' or 'muon'"),
         ({"train": {"objective": "kl"}}, "train.objective must be 'cross_entropy' or 'total_variation'"),
         ({"train": {"warmup_steps": 20}}, "train.warmup_steps must be below train.steps 20"),
-        ({"train": {"epochs": 0.0}}, "train.epochs must be a number above 0, got 0.0"),
+        ({"train": {"steps": 40, "epochs": 2.0}}, "train.steps and train.epochs: give one of them"),
+        (
+            {"train": {"batch_size": 4, "batch_tokens": 512}},
+            "train.batch_size and train.batch_tokens: give one of them",
+        ),
+        (
+            {"train": {"steps": 0, "warmup_steps": 0, "epochs": 0.0}},
+            "train.epochs must be a number above 0, got 0.0",
+        ),
         ({"train": {"learning_rate": -1.0}}, "train.learning_rate must be a number above 0, got -1.0"),
         ({"evaluate": {"num_speculative_tokens": 0}}, "evaluate.num_speculative_tokens must be a whole"),
         ({"evaluate": {"temperatures": [-1.0]}}, "evaluate.temperatures: temperature must be a number"),
