@@ -171,27 +171,35 @@ def test_requests_run_while_weights_change(engine, files, prompts):
 
 def test_requests_in_flight_finish_or_are_aborted(engine, files, prompts):
     for in_flight, reason in (("finish", "length"), ("abort", "aborted")):
-        stream = engine.stream(prompts[1], max_new_tokens=60)
-        next(stream)
-        version = engine.update_weights(changed(files / "target", 2), in_flight=in_flight)
-        *_, last = stream
-        assert last.generation.finish_reason == reason
-        assert last.generation.weights_version == version - 1
+        weights = changed(files / "target", 2)
+        update = plan_weight_update(
+            engine.target, engine.drafter, weights, None, in_flight=in_flight, names=None
+        )
+        request, ended = engine.make_request(prompts[1], jaxspec.SamplingParams(**ASK)), SimpleQueue()
+        request.listener = ended.put
+        begin_and_update(engine, request, update)
+        version, generation = update.done.result(), ended.get().generation
+        assert generation.finish_reason == reason
+        assert generation.weights_version == version - 1
+
+
+def begin_and_update(engine, request, update):
+    """In one command, so that the request has begun, and has not ended, when the update comes."""
+    engine._thread.put(lambda core: (core.add([request]), core.step(), core.update(update)))
 
 
 def test_those_that_have_not_begun_wait_for_it(engine, files, prompts):
     engine.update_weights(changed(files / "target", 2))
-    stream = engine.stream(prompts[1], max_new_tokens=60)
-    next(stream)
     weights = changed(files / "target", 3)
     update = plan_weight_update(engine.target, engine.drafter, weights, None, in_flight="finish", names=None)
-    request, ended = engine.make_request(prompts[0], jaxspec.SamplingParams(**ASK)), SimpleQueue()
-    request.listener = ended.put
-    # In one command, so that the stream cannot end between the two.
-    engine._thread.put(lambda core: (core.update(update), core.add([request])))
+    first, second = (engine.make_request(prompt, jaxspec.SamplingParams(**ASK)) for prompt in prompts[:2])
+    ended = SimpleQueue()
+    first.listener = second.listener = ended.put
+    begin_and_update(engine, first, update)
+    engine._thread.put(lambda core: core.add([second]))
     version = update.done.result()
-    assert ended.get().generation.weights_version == version
-    assert list(stream)[-1].generation.weights_version == version - 1
+    versions = {answer.id: answer.generation.weights_version for answer in (ended.get(), ended.get())}
+    assert versions == {first.id: version - 1, second.id: version}
 
 
 def test_a_parameter_takes_the_place_of_the_old_one(engine, files):
