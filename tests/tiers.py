@@ -75,6 +75,7 @@ WHOLE = {
     # Whole programs, pages and notebooks.
     "notebooks/test_notebooks.py": "",
     "scripts/test_bench_acceptance.py": r"whatever_drafter",
+    "scripts/test_bench_adaptive_k.py": "",
     "scripts/test_bench_load.py": r"^test_times|cannot_be_timed",
     "scripts/test_bench_shapes.py": "",
     "scripts/test_bench_step.py": r"^test_times",

@@ -7,18 +7,27 @@ import jax.numpy as jnp
 
 from bench.shapes import Shape, build_models
 from jaxspec.config import EngineConfig
+from jaxspec.drafters.base import Drafter
 from jaxspec.engine import Engine
 from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.sharding import make_mesh
 
 
-def build_engine(shape: Shape, config: EngineConfig, *, num_drafts: int, **settings: Any) -> Engine:
+def build_engine(
+    shape: Shape,
+    config: EngineConfig,
+    *,
+    num_drafts: int = 0,
+    drafter: Drafter | None = None,
+    **settings: Any,
+) -> Engine:
     """An engine with random weights of a shape.
 
     Args:
       shape: target and drafter.
       config: sizes of the engine and the number of devices.
-      num_drafts: K; 0 for plain decoding.
+      num_drafts: K of the shape's drafter; 0 for none.
+      drafter: one without weights, in its place.
       **settings: further arguments of `Engine`.
 
     Raises:
@@ -30,7 +39,7 @@ def build_engine(shape: Shape, config: EngineConfig, *, num_drafts: int, **setti
     with compilation_cache():
         return Engine(
             models.target,
-            models.drafter,
+            drafter or models.drafter,
             tokenizer=None,
             eos_token_ids=(),
             config=config,
