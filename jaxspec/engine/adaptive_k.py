@@ -16,12 +16,15 @@ from jaxspec.drafters.base import Drafter, Target
 from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.device.outcome import Outcome
 from jaxspec.engine.device.plan import Size
-from jaxspec.engine.host.choice import TIMING_RUNS, DraftChoice, Key, Slots, StepTimes
+from jaxspec.engine.host.choice import DraftChoice, Key, Slots, StepTimes
 from jaxspec.engine.host.request import Request
 from jaxspec.engine.host.scheduler import Choice, Dispatch, Running, Scheduler
 from jaxspec.engine.programs import Programs
 from jaxspec.jax_settings import default_device
 from jaxspec.sampling import SamplingMode
+
+TIMING_RUNS = 3
+"""Measurements without requests from which a new program's time is taken."""
 
 
 class AdaptiveK:
@@ -45,17 +48,12 @@ class AdaptiveK:
         """Args:
         drafts: the largest K.
         need_for: returns what plain decoding for these requests needs.
-        run_alone: runs a program once without requests and returns the seconds it took.
+        run_alone: runs a program without requests and returns the seconds of a run.
         times_file: where times are kept between processes; None keeps none.
         """
         self._programs, self._scheduler, self._config = programs, scheduler, config
         self._need_for, self._run_alone, self._times_file = need_for, run_alone, times_file
-        self.choice = DraftChoice(
-            drafts,
-            config.steps_per_dispatch,
-            drafter_has_rows=scheduler.drafter_has_rows,
-            times=StepTimes.load(times_file),
-        )
+        self.choice = DraftChoice(drafts, config.steps_per_dispatch, StepTimes.load(times_file))
         self._read_at: float | None = None
         self._round_number = 0
         self._asked: dict[int, Size] = {}
@@ -66,15 +64,10 @@ class AdaptiveK:
         requests = [running.request for running in decoding]
         sizes = self._programs.by_drafts(self._need_for(requests))
         slots = Slots(
-            list(map(self._counts, requests)),
             [request.num_drafts for request in requests],
-            [running.missing_from is None for running in decoding],
+            list(map(self._missing_rows, decoding)),
+            list(map(_expected_tokens, requests)),
         )
-        if not all(slots.is_whole):
-            slots = slots._replace(
-                missing_rows=list(map(self._missing_rows, decoding)),
-                expected_tokens=list(map(_expected_tokens, requests)),
-            )
         prompts = self._programs.best(Size(1, 1))
         assert prompts is not None
         row = self.choice.times.seconds.get(_key(prompts))
@@ -98,21 +91,16 @@ class AdaptiveK:
         if timed is not None and self._read_at is not None:
             # Times are those of S steps.
             steps = self._config.steps_per_dispatch
-            self.choice.add_time(_key(timed), (now - self._read_at) * steps / dispatch.steps)
+            self.choice.times.add(_key(timed), (now - self._read_at) * steps / dispatch.steps)
         self._read_at = now
         if dispatch.decodes:
-            counts = [self._counts(running.request) for running in dispatch.batch]
             accepted = np.where(np.asarray(outcome.num_tokens) > 0, np.asarray(outcome.accepted), -1)
-            self.choice.add_steps(counts, np.array(dispatch.limits), accepted[:, : len(counts)])
+            self.choice.add_steps(np.array(dispatch.limits), accepted[:, : len(dispatch.batch)])
 
-    def _missing_rows(self, running: Running) -> int:
-        missing = running.missing_from if self._config.prefix_caching else 0
-        return running.request.num_tokens - (missing or 0)
-
-    def _counts(self, request: Request) -> np.ndarray:
-        if request.draft_counts is None:
-            request.draft_counts = self.choice.new_counts()
-        return request.draft_counts
+    def _missing_rows(self, running: Running) -> int | None:
+        if running.missing_from is None:
+            return None
+        return running.request.num_tokens - (running.missing_from if self._config.prefix_caching else 0)
 
     def time_programs(self) -> bool:
         """Times some programs that have no time yet, while the engine is idle; False if all have one."""
@@ -128,35 +116,28 @@ class AdaptiveK:
         return False
 
     def time_between_rounds(self) -> None:
-        """Times programs while requests run: those that the choice asks for, now and then an untimed one."""
+        """Times programs that have no time yet while requests run."""
         self._round_number += 1
-        if self.choice.to_compare:
-            by_key = {_key(size): size for size in self._asked.values()}
-            first, other = self.choice.to_compare
-            self.choice.to_compare = []
-            seconds = [self._run_alone(by_key[key]) for key in (first, other)]
-            self.choice.times.compare(first, seconds[0], other, seconds[1])
-            self._read_at = None
-        elif self._round_number % 8 == 0 and not self._programs.num_uncompiled:
+        if self._round_number % 8 == 0 and not self._programs.num_uncompiled:
             self._time_first(list(self._asked.values()))
             self._read_at = None
 
     def _time_first(self, sizes: Sequence[Size]) -> bool:
-        """Runs once each program of the first group, alike except for K, that has no time yet.
+        """Times once each program of the first group, alike except for K, that has no time yet.
 
         They take turns, because the machine's speed drifts: timed one after the other, each would be
         measured at a different speed.
         """
-        times = self.choice.times
-        new = next((_key(size) for size in sizes if not times.is_known(_key(size))), None)
+        times = self.choice.times.seconds
+        new = next((_key(size) for size in sizes if _key(size) not in times), None)
         if new is None:
             return False
         group = [size for size in sizes if _key(size)[:2] == new[:2]]
         for size in group:
             self._alone.setdefault(_key(size), []).append(self._run_alone(size))
-        if len(self._alone[new]) > TIMING_RUNS:
+        if len(self._alone[new]) >= TIMING_RUNS:
             for size in group:
-                times.add_alone(_key(size), statistics.median(self._alone.pop(_key(size))[1:]))
+                times[_key(size)] = statistics.median(self._alone.pop(_key(size)))
         return True
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxspec.engine import core
-from jaxspec.engine.host.choice import TIMING_RUNS, DraftChoice, Slots
+from jaxspec.engine.host.choice import DraftChoice, Slots
 
 DRAFTS, CHOICES = 4, (0, 1, 2, 3, 4)
 COSTS = {
@@ -41,9 +41,9 @@ class Machine:
         self.drafter_has_rows = drafter_has_rows
         self.row_seconds = cost(slots, 0) / 16
         self.keys = {k: (slots, 0, k) for k in CHOICES}
-        self.choice = DraftChoice(DRAFTS, 1, drafter_has_rows=drafter_has_rows)
+        self.choice = DraftChoice(DRAFTS, 1)
         for k, key in self.keys.items():
-            self.choice.times.add_alone(key, statistics.median(self.takes(k) for _ in range(TIMING_RUNS)))
+            self.choice.times.seconds[key] = statistics.median(self.takes(k) for _ in range(10))
         self.slots = [self.new() for _ in range(slots)]
         for slot in self.slots:
             slot["done"] = self.rng.randrange(400)
@@ -51,7 +51,7 @@ class Machine:
         self.counts = dict.fromkeys(CHOICES, 0)
 
     def new(self):
-        return {"counts": self.choice.new_counts(), "done": 0, "missing": None, "away": False}
+        return {"done": 0, "missing": None, "away": False}
 
     def takes(self, k):
         return self.cost(self.keys[k][0], k) * self.rng.lognormvariate(0, self.noise)
@@ -65,10 +65,8 @@ class Machine:
         if not here:
             return
         views = Slots(
-            [slot["counts"] for slot in here],
             [None] * len(here),
-            [slot["missing"] is None for slot in here],
-            [0 if slot["missing"] is None else slot["done"] - slot["missing"] for slot in here],
+            [None if slot["missing"] is None else slot["done"] - slot["missing"] for slot in here],
             [min(slot["done"], 400 - slot["done"]) for slot in here],
         )
         k, again = self.choice.choose(views, self.keys, self.row_seconds)
@@ -76,15 +74,10 @@ class Machine:
         taken = self.takes(k)
         self.time += taken
         if self.seen:
-            last, took, counts, limits, accepted = self.seen
-            self.choice.add_time(self.keys[last], took)
-            self.choice.add_steps(counts, np.array(limits), np.array([accepted]))
-        self.seen = k, taken, [slot["counts"] for slot in here], [], []
-        if keys := self.choice.to_compare:
-            seconds = [self.takes(key[2]) for key in keys]
-            self.time += sum(seconds)
-            self.choice.times.compare(keys[0], seconds[0], keys[1], seconds[1])
-            keys.clear()
+            last, took, limits, accepted = self.seen
+            self.choice.times.add(self.keys[last], took)
+            self.choice.add_steps(np.array(limits), np.array([accepted]))
+        self.seen = k, taken, [], []
         for i in again:
             here[i]["away"] = True
         for slot in here:
@@ -92,8 +85,8 @@ class Machine:
             accepted = 0
             while accepted < limit and self.rng.random() < self.chance:
                 accepted += 1
-            self.seen[3].append(limit)
-            self.seen[4].append(accepted)
+            self.seen[2].append(limit)
+            self.seen[3].append(accepted)
             if not k and self.drafter_has_rows and slot["missing"] is None:
                 slot["missing"] = slot["done"]
             slot["done"] += accepted + 1
@@ -130,6 +123,54 @@ def test_never_much_slower_than_plain_decoding_or_the_best_k(slots, dispatches, 
         speed = machine.speed(dispatches)
         assert speed > 0.98 * machine.fixed(0), length
         assert speed > 0.97 * max(map(machine.fixed, CHOICES)), length
+
+
+@pytest.mark.parametrize(("slots", "drafter_has_rows"), [(1, False), (1, True), (8, True)])
+def test_drafts_that_became_better_are_found(slots, drafter_has_rows):
+    machine = Machine(slots, 1.0, COSTS["flat"], drafter_has_rows=drafter_has_rows)
+    machine.speed(1000)
+    assert machine.counts[0] > 500
+    machine.chance = chance_for(4.0)
+    for _ in range(20_000):
+        if machine.counts[4] > 10:
+            break
+        machine.dispatch()
+    assert machine.speed(400) > 0.97 * max(map(machine.fixed, CHOICES))
+
+
+def choice_of(counts):
+    """A choice that has counted these tries and passes; dispatches take longer by 10 % for each draft."""
+    choice = DraftChoice(DRAFTS, 1)
+    keys = {k: (4, 0, k) for k in CHOICES}
+    choice.times.seconds = {key: 1 + 0.1 * k for k, key in keys.items()}
+    choice.counts[:] = np.array(counts)[:, None]
+    return lambda slots: choice.choose(slots, keys, 0.001)
+
+
+@pytest.mark.parametrize(
+    ("counts", "missing", "left", "expected"),
+    [
+        # Nothing is known: drafts are made where they can be, and nothing is read for them.
+        ((0, 0), [None, None], [9, 9], (4, [])),
+        ((0, 0), [None, *[9] * 11], [500] * 12, (4, [])),
+        ((90, 40), [None, *[600] * 11], [500] * 12, (0, [])),
+        ((0, 0), [9, 9], [500, 500], (0, [])),
+        # They are good: who has enough left is read again.
+        ((90, 80), [9, 9], [500, 500], (0, [0, 1])),
+        ((90, 80), [9, 600], [500, 500], (0, [0])),
+        ((90, 80), [9, 9], [8, 8], (0, [])),
+        # They are bad.
+        ((90, 2), [None, 9], [500, 500], (0, [])),
+    ],
+)
+def test_rows_are_read_again_if_it_pays_for_sure(counts, missing, left, expected):
+    assert choice_of(counts)(Slots([None] * len(missing), missing, left)) == expected
+
+
+def test_a_request_that_asks_for_drafts_gets_them():
+    slots = Slots([3, None], [None, None], [9, 9])
+    assert choice_of((90, 0))(slots) == (3, [])
+    assert choice_of((90, 0))(Slots([0, None], [None, None], [9, 9])) == (0, [])
 
 
 @pytest.mark.parametrize("cost", COSTS)

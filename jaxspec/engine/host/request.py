@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from jaxspec.checkpoints import TextStream, Tokenizer
 from jaxspec.engine.host.answer import Delta, FinishReason, Generation
 from jaxspec.engine.host.statistics import AcceptanceStats
@@ -64,7 +62,6 @@ class Request:
       error: see `Generation`.
       verified: see `Generation`.
       weights_version: see `Generation`; None until it gets a slot for the first time.
-      draft_counts: fading counts of its drafts, from which K is chosen; None if K is fixed.
       arrived_at, first_token_at, finished_at: by `time.perf_counter()`; None until then.
     """
 
@@ -92,7 +89,6 @@ class Request:
     error: str | None = None
     verified: list[tuple[int, int]] = field(default_factory=list)
     weights_version: int | None = None
-    draft_counts: np.ndarray | None = None
     arrived_at: float | None = None
     first_token_at: float | None = None
     finished_at: float | None = None
