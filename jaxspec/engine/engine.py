@@ -2,7 +2,6 @@
 
 import secrets
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -25,27 +24,31 @@ from jaxspec.documents import plain_number
 from jaxspec.drafters.base import Drafter, Target
 from jaxspec.engine.core import EngineCore
 from jaxspec.engine.counters import Counters
-from jaxspec.engine.device.plan import MAX_STOP_TOKENS
 from jaxspec.engine.errors import EngineError
 from jaxspec.engine.host.answer import Delta, Generation
 from jaxspec.engine.host.request import Listener, Request
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt, as_prompts, encode_prompt, is_one_prompt
-from jaxspec.engine.samples import Params, best, check_count, params_of_prompts, with_logprobs
+from jaxspec.engine.requests import check_mode, num_drafts, num_new_tokens, stop_tokens
+from jaxspec.engine.samples import (
+    Params,
+    best,
+    check_count,
+    make_samples,
+    params_of_prompts,
+    with_logprobs,
+)
 from jaxspec.engine.thread import EngineThread
 from jaxspec.engine.weights import InFlight, plan_weight_update
 from jaxspec.jax_settings import own_settings
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.packed_weights import rounds_activations
 from jaxspec.sampling import (
-    DEFAULT_MAX_NEW_TOKENS,
     Logprobs,
     SamplingMode,
     SamplingParams,
     modes_for_sampling,
     required_logprobs,
-    required_mode,
-    sample_seed,
 )
 from jaxspec.sharding import bytes_by_device, make_mesh
 
@@ -247,18 +250,9 @@ class Engine:
         wanted = check_count("n", n)
         drawn = check_count("best_of", best_of, wanted)
         each, have_own = params_of_prompts(params, sampling, None if is_one else len(every))
-        requests: list[Request] = []
-        num_samples: Counter[Any] = Counter()
-        for i, (prompt, own) in enumerate(zip(every, each, strict=True)):
-            own = own if best_of is None else with_logprobs(own)
-            first = self.make_request(prompt, own, raw=raw, chat_template_kwargs=chat_template_kwargs)
-            # Texts are turned into ids once.
-            samples = [first, *(self.make_request(first.prompt, own) for _ in range(drawn - 1))]
-            key = i if have_own else tuple(first.prompt)
-            for sample, request in enumerate(samples, num_samples[key]):
-                request.seed = sample_seed(request.seed, sample)
-            num_samples[key] += drawn
-            requests += samples
+        each = each if best_of is None else list(map(with_logprobs, each))
+        make = partial(self.make_request, raw=raw, chat_template_kwargs=chat_template_kwargs)
+        requests = make_samples(every, each, drawn, make, self.make_request, have_own=have_own)
         generations = dict(self.run(requests))
         answers: list[Any] = []
         for start in range(0, len(requests), drawn):
@@ -540,41 +534,10 @@ class Engine:
             max_tokens=self.max_model_len,
             chat_template_kwargs=chat_template_kwargs,
         )
-        room = self.max_model_len - len(ids)
-        if room < 1:
-            raise ValueError(
-                f"prompt of {len(ids)} tokens leaves no room to answer: max_model_len is {self.max_model_len}"
-            )
-        most = max(self.core.modes)
-        if required_mode(params) > most:
-            given, loaded = (
-                ("top_k, top_p", "sampling without them") if most else ("temperature", "greedy decoding only")
-            )
-            raise ValueError(f"{given}: this engine was loaded for {loaded}")
-        num_drafts = params.num_speculative_tokens if params.speculate else 0
-        if num_drafts is not None and num_drafts > self.num_speculative_tokens:
-            raise ValueError(
-                f"num_speculative_tokens: this engine drafts at most {self.num_speculative_tokens}, "
-                f"got {num_drafts}"
-            )
-        # The answer to a seed must not depend on the other requests or on the machine's speed.
-        is_reproducible = params.temperature > 0 and params.seed is not None
-        if num_drafts is None and (is_reproducible or not self.is_adaptive):
-            num_drafts = self.num_speculative_tokens
-        max_new_tokens = params.max_new_tokens
-        if max_new_tokens is None:
-            max_new_tokens = min(DEFAULT_MAX_NEW_TOKENS, room)
-        elif max_new_tokens > room:
-            raise ValueError(
-                f"max_new_tokens: {max_new_tokens} do not fit: after a prompt of {len(ids)} tokens, "
-                f"max_model_len {self.max_model_len} leaves room for {room}"
-            )
-        if len(ids) + max_new_tokens > self.config.num_pages * self.config.page_size:
-            raise ValueError(
-                f"prompt of {len(ids)} tokens and {max_new_tokens} new ones need more than the cache's "
-                f"{self.config.num_pages} pages of {self.config.page_size}; raise engine.num_pages"
-            )
-        stop_tokens = self._stop_tokens(params)
+        max_new_tokens = num_new_tokens(params, len(ids), self.config)
+        check_mode(params, self.core.modes)
+        drafts = num_drafts(params, self.num_speculative_tokens, is_adaptive=self.is_adaptive)
+        ends = stop_tokens(params, self.tokenizer, self.eos_token_ids, self.vocab_size)
         priority, deadline = plain_number(priority), plain_number(deadline)
         if not isinstance(priority, Integral):
             raise ValueError(f"priority must be an integer, got {priority!r}")
@@ -586,42 +549,16 @@ class Engine:
             prompt=ids,
             params=params,
             max_new_tokens=max_new_tokens,
-            stop_tokens=stop_tokens,
+            stop_tokens=ends,
             seed=secrets.randbits(64) if params.seed is None else params.seed,
             tokenizer=self.tokenizer,
-            num_drafts=num_drafts,
+            num_drafts=drafts,
             is_streamed=is_streamed,
             id=next(self._ids) if id is None else id,
             priority=priority,
             # A huge integer is no float.
             deadline=None if deadline is None else monotonic() + min(deadline, 1e9),
         )
-
-    def _stop_tokens(self, params: SamplingParams) -> tuple[int, ...]:
-        """The ids that end an answer: those asked for, special tokens in `stop`, and the model's own."""
-        if params.stop and self.tokenizer is None:
-            raise ValueError("stop: stop strings need a tokenizer, and this checkpoint has none")
-        # No text of an answer has special tokens, so a string with one would never be found.
-        special = self.tokenizer.special_token_ids if self.tokenizer is not None and params.stop else {}
-        named = [special[text] for text in params.stop if text in special]
-        for text in params.stop:
-            inside = next((token for token in special if token in text and text not in special), None)
-            if inside is not None:
-                raise ValueError(
-                    f"stop: {text!r} has the special token {inside!r}, which is not part of the text; give "
-                    f"that token alone"
-                )
-        asked = (*params.stop_token_ids, *named)
-        outside = [token for token in asked if token >= self.vocab_size]
-        if outside:
-            raise ValueError(f"stop_token_ids: {outside[0]} is outside the vocabulary of {self.vocab_size}")
-        eos = () if params.ignore_eos else self.eos_token_ids
-        stop_tokens = tuple(dict.fromkeys((*asked, *eos)))
-        if len(stop_tokens) > MAX_STOP_TOKENS:
-            raise ValueError(
-                f"stop_token_ids: at most {MAX_STOP_TOKENS} with the model's own, got {len(stop_tokens)}"
-            )
-        return stop_tokens
 
     def _stream(self, request: Request) -> Iterator[Delta]:
         pieces: SimpleQueue[Delta] = SimpleQueue()

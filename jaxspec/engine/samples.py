@@ -1,14 +1,17 @@
 """Several samples of several prompts: how each is drawn, and which are the best."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import Any, cast
 
 from jaxspec.documents import plain_number
 from jaxspec.engine.host.answer import Generation
+from jaxspec.engine.host.request import Request
+from jaxspec.engine.prompts import Prompt
 from jaxspec.errors import OneLineError
-from jaxspec.sampling import SamplingParams
+from jaxspec.sampling import SamplingParams, sample_seed
 
 Params = SamplingParams | Mapping[str, Any] | None
 """How to sample: `SamplingParams` or a mapping of its fields."""
@@ -37,6 +40,36 @@ def params_of_prompts(
         _check_list("seed", seeds, prompts)
         return [SamplingParams.merge(one, {**sampling, "seed": seed}) for seed in seeds], True
     return [SamplingParams.merge(one, sampling)] * (1 if prompts is None else prompts), False
+
+
+def make_samples(
+    prompts: Sequence[Prompt],
+    each: Sequence[SamplingParams],
+    count: int,
+    make: Callable[[Prompt, SamplingParams], Request],
+    make_from_ids: Callable[[list[int], SamplingParams], Request],
+    *,
+    have_own: bool,
+) -> list[Request]:
+    """Requests for `count` samples of every prompt, prompt by prompt, with the seeds of `Engine.generate`.
+
+    Args:
+      prompts, each: the prompts and their parameters.
+      make, make_from_ids: make a request, from a prompt of any form and from token ids.
+      have_own: whether each prompt has parameters of its own, so that equal prompts are not samples of one.
+    """
+    requests: list[Request] = []
+    num_samples: Counter[Any] = Counter()
+    for i, (prompt, params) in enumerate(zip(prompts, each, strict=True)):
+        first = make(prompt, params)
+        # Texts are turned into ids once.
+        samples = [first, *(make_from_ids(first.prompt, params) for _ in range(count - 1))]
+        key = i if have_own else tuple(first.prompt)
+        for sample, request in enumerate(samples, num_samples[key]):
+            request.seed = sample_seed(request.seed, sample)
+        num_samples[key] += count
+        requests += samples
+    return requests
 
 
 def with_logprobs(params: SamplingParams) -> SamplingParams:
