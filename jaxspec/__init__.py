@@ -12,6 +12,8 @@ target alone would have produced: the same tokens if greedy, the same distributi
   in one call.
 - `Engine.generate`, `stream` and `run` answer prompts with `SamplingParams`; an answer is a `Generation` with
   `AcceptanceStats`. Any thread may call an engine; `AsyncEngine` is for asyncio.
+- `Engine.sample` draws samples as arrays for a training step; `Engine.score` gives the log-probabilities of
+  texts; `Engine.update_weights` replaces the weights while the engine runs.
 - `check_lossless` compares answers with and without a drafter; `inspect_steps` records an answer's steps.
 - `register_drafter` and `register_family` add your own drafters and model families.
 """
@@ -35,7 +37,9 @@ __all__ = [
     "Generation",
     "QueueFullError",
     "Request",
+    "Samples",
     "SamplingParams",
+    "Scores",
     "check_lossless",
     "generate",
     "inspect_steps",
@@ -58,6 +62,8 @@ if TYPE_CHECKING:
         Generation,
         QueueFullError,
         Request,
+        Samples,
+        Scores,
     )
     from jaxspec.engine.load import generate, load
     from jaxspec.inspection import inspect_steps
@@ -72,7 +78,8 @@ else:
             "jaxspec.config": "ConfigError DrafterConfig EngineConfig list_configs",
             "jaxspec.drafters.registry": "register_drafter",
             "jaxspec.engine": (
-                "AcceptanceStats AsyncEngine Delta Engine EngineError Generation QueueFullError Request"
+                "AcceptanceStats AsyncEngine Delta Engine EngineError Generation QueueFullError Request "
+                "Samples Scores"
             ),
             "jaxspec.engine.load": "generate load",
             "jaxspec.inspection": "inspect_steps",

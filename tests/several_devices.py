@@ -162,16 +162,24 @@ def families(*texts):
 
 
 def logprobs(*counts):
-    """For each number of devices, answers with log-probabilities: [tokens, of each token, of the top 20]."""
+    """For each number of devices, answers with log-probabilities: [tokens, of each token, of the top 20], and
+    scores of the same texts, with a sum of their hidden states."""
     result = {}
     with tempfile.TemporaryDirectory() as folder:
         engines = TinyEngines(Path(folder))
         for count in counts:
             engine = engines.load("ngram", sampling_modes=("greedy",), tensor_parallel=int(count))
+            answers = engine.generate(PROMPTS, max_new_tokens=24, logprobs=20)
             result[count] = [
                 [answer.token_ids, answer.logprobs, [list(top.items()) for top in answer.top_logprobs]]
-                for answer in engine.generate(PROMPTS, max_new_tokens=24, logprobs=20)
+                for answer in answers
             ]
+            texts = [answer.prompt_token_ids + answer.token_ids for answer in answers]
+            scores = engine.score(texts, top=20, hidden="last")
+            told = scores.logprobs, scores.top_logprobs, scores.hidden["last"].sum(axis=-1)
+            samples = engine.sample(PROMPTS[0], n=2, max_new_tokens=4)
+            result[f"{count} scores"] = [values.tolist() for values in told]
+            result[f"{count} samples"] = [len(samples.tokens.devices()), samples.logprobs.tolist()]
     return result
 
 

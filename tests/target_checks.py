@@ -46,3 +46,8 @@ def check_export(case: str) -> None:
     assert set(exported) == set(checkpoint.tensors)
     for name, tensor in checkpoint.tensors.items():
         np.testing.assert_array_equal(exported[name], tensor.read(), err_msg=name)
+
+
+def log_softmax(x):
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))

@@ -56,6 +56,7 @@ WHOLE = {
     "engine/test_lifecycle.py": r"waits_for_the_thread|holds_no_array",
     "engine/test_pairs.py": r"device|exchange|on_shards|loop.*\[(?!full-eagle3)|\[(?!full|.*-eagle3\])",
     "engine/test_program_sizes.py": r"every_size|\[(?!eagle3)",
+    "engine/test_scores.py": r"transformers\[(?!llama-tied)|forward_pass\[(?!full|own)|no_update_comes",
     # Several devices, each time in a process of their own.
     "engine/test_several_devices.py": "",
     "engine/test_weights.py": r"^test_several_devices",
@@ -78,6 +79,7 @@ WHOLE = {
     "scripts/test_bench_adaptive_k.py": "",
     "scripts/test_bench_load.py": r"^test_times|cannot_be_timed",
     "scripts/test_bench_shapes.py": "",
+    "scripts/test_bench_logprobs.py": "",
     "scripts/test_bench_step.py": r"^test_times",
     "scripts/test_compare_greedy.py": "",
     "scripts/test_compare_modes.py": "",

@@ -312,3 +312,16 @@ def write_dflash(
         "transformer_layer_config": layers,
     }
     return write_folder(folder, config, tensors)
+
+
+def changed(folder, seed):
+    """The tensors of a folder, those of a matrix in another order."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: rng.permutation(tensor.reshape(-1)).reshape(tensor.shape) if tensor.ndim == 2 else tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+
+
+def on_device(tensors):
+    return {name: jnp.asarray(tensor) for name, tensor in tensors.items()}

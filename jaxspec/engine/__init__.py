@@ -6,6 +6,8 @@ from jaxspec.engine.errors import EngineError, QueueFullError
 from jaxspec.engine.host.answer import Delta, Generation
 from jaxspec.engine.host.request import Request
 from jaxspec.engine.host.statistics import AcceptanceStats
+from jaxspec.engine.samples import Samples
+from jaxspec.engine.scores import Scores
 
 __all__ = [
     "AcceptanceStats",
@@ -16,4 +18,6 @@ __all__ = [
     "Generation",
     "QueueFullError",
     "Request",
+    "Samples",
+    "Scores",
 ]

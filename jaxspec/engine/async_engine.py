@@ -1,15 +1,21 @@
 """An engine for asyncio."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from jaxspec.engine.calls import Call, Result
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.errors import QueueFullError
-from jaxspec.engine.host.answer import Delta, Generation
+from jaxspec.engine.host.answer import Delta
 from jaxspec.engine.prompts import Prompt
+from jaxspec.engine.samples import Params, Samples, generate_call, sample_call
+from jaxspec.engine.scores import Scores, score_call
 from jaxspec.sampling import SamplingParams
+
+_OF_ARRAYS = ("n", "length", "raw", "chat_template_kwargs")
+"""Options of `Engine.sample` that are no sampling parameters."""
 
 
 class AsyncEngine:
@@ -39,19 +45,62 @@ class AsyncEngine:
         await self.close()
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
-    ) -> Generation:
-        """Answers one prompt; arguments and errors as in `stream`."""
-        generation = None
-        async for delta in self.stream(prompt, params, is_streamed=False, **options):
-            generation = delta.generation
-        assert generation is not None
-        return generation
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params | Sequence[Params] = None,
+        *,
+        raw: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        n: int | None = None,
+        best_of: int | None = None,
+        id: int | str | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        **sampling: Any,
+    ) -> Any:
+        """Answers one prompt, or several; with `n`, each of them several times.
+
+        Args:
+          prompts, params, raw, chat_template_kwargs, n, best_of: as in `Engine.generate`.
+          id, priority, deadline: as in `Engine.make_request`, for all of them.
+
+        Returns:
+          As `Engine.generate`: a Generation for one prompt, or lists.
+
+        Raises:
+          QueueFullError: more than `max_unfinished` requests would not have ended; nothing was queued.
+          ValueError: something about the prompts or the parameters.
+          EngineError: the engine is closed, or its device failed for good.
+        """
+        make = partial(self.engine.make_request, id=id, priority=priority, deadline=deadline)
+        template: dict[str, Any] = {"raw": raw, "chat_template_kwargs": chat_template_kwargs}
+        return await self._answer(
+            lambda: generate_call(make, prompts, params, sampling, n=n, best_of=best_of, **template)
+        )
+
+    async def sample(
+        self, prompts: Prompt | Sequence[Prompt], params: Params | Sequence[Params] = None, **options: Any
+    ) -> Samples:
+        """Draws samples as arrays; arguments and errors as in `Engine.sample`.
+
+        Raises:
+          QueueFullError: more than `max_unfinished` requests would not have ended; nothing was queued.
+        """
+        how = {name: options.pop(name) for name in _OF_ARRAYS if name in options}
+        return await self._answer(lambda: sample_call(self.engine, prompts, params, options, **how))
+
+    async def score(self, sequences: Prompt | Sequence[Prompt], **options: Any) -> Scores:
+        """The log-probability of every token of some sequences; arguments and errors as in `Engine.score`.
+
+        Raises:
+          QueueFullError: more than `max_unfinished` requests would not have ended; nothing was queued.
+        """
+        return await self._answer(lambda: score_call(self.engine, sequences, **options))
 
     async def stream(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: Params = None,
         *,
         raw: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -109,6 +158,31 @@ class AsyncEngine:
                 self.engine.abort(request)
         finally:
             self.num_unfinished -= 1
+
+    async def _answer(self, make_call: Callable[[], Call[Result]]) -> Result:
+        """Makes a call's requests, queues them at once and waits for their ends; returns its result."""
+        call = await asyncio.to_thread(make_call)
+        requests = call.requests
+        if self.num_unfinished + len(requests) > self.max_unfinished:
+            raise QueueFullError(
+                f"{self.num_unfinished} requests are unfinished, and {len(requests)} more are not accepted"
+            )
+        self.num_unfinished += len(requests)
+        ended: asyncio.Queue[Delta] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def hand_over(piece: Delta) -> None:
+            loop.call_soon_threadsafe(ended.put_nowait, piece)
+
+        try:
+            self.engine.submit(requests, lambda request: hand_over)
+            for _ in requests:
+                await ended.get()
+            answers = [self.engine.checked(request.generation()) for request in requests]
+            return await asyncio.to_thread(call.finish, answers)
+        finally:
+            self.engine.abort(*requests)
+            self.num_unfinished -= len(requests)
 
     async def close(self) -> None:
         """Aborts every request, other clients' too, and closes the engine."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Lock
-from typing import Literal
+from typing import Literal, cast
 
 import jax
 import numpy as np
@@ -29,11 +29,12 @@ from jaxspec.engine.errors import EngineError
 from jaxspec.engine.host.pages import PagePool
 from jaxspec.engine.host.request import Request
 from jaxspec.engine.host.scheduler import Dispatch, Scheduler
+from jaxspec.engine.host.scoring import Scoring
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.weights import WeightUpdate
 from jaxspec.jax_settings import platform
 from jaxspec.models.array_weights import overwrite
-from jaxspec.sampling import Logprobs, SamplingMode, required_logprobs, required_mode
+from jaxspec.sampling import Logprobs, SamplingMode, TokenLogprobs, required_logprobs, required_mode
 from jaxspec.sharding import replicated
 
 MAX_FAILURES = 2
@@ -117,6 +118,7 @@ class EngineCore:
         drafts = _fewer_drafts(self._max_drafts) if is_adaptive else []
         self.program_sizes = program_sizes(config, modes, self._max_drafts, drafts)
         self._logprobs: set[Logprobs] = set()
+        self._scores: set[tuple[Logprobs, tuple[int, ...]]] = set()
         self._preparing = Lock()
         self.programs.compile(self.program_sizes[0], progress=progress)
         self._warm: set[Size] = set()
@@ -253,18 +255,23 @@ class EngineCore:
         self.__dict__.pop("state", None)
 
     def _enqueue(self, dispatch: Dispatch) -> tuple[PackedOutcomes, Size]:
-        need = self._need([running.request for running in dispatch.batch])
-        need = replace(need, chunks=len(dispatch.chunks), width=dispatch.drafts + 1)
-        if not dispatch.decodes:
-            need = replace(need, mode=SamplingMode.GREEDY, width=0)
+        if dispatch.scores:
+            told = cast(Scoring, dispatch.batch[0].request.scoring)
+            need = Size(len(dispatch.batch), len(dispatch.chunks), scores=told.report, layers=told.layers)
+        else:
+            need = self._need([running.request for running in dispatch.batch])
+            need = replace(need, chunks=len(dispatch.chunks), width=dispatch.drafts + 1)
+            if not dispatch.decodes:
+                need = replace(need, mode=SamplingMode.GREEDY, width=0)
         size = self.programs.best(need)
         assert size is not None, need
-        if self._reads_history:
+        if self._reads_history and not dispatch.scores:
             self._put_found(dispatch)
         # A program takes NumPy's arrays faster than `device_put` does.
         words = pack(dispatch, size, self.config)
         self.state, output = self.programs.enqueue(self.state, words, size=size)
-        output.words.copy_to_host_async()
+        for array in (output.words, *output.hidden):
+            array.copy_to_host_async()
         self._count(dispatch, size)
         return output, size
 
@@ -279,6 +286,11 @@ class EngineCore:
 
     def _commit(self, dispatch: Dispatch, packed: PackedOutcomes, size: Size, is_timed: bool) -> None:
         # Read everything first: a dispatch is committed whole or not at all.
+        if dispatch.scores:
+            logprobs: TokenLogprobs = read_outcomes(packed)
+            reported = [np.asarray(x) for x in (logprobs.chosen, logprobs.top_tokens, logprobs.top)]
+            self.scheduler.commit_scores(dispatch, reported, list(map(np.asarray, packed.hidden)))
+            return
         of_slots, of_chunks = read_outcomes(packed)
         counts = np.asarray(of_slots.num_tokens)
         self.counters.slot_steps_used += int(np.count_nonzero(counts))
@@ -354,6 +366,19 @@ class EngineCore:
         logprobs = _most_logprobs(requests) if self._logprobs else Logprobs.NONE
         return Size(len(requests), 0, mode, 1, logprobs)
 
+    def prepare_scores(self, report: Logprobs, layers: tuple[int, ...]) -> None:
+        """Compiles the programs that score texts, the one that serves any number of chunks before this
+        returns. Called by any thread, with every such request; nothing is left to do after the first."""
+        with self._preparing:
+            if (report, layers) in self._scores or self.error is not None:
+                return
+            sizes = prompt_sizes(self.config)[::-1]
+            first, *later = [replace(size, scores=report, layers=layers) for size in sizes]
+            with compilation_cache():
+                self.programs.compile([first], progress=False)
+            self._scores.add((report, layers))
+        self.programs.compile_in_background(later)
+
     def prepare_logprobs(self, wanted: Logprobs) -> None:
         """Compiles the programs that report log-probabilities, those that serve any request before this
         returns. Called by any thread, with every request that asks for them; nothing is left to do after the
@@ -385,7 +410,7 @@ def program_sizes(
       fewer: the other values of K that a dispatch may have, the largest first.
     """
     whole = config.batch_size
-    prompts = [Size(min(chunks, whole), chunks) for chunks in _up_to(config.prefill_batch_size)]
+    prompts = prompt_sizes(config)
     slots = [count for count in config.slot_sizes if count < whole]
     smaller = [Size(count, 0, mode, drafts + 1) for mode in modes for count in slots]
     choices = [Size(count, 0, mode, k + 1) for mode in modes for count in (*slots, whole) for k in fewer]
@@ -399,6 +424,11 @@ def program_sizes(
     ]
     first = [prompts[-1], *(Size(whole, 0, mode, drafts + 1) for mode in modes)]
     return first, [*mixed[:1], *smaller[:1], *reversed(prompts[:-1]), *smaller[1:], *choices, *mixed[1:]]
+
+
+def prompt_sizes(config: ResolvedEngineConfig) -> list[Size]:
+    """The programs that only read prompts, the smallest first."""
+    return [Size(min(chunks, config.batch_size), chunks) for chunks in _up_to(config.prefill_batch_size)]
 
 
 def _fewer_drafts(most: int) -> list[int]:

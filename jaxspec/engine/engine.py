@@ -22,22 +22,17 @@ from jaxspec.checkpoints.memory import Names
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.documents import plain_number
 from jaxspec.drafters.base import Drafter, Target
+from jaxspec.engine.calls import Call, Result
 from jaxspec.engine.core import EngineCore
 from jaxspec.engine.counters import Counters
 from jaxspec.engine.errors import EngineError
 from jaxspec.engine.host.answer import Delta, Generation
 from jaxspec.engine.host.request import Listener, Request
 from jaxspec.engine.programs import Programs
-from jaxspec.engine.prompts import Prompt, as_prompts, encode_prompt, is_one_prompt
+from jaxspec.engine.prompts import Prompt, encode_prompt
 from jaxspec.engine.requests import check_mode, num_drafts, num_new_tokens, stop_tokens
-from jaxspec.engine.samples import (
-    Params,
-    best,
-    check_count,
-    make_samples,
-    params_of_prompts,
-    with_logprobs,
-)
+from jaxspec.engine.samples import Params, Samples, generate_call, sample_call
+from jaxspec.engine.scores import Layer, Scores, score_call
 from jaxspec.engine.thread import EngineThread
 from jaxspec.engine.weights import InFlight, plan_weight_update
 from jaxspec.jax_settings import own_settings
@@ -57,6 +52,7 @@ class Engine:
     """Speculative generation with one target and one drafter. Made by `jaxspec.load`.
 
     - `generate` answers one prompt or several; `stream` answers one piece by piece.
+    - `sample` draws samples as arrays, for a training step; `score` gives the log-probabilities of texts.
     - `run` answers requests from `make_request` as they come, with priorities and deadlines.
     - `update_weights` replaces the weights while it runs; `weights`, `target` and `drafter` are for looking.
     - `counters` says what work was done; `forget_prefixes` empties the prefix cache.
@@ -246,20 +242,80 @@ class Engine:
             was asked for would have no effect; nothing has been generated.
           EngineError: the engine is closed, or its device failed for good.
         """
-        every, is_one = as_prompts(prompts), is_one_prompt(prompts)
-        wanted = check_count("n", n)
-        drawn = check_count("best_of", best_of, wanted)
-        each, have_own = params_of_prompts(params, sampling, None if is_one else len(every))
-        each = each if best_of is None else list(map(with_logprobs, each))
-        make = partial(self.make_request, raw=raw, chat_template_kwargs=chat_template_kwargs)
-        requests = make_samples(every, each, drawn, make, self.make_request, have_own=have_own)
-        generations = dict(self.run(requests))
-        answers: list[Any] = []
-        for start in range(0, len(requests), drawn):
-            drawn_ones = [generations[i] for i in range(start, start + drawn)]
-            chosen = drawn_ones if best_of is None else best(drawn_ones, wanted)
-            answers.append(chosen[0] if n is None else chosen)
-        return answers[0] if is_one else answers
+        call = generate_call(
+            self.make_request,
+            prompts,
+            params,
+            sampling,
+            n=n,
+            best_of=best_of,
+            raw=raw,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        generations = dict(self.run(call.requests))
+        return call.finish([generations[i] for i in range(len(generations))])
+
+    def sample(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params | Sequence[Params] = None,
+        *,
+        n: int = 1,
+        length: int | None = None,
+        raw: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **sampling: Any,
+    ) -> Samples:
+        """Draws samples for a training step, as arrays on the engine's devices.
+
+        Args:
+          prompts, params, n, raw, chat_template_kwargs: as in `generate`, with the same samples of a seed.
+          length: T, the tokens that a row of the arrays has room for; None takes the longest prompt and its
+            `max_new_tokens`, whatever the answers are, so that a training step need not be compiled again.
+
+        Returns:
+          The samples, all of one version of the weights, in the order of the prompts and side by side for
+          each of them.
+
+        Raises:
+          ValueError: as `generate`, or a sample may be longer than `length`.
+          EngineError: a sample was aborted or has failed, or the engine is closed.
+        """
+        template = {"raw": raw, "chat_template_kwargs": chat_template_kwargs}
+        return self._answer(sample_call(self, prompts, params, sampling, n=n, length=length, **template))
+
+    def score(
+        self,
+        sequences: Prompt | Sequence[Prompt],
+        *,
+        lengths: Any = None,
+        top: int = 0,
+        hidden: Sequence[Layer] | Layer = (),
+        temperature: float = 1.0,
+    ) -> Scores:
+        """The log-probability of every token of some sequences, given those before it.
+
+        Sequences are read as prompts are, in chunks and beside other requests, and no more than 512 rows of
+        logits exist at a time. Sequences that begin alike share the cache's pages and what was said of them,
+        also in later calls that ask for the same and for no hidden states. An answer's prompt shares none,
+        because it is read for the drafter, too. The first call of a kind compiles a program.
+
+        Args:
+          sequences: texts, used as they are, without the chat template; lists of token ids; or an array
+            i32[B, T]. One sequence is a batch of one.
+          lengths: i32[B], the tokens of every row of an array, the rest of which is padding.
+          top: how many of the most likely tokens to report in the place of every token, at most 20.
+          hidden: hidden states to return: the number i of a layer for the residual stream before it, the
+            number of layers for the stream after all of them, and "last" for the state after the final norm.
+          temperature: divides the logits.
+
+        Raises:
+          ValueError: a sequence is empty, too long or of no known form, or another argument is wrong.
+          EngineError: a sequence was aborted, its logits are not finite, or the engine is closed.
+        """
+        return self._answer(
+            score_call(self, sequences, lengths=lengths, top=top, hidden=hidden, temperature=temperature)
+        )
 
     def stream(
         self,
@@ -559,6 +615,17 @@ class Engine:
             # A huge integer is no float.
             deadline=None if deadline is None else monotonic() + min(deadline, 1e9),
         )
+
+    def _answer(self, call: Call[Result]) -> Result:
+        """Queues the requests of a call at once, waits for their ends, and returns the call's result."""
+        ended: SimpleQueue[Request | None] = SimpleQueue()
+        try:
+            self.submit(call.requests, lambda request: partial(_put, ended, request))
+            for _ in call.requests:
+                ended.get()
+        finally:
+            self.abort(*call.requests)
+        return call.finish([self.checked(request.generation()) for request in call.requests])
 
     def _stream(self, request: Request) -> Iterator[Delta]:
         pieces: SimpleQueue[Delta] = SimpleQueue()

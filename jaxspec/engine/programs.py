@@ -26,6 +26,7 @@ from jaxspec.config import ResolvedEngineConfig
 from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.device.outcome import PackedOutcomes, pack_outcomes
 from jaxspec.engine.device.plan import Plan, Size, empty_plan
+from jaxspec.engine.device.score import score_chunks
 from jaxspec.engine.device.state import EngineState
 from jaxspec.engine.device.step import Models, run_steps
 from jaxspec.jax_settings import own_settings, platform
@@ -207,14 +208,15 @@ class Programs:
 
     def _cost(self, size: Size) -> tuple[int, ...]:
         """Orders programs by their costs, as far as these are known without running them."""
-        return self.rows(size), size.mode, size.logprobs
+        return self.rows(size), size.mode, size.logprobs, size.scores
 
     def rows(self, size: Size) -> int:
         """Rows of the target's forward pass in a step."""
         return size.slots * size.width + size.chunks * self.config.prefill_chunk
 
     def enqueue(self, state: EngineState, words: Words, *, size: Size) -> tuple[EngineState, PackedOutcomes]:
-        """Enqueues a program (see `step.run_steps`); donates the state. Its output is for `read_outcomes`.
+        """Enqueues a program (see `run_steps` and `score_chunks`); donates the state. Its output is for
+        `read_outcomes`.
 
         Args:
           words: i32[N] of `pack`.
@@ -256,7 +258,11 @@ class Programs:
         def program(leaves, state, words, links):
             with through_peers(links):
                 models = nnx.merge(self.graph, jax.tree.unflatten(self.treedef, leaves))
-                state, outcomes = run_steps(models, Plan.unpack(words, size, self.config), state)
+                plan = Plan.unpack(words, size, self.config)
+                if size.scores:
+                    state, (logprobs, hidden) = score_chunks(models, plan, state)
+                    return state, pack_outcomes(logprobs, hidden)
+                state, outcomes = run_steps(models, plan, state)
             return state, pack_outcomes(outcomes)
 
         count = len(empty_plan(size, self.config))
@@ -265,7 +271,7 @@ class Programs:
         kept = shardings(self._state)
         places = (shardings(self._weights), kept, self._replicated, shardings(self._links))
         program = on_shards(program, self.mesh, places, (kept, self._replicated))
-        program.__name__ = "decode" if size.width else "prompts"
+        program.__name__ = "decode" if size.width else "scores" if size.scores else "prompts"
         return jax.jit(program, donate_argnums=1, out_shardings=(kept, self._replicated)).lower(
             self._weights, self._state, words, self._links
         )

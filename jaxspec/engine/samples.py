@@ -2,16 +2,22 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Integral
 from typing import Any, cast
 
+import jax
+import numpy as np
+
 from jaxspec.documents import plain_number
+from jaxspec.engine.calls import Call, check_answers
 from jaxspec.engine.host.answer import Generation
 from jaxspec.engine.host.request import Request
-from jaxspec.engine.prompts import Prompt
+from jaxspec.engine.prompts import Prompt, as_prompts, is_one_prompt
 from jaxspec.errors import OneLineError
 from jaxspec.sampling import SamplingParams, sample_seed
+from jaxspec.sharding import replicated
 
 Params = SamplingParams | Mapping[str, Any] | None
 """How to sample: `SamplingParams` or a mapping of its fields."""
@@ -40,6 +46,114 @@ def params_of_prompts(
         _check_list("seed", seeds, prompts)
         return [SamplingParams.merge(one, {**sampling, "seed": seed}) for seed in seeds], True
     return [SamplingParams.merge(one, sampling)] * (1 if prompts is None else prompts), False
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples as arrays on the engine's devices, whole on each, for a training step.
+
+    A row is a prompt and its answer, padded behind. So one forward pass over `tokens` gives the logits of
+    every answer's tokens: those of token t are at t - 1, and the loss takes `mask[:, 1:]`. N is the number of
+    prompts times n; the samples of a prompt stand side by side, so `reshape(-1, n, …)` groups them.
+
+    Attributes:
+      tokens: i32[N, T], padded with zeros.
+      mask: bool[N, T], where a token of an answer stands.
+      logprobs: f32[N, T], the log-probability of every token of an answer, 0 elsewhere;
+        `SamplingParams.logprobs_mode` says of which distribution.
+      prompt_lengths: i32[N], the tokens of each prompt.
+      lengths: i32[N], those of prompt and answer together.
+      weights_version: see `Generation`; that of all samples.
+      generations: the same samples as answers, for example for their texts.
+    """
+
+    tokens: jax.Array
+    mask: jax.Array
+    logprobs: jax.Array
+    prompt_lengths: jax.Array
+    lengths: jax.Array
+    weights_version: int
+    generations: list[Generation]
+
+
+def generate_call(
+    make: Callable[..., Request],
+    prompts: Prompt | Sequence[Prompt],
+    params: Params | Sequence[Params],
+    sampling: Mapping[str, Any],
+    *,
+    n: int | None,
+    best_of: int | None,
+    **template: Any,
+) -> Call[Any]:
+    """The requests of `Engine.generate`, which has its arguments and errors.
+
+    Args:
+      make: `Engine.make_request`.
+      template: how it is to make a prompt.
+    """
+    every, is_one = as_prompts(prompts), is_one_prompt(prompts)
+    wanted = check_count("n", n)
+    drawn = check_count("best_of", best_of, wanted)
+    each, have_own = params_of_prompts(params, sampling, None if is_one else len(every))
+    each = each if best_of is None else list(map(with_logprobs, each))
+    requests = make_samples(every, each, drawn, partial(make, **template), make, have_own=have_own)
+
+    def finish(generations: Sequence[Generation]) -> Any:
+        answers: list[Any] = []
+        for start in range(0, len(requests), drawn):
+            of_prompt = list(generations[start : start + drawn])
+            chosen = of_prompt if best_of is None else best(of_prompt, wanted)
+            answers.append(chosen[0] if n is None else chosen)
+        return answers[0] if is_one else answers
+
+    return Call(requests, finish)
+
+
+def sample_call(
+    engine: Any,
+    prompts: Prompt | Sequence[Prompt],
+    params: Params | Sequence[Params],
+    sampling: Mapping[str, Any],
+    *,
+    n: int = 1,
+    length: int | None = None,
+    **template: Any,
+) -> Call[Samples]:
+    """The requests of the method `sample` of an Engine, which has these arguments and their errors.
+
+    Args:
+      template: as for `generate_call`.
+    """
+    make = engine.make_request
+    every = as_prompts(prompts)
+    count = check_count("n", n)
+    each, have_own = params_of_prompts(params, sampling, None if is_one_prompt(prompts) else len(every))
+    if any(own.logprobs for own in each):
+        raise OneLineError("logprobs: samples have those of their own tokens, and no others")
+    each = list(map(with_logprobs, each))
+    requests = make_samples(every, each, count, partial(make, **template), make, have_own=have_own)
+    longest = max((len(request.prompt) + request.max_new_tokens for request in requests), default=0)
+    size = check_count("length", length, longest)
+    for request in requests:
+        request.together = requests
+
+    def finish(generations: Sequence[Generation]) -> Samples:
+        version = check_answers("sample", generations)
+        shape = len(generations), size
+        tokens, mask, logprobs = (np.zeros(shape, dtype) for dtype in (np.int32, bool, np.float32))
+        prompt_lengths, lengths = (np.zeros(len(generations), np.int32) for _ in range(2))
+        for i, answer in enumerate(generations):
+            start = prompt_lengths[i] = len(answer.prompt_token_ids)
+            stop = lengths[i] = start + len(answer.token_ids)
+            tokens[i, :stop] = answer.prompt_token_ids + answer.token_ids
+            mask[i, start:stop] = True
+            logprobs[i, start:stop] = answer.logprobs
+        put = partial(jax.device_put, device=replicated(engine.programs.mesh))
+        sizes = put(prompt_lengths), put(lengths)
+        return Samples(put(tokens), put(mask), put(logprobs), *sizes, version, list(generations))
+
+    return Call(requests, finish)
 
 
 def make_samples(

@@ -1,9 +1,17 @@
 """Engines for the session, and prompts for them."""
 
+from functools import cache
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from memory import is_large
+from paged_rows import PagedTarget
 from tiny_engines import ATTENTION, TinyEngines, assert_idle
+
+from jaxspec.checkpoints import open_checkpoint
+from jaxspec.models.loading import load_target
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +48,33 @@ def prompts():
     """Seven prompts: shorter and longer than a prefill chunk, and ending at a chunk's or a page's edge."""
     rng = np.random.default_rng(0)
     return [rng.integers(48, size=length).tolist() for length in (3, 17, 30, 9, 1, 8, 16)]
+
+
+@pytest.fixture(scope="session")
+def forward_of(engines_of):
+    """A function that gives the target's log-probabilities f64[T, V] after each token of a text."""
+
+    @cache
+    def target(kind):
+        model = load_target(open_checkpoint(engines_of[kind].folders["target"]), dtype=jnp.float32)
+        return PagedTarget(model, 1, 96, page_size=8, width=96)
+
+    def forward(kind, tokens):
+        logits, _, _ = target(kind).feed([tokens], [0])
+        return np.asarray(logits[0, : len(tokens)], np.float64)
+
+    return forward
+
+
+@pytest.fixture
+def compiled():
+    """What JAX compiles during a test."""
+    events = []
+
+    def listen(event, *_, **__):
+        if "backend_compile" in event:
+            events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield events
+    jax.monitoring.unregister_event_duration_listener(listen)

@@ -135,7 +135,7 @@ def test_a_client_that_allows_itself_two_requests_says_when_it_is_full(engine, p
         assert len((await async_engine.generate(prompts[0], **ASK)).token_ids) == 24
         await streams[1].aclose()
         with pytest.raises(ValueError, match="prompt is empty"):
-            await async_engine.generate([])
+            await async_engine.generate([[]])
         assert async_engine.num_unfinished == 0
 
     asyncio.run(main())

@@ -5,21 +5,17 @@ company that asks for something else, from cached prefixes, after a preemption a
 """
 
 from dataclasses import replace
-from functools import cache
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from paged_rows import PagedTarget
+from target_checks import log_softmax
 from tiny_engines import ATTENTION, DRAFTERS, ONLY_OVER, limit_pages, tokens_of
 
-from jaxspec.checkpoints import open_checkpoint
 from jaxspec.engine.device.plan import Size
-from jaxspec.models.loading import load_target
 from jaxspec.sampling import Logprobs, SamplingMode
 
-VOCABULARY, WIDTH = 48, 96
+VOCABULARY = 48
 PAIRS = [("full", name) for name in DRAFTERS if "full" in ONLY_OVER.get(name, ("full",))]
 PAIRS += [(kind, "ngram") for kind in ATTENTION if kind != "full"] + [("latent", "mtp")]
 WAYS = [
@@ -32,27 +28,6 @@ WAYS = [
     {"logprobs": 0, "logprobs_mode": "processed_logprobs"},
 ]
 """One for each of the prompts."""
-
-
-@pytest.fixture(scope="module")
-def forward_of(engines_of):
-    """A function that gives the target's log-probabilities f64[T, V] after each token of a text."""
-
-    @cache
-    def target(kind):
-        model = load_target(open_checkpoint(engines_of[kind].folders["target"]), dtype=jnp.float32)
-        return PagedTarget(model, 1, WIDTH, page_size=8, width=WIDTH)
-
-    def forward(kind, tokens):
-        logits, _, _ = target(kind).feed([tokens], [0])
-        return np.asarray(logits[0, : len(tokens)], np.float64)
-
-    return forward
-
-
-def log_softmax(x):
-    x = x - x.max(-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
 def processed(logits, way):

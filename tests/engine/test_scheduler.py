@@ -2,14 +2,17 @@
 
 import random
 from collections import Counter
+from zlib import crc32
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxspec.engine.host.pages import PagePool
 from jaxspec.engine.host.request import Request
 from jaxspec.engine.host.scheduler import Choice, Result, Scheduler
-from jaxspec.sampling import SamplingParams
+from jaxspec.engine.host.scoring import Scoring
+from jaxspec.sampling import Logprobs, SamplingParams
 
 FIRST = Result([7], [(0, 0)], False, False)
 """The token after a prompt."""
@@ -62,7 +65,9 @@ class Device:
             self.in_flight.append((dispatch, *self._run(dispatch)))
         ahead = len(plan) if plan else len(self.in_flight) - 1
         while len(self.in_flight) > max(ahead, 0):
-            self.scheduler.commit(*self.in_flight.pop(0))
+            dispatch, *results = self.in_flight.pop(0)
+            commit = self.scheduler.commit_scores if dispatch.scores else self.scheduler.commit
+            commit(dispatch, *results)
 
     def _run(self, dispatch):
         scheduler = self.scheduler
@@ -71,6 +76,14 @@ class Device:
         assert dispatch.decodes == any(dispatch.is_decoding)
         most = scheduler.mixed_chunks[-1] if dispatch.decodes and dispatch.chunks else scheduler.max_chunks
         assert len(dispatch.chunks) <= most
+        if dispatch.scores:
+            assert len({running.request.scoring.layers for running in dispatch.batch}) == 1
+            assert set(dispatch.batch) == {chunk.running for chunk in dispatch.chunks}
+            scores = np.zeros((len(dispatch.chunks), scheduler.chunk_size), np.float32)
+            for chunk, row in zip(dispatch.chunks, scores, strict=True):
+                row[: chunk.count] = self._score(chunk)
+            return [scores, scores[..., None][..., :0], scores[..., None][..., :0]], []
+        assert not any(running.request.scoring for running in dispatch.batch)
         for running, is_decoding in zip(dispatch.batch, dispatch.is_decoding, strict=True):
             if not is_decoding:
                 self.slots[running.slot] = None
@@ -100,15 +113,29 @@ class Device:
             if is_whole or running.missing_from is None or position < running.missing_from:
                 assert row[1] == tuple(text[: position + 2])
 
-    def _read(self, chunk):
+    def _begin(self, chunk):
+        """Checks a chunk; returns its end."""
         running = chunk.running
         assert 1 <= chunk.count <= self.scheduler.chunk_size
         assert chunk.is_first == (running not in self.begun)
         assert chunk.start == (self.begun.get(running, chunk.start))
         end = self.begun[running] = chunk.start + chunk.count
         self.num_read += chunk.count
-        length = len(running.tokens)
-        assert chunk.is_last == (end == length)
+        assert chunk.is_last == (end == len(running.tokens))
+        return end
+
+    def _score(self, chunk):
+        """What is said of the token after each row; the drafter's rows are not written."""
+        text, end = chunk.running.tokens, self._begin(chunk)
+        self._write(chunk.running, chunk.start, text[:end], drafts=False)
+        for position in range(end):
+            assert self.rows[chunk.running.pages[position // 4], position % 4][0] == tuple(
+                text[: position + 1]
+            )
+        return [said(text, position) for position in range(chunk.start, end)]
+
+    def _read(self, chunk):
+        running, end = chunk.running, self._begin(chunk)
         token = answer(running.tokens) if running.given_token is None else running.given_token
         text = [*running.tokens, token]
         self._write(running, chunk.start, text[: end + 1])
@@ -149,6 +176,11 @@ def answer(text) -> int:
     return sum(text) % 3
 
 
+def said(text, position) -> float:
+    """What is said of the token after a position of a text: a number that only this beginning has."""
+    return crc32(bytes(text[: position + 2])) % 2**24
+
+
 def check_pages(scheduler) -> None:
     """Every page has the users that it should, and is free or kept otherwise, once."""
     pool = scheduler.pages
@@ -157,6 +189,7 @@ def check_pages(scheduler) -> None:
     assert sorted([*users, *pool._free, *pool._unused]) == list(range(1, pool.num_pages + 1))
     assert {page: key for key, page in pool._kept.items()} == pool._keys
     assert {page for page in pool._keys if page not in users} == set(pool._unused)
+    assert pool.notes.keys() <= pool._keys.keys()
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -173,19 +206,21 @@ def check_pages(scheduler) -> None:
     steps=st.integers(1, 4),
     adapts=st.booleans(),
     aborted=st.sets(st.integers(0, 24)),
+    scored=st.dictionaries(st.integers(0, 24), st.sampled_from([(), (), (1,), (0, 2)])),
     lost=st.booleans(),
     chosen=st.lists(st.integers(0, 2), max_size=6),
     seed=st.integers(0, 2**16),
 )
 def test_whatever_arrives_ends_with_its_tokens(
-    sizes, pages, max_chunks, mixed, between, steps, adapts, aborted, lost, chosen, seed
+    sizes, pages, max_chunks, mixed, between, steps, adapts, aborted, scored, lost, chosen, seed
 ):
     """However few pages there are, none is leaked, and what anybody reads belongs to its own text.
 
     K is the largest, or one of those `chosen`, if any; who lacks rows of the drafter's is sometimes
     read again.
 
-    Prompts are one text that a token parts somewhere, or what an earlier request read and answered.
+    Prompts are one text that a token parts somewhere, or what an earlier request read and answered. Some are
+    only scored, which may be aborted and put back like all others.
     """
     rng = random.Random(seed)
     scheduler = make_scheduler(
@@ -215,6 +250,10 @@ def test_whatever_arrives_ends_with_its_tokens(
             before = rng.choice(requests)
             if before.finish_reason and rng.random() < 0.5:
                 request.prompt = [*before.prompt, *before.token_ids, 0][: rng.randint(1, 24)]
+            layers = scored.get(len(requests) - len(arriving) - 1)
+            if layers is not None:
+                request.max_new_tokens = 0
+                request.scoring = Scoring.of(len(request.prompt), Logprobs.CHOSEN, layers, 0)
             scheduler.add(request)
         device.round()
         if lost and rng.random() < 0.02:
@@ -239,8 +278,27 @@ def test_whatever_arrives_ends_with_its_tokens(
             text.append(token)
         if request.finish_reason == "length":
             assert len(request.token_ids) == request.max_new_tokens
+            if request.scoring:
+                expected = [said(request.prompt, position) for position in range(len(request.prompt))]
+                assert request.scoring.logprobs.tolist() == expected
     assert scheduler.pages.num_free == pages
     assert scheduler.slots == [None] * 3
+
+
+def test_what_was_said_reaches_who_found_the_pages_though_their_reader_has_ended():
+    """It is aborted while its chunks are in flight, and its pages have been found."""
+    scheduler = make_scheduler()
+    device = Device(scheduler, random.Random(0))
+    first, second = (make_request([*range(18), i, i], 1) for i in range(2))
+    for request in (first, second):
+        request.max_new_tokens, request.scoring = 0, Scoring.of(20, Logprobs.CHOSEN, (), 0)
+        scheduler.add(request)
+    device.round()
+    scheduler.abort(first, "why")
+    while scheduler or device.in_flight:
+        device.round()
+    assert device.num_read == 10 + (20 - 8)
+    assert second.scoring.logprobs.tolist() == [said(second.prompt, i) for i in range(20)]
 
 
 def test_a_head_that_many_share_is_read_once():

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from several_devices import run
+from several_devices import PROMPTS, run
 
 import jaxspec
 from jaxspec.config import MESH_AXIS, EngineConfig, ModelConfig
@@ -40,7 +40,7 @@ def test_chosen_experts_run_on_shards(families):
     assert families["inner width@2"]["kernels"]["expert_matmul"] == 2
 
 
-def test_greedy_answers_have_the_log_probabilities_of_one_device():
+def test_greedy_answers_and_scores_have_the_log_probabilities_of_one_device():
     """Logits stay split over the devices, 24 or 12 of 48 on each."""
     found = run("logprobs", "1", "2", "4")
     for count in ("2", "4"):
@@ -49,6 +49,15 @@ def test_greedy_answers_have_the_log_probabilities_of_one_device():
             np.testing.assert_allclose(split[1], alone[1], atol=1e-4, rtol=0)
             np.testing.assert_allclose(np.array(split[2])[..., 1], np.array(alone[2])[..., 1], atol=1e-4)
             assert np.mean(np.array(split[2])[..., 0] == np.array(alone[2])[..., 0]) > 0.99
+        for alone, split in zip(found["1 scores"], found[f"{count} scores"], strict=True):
+            np.testing.assert_allclose(split, alone, atol=1e-4, rtol=0)
+        for i, (_, logprobs, _) in enumerate(found[count]):
+            size = len(PROMPTS[i])
+            of_answer = found[f"{count} scores"][0][i][size : size + len(logprobs)]
+            np.testing.assert_allclose(of_answer, logprobs, atol=1e-4, rtol=0)
+        devices, sampled = found[f"{count} samples"]
+        assert devices == int(count)
+        np.testing.assert_allclose(sampled, found["1 samples"][1], atol=1e-4, rtol=0)
 
 
 STORED = {"safetensors": 0, "gguf": 2}

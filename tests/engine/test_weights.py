@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from several_devices import run
 from tiny_engines import SIZES, assert_idle, tokens_of
 from tiny_gguf import gguf_tensors, hf_weights, write_gguf
-from tiny_models import write_eagle3, write_folder, write_target
+from tiny_models import changed, on_device, write_eagle3, write_folder, write_target
 from tiny_mtp import LATENT, write_with_mtp
 
 import jaxspec
@@ -54,43 +54,21 @@ def engine(files):
         assert_idle(engine)
 
 
-def changed(folder, seed):
-    """The tensors of a folder, those of a matrix in another order."""
-    rng = np.random.default_rng(seed)
-    return {
-        name: rng.permutation(tensor.reshape(-1)).reshape(tensor.shape) if tensor.ndim == 2 else tensor
-        for name, tensor in load_file(folder / "model.safetensors").items()
-    }
-
-
-def on_device(tensors):
-    return {name: jnp.asarray(tensor) for name, tensor in tensors.items()}
-
-
 def config_of(folder):
     return json.loads((folder / "config.json").read_text("utf-8"))
 
 
 def answers(engine, prompts):
-    """Tokens and acceptance, greedy and sampled."""
+    """Tokens, acceptance and log-probabilities, greedy and sampled."""
     engine.forget_prefixes()
     ways = ({}, {"temperature": 1.0, "seed": 3})
-    given = [answer for way in ways for answer in engine.generate(prompts, **ASK, **way)]
+    given = [answer for way in ways for answer in engine.generate(prompts, **ASK, **way, logprobs=0)]
+    scores = engine.score([answer.prompt_token_ids + answer.token_ids for answer in given])
+    for i, answer in enumerate(given):
+        start = len(answer.prompt_token_ids)
+        of_answer = scores.logprobs[i, start : start + len(answer.token_ids)]
+        np.testing.assert_allclose(of_answer, answer.logprobs, atol=1e-4, rtol=0)
     return [(answer.token_ids, answer.stats) for answer in given]
-
-
-@pytest.fixture
-def compiled():
-    """What JAX compiles during a test."""
-    events = []
-
-    def listen(event, *_, **__):
-        if "backend_compile" in event:
-            events.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield events
-    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def test_after_twenty_updates_it_is_a_fresh_engine(engine, files, prompts, tmp_path, compiled):
@@ -106,7 +84,9 @@ def test_after_twenty_updates_it_is_a_fresh_engine(engine, files, prompts, tmp_p
         assert engine.update_weights(*given) == version + i + 1
         answer = engine.generate(prompts[1], max_new_tokens=4)
         assert answer.weights_version == version + i + 1
-        del given
+        assert engine.score(prompts, top=2, hidden=1).weights_version == version + i + 1
+        assert engine.sample(prompts[1], n=2, max_new_tokens=4).weights_version == version + i + 1
+        del given, answer
         assert engine.wait_idle(timeout=60)
         sizes.append(sum(array.nbytes for array in jax.live_arrays()))
     assert compiled[before:] == []
@@ -115,6 +95,10 @@ def test_after_twenty_updates_it_is_a_fresh_engine(engine, files, prompts, tmp_p
     fresh_head = write_folder(tmp_path / "head", config_of(files / "head"), head)
     with load(fresh, fresh_head) as loaded:
         assert answers(engine, prompts) == answers(loaded, prompts)
+        found, expected = (each.score(prompts, top=2, hidden=1) for each in (engine, loaded))
+        for name in ("logprobs", "top_logprobs"):
+            np.testing.assert_allclose(getattr(found, name), getattr(expected, name), atol=1e-5)
+        np.testing.assert_allclose(found.hidden[1], expected.hidden[1], atol=1e-5)
         assert loaded.generate(prompts[1]).weights_version == 0
 
 
@@ -130,7 +114,7 @@ def test_a_copy_of_the_targets_rows_follows_the_target(engine, files, prompts, t
 
 
 def test_requests_run_while_weights_change(engine, files, prompts):
-    """Eight streams at a time and fifty updates; every answer is made of one version."""
+    """Eight streams at a time and a hundred updates; every answer is made of one version."""
     weights = [on_device(changed(files / "target", seed)) for seed in (0, 1)]
     prompts = [*prompts, prompts[1] + prompts[2]]
     expected = []
@@ -148,13 +132,13 @@ def test_requests_run_while_weights_change(engine, files, prompts):
     streams = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
     for stream in streams:
         stream.start()
-    for i in range(50):
+    for i in range(100):
         in_flight = "abort" if i % 3 == 2 else "finish"
         seen.append(engine.update_weights(weights[i % 2], in_flight=in_flight))
     is_over.set()
     for stream in streams:
         stream.join()
-    assert seen == list(range(first + 1, first + 51))
+    assert seen == list(range(first + 1, first + 101))
     for i, answer in ended:
         if answer.weights_version is None:
             assert answer.token_ids == []

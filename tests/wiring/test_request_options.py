@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import suppress
 
+import numpy as np
 import pytest
 from options import PROMPT, SAMPLED, SAMPLING, answer_to, assert_complete, fields, parameters, same, submitted
 
@@ -106,6 +107,8 @@ ASKED = {"prompt", "params", "raw", "chat_template_kwargs"}
 STREAMED = {"priority": 3, "deadline": 1e-9}
 SAMPLES = {"n": 3, "best_of": 4}
 MADE = {**STREAMED, "id": "mine", "is_streamed": True}
+ARRAYS = {"n": 2, "length": 140}
+SCORED = {"lengths": [4, 2], "top": 2, "hidden": 1, "temperature": 0.5}
 
 
 def test_no_option_of_a_request_is_without_a_test():
@@ -113,7 +116,12 @@ def test_no_option_of_a_request_is_without_a_test():
     assert_complete("Engine.stream", parameters(Engine.stream), ASKED, STREAMED)
     assert_complete("Engine.make_request", parameters(Engine.make_request), ASKED, MADE)
     assert_complete("Engine.run", parameters(Engine.run), {"requests", "ended"})
-    assert_complete("AsyncEngine.generate", parameters(AsyncEngine.generate), {"prompt", "params"})
+    asked = {"prompts", "id"}, ASKED - {"prompt"}, STREAMED, SAMPLES
+    assert_complete("AsyncEngine.generate", parameters(AsyncEngine.generate), *asked)
+    assert_complete("Engine.sample", parameters(Engine.sample), {"prompts"}, ASKED - {"prompt"}, ARRAYS)
+    assert_complete("Engine.score", parameters(Engine.score), {"sequences"}, SCORED)
+    assert_complete("AsyncEngine.sample", parameters(AsyncEngine.sample), {"prompts", "params"})
+    assert_complete("AsyncEngine.score", parameters(AsyncEngine.score), {"sequences"})
     assert_complete("AsyncEngine.stream", parameters(AsyncEngine.stream), ASKED, MADE)
     assert_complete("AsyncEngine", parameters(AsyncEngine), {"engine", "max_unfinished"})
     assert_complete("inspect_steps", parameters(inspect_steps), {"engine"}, ASKED)
@@ -124,11 +132,30 @@ def test_samples_of_a_prompt_reach_the_engine(engine, monkeypatch):
     for generate in (
         engine.generate,
         lambda prompt, **options: jaxspec.generate(prompt, "a model", **options),
+        lambda prompt, **options: asyncio.run(AsyncEngine(engine).generate(prompt, **options)),
     ):
         answers = generate(PROMPT, **SAMPLED, **SAMPLES)
         assert len({tuple(answer.token_ids) for answer in answers}) == SAMPLES["n"]
         assert answers == sorted(answers, key=lambda answer: -answer.mean_logprob)
         assert answers[0].mean_logprob > engine.generate(PROMPT, **SAMPLED, logprobs=0).mean_logprob
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_arrays_are_those_that_were_asked_for(engine, is_async):
+    def ask(name, *arguments, **options):
+        method = getattr(AsyncEngine(engine) if is_async else engine, name)
+        return asyncio.run(method(*arguments, **options)) if is_async else method(*arguments, **options)
+
+    samples = ask("sample", PROMPT, **SAMPLED, **ARRAYS)
+    assert samples.tokens.shape == (2, 140)
+    assert same(samples.generations[0]) == same(answer_to(engine, PROMPT, {**SAMPLED, "logprobs": 0}))
+    for more in TEMPLATE:
+        (answer,) = ask("sample", PROMPT, SamplingParams(max_new_tokens=3), **more).generations
+        assert same(answer) == same(answer_to(engine, PROMPT, {"max_new_tokens": 3, "logprobs": 0}, **more))
+    rows = np.array([[5, 6, 7, 8], [9, 8, 7, 6]])
+    plain, scores = engine.score(rows), ask("score", rows, **SCORED)
+    assert (scores.lengths.tolist(), scores.top_tokens.shape, list(scores.hidden)) == ([4, 2], (2, 4, 2), [1])
+    assert np.abs(scores.logprobs - plain.logprobs)[scores.mask].min() > 1e-4
 
 
 @pytest.mark.parametrize("way", ["stream", "async generate", "async stream"])

@@ -1,6 +1,7 @@
 """What rows that were judged emit; a dispatch's outcomes come back to the host as one array."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,24 +53,27 @@ Outcomes = tuple[Outcome, Outcome]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PackedOutcomes:
-    """Outcomes as one array on the device, which one transfer brings to the host.
+    """Outcomes as one array on the device, which one transfer brings to the host; or what was scored.
 
     Attributes:
       words: i32[N], all their arrays, one after another.
-      shapes: a `ShapeDtypeStruct` for each of them; static.
+      hidden: hidden states that a program for scores returns, each of its own.
+      shapes: a `ShapeDtypeStruct` for each array in `words`; static.
     """
 
     words: jax.Array
-    shapes: Outcomes = field(metadata={"static": True})
+    hidden: tuple[jax.Array, ...]
+    shapes: Any = field(metadata={"static": True})
 
 
-def pack_outcomes(outcomes: Outcomes) -> PackedOutcomes:
+def pack_outcomes(outcomes: Any, hidden: tuple[jax.Array, ...] = ()) -> PackedOutcomes:
     """Packs, inside a program, what `read_outcomes` unpacks on the host."""
     words = jnp.concatenate([_words(leaf).ravel() for leaf in jax.tree.leaves(outcomes)])
-    return PackedOutcomes(words, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), outcomes))
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), outcomes)
+    return PackedOutcomes(words, hidden, shapes)
 
 
-def read_outcomes(packed: PackedOutcomes) -> Outcomes:
+def read_outcomes(packed: PackedOutcomes) -> Any:
     """Unpacks what `pack_outcomes` packed into arrays on the host; waits for the program to end."""
     leaves, structure = jax.tree.flatten(packed.shapes)
     ends = np.cumsum([leaf.size for leaf in leaves])

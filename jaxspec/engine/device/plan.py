@@ -38,6 +38,9 @@ class Size:
         the drafter, and 0 decodes nothing.
       logprobs: what it reports of the distributions of emitted tokens. A program that reports serves no
         dispatch for which nothing is to be reported.
+      scores: what it reports of every token of the texts that it reads; such a program emits none.
+      layers: the hidden states that it returns beside that: those before a layer by its index, after the last
+        layer by the number of layers, and after the final norm by one more.
     """
 
     slots: int
@@ -45,6 +48,8 @@ class Size:
     mode: SamplingMode = SamplingMode.GREEDY
     width: int = 0
     logprobs: Logprobs = Logprobs.NONE
+    scores: Logprobs = Logprobs.NONE
+    layers: tuple[int, ...] = ()
 
     @property
     def drafts(self) -> int:
@@ -53,7 +58,7 @@ class Size:
 
     def serves(self, need: "Size") -> bool:
         """Whether a dispatch that needs the size `need` can run in a program of this size."""
-        features = ("width", "chunks", "logprobs")
+        features = ("width", "chunks", "logprobs", "scores")
         if any(bool(getattr(self, name)) != bool(getattr(need, name)) for name in features):
             return False
         return (
@@ -62,6 +67,8 @@ class Size:
             and self.mode >= need.mode
             and self.width >= need.width
             and self.logprobs >= need.logprobs
+            and self.scores >= need.scores
+            and self.layers == need.layers
         )
 
 

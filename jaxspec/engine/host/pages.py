@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import islice
+from typing import Any
 
 
 def page_keys(tokens: Sequence[int], page_size: int, before: bytes = b"") -> list[bytes]:
@@ -33,6 +34,9 @@ class PagePool:
     A full page, which is not written again, may be kept under a key of its content and shared by requests
     that need the same content. A kept page without users counts as free: when no other page is left, the
     least recently used one is given away.
+
+    Attributes:
+      notes: by page, what whoever filled a kept page has to say about it.
     """
 
     def __init__(self, num_pages: int, page_size: int):
@@ -45,6 +49,7 @@ class PagePool:
         # Kept pages without users, the least recently used first. A plain dict takes the longer to find its
         # first key the more keys before it were deleted.
         self._unused: OrderedDict[int, None] = OrderedDict()
+        self.notes: dict[int, Any] = {}
 
     @property
     def num_free(self) -> int:
@@ -81,10 +86,12 @@ class PagePool:
             pages.append(page)
         return pages
 
-    def keep(self, page: int, key: bytes) -> None:
+    def keep(self, page: int, key: bytes, note: Any = None) -> None:
         """Keeps a page that is in use under `key`, unless another page is kept under it."""
         if key not in self._kept:
             self._kept[key], self._keys[page] = page, key
+            if note is not None:
+                self.notes[page] = note
 
     def release(self, pages: Sequence[int]) -> None:
         """Takes pages, in the order of their text, back from one user."""
@@ -103,6 +110,7 @@ class PagePool:
         for page in pages:
             if page in self._keys:
                 del self._kept[self._keys.pop(page)]
+                self.notes.pop(page, None)
             if page in self._unused:
                 del self._unused[page]
                 self._free.append(page)

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from jaxspec.checkpoints import TextStream, Tokenizer
 from jaxspec.engine.host.answer import Delta, FinishReason, Generation
+from jaxspec.engine.host.scoring import Scoring
 from jaxspec.engine.host.statistics import AcceptanceStats
 from jaxspec.sampling import SamplingParams
 
@@ -62,6 +63,8 @@ class Request:
       error: see `Generation`.
       verified: see `Generation`.
       weights_version: see `Generation`; None until it gets a slot for the first time.
+      scoring: what it is told of its prompt, if it is a request for scores; it has no answer then.
+      together: the requests that no update of weights may come between; empty once one of them has begun.
       arrived_at, first_token_at, finished_at: by `time.perf_counter()`; None until then.
     """
 
@@ -89,6 +92,8 @@ class Request:
     error: str | None = None
     verified: list[tuple[int, int]] = field(default_factory=list)
     weights_version: int | None = None
+    scoring: Scoring | None = None
+    together: Sequence["Request"] = field(default=(), repr=False)
     arrived_at: float | None = None
     first_token_at: float | None = None
     finished_at: float | None = None
@@ -159,6 +164,16 @@ class Request:
         if self.params.logprobs is not None:
             self._report(reported, num_taken)
         self.deliver(num_taken)
+
+    def end_scoring(self, page_size: int) -> None:
+        """Ends a request for scores, all of which have been taken."""
+        assert self.scoring is not None
+        wrong = self.scoring.finish(page_size)
+        if wrong is not None:
+            self.end("failed", f"the target's logits are NaN or infinite at position {wrong}")
+        else:
+            self.finish_reason = "length"
+            self.deliver()
 
     def _report(self, reported: Reported, count: int) -> None:
         """Adds the log-probabilities of the first `count` tokens that they are reported for."""

@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 from weakref import ref
 
 from jaxspec.engine.host.pages import PagePool, page_keys
 from jaxspec.engine.host.request import NOTHING, Reported, Request
+from jaxspec.engine.host.scoring import Scoring
 
 _QUEUE_KEY = attrgetter("queue_key")
 
@@ -121,6 +122,7 @@ class Dispatch:
       min_tokens, max_tokens: for each request, the least and the most tokens that it emits.
       drafts: K of those that decode.
       limits: for each request, the most drafts that may be accepted in a step.
+      scores: whether its chunks are of texts to be scored; nothing is emitted then.
     """
 
     batch: list[Running]
@@ -132,6 +134,7 @@ class Dispatch:
     max_tokens: list[int]
     drafts: int
     limits: list[int]
+    scores: bool = False
 
 
 class Choice(NamedTuple):
@@ -239,10 +242,11 @@ class Scheduler:
         self._admit()
         self._reserve()
         decoding = [running for running in self.running if running.decodes]
-        unread = [running for running in self.running if not running.is_read]
+        unread = [running for running in self.running if not running.is_read and not running.request.scoring]
+        dispatches = self._score(beside=bool(decoding or unread))
         if decoding and unread and self.mixed_chunks:
-            return [self._make_dispatch(decoding, self._next_chunks(unread, self._num_mixed_chunks(unread)))]
-        dispatches = []
+            chunks = self._next_chunks(unread, self._num_mixed_chunks(unread))
+            return [*dispatches, self._make_dispatch(decoding, chunks)]
         budget = self.chunks_between if decoding else self.max_chunks if self.mixed_chunks else None
         while (unread := [running for running in unread if not running.is_read]) and budget != 0:
             chunks = self._next_chunks(unread, min(self.max_chunks, budget or self.max_chunks))
@@ -252,6 +256,24 @@ class Scheduler:
         if decoding:
             dispatches.append(self._make_dispatch(decoding, []))
         return dispatches
+
+    def commit_scores(self, dispatch: Dispatch, reported: Sequence[Any], hidden: Sequence[Any]) -> None:
+        """Applies the results of a dispatch that scores.
+
+        Args:
+          reported, hidden: [G, C, …], see `Scoring.take`.
+        """
+        for i, chunk in enumerate(dispatch.chunks):
+            # Also of a request that has left its slot: others may have found its pages.
+            scoring = cast(Scoring, chunk.running.request.scoring)
+            scoring.take(chunk.start, chunk.count, [x[i] for x in reported], [x[i] for x in hidden])
+        for chunk in dispatch.chunks:
+            running = chunk.running
+            if chunk.is_last and self._is_current(running):
+                running.request.end_scoring(self.pages.page_size)
+                if running.request.finish_reason == "failed":
+                    self.pages.forget(running.pages)  # they may hold the NaN
+                self._free(running)
 
     def commit(self, dispatch: Dispatch, of_slots: Sequence[Result], of_chunks: Sequence[Result]) -> None:
         """Applies the results of a dispatch.
@@ -306,7 +328,9 @@ class Scheduler:
                 answered = request.token_ids
                 tokens, given_token = request.prompt + answered[:-1], answered[-1] if answered else None
                 found = self._find(request, 0, len(tokens))
-                missing = self.pages.pages_for(len(tokens) + 1) - len(found)
+                # One position more for the next token, unless none comes.
+                positions = min(len(tokens) + 1, len(request.prompt) + request.max_new_tokens)
+                missing = self.pages.pages_for(positions) - len(found)
                 # Leave a page for each running request to grow into, so that this one is not preempted soon.
                 if missing + len(self.running) > self.pages.num_free:
                     self.pages.release(found)
@@ -314,7 +338,10 @@ class Scheduler:
                 self.waiting.remove(request)
                 request.stage = "running"
                 if request.weights_version is None:
-                    request.weights_version = self.weights_version
+                    for each in request.together or (request,):
+                        each.weights_version, each.together = self.weights_version, ()
+                if request.scoring:
+                    request.scoring.found = [self.pages.notes[page] for page in found]
                 pages = found + self.pages.allocate(missing)
                 running = Running(request, slot, pages, tokens, given_token, num_kept=len(found))
                 self.slots[slot] = running
@@ -348,7 +375,7 @@ class Scheduler:
         The page of the last token is never shared: its row must run, because it gives the logits and the
         state that the drafter continues from.
         """
-        if not self.prefix_caching:
+        if not self._shares(request):
             return []
         return self.pages.share(self._keys(request, first, (num_tokens - 1) // self.pages.page_size))
 
@@ -361,6 +388,8 @@ class Scheduler:
         running.pages[first:behind] = found
         running.num_kept, running.num_read = behind, behind * self.pages.page_size
         running.is_begun = True
+        if running.request.scoring:
+            running.request.scoring.found += [self.pages.notes[page] for page in found]
         if running.request.cached_tokens is None:
             running.request.cached_tokens = running.num_read
 
@@ -371,18 +400,42 @@ class Scheduler:
         if running.missing_from is not None:
             end = min(end, running.missing_from)
         first, last = running.num_kept, end // self.pages.page_size
-        if self.prefix_caching and first < last:
+        if self._shares(request) and first < last:
             for page, key in zip(running.pages[first:last], self._keys(request, first, last), strict=True):
-                self.pages.keep(page, key)
+                self.pages.keep(page, key, request.scoring)
             running.num_kept = last
+
+    def _shares(self, request: Request) -> bool:
+        """Whether a request uses pages that others have filled, and keeps its own for others."""
+        return self.prefix_caching and (request.scoring is None or request.scoring.shares_pages)
 
     def _keys(self, request: Request, first: int, last: int) -> list[bytes]:
         """The keys of a request's pages `first` to `last - 1`; the token behind them must be known."""
         keys, size = request.page_keys, self.pages.page_size
         if len(keys) < last:
             tokens = request.tokens(len(keys) * size, last * size + 1)
-            keys += page_keys(tokens, size, keys[-1] if keys else b"")
+            before = request.scoring.first_key(request.params) if request.scoring else b""
+            keys += page_keys(tokens, size, keys[-1] if keys else before)
         return keys[first:last]
+
+    def _score(self, *, beside: bool) -> list[Dispatch]:
+        """The next dispatch that scores texts, if there are any: those that are told the same as the first.
+
+        Args:
+          beside: whether there is other work, which should not wait for long.
+        """
+        unread = [running for running in self.running if not running.is_read and running.request.scoring]
+        if not unread:
+            return []
+        first, *_ = told = [cast(Scoring, running.request.scoring) for running in unread]
+        same = [running for running, each in zip(unread, told, strict=True) if each.is_told_as(first)]
+        most = self.mixed_chunks[-1] if self.mixed_chunks else self.chunks_between
+        chunks = self._next_chunks(same, min(self.max_chunks, most) if beside else self.max_chunks)
+        batch = list(dict.fromkeys(chunk.running for chunk in chunks))
+        nothing = [0] * len(batch)
+        return [
+            Dispatch(batch, [False] * len(batch), False, 1, chunks, nothing, nothing, 0, nothing, scores=True)
+        ]
 
     def _num_mixed_chunks(self, unread: Sequence[Running]) -> int:
         """The number of chunks to read in a step.
