@@ -1,5 +1,6 @@
 """Choosing an implementation of an operation by name."""
 
+import importlib
 import platform
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -21,9 +22,9 @@ class Op(Generic[_Args, _Result]):
     Args:
       name: the operation's name in error messages.
       xla: the pure-JAX reference, which runs on every platform.
-      triton, numba: functions that import and return the kernel for GPUs and the one for CPUs; None if there
-        is none. They are called only when the kernel is chosen, so importing this package needs neither
-        Triton nor Numba.
+      triton, numba: the modules, below `jaxspec_kernels`, with the kernel for GPUs and the one for CPUs, a
+        function with the operation's name; None if there is none. A module is imported only when its kernel
+        is chosen, so importing this package needs neither Triton nor Numba.
       only_by_name: kernels to run only if they are named, because "xla" is faster.
     """
 
@@ -32,13 +33,13 @@ class Op(Generic[_Args, _Result]):
         name: str,
         *,
         xla: Callable[_Args, _Result],
-        triton: Callable[[], Callable[_Args, _Result]] | None = None,
-        numba: Callable[[], Callable[_Args, _Result]] | None = None,
+        triton: str | None = None,
+        numba: str | None = None,
         only_by_name: Sequence[str] = (),
     ):
         self.name = name
         self._xla = xla
-        self._loaders = {"triton": triton, "numba": numba}
+        self._kernels = {"triton": triton, "numba": numba}
         self._only_by_name = only_by_name
 
     def __call__(self, *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
@@ -50,6 +51,11 @@ class Op(Generic[_Args, _Result]):
         implementation: Any = kwargs.pop("implementation", None)
         return self.select(implementation)(*args, **kwargs)
 
+    @property
+    def implementations(self) -> list[str]:
+        """The names of the implementations that there are, whether or not they can run here."""
+        return ["xla", *(name for name, module in self._kernels.items() if module is not None)]
+
     def select(self, implementation: str | None) -> Callable[_Args, _Result]:
         """The implementation "xla", "triton" or "numba", or this machine's default for None.
 
@@ -58,24 +64,26 @@ class Op(Generic[_Args, _Result]):
           ValueError: there is no implementation of this name.
         """
         if implementation is None:
-            offered = (name for name in self._loaders if name not in self._only_by_name)
+            offered = (name for name in self._kernels if name not in self._only_by_name)
             implementation = next((name for name in offered if not self.why_not(name)), "xla")
         if implementation == "xla":
             return self._xla
-        if implementation not in self._loaders:
+        if implementation not in self._kernels:
             raise ValueError(
                 f"{self.name}: unknown implementation {implementation!r}; use 'xla', 'triton' or 'numba'"
             )
         reason = self.why_not(implementation)
         if reason:
             raise UnavailableImplementationError(f"{self.name}: implementation {implementation!r} {reason}")
-        load = self._loaders[implementation]
-        assert load is not None
-        return load()
+        module = importlib.import_module(f"jaxspec_kernels.{self._kernels[implementation]}")
+        kernel: Callable[_Args, _Result] = getattr(module, self.name)
+        return kernel
 
     def why_not(self, implementation: str) -> str | None:
-        """Why the "triton" or the "numba" kernel cannot run here; None if it can."""
-        if self._loaders[implementation] is None:
+        """Why an implementation cannot run here; None if it can, as "xla" always can."""
+        if implementation == "xla":
+            return None
+        if self._kernels[implementation] is None:
             return "does not exist for this operation"
         return why_not(implementation)
 

@@ -132,7 +132,9 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what tiers.py leaves to `.ci/run`, puts the files of `FIRST` first, so that no process is left
     alone with one at the end, and gives slow tests an hour instead of the limit in pyproject.toml."""
-    tests = [(item.path.relative_to(tiers.TESTS).as_posix(), item.name) for item in items]
+    tests = [
+        (item.path.relative_to(tiers.TESTS).as_posix(), item.nodeid.partition("::")[2]) for item in items
+    ]
     are_whole = config.stash[tiers.COLLECTED] = dict(zip(tests, tiers.whole(tests), strict=True))
     for item, test in zip(items, tests, strict=True):
         if are_whole[test]:

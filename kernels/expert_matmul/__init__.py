@@ -22,19 +22,9 @@ def reads_each_expert_once(dtype: jnp.dtype, weights: Weights) -> bool:
     return supports(dtype, weights) and expert_matmul.why_not("triton") is None
 
 
-def _triton():
-    from jaxspec_kernels.expert_matmul.triton_kernel import expert_matmul
-
-    return expert_matmul
-
-
-def _numba():
-    from jaxspec_kernels.expert_matmul.numba_kernel import expert_matmul
-
-    return expert_matmul
-
-
-expert_matmul = Op("expert_matmul", xla=reference, triton=_triton, numba=_numba)
+expert_matmul = Op(
+    "expert_matmul", xla=reference, triton="expert_matmul.triton_kernel", numba="expert_matmul.numba_kernel"
+)
 
 __all__ = [
     "BLOCK",

@@ -24,13 +24,7 @@ def _by_sorting(experts: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     return order, starts
 
 
-def _triton():
-    from jaxspec_kernels.expert_matmul.triton_groups import group_rows
-
-    return group_rows
-
-
-group_rows = Op("group_rows", xla=_by_sorting, triton=_triton)
+group_rows = Op("group_rows", xla=_by_sorting, triton="expert_matmul.triton_groups")
 
 
 def max_tiles(rows: int, count: int, block: int) -> int:

@@ -17,7 +17,7 @@ from jaxspec_kernels.triton_call import triton_call
 
 def expert_matmul(x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4Weight) -> jax.Array:
     """See `reference.expert_matmul`, which is called for cases that the kernels do not support."""
-    if not supports(x.dtype, weights):
+    if not (supports(x.dtype, weights) and x.size):
         return reference(x, experts, weights)
     (rows, width), count, outputs = x.shape, weights.shape[0], weights.shape[2:]
     columns = math.prod(outputs)

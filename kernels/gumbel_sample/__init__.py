@@ -3,13 +3,6 @@
 from jaxspec_kernels.gumbel_sample import reference
 from jaxspec_kernels.op import Op
 
-
-def _triton():
-    from jaxspec_kernels.gumbel_sample.triton_kernel import gumbel_sample
-
-    return gumbel_sample
-
-
-gumbel_sample = Op("gumbel_sample", xla=reference.gumbel_sample, triton=_triton)
+gumbel_sample = Op("gumbel_sample", xla=reference.gumbel_sample, triton="gumbel_sample.triton_kernel")
 
 __all__ = ["gumbel_sample"]

@@ -27,6 +27,8 @@ def gumbel_sample(
 ) -> tuple[jax.Array, jax.Array | None]:
     """See `reference.gumbel_sample`; draws the same tokens."""
     batch, vocabulary = logits.shape
+    if not batch:
+        return tokens, processed
     blocks = triton.cdiv(vocabulary, _BLOCK)
     step = jnp.asarray(step, jnp.int32)
     best = [jax.ShapeDtypeStruct((batch, blocks), jnp.int32)] * 2

@@ -41,6 +41,8 @@ def indexed_attention(
     Source: DeepSeek-V4 in vLLM 0.26, `models/deepseek_v4/sparse_mla.py`.
     """
     batch, num_rows, _, head_dim = queries.shape
+    if not queries.size:
+        return queries
     num_kv_heads, page_size = cache.shape[1], cache.shape[3]
     rows = queries.astype(jnp.float32) * scale
     rows = rows.reshape(batch, num_rows, num_kv_heads, -1, head_dim)  # [B, Q, H, G, D]

@@ -3,13 +3,6 @@
 from jaxspec_kernels.kv_write import reference
 from jaxspec_kernels.op import Op
 
-
-def _triton():
-    from jaxspec_kernels.kv_write.triton_kernel import kv_write
-
-    return kv_write
-
-
-kv_write = Op("kv_write", xla=reference.kv_write, triton=_triton)
+kv_write = Op("kv_write", xla=reference.kv_write, triton="kv_write.triton_kernel")
 
 __all__ = ["kv_write"]

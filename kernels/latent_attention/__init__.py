@@ -3,13 +3,8 @@
 from jaxspec_kernels.latent_attention import reference
 from jaxspec_kernels.op import Op
 
-
-def _triton():
-    from jaxspec_kernels.latent_attention.triton_kernel import latent_attention
-
-    return latent_attention
-
-
-latent_attention = Op("latent_attention", xla=reference.latent_attention, triton=_triton)
+latent_attention = Op(
+    "latent_attention", xla=reference.latent_attention, triton="latent_attention.triton_kernel"
+)
 
 __all__ = ["latent_attention"]

@@ -3,13 +3,6 @@
 from jaxspec_kernels.latent_write import reference
 from jaxspec_kernels.op import Op
 
-
-def _triton():
-    from jaxspec_kernels.latent_write.triton_kernel import latent_write
-
-    return latent_write
-
-
-latent_write = Op("latent_write", xla=reference.latent_write, triton=_triton)
+latent_write = Op("latent_write", xla=reference.latent_write, triton="latent_write.triton_kernel")
 
 __all__ = ["latent_write"]

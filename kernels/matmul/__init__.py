@@ -8,12 +8,6 @@ from jaxspec_kernels.op import Op
 MIN_WEIGHT_BYTES = 1 << 20
 
 
-def _numba():
-    from jaxspec_kernels.matmul.numba_kernel import matmul
-
-    return matmul
-
-
-matmul = Op("matmul", xla=reference, numba=_numba)
+matmul = Op("matmul", xla=reference, numba="matmul.numba_kernel")
 
 __all__ = ["BLOCK", "MIN_WEIGHT_BYTES", "PackedRows", "PackedWeight", "matmul", "pack"]

@@ -4,22 +4,9 @@ from jaxspec_kernels.op import Op
 from jaxspec_kernels.packed_attention.reference import packed_attention as reference
 from jaxspec_kernels.packed_attention.reference import packed_attention_gradients as reference_gradients
 
-
-def _triton():
-    from jaxspec_kernels.packed_attention.triton_kernel import packed_attention
-
-    return packed_attention
-
-
-def _triton_gradients():
-    from jaxspec_kernels.packed_attention.triton_gradients import packed_attention_gradients
-
-    return packed_attention_gradients
-
-
-packed_attention = Op("packed_attention", xla=reference, triton=_triton)
+packed_attention = Op("packed_attention", xla=reference, triton="packed_attention.triton_kernel")
 packed_attention_gradients = Op(
-    "packed_attention_gradients", xla=reference_gradients, triton=_triton_gradients
+    "packed_attention_gradients", xla=reference_gradients, triton="packed_attention.triton_gradients"
 )
 
 __all__ = ["packed_attention", "packed_attention_gradients"]

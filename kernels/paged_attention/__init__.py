@@ -3,19 +3,11 @@
 from jaxspec_kernels.op import Op
 from jaxspec_kernels.paged_attention.reference import paged_attention as reference
 
-
-def _triton():
-    from jaxspec_kernels.paged_attention.triton_kernel import paged_attention
-
-    return paged_attention
-
-
-def _numba():
-    from jaxspec_kernels.paged_attention.numba_kernel import paged_attention
-
-    return paged_attention
-
-
-paged_attention = Op("paged_attention", xla=reference, triton=_triton, numba=_numba)
+paged_attention = Op(
+    "paged_attention",
+    xla=reference,
+    triton="paged_attention.triton_kernel",
+    numba="paged_attention.numba_kernel",
+)
 
 __all__ = ["paged_attention"]

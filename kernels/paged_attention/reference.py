@@ -59,6 +59,8 @@ def attend(
     Values are then the first `value_dim` elements of the keys. Returns [B, Q, H*G, value_dim].
     """
     batch, num_rows, num_heads, head_dim = queries.shape
+    if not queries.size:
+        return jnp.zeros((batch, num_rows, num_heads, value_dim), queries.dtype)
     num_kv_heads, page_size = cache.shape[1], cache.shape[3]
     group = num_heads // num_kv_heads
     pages_per_block = max(1, min(BLOCK_KEYS // page_size, page_table.shape[1]))

@@ -73,3 +73,11 @@ def weight(form: str, seed: int = 0, **settings: Any) -> tuple[PackedWeight, np.
     if has_offset:
         values = values + np.repeat(factors[1], block, axis=0)
     return jax.tree.map(jnp.asarray, host), values
+
+
+def rounded(x: np.ndarray, block: int) -> np.ndarray:
+    """Rows as they are multiplied where activations are "int8", by the formula: float64."""
+    blocks = x.reshape(len(x), -1, block)
+    largest = np.abs(blocks).max(axis=-1, keepdims=True)
+    inverse = np.float32(127) / largest
+    return (np.rint(blocks * inverse) * (largest / np.float32(127)).astype(np.float64)).reshape(x.shape)

@@ -1,4 +1,5 @@
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -7,62 +8,80 @@ import pytest
 from jaxspec_kernels import random
 from jaxspec_kernels.argmax import argmax, gumbel_argmax, row_max
 from jaxspec_kernels.random import Purpose
+from op_base import OpTest
 
-OP = argmax
-best_of = jax.jit(argmax, static_argnames="implementation")
+OP = gumbel_argmax
 draw = jax.jit(gumbel_argmax, static_argnames="implementation")
 
 
-@pytest.mark.parametrize("vocabulary", [1, 2, 31, 33, 127, 128, 129, 1000])
-def test_equals_jnp_argmax_ties_included(vocabulary, implementation):
-    x = jnp.asarray(np.random.default_rng(vocabulary).integers(-3, 3, (4, 3, vocabulary)), jnp.float32)
-    np.testing.assert_array_equal(best_of(x, implementation=implementation), np.argmax(x, -1))
+class Case(NamedTuple):
+    """Logits, whose last axis is the vocabulary."""
+
+    name: str
+    x: np.ndarray
 
 
-def test_every_place_is_found(implementation):
-    places = np.arange(77)
-    x = jnp.zeros((77, 77)).at[places, places].set(1.0)
-    np.testing.assert_array_equal(best_of(x, implementation=implementation), places)
+def with_ties(vocabulary):
+    return np.random.default_rng(vocabulary).integers(-3, 3, (4, 3, vocabulary)).astype(np.float32)
 
 
-def test_many_rows_are_shared_between_threads(implementation):
-    x = np.random.default_rng(0).integers(-40, 40, (37, 1500)).astype(np.float32)
-    np.testing.assert_array_equal(best_of(x, implementation=implementation), np.argmax(x, -1))
-
-
-def test_first_nan_wins(implementation):
-    x = np.zeros((3, 300), np.float32)
-    x[0, 5], x[0, 200], x[0, 260] = 9.0, np.nan, np.nan
-    x[1, 7], x[1, 299] = -np.nan, np.inf
-    np.testing.assert_array_equal(best_of(x, implementation=implementation), [200, 7, 0])
-
-
-@pytest.mark.parametrize("vocabulary", [7, 128, 300, 1000, 49_152])
-def test_nan_wins_wherever_it_is(vocabulary, implementation):
+def with_nan(vocabulary):
     """XLA's maximum on a CPU misses some."""
     places = np.unique(np.linspace(0, vocabulary - 1, 23).astype(int))
     x = np.random.default_rng(0).normal(size=(len(places), vocabulary)).astype(np.float32)
     x[np.arange(len(places)), places] = np.nan
     x[::2, vocabulary // 2 - 1] = np.inf
-    expected = np.argmax(x, -1)
-    np.testing.assert_array_equal(best_of(x, implementation=implementation), expected)
+    x[1, -1] = -np.nan
+    return x
 
 
-def test_all_masked_gives_the_first_token(implementation):
-    assert best_of(jnp.full((1, 130), -jnp.inf), implementation=implementation)[0] == 0
+CASES = (
+    *(Case(f"ties, {size}", with_ties(size)) for size in (1, 2, 31, 33, 127, 128, 129, 1000)),
+    Case("every place", np.eye(77, dtype=np.float32)),
+    Case("many rows", np.random.default_rng(0).integers(-40, 40, (37, 1500)).astype(np.float32)),
+    Case("all masked", np.full((2, 130), -np.inf, np.float32)),
+    *(Case(f"nan, {size}", with_nan(size)) for size in (7, 128, 300, 1000, 49_152)),
+)
 
 
-def test_no_rows(implementation):
-    assert best_of(jnp.zeros((2, 0, 130)), implementation=implementation).shape == (2, 0)
+class RowsTest(OpTest):
+    cases = CASES
+    usual = ("ties, 31", "ties, 129")
+    by_row = (0,)
+    exact = ("xla", "numba")
+
+    def arguments(self, case):
+        return (jnp.asarray(case.x),)
 
 
-@pytest.mark.parametrize("vocabulary", [1, 33, 1000, 40_000])
-def test_the_maximum_of_every_row(vocabulary, implementation):
-    x = np.random.default_rng(vocabulary).normal(size=(5, 2, vocabulary)).astype(np.float32)
-    x[1, 0, -1], x[2, 0, vocabulary // 2], x[3, 1] = np.nan, np.inf, -np.inf
-    x[4, 0, 0], x[4, 0, -1] = np.inf, np.nan
-    best = jax.jit(lambda x: row_max(x, implementation=implementation))(x)
-    np.testing.assert_array_equal(best, x.max(axis=-1))
+class TestArgmax(RowsTest):
+    op = argmax
+
+    def definition(self, case, x):
+        return np.argmax(x, axis=-1).astype(np.int32)
+
+
+class TestRowMax(RowsTest):
+    op = row_max
+
+    def definition(self, case, x):
+        return np.max(x, axis=-1)
+
+
+class TestGumbelArgmax(RowsTest):
+    """Of rows with every argument, those that are not sampled; what is drawn is tested below."""
+
+    op = gumbel_argmax
+    cases = tuple(case for case in CASES if "nan" not in case.name)
+    by_row = (0, 1, 2)
+
+    def arguments(self, case):
+        x = jnp.asarray(case.x.reshape(-1, case.x.shape[-1]))
+        keys = np.random.default_rng(1).integers(2**32, size=(len(x), 2), dtype=np.uint32)
+        return x, jnp.asarray(keys), jnp.zeros(len(x), bool)
+
+    def definition(self, case, x, keys, sampled):
+        return np.argmax(x, axis=-1).astype(np.int32)
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 31, 33, 1001, 40_000])

@@ -1,15 +1,11 @@
 """Attention over listed slots and compressed entries, against its definition in float64."""
 
-from functools import partial
-
-import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from bench.kernel_cases.indexed_attention import CASES
 from jaxspec_kernels.indexed_attention import indexed_attention
+from op_base import OpTest
 
-OP = indexed_attention
 BOUND = {"float32": 2e-6, "bfloat16": 6e-3}
 
 
@@ -74,11 +70,20 @@ def in_float64(queries, window, listed, lengths, entries, table, counts, *, scal
     return result
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_the_definition_and_reads_nothing_else(case, implementation):
-    given, scale = arguments(case), case.head_dim**-0.5
-    result = jax.jit(partial(OP, scale=scale, implementation=implementation))(*given)
-    assert result.dtype == given[0].dtype
-    result, expected = np.asarray(result, np.float64), in_float64(*given, scale=scale)
-    assert np.isfinite(result).all()
-    assert np.linalg.norm(result - expected) <= BOUND[case.dtype] * np.linalg.norm(expected)
+class TestIndexedAttention(OpTest):
+    """Nothing is read but what rows see."""
+
+    op = indexed_attention
+    cases = CASES
+    usual = ("odd, empty slots",)
+    bound = BOUND
+    by_row = (0, 2, 3, 5, 6)
+
+    def arguments(self, case):
+        return arguments(case)
+
+    def options(self, case):
+        return {"scale": case.head_dim**-0.5}
+
+    def definition(self, case, *given):
+        return in_float64(*given, **self.options(case))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec_kernels.matmul import matmul, pack
-from packed_weights import FORMS, OUTPUTS, WIDTH, weight
+from packed_weights import FORMS, OUTPUTS, WIDTH, rounded, weight
 
 pytestmark = pytest.mark.skipif(matmul.why_not("numba") is not None, reason=f"{matmul.why_not('numba')}")
 numba_int8 = pytest.importorskip("jaxspec_kernels.matmul.numba_int8", reason="needs Numba")
@@ -24,14 +24,6 @@ def rows(count):
     x = np.random.default_rng(1).standard_normal((count, WIDTH), np.float32)
     x[:, :32] *= 100
     return x
-
-
-def rounded(x, block):
-    """Rows as they are multiplied, by the formula: float64."""
-    blocks = x.reshape(len(x), -1, block)
-    largest = np.abs(blocks).max(axis=-1, keepdims=True)
-    inverse = np.float32(127) / largest
-    return (np.rint(blocks * inverse) * (largest / np.float32(127)).astype(np.float64)).reshape(x.shape)
 
 
 @pytest.mark.parametrize(("form", "row_block", "path"), CASES)

@@ -1,16 +1,11 @@
 """Latent attention against its definition in float64: heads share the key, and its front is the value."""
 
-from functools import partial
-
-import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from bench.kernel_cases.latent_attention import CASES
 from jaxspec_kernels.latent_attention import latent_attention
-from jaxspec_kernels.op import UnavailableImplementationError
+from op_base import OpTest
 
-OP = latent_attention
 BOUND = {"float32": 2e-6, "bfloat16": 6e-3}
 
 
@@ -55,20 +50,20 @@ def in_float64(queries, cache, page_table, first, last, *, value_dim, scale):
     return result
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_the_definition_and_reads_nothing_else(case, implementation):
-    given = arguments(case)
-    options = {"value_dim": case.value_dim, "scale": (case.value_dim + case.rope_dim) ** -0.5}
-    result = jax.jit(partial(OP, **options, implementation=implementation))(*given)
-    expected = in_float64(*given, **options)
-    assert result.dtype == given[0].dtype
-    result = np.asarray(result, np.float64)
-    assert np.isfinite(result).all()
-    assert np.linalg.norm(result - expected) <= BOUND[case.dtype] * np.linalg.norm(expected)
+class TestLatentAttention(OpTest):
+    """Nothing is read but what rows see."""
 
+    op = latent_attention
+    cases = CASES
+    usual = ("odd sizes, empty slots",)
+    bound = BOUND
+    by_row = (0, 2, 3, 4)
 
-@pytest.mark.skipif(OP.why_not("triton") is None, reason="the kernel runs here")
-def test_a_kernel_asked_for_by_name_that_cannot_run_is_an_error_that_says_why():
-    case = CASES[0]
-    with pytest.raises(UnavailableImplementationError, match="latent_attention: implementation 'triton'"):
-        OP(*arguments(case), value_dim=case.value_dim, scale=1.0, implementation="triton")
+    def arguments(self, case):
+        return arguments(case)
+
+    def options(self, case):
+        return {"value_dim": case.value_dim, "scale": (case.value_dim + case.rope_dim) ** -0.5}
+
+    def definition(self, case, *given):
+        return in_float64(*given, **self.options(case))

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from bench.kernel_cases.matmul import CASES
 from jaxspec_kernels.matmul import matmul
+from op_base import OpTest
 
-OP = matmul
 BOUND = {"float32": 1e-6, "bfloat16": 8e-3}
+OP = matmul
 on_a_cpu = pytest.mark.skipif(OP.why_not("numba") is not None, reason=f"{OP.why_not('numba')}")
 
 
@@ -18,15 +19,20 @@ def operands(rows, width, outputs, dtype="float32"):
     return jnp.asarray(x, dtype), jnp.asarray(rng.standard_normal((width, outputs), np.float32), dtype)
 
 
-# Packed weights: test_packed_weight.py.
-@pytest.mark.parametrize("case", [c for c in CASES if not c.packed], ids=lambda case: case.name)
-def test_equals_the_definition_in_float64(case, implementation):
-    x, kernel = operands(case.rows, case.width, case.outputs, case.dtype)
-    y = jax.jit(lambda *args: OP(*args, implementation=implementation))(x, kernel)
-    expected = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64)
-    assert y.dtype == x.dtype
-    error = np.linalg.norm(np.asarray(y, np.float64) - expected) / np.linalg.norm(expected)
-    assert error < BOUND[case.dtype]
+class TestMatmul(OpTest):
+    """Packed weights: test_packed_weight.py."""
+
+    op = matmul
+    cases = tuple(case for case in CASES if not case.packed)
+    usual = ("odd sizes", "eight rows")
+    bound = BOUND
+    by_row = (0,)
+
+    def arguments(self, case):
+        return operands(case.rows, case.width, case.outputs, case.dtype)
+
+    def definition(self, case, x, kernel):
+        return np.asarray(x, np.float64) @ np.asarray(kernel, np.float64)
 
 
 def test_keeps_the_axes_of_both(implementation):
@@ -34,14 +40,6 @@ def test_keeps_the_axes_of_both(implementation):
     y = OP(x, kernel, implementation=implementation)
     assert y.shape == (2, 1, 3, 2, 160)
     assert (np.asarray(y) == 576).all()
-
-
-@on_a_cpu
-def test_a_row_does_not_depend_on_how_many_run_beside_it():
-    x, kernel = operands(8, 576, 1000)
-    all_rows = np.asarray(OP(x, kernel, implementation="numba"))
-    for rows in (1, 3, 5):
-        np.testing.assert_array_equal(OP(x[:rows], kernel, implementation="numba"), all_rows[:rows])
 
 
 @on_a_cpu

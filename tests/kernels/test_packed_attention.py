@@ -1,15 +1,12 @@
 """Packed attention and its gradients against the definition, differentiated by JAX."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from bench.kernel_cases.packed_attention import SMALL
 from jaxspec_kernels.packed_attention import packed_attention, packed_attention_gradients
+from op_base import OpTest
 
-OP = packed_attention
 BOUND = {"float32": 3e-6, "bfloat16": 8e-3}
 
 # The others differ from these in nothing that gradients depend on.
@@ -36,53 +33,60 @@ def definition(queries, keys, values, first, column, attended):
     return shared + weights[..., -1:] * attended
 
 
-def is_near(actual, expected, case):
-    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
-    assert np.isfinite(actual).all()
-    return np.linalg.norm(actual - expected) <= BOUND[case.dtype] * max(np.linalg.norm(expected), 1e-3)
+class PackedTest(OpTest):
+    usual = ("odd sizes",)
+    exact = ()
+
+    def options(self, case):
+        return {"scale": case.head_dim**-0.5}
 
 
-@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
-def test_equals_the_definition(case, implementation):
-    given = arguments(case)
-    scale = case.head_dim**-0.5
-    attend = jax.jit(partial(OP, scale=scale, implementation=implementation))
-    attended, log_total = attend(*given)
-    assert attended.dtype == given[0].dtype
-    assert attended.shape == given[0].shape
-    wide = [x.astype(jnp.float32) for x in given[:3]]
-    never = jnp.full(log_total.shape, -jnp.inf)
-    sees = np.asarray(given[3]) <= np.arange(case.length)
-    expected = definition(*wide, given[3], never, jnp.zeros_like(wide[0]))
-    assert is_near(attended, jnp.where(sees[..., None, None, None], expected, 0), case)
-    # A column of logit zero and value one takes 1 / (1 + total) of the weight.
-    share = definition(
-        *wide[:2], jnp.zeros_like(wide[2]), given[3], jnp.zeros_like(never), jnp.ones_like(wide[0])
-    )
-    assert is_near(jax.nn.sigmoid(-log_total), share[..., 0], case)
+class TestPackedAttention(PackedTest):
+    op = packed_attention
+    cases = SMALL
+    bound = BOUND
+    by_row = (0, 1, 2, 3)
+
+    def arguments(self, case):
+        return arguments(case)
+
+    def definition(self, case, queries, keys, values, first):
+        queries, keys, values = (np.asarray(x, np.float64) for x in (queries, keys, values))
+        row = np.arange(first.shape[1])
+        visible = (row >= np.asarray(first)[:, :, None]) & (row <= row[:, None])
+        scores = np.einsum("bqhgd,bshd->bqhgs", queries, keys) * case.head_dim**-0.5
+        weights = np.where(visible[:, :, None, None], np.exp(scores), 0)
+        total = weights.sum(axis=-1)
+        attended = np.einsum("bqhgs,bshd->bqhgd", weights, values) / np.where(total, total, 1)[..., None]
+        return attended, np.log(total, where=total > 0, out=np.full_like(total, -np.inf)).astype(np.float32)
 
 
-@pytest.mark.parametrize("case", DIFFERENTIATED, ids=lambda case: case.name)
-def test_gradients_equal_those_of_the_definition(case, implementation):
-    queries, keys, values, first = arguments(case)
-    rng = np.random.default_rng(1)
-    gradient, other = (
-        jnp.asarray(rng.standard_normal(queries.shape, np.float32), case.dtype) for _ in range(2)
-    )
-    column = jnp.asarray(rng.standard_normal(queries.shape[:-1], np.float32))
-    wide = [x.astype(jnp.float32) for x in (queries, keys, values, gradient, other)]
-    attended, vjp = jax.vjp(lambda *x: definition(*x, first, column, wide[4]), *wide[:3])
-    scale = case.head_dim**-0.5
-    _, shared = OP(queries, keys, values, first, scale=scale, implementation="xla")
-    found = jax.jit(partial(packed_attention_gradients, scale=scale, implementation=implementation))(
-        queries,
-        keys,
-        values,
-        first,
-        jnp.logaddexp(shared, column),
-        gradient,
-        (wide[3] * attended).sum(axis=-1),
-    )
-    for actual, expected, like in zip(found, vjp(wide[3]), (queries, keys, values), strict=True):
-        assert actual.dtype == like.dtype
-        assert is_near(actual, expected, case)
+class TestPackedAttentionGradients(PackedTest):
+    op = packed_attention_gradients
+    cases = DIFFERENTIATED
+    bound = BOUND
+    smallest = 1e-3
+    by_row = (0, 1, 2, 3, 4, 5, 6)
+
+    def arguments(self, case):
+        """The gradient with respect to what is attended with one more column."""
+        queries, keys, values, first = arguments(case)
+        gradient, wide, column, other = self.beside(case)
+        attended = definition(*(x.astype(jnp.float32) for x in (queries, keys, values)), first, column, other)
+        _, shared = packed_attention(queries, keys, values, first, **self.options(case), implementation="xla")
+        mean = (wide * attended).sum(axis=-1)
+        return queries, keys, values, first, jnp.logaddexp(shared, column), gradient, mean
+
+    def beside(self, case):
+        """The gradient of what is attended, as it is and in float32; the other column's logits and values."""
+        rng, shape = np.random.default_rng(1), arguments(case)[0].shape
+        gradient, other = (jnp.asarray(rng.standard_normal(shape, np.float32), case.dtype) for _ in range(2))
+        column = jnp.asarray(rng.standard_normal(shape[:-1], np.float32))
+        return gradient, gradient.astype(jnp.float32), column, other.astype(jnp.float32)
+
+    def definition(self, case, queries, keys, values, first, log_total, gradient, mean):
+        """By JAX, in float32."""
+        _, wide, column, other = self.beside(case)
+        arrays = [x.astype(jnp.float32) for x in (queries, keys, values)]
+        _, vjp = jax.vjp(lambda *arrays: definition(*arrays, first, column, other), *arrays)
+        return [np.asarray(x, np.float64) for x in vjp(wide)]

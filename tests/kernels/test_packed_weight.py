@@ -1,5 +1,7 @@
 """A packed weight is the float32 weight that it stands for, bit for bit, in products and in its columns."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,12 +9,12 @@ import packed_weights
 import pytest
 from hlo_text import instructions
 from jaxspec_kernels.matmul import matmul
+from op_base import OpTest
 
-OP = matmul
 WIDTH, OUTPUTS = packed_weights.WIDTH, packed_weights.OUTPUTS
 FORMS = packed_weights.FORMS
 weight = packed_weights.weight
-on_a_cpu = pytest.mark.skipif(OP.why_not("numba") is not None, reason=f"{OP.why_not('numba')}")
+on_a_cpu = pytest.mark.skipif(matmul.why_not("numba") is not None, reason=f"{matmul.why_not('numba')}")
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -71,11 +73,23 @@ def test_product_is_that_of_the_float32_weight_bit_for_bit(form, rows):
     np.testing.assert_array_equal(y, np.concatenate(expected), strict=True)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_equals_the_definition_in_float64(form, implementation):
-    packed, values = weight(form)
-    x = np.random.default_rng(1).standard_normal((2, 1, WIDTH)).astype(np.float32)
-    y = matmul(jnp.asarray(x), packed.reshape(WIDTH, 2, OUTPUTS // 2), implementation=implementation)
-    expected = (x.astype(np.float64) @ values).reshape(2, 1, 2, OUTPUTS // 2)
-    assert y.dtype == jnp.float32
-    assert np.linalg.norm(y - expected) / np.linalg.norm(expected) < 1e-6
+class Case(NamedTuple):
+    """The name of a form."""
+
+    name: str
+
+
+class TestMatmulOfPackedWeight(OpTest):
+    op = matmul
+    cases = tuple(map(Case, FORMS))
+    usual = ("Q4_1", "MXFP4")
+    bound = 1e-6
+    by_row = (0,)
+
+    def arguments(self, case):
+        x = np.random.default_rng(1).standard_normal((3, 1, WIDTH), np.float32)
+        return jnp.asarray(x), weight(case.name)[0].reshape(WIDTH, 2, OUTPUTS // 2)
+
+    def definition(self, case, x, packed):
+        wide = np.asarray(x, np.float64) @ np.asarray(packed).astype(np.float64).reshape(WIDTH, OUTPUTS)
+        return wide.reshape(*x.shape[:2], 2, OUTPUTS // 2)

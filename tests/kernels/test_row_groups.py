@@ -1,27 +1,42 @@
 """Rows grouped by expert: every row is in one tile, and the grid has room for every tile."""
 
-from functools import partial
+from typing import NamedTuple
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec_kernels.expert_matmul.row_groups import group_rows, max_tiles
+from op_base import OpTest
 
-OP = group_rows
+
+class Case(NamedTuple):
+    name: str
+    rows: int
+    count: int
 
 
-def test_rows_of_an_expert_lie_side_by_side_in_their_order(implementation):
-    experts = np.array([3, 0, 3, 1, 0, 3], np.int32)
-    group = jax.jit(partial(group_rows, implementation=implementation), static_argnums=1)
-    order, starts = group(experts, 5)
-    np.testing.assert_array_equal(order, [1, 4, 3, 0, 2, 5])
-    np.testing.assert_array_equal(starts, [0, 2, 3, 3, 6, 6])
-    assert order.dtype == starts.dtype == np.int32
-    for rows, count in ((1, 1), (65, 32), (512, 32), (513, 31), (1000, 256), (8192, 128)):
-        experts = np.random.default_rng(rows).integers(0, count, rows).astype(np.int32)
-        order, starts = group(experts, count)
-        np.testing.assert_array_equal(order, np.argsort(experts, stable=True))
-        np.testing.assert_array_equal(starts, np.searchsorted(np.sort(experts), np.arange(count + 1)))
+class TestGroupRows(OpTest):
+    """Rows of an expert lie side by side in their order."""
+
+    op = group_rows
+    cases = tuple(
+        Case(f"{rows} rows of {count}", rows, count)
+        for rows, count in ((6, 5), (1, 1), (65, 32), (512, 32), (513, 31), (1000, 256), (8192, 128))
+    )
+    usual = ("6 rows of 5",)
+    by_row = ()  # where a row lies depends on all
+
+    def arguments(self, case):
+        rng = np.random.default_rng(case.rows)
+        return (jnp.asarray(rng.integers(0, case.count, case.rows), jnp.int32),)
+
+    def options(self, case):
+        return {"count": case.count}
+
+    def definition(self, case, experts):
+        order = np.argsort(experts, stable=True)
+        starts = np.searchsorted(np.sort(experts), np.arange(case.count + 1))
+        return order.astype(np.int32), starts.astype(np.int32)
 
 
 @pytest.mark.parametrize("block", [1, 4, 16])
