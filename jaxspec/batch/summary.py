@@ -1,5 +1,6 @@
 """The summary of a batch run."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ class Summary:
       answered: rows answered by this run.
       skipped: rows answered by an earlier run.
       failures: errors of the first `MAX_FAILURES` failed rows.
-      seed: the run's seed, given or drawn.
+      seed: the run's seed, given or drawn; None of a part of a run.
       prompt_tokens: tokens of all prompts; the prompt of a turn includes the turns before it.
       tokens: generated tokens.
       load_seconds: time of loading and compiling.
@@ -26,16 +27,32 @@ class Summary:
       stats: acceptance statistics.
     """
 
-    rows: int
-    answered: int
-    skipped: int
-    failures: tuple[str, ...]
-    seed: int
+    rows: int = 0
+    answered: int = 0
+    skipped: int = 0
+    failures: tuple[str, ...] = ()
+    seed: int | None = None
     prompt_tokens: int = 0
     tokens: int = 0
     load_seconds: float = 0.0
     seconds: float = 0.0
     stats: AcceptanceStats = field(default_factory=AcceptanceStats)
+
+    @classmethod
+    def total(cls, parts: "Iterable[Summary]") -> "Summary":
+        """The counts of several parts of a run together."""
+        total = cls()
+        for part in parts:
+            total = cls(
+                rows=total.rows + part.rows,
+                answered=total.answered + part.answered,
+                skipped=total.skipped + part.skipped,
+                failures=(*total.failures, *part.failures)[:MAX_FAILURES],
+                prompt_tokens=total.prompt_tokens + part.prompt_tokens,
+                tokens=total.tokens + part.tokens,
+                stats=AcceptanceStats.total([total.stats, part.stats]),
+            )
+        return total
 
     @property
     def failed(self) -> int:

@@ -119,11 +119,9 @@ def _answer_with_ray(args: argparse.Namespace, config: Config, changes: dict[str
     params = sampling_params(args, may_sample=rows_sample)
     if params.seed is None:
         params = dataclasses.replace(params, seed=secrets.randbits(64))
-    assert params.seed is not None
     ray.connect(args.ray or None)
     share = ray.share_cluster(args.replicas, config.engine.tensor_parallel)
-    start = time.perf_counter()
-    counts = ray.answer_files(
+    summary = ray.answer_files(
         list(map(_absolute, args.input)),
         _absolute(args.output),
         share=share,
@@ -137,22 +135,10 @@ def _answer_with_ray(args: argparse.Namespace, config: Config, changes: dict[str
         sampling_modes=_modes(params, rows_sample),
         **changes,
     )
-    seconds = time.perf_counter() - start
-    if not counts.rows:
+    if not summary.rows:
         raise CommandError(f"{', '.join(args.input)}: no rows")
-    for failure in counts.failures:
+    for failure in summary.failures:
         print(f"error: {failure}", file=sys.stderr)
-    summary = Summary(
-        rows=counts.rows,
-        answered=counts.answered,
-        skipped=0,
-        failures=tuple(counts.failures),
-        seed=params.seed,
-        prompt_tokens=counts.prompt_tokens,
-        tokens=counts.tokens,
-        seconds=seconds,
-        stats=counts.stats,
-    )
     origin = provenance(command, Path(__file__).parent, devices=f"{share.actors} engines in a Ray cluster")
     return _conclude(args, summary, {"config": args.config, **origin})
 

@@ -116,6 +116,7 @@ def test_parquet_in_and_out(tmp_path, monkeypatch):
         {"id": 9, "messages": [{"role": "user", "content": "w9"}]},
         {"id": 10, "prompt": "fail"},
         {"id": 11, "prompt": "w9", "turns": ["w9"]},
+        {"id": 12, "prompt": "w9", "n": 2},
         {"prompt": "w9"},
     ]
     source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
@@ -125,6 +126,7 @@ def test_parquet_in_and_out(tmp_path, monkeypatch):
             pa.schema(
                 {
                     "id": pa.int64(),
+                    "n": pa.int64(),
                     "prompt": pa.string(),
                     "turns": pa.list_(pa.string()),
                     "messages": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()})),
@@ -134,7 +136,7 @@ def test_parquet_in_and_out(tmp_path, monkeypatch):
         source,
     )
     monkeypatch.setattr(on_ray, "Answerer", Fake)
-    counts = on_ray.answer_files(
+    summary = on_ray.answer_files(
         [str(source)],
         str(output),
         share=on_ray.Share(1, {"num_cpus": 1}),
@@ -154,11 +156,13 @@ def test_parquet_in_and_out(tmp_path, monkeypatch):
         None,
         "row 10: failed: it is a fake",
         "row 11: must have one of prompt, messages and turns, got prompt and turns",
+        None,
         "row None: must have an id",
     ]
     assert [row["id"] for row in found] == [row.get("id") for row in rows]
-    assert (counts.rows, counts.answered, counts.tokens) == (6, 3, 4 * 8)
-    assert sorted(counts.failures) == sorted(row["error"] for row in found[3:])
+    assert (summary.rows, summary.answered, summary.tokens) == (7, 4, 6 * 8)
+    assert sorted(summary.failures) == sorted(row["error"] for row in found if row["error"])
+    assert [len(row["samples"] or ()) for row in found] == [0, 0, 0, 0, 0, 2, 0]
 
 
 @pytest.mark.usefixtures("cluster")
@@ -197,7 +201,7 @@ def test_a_limit_takes_the_first_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "_read", read_now)
     files = [str(tmp_path / f"{name}.parquet") for name in "hgfedcba"]
     with pytest.raises(InputError, match="that is all"):
-        on_ray.answer_files(files, "out", share=on_ray.Share(1, {}), slots=2, limit=7)
+        on_ray.answer_files(files, "out", params=SAMPLED, share=on_ray.Share(1, {}), slots=2, limit=7)
     assert found == ["h0", "h1", "g0", "g1", "f0", "f1", "e0"]
 
 
@@ -318,7 +322,9 @@ def test_what_fails_in_an_actor_is_what_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "LineAnswerer", Fails)
     share = on_ray.Share(1, {"num_cpus": 1})
     with pytest.raises(EngineError, match=r"^Ray: jaxspec\.\S+\.EngineError: the engine is closed$"):
-        on_ray.answer_files([str(tmp_path / "in.jsonl")], str(tmp_path / "out"), share=share, slots=2)
+        on_ray.answer_files(
+            [str(tmp_path / "in.jsonl")], str(tmp_path / "out"), params=SAMPLED, share=share, slots=2
+        )
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "nowhere.invalid:6379"])

@@ -14,7 +14,7 @@ from fake_engine import FakeEngine
 from options import assert_complete, fields, parameters
 
 from jaxspec import DrafterConfig, EngineConfig, SamplingParams
-from jaxspec.batch import BatchRun, ReplicaRun, Row, ray, run_settings
+from jaxspec.batch import BatchRun, ReplicaRun, Row, actor, cluster, ray, run_settings
 from jaxspec.batch.replica import Work
 from jaxspec.batch.run import row_seed
 from jaxspec.config import load_config
@@ -155,7 +155,7 @@ def test_a_run_is_resumed_only_with_what_decides_its_answers(tiny_config):
 def environment(monkeypatch):
     """The environment of the process of an actor."""
     values = {}
-    monkeypatch.setattr(ray, "os", SimpleNamespace(environ=values))
+    monkeypatch.setattr(actor, "os", SimpleNamespace(environ=values))
     return values
 
 
@@ -167,13 +167,13 @@ def test_an_actor_asks_its_engine_for_what_it_is_told(monkeypatch, environment, 
         loaded.append((model, settings))
         return Echo()
 
-    monkeypatch.setattr(ray, "load", load)
+    monkeypatch.setattr(actor, "load", load)
     options = {"drafter": {"kind": "none"}, "sampling_modes": ("sampled",), "batch_size": 3}
-    actor = ray.Answerer("a model", PARAMS, raw=True, imports=[importable], cores=5, **options)
+    answerer = ray.Answerer("a model", PARAMS, raw=True, imports=[importable], cores=5, **options)
     assert loaded == [("a model", {"progress": False, **options})]
     assert "5" in environment.values()
     rows = pa.table({"id": ["first"], "prompt": ["w6"]})
-    (answer,) = actor(rows).to_pylist()
+    (answer,) = answerer(rows).to_pylist()
     assert json.loads(answer["text"]) == told("w6", "first", imported=True)
     environment.clear()
     (answer,) = ray.Answerer("a model", PARAMS)(rows).to_pylist()
@@ -196,21 +196,24 @@ class Dataset:
 
 
 def test_a_cluster_is_told_how_to_share_the_work(monkeypatch, tmp_path):
-    options = {"inputs", "output", "share", "slots", "keep_order", "limit"}
+    options = {"inputs", "output", "params", "share", "slots", "keep_order", "limit"}
     assert_complete("answer_files", parameters(ray.answer_files), options)
     done = {}
     context = SimpleNamespace(execution_options=SimpleNamespace(), enable_progress_bars=False)
     monkeypatch.setattr(ray.ray.data.DataContext, "get_current", lambda: context)
     monkeypatch.setattr(ray, "LineSink", lambda folder: ("lines in", folder))
     monkeypatch.setattr(ray, "_read", lambda paths, is_parquet: done.update(paths=paths) or Dataset(done))
-    monkeypatch.setattr(ray, "_count", lambda output, is_parquet: ray.Counts(rows=9))
+    monkeypatch.setattr(
+        ray, "_summaries", lambda output, is_parquet: [ray.Summary(rows=4), ray.Summary(rows=5)]
+    )
     share = ray.Share(3, {"num_gpus": 2}, 5)
 
     def answer(**more):
         done.clear()
         paths = [str(tmp_path / "in.jsonl")], str(tmp_path / "out")
         given = {"model": "m", "params": PARAMS, "raw": True}
-        assert ray.answer_files(*paths, share=share, slots=7, **more, **given).rows == 9
+        summary = ray.answer_files(*paths, share=share, slots=7, **more, **given)
+        assert (summary.rows, summary.seed) == (9, PARAMS.seed)
         assert done["paths"] == paths[0]
         assert done["write_datasink"] == ((("lines in", paths[1]),), {})
         ((kind,), options) = done["map_batches"]
@@ -228,6 +231,6 @@ def test_a_cluster_is_told_how_to_share_the_work(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("actors", "devices", "share"), [(2, 4, 2), (None, 4, 4), (None, 1, 16), (3, 1, 3)])
 def test_a_cluster_with_gpus_is_shared_as_it_is_asked(monkeypatch, actors, devices, share):
-    monkeypatch.setattr(ray.ray, "cluster_resources", lambda: {"GPU": 16.0, "CPU": 64.0})
+    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"GPU": 16.0, "CPU": 64.0})
     assert_complete("share_cluster", parameters(ray.share_cluster), {"actors", "tensor_parallel"})
     assert ray.share_cluster(actors, devices) == ray.Share(share, {"num_gpus": devices})
