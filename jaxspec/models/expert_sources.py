@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxspec.models.parameters import Index, Projection, Source, array_functions, fused_gate_up
+from jaxspec.models.parameters import Index, Projection, Source, Whole, array_functions, fused_gate_up
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,8 @@ class Stacked:
         ]
 
 
-@dataclass(frozen=True)
-class InterleavedGateUp:
+class InterleavedGateUp(Whole):
     """Gate and up projections, [..., 2, F], stored in alternating columns of one tensor [..., 2F]."""
-
-    kind: ClassVar[str] = "float"
-    name: str
-    shape: tuple[int, ...]
-
-    @property
-    def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        return ((self.name, self.shape),)
 
     def join(self, tensors: Sequence[Any], index: Index = ()) -> Any:
         return tensors[0].reshape(*tensors[0].shape[:-1], -1, 2).swapaxes(-1, -2)[index]

@@ -95,7 +95,7 @@ def stored_weight(
         if isinstance(source, Rows):
             columns = packed_weight(source.as_projection, shape[::-1], stored)
             return columns and PackedRows(columns)
-        if isinstance(source, Stacked | Whole | InterleavedGateUp):
+        if isinstance(source, Stacked | Whole):
             return packed_experts(source, shape, stored, activations=activations, rounded=rounded)
         return packed_weight(source, shape, stored, activations=activations, rounded=rounded)
     return mxfp4_experts(source, stored) if dtype == jnp.bfloat16 else None
@@ -137,7 +137,7 @@ def mxfp4_experts(source: Source, stored: Sequence[TensorSource]) -> Mxfp4Weight
 
 def _mxfp4(source: Source, stored: Sequence[TensorSource]) -> tuple[np.ndarray, np.ndarray] | None:
     """Values and scales as `pack_mxfp4` takes them; None if the tensor has another format."""
-    if not isinstance(source, Whole | InterleavedGateUp) or not isinstance(stored[0], Mxfp4Tensor):
+    if not isinstance(source, Whole) or not isinstance(stored[0], Mxfp4Tensor):
         return None
     values, scale = stored[0].read_packed()
     # Such a scale allows weights above 12, which no real network has and the kernel does not support.
