@@ -96,7 +96,7 @@ def own_settings(device: jax.Device | None = None) -> Iterator[None]:
         # Leaving JAX's context managers for NaN does not restore this one.
         _swap(stack, getattr(jax_api, "_post_hook_state", None), None)
         for name in _CONTEXTS:
-            # Newer versions of JAX keep that of the mesh with meshes.
+            # Newer versions of JAX keep the one for the mesh in the module of meshes.
             holder = getattr(jax_config, name, None) or getattr(jax_mesh, name, None)
             _swap(stack, holder, jax_config.config_ext.unset)
         for name, value in (*_SETTINGS.items(), ("jax_default_device", device)):

@@ -22,8 +22,8 @@ if TYPE_CHECKING:  # optional, and slow to import
     from matplotlib.axes import Axes
 
 Table = AcceptanceStats | Mapping[str, Any]
-"""Acceptance by draft position: statistics, or a benchmark's JSON as `json.load` reads it, of which
-"acceptance_per_position" is required."""
+"""Acceptance by draft position: statistics, or a benchmark's JSON as `json.load` reads it, with
+"acceptance_per_position" at least."""
 Times = float | Sequence[float]
 """A time, or several measurements of it."""
 

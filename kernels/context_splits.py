@@ -20,7 +20,7 @@ def num_splits(tiles: int, context: int, block_keys: int, *, programs: int) -> i
 def split_bounds(
     row_first, row_last, limit: tl.constexpr, split, splits: tl.constexpr, block_keys: tl.constexpr
 ):
-    """The first position of a split of the range that a tile of rows sees, and the end of the split."""
+    """The first position and the end of one split of the range that a tile of rows sees."""
     sees = row_last >= row_first
     # Positions that no row of the tile sees are never read: they may hold another request's keys, or NaN.
     tile_first = tl.maximum(tl.min(tl.where(sees, row_first, 2147483647)), 0)

@@ -42,8 +42,8 @@ def triton_call(
     # From Triton 3.10 on, products and sums are fused only on request.
     options = {"enable_fp_fusion": True, "ptx_version": ptx_version()}
 
-    # JAX drops this operation if its results are unused, and does not look inside, where it would call
-    # jax-triton 0.4.1's rule for that, which jax 0.12 cannot.
+    # JAX drops this operation as a whole if its results are unused. If it looked inside, it would call
+    # jax-triton 0.4.1's rule for unused results, which fails with jax 0.12.
     @pl.run_state
     def launch(references: tuple[list[Any], list[Any]]) -> None:
         updated, created = references

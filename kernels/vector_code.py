@@ -88,7 +88,7 @@ class VectorCode:
         return build.fadd(build.shuffle_vector(x, y, even), build.shuffle_vector(x, y, odd))
 
     def folded(self, vector: Any, join: Callable[[Any, Any], Any]) -> Any:
-        """The lanes of a vector joined by a function of two values, each time the two halves."""
+        """The lanes of a vector joined by a function of two values, which halves the vector each time."""
         build, lanes = self.builder, self.lanes
         while lanes > 1:
             lanes //= 2

@@ -57,7 +57,7 @@ def init_cache(
       num_pages: pages of each array, page 0 included.
       page_size: P.
       dtype: that of the arrays.
-      pair_dtype: that of an array of keys and values which is its layer's only one; None takes `dtype`.
+      pair_dtype: dtype of a layer's keys and values if they are its only array; None takes `dtype`.
       is_split: split the arrays over `mesh` by key/value heads; otherwise every device holds all of them.
 
     Raises:

@@ -38,8 +38,8 @@ class PackedMemory:
       positions: i32[B, S], each row's position in its own text, in the first pass.
       segments: i32[B, S], the number of the text in its sequence that a row belongs to.
       kept: for every layer the keys and values of each pass so far.
-      cache_dtype: dtype to which layers with pairs of keys and values round them, as a cache of this dtype
-        does, static; None does not round.
+      cache_dtype: layers with pairs of keys and values round them to this dtype, as a cache of it would;
+        static. None does not round.
     """
 
     kinds: tuple[AttentionKind, ...] = field(metadata={"static": True})

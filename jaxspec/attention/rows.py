@@ -32,8 +32,8 @@ class RowBlock:
       positions: i32[G, Q], the position of each row in its sequence.
       valid: bool[G, Q]; a row that is not valid is computed, but not kept and not seen by other rows.
       page_table: of shape [G, T], one row of pages per group.
-      output: i32[G], the one row of each group, by its index in the group, whose output is needed; None if
-        that of every row is. The last layer computes only what these rows need.
+      output: i32[G], for each group the index of the one row whose output is needed; None if every row's is.
+        The last layer computes only what these rows need.
     """
 
     positions: jax.Array
@@ -83,7 +83,7 @@ def split_rows(x: jax.Array, shapes: Sequence[tuple[int, int]]) -> list[jax.Arra
 
 
 def output_rows(blocks: RowBlocks) -> jax.Array | None:
-    """The indices of the flat rows whose output is needed, i32[N'] in order; None if that of every row is."""
+    """The indices of the flat rows whose output is needed, i32[N'] in order; None if every row's is."""
     if all(block.output is None for block in blocks):
         return None
     parts, start = [], 0

@@ -30,7 +30,7 @@ class Progress:
         self.stats.add(generation.stats)
 
     def _ended(self) -> Iterator[Answer | RowError]:
-        """The rows of `_done`, a dict by row number, that may be yielded now."""
+        """The rows that may be yielded now, taken from `_done`, a dict by row number."""
         while self._done:
             index = self._num_yielded if self._keep_order else next(iter(self._done))
             if index not in self._done:

@@ -84,8 +84,8 @@ class ReplicaRun(Progress):
           params: as in `BatchRun`, with the run's seed.
           imports: Python files that each process runs first.
           raw, keep_order: as in `BatchRun`.
-          note: called with a line of text when a replica dies, and with what the first one prints while it
-            is loaded.
+          note: called with a line of text when a replica dies, and with what the first replica prints while
+            loading.
         """
         super().__init__(keep_order=keep_order)
         self._work = Work(tuple(imports), load, params, raw)

@@ -70,10 +70,10 @@ class BatchRun(Progress):
         Args:
           engine: answers the requests.
           rows: read in a separate thread, so that running requests never wait for a slow input.
-          params: sampling parameters of every row, as far as it does not set its own. Their seed is the
-            run's, from which `row_seed` derives those of requests; None draws one at random. A row's own seed
-            is that of all its turns. Of several samples of a row, the first has this seed, and the others
-            those that `sample_seed` derives from it.
+          params: sampling parameters for all that a row does not set itself. Their seed is the run's; None
+            draws one at random, and `row_seed` derives the seeds of requests from it. A row's own seed is
+            used for all of its turns. The first of several samples of a row has the row's seed, and
+            `sample_seed` derives the others' from it.
           raw: pass text prompts without the chat template.
           keep_order: yield in the order of the rows. Answers wait for those before them, and slots may
             become idle while one row takes as long as `LOOK_AHEAD` * `Engine.max_pending` others.

@@ -135,7 +135,7 @@ class MatrixStack(Protocol):
     """A `TensorSource` of matrices of all experts of a layer, made from matrices that may be packed."""
 
     def matrices(self) -> list[TensorSource]:
-        """The matrices [out, in] as stored: expert by expert, of each its gate and up or its down."""
+        """The matrices [out, in] as stored, expert by expert: gate and up of each, or down of each."""
         ...
 
 

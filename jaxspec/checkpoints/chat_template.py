@@ -25,7 +25,7 @@ _ENDED_BY_TEMPLATES = {
 """Signals that end a process that computes too long, or whose C code runs out of memory or stack."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-"""The roles that any template may be asked for; of others it must name those that it knows."""
+"""Roles that every template may be asked for; it must name any other role that it knows."""
 
 _SET_HERE = ("messages", "add_generation_prompt")
 

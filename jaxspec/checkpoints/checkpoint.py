@@ -31,7 +31,7 @@ class TensorSource(Protocol):
 
 
 def usual_dtype(tensors: Iterable[TensorSource]) -> str:
-    """The name of the dtype of most entries of tensors, among those of floating-point numbers."""
+    """The name of the floating-point dtype that most entries of the tensors have."""
     entries: Counter[str] = Counter()
     for tensor in tensors:
         if tensor.dtype.kind not in "biu":

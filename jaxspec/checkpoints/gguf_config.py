@@ -71,7 +71,7 @@ def config_from_gguf(
         "rope_scaling": None,
     }
     config |= architecture.config(own)
-    # With latent attention only a part of each head is rotated, whose size has its own key.
+    # With latent attention only a part of each head is rotated, and its size has a key of its own.
     rotated = config.get("qk_rope_head_dim", head_dim)
     stated = own.positive("rope.dimension_count", rotated)
     if "partial_rotary_factor" in config:

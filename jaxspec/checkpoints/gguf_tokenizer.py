@@ -44,7 +44,7 @@ _ENDS = (
     *("<EOT>", "_<EOT>", "[EOT]", "[e~["),
     *("<|eom_id|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>", "<|observation|>"),
 )
-# What these write inside an answer: a token, and sets of others of which one beside it tells the model.
+# Tokens that some models write inside an answer: those whose vocabulary has all tokens of one of the sets.
 _INSIDE = {
     "<|end|>": ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|call|>"}, {"<|flush|>", "<|calls|>"}),
     "</s>": ({"<|tool_response>"},),
@@ -107,7 +107,7 @@ def _special_ids(meta: Metadata, tokens: Sequence[str], types: Sequence[int]) ->
 
 
 def _types(meta: Metadata, tokens: Sequence[str]) -> list[int]:
-    """The type of every token; 0 for those of which the file does not say it."""
+    """The type of every token; 0 where the file does not say it."""
     types = meta.list("tokenizer.ggml.token_type", int, [])
     return [*types, *[0] * (len(tokens) - len(types))][: len(tokens)]
 

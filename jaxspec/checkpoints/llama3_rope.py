@@ -15,7 +15,7 @@ def llama3_parameters(factors: Sequence[float], theta: float) -> dict[str, Any] 
     Only the ratios of `low_freq_factor`, `high_freq_factor` and the original length count: the first is 1.
 
     Args:
-      factors: [D/2] divisors of the inverse frequencies, of which the last are the largest.
+      factors: [D/2] divisors of the inverse frequencies, the largest last.
       theta: the base of the frequencies.
     """
     shares = 1 / np.asarray(factors, np.float64)

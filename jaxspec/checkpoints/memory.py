@@ -44,7 +44,7 @@ class ArrayTensor:
 
 
 def ordered_shape(shape: Sequence[int], axes: tuple[tuple[int, ...], ...] | None) -> tuple[int, ...]:
-    """The shape of `in_order` of an array of this shape."""
+    """The shape that `in_order` gives an array of this shape."""
     if axes is None:
         return tuple(shape)
     return tuple(int(np.prod([shape[axis] for axis in group], dtype=np.int64)) for group in axes)

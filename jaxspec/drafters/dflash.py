@@ -47,8 +47,8 @@ class DFlashConfig:
       target_hidden_size: width of the target's hidden states.
       draft_vocab_size: W.
       causal: for each layer, whether a row of the block sees only the rows before it instead of all rows.
-      window_before_block: whether a window counts the context positions before the block, the same for all
-        of its rows (speculators), instead of the positions before each row (z-lab).
+      window_before_block: whether a window counts back from the start of the block, for all of its rows alike
+        (speculators), instead of from each row (z-lab).
       embedding_scale: factor of the token embeddings.
       own_embedding, own_head: whether the checkpoint has a token embedding or an output head of its own.
     """

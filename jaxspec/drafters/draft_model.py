@@ -35,7 +35,7 @@ from jaxspec.sharding import local_start, make_mesh, sharding
 
 SPLIT_FROM = 160 << 20
 """Bytes per layer from which a draft model is split over devices. A split layer needs two sums over devices,
-which take about as long as reading half of so many bytes, so a smaller model drafts faster unsplit."""
+and these take about as long as reading half of this many bytes, so a smaller model drafts faster unsplit."""
 
 
 class DraftModel(AutoregressiveDrafter):
@@ -139,9 +139,9 @@ class DraftModel(AutoregressiveDrafter):
 
 
 def _check_tokens(own: Tokenizer | None, target: Tokenizer | None) -> None:
-    """Checks that ids which two tokenizers share stand for the same tokens, as far as they are known.
+    """Checks that ids of two tokenizers stand for the same tokens, as far as the tokens are known.
 
-    Added tokens may differ: those of a chat model are often reserved ids in others of its series.
+    Added tokens may differ: a chat model's are often reserved ids in other models of its series.
 
     Raises:
       ConfigError: an id stands for different tokens.

@@ -42,7 +42,7 @@ def inspect(drafter: SourceConfig, target: SourceConfig | None = None) -> Report
 
     Args:
       drafter: where its checkpoint is.
-      target: where the target's is; of one on the Hub, only `config.json` is downloaded.
+      target: where the target's is; from the Hub, only its `config.json` is downloaded.
 
     Raises:
       CheckpointError: a checkpoint cannot be opened, or `drafter` is not a drafter of a known kind.

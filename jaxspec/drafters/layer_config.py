@@ -6,7 +6,7 @@ from typing import Any
 from jaxspec.config import ConfigError, ModelConfig
 
 LAST_LAYER = "the last one, after the final norm"
-"""The description of the hidden state that is read by drafters without captured ones."""
+"""What drafters that capture no hidden states read, in words."""
 
 
 def layer_config(config: Mapping[str, Any], target: ModelConfig) -> dict[str, Any]:

@@ -52,9 +52,9 @@ def load(
 
     Args:
       model: the name of a configuration (`jaxspec.list_configs()`), the path of a TOML configuration, or
-        a checkpoint: a folder, a .gguf file or a Hugging Face Hub id. A checkpoint is drafted for by prompt
-        lookup unless `drafter` says how to draft. With `weights`, also the contents of a `config.json`, for a
-        target without a tokenizer.
+        a checkpoint: a folder, a .gguf file or a Hugging Face Hub id. With a checkpoint, drafts come from
+        prompt lookup, unless `drafter` says otherwise. With `weights`, also the contents of a `config.json`,
+        for a target without a tokenizer.
       weights: the target's weights from memory, in place of the checkpoint's: a mapping of Hugging Face names
         to arrays of NumPy or JAX, or the tree that `Engine.weights` gives, in its form or as orbax restores
         it. They are copied, arrays of JAX from device to device, and never packed.

@@ -68,7 +68,7 @@ def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 _VARIABLES: WeakKeyDictionary[nnx.Module, dict[str, nnx.Variable]] = WeakKeyDictionary()
-"""Those of every module that was asked for: a loaded network has the same ones for its whole life."""
+"""What `variables` has returned, by module: a loaded network keeps the same variables for its whole life."""
 
 
 def variables(module: nnx.Module) -> dict[str, nnx.Variable]:

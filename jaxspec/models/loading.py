@@ -284,7 +284,7 @@ def target_config(checkpoint: Checkpoint) -> ModelConfig:
 
 
 def _one_matrix(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with the embedding's name for a matrix that is also the output projection."""
+    """The checkpoint in which a matrix that is embedding and output projection has the embedding's name."""
     tensors = dict(checkpoint.tensors)
     if _EMBEDDING in tensors or "lm_head.weight" not in tensors:
         return checkpoint

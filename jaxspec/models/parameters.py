@@ -72,7 +72,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Rows(Whole):
-    """A table [rows, M] of which a step reads a few rows, such as an embedding."""
+    """A table [rows, M], such as an embedding: a step reads only a few of its rows."""
 
     @property
     def as_projection(self) -> "Projection":

@@ -93,7 +93,7 @@ def all_gather(x: jax.Array, axis: str, *, along: int) -> jax.Array:
 
 
 def _is_small(x: jax.Array, links: jax.Array) -> bool:
-    # A device sends all of x to every other one, with the numbers 4/3 as many bytes, so NCCL is faster for
+    # A device sends all of x to every other one, and a fourth word with every three, so NCCL is faster for
     # larger arrays.
     return 0 < x.nbytes * (num_devices(links) - 1) <= _MAX_BYTES
 

@@ -55,7 +55,7 @@ def _target(form: Form, rounding: tuple[str, int] | None) -> str:
         quantise, size_of_code = numba_int8.quantise_code(form, path, row_block), code_bytes(form, path)
     else:
         multiply = partial(numba_packed.multiply_code, form)
-    # For so many rows, which are multiplied together.
+    # Each multiplies so many rows together.
     multiply_8, multiply_4, multiply_2, multiply_1 = map(multiply, (8, 4, 2, 1))
 
     # Numba removes the branches that `is_rounded` rules out.

@@ -1,12 +1,12 @@
 """Products with packed weights on a CPU, with activations rounded to 8 bits in blocks of 32 or 16 inputs.
 
 A block of a row is d * q, where d is its largest magnitude / 127 and q are integers. Integers are multiplied
-and summed exactly, with the best instruction that the processor has. In float32 remain a product with d for
-each block of the row and one with the weight's scale. All paths give the same sums bit for bit, and a row's
+and summed exactly, with the best instruction that the processor has. Only the products with d, for each block
+of the row, and with the weight's scale are in float32. All paths give the same sums bit for bit, and a row's
 sums do not depend on the other rows.
 
 llama.cpp uses blocks of 32 (ggml-quants.c, `quantize_row_q8_1_ref`). Here the inputs of queries, keys and
-values have blocks of 16, without which likelihoods change too much (docs/measurements.md).
+values have blocks of 16: with 32, likelihoods change too much (docs/measurements.md).
 """
 
 from collections.abc import Sequence
@@ -145,7 +145,7 @@ def sums_pairs(form: Form, path: str) -> bool:
 
 
 def _quads_in_16_bits(form: Form) -> int:
-    """How often a pair of products is sure to fit into a sum of 16 bits; a power of two, or 0."""
+    """How many pairs of products a sum of 16 bits is sure to hold; a power of two, or 0."""
     largest = {"uint8": 15, "mxfp4": 2 * _MXFP4_ZERO, "int6": 63, "int8": 255}[form.values]
     fit = (2**15 - 1) // (2 * largest * _LARGEST_CODE)
     return 1 << fit.bit_length() - 1 if fit else 0
@@ -265,7 +265,8 @@ def multiply_code(form: Form, path: str, row_block: int, rows: int) -> Any:
 
 
 def _columns(form: Form, path: str, rows: int) -> int:
-    """How many vectors of columns go through the inputs together: as many as have registers for their sums.
+    """How many vectors of columns go through the inputs together: as many as there are registers for their
+    sums.
 
     A vector of AVX2 is half a cache line, and memory is read faster in whole ones.
     """

@@ -40,8 +40,9 @@ class PackedWeight:
         would gather through a float32 copy of all of it in every step.)
         i8[tiles, width / 4, TILE, 4]: q, where the weight is scale * q;
         u32[tiles, 3 width / 16, TILE]: q from -32 to 31. Three words hold q + 32 of 16 inputs. Byte j of the
-        first has the lower four bits of inputs j and 4 + j, that of the second those of 8 + j and 12 + j, and
-        that of the third the upper two bits of all four, always the first input in the lowest bits;
+        first word has the lower four bits of inputs j and 4 + j, byte j of the second those of inputs 8 + j
+        and 12 + j, and byte j of the third the upper two bits of all four; the first input is always in the
+        lowest bits;
         u8[tiles, width / 8, TILE, 4]: q in 0 to 15, two per byte. In row i, the lower four bits of byte j are
         input 8i + j and the upper ones input 8i + 4 + j. If the scale is uint8, they are codes of MXFP4, and
         q is twice the value of a code.

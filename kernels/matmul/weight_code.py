@@ -62,9 +62,8 @@ class Form:
 
     @property
     def places(self) -> tuple[tuple[int, int, int], ...]:
-        """Of each of `Arrays`: the operand, and so many bytes of it that hold so many inputs of a tile.
-
-        The first operand is 1; an array that the weight does not have has operand 0.
+        """For each of `Arrays`: its operand, a number of bytes, and the number of a tile's inputs that they
+        hold. The first operand is 1; an array that the weight lacks has operand 0.
         """
         values = (QUAD * TILE * self.words, QUAD * self.quads)
         places = [(1, *((2 * TILE, 1) if self.values == "bfloat16" else values))]

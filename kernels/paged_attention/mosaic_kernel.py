@@ -21,7 +21,7 @@ _KEYS = 128
 _STAGES = 2
 """Blocks of keys and values, and tiles of queries, in shared memory."""
 _ROUNDS = 3
-"""The least number of tiles for each multiprocessor with which this is faster than Triton's kernel."""
+"""With fewer tiles than this for each multiprocessor, Triton's kernel is faster."""
 _LEAST_CUDA = 12091
 """CUDA 12.8 and 12.9.0 compile masks of such kernels wrongly, as JAX's own attention kernel says."""
 _LOWEST = -1e30
@@ -110,7 +110,7 @@ def paged_attention(
     sees = last >= first
     begin = jnp.where(sees, first, context).min(axis=1)
     end = jnp.minimum(jnp.where(sees, last, -1).max(axis=1) + 1, context)
-    # All rows see the keys from the third of these to before the fourth.
+    # The range of keys that some row sees, then the range that all rows see.
     bounds = jnp.stack([begin, end, first.max(axis=1), last.min(axis=1) + 1], axis=1)
     row_bounds = jnp.tile(jnp.stack([first, last], axis=1), (1, 1, per_warpgroup))
     peaks = jnp.full(num_heads, _LOWEST) if sinks is None else sinks.astype(jnp.float32) * math.log2(math.e)

@@ -48,8 +48,8 @@ def paged_attention(
         block_rows = 64
     tiles = triton.cdiv(rows, block_rows)
     count, context = batch * heads * tiles, width * page_size
-    # Many small tiles hide the memory's latency if more of them run at once on a multiprocessor; while there
-    # are too few for that, if each loads more keys at once (docs/measurements.md).
+    # Small tiles hide the memory's latency if many run at once on a multiprocessor. If there are too few for
+    # that, each has to load more keys at once (docs/measurements.md).
     many = block_rows == 16 and count >= 128
     light = head_dim <= 128 and not wide
     loads_more = light and ((many and count < 512) or (block_rows == 32 and count >= 256))

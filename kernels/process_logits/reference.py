@@ -21,7 +21,7 @@ def process_logits(
     """The logits that tokens are drawn from.
 
     Applies temperature, then min-p, then top-k, then top-p to the renormalised rest. Tokens that tie with the
-    last one kept are kept, and so is always the best token.
+    last one kept are kept too, and the best token always is.
 
     Args:
       logits: f32[B, Q, V].

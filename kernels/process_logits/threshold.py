@@ -1,7 +1,8 @@
 """Exact thresholds over a vocabulary without sorting it: a radix search over the bits of floats.
 
-Floats are mapped to integers in the same order. The largest threshold whose elements, those at or above it,
-are enough is found a few bits at a time, the highest first. Each pass over the elements compares and adds.
+Floats are mapped to integers in the same order. What is sought is the largest threshold for which the
+elements at or above it are enough. It is found a few bits at a time, from the highest on. Each pass over the
+elements compares and adds.
 """
 
 from collections.abc import Callable

@@ -47,7 +47,7 @@ def _load(row, start, vocabulary: tl.constexpr, block: tl.constexpr):
 def _threshold(
     row, wanted, least, peak, vocabulary: tl.constexpr, block: tl.constexpr, is_mass: tl.constexpr
 ):
-    """A threshold that keeps the fewest elements (those at or above it) that weigh `wanted` or more.
+    """A threshold: the elements at or above it are the fewest that weigh `wanted` or more.
 
     It lies in an interval that is cut into four until a single element or a single float is left.
 

@@ -39,7 +39,7 @@ class Generation:
       weights_version: how often `Engine.update_weights` had replaced the weights that made it; None if it
         ended before it began.
       logprobs: the natural logarithm of every token's probability, given those before it; None if it was not
-        asked for. Which distribution it is of, `SamplingParams.logprobs_mode` says.
+        asked for. `SamplingParams.logprobs_mode` says of which distribution.
       top_logprobs: for every token, the ids and log-probabilities of the most likely tokens in its place,
         the likeliest first: as many as were asked for, or as can be drawn; None if none were asked for.
     """
@@ -106,7 +106,7 @@ class Generation:
         return texts
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields except the tokenizer, ready for JSON, in which token ids that are keys are text."""
+        """All fields except the tokenizer, ready for JSON; token ids that are keys become text."""
         return {
             "text": self.text,
             "token_ids": self.token_ids,

@@ -46,8 +46,8 @@ class PagePool:
         self._users: dict[int, int] = {}
         self._kept: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
-        # Kept pages without users, the least recently used first. A plain dict takes the longer to find its
-        # first key the more keys before it were deleted.
+        # Kept pages without users, the least recently used first. In a plain dict, finding the first key
+        # takes longer with every key that was deleted before it.
         self._unused: OrderedDict[int, None] = OrderedDict()
         self.notes: dict[int, Any] = {}
 

@@ -176,7 +176,7 @@ class Request:
             self.deliver()
 
     def _report(self, reported: Reported, count: int) -> None:
-        """Adds the log-probabilities of the first `count` tokens that they are reported for."""
+        """Adds the log-probabilities of the first `count` of the reported tokens."""
         self.logprobs += reported.chosen[:count]
         if most := self.params.logprobs:
             for tokens, values in zip(reported.top_tokens[:count], reported.top[:count], strict=True):
