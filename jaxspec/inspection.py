@@ -23,7 +23,7 @@ from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.device.outcome import results
 from jaxspec.engine.device.plan import Plan, Size, pack
 from jaxspec.engine.device.state import init_state
-from jaxspec.engine.device.step import PHASES, Carry, Group, Models
+from jaxspec.engine.device.step import PHASES, Carry, Group, Models, constrain
 from jaxspec.engine.host import show
 from jaxspec.engine.host.pages import PagePool
 from jaxspec.engine.host.scheduler import Dispatch, Result, Scheduler
@@ -31,7 +31,7 @@ from jaxspec.engine.oracle import Oracle
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt
 from jaxspec.jax_settings import own_settings
-from jaxspec.sampling import SamplingMode, SamplingParams, process_logits, required_logprobs, required_mode
+from jaxspec.sampling import SamplingMode, SamplingParams, process_logits, required_mode
 
 if TYPE_CHECKING:  # optional, and slow to import
     import pandas
@@ -208,7 +208,6 @@ class _Run:
     def __init__(self, engine: Engine, request: Request):
         self.request = request
         self.mode = max(required_mode(request.params), SamplingMode.TEMPERATURE)
-        self.logprobs = required_logprobs(request.params)
         if engine.programs not in _ORACLES:
             engine.core.when_closed.append(partial(_ORACLES.pop, engine.programs, None))
             _ORACLES[engine.programs] = Oracle(engine.programs)
@@ -237,7 +236,7 @@ class _Run:
                 if dispatch.decodes:
                     yield self.step(dispatch)
                 else:
-                    plan = self.plan(dispatch, Size(1, len(dispatch.chunks), logprobs=self.logprobs))
+                    plan = self.plan(dispatch, Size(1, len(dispatch.chunks)).doing(self.request.asked))
                     self._commit(dispatch, self.oracle.step(plan, self.state.gather(plan)))
 
     def plan(self, dispatch: Dispatch, size: Size) -> Plan:
@@ -257,7 +256,7 @@ class _Run:
                 seen.append((carry, self.oracle.call(_distributions, carry.groups[0], carry.logits[0])))
             return carry
 
-        plan = self.plan(dispatch, Size(1, 0, self.mode, dispatch.drafts + 1, self.logprobs))
+        plan = self.plan(dispatch, Size(1, 0, self.mode, dispatch.drafts + 1).doing(self.request.asked))
         position = int(self.state.length[0])
         carry = self.oracle.step(plan, self.state.gather(plan), watch)
         (verified, (drawn, judged)), outcome = seen[0], carry.outcomes[0]
@@ -286,6 +285,8 @@ class _Run:
 
 def _distributions(models: Models, _: Any, group: Group, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The drafts' and the target's distributions, f32[1, K, V] and f32[1, K+1, V]."""
+    if group.constrained.asked:
+        logits = constrain(models, group, logits)
     target = jax.nn.softmax(process_logits(logits, group.sampling, mode=group.mode))
     size, vocabulary, proposal = logits.shape[-1], models.drafter.draft_vocab, group.proposal
     if proposal.logits is None:

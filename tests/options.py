@@ -92,6 +92,13 @@ SAMPLING = {
     "num_speculative_tokens": Change(1),
     "logprobs": Change(2),
     "logprobs_mode": Change("processed_logprobs", {"temperature": 0.5, "seed": 4, "logprobs": 2}),
+    "repetition_penalty": Change(3.0),
+    "presence_penalty": Change(2.0, {"logit_bias": {9: 100}}),
+    "frequency_penalty": Change(2.0, {"logit_bias": {9: 100}}),
+    "logit_bias": Change({9: 100}),
+    "bad_words": Change(lambda plain: plain.text.split()[2:3]),
+    "min_tokens": Change(12),
+    "no_repeat_ngram_size": Change(1),
 }
 """Every field of `SamplingParams`."""
 

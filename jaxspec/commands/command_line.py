@@ -1,6 +1,7 @@
 """Shared parts of the command lines: options, output, and errors of one line."""
 
 import argparse
+import dataclasses
 import os
 import runpy
 import sys
@@ -138,6 +139,58 @@ def add_sampling_options(parser: argparse.ArgumentParser, *, raw: bool = True) -
     group.add_argument("--ignore-eos", action="store_true", help="do not stop at end-of-sequence tokens")
     if raw:
         group.add_argument("--raw", action="store_true", help="pass prompts without the chat template")
+    _add_constraint_options(parser, default)
+
+
+def _add_constraint_options(parser: argparse.ArgumentParser, default: SamplingParams) -> None:
+    group = parser.add_argument_group("constraints")
+    for name, text in (
+        ("repetition_penalty", "divides the logits of tokens in the prompt and the answer; default: 1, off"),
+        ("presence_penalty", "less for the logits of tokens in the answer; default: 0"),
+        ("frequency_penalty", "less for every time that a token is in the answer; default: 0"),
+    ):
+        group.add_argument(_flag(name), type=float, default=getattr(default, name), metavar="X", help=text)
+    group.add_argument(
+        "--logit-bias",
+        type=_bias,
+        action="append",
+        default=[],
+        metavar="ID=X",
+        help="adds X to the logit of a token; may be given several times",
+    )
+    group.add_argument(
+        "--bad-words",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="what must not be in the answer; may be given several times",
+    )
+    group.add_argument(
+        "--min-tokens",
+        type=int,
+        default=default.min_tokens,
+        metavar="N",
+        help="tokens before the answer may end; default: 0",
+    )
+    group.add_argument(
+        "--no-repeat-ngram-size",
+        type=int,
+        default=default.no_repeat_ngram_size,
+        metavar="N",
+        help="repeats no sequence of N tokens; default: 0, off",
+    )
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be ID=NUMBER, got {text!r}") from None
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def add_speculation_options(parser: argparse.ArgumentParser) -> None:
@@ -182,7 +235,8 @@ def sampling_params(args: argparse.Namespace, *, may_sample: bool = False) -> Sa
     Raises:
       CommandError: a value is out of range, or has no effect at temperature 0.
     """
-    names = ("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos")
+    names = {field.name for field in dataclasses.fields(SamplingParams)} & vars(args).keys()
+    names -= {"num_speculative_tokens"}  # that option is about the drafter
     try:
         params = SamplingParams(**{name: getattr(args, name) for name in names})
     except ValueError as error:
@@ -192,8 +246,7 @@ def sampling_params(args: argparse.Namespace, *, may_sample: bool = False) -> Sa
     default = SamplingParams()
     for name in ("top_p", "top_k", "min_p"):
         if getattr(params, name) != getattr(default, name):
-            option = f"--{name.replace('_', '-')}"
-            raise CommandError(f"{option} has no effect without --temperature: at 0, decoding is greedy")
+            raise CommandError(f"{_flag(name)} has no effect without --temperature: at 0, decoding is greedy")
     return params
 
 

@@ -24,7 +24,7 @@ from jaxspec.attention import (
     row_positions,
 )
 from jaxspec.drafters.base import Context, Drafter, Needs, Proposal, Rows, Target
-from jaxspec.sampling import SamplingMode
+from jaxspec.sampling import ConstrainedRows, SamplingMode
 from jaxspec.sharding import split_over
 
 
@@ -39,12 +39,14 @@ class DraftState:
       logits: f32[B, K, W], the logits that each draft was drawn from, or this device's part of W; None if
         drafts are the most likely tokens.
       cache: the cache of the drafter's layers.
+      constrained: what the rows of the drafts share; None if nothing constrains them.
     """
 
     hidden: jax.Array
     tokens: jax.Array
     logits: jax.Array | None
     cache: tuple[LayerCache, ...]
+    constrained: ConstrainedRows | None = None
 
 
 class AutoregressiveDrafter(Drafter):
@@ -123,7 +125,7 @@ class AutoregressiveDrafter(Drafter):
         row, logits = self.logits(target, context.hidden), None
         if mode > SamplingMode.GREEDY and self.probabilistic:
             logits = jnp.zeros((batch, num_drafts, row.shape[-1]), jnp.float32)
-        state = DraftState(context.hidden, tokens, logits, cache)
+        state = DraftState(context.hidden, tokens, logits, cache, self.constrained_rows(target, context, row))
         return self._draw(row, context, state, jnp.int32(0))
 
     def step(self, target: Target, context: Context, state: DraftState, i: jax.Array) -> DraftState:
@@ -157,6 +159,9 @@ class AutoregressiveDrafter(Drafter):
 
     def _draw(self, row: jax.Array, context: Context, state: DraftState, i: jax.Array) -> DraftState:
         """Draws draft i from `row`, the output of `logits`, into column i."""
+        if state.constrained is not None:
+            drafts = self.to_target(state.tokens)
+            row = state.constrained.apply(row[:, None], drafts, i, is_draft=True)[:, 0]
         tokens, logits = gumbel_sample(
             row,
             context.sampling.temperature,

@@ -8,7 +8,7 @@ engine nor the loading code depends on the kind of drafter.
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 import jax
@@ -33,7 +33,14 @@ from jaxspec.drafters.flags import Flag
 from jaxspec.models.loading import IGNORED
 from jaxspec.models.packed_weights import Activations
 from jaxspec.models.parameters import Buffer
-from jaxspec.sampling import DraftVocabulary, SamplingMode, SamplingState
+from jaxspec.sampling import (
+    Columns,
+    Constrained,
+    ConstrainedRows,
+    DraftVocabulary,
+    SamplingMode,
+    SamplingState,
+)
 
 
 class Target(Protocol):
@@ -137,6 +144,8 @@ class Context:
       active: bool[B], the slots to draft for.
       page_table: of shape [B, T].
       sampling: the sampling parameters of each slot.
+      constrained: what changes the target's logits. A drafter that changes its own alike wastes fewer drafts;
+        see `Drafter.constrained_rows`.
     """
 
     hidden: jax.Array
@@ -145,6 +154,7 @@ class Context:
     active: jax.Array
     page_table: PageTable
     sampling: SamplingState
+    constrained: Constrained = field(default_factory=Constrained.none)
 
     @property
     def last_token(self) -> jax.Array:
@@ -319,6 +329,18 @@ class Drafter(nnx.Module):
     def to_target(self, tokens: jax.Array) -> jax.Array:
         """Maps draft ids to target ids."""
         return tokens if self.target_ids is None else jnp.take(self.target_ids[...], tokens, mode="clip")
+
+    def constrained_rows(self, target: Target, context: Context, logits: jax.Array) -> ConstrainedRows | None:
+        """What changes the rows that a block of drafts is drawn from; None if nothing does.
+
+        Args:
+          logits: [..., W] over the draft vocabulary, or this device's part of it.
+        """
+        if not context.constrained.asked:
+            return None
+        vocabulary = self.draft_vocab
+        whole = target.config.vocab_size if vocabulary is None else vocabulary.target_ids.size
+        return context.constrained.over(Columns.of(logits, whole, vocabulary))
 
     @abstractmethod
     def refresh(

@@ -4,12 +4,13 @@ from abc import abstractmethod
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxspec_kernels.gumbel_sample import gumbel_sample
 from jaxspec_kernels.random import Purpose, draft_position
 
 from jaxspec.attention import LayerCache
 from jaxspec.drafters.base import Context, Drafter, Proposal, Target
-from jaxspec.sampling import SamplingMode
+from jaxspec.sampling import ConstrainedRows, SamplingMode
 from jaxspec.sharding import split_over
 
 
@@ -40,9 +41,45 @@ class OnePassDrafter(Drafter):
         logits, cache = self.block_logits(target, context, cache, num_drafts=num_drafts)
         probabilistic = mode > SamplingMode.GREEDY and self.probabilistic
         axis = split_over(logits.shape[-1], self.draft_vocab_size)
-        tokens, drawn = draw_block(logits, context, probabilistic=probabilistic, axis=axis)
+        constrained = self.constrained_rows(target, context, logits)
+        if constrained is None:
+            tokens, drawn = draw_block(logits, context, probabilistic=probabilistic, axis=axis)
+        else:
+            tokens, drawn = self._draw_in_turn(
+                logits, context, constrained, probabilistic=probabilistic, axis=axis
+            )
         count = jnp.where(context.active, num_drafts, 0).astype(jnp.int32)
         return Proposal(self.to_target(tokens), count, drawn), cache
+
+    def _draw_in_turn(
+        self,
+        logits: jax.Array,
+        context: Context,
+        constrained: ConstrainedRows,
+        *,
+        probabilistic: bool,
+        axis: str | None,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """`draw_block`, each draft from a row that the drafts before it have changed."""
+
+        def draw(i: jax.Array, drawn: tuple) -> tuple:
+            tokens, processed = drawn
+            row = lax.dynamic_index_in_dim(logits, i, axis=1, allow_negative_indices=False)
+            row = constrained.apply(row, self.to_target(tokens), i, is_draft=True)[:, 0]
+            return gumbel_sample(
+                row,
+                context.sampling.temperature,
+                context.sampling.seed,
+                draft_position(context.length, i),
+                i,
+                tokens,
+                processed,
+                purpose=Purpose.DRAFT,
+                axis=axis,
+            )
+
+        none = jnp.zeros(logits.shape[:2], jnp.int32), jnp.zeros_like(logits) if probabilistic else None
+        return lax.fori_loop(0, logits.shape[1], draw, none)
 
 
 def draw_block(

@@ -21,7 +21,7 @@ from jaxspec.engine.host.request import Request
 from jaxspec.engine.host.scheduler import Choice, Dispatch, Running, Scheduler
 from jaxspec.engine.programs import Programs
 from jaxspec.jax_settings import default_device
-from jaxspec.sampling import SamplingMode
+from jaxspec.sampling import Logprobs, SamplingMode
 
 TIMING_RUNS = 3
 """Measurements without requests from which a new program's time is taken."""
@@ -156,8 +156,9 @@ def times_file(
 
 
 def _key(size: Size) -> Key:
-    """Programs that report log-probabilities have modes of their own."""
-    mode = int(size.mode) + len(SamplingMode) * int(size.logprobs)
+    """Programs that report log-probabilities, or apply constraints, have modes of their own."""
+    asked = int(size.logprobs) + len(Logprobs) * int(size.constraints)
+    mode = int(size.mode) + len(SamplingMode) * asked
     return size.slots, mode if size.width else -1, size.drafts
 
 

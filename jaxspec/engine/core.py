@@ -7,7 +7,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from threading import Lock
 from typing import Literal, cast
 
@@ -34,7 +34,7 @@ from jaxspec.engine.programs import Programs
 from jaxspec.engine.weights import WeightUpdate
 from jaxspec.jax_settings import platform
 from jaxspec.models.array_weights import overwrite
-from jaxspec.sampling import Logprobs, SamplingMode, TokenLogprobs, required_logprobs, required_mode
+from jaxspec.sampling import Asked, Logprobs, SamplingMode, TokenLogprobs, required_mode
 from jaxspec.sharding import replicated
 
 MAX_FAILURES = 2
@@ -51,7 +51,7 @@ class EngineCore:
       device: the first device.
       modes: the sampling modes that have a decode program.
       program_sizes: those compiled before the first request, and those compiled later, in the background;
-        each without log-probabilities.
+        each without log-probabilities and constraints.
       target, drafter: the networks, with their weights; absent once the engine is closed.
       weights_lock: held while weights are replaced, and by who reads them in another thread.
       error: why no more requests are accepted; None while they are.
@@ -117,7 +117,7 @@ class EngineCore:
             self.scheduler.choose = self.adaptive_k.choose
         drafts = _fewer_drafts(self._max_drafts) if is_adaptive else []
         self.program_sizes = program_sizes(config, modes, self._max_drafts, drafts)
-        self._logprobs: set[Logprobs] = set()
+        self._prepared: set[Asked] = set()
         self._scores: set[tuple[Logprobs, tuple[int, ...]]] = set()
         self._preparing = Lock()
         self.programs.compile(self.program_sizes[0], progress=progress)
@@ -128,7 +128,7 @@ class EngineCore:
 
     @property
     def later_sizes(self) -> list[Size]:
-        """The programs without log-probabilities that are compiled in the background."""
+        """The programs without log-probabilities and constraints that are compiled in the background."""
         return self.program_sizes[1]
 
     @property
@@ -265,7 +265,7 @@ class EngineCore:
                 need = replace(need, mode=SamplingMode.GREEDY, width=0)
         size = self.programs.best(need)
         assert size is not None, need
-        if self._reads_history and not dispatch.scores:
+        if not dispatch.scores:
             self._put_found(dispatch)
         # A program takes NumPy's arrays faster than `device_put` does.
         words = pack(dispatch, size, self.config)
@@ -277,12 +277,19 @@ class EngineCore:
 
     def _put_found(self, dispatch: Dispatch) -> None:
         """Puts the tokens of prompts that were found in the prefix cache into the slots' histories."""
-        begin = [chunk for chunk in dispatch.chunks if chunk.is_first and chunk.start]
+        begin = [
+            chunk
+            for chunk in dispatch.chunks
+            if chunk.is_first and chunk.start and self._reads_history_of(chunk.running.request)
+        ]
         if begin:
             tokens = np.full(self.state.history.shape, -1, np.int32)
             for chunk in begin:
                 tokens[chunk.running.slot, : chunk.start] = chunk.running.tokens[: chunk.start]
             self.state = self.programs.put_history(self.state, tokens)
+
+    def _reads_history_of(self, request: Request) -> bool:
+        return self._reads_history or request.asked.constraints.needs_history
 
     def _commit(self, dispatch: Dispatch, packed: PackedOutcomes, size: Size, is_timed: bool) -> None:
         # Read everything first: a dispatch is committed whole or not at all.
@@ -351,11 +358,11 @@ class EngineCore:
         scheduler, slots = self.scheduler, self.config.batch_size
         everyone = Size(slots, 1, max(self.modes), self._max_drafts + 1)
         counts = sorted(size.chunks for size in self.programs.serving(everyone))
-        if self._logprobs:
+        if self._prepared:
             # The first of the queue may be admitted, and may not.
             next_ones = [*(running.request for running in scheduler.running), *scheduler.waiting[:slots]]
-            reporting = replace(everyone, logprobs=_most_logprobs(next_ones))
-            more = sorted(size.chunks for size in self.programs.serving(reporting))
+            asking = everyone.doing(_asked(next_ones))
+            more = sorted(size.chunks for size in self.programs.serving(asking))
             counts = min(counts, more, key=lambda counts: counts[-1:])
         return counts
 
@@ -363,8 +370,8 @@ class EngineCore:
         """What plain decoding for these requests needs, with the least compiled mode that serves them all."""
         required = max(required_mode(request.params) for request in requests)
         mode = min(mode for mode in self.modes if mode >= required)
-        logprobs = _most_logprobs(requests) if self._logprobs else Logprobs.NONE
-        return Size(len(requests), 0, mode, 1, logprobs)
+        need = Size(len(requests), 0, mode, 1)
+        return need.doing(_asked(requests)) if self._prepared else need
 
     def prepare_scores(self, report: Logprobs, layers: tuple[int, ...]) -> None:
         """Compiles the programs that score texts, the one that serves any number of chunks before this
@@ -379,22 +386,31 @@ class EngineCore:
             self._scores.add((report, layers))
         self.programs.compile_in_background(later)
 
-    def prepare_logprobs(self, wanted: Logprobs) -> None:
-        """Compiles the programs that report log-probabilities, those that serve any request before this
-        returns. Called by any thread, with every request that asks for them; nothing is left to do after the
-        first."""
+    def prepare(self, wanted: Asked) -> None:
+        """Compiles the programs that do what is asked for, those that serve any request before this returns.
+
+        Called by any thread, with every request that asks for something; nothing is left to do after the
+        first that asks for it. Requests that ask for different things may share a dispatch, so what is
+        compiled at once does all that was ever asked for; programs for no more than this follow in the
+        background.
+        """
         with self._preparing:
-            if wanted in self._logprobs or self.error is not None:
+            if wanted in self._prepared or self.error is not None:
                 return
-            first, later = (
-                [replace(size, logprobs=wanted) for size in sizes] for sizes in self.program_sizes
-            )
-            if max(self._logprobs, default=Logprobs.NONE) > wanted:
-                first, later = [], first + later  # the programs that report more serve until then
+            most = reduce(Asked.join, self._prepared, wanted)
+            first, later = ([size.doing(wanted) for size in sizes] for sizes in self.program_sizes)
+            if most != wanted:
+                for_all, for_all_later = (
+                    [size.doing(most) for size in sizes] for sizes in self.program_sizes
+                )
+                first, later = for_all, first + for_all_later + later
+            compiled = self.programs.compiled
             with compilation_cache():
-                self.programs.compile(first, progress=False)
-            self._logprobs.add(wanted)
-        self.programs.compile_in_background(later)
+                if wanted.constraints.needs_history and not self._reads_history:
+                    self.programs.compile_put_history()
+                self.programs.compile([size for size in first if size not in compiled], progress=False)
+            self._prepared |= {wanted, most}
+        self.programs.compile_in_background([size for size in later if size not in compiled])
 
 
 def program_sizes(
@@ -452,8 +468,9 @@ def _up_to(limit: int) -> list[int]:
     return [*powers, limit] if limit else []
 
 
-def _most_logprobs(requests: Sequence[Request]) -> Logprobs:
-    return max((required_logprobs(request.params) for request in requests), default=Logprobs.NONE)
+def _asked(requests: Sequence[Request]) -> Asked:
+    """What a program must do for all of these."""
+    return reduce(Asked.join, (request.asked for request in requests), Asked())
 
 
 def _one_line(error: BaseException) -> str:

@@ -30,7 +30,14 @@ from jaxspec.engine.host.answer import Delta, Generation
 from jaxspec.engine.host.request import Listener, Request
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt, encode_prompt
-from jaxspec.engine.requests import check_mode, num_drafts, num_new_tokens, stop_tokens
+from jaxspec.engine.requests import (
+    bad_words,
+    check_constraints,
+    check_mode,
+    num_drafts,
+    num_new_tokens,
+    stop_tokens,
+)
 from jaxspec.engine.samples import Params, Samples, generate_call, sample_call
 from jaxspec.engine.scores import Layer, Scores, score_call
 from jaxspec.engine.thread import EngineThread
@@ -39,11 +46,10 @@ from jaxspec.jax_settings import own_settings
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.packed_weights import rounds_activations
 from jaxspec.sampling import (
-    Logprobs,
+    Asked,
     SamplingMode,
     SamplingParams,
     modes_for_sampling,
-    required_logprobs,
 )
 from jaxspec.sharding import bytes_by_device, make_mesh
 
@@ -569,8 +575,8 @@ class Engine:
     ) -> Request:
         """Checks a prompt and its parameters, and makes a request from them.
 
-        The first request that asks for log-probabilities waits here until programs that report them are
-        compiled; other requests go on meanwhile.
+        The first request that asks for log-probabilities or for a kind of constraint waits here until
+        programs that have it are compiled; other requests go on meanwhile.
 
         Args:
           raw, chat_template_kwargs: as in `generate`.
@@ -594,18 +600,20 @@ class Engine:
         check_mode(params, self.core.modes)
         drafts = num_drafts(params, self.num_speculative_tokens, is_adaptive=self.is_adaptive)
         ends = stop_tokens(params, self.tokenizer, self.eos_token_ids, self.vocab_size)
+        check_constraints(params, max_new_tokens, self.vocab_size)
         priority, deadline = plain_number(priority), plain_number(deadline)
         if not isinstance(priority, Integral):
             raise ValueError(f"priority must be an integer, got {priority!r}")
         if deadline is not None and not (isinstance(deadline, Real) and deadline > 0):
             raise ValueError(f"deadline must be a number of seconds above 0, got {deadline!r}")
-        if (wanted := required_logprobs(params)) is not Logprobs.NONE:
-            self.core.prepare_logprobs(wanted)
+        if (wanted := Asked.of(params)) != Asked():
+            self.core.prepare(wanted)
         return Request(
             prompt=ids,
             params=params,
             max_new_tokens=max_new_tokens,
             stop_tokens=ends,
+            bad_words=bad_words(params, self.tokenizer, self.vocab_size),
             seed=secrets.randbits(64) if params.seed is None else params.seed,
             tokenizer=self.tokenizer,
             num_drafts=drafts,

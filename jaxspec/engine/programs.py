@@ -106,15 +106,20 @@ class Programs:
         self._serving: dict[Size, list[Size]] = {}
         self._num_searched = 0
         if models.drafter.needs.history:
-            history = self._state.history
-            tokens = jax.ShapeDtypeStruct(history.shape, history.dtype, sharding=self._replicated)
-            put = jax.jit(_put_tokens, donate_argnums=0, out_shardings=self._replicated)
-            self._put_history = put.lower(history, tokens).compile()
+            self.compile_put_history()
         self._left: deque[Size] = deque()
         self._background: list[threading.Thread] = []
         self._lock = threading.Lock()
         self.num_uncompiled = 0
         self.when_compiled: Callable[[], object] = lambda: None
+
+    def compile_put_history(self) -> None:
+        """Compiles what `put_history` needs; compiled again, it is found in JAX's cache."""
+        with self._settings():
+            history = self._state.history
+            tokens = jax.ShapeDtypeStruct(history.shape, history.dtype, sharding=self._replicated)
+            put = jax.jit(_put_tokens, donate_argnums=0, out_shardings=self._replicated)
+            self._put_history = put.lower(history, tokens).compile()
 
     def compile(self, sizes: Sequence[Size], *, progress: bool) -> None:
         """Compiles these in parallel; returns when all are compiled."""
@@ -208,7 +213,7 @@ class Programs:
 
     def _cost(self, size: Size) -> tuple[int, ...]:
         """Orders programs by their costs, as far as these are known without running them."""
-        return self.rows(size), size.mode, size.logprobs, size.scores
+        return self.rows(size), size.mode, size.constraints.bit_count(), size.logprobs, size.scores
 
     def rows(self, size: Size) -> int:
         """Rows of the target's forward pass in a step."""
@@ -226,7 +231,7 @@ class Programs:
     def put_history(self, state: EngineState, tokens: Words) -> EngineState:
         """Puts tokens i32[B, X] into the slots' histories, except where they are -1; donates the history.
 
-        Only for a drafter that reads it.
+        Only after `compile_put_history`.
         """
         return replace(state, history=self._put_history(state.history, tokens))
 

@@ -1,11 +1,18 @@
 """What a request asks for, checked against what an engine can give."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from jaxspec.checkpoints import Tokenizer
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.engine.device.plan import MAX_STOP_TOKENS
-from jaxspec.sampling import DEFAULT_MAX_NEW_TOKENS, SamplingMode, SamplingParams, required_mode
+from jaxspec.sampling import (
+    DEFAULT_MAX_NEW_TOKENS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_SEQUENCE,
+    SamplingMode,
+    SamplingParams,
+    required_mode,
+)
 
 
 def check_mode(params: SamplingParams, modes: Sequence[SamplingMode]) -> None:
@@ -86,10 +93,53 @@ def stop_tokens(
                 f"that token alone"
             )
     asked = (*params.stop_token_ids, *named)
-    outside = [token for token in asked if token >= vocab_size]
-    if outside:
-        raise ValueError(f"stop_token_ids: {outside[0]} is outside the vocabulary of {vocab_size}")
+    _check_ids("stop_token_ids", asked, vocab_size)
     ends = tuple(dict.fromkeys((*asked, *(() if params.ignore_eos else eos_token_ids))))
     if len(ends) > MAX_STOP_TOKENS:
         raise ValueError(f"stop_token_ids: at most {MAX_STOP_TOKENS} with the model's own, got {len(ends)}")
     return ends
+
+
+def check_constraints(params: SamplingParams, max_new_tokens: int, vocab_size: int) -> None:
+    """Checks what of `min_tokens` and `logit_bias` the parameters alone cannot tell.
+
+    Raises:
+      ValueError: an answer may not be so long, or an id is outside the vocabulary.
+    """
+    if params.min_tokens > max_new_tokens:
+        raise ValueError(f"min_tokens: {params.min_tokens} are more than max_new_tokens, {max_new_tokens}")
+    _check_ids("logit_bias", dict(params.logit_bias), vocab_size)
+
+
+def bad_words(
+    params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int
+) -> tuple[tuple[int, ...], ...]:
+    """`bad_words` as tokens, a string as those at a text's start and after a space.
+
+    Raises:
+      ValueError: a string cannot be tokenized, an id is outside the vocabulary, or there are too many tokens.
+    """
+    words: dict[tuple[int, ...], None] = {}
+    for word in params.bad_words:
+        if isinstance(word, tuple):
+            _check_ids("bad_words", word, vocab_size)
+            words[word] = None
+            continue
+        if tokenizer is None:
+            raise ValueError("bad_words: strings need a tokenizer, and this checkpoint has none")
+        for text in (word, f" {word.lstrip()}"):
+            ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+            if len(ids) > MAX_SEQUENCE:
+                raise ValueError(f"bad_words: {word[:40]!r} has {len(ids)} tokens, more than {MAX_SEQUENCE}")
+            words[ids] = None
+    words.pop((), None)
+    count = sum(map(len, words))
+    if count > MAX_BAD_WORD_TOKENS:
+        raise ValueError(f"bad_words: at most {MAX_BAD_WORD_TOKENS} tokens in all, got {count}")
+    return tuple(words)
+
+
+def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    outside = [token for token in ids if token >= vocab_size]
+    if outside:
+        raise ValueError(f"{name}: {outside[0]} is outside the vocabulary of {vocab_size}")

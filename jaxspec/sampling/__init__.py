@@ -6,7 +6,16 @@ from jaxspec.lazy import lazy_names
 
 __all__ = [
     "DEFAULT_MAX_NEW_TOKENS",
+    "MAX_BAD_WORD_TOKENS",
+    "MAX_LOGIT_BIAS",
     "MAX_LOGPROBS",
+    "MAX_SEQUENCE",
+    "Asked",
+    "Columns",
+    "Constrained",
+    "ConstrainedRows",
+    "ConstraintState",
+    "Constraints",
     "DraftVocabulary",
     "Logprobs",
     "SamplingMode",
@@ -17,6 +26,7 @@ __all__ = [
     "can_branch",
     "modes_for_sampling",
     "process_logits",
+    "required_constraints",
     "required_logprobs",
     "required_mode",
     "sample",
@@ -28,11 +38,28 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from jaxspec.sampling.asked import Asked
+    from jaxspec.sampling.constraints import (
+        Columns,
+        Constrained,
+        ConstrainedRows,
+        Constraints,
+        ConstraintState,
+        required_constraints,
+    )
     from jaxspec.sampling.draw import sample
     from jaxspec.sampling.logits import process_logits
     from jaxspec.sampling.logprobs import Logprobs, TokenLogprobs, required_logprobs, token_logprobs
     from jaxspec.sampling.mode import SamplingMode, can_branch, modes_for_sampling, required_mode
-    from jaxspec.sampling.params import DEFAULT_MAX_NEW_TOKENS, MAX_LOGPROBS, SamplingParams, sample_seed
+    from jaxspec.sampling.params import (
+        DEFAULT_MAX_NEW_TOKENS,
+        MAX_BAD_WORD_TOKENS,
+        MAX_LOGIT_BIAS,
+        MAX_LOGPROBS,
+        MAX_SEQUENCE,
+        SamplingParams,
+        sample_seed,
+    )
     from jaxspec.sampling.rejection import Verdict, verify
     from jaxspec.sampling.state import SamplingState, seed_words
     from jaxspec.sampling.synthetic import verify_synthetic
@@ -41,11 +68,15 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "jaxspec.sampling.asked": "Asked",
+            "jaxspec.sampling.constraints": "Columns Constrained ConstrainedRows Constraints ConstraintState "
+            "required_constraints",
             "jaxspec.sampling.draw": "sample",
             "jaxspec.sampling.logits": "process_logits",
             "jaxspec.sampling.logprobs": "Logprobs TokenLogprobs required_logprobs token_logprobs",
             "jaxspec.sampling.mode": "SamplingMode can_branch modes_for_sampling required_mode",
-            "jaxspec.sampling.params": "DEFAULT_MAX_NEW_TOKENS MAX_LOGPROBS SamplingParams sample_seed",
+            "jaxspec.sampling.params": "DEFAULT_MAX_NEW_TOKENS MAX_BAD_WORD_TOKENS MAX_LOGIT_BIAS "
+            "MAX_LOGPROBS MAX_SEQUENCE SamplingParams sample_seed",
             "jaxspec.sampling.rejection": "Verdict verify",
             "jaxspec.sampling.state": "SamplingState seed_words",
             "jaxspec.sampling.synthetic": "verify_synthetic",

@@ -15,8 +15,16 @@ DEFAULT_MAX_NEW_TOKENS = 256
 MAX_LOGPROBS = 20
 """The most tokens whose log-probabilities are reported in each place."""
 
+MAX_LOGIT_BIAS = 300
+"""The most tokens with a `logit_bias`."""
+MAX_BAD_WORD_TOKENS = 512
+"""The most tokens of all `bad_words` of a request."""
+MAX_SEQUENCE = 16
+"""The most tokens of one of the `bad_words`, and the largest `no_repeat_ngram_size`."""
+
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 _COLDEST, _HOTTEST = 1e-30, 1e30
+_WEAKEST, _STRONGEST = 0.01, 100.0
 
 
 @dataclass(frozen=True)
@@ -38,9 +46,23 @@ class SamplingParams:
       num_speculative_tokens: drafts per step, at most the engine's; None takes the engine's choice.
       logprobs: report the log-probability of every emitted token, and of so many of the most likely tokens
         in its place, 0 to 20; None reports nothing.
-      logprobs_mode: of which distribution: "raw_logprobs" of the model's own, "processed_logprobs" of the
-        one that was sampled from, after temperature, min-p, top-k and top-p. They are the same where the
-        temperature is 0.
+      logprobs_mode: of which distribution: "raw_logprobs" of the model's own, before the penalties and other
+        constraints below; "processed_logprobs" of the one that was sampled from, after these, temperature,
+        min-p, top-k and top-p. They are the same where the
+        temperature is 0 and there are no constraints.
+      repetition_penalty: divides the positive logits of tokens that are in the prompt or the output, and
+        multiplies the negative ones; above 0, 1 is off.
+      presence_penalty: is subtracted from the logits of tokens that are in the output, -2 to 2.
+      frequency_penalty: is subtracted once for every time that they are in it, -2 to 2.
+      logit_bias: a mapping of at most 300 token ids to what is added to their logits, -100 to 100; kept as
+        pairs.
+      bad_words: sequences that the output must not complete, where the prompt may hold their beginning: token
+        ids, at most 16 each, or strings, which stand for their tokens at the beginning of a text and after a
+        space. All together have at most 512 tokens.
+      min_tokens: the least tokens before a stop token, an end-of-sequence token or a stop string may end the
+        output.
+      no_repeat_ngram_size: no sequence of so many tokens is in the prompt and the output twice because the
+        output completes it; at most 16, 0 is off.
 
     Raises:
       ValueError: a value has the wrong type or is out of its range.
@@ -59,6 +81,13 @@ class SamplingParams:
     num_speculative_tokens: int | None = None
     logprobs: int | None = None
     logprobs_mode: LogprobsMode = "raw_logprobs"
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[str | tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    no_repeat_ngram_size: int = 0
 
     def __post_init__(self) -> None:
         top_k = _integer("top_k", self.top_k, "1 or more (0 or -1 is off)", lambda x: x >= -1)
@@ -92,11 +121,37 @@ class SamplingParams:
             checked["logprobs"] = _integer(
                 "logprobs", self.logprobs, f"0 to {MAX_LOGPROBS}", lambda x: 0 <= x <= MAX_LOGPROBS
             )
+        checked |= self._checked_constraints()
+        if self.max_new_tokens is not None and checked["min_tokens"] > checked["max_new_tokens"]:
+            raise _error("min_tokens", self.min_tokens, f"at most max_new_tokens, {self.max_new_tokens}")
         modes = get_args(LogprobsMode)
         if self.logprobs_mode not in modes:
             raise _error("logprobs_mode", self.logprobs_mode, " or ".join(map(repr, modes)))
         for name, value in checked.items():
             object.__setattr__(self, name, value)
+
+    def _checked_constraints(self) -> dict[str, Any]:
+        return {
+            "repetition_penalty": _real(
+                "repetition_penalty",
+                self.repetition_penalty,
+                f"{_WEAKEST:g} to {_STRONGEST:g} (1 is off)",
+                lambda x: _WEAKEST <= x <= _STRONGEST,
+            ),
+            **{
+                name: _real(name, getattr(self, name), "-2 to 2", lambda x: -2 <= x <= 2)
+                for name in ("presence_penalty", "frequency_penalty")
+            },
+            "logit_bias": _biases(self.logit_bias),
+            "bad_words": _sequences("bad_words", self.bad_words),
+            "min_tokens": _integer("min_tokens", self.min_tokens, "0 or more", lambda x: x >= 0),
+            "no_repeat_ngram_size": _integer(
+                "no_repeat_ngram_size",
+                self.no_repeat_ngram_size,
+                f"0 (off) to {MAX_SEQUENCE}",
+                lambda x: 0 <= x <= MAX_SEQUENCE,
+            ),
+        }
 
     @classmethod
     def merge(
@@ -176,3 +231,41 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list | tuple):
         raise _error(name, value, "a list of token ids")
     return tuple(_integer(f"every id of {name}", token, "0 or more", lambda x: x >= 0) for token in value)
+
+
+def _biases(value: Any) -> tuple[tuple[int, float], ...]:
+    """Pairs of an id and a bias, from a mapping, whose keys may be text as in JSON, or from such pairs."""
+    pairs = list(value.items()) if isinstance(value, Mapping) else value
+    wanted = "a mapping of token ids to numbers"
+    if not isinstance(pairs, list | tuple):
+        raise _error("logit_bias", value, wanted)
+    biases: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise _error("logit_bias", value, wanted)
+        token, bias = pair
+        if isinstance(token, str) and token.isascii() and token.isdigit():
+            token = int(token)
+        token = _integer("every id of logit_bias", token, "0 or more", lambda x: 0 <= x < 2**31)
+        if token in biases:
+            raise OneLineError(f"logit_bias: token {token} is given twice")
+        biases[token] = _real(f"logit_bias of token {token}", bias, "-100 to 100", lambda x: -100 <= x <= 100)
+    if len(biases) > MAX_LOGIT_BIAS:
+        raise OneLineError(f"logit_bias: at most {MAX_LOGIT_BIAS} tokens, got {len(biases)}")
+    return tuple(biases.items())
+
+
+def _sequences(name: str, value: Any) -> tuple[str | tuple[int, ...], ...]:
+    """Strings and sequences of ids, none of them empty."""
+    words = (value,) if isinstance(value, str) else value
+    if not isinstance(words, list | tuple):
+        raise _error(name, value, "a list of strings or of lists of token ids")
+    _strings(name, [word for word in words if isinstance(word, str)])
+    return tuple(word if isinstance(word, str) else _sequence(name, word) for word in words)
+
+
+def _sequence(name: str, value: Any) -> tuple[int, ...]:
+    ids = _ids(name, value)
+    if not 1 <= len(ids) <= MAX_SEQUENCE:
+        raise OneLineError(f"{name}: a sequence has 1 to {MAX_SEQUENCE} tokens, got {len(ids)}")
+    return ids

@@ -36,7 +36,8 @@ def changed(config, other, params=PARAMS, **options):
 def test_they_are_json_and_the_same_again(tiny_config):
     config = load_config(tiny_config)
     settings = settings_of(config)
-    assert json.loads(json.dumps(settings)) == {**settings, "stop": [], "stop_token_ids": []}
+    empty = {name: [] for name in ("stop", "stop_token_ids", "logit_bias", "bad_words")}
+    assert json.loads(json.dumps(settings)) == {**settings, **empty}
     assert settings == settings_of(load_config(tiny_config))
     assert settings["engine.dtype"] == "float32"
 
@@ -57,6 +58,13 @@ def test_every_field_of_the_sampling_parameters_counts(tiny_config):
         "num_speculative_tokens": 1,
         "logprobs": 0,
         "logprobs_mode": "processed_logprobs",
+        "repetition_penalty": 1.5,
+        "presence_penalty": 1.0,
+        "frequency_penalty": 1.0,
+        "logit_bias": {3: 1.0},
+        "bad_words": ("a", (3, 4)),
+        "min_tokens": 2,
+        "no_repeat_ngram_size": 3,
     }
     assert set(others) == {field.name for field in dataclasses.fields(SamplingParams)}
     for name, value in others.items():

@@ -9,7 +9,7 @@ from jaxspec.config import EngineConfig
 from jaxspec.engine.device.plan import Plan, Size, empty_plan, pack
 from jaxspec.engine.host.request import Request
 from jaxspec.engine.host.scheduler import Chunk, Dispatch, Running
-from jaxspec.sampling import SamplingParams
+from jaxspec.sampling import Constraints, SamplingParams
 
 CONFIG = EngineConfig(page_size=8, prefill_chunk=4).resolve(backend="cpu", model_limit=40)
 PARAMS = SamplingParams(temperature=0.7, top_k=9, top_p=0.9, min_p=0.1)
@@ -77,11 +77,12 @@ def test_pieces_know_the_token_after_each_of_theirs():
     assert chunks.remaining.tolist()[:3] == [10, 10, 8]
 
 
+@pytest.mark.parametrize("constraints", [Constraints.NONE, Constraints.PENALTIES | Constraints.TOKENS])
 @pytest.mark.parametrize("slots", [1, 3])
-def test_fields_start_where_triton_expects_arrays(slots):
+def test_fields_start_where_triton_expects_arrays(slots, constraints):
     """The page table of a lone short prompt started at 100 bytes, and its program failed on a GPU."""
-    size = Size(slots, 1, width=4)
+    size = Size(slots, 1, width=4, constraints=constraints)
     traced = jax.make_jaxpr(lambda words: Plan.unpack(words, size, CONFIG))(empty_plan(size, CONFIG)).jaxpr
     slices = [each for each in traced.eqns if each.primitive.name == "slice" and each.invars == traced.invars]
-    assert len(slices) == 19
+    assert len(slices) == 19 + 10 * bool(constraints)
     assert all(4 * each.params["start_indices"][0] % 16 == 0 for each in slices)

@@ -128,9 +128,9 @@ def test_blocks_are_accepted_and_end_as_token_by_token():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_first_token_is_the_known_one_or_sampled(temperature):
     chunks = [(0, 0, 3, True, -1, 9), (1, 0, 3, True, 6, 9), (2, 0, 3, False, -1, 9), (3, 0, 3, True, 7, 1)]
-    _, plan = slots([0, 0, 0, 0], remaining=9, stop_tokens=(6,), num_drafts=None, chunks=chunks)
+    state, plan = slots([0, 0, 0, 0], remaining=9, stop_tokens=(6,), num_drafts=None, chunks=chunks)
     sampling = replace(plan.sampling, temperature=jnp.full(4, temperature))
-    group = chunks_of_prompts(replace(plan, sampling=sampling))
+    group = chunks_of_prompts(replace(plan, sampling=sampling), state)
     logits = jnp.full((4, 1, VOCABULARY), -jnp.inf).at[..., 2].set(0.0)
     first = judge(MODELS, CONFIG, group, logits)
     assert first.tokens[:, 0].tolist() == [2, 6, 2, 7]

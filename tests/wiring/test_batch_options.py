@@ -30,6 +30,13 @@ PARAMS = SamplingParams(
     stop_token_ids=(4, 5),
     ignore_eos=True,
     num_speculative_tokens=2,
+    repetition_penalty=1.5,
+    presence_penalty=-1.0,
+    frequency_penalty=0.5,
+    logit_bias={7: 2.0},
+    bad_words=("c", (8, 9)),
+    min_tokens=2,
+    no_repeat_ngram_size=3,
 )
 """Without a default among them, but for `speculate`, which would exclude drafts."""
 ROWS = [Row("line 1", "first", "slow"), Row("line 2", "second", "w6")]

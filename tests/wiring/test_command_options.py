@@ -31,6 +31,8 @@ def flags(options):
         flag = f"--{name.replace('_', '-')}"
         if value is True:
             words.append(flag)
+        elif isinstance(value, dict):
+            words += [word for token, bias in value.items() for word in (flag, f"{token}={bias}")]
         else:
             for each in value if isinstance(value, list) else [value]:
                 words += [flag, str(each)]
@@ -223,6 +225,13 @@ def test_every_option_of_a_batch_reaches_its_engines_in_each_way(asked, tiny_con
     assert default["address"] == ("here" if asked.way == "ray" else None)
     options = {"temperature": 0.7, "top_k": 5, "top_p": 0.3, "min_p": 0.2, "seed": 3}
     options |= {"max_new_tokens": 7, "stop": ["w9", "w8"], "ignore_eos": True}
+    options |= {"repetition_penalty": 1.5, "presence_penalty": -1.0, "frequency_penalty": 0.5}
+    options |= {
+        "logit_bias": {7: 2.0},
+        "bad_words": ["w11", "w12"],
+        "min_tokens": 2,
+        "no_repeat_ngram_size": 3,
+    }
     assert set(options) == set(FLAGS)
     engines = {"tensor_parallel": 2, **({"replicas": 3} if asked.way != "one engine" else {})}
     numbers = {"limit": 2, "batch_size": 3, "num_speculative_tokens": 5, **engines}

@@ -4,8 +4,10 @@ A table of fields gives every field's place. What the host fills, and what a pro
 same places.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -14,8 +16,19 @@ from jax import lax
 
 from jaxspec.attention import PageTable
 from jaxspec.config import ResolvedEngineConfig
+from jaxspec.engine.host.request import Request
 from jaxspec.engine.host.scheduler import Dispatch
-from jaxspec.sampling import Logprobs, SamplingMode, SamplingState, seed_words
+from jaxspec.sampling import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_LOGIT_BIAS,
+    Asked,
+    Constraints,
+    ConstraintState,
+    Logprobs,
+    SamplingMode,
+    SamplingState,
+    seed_words,
+)
 
 MAX_STOP_TOKENS = 16
 """The most stop tokens of a request, the model's own end-of-sequence tokens included."""
@@ -36,8 +49,9 @@ class Size:
       mode: the most general sampling of the slots that decode.
       width: K + 1, the rows of the target's pass for every slot that decodes; 1 is plain decoding, without
         the drafter, and 0 decodes nothing.
-      logprobs: what it reports of the distributions of emitted tokens. A program that reports serves no
-        dispatch for which nothing is to be reported.
+      logprobs: what it reports of the distributions of emitted tokens.
+      constraints: those that it applies. A program that reports or constrains serves no dispatch which needs
+        neither.
       scores: what it reports of every token of the texts that it reads; such a program emits none.
       layers: the hidden states that it returns beside that: those before a layer by its index, after the last
         layer by the number of layers, and after the final norm by one more.
@@ -48,6 +62,7 @@ class Size:
     mode: SamplingMode = SamplingMode.GREEDY
     width: int = 0
     logprobs: Logprobs = Logprobs.NONE
+    constraints: Constraints = Constraints.NONE
     scores: Logprobs = Logprobs.NONE
     layers: tuple[int, ...] = ()
 
@@ -56,9 +71,18 @@ class Size:
         """K."""
         return max(self.width - 1, 0)
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether it does what only those pay for who ask for it."""
+        return bool(self.logprobs or self.constraints)
+
+    def doing(self, asked: Asked) -> "Size":
+        """This size, in a program that does what is asked for."""
+        return replace(self, logprobs=asked.logprobs, constraints=asked.constraints)
+
     def serves(self, need: "Size") -> bool:
         """Whether a dispatch that needs the size `need` can run in a program of this size."""
-        features = ("width", "chunks", "logprobs", "scores")
+        features = ("width", "chunks", "is_asked", "scores")
         if any(bool(getattr(self, name)) != bool(getattr(need, name)) for name in features):
             return False
         return (
@@ -67,6 +91,7 @@ class Size:
             and self.mode >= need.mode
             and self.width >= need.width
             and self.logprobs >= need.logprobs
+            and need.constraints in self.constraints
             and self.scores >= need.scores
             and self.layers == need.layers
         )
@@ -113,6 +138,7 @@ class Plan:
       stop_tokens: i32[b, MAX_STOP_TOKENS], padded with -1.
       sampling: each slot's sampling parameters.
       is_processed: bool[b], whether log-probabilities are those of the distribution that was sampled from.
+      constraints: what each slot's constraints need.
       chunks: the chunks that the first step reads.
       size, config: what the program is compiled for; static.
     """
@@ -125,6 +151,7 @@ class Plan:
     stop_tokens: jax.Array
     sampling: SamplingState
     is_processed: jax.Array
+    constraints: ConstraintState
     chunks: Chunks
     size: Size = field(metadata={"static": True})
     config: ResolvedEngineConfig = field(metadata={"static": True})
@@ -151,6 +178,9 @@ class Plan:
             stop_tokens=read("stop_tokens"),
             sampling=SamplingState(*map(read, ("temperature", "top_k", "top_p", "min_p", "seed"))),
             is_processed=read("is_processed"),
+            constraints=ConstraintState(size.constraints, *map(read, _FIELDS_OF_CONSTRAINTS))
+            if size.constraints
+            else ConstraintState.none(size.slots),
             chunks=Chunks(tokens=tokens[:, :-1], next_tokens=tokens[:, 1:], **chunks),
             size=size,
             config=config,
@@ -190,6 +220,19 @@ _FIELDS_OF_SLOTS = {
     "stop_tokens": _Field(unused=-1, axis="stop tokens"),
     "pages": _Field(axis="pages"),
 }
+_FIELDS_OF_CONSTRAINTS = {
+    "prompt_length": _Field(axis="some constraint"),
+    "repetition_penalty": _Field(np.float32, unused=int(np.float32(1).view(np.int32)), axis="penalties"),
+    "presence_penalty": _Field(np.float32, axis="penalties"),
+    "frequency_penalty": _Field(np.float32, axis="penalties"),
+    "bias_tokens": _Field(unused=-1, axis="biased tokens"),
+    "bias_values": _Field(np.float32, axis="biased tokens"),
+    "min_tokens": _Field(axis="tokens' constraints"),
+    "bad_words": _Field(unused=-1, axis="bad words"),
+    "bad_word_sizes": _Field(axis="bad words"),
+    "no_repeat_ngram_size": _Field(axis="sequences"),
+}
+"""Of slots, and in the order of `ConstraintState`; of size zero if the program does not need them."""
 _FIELDS_OF_CHUNKS = {
     "index": _Field(unused=_LARGEST),
     "start": _Field(),
@@ -219,8 +262,20 @@ def _places(size: Size, config: ResolvedEngineConfig) -> dict[str, _Place]:
         "pages": config.table_width,
         "tokens": config.prefill_chunk + 1,
     }
+    tokens, sequences = (
+        int(kind in size.constraints) for kind in (Constraints.TOKENS, Constraints.SEQUENCES)
+    )
+    axes |= {
+        "some constraint": int(bool(size.constraints)),
+        "penalties": int(Constraints.PENALTIES in size.constraints),
+        "tokens' constraints": tokens,
+        "biased tokens": tokens * MAX_LOGIT_BIAS,
+        "sequences": sequences,
+        "bad words": sequences * MAX_BAD_WORD_TOKENS,
+    }
     places, start = {}, 0
-    for count, fields in ((size.slots, _FIELDS_OF_SLOTS), (size.chunks, _FIELDS_OF_CHUNKS)):
+    of_slots = _FIELDS_OF_SLOTS | _FIELDS_OF_CONSTRAINTS
+    for count, fields in ((size.slots, of_slots), (size.chunks, _FIELDS_OF_CHUNKS)):
         for name, (dtype, unused, axis) in fields.items():
             shape = (count, axes[axis]) if axis else (count,)
             stop = start + int(np.prod(shape))
@@ -278,6 +333,8 @@ def pack(dispatch: Dispatch, size: Size, config: ResolvedEngineConfig) -> np.nda
     for row, running in enumerate(batch):
         stop_tokens[row, : len(running.request.stop_tokens)] = running.request.stop_tokens
         pages[row, : len(running.pages)] = running.pages
+    if size.constraints:
+        _pack_constraints(put, [running.request for running in batch], size.constraints)
     if chunks:
         index_of = {running: i for i, running in enumerate(batch)}
         given = [chunk.running.given_token for chunk in chunks]
@@ -292,3 +349,33 @@ def pack(dispatch: Dispatch, size: Size, config: ResolvedEngineConfig) -> np.nda
             tokens = chunk.running.tokens[chunk.start : chunk.start + chunk.count + 1]
             into[row, : len(tokens)] = tokens
     return words
+
+
+def _pack_constraints(
+    put: Callable[[str, list], None], requests: Sequence[Request], constraints: Constraints
+) -> None:
+    params = [request.params for request in requests]
+    put("prompt_length", [[len(request.prompt)] for request in requests])
+    names = {
+        Constraints.PENALTIES: ("repetition_penalty", "presence_penalty", "frequency_penalty"),
+        Constraints.TOKENS: ("min_tokens",),
+        Constraints.SEQUENCES: ("no_repeat_ngram_size",),
+    }
+    for name in (name for kind, of_kind in names.items() if kind in constraints for name in of_kind):
+        put(name, [[getattr(of_request, name)] for of_request in params])
+    if Constraints.TOKENS in constraints:
+        biases = [dict(of_request.logit_bias) for of_request in params]
+        put("bias_tokens", _padded([list(bias) for bias in biases], MAX_LOGIT_BIAS, -1))
+        put("bias_values", _padded([list(bias.values()) for bias in biases], MAX_LOGIT_BIAS, 0))
+    if Constraints.SEQUENCES in constraints:
+        words = [request.bad_words for request in requests]
+        sizes = [
+            [size for word in of_request for size in (*[0] * (len(word) - 1), len(word))]
+            for of_request in words
+        ]
+        put("bad_words", _padded([list(chain(*of_request)) for of_request in words], MAX_BAD_WORD_TOKENS, -1))
+        put("bad_word_sizes", _padded(sizes, MAX_BAD_WORD_TOKENS, 0))
+
+
+def _padded(rows: list[list], width: int, unused: int) -> list[list]:
+    return [row + [unused] * (width - len(row)) for row in rows]

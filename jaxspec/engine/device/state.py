@@ -13,6 +13,7 @@ from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Context, Drafter, Target
 from jaxspec.drafters.checks import checked_caches
 from jaxspec.engine.device.plan import Plan
+from jaxspec.sampling import Constrained
 from jaxspec.sharding import replicated
 
 
@@ -57,7 +58,16 @@ class EngineState:
 
     def context(self, plan: Plan) -> Context:
         """What the drafter sees of this state, which `gather` has cut to the b slots of the plan."""
-        return Context(self.hidden, self.history, self.length, self.active, plan.page_table, plan.sampling)
+        constrained = Constrained(plan.constraints, plan.stop_tokens, self.history, self.length)
+        return Context(
+            self.hidden,
+            self.history,
+            self.length,
+            self.active,
+            plan.page_table,
+            plan.sampling,
+            constrained if plan.size.constraints else Constrained.none(len(self.length)),
+        )
 
 
 def put_rows(into: jax.Array, index: Any, rows: jax.Array) -> jax.Array:

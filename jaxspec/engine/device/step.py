@@ -23,6 +23,8 @@ from jaxspec.engine.device.outcome import Outcome, Outcomes
 from jaxspec.engine.device.plan import Plan
 from jaxspec.engine.device.state import EngineState, put_rows
 from jaxspec.sampling import (
+    Columns,
+    Constrained,
     Logprobs,
     SamplingMode,
     SamplingState,
@@ -60,6 +62,7 @@ class Group:
       active: bool[n], whether what the rows emit counts.
       given: i32[n], the token to emit whatever is sampled, -1 for none; of size zero if none is given.
       stop_tokens, sampling, is_processed: of the request, as in `Plan`.
+      constrained: what changes the logits of the judged rows.
       mode: how to sample; static.
       logprobs: what to report of the tokens that are emitted; static.
     """
@@ -76,6 +79,7 @@ class Group:
     stop_tokens: jax.Array
     sampling: SamplingState
     is_processed: jax.Array
+    constrained: Constrained
     mode: SamplingMode = field(metadata={"static": True})
     logprobs: Logprobs = field(metadata={"static": True})
 
@@ -128,9 +132,10 @@ def with_drafts(models: Models, plan: Plan, carry: Carry, proposed: tuple[Propos
 
 def verify(models: Models, plan: Plan, carry: Carry) -> Carry:
     """One target pass over every slot's last token and drafts, and over the chunks of prompts."""
+    carry = replace(carry, state=_with_chunks(plan, carry.state))
     target, needs, state = models.target, models.drafter.needs, carry.state
     decoding = (decoding_slots(plan, carry),) if plan.size.width else ()
-    groups = (*decoding, chunks_of_prompts(plan)) if plan.size.chunks else decoding
+    groups = (*decoding, chunks_of_prompts(plan, state)) if plan.size.chunks else decoding
     blocks = tuple(group.block for group in groups)
     tokens = join_rows(group.tokens for group in groups)
     reads_last_layer = needs.hidden or len(target.kinds) in needs.capture
@@ -193,12 +198,7 @@ def refresh(models: Models, plan: Plan, carry: Carry) -> Carry:
 
 def commit(models: Models, plan: Plan, carry: Carry) -> Carry:
     """Advances the slots by what they emitted, and starts those whose prompts end."""
-    state, chunks = carry.state, plan.chunks
-    if plan.size.chunks:
-        index = jnp.arange(chunks.tokens.shape[1], dtype=jnp.int32)[None, :]
-        at = jnp.where(index < chunks.count[:, None], chunks.start[:, None] + index, state.history.shape[1])
-        history = put_rows(state.history, (chunks.index[:, None], at), chunks.tokens)
-        state = replace(state, history=history)
+    state = carry.state
     for group, outcome, hidden in zip(carry.groups, carry.outcomes, carry.hidden, strict=True):
         state = _advance(state, group, outcome, hidden)
     return replace(carry, state=state)
@@ -298,18 +298,32 @@ def decoding_slots(plan: Plan, carry: Carry) -> Group:
         stop_tokens=plan.stop_tokens,
         sampling=plan.sampling,
         is_processed=plan.is_processed,
+        constrained=state.context(plan).constrained,
         mode=plan.size.mode,
         logprobs=plan.size.logprobs,
     )
 
 
-def chunks_of_prompts(plan: Plan) -> Group:
+def _with_chunks(plan: Plan, state: EngineState) -> EngineState:
+    """The state with the chunks of prompts in the histories, which constraints of the next token read."""
+    chunks = plan.chunks
+    if not plan.size.chunks:
+        return state
+    index = jnp.arange(chunks.tokens.shape[1], dtype=jnp.int32)[None, :]
+    at = jnp.where(index < chunks.count[:, None], chunks.start[:, None] + index, state.history.shape[1])
+    return replace(state, history=put_rows(state.history, (chunks.index[:, None], at), chunks.tokens))
+
+
+def chunks_of_prompts(plan: Plan, state: EngineState) -> Group:
     """The chunks of prompts; of the last chunk of a prompt, the token after it is drawn."""
     chunks = plan.chunks
     index = jnp.arange(chunks.tokens.shape[1], dtype=jnp.int32)[None, :]
     last = jnp.maximum(chunks.count - 1, 0)
     take = partial(jax.tree.map, lambda of_slot: jnp.take(of_slot, chunks.index, axis=0, mode="clip"))
     valid = index < chunks.count[:, None]
+    constrained = Constrained.none(len(last))
+    if plan.size.constraints:
+        constrained = replace(take(state.context(plan).constrained), length=chunks.start + last)
     return Group(
         slot=chunks.index,
         tokens=chunks.tokens,
@@ -325,6 +339,7 @@ def chunks_of_prompts(plan: Plan) -> Group:
         # One row per prompt costs little, so there are no programs for simpler sampling modes.
         mode=SamplingMode.TRUNCATED,
         is_processed=take(plan.is_processed),
+        constrained=constrained,
         logprobs=plan.size.logprobs,
     )
 
@@ -339,7 +354,9 @@ def judge(models: Models, config: ResolvedEngineConfig, group: Group, logits: ja
     vocab_size, proposal = models.target.config.vocab_size, group.proposal
     if group.mode is not SamplingMode.GREEDY:
         logits, proposal = _whole_rows(logits, proposal, models)
-    drafts = proposal.tokens
+    raw, drafts = logits, proposal.tokens
+    if group.constrained.asked:
+        logits = constrain(models, group, logits)
     index = jnp.arange(drafts.shape[1] + 1, dtype=jnp.int32)[None, :]
     check = verify_drafts
     if config.synthetic_acceptance_length is not None and drafts.shape[1]:
@@ -375,7 +392,7 @@ def judge(models: Models, config: ResolvedEngineConfig, group: Group, logits: ja
     stopped = (is_stop & (index == count[:, None] - 1)).any(axis=1)
     logprobs = TokenLogprobs.none(tokens.shape, group.logprobs, vocab_size)
     if group.logprobs:
-        rows = jnp.where(group.is_processed[:, None, None], verdict.drawn_from, logits)
+        rows = jnp.where(group.is_processed[:, None, None], verdict.drawn_from, raw)
         logprobs = token_logprobs(rows, tokens, group.logprobs, axis=axis)
     return Outcome(
         tokens=tokens,
@@ -386,6 +403,12 @@ def judge(models: Models, config: ResolvedEngineConfig, group: Group, logits: ja
         failed=failed,
         logprobs=logprobs,
     )
+
+
+def constrain(models: Models, group: Group, logits: jax.Array) -> jax.Array:
+    """The logits [n, K+1, V] of a group's judged rows as its constraints change them; V may be a part."""
+    rows = group.constrained.over(Columns.of(logits, models.target.config.vocab_size))
+    return rows.apply(logits.astype(jnp.float32), group.proposal.tokens)
 
 
 def _settle(group: Group, outcome: Outcome, *, is_kept: bool) -> tuple[jax.Array, RowBlock]:

@@ -11,7 +11,7 @@ from jaxspec.checkpoints import TextStream, Tokenizer
 from jaxspec.engine.host.answer import Delta, FinishReason, Generation
 from jaxspec.engine.host.scoring import Scoring
 from jaxspec.engine.host.statistics import AcceptanceStats
-from jaxspec.sampling import SamplingParams
+from jaxspec.sampling import Asked, SamplingParams
 
 Status = Literal["new", "queued", "running", "finished", "aborted", "failed"]
 Listener = Callable[[Delta], object]
@@ -46,6 +46,7 @@ class Request:
       max_new_tokens: the most tokens of the answer.
       stop_tokens: ids that end the answer.
       seed: the seed of its draws, 0 to 2**64 - 1.
+      bad_words: `SamplingParams.bad_words` as tokens.
       tokenizer: turns ids into text; None if the checkpoint has none.
       num_drafts: the K of this request, whatever the dispatch's; None takes the dispatch's.
       is_streamed: whether `listener` gets every piece of the answer, or only the last one.
@@ -63,6 +64,7 @@ class Request:
       error: see `Generation`.
       verified: see `Generation`.
       weights_version: see `Generation`; None until it gets a slot for the first time.
+      asked: what its answer is asked for beyond its tokens.
       scoring: what it is told of its prompt, if it is a request for scores; it has no answer then.
       together: the requests that no update of weights may come between; empty once one of them has begun.
       arrived_at, first_token_at, finished_at: by `time.perf_counter()`; None until then.
@@ -75,6 +77,7 @@ class Request:
     seed: int
     tokenizer: Tokenizer | None
     num_drafts: int | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
     is_streamed: bool = False
     id: int | str = 0
     priority: int = 0
@@ -97,10 +100,13 @@ class Request:
     arrived_at: float | None = None
     first_token_at: float | None = None
     finished_at: float | None = None
+    asked: Asked = field(init=False)
     _num_streamed: int = field(default=0, init=False)
+    _num_unstoppable: int = field(default=0, init=False)
     _text_stream: TextStream | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        self.asked = Asked.of(self.params)
         # Only if it is needed: decoding text token by token costs the host more than the rest of a request.
         if self.tokenizer is not None and (self.is_streamed or self.params.stop):
             self._text_stream = TextStream(self.tokenizer.backend)
@@ -211,7 +217,14 @@ class Request:
         return False
 
     def _cut_at_stop_string(self) -> bool:
-        found = [at for at in map(self.text.find, self.params.stop) if at >= 0]
+        if len(self.token_ids) <= self.params.min_tokens > 0:
+            self._num_unstoppable = len(self.text)
+            return False
+        found = [
+            at
+            for stop in self.params.stop
+            if (at := self.text.find(stop, max(self._num_unstoppable - len(stop) + 1, 0))) >= 0
+        ]
         if found:
             self.text = self.text[: min(found)]
         return bool(found)

@@ -535,7 +535,10 @@ class Scheduler:
 
     def _fail(self, running: Running) -> None:
         at = running.request.num_tokens - 1
-        running.request.end("failed", f"the target's logits are NaN or infinite at position {at}")
+        problem = f"the target's logits are NaN or infinite at position {at}"
+        if running.request.asked.constraints:
+            problem += ", or the constraints allow no token there"
+        running.request.end("failed", problem)
         # Its pages may hold the NaN.
         self.pages.forget(running.pages)
 
