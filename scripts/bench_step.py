@@ -1,8 +1,8 @@
 """Time the engine's step at real shapes, against the bytes that it must read.
 
     python scripts/bench_step.py --shape llama3-8b --k 3 --batch 1,8,32 [--acceptance 3.0] [--context N]
-        [--temperature T,T,...] [--top-k K] [--top-p P] [--no-speculation] [--tensor-parallel N]
-        [--json FILE]
+        [--temperature T,T,...] [--top-k K] [--top-p P] [--params JSON] [--no-speculation]
+        [--tensor-parallel N] [--json FILE]
 
 Weights are random and acceptance is synthetic, so the text is meaningless but the work is real. Dispatches
 are enqueued back to back; times are the median of several runs over the whole answer. "share" is the floor as
@@ -131,6 +131,7 @@ def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
             "whole_drafter": args.whole_drafter,
             "top_k": args.top_k,
             "top_p": args.top_p,
+            "params": args.params,
             "context": args.context,
             "new_tokens": args.new_tokens,
             "copy_bandwidth": bandwidth,
@@ -187,6 +188,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "--top-k", type=int, default=0, help="0 with --top-p 1 times the program without top-k and top-p"
     )
     parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument(
+        "--params",
+        type=json.loads,
+        default={},
+        metavar="JSON",
+        help='further fields of SamplingParams, for example {"presence_penalty": 1}',
+    )
     parser.add_argument("--no-speculation", action="store_true", help="plain decoding")
     parser.add_argument("--context", type=int, default=128, help="tokens of the prompt")
     parser.add_argument("--new-tokens", type=int, default=512, help="tokens of the answer")
@@ -204,7 +212,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         parser.refuse(args, ["k", "acceptance", "whole_drafter"], "with --no-speculation")
     try:
         args.params = [
-            SamplingParams(temperature=temperature, top_k=args.top_k, top_p=args.top_p)
+            SamplingParams(
+                **{"temperature": temperature, "top_k": args.top_k, "top_p": args.top_p, **args.params}
+            )
             for temperature in args.temperature
         ]
     except ValueError as error:

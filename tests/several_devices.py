@@ -3,6 +3,7 @@
     python tests/several_devices.py pairs KIND WAY DRAFTER@DEVICES ...
     python tests/several_devices.py families NAME@DEVICES ...
     python tests/several_devices.py logprobs DEVICES
+    python tests/several_devices.py constraints DRAFTER@DEVICES ...
     python tests/several_devices.py loading
     python tests/several_devices.py weights
 
@@ -49,6 +50,14 @@ WAYS: dict[str, list[dict]] = {
         {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "seed": 3},
     ],
 }
+CONSTRAINTS: list[dict] = [
+    {"repetition_penalty": 1.4, "frequency_penalty": 0.5},
+    {"logit_bias": {3: 4.0, 40: 3.0}, "presence_penalty": 1.0},
+    {},
+    {"min_tokens": 20, "stop_token_ids": list(range(0, 48, 5)), "no_repeat_ngram_size": 2},
+    {"bad_words": [[10], [17, 17], [2, 18], [46, 10]]},
+]
+"""One for each of the prompts."""
 INNER_WIDTH = {
     "model_type": "gpt_oss",
     "intermediate_size": 64,
@@ -183,6 +192,23 @@ def logprobs(*counts):
     return result
 
 
+def constraints(*texts):
+    """The tokens of constrained answers, greedy and sampled."""
+    result = {}
+    with tempfile.TemporaryDirectory() as folder:
+        engines = TinyEngines(Path(folder))
+        for text in texts:
+            name, devices = named(text)
+            engine = engines.load(name, DRAFTERS.get(name, 0), tensor_parallel=devices)
+            for sampling in ({}, {"temperature": 0.9, "top_p": 0.9, "seed": 3}):
+                params = [
+                    {"max_new_tokens": 24, "ignore_eos": True, **sampling, **way} for way in CONSTRAINTS
+                ]
+                answered = [answer.token_ids for answer in engine.generate(PROMPTS, params)]
+                result.setdefault(text, []).append(answered)
+    return result
+
+
 def loading(*formats):
     """For each format of a checkpoint: [bytes, largest part, peak on the host] of every parameter, and
     whether all were read correctly.
@@ -284,6 +310,7 @@ if __name__ == "__main__":
         "pairs": pairs,
         "families": families,
         "logprobs": logprobs,
+        "constraints": constraints,
         "loading": loading,
         "weights": weights,
     }

@@ -21,6 +21,7 @@ from jaxspec.engine.device.plan import Plan, Size
 from jaxspec.engine.device.state import EngineState
 from jaxspec.engine.device.step import PHASES, Carry, Models, Phase, draft, with_drafts
 from jaxspec.engine.programs import Programs, Words
+from jaxspec.sampling import ConstrainedRows
 
 Watch = Callable[[str, Callable[[], Carry]], Carry]
 """Runs a phase: called with its name and a function that runs it, and returns what that returned."""
@@ -96,8 +97,10 @@ class Oracle:
         """`draft`, with a program for each draft."""
         context = carry.state.context(plan)
         state = self.call(_start, plan, context, donated=carry.state.draft_cache)
+        # It holds arrays of the context, which are not to be donated.
+        constrained, state = state.constrained, replace(state, constrained=None)
         for i in range(1, plan.size.drafts):
-            state = self.call(_step, context, jnp.int32(i), donated=state)
+            state = self.call(_step, context, constrained, jnp.int32(i), donated=state)
         return with_drafts(self.models, plan, carry, drafter.finish(context, state))
 
 
@@ -113,5 +116,8 @@ def _start(models: Models, cache: tuple[LayerCache, ...], plan: Plan, context: C
     return drafter.start(models.target, context, cache, num_drafts=size.drafts, mode=size.mode)
 
 
-def _step(models: Models, state: DraftState, context: Context, i: jax.Array) -> DraftState:
-    return cast(AutoregressiveDrafter, models.drafter).step(models.target, context, state, i)
+def _step(
+    models: Models, state: DraftState, context: Context, constrained: ConstrainedRows | None, i: jax.Array
+) -> DraftState:
+    drafter, state = cast(AutoregressiveDrafter, models.drafter), replace(state, constrained=constrained)
+    return replace(drafter.step(models.target, context, state, i), constrained=None)

@@ -35,7 +35,7 @@ class RowError(ValueError):
 
     def __init__(self, place: str, problem: object, generations: Sequence[Generation] = ()):
         text = " ".join(str(problem).splitlines())
-        text = text if len(text) <= 400 else text[:400] + "…"
+        text = text if len(text) <= 800 else text[:800] + "…"
         super().__init__(place, text, generations)  # the arguments, so that it can be pickled
         self.place = place
         self.generations = generations

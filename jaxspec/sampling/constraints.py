@@ -33,13 +33,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxspec_kernels.token_marks import IN_PROMPT, token_marks
 
 from jaxspec.sampling.params import MAX_SEQUENCE, SamplingParams
 from jaxspec.sampling.vocabulary import DraftVocabulary
 from jaxspec.sharding import local_start
 
-_IN_PROMPT = 1 << 30
-"""The bit of a token's mark that says that the prompt has it; those below count it in the output."""
 _UNLIKELY = -1e9
 """The logit of a draft that is banned. With -inf, a draft vocabulary of which all is banned would have no
 distribution."""
@@ -251,7 +250,7 @@ class ConstrainedRows:
         # Compared one by one, so that all of this is one pass over the rows.
         for i in range(drafts.shape[1]):
             marks = marks + ((own[:, i, None, None] == places) & (row > i)[:, None])
-        count = marks & (_IN_PROMPT - 1)
+        count = marks & (IN_PROMPT - 1)
         repetition, presence, frequency = (
             penalty[:, :, None]
             for penalty in (state.repetition_penalty, state.presence_penalty, state.frequency_penalty)
@@ -289,23 +288,6 @@ class ConstrainedRows:
 def _nothing(count: int) -> np.ndarray:
     """i32[n, 0]; NumPy's arrays leave no operation in a program."""
     return np.zeros((count, 0), np.int32)
-
-
-def token_marks(columns: jax.Array, prompt_length: jax.Array, length: jax.Array, *, size: int) -> jax.Array:
-    """How often tokens are in a text: i32[n, W], the count in the output, plus 2^30 for those in the prompt.
-
-    Args:
-      columns: i32[n, X], the column of each token of a text; out of range for one that has none.
-      prompt_length, length: i32[n], tokens of the prompt, and of the whole text.
-      size: W.
-    """
-    slots = jnp.arange(len(length))[:, None]
-    place = jnp.arange(columns.shape[1], dtype=jnp.int32)
-    is_prompt = place < prompt_length[:, None]
-    is_output = ~is_prompt & (place < length[:, None])
-    marks = jnp.zeros((len(length), size), jnp.int32)
-    marks = marks.at[slots, jnp.where(is_prompt, columns, size)].set(_IN_PROMPT, **_DROP)
-    return marks.at[slots, jnp.where(is_output, columns, size)].add(1, **_DROP)
 
 
 def _continues(tokens: jax.Array, last: list[jax.Array], size: jax.Array) -> jax.Array:

@@ -18,7 +18,7 @@ from jaxspec.engine.host.request import Request
 from jaxspec.engine.host.scheduler import Dispatch
 from jaxspec.engine.host.scheduler import Running as Slot
 from jaxspec.engine.programs import Programs
-from jaxspec.sampling import SamplingParams, required_logprobs, required_mode
+from jaxspec.sampling import Asked, SamplingParams, required_mode
 from jaxspec.sharding import make_mesh, replicated
 
 
@@ -87,7 +87,7 @@ def start(
       max_model_len, page_size, steps_per_dispatch: as in `EngineConfig`.
       acceptance: synthetic tokens per step; None verifies the drafts.
       dtype: of weights and cache.
-      params: of every slot; they decide how the program samples and what it reports.
+      params: of every slot; they decide what the program can do.
       mesh: the devices of the models; one device by default.
     """
     mesh = mesh or make_mesh()
@@ -119,13 +119,13 @@ def start(
         hidden=noise(next(keys), state.hidden) if state.hidden.size else state.hidden,
     )
     programs = Programs(models, resolved, state=state, mesh=mesh)
-    width = models.drafter.num_speculative_tokens + 1
-    size = Size(batch_size, 0, required_mode(params), width, required_logprobs(params))
+    size = Size(batch_size, 0, required_mode(params), models.drafter.num_speculative_tokens + 1)
+    size = size.doing(Asked.of(params))
     programs.compile([size], progress=False)
     pages = 1 + np.random.default_rng(0).permutation(batch_size * pages_per_slot)
     slots = [
         Slot(
-            Request([], params, new_tokens, (), slot, None),
+            Request([0] * context, params, new_tokens, (), slot, None),
             slot,
             pages.reshape(batch_size, pages_per_slot)[slot].tolist(),
             [],

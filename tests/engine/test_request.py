@@ -85,6 +85,27 @@ def test_stop_strings_over_random_blocks(tokenizer, seed):
     assert [delta.generation for delta in request.deltas] == [None] * (len(request.deltas) - 1) + [generation]
 
 
+@pytest.mark.parametrize("block", [1, 2, 6])
+def test_a_stop_string_among_the_least_tokens_does_not_count(tokenizer, block):
+    """Nor does one that ends with the last of them; one that reaches beyond them does."""
+    tokens = [1, 2, 3, 1, 1, 2, 3, 3]  # abcaabcc
+    for min_tokens, stop, text in (
+        (0, "b", "a"),
+        (1, "b", "a"),
+        (2, "b", "abcaa"),
+        (3, "bc", "abcaa"),
+        (2, "bc", "a"),
+        (7, "bc", "abcaabcc"),
+        (8, "c", "abcaabcc"),
+    ):
+        request = make_request(tokenizer, stop=[stop], min_tokens=min_tokens)
+        for start in range(0, len(tokens), block):
+            if request.finish_reason is None:
+                request.append(tokens[start : start + block], ended=start + block >= len(tokens))
+        assert request.generation().text == text, (min_tokens, stop)
+        assert "".join(delta.text for delta in request.deltas) == text
+
+
 def test_text_that_cannot_begin_a_stop_string_is_shown_at_once(tokenizer):
     request = make_request(tokenizer, stop=["bcb"])
     request.append([1, 1], ended=False)  # a a

@@ -60,6 +60,14 @@ def test_greedy_answers_and_scores_have_the_log_probabilities_of_one_device():
         np.testing.assert_allclose(sampled, found["1 samples"][1], atol=1e-4, rtol=0)
 
 
+def test_constrained_answers_are_those_of_one_device():
+    """Greedy logits stay split over the devices, and so do those of EAGLE-3's and DFlash's drafts."""
+    names = ("ngram", "eagle3", "dflash")
+    found = run("constraints", *(f"{name}@{count}" for name in names for count in (1, 2)))
+    for name in names:
+        assert found[f"{name}@2"] == found[f"{name}@1"], name
+
+
 STORED = {"safetensors": 0, "gguf": 2}
 """What the tensors of a parameter hold on the host, in sizes of it in bfloat16: a safetensors file is mapped,
 the tensors of a GGUF are expanded to float32. (Python does not see what orbax holds.)"""

@@ -57,12 +57,54 @@ def test_values_are_normalised():
         ("stop_token_ids", (-1,)),
         ("stop_token_ids", ("a",)),
         ("ignore_eos", 1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", math.inf),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", "1"),
+        ("logit_bias", 3),
+        ("logit_bias", [5]),
+        ("logit_bias", {"a": 1}),
+        ("logit_bias", {-1: 1}),
+        ("bad_words", 3),
+        ("bad_words", [3]),
+        ("bad_words", ["a", ""]),
+        ("bad_words", [[-1]]),
+        ("min_tokens", -1),
+        ("min_tokens", 1.5),
+        ("no_repeat_ngram_size", 17),
+        ("no_repeat_ngram_size", -1),
     ],
 )
 def test_a_bad_value_is_named_in_one_line(name, value):
     with pytest.raises(ValueError, match=rf"\b{name} must be .*got ") as error:
         SamplingParams(**{name: value})
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"logit_bias": {5: 101}}, "logit_bias of token 5 must be a number, -100 to 100, got 101"),
+        ({"logit_bias": [(5, 1), ("5", 2)]}, "logit_bias: token 5 is given twice"),
+        ({"logit_bias": dict.fromkeys(range(301), 1)}, "logit_bias: at most 300 tokens, got 301"),
+        ({"bad_words": [[]]}, "bad_words: a sequence has 1 to 16 tokens, got 0"),
+        ({"bad_words": [[1] * 17]}, "bad_words: a sequence has 1 to 16 tokens, got 17"),
+        ({"min_tokens": 9, "max_new_tokens": 8}, "min_tokens must be at most max_new_tokens, 8, got 9"),
+    ],
+)
+def test_what_no_program_has_room_for_is_named(asked, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        SamplingParams(**asked)
+
+
+def test_biases_and_words_come_in_every_form_and_are_kept_in_one():
+    params = SamplingParams(logit_bias={"7": 1, np.int64(8): -2.5}, bad_words=["a", [np.int32(3), 4]])
+    assert params.logit_bias == ((7, 1.0), (8, -2.5))
+    assert params.bad_words == ("a", (3, 4))
+    assert SamplingParams(bad_words="a").bad_words == ("a",)
+    again = SamplingParams(logit_bias=params.logit_bias, bad_words=params.bad_words)
+    assert again == params
+    assert hash(again) == hash(params)
 
 
 @pytest.mark.parametrize("seed", [0, 5, 2**32, 2**64 - 1])

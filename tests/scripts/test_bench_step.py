@@ -31,6 +31,7 @@ def test_times_a_tiny_model_and_writes_where_it_comes_from(tmp_path):
         (["--temperature", "1"], SamplingMode.TEMPERATURE),
         (["--temperature", "1", "--top-p", "0.9"], SamplingMode.TRUNCATED),
         (["--temperature", "1", "--top-k", "20"], SamplingMode.TRUNCATED),
+        (["--params", '{"presence_penalty": 1}'], SamplingMode.GREEDY),
     ],
 )
 def test_times_the_program_that_these_parameters_need(monkeypatch, options, mode):
@@ -38,12 +39,12 @@ def test_times_the_program_that_these_parameters_need(monkeypatch, options, mode
         pass
 
     def compile_sizes(programs, sizes, **_):
-        raise Compiled(*(size.mode for size in sizes))
+        raise Compiled(*((size.mode, bool(size.constraints)) for size in sizes))
 
     monkeypatch.setattr(bench.program.Programs, "compile", compile_sizes)
     with pytest.raises(Compiled) as compiled:
         bench_step.main([*OPTIONS, *options])
-    assert compiled.value.args == (mode,)
+    assert compiled.value.args == ((mode, "--params" in options),)
 
 
 def test_a_bad_parameter_is_one_line(capsys):

@@ -1,0 +1,225 @@
+"""Penalties, biases and bans are exact under speculation, for every drafter, greedy and sampled.
+
+In one batch with requests that ask for something else and for nothing; from cached prefixes and after a
+preemption. The tokens are those of plain decoding, and each has the probability that the definitions give.
+"""
+
+from functools import cache
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from constraint_oracle import constrained
+from paged_rows import PagedTarget
+from test_logprobs import log_softmax, processed
+from tiny_engines import DRAFTERS, limit_pages, tokens_of
+
+from jaxspec import SamplingParams, inspect_steps
+from jaxspec.checkpoints import open_checkpoint
+from jaxspec.engine.device.plan import Size
+from jaxspec.models.loading import load_target
+from jaxspec.sampling import Constraints, SamplingMode
+
+VOCABULARY, WIDTH, LENGTH = 48, 96, 30
+ASKED = [
+    {"repetition_penalty": 1.4},
+    {"presence_penalty": 1.5, "frequency_penalty": 0.6},
+    {},
+    {"logit_bias": {7: 4.0, 20: -100.0, 31: 2.5}, "frequency_penalty": -0.2},
+    {"min_tokens": 12, "stop_token_ids": list(range(0, 48, 4))},
+    {"bad_words": [[3], [30, 31], [9, 8, 7], [17, 17]], "repetition_penalty": 0.9},
+    {"no_repeat_ngram_size": 2},
+]
+"""One for each of the prompts."""
+SAMPLED = {"temperature": 0.9, "top_p": 0.9, "top_k": 30}
+NAMES = [name for name in DRAFTERS if name != "mtp"]
+
+
+def params_of(sampling):
+    reported = {"logprobs": 0, "logprobs_mode": "processed_logprobs"}
+    return [
+        {
+            "max_new_tokens": LENGTH,
+            "ignore_eos": True,
+            **reported,
+            **sampling,
+            **({"seed": i} if sampling else {}),
+            **way,
+        }
+        for i, way in enumerate(ASKED)
+    ]
+
+
+@pytest.fixture(scope="module")
+def forward(tiny_engines):
+    """A function that gives the target's logits f64[T, V] after each token of a text."""
+    model = load_target(open_checkpoint(tiny_engines.folders["target"]), dtype=jnp.float32)
+    target = PagedTarget(model, 1, WIDTH, page_size=8, width=WIDTH)
+
+    @cache
+    def forward(tokens):
+        logits, _, _ = target.feed([list(tokens)], [0])
+        return np.asarray(logits[0, : len(tokens)], np.float64)
+
+    return forward
+
+
+def assert_exact(forward, answer, params):
+    """Every token has the probability that the definitions give, and is the likeliest of a greedy answer."""
+    prompt, answered = answer.prompt_token_ids, answer.token_ids
+    logits = forward((*prompt, *answered))
+    rows = np.array(
+        [
+            constrained(
+                logits[len(prompt) - 1 + i],
+                [*prompt, *answered[:i]],
+                len(prompt),
+                params.get("stop_token_ids", ()),
+                **{name: value for name, value in params.items() if name != "stop_token_ids"},
+            )
+            for i in range(len(answered))
+        ]
+    )
+    expected = log_softmax(processed(rows, params))
+    chosen = expected[np.arange(len(answered)), answered]
+    np.testing.assert_allclose(answer.logprobs, chosen, atol=2e-4, rtol=0)
+    if not params.get("temperature"):
+        assert (chosen >= expected.max(axis=-1) - 2e-4).all()
+
+
+@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_drafter(tiny_engines, prompts, forward, monkeypatch, name, sampling):
+    engine = tiny_engines.load(name, DRAFTERS[name])
+    params = params_of(sampling)
+    engine.forget_prefixes()
+    together, cached = engine.generate(prompts, params), engine.generate(prompts, params)
+    assert any(answer.cached_tokens for answer in cached)
+    alone = [engine.generate(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
+    limit_pages(engine, 12, monkeypatch)
+    preempted = engine.generate(prompts, params)
+    assert engine.core.scheduler.num_preempted
+    for answers in (together, cached, alone, preempted):
+        assert tokens_of(answers) == tokens_of(together)
+        for answer, own in zip(answers, params, strict=True):
+            assert_exact(forward, answer, own)
+    if not sampling:
+        plain = tiny_engines.load("none")
+        assert tokens_of(together) == tokens_of(plain.generate(prompts, params))
+    assert len(together[4].token_ids) > 12 or together[4].finish_reason == "length"
+    if name != "bigram":
+        sources = {source for answer in together for source in answer.token_sources}
+        assert sources >= {"first", "accepted", "recovered"}
+
+
+@pytest.mark.parametrize("name", ["near", "eagle3", "dflash", "ngram"])
+def test_samples_have_the_distribution_that_is_reported(tiny_engines, prompts, name):
+    """A chi-square of the tokens of each position, against the sum of what was reported for it."""
+    count, length = 800, 4
+    engine = tiny_engines.load(name, 3, batch_size=8)
+    asked = {"repetition_penalty": 1.3, "presence_penalty": 0.8, "logit_bias": {5: 2.0}}
+    if name == "ngram":  # what it drafts are repeated n-grams
+        asked |= {"repetition_penalty": 0.5, "frequency_penalty": -0.5}
+    else:
+        asked |= {"no_repeat_ngram_size": 2}
+    sampling = {"temperature": 0.9, "top_k": 16, "seed": 7, "max_new_tokens": length, "ignore_eos": True}
+    reported = {"logprobs": 20, "logprobs_mode": "processed_logprobs"}
+    answers = engine.generate(prompts[3] * 2, n=count, **sampling, **reported, **asked)
+    assert sum(answer.stats.accepted for answer in answers) > count / 20
+    for place in range(length):
+        expected, seen = np.zeros(VOCABULARY), np.zeros(VOCABULARY)
+        for answer in answers:
+            top = answer.top_logprobs[place]
+            expected[list(top)] += np.exp(list(top.values()))
+            seen[answer.token_ids[place]] += 1
+        assert not seen[expected == 0].any()
+        rare = expected < 5
+        expected, seen = (np.append(x[~rare], x[rare].sum()) for x in (expected, seen))
+        statistic = ((seen - expected) ** 2 / np.maximum(expected, 1e-9)).sum()
+        freedom = len(seen) - 1
+        assert statistic < freedom + 4 * np.sqrt(2 * freedom) + 4, (place, statistic, freedom)
+
+
+def test_constrained_drafts_are_not_wasted(tiny_engines, prompts):
+    """A drafter that is the target itself drafts what the target accepts, whatever changes its logits."""
+    engine = tiny_engines.load("self", 3)
+    for way in (ASKED[0], ASKED[1], ASKED[3], ASKED[6]):
+        stats = engine.generate(prompts[2], max_new_tokens=LENGTH, ignore_eos=True, **way).stats
+        assert stats.accepted > 0.95 * stats.drafted
+
+
+def test_several_steps_in_a_dispatch(tiny_engines, prompts, forward):
+    engine = tiny_engines.load(
+        "ngram", 3, steps_per_dispatch=4, prefill_batch_size=3, mixed_prefill_tokens=16
+    )
+    engine.forget_prefixes()
+    params = params_of({})
+    for answer, own in zip(engine.generate(prompts, params), params, strict=True):
+        assert_exact(forward, answer, own)
+
+
+def test_raw_logprobs_are_those_before_constraints(tiny_engines, prompts, forward):
+    engine = tiny_engines.load("ngram")
+    answer = engine.generate(prompts[1], max_new_tokens=9, ignore_eos=True, logprobs=0, **ASKED[0])
+    rows = log_softmax(forward((*answer.prompt_token_ids, *answer.token_ids)))
+    rows = rows[len(answer.prompt_token_ids) - 1 : -1]
+    expected = rows[np.arange(len(rows)), answer.token_ids]
+    np.testing.assert_allclose(answer.logprobs, expected, atol=1e-4, rtol=0)
+    assert (expected < rows.max(axis=-1) - 1e-2).any()
+
+
+@pytest.mark.parametrize("name", ["eagle3", "dflash", "ngram"])
+def test_inspection_shows_the_distributions_that_constraints_leave(tiny_engines, prompts, forward, name):
+    engine, way = tiny_engines.load(name, 3), {**ASKED[1], "no_repeat_ngram_size": 2}
+    found = inspect_steps(engine, prompts[2], max_new_tokens=12, ignore_eos=True, **way)
+    answer = engine.generate(prompts[2], max_new_tokens=12, ignore_eos=True, **way)
+    assert found.generation.token_ids == answer.token_ids
+    for step in found.steps:
+        text = [*prompts[2], *answer.token_ids][: step.position + 1]
+        row = constrained(forward(tuple(text))[-1], text, len(prompts[2]), **way)
+        expected = np.exp(log_softmax(row))
+        np.testing.assert_allclose(step.target_probabilities[0], expected, atol=1e-4)
+
+
+def test_programs_are_chosen_by_what_is_asked(tiny_engines, prompts):
+    engine = tiny_engines.load("none", prefill_chunk=4, page_size=4)  # its own
+    used = []
+    dispatch = engine.programs.enqueue
+
+    def watched(*args, size):
+        used.append(size.constraints)
+        return dispatch(*args, size=size)
+
+    def constraints_of(**asked):
+        used.clear()
+        engine.generate(prompts[1], max_new_tokens=3, **asked)
+        return set(used)
+
+    before = dict(engine.programs.compiled)
+    engine.programs.enqueue = watched
+    assert constraints_of() == {Constraints.NONE}
+    assert engine.programs.compiled == before
+    assert constraints_of(presence_penalty=1) == {Constraints.PENALTIES}
+    count = len(engine.programs.compiled)
+    assert constraints_of(repetition_penalty=2) == {Constraints.PENALTIES}
+    assert len(engine.programs.compiled) == count
+    both = Constraints.PENALTIES | Constraints.TOKENS
+    # Requests of both kinds may meet, so what is compiled at once serves both.
+    assert constraints_of(min_tokens=2) == {both}
+    assert constraints_of(presence_penalty=1) == {Constraints.PENALTIES}
+    engine.programs.compile([Size(1, 0, SamplingMode.TRUNCATED, 1, constraints=both)], progress=False)
+    assert constraints_of() == {Constraints.NONE}
+    assert all(engine.programs.compiled[size] is program for size, program in before.items())
+    del engine.programs.enqueue
+
+
+def test_constraints_that_allow_no_token_fail_their_request_alone(tiny_engines, prompts):
+    engine = tiny_engines.load("ngram")
+    everything = {"bad_words": [[token] for token in range(VOCABULARY)]}
+    requests = [
+        engine.make_request(prompts[0], SamplingParams(max_new_tokens=5, ignore_eos=True, **asked))
+        for asked in (everything, {"presence_penalty": 1})
+    ]
+    answers = dict(engine.run(requests))
+    assert [answers[i].finish_reason for i in range(2)] == ["failed", "length"]
+    assert "or the constraints allow no token there" in answers[0].error
