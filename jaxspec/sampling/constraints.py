@@ -33,7 +33,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec_kernels.token_marks import IN_PROMPT, token_marks
+from jaxspec_kernels.penalise import penalise
+from jaxspec_kernels.token_marks import token_marks
 
 from jaxspec.sampling.params import MAX_SEQUENCE, SamplingParams
 from jaxspec.sampling.vocabulary import DraftVocabulary
@@ -245,20 +246,14 @@ class ConstrainedRows:
         return logits
 
     def _penalise(self, logits: jax.Array, drafts: jax.Array, row: jax.Array) -> jax.Array:
-        state, marks = self.text.state, self.marks[:, None]
-        own, places = self.columns.find(drafts), jnp.arange(self.columns.size, dtype=jnp.int32)
-        # Compared one by one, so that all of this is one pass over the rows.
-        for i in range(drafts.shape[1]):
-            marks = marks + ((own[:, i, None, None] == places) & (row > i)[:, None])
-        count = marks & (IN_PROMPT - 1)
-        repetition, presence, frequency = (
-            penalty[:, :, None]
-            for penalty in (state.repetition_penalty, state.presence_penalty, state.frequency_penalty)
+        state, penalties = self.text.state, ("repetition", "frequency", "presence")
+        return penalise(
+            logits,
+            self.marks,
+            self.columns.find(drafts),
+            jnp.minimum(row, drafts.shape[1]),
+            *(getattr(state, f"{name}_penalty")[:, 0] for name in penalties),
         )
-        repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
-        logits = jnp.where(marks > 0, repeated, logits)
-        logits -= frequency * count
-        return logits - jnp.where(count > 0, presence, 0.0)
 
     def _bans(self, drafts: jax.Array, row: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
         """Tokens i32[n, R or 1, M], and whether they are banned bool[n, R, M]."""
