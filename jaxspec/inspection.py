@@ -174,6 +174,8 @@ def inspect_steps(
     *,
     raw: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    continue_final_message: bool = False,
+    special_tokens_as_text: bool = False,
     **sampling: Any,
 ) -> Inspection:
     """Answers one prompt step by step and records every step.
@@ -183,7 +185,8 @@ def inspect_steps(
 
     Args:
       engine: an engine on one device.
-      prompt, params, raw, chat_template_kwargs, **sampling: as in `Engine.generate`.
+      prompt, params, raw, chat_template_kwargs, continue_final_message, special_tokens_as_text,
+        **sampling: as in `Engine.generate`.
 
     Raises:
       ValueError: as in `Engine.generate`.
@@ -192,7 +195,14 @@ def inspect_steps(
     if engine.core.error is not None:
         raise EngineError(str(engine.core.error))
     params = SamplingParams.merge(params, sampling)
-    request = engine.make_request(prompt, params, raw=raw, chat_template_kwargs=chat_template_kwargs)
+    request = engine.make_request(
+        prompt,
+        params,
+        raw=raw,
+        chat_template_kwargs=chat_template_kwargs,
+        continue_final_message=continue_final_message,
+        special_tokens_as_text=special_tokens_as_text,
+    )
     with own_settings(engine.core.device), compilation_cache(), engine.core.weights_lock:
         steps = list(_Run(engine, request).steps())
     return Inspection(steps, request.generation())

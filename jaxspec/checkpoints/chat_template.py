@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoints.errors import CheckpointError
+from jaxspec.checkpoints.messages import as_messages
 from jaxspec.interpreter import python_interpreter
 
 _PROGRAM = Path(__file__).with_name("template_process.py")
@@ -32,7 +33,7 @@ _SET_HERE = ("messages", "add_generation_prompt")
 
 def render_chat(
     template: str,
-    messages: Sequence[Mapping[str, str]],
+    messages: Sequence[Mapping[str, Any]],
     special_tokens: Mapping[str, str],
     *,
     add_generation_prompt: bool,
@@ -45,7 +46,7 @@ def render_chat(
 
     Args:
       template: jinja2 source, as in `tokenizer_config.json`.
-      messages: at least one {"role": ..., "content": ...}, both strings.
+      messages: at least one; `as_messages` says which forms are read.
       special_tokens: texts of "bos_token", "eos_token", …, which the template can use.
       add_generation_prompt: whether the text ends where the assistant's answer begins.
       arguments: further variables of the template, for example {"enable_thinking": False} or {"tools": […]}.
@@ -53,14 +54,14 @@ def render_chat(
     Raises:
       CheckpointError: malformed messages, or a role that is neither common nor named in the template; an
         argument that the template does not read; or the template fails, rejects them, or needs more than a
-        second of CPU time or 512 MB.
+        second of CPU time or 200 MB.
     """
-    check_messages(messages)
+    messages = as_messages(messages)
     _check_roles(messages, template)
     arguments = check_arguments(arguments)
     variables = {
         **special_tokens,
-        "messages": [dict(message) for message in messages],
+        "messages": messages,
         "add_generation_prompt": add_generation_prompt,
         "tools": None,
         "documents": None,
@@ -77,27 +78,7 @@ def render_chat(
     return reply["text"]
 
 
-def check_messages(messages: Any) -> None:
-    """Checks that messages are a list of {"role": string, "content": string}.
-
-    Raises:
-      CheckpointError: they have another form, or the list is empty; the text names the message.
-    """
-    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        raise CheckpointError(f"messages must be a list of role and content, got {type(messages).__name__}")
-    if not messages:
-        raise CheckpointError("messages is empty")
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise CheckpointError(f"messages[{index}] must be a dict, got {type(message).__name__}")
-        for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                raise CheckpointError(
-                    f"messages[{index}][{key!r}] must be a string, got {message.get(key)!r}"
-                )
-
-
-def _check_roles(messages: Sequence[Mapping[str, str]], template: str) -> None:
+def _check_roles(messages: Sequence[Mapping[str, Any]], template: str) -> None:
     for index, message in enumerate(messages):
         role = message["role"]
         if role not in ROLES and f"'{role}'" not in template and f'"{role}"' not in template:

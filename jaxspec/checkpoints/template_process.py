@@ -25,8 +25,8 @@ import jinja2.sandbox
 CPU_SECONDS = 1.0
 """CPU time for one conversation; real templates take milliseconds."""
 
-MEMORY = 512 * 2**20
-"""Bytes of address space, including Python, jinja2 and the conversation."""
+MEMORY = 200 * 10**6
+"""Bytes of address space, including Python and jinja2, which take 25 MB, and the conversation."""
 
 
 def main() -> None:

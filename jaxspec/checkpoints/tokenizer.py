@@ -10,11 +10,15 @@ import tokenizers
 
 from jaxspec.checkpoints.chat_template import render_chat
 from jaxspec.checkpoints.errors import CheckpointError, foreign
+from jaxspec.checkpoints.messages import as_messages
+from jaxspec.checkpoints.special_text import SpecialText
 from jaxspec.checkpoints.text_stream import TextStream
 from jaxspec.checkpoints.tokenizer_files import read_tokenizer
 
 _CHARACTERS_PER_TOKEN = 8
 """An upper bound of the mean, except for texts of spaces; English has about four."""
+_CUT, _SPACE = "\ufdd1", " "
+"""Put behind an answer that goes on: no text has the character, and a template that trims takes the space."""
 
 
 class Tokenizer:
@@ -107,21 +111,38 @@ class Tokenizer:
         ids = self.backend.encode("").ids
         return ids[0] if ids and ids[0] in self.special_token_ids.values() else None
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    @cached_property
+    def special_text(self) -> SpecialText:
+        """Encodes texts and conversations in which special tokens are text."""
+        return SpecialText(self.backend, self.special_token_ids)
+
+    def encode(
+        self, text: str, add_special_tokens: bool = True, special_tokens_as_text: bool = False
+    ) -> list[int]:
         """Token ids of a text. Special tokens written in it become their ids.
 
         Args:
           text: any string of valid Unicode.
           add_special_tokens: prepend the beginning-of-text token, if the model has one and the text does not
             begin with it. Pass False for the output of `apply_chat_template`, which already contains it.
+          special_tokens_as_text: special tokens written in the text become ids of other tokens.
 
         Raises:
-          CheckpointError: the text holds a lone surrogate, or the tokenizer fails.
+          CheckpointError: the text holds a lone surrogate, or the tokenizer fails, or has no other tokens for
+            a special one.
         """
         _check_unicode(text)
         with foreign("text", "the tokenizer failed"):
+            if special_tokens_as_text:
+                return self.special_text.encode_text(text, add_special_tokens=add_special_tokens)
             ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
             return self._with_one_beginning(ids) if add_special_tokens else ids
+
+    def encode_marked(self, chat: str) -> list[int]:
+        """Token ids of a conversation rendered of what `special_text.mark` gave; errors as of `encode`."""
+        _check_unicode(chat)
+        with foreign("text", "the tokenizer failed"):
+            return self.special_text.encode(chat)
 
     def encode_all(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of many texts, encoded on all cores; otherwise like `encode`."""
@@ -172,27 +193,50 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         arguments: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> str:
-        """Renders a conversation as text, including special tokens; arguments as in `render_chat`.
+        """Renders a conversation as text with special tokens; messages and arguments as in `render_chat`.
+
+        Args:
+          continue_final_message: end within the last message, an answer of the assistant's that is to go on,
+            in place of the prompt for a new one. Where the template trims it, so is its end.
 
         Raises:
-          CheckpointError: there is no chat template or no default one, or `render_chat` fails.
+          CheckpointError: there is no chat template or no default one, the last message cannot be continued,
+            or `render_chat` fails.
         """
         if self.chat_template is None and self.chat_templates:
             names = ", ".join(map(repr, self.chat_templates))
             raise CheckpointError(f"the model has several chat templates and no default: {names}")
         if self.chat_template is None:
             raise CheckpointError("the model has no chat template: pass a plain prompt")
-        return render_chat(
+        if continue_final_message:
+            messages = _to_be_cut(as_messages(messages))
+        chat = render_chat(
             self.chat_template,
             messages,
             self.special_tokens,
-            add_generation_prompt=add_generation_prompt,
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
             arguments=arguments,
         )
+        return _cut(chat) if continue_final_message else chat
+
+
+def _to_be_cut(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    *before, last = messages
+    if last["role"] != "assistant":
+        raise CheckpointError(f"continue_final_message: the last message is of the {last['role']}, no answer")
+    return [*before, {**last, "content": last["content"] + _CUT + _SPACE}]
+
+
+def _cut(chat: str) -> str:
+    before, found, after = chat.rpartition(_CUT)
+    if not found:
+        raise CheckpointError("continue_final_message: the chat template leaves out the last message")
+    return before if after.startswith(_SPACE) else before.rstrip()
 
 
 def _check_unicode(text: str) -> None:

@@ -104,6 +104,8 @@ class AsyncEngine:
         *,
         raw: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        special_tokens_as_text: bool = False,
         is_streamed: bool = True,
         id: int | str | None = None,
         priority: int = 0,
@@ -113,7 +115,8 @@ class AsyncEngine:
         """Answers one prompt piece by piece; the last piece carries the whole Generation.
 
         Args:
-          params, raw, chat_template_kwargs: as in `Engine.generate`.
+          params, raw, chat_template_kwargs, continue_final_message, special_tokens_as_text: as in
+            `Engine.generate`.
           is_streamed, id, priority, deadline: as in `Engine.make_request`.
 
         Raises:
@@ -133,6 +136,8 @@ class AsyncEngine:
                     SamplingParams.merge(params, sampling),
                     raw=raw,
                     chat_template_kwargs=chat_template_kwargs,
+                    continue_final_message=continue_final_message,
+                    special_tokens_as_text=special_tokens_as_text,
                     is_streamed=is_streamed,
                     id=id,
                     priority=priority,

@@ -164,6 +164,8 @@ class Engine:
         *,
         raw: bool = ...,
         chat_template_kwargs: Mapping[str, Any] | None = ...,
+        continue_final_message: bool = ...,
+        special_tokens_as_text: bool = ...,
         n: None = ...,
         best_of: int | None = ...,
         **sampling: Any,
@@ -177,6 +179,8 @@ class Engine:
         *,
         raw: bool = ...,
         chat_template_kwargs: Mapping[str, Any] | None = ...,
+        continue_final_message: bool = ...,
+        special_tokens_as_text: bool = ...,
         n: None = ...,
         best_of: int | None = ...,
         **sampling: Any,
@@ -190,6 +194,8 @@ class Engine:
         *,
         raw: bool = ...,
         chat_template_kwargs: Mapping[str, Any] | None = ...,
+        continue_final_message: bool = ...,
+        special_tokens_as_text: bool = ...,
         n: int,
         best_of: int | None = ...,
         **sampling: Any,
@@ -203,6 +209,8 @@ class Engine:
         *,
         raw: bool = ...,
         chat_template_kwargs: Mapping[str, Any] | None = ...,
+        continue_final_message: bool = ...,
+        special_tokens_as_text: bool = ...,
         n: int,
         best_of: int | None = ...,
         **sampling: Any,
@@ -215,6 +223,8 @@ class Engine:
         *,
         raw: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        special_tokens_as_text: bool = False,
         n: int | None = None,
         best_of: int | None = None,
         **sampling: Any,
@@ -230,11 +240,16 @@ class Engine:
 
         Args:
           prompts: a string (a user's turn, put through the model's chat template if it has one), a list of
-            chat messages ({"role", "content"}), a list of token ids, or a list of any of these.
+            chat messages ({"role", "content"}, in any of OpenAI's forms without images), a list of token
+            ids, or a list of any of these.
           params: how to sample; alternatively, its fields as keywords. For a list of prompts, `params` and
             the keyword `seed` may be lists with an item for each of them.
           raw: use strings as they are, without the chat template.
           chat_template_kwargs: arguments of the chat template, for example {"enable_thinking": False}.
+          continue_final_message: the last message is the assistant's and the beginning of the answer, which
+            goes on where it ends; the Generation has what follows.
+          special_tokens_as_text: special tokens that somebody wrote in a text, a message or an argument of
+            the template are taken as text; only the template's own are tokens.
           n: the number of samples of each prompt; None is one, which is not in a list.
           best_of: draw so many samples of each prompt, at least n, and return those with the largest
             `Generation.mean_logprob`, the best first. They have log-probabilities, asked for or not.
@@ -257,6 +272,8 @@ class Engine:
             best_of=best_of,
             raw=raw,
             chat_template_kwargs=chat_template_kwargs,
+            continue_final_message=continue_final_message,
+            special_tokens_as_text=special_tokens_as_text,
         )
         generations = dict(self.run(call.requests))
         return call.finish([generations[i] for i in range(len(generations))])
@@ -270,12 +287,15 @@ class Engine:
         length: int | None = None,
         raw: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        special_tokens_as_text: bool = False,
         **sampling: Any,
     ) -> Samples:
         """Draws samples for a training step, as arrays on the engine's devices.
 
         Args:
-          prompts, params, n, raw, chat_template_kwargs: as in `generate`, with the same samples of a seed.
+          prompts, params, n, raw, chat_template_kwargs, continue_final_message, special_tokens_as_text: as in
+            `generate`, with the same samples of a seed.
           length: T, the tokens that a row of the arrays has room for; None takes the longest prompt and its
             `max_new_tokens`, whatever the answers are, so that a training step need not be compiled again.
 
@@ -287,8 +307,19 @@ class Engine:
           ValueError: as `generate`, or a sample may be longer than `length`.
           EngineError: a sample was aborted or has failed, or the engine is closed.
         """
-        template = {"raw": raw, "chat_template_kwargs": chat_template_kwargs}
-        return self._answer(sample_call(self, prompts, params, sampling, n=n, length=length, **template))
+        call = sample_call(
+            self,
+            prompts,
+            params,
+            sampling,
+            n=n,
+            length=length,
+            raw=raw,
+            chat_template_kwargs=chat_template_kwargs,
+            continue_final_message=continue_final_message,
+            special_tokens_as_text=special_tokens_as_text,
+        )
+        return self._answer(call)
 
     def score(
         self,
@@ -330,6 +361,8 @@ class Engine:
         *,
         raw: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        special_tokens_as_text: bool = False,
         priority: int = 0,
         deadline: float | None = None,
         **sampling: Any,
@@ -339,7 +372,7 @@ class Engine:
         The request is queued when the first piece is asked for. Closing the iterator aborts it.
 
         Args:
-          params, raw, chat_template_kwargs: as in `generate`.
+          params, raw, chat_template_kwargs, continue_final_message, special_tokens_as_text: as in `generate`.
           priority, deadline: as in `make_request`.
 
         Raises:
@@ -352,6 +385,8 @@ class Engine:
             params,
             raw=raw,
             chat_template_kwargs=chat_template_kwargs,
+            continue_final_message=continue_final_message,
+            special_tokens_as_text=special_tokens_as_text,
             is_streamed=True,
             priority=priority,
             deadline=deadline,
@@ -568,6 +603,8 @@ class Engine:
         *,
         raw: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        special_tokens_as_text: bool = False,
         is_streamed: bool = False,
         id: int | str | None = None,
         priority: int = 0,
@@ -579,7 +616,7 @@ class Engine:
         programs that have it are compiled; other requests go on meanwhile.
 
         Args:
-          raw, chat_template_kwargs: as in `generate`.
+          raw, chat_template_kwargs, continue_final_message, special_tokens_as_text: as in `generate`.
           is_streamed: deliver the answer piece by piece; otherwise as one piece when it has ended.
           id: a name for the request; by default a number, counted from 0.
           priority: larger values are served first, equal ones in the order of arrival.
@@ -595,6 +632,8 @@ class Engine:
             vocab_size=self.vocab_size,
             max_tokens=self.max_model_len,
             chat_template_kwargs=chat_template_kwargs,
+            continue_final_message=continue_final_message,
+            special_tokens_as_text=special_tokens_as_text,
         )
         max_new_tokens = num_new_tokens(params, len(ids), self.config)
         check_mode(params, self.core.modes)

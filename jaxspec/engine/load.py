@@ -173,6 +173,8 @@ def generate(
     params: Params = ...,
     raw: bool = ...,
     chat_template_kwargs: Mapping[str, Any] | None = ...,
+    continue_final_message: bool = ...,
+    special_tokens_as_text: bool = ...,
     n: None = ...,
     best_of: int | None = ...,
     drafter: DrafterChoice | None = ...,
@@ -191,6 +193,8 @@ def generate(
     params: Params | Sequence[Params] = ...,
     raw: bool = ...,
     chat_template_kwargs: Mapping[str, Any] | None = ...,
+    continue_final_message: bool = ...,
+    special_tokens_as_text: bool = ...,
     n: None = ...,
     best_of: int | None = ...,
     drafter: DrafterChoice | None = ...,
@@ -209,6 +213,8 @@ def generate(
     params: Params = ...,
     raw: bool = ...,
     chat_template_kwargs: Mapping[str, Any] | None = ...,
+    continue_final_message: bool = ...,
+    special_tokens_as_text: bool = ...,
     n: int,
     best_of: int | None = ...,
     drafter: DrafterChoice | None = ...,
@@ -227,6 +233,8 @@ def generate(
     params: Params | Sequence[Params] = ...,
     raw: bool = ...,
     chat_template_kwargs: Mapping[str, Any] | None = ...,
+    continue_final_message: bool = ...,
+    special_tokens_as_text: bool = ...,
     n: int,
     best_of: int | None = ...,
     drafter: DrafterChoice | None = ...,
@@ -244,6 +252,8 @@ def generate(
     params: Params | Sequence[Params] = None,
     raw: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    continue_final_message: bool = False,
+    special_tokens_as_text: bool = False,
     n: int | None = None,
     best_of: int | None = None,
     drafter: DrafterChoice | None = None,
@@ -259,7 +269,7 @@ def generate(
       model, drafter, device, progress: see `load`.
       params, n, best_of: as in `Engine.generate`; the fields of `params` alternatively as keywords.
       raw: use strings as they are, without the chat template.
-      chat_template_kwargs: arguments of the chat template, for example {"enable_thinking": False}.
+      chat_template_kwargs, continue_final_message, special_tokens_as_text: as in `Engine.generate`.
       engine: fields of `EngineConfig`; by default batch_size is the number of answers, at most 8.
       **sampling: fields of `SamplingParams`: max_new_tokens, temperature, top_p, seed, stop, …
 
@@ -282,6 +292,8 @@ def generate(
         params,
         raw=raw,
         chat_template_kwargs=chat_template_kwargs,
+        continue_final_message=continue_final_message,
+        special_tokens_as_text=special_tokens_as_text,
         n=n,
         best_of=best_of,
         **sampling,

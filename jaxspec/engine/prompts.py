@@ -1,15 +1,16 @@
 """Turns prompts of every form into token ids."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxspec.checkpoints import Tokenizer
-from jaxspec.checkpoints.chat_template import check_arguments, check_messages
+from jaxspec.checkpoints.chat_template import check_arguments
+from jaxspec.checkpoints.messages import as_messages
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
-"""A string, token ids (an array of NumPy or JAX works too), or chat messages of {"role", "content"}."""
+"""A string, token ids (an array of NumPy or JAX works too), or chat messages, as `as_messages` reads them."""
 
 _FORMS = "prompt must be a string, a list of token ids or a list of chat messages"
 
@@ -72,6 +73,8 @@ def encode_prompt(
     vocab_size: int,
     max_tokens: int,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    continue_final_message: bool = False,
+    special_tokens_as_text: bool = False,
 ) -> list[int]:
     """Token ids of a prompt.
 
@@ -84,16 +87,28 @@ def encode_prompt(
       max_tokens: a text that is clearly longer is refused before all of it is tokenised; the ids of others
         may still be more than this.
       chat_template_kwargs: arguments of the chat template.
+      continue_final_message: the last message is the beginning of the answer; the ids end with it.
+      special_tokens_as_text: special tokens in texts, messages and arguments of the template are text; only
+        the template's own are tokens.
 
     Raises:
       ValueError: the prompt is empty, far too long, has an id outside the vocabulary, or needs a tokenizer
-        or a chat template that is missing; or `raw` or `chat_template_kwargs` is given where it has no
-        effect.
+        or a chat template that is missing; or an option is given where it has no effect.
     """
     arguments = check_arguments(chat_template_kwargs)
+    for name, flag in (
+        ("continue_final_message", continue_final_message),
+        ("special_tokens_as_text", special_tokens_as_text),
+    ):
+        if not isinstance(flag, bool):
+            raise ValueError(f"{name} must be True or False, got {flag!r}")
     prompt = _without_arrays(prompt)
     if not _is_list(prompt):
         raise ValueError(f"{_FORMS}, got {prompt!r}")
+    kinds = set() if isinstance(prompt, str) else _kinds(prompt)
+    is_messages = bool(kinds) and all(issubclass(kind, dict) for kind in kinds)
+    if continue_final_message and not is_messages:
+        raise ValueError("continue_final_message: only chat messages end with an answer that can go on")
     if isinstance(prompt, str):
         if tokenizer is None:
             raise ValueError("prompt: text needs a tokenizer, and this checkpoint has none; pass token ids")
@@ -102,17 +117,21 @@ def encode_prompt(
         elif raw or not tokenizer.has_chat_template:
             _refuse(arguments, "raw text" if raw else "text, as this checkpoint has none")
             tokenizer.check_length(prompt, max_tokens)
-            ids = tokenizer.encode(prompt)
+            ids = tokenizer.encode(prompt, special_tokens_as_text=special_tokens_as_text)
         else:
-            ids = _encode_chat([{"role": "user", "content": prompt}], tokenizer, max_tokens, arguments)
-    elif (kinds := _kinds(prompt)) and all(issubclass(kind, dict) for kind in kinds):
+            chat = _Chat([{"role": "user", "content": prompt}], arguments, False, special_tokens_as_text)
+            ids = chat.encode(tokenizer, max_tokens)
+    elif is_messages:
         if tokenizer is None or not tokenizer.has_chat_template:
             raise ValueError("prompt: chat messages need a chat template, and this checkpoint has none")
         if raw:
             raise ValueError("raw: chat messages are text only by the chat template")
-        ids = _encode_chat(list(prompt), tokenizer, max_tokens, arguments)  # type: ignore[arg-type]
+        chat = _Chat(as_messages(prompt), arguments, continue_final_message, special_tokens_as_text)
+        ids = chat.encode(tokenizer, max_tokens)
     elif all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
         _refuse(arguments, "token ids")
+        if special_tokens_as_text:
+            raise ValueError("special_tokens_as_text: token ids are no text")
         # Most are ints already, and to convert them takes as long as all checks together.
         ids = list(prompt if kinds == {int} else map(int, prompt))  # type: ignore[arg-type]
     else:
@@ -126,17 +145,26 @@ def encode_prompt(
     return ids
 
 
-def _encode_chat(
-    messages: Sequence[Mapping[str, Any]],
-    tokenizer: Tokenizer,
-    max_tokens: int,
-    arguments: Mapping[str, Any],
-) -> list[int]:
-    check_messages(messages)
-    tokenizer.check_length("".join(message["content"] for message in messages), max_tokens)
-    chat = tokenizer.apply_chat_template(messages, arguments=arguments)
-    tokenizer.check_length(chat, max_tokens)
-    return tokenizer.encode(chat, add_special_tokens=False)
+class _Chat(NamedTuple):
+    """A conversation; the other fields are as in `encode_prompt`."""
+
+    messages: list[dict[str, Any]]
+    arguments: dict[str, Any]
+    continue_final_message: bool
+    special_tokens_as_text: bool
+
+    def encode(self, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
+        tokenizer.check_length("".join(message["content"] for message in self.messages), max_tokens)
+        messages, arguments = self.messages, self.arguments
+        if self.special_tokens_as_text:
+            messages, arguments = tokenizer.special_text.mark([messages, arguments])
+        chat = tokenizer.apply_chat_template(
+            messages, arguments=arguments, continue_final_message=self.continue_final_message
+        )
+        tokenizer.check_length(chat, max_tokens)
+        if self.special_tokens_as_text:
+            return tokenizer.encode_marked(chat)
+        return tokenizer.encode(chat, add_special_tokens=False)
 
 
 def _refuse(arguments: Mapping[str, Any], what: str) -> None:

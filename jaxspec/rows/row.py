@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
-from jaxspec.checkpoints.chat_template import check_arguments, check_messages
+from jaxspec.checkpoints.chat_template import check_arguments
+from jaxspec.checkpoints.messages import as_messages
 from jaxspec.engine import Generation
 from jaxspec.engine.samples import check_count
 from jaxspec.rows.ids import RowId, hash_json
@@ -52,7 +53,7 @@ class Row:
     Attributes:
       place: file and line, for messages: "in.jsonl line 3".
       id: given in the row, or else the number of its line, counted from 0 over all files.
-      prompt: text, token ids or messages; None for a row with turns.
+      prompt: text, token ids, or messages as `as_messages` gives them; None for a row with turns.
       turns: the user's turns, each answered before the next is asked.
       sampling: the fields of `SamplingParams` that the row sets itself, none of them to null.
       chat_template_kwargs: arguments of the chat template.
@@ -141,10 +142,9 @@ def make_row(place: str, values: Mapping[str, Any], number: int | None) -> Row:
         SamplingParams(**sampling)  # raises a ValueError that names the field
     value = values[question]
     turns = _check_turns(value) if question == "turns" else ()
-    prompt = _check_prompt(value) if question == "prompt" else None
+    prompt: Any = _check_prompt(value) if question == "prompt" else None
     if question == "messages":
-        check_messages(value)
-        prompt = value
+        prompt = as_messages(value)
     arguments = check_arguments(values.get("chat_template_kwargs"))
     n = None if values.get("n") is None else check_count("n", values["n"])
     if n is not None and turns:

@@ -1,4 +1,5 @@
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
@@ -6,6 +7,7 @@ import pytest
 
 from jaxspec.checkpoints import CheckpointError, chat_template
 from jaxspec.checkpoints.chat_template import render_chat
+from jaxspec.checkpoints.template_process import CPU_SECONDS, MEMORY
 
 USER = [{"role": "user", "content": "<b>&é"}]
 
@@ -59,7 +61,7 @@ def test_failing_or_escaping_template_is_an_error(template, message):
         ([], "messages is empty"),
         (["hello"], r"messages\[0\] must be a dict, got str"),
         ([*USER, {"content": "x"}], r"messages\[1\]\['role'\] must be a string, got None"),
-        ([{"role": "user", "content": 3}], r"messages\[0\]\['content'\] must be a string, got 3"),
+        ([{"role": "user", "content": 3}], r"messages\[0\]\['content'\] must be a string or a list"),
     ],
 )
 def test_messages_of_another_form_are_named(messages, message):
@@ -83,6 +85,28 @@ def test_messages_of_another_form_are_named(messages, message):
 def test_a_template_that_loops_or_grows_without_end_is_ended(template):
     with pytest.raises(CheckpointError, match="the chat template failed: "):
         render(template)
+    assert render("{{ messages[0].content }}") == USER[0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("template", "argument"),
+    [
+        ("{% for a in range(n) %}{% for b in range(n) %}{% endfor %}{% endfor %}", 99_999),
+        ("{{ n * 10**10 }}", "x"),
+        ("{{ n | indent(10**9) }}", "x"),
+        ("{{ n | tojson | length }}", ["x" * 2**20] * 60),
+        ("{{ 7 ** (7 ** n) }}", 9),
+        ("{{ n % (1,) }}", "%9999999999d"),
+    ],
+)
+def test_an_argument_that_makes_a_template_loop_or_grow_is_refused_in_a_second_and_200_mb(template, argument):
+    """As memory counts what the process may have at all, with Python and the request."""
+    began = time.perf_counter()
+    with pytest.raises(CheckpointError, match=r"template failed: |written as JSON") as raised:
+        render_chat(template, USER, {}, add_generation_prompt=True, arguments={"n": argument})
+    assert time.perf_counter() - began < 4  # of wall time, on a machine that does more
+    assert "\n" not in str(raised.value)
+    assert (CPU_SECONDS, MEMORY) == (1.0, 200e6)
     assert render("{{ messages[0].content }}") == USER[0]["content"]
 
 

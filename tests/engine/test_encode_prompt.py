@@ -199,3 +199,47 @@ def test_what_is_not_a_list_of_token_ids_is_refused(prompt):
 def test_the_first_id_outside_the_vocabulary_is_named(prompt, outside):
     with pytest.raises(ValueError, match=f"token id {outside} is outside the vocabulary of 267"):
         encode(None, prompt)
+
+
+def begun(text, *, role="assistant"):
+    return [{"role": "user", "content": "hello"}, {"role": role, "content": text}]
+
+
+CHAT = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content SHOWN }}[end]{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("shown", "text", "ends"),
+    [
+        ("", "he said ", "he said "),
+        ("| trim", "he said ", "he said"),
+        ("", "", ""),
+        ("| trim", "[end]", "[end]"),
+    ],
+)
+def test_an_answer_that_was_begun_goes_on_where_it_ends(tokenizer, shown, text, ends):
+    """The end is trimmed where the template trims, as transformers does."""
+    tokenizer.chat_template = CHAT.replace("SHOWN", shown)
+    ids = encode(tokenizer, begun(text), continue_final_message=True)
+    assert tokenizer.decode(ids) == f"[user]hello[end][assistant]{ends}"
+    assert tokenizer.decode(encode(tokenizer, begun(text))).endswith("[end][assistant]")
+    guarded = encode(tokenizer, begun(text), continue_final_message=True, special_tokens_as_text=True)
+    assert guarded == ids
+
+
+@pytest.mark.parametrize(
+    ("prompt", "template", "problem"),
+    [
+        (begun("hi", role="user"), CHAT.replace("SHOWN", ""), "the last message is of the user, no answer"),
+        (begun("hi"), "{{ messages[0].content }}", "the chat template leaves out the last message"),
+        ("hi", "{{ messages[0].content }}", "only chat messages end with an answer that can go on"),
+        ([5, 6], "", "only chat messages end with an answer that can go on"),
+    ],
+)
+def test_what_cannot_go_on_is_one_line(tokenizer, prompt, template, problem):
+    tokenizer.chat_template = template
+    with pytest.raises(ValueError, match=f"continue_final_message: {problem}"):
+        encode(tokenizer, prompt, continue_final_message=True)

@@ -134,7 +134,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(read):
         ('{"prompt": "a", "id": "\\ud800"}', "id is not valid Unicode"),
         ('{"prompt": "a", "id": ' + "7" * 5000 + "}", "4300 digits"),
         ('{"prompt": {"a\\nb": 1}, "id": "' + "long " * 1000 + '"}', "prompt must be text"),
-        ('{"messages": [{"role": "user", "content": ["' + "long " * 1000 + '"]}]}', "must be a string, got"),
+        ('{"messages": [{"role": "user", "content": ["' + "long " * 1000 + '"]}]}', "must be a part with"),
     ],
 )
 def test_a_bad_row_is_reported_with_its_line_and_the_next_still_read(read, line, problem):

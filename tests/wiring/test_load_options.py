@@ -218,6 +218,8 @@ GENERATE = {
     "params",
     "raw",
     "chat_template_kwargs",
+    "continue_final_message",
+    "special_tokens_as_text",
     "n",
     "best_of",
     "drafter",

@@ -9,10 +9,14 @@ from options import PROMPT, SAMPLED, SAMPLING, answer_to, assert_complete, field
 
 import jaxspec
 from jaxspec import AsyncEngine, Engine, SamplingParams, inspect_steps
+from jaxspec.checkpoints import CheckpointError
 from jaxspec.engine import load as load_module
 
 TEMPLATE = [{"raw": True}, {"chat_template_kwargs": {"note": "w9"}}]
 """How a prompt is made of what was asked."""
+BEGUN = [{"role": "user", "content": "w6"}, {"role": "assistant", "content": "w7"}]
+GO_ON = {"continue_final_message": True}
+AS_TEXT = {"special_tokens_as_text": True}
 
 
 def test_every_sampling_parameter_changes_the_answer(engine, plain):
@@ -24,32 +28,37 @@ def test_every_sampling_parameter_changes_the_answer(engine, plain):
         assert same(changed) != same(beside), name
     for more in TEMPLATE:
         assert answer_to(engine, PROMPT, {}, **more).prompt_token_ids != plain.prompt_token_ids
+    assert (
+        answer_to(engine, BEGUN, {}, **GO_ON).prompt_token_ids
+        != answer_to(engine, BEGUN, {}).prompt_token_ids
+    )
 
 
-def asked(way, engine, options, **raw):
+def asked(way, engine, options, prompt=PROMPT, **raw):
     """The answer by one of the ways to ask from Python."""
     if way == "generate":
-        return engine.generate(PROMPT, **options, **raw)
+        return engine.generate(prompt, **options, **raw)
     if way == "generate, params":
-        return engine.generate(PROMPT, SamplingParams(**options), **raw)
+        return engine.generate(prompt, SamplingParams(**options), **raw)
     if way == "generate, several":
-        return engine.generate(["w9", PROMPT], options, **raw)[1]
+        other = "w9" if isinstance(prompt, str) else BEGUN[1:]
+        return engine.generate([other, prompt], options, **raw)[1]
     if way == "stream":
-        return list(engine.stream(PROMPT, **options, **raw))[-1].generation
+        return list(engine.stream(prompt, **options, **raw))[-1].generation
     if way == "stream, params":
-        return list(engine.stream(PROMPT, options, **raw))[-1].generation
+        return list(engine.stream(prompt, options, **raw))[-1].generation
     if way == "async generate":
-        return asyncio.run(AsyncEngine(engine).generate(PROMPT, **options, **raw))
+        return asyncio.run(AsyncEngine(engine).generate(prompt, **options, **raw))
     if way == "async generate, params":
-        return asyncio.run(AsyncEngine(engine).generate(PROMPT, SamplingParams(**options), **raw))
+        return asyncio.run(AsyncEngine(engine).generate(prompt, SamplingParams(**options), **raw))
     if way == "async stream":
-        return asyncio.run(last(AsyncEngine(engine).stream(PROMPT, options, **raw)))
+        return asyncio.run(last(AsyncEngine(engine).stream(prompt, options, **raw)))
     if way == "inspect_steps":
-        return inspect_steps(engine, PROMPT, **options, **raw).generation
+        return inspect_steps(engine, prompt, **options, **raw).generation
     if way == "inspect_steps, params":
-        return inspect_steps(engine, PROMPT, SamplingParams(**options), **raw).generation
+        return inspect_steps(engine, prompt, SamplingParams(**options), **raw).generation
     given = {"params": SamplingParams(**options)} if way == "module, params" else options
-    return jaxspec.generate(PROMPT, "a model", **given, **raw)
+    return jaxspec.generate(prompt, "a model", **given, **raw)
 
 
 async def last(deltas):
@@ -77,6 +86,9 @@ def test_every_way_to_ask_gives_the_answer_that_was_asked_for(way, engine, plain
     monkeypatch.setattr(load_module, "load", lambda model, **settings: engine)
     for more in TEMPLATE:
         assert same(asked(way, engine, {}, **more)) == same(answer_to(engine, PROMPT, {}, **more)), more
+    assert same(asked(way, engine, {}, BEGUN, **GO_ON)) == same(answer_to(engine, BEGUN, {}, **GO_ON))
+    with pytest.raises(CheckpointError, match="no other tokens for '</s>'"):
+        asked(way, engine, {}, "w6 </s>", **AS_TEXT)
     for name, change in SAMPLING.items():
         options = change.options(name, plain)
         if way.startswith("inspect") and options.get("temperature") and name not in ("temperature", "seed"):
@@ -97,13 +109,13 @@ def test_inspection_asks_for_what_it_was_asked_for(engine, plain, monkeypatch):
         options = change.options(name, plain)
         with suppress(InterruptedError):
             inspect_steps(engine, PROMPT, **options, raw=True)
-        raw = {"raw": True, "chat_template_kwargs": None}
+        raw = {"raw": True, "chat_template_kwargs": None, **dict.fromkeys([*GO_ON, *AS_TEXT], False)}
         assert made.pop() == (PROMPT, SamplingParams(**options), raw)
     assert make(PROMPT, SamplingParams(), raw=True)
 
 
 # What the ways to ask take beside the fields of `SamplingParams`.
-ASKED = {"prompt", "params", "raw", "chat_template_kwargs"}
+ASKED = {"prompt", "params", "raw", "chat_template_kwargs", *GO_ON, *AS_TEXT}
 STREAMED = {"priority": 3, "deadline": 1e-9}
 SAMPLES = {"n": 3, "best_of": 4}
 MADE = {**STREAMED, "id": "mine", "is_streamed": True}

@@ -1,0 +1,86 @@
+"""Chat messages, in the forms in which people have them, as chat templates read them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxspec.checkpoints.errors import CheckpointError
+
+
+def as_messages(messages: Any) -> list[dict[str, Any]]:
+    """Messages of OpenAI's forms in the one form that every template reads.
+
+    A message is {"role", "content"}, and may have other keys, which are the template's. Its content is a
+    text; parts [{"type": "text", "text": …}], which are joined by line breaks, as vLLM and llama.cpp do; or,
+    beside "tool_calls", null or nothing, which becomes "". The arguments of a tool call may be JSON in a
+    text, as OpenAI writes them; templates get the object. Keys that are null are left out.
+
+    Raises:
+      CheckpointError: they have another form, hold what is no text, or the list is empty; the text names the
+        place.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise CheckpointError(f"messages must be a list of role and content, got {type(messages).__name__}")
+    if not messages:
+        raise CheckpointError("messages is empty")
+    return [_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+
+
+def _message(where: str, message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise CheckpointError(f"{where} must be a dict, got {type(message).__name__}")
+    read = {key: value for key, value in message.items() if value is not None}
+    if not isinstance(read.get("role"), str):
+        raise CheckpointError(f"{where}['role'] must be a string, got {read.get('role')!r}")
+    if read.pop("tool_calls", None):
+        read["tool_calls"] = _tool_calls(f"{where}['tool_calls']", message["tool_calls"])
+    read["content"] = _content(f"{where}['content']", read.get("content"), "tool_calls" in read)
+    if not isinstance(read.get("tool_call_id", ""), str):
+        raise CheckpointError(f"{where}['tool_call_id'] must be a string, got {read['tool_call_id']!r}")
+    return read
+
+
+def _content(where: str, content: Any, may_be_missing: bool) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None and may_be_missing:
+        return ""
+    if not isinstance(content, list | tuple):
+        raise CheckpointError(f"{where} must be a string or a list of parts, got {content!r}")
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if not isinstance(kind, str):
+            raise CheckpointError(f"{where}[{index}] must be a part with a type, got {part!r}")
+        if kind != "text":
+            raise CheckpointError(f"{where}[{index}]: a part of type {kind!r} cannot be read, only text can")
+        if not isinstance(part.get("text"), str):
+            raise CheckpointError(f"{where}[{index}]['text'] must be a string, got {part.get('text')!r}")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _tool_calls(where: str, calls: Any) -> list[dict[str, Any]]:
+    if not isinstance(calls, list | tuple):
+        raise CheckpointError(f"{where} must be a list, got {calls!r}")
+    read = []
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise CheckpointError(f"{where}[{index}] must have a function with a name, got {call!r}")
+        arguments = _arguments(f"{where}[{index}]['function']['arguments']", function.get("arguments"))
+        read.append({**call, "function": {**function, "arguments": arguments}})
+    return read
+
+
+def _arguments(where: str, arguments: Any) -> dict[str, Any]:
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            raise CheckpointError(f"{where} must be an object, or its JSON, got {arguments!r}") from None
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, Mapping):
+        raise CheckpointError(f"{where} must be an object, or its JSON, got {arguments!r}")
+    return dict(arguments)

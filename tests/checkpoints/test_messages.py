@@ -1,0 +1,80 @@
+"""Messages in the forms that OpenAI's clients send, as a chat template reads them."""
+
+import json
+
+import pytest
+
+from jaxspec.checkpoints import CheckpointError
+from jaxspec.checkpoints.messages import as_messages
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "sum", "arguments": '{"a": [1, 2]}'}}
+
+
+def test_a_conversation_with_a_tool():
+    conversation = [
+        {"role": "system", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]},
+        {"role": "user", "content": "1 + 2?", "name": "Ann"},
+        {"role": "assistant", "content": None, "refusal": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "3", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "3.", "tool_calls": None},
+    ]
+    read = as_messages(conversation)
+    assert read == [
+        {"role": "system", "content": "Be\nbrief."},
+        conversation[1],
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{**CALL, "function": {"name": "sum", "arguments": {"a": [1, 2]}}}],
+        },
+        conversation[3],
+        {"role": "assistant", "content": "3."},
+    ]
+    assert as_messages(read) == read
+    assert json.loads(CALL["function"]["arguments"]) == {"a": [1, 2]}
+
+
+@pytest.mark.parametrize("arguments", [None, "", {}, "{}"])
+def test_a_call_without_arguments_has_none(arguments):
+    call = {"function": {"name": "now", "arguments": arguments}}
+    (message,) = as_messages([{"role": "assistant", "tool_calls": [call]}])
+    assert message["tool_calls"][0]["function"]["arguments"] == {}
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (
+            {"content": [{"type": "text", "text": "a"}, IMAGE]},
+            r"\['content'\]\[1\]: a part of type 'image_url'",
+        ),
+        ({"content": [{"type": "input_audio"}]}, "'input_audio' cannot be read, only text can"),
+        ({"content": ["a"]}, r"\['content'\]\[0\] must be a part with a type, got 'a'"),
+        ({"content": [{"type": "text"}]}, r"\['content'\]\[0\]\['text'\] must be a string, got None"),
+        ({"content": None}, r"\['content'\] must be a string or a list of parts, got None"),
+        ({"tool_calls": []}, r"\['content'\] must be a string or a list of parts, got None"),
+        ({"content": 3}, r"\['content'\] must be a string or a list of parts, got 3"),
+        ({"content": "a", "tool_call_id": 1}, r"\['tool_call_id'\] must be a string, got 1"),
+        ({"tool_calls": "sum"}, r"\['tool_calls'\] must be a list, got 'sum'"),
+        ({"tool_calls": [{}]}, r"\['tool_calls'\]\[0\] must have a function with a name"),
+        (
+            {"tool_calls": [{"function": {"name": "a", "arguments": "{"}}]},
+            r"\['arguments'\] must be an object",
+        ),
+        (
+            {"tool_calls": [{"function": {"name": "a", "arguments": "[" * 10**5}}]},
+            "must be an object, or its",
+        ),
+        (
+            {"tool_calls": [{"function": {"name": "a", "arguments": "[1]"}}]},
+            r"object, or its JSON, got \[1\]",
+        ),
+    ],
+)
+def test_what_no_template_could_read_is_named_with_its_place(message, problem):
+    with pytest.raises(CheckpointError, match=r"messages\[1\]" + ".*" + problem) as raised:
+        as_messages([{"role": "user", "content": "a"}, {"role": "assistant", **message}])
+    assert "\n" not in str(raised.value)
