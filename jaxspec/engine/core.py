@@ -30,6 +30,7 @@ from jaxspec.engine.host.pages import PagePool
 from jaxspec.engine.host.request import Request
 from jaxspec.engine.host.scheduler import Dispatch, Scheduler
 from jaxspec.engine.host.scoring import Scoring
+from jaxspec.engine.metrics import Totals
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.weights import WeightUpdate
 from jaxspec.jax_settings import platform
@@ -50,6 +51,7 @@ class EngineCore:
       state: donated to each dispatch and replaced by its result; absent once the engine is closed.
       device: the first device.
       modes: the sampling modes that have a decode program.
+      totals: of the requests that have ended.
       program_sizes: those compiled before the first request, and those compiled later, in the background;
         each without log-probabilities and constraints.
       target, drafter: the networks, with their weights; absent once the engine is closed.
@@ -75,6 +77,7 @@ class EngineCore:
         self.config, self.modes = config, modes
         self.device: jax.Device = mesh.devices.flat[0]
         self.counters = Counters()
+        self.totals = Totals()
         self.error: EngineError | None = None
         self.target, self.drafter = target, drafter
         self.weights_lock = threading.Lock()
@@ -139,6 +142,7 @@ class EngineCore:
     def add(self, requests: Sequence[Request]) -> None:
         """Queues requests; if the engine has failed or is closed, they fail at once."""
         for request in requests:
+            request.when_ended = self.totals.add
             if self.error is not None:
                 request.end("failed", str(self.error))
             elif request.finish_reason is not None:

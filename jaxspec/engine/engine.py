@@ -28,6 +28,7 @@ from jaxspec.engine.counters import Counters
 from jaxspec.engine.errors import EngineError
 from jaxspec.engine.host.answer import Delta, Generation
 from jaxspec.engine.host.request import Listener, Request
+from jaxspec.engine.metrics import Metric, metrics
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt, encode_prompt
 from jaxspec.engine.requests import (
@@ -61,7 +62,7 @@ class Engine:
     - `sample` draws samples as arrays, for a training step; `score` gives the log-probabilities of texts.
     - `run` answers requests from `make_request` as they come, with priorities and deadlines.
     - `update_weights` replaces the weights while it runs; `weights`, `target` and `drafter` are for looking.
-    - `counters` says what work was done; `forget_prefixes` empties the prefix cache.
+    - `counters` and `metrics` say what work was done; `forget_prefixes` empties the prefix cache.
     - `close` frees the device's memory.
 
     One background thread drives the device, so any thread may call any method at any time; the requests of
@@ -590,6 +591,21 @@ class Engine:
     def counters(self) -> Counters:
         """The work done so far, and how much of it was useful."""
         return replace(self.core.counters, compiles=len(self.programs.compiled))
+
+    def metrics(self) -> dict[str, Metric]:
+        """What the engine has done and is doing, by the names of vLLM's metrics, without its prefix "vllm:".
+
+        "spec_decode_num_accepted_tokens_per_pos", "time_to_first_token_seconds" and others, of all clients
+        together; every count is of all requests since the engine was made that have ended.
+        """
+        scheduler, pages = self.core.scheduler, self.core.scheduler.pages
+        return metrics(
+            self.core.totals,
+            self.core.counters,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            cache_usage=1 - pages.num_free / pages.num_pages,
+        )
 
     @property
     def max_pending(self) -> int:

@@ -54,6 +54,7 @@ class Request:
       priority: larger values are served first, equal ones in the order of arrival.
       deadline: the `time.monotonic()` at which it is aborted if it has not ended; None for no limit.
       listener: called with every piece, in the engine's thread. If it raises, the request is aborted.
+      when_ended: called once with the request, when it has ended, before the listener.
       queue_key: its sort key in the queue, (-priority, number of arrival), which never changes.
       token_ids, text: the answer so far.
       logprobs, top_logprobs: see `Generation`; empty if they were not asked for.
@@ -83,6 +84,7 @@ class Request:
     priority: int = 0
     deadline: float | None = None
     listener: Listener | None = None
+    when_ended: "Callable[[Request], object] | None" = None
     queue_key: tuple[int, int] = (0, 0)
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -233,6 +235,8 @@ class Request:
         """Gives the listener the last `num_new` tokens and their text; after the end the answer, once."""
         if self.finish_reason is not None and self.finished_at is None:
             self.finished_at = time.perf_counter()
+            if self.when_ended is not None:
+                self.when_ended(self)
         if self.listener is None or not (self.is_streamed or self.finish_reason):
             return
         safe = len(self.text) if self.finish_reason else len(self.text) - self._held_back()
