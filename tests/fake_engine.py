@@ -30,6 +30,7 @@ class FakeEngine:
       most_running: the largest number so far.
       params: sampling parameters of every request.
       template_kwargs: arguments of the chat template of every request.
+      flags: other options of every request that were given.
     """
 
     def __init__(self, slots=2, *, asks_again=True, seconds=0.0):
@@ -41,17 +42,20 @@ class FakeEngine:
         """
         self.max_pending = 2 * slots
         self.running = self.most_running = 0
-        self.params, self.template_kwargs = [], []
+        self.params, self.template_kwargs, self.flags = [], [], []
         self.runs = []
         self._asks_again = asks_again
         self._seconds = seconds
 
-    def make_request(self, prompt, params, *, raw=False, chat_template_kwargs=None, is_streamed=False):
+    def make_request(
+        self, prompt, params, *, raw=False, chat_template_kwargs=None, is_streamed=False, **flags
+    ):
         if "long" in str(prompt):
             raise ValueError("prompt is too long")
         params = dataclasses.replace(params, max_new_tokens=params.max_new_tokens or 256)
         self.params.append(params)
         self.template_kwargs.append(chat_template_kwargs)
+        self.flags.append(flags)
         rounds = 1000 if "slow" in str(prompt) else 1 + hash_json([prompt, params.seed], 1)[0] % 7
         ids = [-1] if "fail" in str(prompt) else list(hash_json(prompt, 4))
         return FakeRequest(ids, params, rounds)

@@ -21,10 +21,10 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """The output row, with the last turn's answer; for a row with turns, "turns" holds all answers. With
-        `Row.n` it has the first answer, and "samples" holds all."""
+        `Row.n` it has the first answer, and "samples" holds all. Keys that are kept stand before them."""
         every = [_record(generation) for generation in self.generations]
         shown = every[-1] if self.row.n is None else every[0]
-        record = {"id": self.row.id, "input_digest": self.row.digest, **shown}
+        record = {"id": self.row.id, "input_digest": self.row.digest, **self.row.kept, **shown}
         record["stats"] = self.stats.to_dict()
         if self.row.turns:
             record["turns"] = every

@@ -163,6 +163,7 @@ class BatchRun(Progress):
             replace(self._params, **{**row.sampling, "seed": sample_seed(seed, pending.sample)}),
             raw=self._raw,
             chat_template_kwargs=row.chat_template_kwargs,
+            **row.flags,
         )
 
     def _fail(self, pending: _PendingRow, turn: int, problem: object) -> None:

@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxspec.commands.command_line import (
     CommandError,
@@ -81,13 +81,14 @@ def stream_answer(
     prompt: "Prompt",
     params: SamplingParams,
     *,
-    raw: bool = False,
     said: list[str] | None = None,
+    **options: Any,
 ) -> "Generation":
     """Writes an answer to stdout as it streams, then a line of statistics to stderr.
 
     Args:
       said: takes the pieces of text as they are written.
+      **options: how the prompt becomes tokens, as in `Engine.stream`.
 
     Raises:
       RefusedError: the prompt is too long or cannot be formatted.
@@ -97,7 +98,7 @@ def stream_answer(
 
     start = time.perf_counter()
     try:
-        deltas = engine.stream(prompt, params, raw=raw)
+        deltas = engine.stream(prompt, params, **options)
     except ValueError as error:
         raise RefusedError(error) from None
     first, first_seconds = 0, 0.0

@@ -4,7 +4,7 @@
 
 CONFIG is a configuration's name, a TOML file, a checkpoint folder, a .gguf file or a Hugging Face Hub id.
 Every row of IN.jsonl is {"prompt": ...}, {"messages": [...]} or {"turns": [...]}, optionally with an "id",
-sampling parameters of its own ("temperature", "max_new_tokens", ...) and "chat_template_kwargs".
+sampling parameters of its own ("temperature", "max_new_tokens", ...), "n" and "chat_template_kwargs".
 Exit status: 0; 1 if some rows failed and all others are done; 2 for bad input, or if something cannot be
 written; 130 after Ctrl-C.
 """
@@ -19,6 +19,7 @@ from jaxspec.commands.command_line import (
     CommandError,
     Parser,
     add_device_option,
+    add_prompt_options,
     add_sampling_options,
     add_speculation_options,
     drafter_options,
@@ -81,6 +82,15 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         metavar="force",
         help="skip the rows that OUT.jsonl answers; its settings must be the same, unless forced",
     )
+    parser.add_argument(
+        "--prompt-key", metavar="KEY", help="the key of the rows' question: a text, token ids or messages"
+    )
+    parser.add_argument(
+        "--keep-columns",
+        nargs="*",
+        metavar="KEY",
+        help="copy these keys of a row to its answer; without names, all that ask for nothing",
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N rows")
     parser.add_argument(
         "--batch-size", type=int, metavar="B", help="rows per engine at once; default: the configuration's"
@@ -109,6 +119,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--summary", type=Path, metavar="FILE.json", help="speed and acceptance, as JSON")
     add_device_option(parser)
     add_sampling_options(parser)
+    add_prompt_options(parser)
     add_speculation_options(parser)
     return parser.parse_args(arguments)
 

@@ -39,6 +39,7 @@ from jaxspec.batch import (
 )
 from jaxspec.commands.command_line import (
     CommandError,
+    prompt_options,
     report,
     sampling_params,
     write,
@@ -48,7 +49,7 @@ from jaxspec.engine import EngineError
 from jaxspec.engine.load import load
 from jaxspec.jax_settings import choose_devices
 from jaxspec.provenance import device, provenance
-from jaxspec.rows import may_sample
+from jaxspec.rows import Form, may_sample
 from jaxspec.sampling import SamplingMode, SamplingParams, required_mode
 
 _OTHER_FORMATS = (".arrow", ".bz2", ".csv", ".feather", ".gz", ".parquet", ".tsv", ".xz", ".zip", ".zst")
@@ -76,14 +77,14 @@ def _answer_rows(args: argparse.Namespace, config: Config, changes: dict[str, An
     args.output = Path(args.output)
     _check_files(args)
     rows_sample = may_sample(*args.input)
-    params = sampling_params(args, may_sample=rows_sample)
+    params = sampling_params(args, config, may_sample=rows_sample)
     devices, environments = _share_devices(args, config)
     if devices is None:
         own = choose_devices(args.device, config.engine.tensor_parallel)
         backend, computed_on = own[0].platform, device(own)
     else:
         backend, computed_on = devices.backend, devices.description
-    rows = read_rows(*args.input)
+    rows = read_rows(*args.input, form=_form(args))
     force = args.resume == "force"
     with closing(OutputFile(args.output, resume=args.resume is not None)) as output:
         if params.seed is None:
@@ -116,7 +117,7 @@ def _answer_with_ray(args: argparse.Namespace, config: Config, changes: dict[str
     # Folders, URLs and Parquet are not read here.
     is_lines = all(os.path.isfile(path) and not path.endswith(".parquet") for path in args.input)
     rows_sample = not is_lines or may_sample(*args.input)
-    params = sampling_params(args, may_sample=rows_sample)
+    params = sampling_params(args, config, may_sample=rows_sample)
     if params.seed is None:
         params = dataclasses.replace(params, seed=secrets.randbits(64))
     ray.connect(args.ray or None)
@@ -143,9 +144,17 @@ def _answer_with_ray(args: argparse.Namespace, config: Config, changes: dict[str
     return _conclude(args, summary, {"config": args.config, **origin})
 
 
+def _form(args: argparse.Namespace) -> Form:
+    """How rows are read."""
+    kept = args.keep_columns
+    kept = () if kept is None else kept or True
+    return Form(prompt_key=args.prompt_key, kept=kept, defaults=prompt_options(args))
+
+
 def _check_ray_options(args: argparse.Namespace) -> None:
-    if args.resume is not None:
-        raise CommandError("--resume cannot be used with --ray")
+    for option in ("resume", "prompt_key", "keep_columns", "chat_template_kwargs", "special_tokens_as_text"):
+        if getattr(args, option) not in (None, False):
+            raise CommandError(f"--{option.replace('_', '-')} cannot be used with --ray")
     if STDIN in args.input:
         raise CommandError("--input: --ray needs files or folders that every machine of the cluster can read")
     files = [*args.input, args.output, *([str(args.summary)] if args.summary else [])]

@@ -14,12 +14,15 @@ from jaxspec.commands.answering import RefusedError, add_model_options, check_te
 from jaxspec.commands.command_line import (
     CommandError,
     Parser,
+    add_prompt_options,
     add_sampling_options,
     add_speculation_options,
+    prompt_options,
     report,
     sampling_params,
     write,
 )
+from jaxspec.config import resolve_config
 from jaxspec.errors import OneLineError
 
 if TYPE_CHECKING:
@@ -33,14 +36,15 @@ def main(arguments: list[str] | None = None) -> int:
     add_model_options(parser)
     parser.add_argument("--system", metavar="TEXT", help="the system's turn, before all others")
     add_sampling_options(parser, raw=False)
+    add_prompt_options(parser)
     add_speculation_options(parser)
     args = parser.parse_args(arguments)
     if args.no_speculation:
         parser.refuse(args, ["drafter"], "with --no-speculation")
     try:
-        params = sampling_params(args)
+        params = sampling_params(args, resolve_config(args.model))
         system = [] if args.system is None else [_turn("system", args.system)]
-        _chat(load_engine(args, params), params, system)
+        _chat(load_engine(args, params), params, system, prompt_options(args))
     except OneLineError as error:
         return report(error)
     except KeyboardInterrupt:
@@ -48,8 +52,10 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _chat(engine: "Engine", params: "SamplingParams", system: list[dict[str, Any]]) -> None:
-    """Answers turns until stdin ends."""
+def _chat(
+    engine: "Engine", params: "SamplingParams", system: list[dict[str, Any]], options: dict[str, Any]
+) -> None:
+    """Answers turns until stdin ends; the options are those of `stream_answer`."""
     if engine.tokenizer is None or not engine.tokenizer.has_chat_template:
         raise CommandError("--model: a chat needs a chat template, and this checkpoint has none")
     messages = list(system)
@@ -58,18 +64,21 @@ def _chat(engine: "Engine", params: "SamplingParams", system: list[dict[str, Any
             messages = list(system)
         elif line.strip():
             try:
-                messages = _answered(engine, params, [*messages, _turn("user", line)])
+                messages = _answered(engine, params, [*messages, _turn("user", line)], options)
             except RefusedError as error:  # the conversation is too long, for example
                 report(error)
 
 
 def _answered(
-    engine: "Engine", params: "SamplingParams", messages: list[dict[str, Any]]
+    engine: "Engine",
+    params: "SamplingParams",
+    messages: list[dict[str, Any]],
+    options: dict[str, Any],
 ) -> list[dict[str, Any]]:
     """The messages with the answer to the last of them."""
     said: list[str] = []
     try:
-        generation = stream_answer(engine, messages, params, said=said)
+        generation = stream_answer(engine, messages, params, said=said, **options)
     except KeyboardInterrupt:
         write("\n")
         print("[stopped]", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 import os
 import runpy
 import sys
@@ -11,7 +12,7 @@ from typing import Any, NoReturn, TextIO
 from jaxspec import __version__
 from jaxspec.config import Config
 from jaxspec.errors import OneLineError
-from jaxspec.sampling import DEFAULT_MAX_NEW_TOKENS, SamplingParams
+from jaxspec.sampling import DEFAULT_MAX_NEW_TOKENS, SamplingParams, generation_defaults
 
 
 class CommandError(OneLineError):
@@ -109,8 +110,7 @@ def _open_stderr() -> None:
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, *, raw: bool = True) -> None:
-    """Adds options for the fields of `SamplingParams`, and --raw unless `raw` is False."""
-    default = SamplingParams()
+    """Adds options for the fields of `SamplingParams`, --sampling-defaults, and --raw if `raw`."""
     group = parser.add_argument_group("sampling")
     group.add_argument(
         "--max-new-tokens",
@@ -121,61 +121,60 @@ def add_sampling_options(parser: argparse.ArgumentParser, *, raw: bool = True) -
     group.add_argument(
         "--temperature",
         type=float,
-        default=default.temperature,
         metavar="T",
         help="default: 0, greedy",
     )
-    group.add_argument("--top-p", type=float, default=default.top_p, metavar="P", help="default: 1, all")
-    group.add_argument("--top-k", type=int, default=default.top_k, metavar="K", help="default: 0, all")
-    group.add_argument("--min-p", type=float, default=default.min_p, metavar="P", help="default: 0, all")
+    group.add_argument("--top-p", type=float, metavar="P", help="default: 1, all")
+    group.add_argument("--top-k", type=int, metavar="K", help="default: 0, all")
+    group.add_argument("--min-p", type=float, metavar="P", help="default: 0, all")
     group.add_argument("--seed", type=int, metavar="N", help="of draws; default: at random, and reported")
     group.add_argument(
         "--stop",
         action="append",
-        default=[],
         metavar="TEXT",
         help="ends the answer; may be given several times",
     )
     group.add_argument("--ignore-eos", action="store_true", help="do not stop at end-of-sequence tokens")
+    group.add_argument(
+        "--sampling-defaults",
+        action="store_true",
+        help="take what is not given from the model's generation_config.json",
+    )
     if raw:
         group.add_argument("--raw", action="store_true", help="pass prompts without the chat template")
-    _add_constraint_options(parser, default)
+    _add_constraint_options(parser)
 
 
-def _add_constraint_options(parser: argparse.ArgumentParser, default: SamplingParams) -> None:
+def _add_constraint_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("constraints")
     for name, text in (
         ("repetition_penalty", "divides the logits of tokens in the prompt and the answer; default: 1, off"),
         ("presence_penalty", "less for the logits of tokens in the answer; default: 0"),
         ("frequency_penalty", "less for every time that a token is in the answer; default: 0"),
     ):
-        group.add_argument(_flag(name), type=float, default=getattr(default, name), metavar="X", help=text)
+        group.add_argument(_flag(name), type=float, metavar="X", help=text)
     group.add_argument(
         "--logit-bias",
         type=_bias,
         action="append",
-        default=[],
         metavar="ID=X",
         help="adds X to the logit of a token; may be given several times",
     )
     group.add_argument(
         "--bad-words",
         action="append",
-        default=[],
         metavar="TEXT",
         help="what must not be in the answer; may be given several times",
     )
     group.add_argument(
         "--min-tokens",
         type=int,
-        default=default.min_tokens,
         metavar="N",
         help="tokens before the answer may end; default: 0",
     )
     group.add_argument(
         "--no-repeat-ngram-size",
         type=int,
-        default=default.no_repeat_ngram_size,
         metavar="N",
         help="repeats no sequence of N tokens; default: 0, off",
     )
@@ -191,6 +190,43 @@ def _bias(text: str) -> tuple[int, float]:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+def add_prompt_options(parser: argparse.ArgumentParser) -> None:
+    """Adds options that say how prompts become tokens."""
+    group = parser.add_argument_group("prompt")
+    group.add_argument(
+        "--chat-template-kwargs",
+        type=_json_object,
+        metavar="JSON",
+        help="""arguments of the chat template, such as '{"enable_thinking": false}'""",
+    )
+    group.add_argument(
+        "--special-tokens-as-text",
+        action="store_true",
+        help="take special tokens in texts as text; only the chat template's own are tokens",
+    )
+
+
+def prompt_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `add_prompt_options` that were given, as keywords of `Engine.stream`."""
+    given = {name: getattr(args, name) for name in ("chat_template_kwargs", "special_tokens_as_text")}
+    return {name: value for name, value in given.items() if value}
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """Parses a JSON object.
+
+    Raises:
+      ArgumentTypeError: it is none.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
+    return value
 
 
 def add_speculation_options(parser: argparse.ArgumentParser) -> None:
@@ -226,28 +262,40 @@ def drafts_option(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"must be a whole number or auto, got {text!r}") from None
 
 
-def sampling_params(args: argparse.Namespace, *, may_sample: bool = False) -> SamplingParams:
+def sampling_params(args: argparse.Namespace, config: Config, *, may_sample: bool = False) -> SamplingParams:
     """The parameters given by the options of `add_sampling_options`.
 
     Args:
+      config: whose model has the defaults that --sampling-defaults asks for.
       may_sample: whether requests may set another temperature.
 
     Raises:
       CommandError: a value is out of range, or has no effect at temperature 0.
+      CheckpointError: the model of --sampling-defaults cannot be opened.
     """
     names = {field.name for field in dataclasses.fields(SamplingParams)} & vars(args).keys()
     names -= {"num_speculative_tokens"}  # that option is about the drafter
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if args.sampling_defaults:
+        given = {**_model_defaults(config), **given}
     try:
-        params = SamplingParams(**{name: getattr(args, name) for name in names})
+        params = SamplingParams(**given)
     except ValueError as error:
         raise CommandError(error) from None
     if params.temperature or may_sample:
         return params
     default = SamplingParams()
     for name in ("top_p", "top_k", "min_p"):
-        if getattr(params, name) != getattr(default, name):
+        if getattr(args, name) is not None and getattr(params, name) != getattr(default, name):
             raise CommandError(f"{_flag(name)} has no effect without --temperature: at 0, decoding is greedy")
     return params
+
+
+def _model_defaults(config: Config) -> dict[str, Any]:
+    from jaxspec.checkpoints import open_checkpoint  # imports slowly
+
+    target = config.target
+    return generation_defaults(open_checkpoint(target.source, target.file, target.sha256).generation)
 
 
 def drafter_options(args: argparse.Namespace, config: Config) -> dict[str, Any]:

@@ -15,11 +15,14 @@ from jaxspec.commands.answering import add_model_options, check_text, load_engin
 from jaxspec.commands.command_line import (
     CommandError,
     Parser,
+    add_prompt_options,
     add_sampling_options,
     add_speculation_options,
+    prompt_options,
     report,
     sampling_params,
 )
+from jaxspec.config import resolve_config
 from jaxspec.errors import OneLineError
 
 
@@ -39,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add_model_options(parser)
     add_sampling_options(parser)
+    add_prompt_options(parser)
     add_speculation_options(parser)
     args = parser.parse_args(arguments)
     if args.no_speculation:
@@ -55,8 +59,10 @@ def main(arguments: list[str] | None = None) -> int:
 def _answer(args: argparse.Namespace) -> int:
     prompt = _stdin() if args.prompt == "-" else args.prompt
     check_text(prompt)
-    params = sampling_params(args)
-    generation = stream_answer(load_engine(args, params), prompt, params, raw=args.raw)
+    params = sampling_params(args, resolve_config(args.model))
+    generation = stream_answer(
+        load_engine(args, params), prompt, params, raw=args.raw, **prompt_options(args)
+    )
     if generation.error is None:
         return 0
     report(f"{generation.finish_reason}: {generation.error}")

@@ -50,6 +50,7 @@ from jaxspec.sampling import (
     Asked,
     SamplingMode,
     SamplingParams,
+    generation_defaults,
     modes_for_sampling,
 )
 from jaxspec.sharding import bytes_by_device, make_mesh
@@ -60,6 +61,7 @@ class Engine:
 
     - `generate` answers one prompt or several; `stream` answers one piece by piece.
     - `sample` draws samples as arrays, for a training step; `score` gives the log-probabilities of texts.
+    - `default_params` is the sampling that the model's makers recommend.
     - `run` answers requests from `make_request` as they come, with priorities and deadlines.
     - `update_weights` replaces the weights while it runs; `weights`, `target` and `drafter` are for looking.
     - `counters` and `metrics` say what work was done; `forget_prefixes` empties the prefix cache.
@@ -81,6 +83,7 @@ class Engine:
         mesh: Mesh | None = None,
         sampling_modes: Sequence[str | SamplingMode] = ("greedy", "sampled"),
         is_adaptive: bool = False,
+        generation: Mapping[str, Any] | None = None,
         progress: bool = True,
     ):
         """Allocates the cache and compiles the programs.
@@ -95,6 +98,7 @@ class Engine:
             programs, because searching for top-k and top-p there costs the same whether or not a request
             uses them.
           is_adaptive: choose K for every dispatch, up to the drafter's `num_speculative_tokens`.
+          generation: the contents of the checkpoint's `generation_config.json`, for `default_params`.
           progress: show a progress bar while programs compile.
 
         Raises:
@@ -112,6 +116,7 @@ class Engine:
             rounds_activations=rounds_activations(weights),
         )
         self.tokenizer = tokenizer
+        self._generation = generation or {}
         self.eos_token_ids = tuple(eos_token_ids)
         self.vocab_size = target.config.vocab_size
         self.max_model_len = self.config.max_model_len
@@ -591,6 +596,19 @@ class Engine:
     def counters(self) -> Counters:
         """The work done so far, and how much of it was useful."""
         return replace(self.core.counters, compiles=len(self.programs.compiled))
+
+    def default_params(self, **sampling: Any) -> SamplingParams:
+        """The sampling that the model's makers recommend in its `generation_config.json`.
+
+        It is used only where it is asked for: `engine.generate(prompt, engine.default_params(seed=1))`.
+
+        Args:
+          **sampling: fields of `SamplingParams` in place of these.
+
+        Raises:
+          ValueError: a value, of the file or of the arguments, is bad.
+        """
+        return SamplingParams.merge(None, {**generation_defaults(self._generation), **sampling})
 
     def metrics(self) -> dict[str, Metric]:
         """What the engine has done and is doing, by the names of vLLM's metrics, without its prefix "vllm:".

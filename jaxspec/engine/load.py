@@ -133,6 +133,7 @@ def _load(
             mesh=mesh,
             sampling_modes=sampling_modes,
             is_adaptive=config.drafter.is_adaptive and made is None,
+            generation=checkpoint.generation,
             progress=progress,
         )
 

@@ -2,13 +2,15 @@
 
 from jaxspec.rows.files import STDIN, InputError, count_rows, may_sample, read_rows
 from jaxspec.rows.ids import IdTable, RowId, hash_json
-from jaxspec.rows.row import KEYS, MAX_LINE, NOTES, Row, RowError, make_row, parse_line
+from jaxspec.rows.row import KEYS, MAX_LINE, NOTES, OUTPUT, Form, Row, RowError, make_row, parse_line
 
 __all__ = [
     "KEYS",
     "MAX_LINE",
     "NOTES",
+    "OUTPUT",
     "STDIN",
+    "Form",
     "IdTable",
     "InputError",
     "Row",

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from jaxspec.rows import row as rows
 from jaxspec.rows.ids import IdTable
-from jaxspec.rows.row import Row, RowError, parse_line
+from jaxspec.rows.row import PLAIN, Form, Row, RowError, parse_line
 
 STDIN = "-"
 """The name that stands for standard input."""
@@ -23,7 +23,7 @@ class InputError(ValueError):
     """The input cannot be read; the message names it."""
 
 
-def read_rows(*sources: str | Path, unique_ids: bool = True) -> Iterator[Row | RowError]:
+def read_rows(*sources: str | Path, unique_ids: bool = True, form: Form = PLAIN) -> Iterator[Row | RowError]:
     """Yields the rows of JSONL files while reading them; a bad row is yielded as its error.
 
     A row is an object with one of "prompt" (text or token ids), "messages" (a list of {"role", "content"})
@@ -32,7 +32,7 @@ def read_rows(*sources: str | Path, unique_ids: bool = True) -> Iterator[Row | R
     - "id": text or a whole number;
     - any field of `SamplingParams`;
     - "n": the number of answers, for a row without turns;
-    - "chat_template_kwargs": arguments of the chat template;
+    - "chat_template_kwargs", "continue_final_message", "special_tokens_as_text": as in `Engine.generate`;
     - "response", "completion" or "answer": its own answer, from which a head may learn;
     - "category", "source", "task", "metadata": notes, which are not looked at.
 
@@ -42,16 +42,17 @@ def read_rows(*sources: str | Path, unique_ids: bool = True) -> Iterator[Row | R
     Args:
       sources: paths of files or pipes, or "-" for standard input; read in order as one input.
       unique_ids: whether a second row with the same id is an error.
+      form: how rows are read, where they have other keys.
 
     Raises:
       InputError: a source cannot be read; raised by the call itself if that is known without opening it.
     """
     for source in sources:
         _check_readable(source)
-    return _read(sources, IdTable() if unique_ids else None)
+    return _read(sources, IdTable() if unique_ids else None, form)
 
 
-def _read(sources: Sequence[str | Path], taken: IdTable | None) -> Iterator[Row | RowError]:
+def _read(sources: Sequence[str | Path], taken: IdTable | None, form: Form) -> Iterator[Row | RowError]:
     places = _Places()
     for source in sources:
         places.begin(source)
@@ -61,7 +62,7 @@ def _read(sources: Sequence[str | Path], taken: IdTable | None) -> Iterator[Row 
                 if line is not None and not line.strip():
                     continue
                 try:
-                    row = parse_line(places.of(number), line, number)
+                    row = parse_line(places.of(number), line, number, form)
                     first = None if taken is None else taken.add(row.id, number)
                     if first is not None:
                         raise ValueError(f"id {row.id!r} is taken by {places.of(first)}")

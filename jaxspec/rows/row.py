@@ -19,11 +19,63 @@ MAX_LINE = 16 * 2**20
 QUESTIONS = ("prompt", "messages", "turns")
 ANSWERS = ("response", "completion", "answer")
 SAMPLING = tuple(each.name for each in fields(SamplingParams))
+FLAGS = ("continue_final_message", "special_tokens_as_text")
+"""Arguments of `Engine.generate` that are true or false."""
 NOTES = ("category", "source", "task", "metadata")
 """Keys that say something about a row and ask for nothing; their values are not looked at."""
 
-KEYS = ("id", *QUESTIONS, *ANSWERS, "chat_template_kwargs", "n", *SAMPLING, *NOTES)
+ASKED = ("chat_template_kwargs", *FLAGS, "n", *SAMPLING)
+"""Keys that ask for something beside the question."""
+KEYS = ("id", *QUESTIONS, *ANSWERS, *ASKED, *NOTES)
 """Every key that a row may have."""
+OUTPUT = (
+    "id",
+    "input_digest",
+    "text",
+    "token_ids",
+    "prompt_tokens",
+    "finish_reason",
+    "seed",
+    "stats",
+    "logprobs",
+    "top_logprobs",
+    "turns",
+    "samples",
+    "error",
+)
+"""The keys of an output row, which no column of the input may have beside it."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the rows of a file are read.
+
+    Attributes:
+      prompt_key: the key of the question (a text, token ids or messages), in place of the usual ones.
+      kept: keys that the output row has, too, whatever they say here; they may be others than `KEYS`. True
+        takes all that ask for nothing.
+      defaults: keys with values, for rows that do not have them.
+    """
+
+    prompt_key: str | None = None
+    kept: Sequence[str] | bool = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def keeps(self, values: Mapping[str, Any], question: str | None) -> dict[str, Any]:
+        """The keys of a row that its output row has.
+
+        Raises:
+          ValueError: an output row has another key of this name.
+        """
+        asking = {question, "id", *ASKED}
+        kept = self.kept if not isinstance(self.kept, bool) else [k for k in values if k not in asking]
+        found = {key: values[key] for key in kept if key in values} if self.kept else {}
+        if clash := [key for key in found if key in OUTPUT]:
+            raise ValueError(f"{clash[0]!r} cannot be kept: it is a key of the output")
+        return found
+
+
+PLAIN = Form()
 
 
 class RowError(ValueError):
@@ -57,7 +109,9 @@ class Row:
       turns: the user's turns, each answered before the next is asked.
       sampling: the fields of `SamplingParams` that the row sets itself, none of them to null.
       chat_template_kwargs: arguments of the chat template.
+      continue_final_message, special_tokens_as_text: as in `Engine.generate`.
       n: how many answers are wanted; None is one, which is not in a list.
+      kept: keys of the row that its output row has, too.
       answer: the row's own answer, to the prompt or to the last turn, from which a head may learn; None if it
         has none.
     """
@@ -70,6 +124,14 @@ class Row:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     answer: str | None = None
     n: int | None = None
+    continue_final_message: bool = False
+    special_tokens_as_text: bool = False
+    kept: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        """Those of `FLAGS` that are true."""
+        return {name: True for name in FLAGS if getattr(self, name)}
 
     @cached_property
     def digest(self) -> str:
@@ -79,6 +141,8 @@ class Row:
             asked += [dict(self.sampling), dict(self.chat_template_kwargs)]
         if self.n is not None:
             asked.append({"n": self.n})
+        if self.flags:
+            asked.append(self.flags)
         return hash_json(asked, 8).hex()
 
     @property
@@ -88,20 +152,21 @@ class Row:
         Raises:
           RowError: the row asks for more.
         """
-        own = [*self.sampling, *(["chat_template_kwargs"] if self.chat_template_kwargs else [])]
+        own = [*self.sampling, *(["chat_template_kwargs"] if self.chat_template_kwargs else []), *self.flags]
         own += ["n"] if self.n is not None else []
         if own:
             raise RowError(self.place, f"{own[0]}: this program does not take it from a row")
         return self.turns[0] if self.prompt is None else self.prompt
 
 
-def parse_line(place: str, line: bytes | None, number: int | None) -> Row:
+def parse_line(place: str, line: bytes | None, number: int | None, form: Form = PLAIN) -> Row:
     """The row in a line of JSON.
 
     Args:
       place: as `Row.place`.
       line: None for a line longer than `MAX_LINE`.
       number: the id of a row without one; None if an id is required.
+      form: how it is read.
 
     Raises:
       ValueError, RecursionError: the line is not a valid row.
@@ -117,39 +182,52 @@ def parse_line(place: str, line: bytes | None, number: int | None) -> Row:
         raise ValueError(f"not JSON: {problem} at column {error.colno}") from None
     if not isinstance(values, dict):
         raise ValueError(f"must be an object, got {type(values).__name__}")
-    row = make_row(place, values, number)
+    row = make_row(place, values, number, form)
     if b"\\u" in line:
-        for key in (*QUESTIONS, *ANSWERS, "chat_template_kwargs"):
-            if key in values and not _is_unicode(json.dumps(values[key], ensure_ascii=False)):
+        for key in values:
+            is_read = key not in NOTES or key in row.kept
+            if is_read and not _is_unicode(json.dumps([key, values[key]], ensure_ascii=False)):
                 raise ValueError(f"{key} is not valid Unicode")
     _ = row.digest  # raises RecursionError if the row is nested too deeply
     return row
 
 
-def make_row(place: str, values: Mapping[str, Any], number: int | None) -> Row:
+def make_row(place: str, values: Mapping[str, Any], number: int | None, form: Form = PLAIN) -> Row:
     """The row with these keys and values; other arguments and errors as in `parse_line`."""
-    unknown = [key for key in values if key not in KEYS]
+    questions = QUESTIONS if form.prompt_key is None else (form.prompt_key,)
+    question = _one_of(questions, values)
+    kept = form.keeps(values, question)
+    known = ("id", *questions, *ANSWERS, *ASKED, *NOTES)
+    unknown = [key for key in values if key not in known and key not in kept]
     if unknown:
-        raise ValueError(f"unknown key {unknown[0][:40]!r}; known: {', '.join(KEYS)}")
-    question = _one_of(QUESTIONS, values)
+        raise ValueError(f"unknown key {unknown[0][:40]!r}; known: {', '.join(known)}")
     if question is None:
-        raise ValueError("must have one of prompt, messages and turns, got none")
+        wanted = "one of prompt, messages and turns" if form.prompt_key is None else repr(form.prompt_key)
+        raise ValueError(f"must have {wanted}, got none")
     if number is None and "id" not in values:
         raise ValueError("must have an id")
     row_id = _check_id(values.get("id", number))
+    values = {**values, **{key: value for key, value in form.defaults.items() if values.get(key) is None}}
     sampling = {name: values[name] for name in SAMPLING if values.get(name) is not None}
     if sampling:
         SamplingParams(**sampling)  # raises a ValueError that names the field
     value = values[question]
     turns = _check_turns(value) if question == "turns" else ()
-    prompt: Any = _check_prompt(value) if question == "prompt" else None
-    if question == "messages":
+    prompt: Any = None
+    if question == "messages" or (form.prompt_key is not None and _holds_messages(value)):
         prompt = as_messages(value)
+    elif not turns:
+        prompt = _check_prompt(question, value)
     arguments = check_arguments(values.get("chat_template_kwargs"))
     n = None if values.get("n") is None else check_count("n", values["n"])
     if n is not None and turns:
         raise ValueError("n: a row with turns has one answer to each")
-    return Row(place, row_id, prompt, turns, sampling, arguments, _answer(values), n)
+    flags = {name: _check_flag(name, values.get(name)) for name in FLAGS}
+    return Row(place, row_id, prompt, turns, sampling, arguments, _answer(values), n, kept=kept, **flags)
+
+
+def _holds_messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
 
 
 def _one_of(keys: Sequence[str], values: Mapping[str, Any]) -> str | None:
@@ -177,13 +255,19 @@ def _check_id(value: Any) -> RowId:
     return value
 
 
-def _check_prompt(value: Any) -> str | list[int]:
+def _check_prompt(key: str, value: Any) -> str | list[int]:
     is_ids = isinstance(value, list) and all(type(item) is int for item in value)
     if not (isinstance(value, str) or is_ids):
-        raise ValueError("prompt must be text or a list of token ids")
+        raise ValueError(f"{key} must be text or a list of token ids")
     if not value:
-        raise ValueError("prompt is empty")
+        raise ValueError(f"{key} is empty")
     return value
+
+
+def _check_flag(key: str, value: Any) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{key} must be true or false, got {value!r}")
+    return bool(value)
 
 
 def _check_turns(value: Any) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ __all__ = [
     "TokenLogprobs",
     "Verdict",
     "can_branch",
+    "generation_defaults",
     "modes_for_sampling",
     "process_logits",
     "required_constraints",
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         ConstraintState,
         required_constraints,
     )
+    from jaxspec.sampling.defaults import generation_defaults
     from jaxspec.sampling.draw import sample
     from jaxspec.sampling.logits import process_logits
     from jaxspec.sampling.logprobs import Logprobs, TokenLogprobs, required_logprobs, token_logprobs
@@ -71,6 +73,7 @@ else:
             "jaxspec.sampling.asked": "Asked",
             "jaxspec.sampling.constraints": "Columns Constrained ConstrainedRows Constraints ConstraintState "
             "required_constraints",
+            "jaxspec.sampling.defaults": "generation_defaults",
             "jaxspec.sampling.draw": "sample",
             "jaxspec.sampling.logits": "process_logits",
             "jaxspec.sampling.logprobs": "Logprobs TokenLogprobs required_logprobs token_logprobs",

@@ -107,6 +107,8 @@ def _rows(path: Path) -> Iterator[Row]:
 def _prompt_row(row: Row, *, first_turns: bool) -> PromptRow:
     for key in (*row.sampling, *(["n"] if row.n is not None else [])):
         raise ConfigError(f"{row.place}: {key}: a training run samples every row alike; leave it out")
+    for key in row.flags:
+        raise ConfigError(f"{row.place}: {key}: a training run does not take it from a row; leave it out")
     if len(row.turns) > 1 and not first_turns:
         raise ConfigError(
             f"{row.place}: turns: training needs the answers between them; give them as messages"

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec.rows import STDIN, InputError, Row, RowError, count_rows, may_sample, read_rows
+from jaxspec.rows import STDIN, Form, InputError, Row, RowError, count_rows, may_sample, read_rows
 from jaxspec.rows import row as rows
+from jaxspec.rows.row import FLAGS
 from jaxspec.sampling import SamplingParams
 
 
@@ -69,6 +70,62 @@ def test_a_row_may_ask_for_several_answers(read):
     assert str(none).endswith("n must be an integer, 1 or more, got 0")
     with pytest.raises(RowError, match="n: this program does not take it from a row"):
         _ = several.first_prompt
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_row_may_say_how_its_prompt_is_read(read, flag):
+    on, off, wrong = read(*(f'{{"prompt": "hi", "{flag}": {value}}}' for value in ("true", "false", "1")))
+    assert (on.flags, off.flags, off) == ({flag: True}, {}, row(2, 1, "hi"))
+    assert on.digest != off.digest
+    assert str(wrong).endswith(f"{flag} must be true or false, got 1")
+    with pytest.raises(RowError, match=f"{flag}: this program does not take it from a row"):
+        _ = on.first_prompt
+
+
+def form_of(tmp_path, *lines, **form):
+    return list(read_rows(write(tmp_path / "in.jsonl", *map(json.dumps, lines)), form=Form(**form)))
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize("question", ["hi", [1, 2], MESSAGES])
+def test_the_question_may_have_another_key(tmp_path, question):
+    lines = [{"question": question, "seed": 3}, {"prompt": "hi"}, {"question": "", "id": 1}]
+    found, other, empty = form_of(tmp_path, *lines, prompt_key="question")
+    assert (found.prompt, found.sampling) == (question, {"seed": 3})
+    assert "unknown key 'prompt'; known: id, question, response" in str(other)
+    assert str(empty).endswith("question is empty")
+    assert str(form_of(tmp_path, {"id": 1}, prompt_key="q")[0]).endswith("must have 'q', got none")
+
+
+def test_columns_are_kept_as_they_are(tmp_path):
+    line = {"prompt": "hi", "id": 4, "label": [1.5, None], "source": "é", "answer": "ho", "top_k": 2, "n": 1}
+    (every,) = form_of(tmp_path, line, kept=True)
+    assert every.kept == {"label": [1.5, None], "source": "é", "answer": "ho"}
+    assert (every.sampling, every.answer) == ({"top_k": 2}, "ho")
+    (some,) = form_of(tmp_path, line, kept=("label", "missing", "top_k"))
+    assert some.kept == {"label": [1.5, None], "top_k": 2}
+    assert every.digest == some.digest == form_of(tmp_path, {**line, "label": 2}, kept=True)[0].digest
+    (unknown,) = form_of(tmp_path, line, kept=("source",))
+    assert "unknown key 'label'" in str(unknown)
+    for kept in (True, ("text",)):
+        (clash,) = form_of(tmp_path, {"prompt": "hi", "text": "a"}, kept=kept)
+        assert str(clash).endswith("'text' cannot be kept: it is a key of the output")
+    (lone,) = form_of(tmp_path, {"prompt": "hi", "source": "\ud800"}, kept=True)
+    assert str(lone).endswith("source is not valid Unicode")
+
+
+def test_rows_take_what_they_do_not_say_from_the_form(tmp_path):
+    form = {"chat_template_kwargs": {"a": 1}, "special_tokens_as_text": True}
+    lines = [
+        {"prompt": "hi"},
+        {"prompt": "hi", "chat_template_kwargs": {"b": 2}, "special_tokens_as_text": False},
+    ]
+    first, second = form_of(tmp_path, *lines, defaults=form)
+    assert (first.chat_template_kwargs, first.special_tokens_as_text) == ({"a": 1}, True)
+    assert (second.chat_template_kwargs, second.special_tokens_as_text) == ({"b": 2}, False)
+    assert first.digest != form_of(tmp_path, lines[0])[0].digest
 
 
 @pytest.mark.parametrize("key", ["response", "completion", "answer"])

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 
 import jax
@@ -101,14 +102,19 @@ def test_every_option_of_the_command_about_the_model_reaches_load(monkeypatch, t
     assert "imported by --import" in sys.modules
 
 
+PROMPTING = ["--chat-template-kwargs", '{"note": "w9"}']
+NOTED = {"chat_template_kwargs": {"note": "w9"}}
+PROMPTS = {"chat_template_kwargs", "special_tokens_as_text", "sampling_defaults"}
 MODEL = {"model", "drafter", "device", "num_speculative_tokens", "no_speculation", "imports"}
 
 
 def test_no_option_of_the_commands_is_without_a_test():
-    assert_complete("jaxspec", arguments(command.main), {"prompt", "raw"}, FLAGS, MODEL)
+    assert_complete("jaxspec", arguments(command.main), {"prompt", "raw"}, FLAGS, MODEL, PROMPTS)
     # `--system` is tested with the chat; both commands load by one function.
-    assert_complete("jaxspec chat", arguments(chat_command.main), {"system"}, FLAGS, MODEL)
-    assert_complete("jaxspec batch", arguments(batch_command.main), {"raw"}, FLAGS, BATCH, {"resume"})
+    assert_complete("jaxspec chat", arguments(chat_command.main), {"system"}, FLAGS, MODEL, PROMPTS)
+    assert_complete(
+        "jaxspec batch", arguments(batch_command.main), {"raw"}, FLAGS, BATCH, PROMPTS, {"resume"}
+    )
 
 
 ROWS = [{"id": f"row {i}", "prompt": PROMPT} for i in range(3)]
@@ -262,6 +268,8 @@ BATCH = {
     "batch_size",
     "replicas",
     "tensor_parallel",
+    "prompt_key",
+    "keep_columns",
     "ray",
     "summary",
     "num_speculative_tokens",
@@ -269,6 +277,72 @@ BATCH = {
     "device",
     "imports",
 }
+
+
+def test_every_option_about_the_rows_of_a_batch_reaches_them(engine, batch, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(batch_job, "load", lambda config, **settings: engine)
+    line = {"q": PROMPT, "label": 1, "source": 2}
+    (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n", "utf-8")
+    for kept, columns in (((), {"label": 1, "source": 2}), (("label",), {"label": 1})):
+        with submitted(engine) as requests:
+            output, status = batch("--prompt-key", "q", "--keep-columns", *kept, *PROMPTING)
+        (row,) = map(json.loads, output.read_text("utf-8").splitlines())
+        assert status == 0
+        assert columns.items() <= row.items()
+        assert "source" in columns or "source" not in row
+        assert requests[0].prompt == answer_to(engine, PROMPT, {}, **NOTED).prompt_token_ids
+    (tmp_path / "in.jsonl").write_text('{"prompt": "w6 </s>"}\n', "utf-8")
+    assert batch("--special-tokens-as-text")[1] == 1
+    assert "special_tokens_as_text: this tokenizer has no other tokens for '</s>'" in capsys.readouterr().err
+    for option in ("--prompt-key=q", "--keep-columns", "--special-tokens-as-text", "--resume"):
+        assert batch(option, "--ray")[1] == 2
+        assert f"{option.partition('=')[0]} cannot be used with --ray" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("main", [command.main, chat_command.main], ids=["jaxspec", "chat"])
+def test_the_options_about_prompts_reach_the_request(main, engine, monkeypatch, capsys):
+    monkeypatch.setattr(jaxspec, "load", lambda model, **settings: engine)
+
+    def run(prompt, *words):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(prompt + "\n"))
+        with submitted(engine) as requests:
+            main([*([prompt] if main is command.main else []), *words])
+        return requests, capsys.readouterr().err
+
+    ((request,), _) = run(PROMPT, *PROMPTING)
+    assert request.prompt == answer_to(engine, PROMPT, {}, **NOTED).prompt_token_ids
+    requests, said = run("w6 </s>", "--special-tokens-as-text")
+    assert not requests
+    assert "this tokenizer has no other tokens for '</s>'" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"), [("{", "not JSON: "), ("[1]", r"must be a JSON object, got '\[1\]'")]
+)
+def test_arguments_of_the_template_that_are_no_object_are_one_line(text, problem, capsys):
+    with pytest.raises(SystemExit):
+        command.main([PROMPT, "--chat-template-kwargs", text])
+    assert re.search(f"error: argument --chat-template-kwargs: {problem}", capsys.readouterr().err)
+
+
+def test_the_models_own_sampling_is_taken_where_it_is_asked_for(engine, plain, monkeypatch, tiny_config):
+    """And gives way to what is asked for beside it."""
+    monkeypatch.setattr(jaxspec, "load", lambda model, **settings: engine)
+    recommended = {"temperature": 0.5, "top_k": 4, "max_new_tokens": 1, "eos_token_id": 2}
+    path = tiny_config.parent / "model" / "generation_config.json"
+    path.write_text(json.dumps(recommended), "utf-8")
+    try:
+        for words, expected in (
+            ([], {}),
+            (["--sampling-defaults"], {"temperature": 0.5, "top_k": 4}),
+            (["--sampling-defaults", "--top-k", "0", "--min-p", "0.1"], {"temperature": 0.5, "min_p": 0.1}),
+            (["--sampling-defaults", "--temperature", "0"], {"top_k": 4}),
+        ):
+            with submitted(engine) as requests:
+                assert command.main([PROMPT, "--model", str(tiny_config), *words]) == 0
+            assert requests[0].params == SamplingParams(**expected)
+    finally:
+        path.unlink()
 
 
 def test_a_summary_is_written_where_it_is_wanted(engine, batch, monkeypatch, tmp_path):

@@ -235,7 +235,16 @@ def test_no_option_of_loading_is_without_a_test():
     assert_complete("EngineConfig", fields(EngineConfig), ENGINE)
     assert_complete("DrafterConfig", fields(DrafterConfig), DRAFTER, SOURCE)
     assert_complete("SourceConfig", fields(SourceConfig), SOURCE)
-    made_of = {"target", "drafter", "tokenizer", "eos_token_ids", "config", "mesh", "is_adaptive"}
+    made_of = {
+        "target",
+        "drafter",
+        "tokenizer",
+        "eos_token_ids",
+        "config",
+        "mesh",
+        "is_adaptive",
+        "generation",
+    }
     assert_complete("Engine", parameters(Engine), made_of, {"sampling_modes", "progress"})
 
 
