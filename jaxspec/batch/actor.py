@@ -4,43 +4,18 @@ import json
 import os
 import runpy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from jaxspec.batch.answer import Answer
+from jaxspec.batch.columns import ANSWER_COLUMNS, as_columns
 from jaxspec.batch.devices import thread_limits
 from jaxspec.batch.run import BatchRun
-from jaxspec.engine import AcceptanceStats
 from jaxspec.engine.load import load
 from jaxspec.rows import KEYS, MAX_LINE, NOTES, Row, RowError, make_row, parse_line
 from jaxspec.sampling import SamplingParams
-
-_COUNTS = {
-    each.name: pa.int64() if each.type is int else pa.list_(pa.int64()) for each in fields(AcceptanceStats)
-}
-_RATES = {"acceptance_per_position": pa.list_(pa.float64()), "conditional_acceptance": pa.list_(pa.float64())}
-_GENERATION = {
-    "text": pa.string(),
-    "token_ids": pa.list_(pa.int32()),
-    "prompt_tokens": pa.int64(),
-    "finish_reason": pa.string(),
-    "seed": pa.uint64(),
-    "stats": pa.struct({**_COUNTS, "acceptance_length": pa.float64(), **_RATES}),
-}
-_GENERATIONS = pa.list_(pa.struct(_GENERATION))
-ANSWER_COLUMNS = {
-    "input_digest": pa.string(),
-    **_GENERATION,
-    "turns": _GENERATIONS,
-    "samples": _GENERATIONS,
-    "error": pa.string(),
-}
-"""The columns that `Answerer` returns in addition to "id": the keys of an output row, and "error", which is
-null in answered rows."""
-
 
 class Answerer:
     """An engine that answers tables of rows, for `ray.data.Dataset.map_batches`; every actor has one.
@@ -96,18 +71,19 @@ class Answerer:
             (`jaxspec.rows.read_rows`). A null is a key that the row does not have.
 
         Returns:
-          Columns "id" and `ANSWER_COLUMNS`, one row for each row of `table`.
+          Columns "id", `ANSWER_COLUMNS` and "error", which is null in answered rows; one row for each row of
+          `table`.
         """
         unknown = {name: True for name in table.column_names if name not in KEYS}
         # Of columns that are not looked at, Python may be unable to hold the values.
         asked = table.select([name for name in KEYS if name in table.column_names and name not in NOTES])
         given = [_without_nulls(row) for row in asked.to_pylist()]
         rows = [_row(f"row {row.get('id')!r}", make_row, {**row, **unknown}, None) for row in given]
-        records = [
-            {**record, "id": row.get("id")} for row, record in zip(given, self._records(rows), strict=True)
-        ]
+        answers = zip(given, self._records(rows), strict=True)
+        records = [{**as_columns(record), "id": row.get("id")} for row, record in answers]
         id_type = table.schema.field("id").type if "id" in table.column_names else pa.null()
-        return pa.Table.from_pylist(records, pa.schema({"id": id_type, **ANSWER_COLUMNS}))
+        columns = {"id": id_type, **ANSWER_COLUMNS, "error": pa.string()}
+        return pa.Table.from_pylist(records, pa.schema(columns))
 
     def _records(self, rows: Sequence[Row | RowError]) -> list[dict[str, Any]]:
         """An output row for each row, in order; for a failed row, its id and "error"."""

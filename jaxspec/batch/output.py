@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from jaxspec.batch.record import describe_difference, read_record, record_path, write_record
 from jaxspec.rows import IdTable, Row, RowError
@@ -191,6 +191,17 @@ class OutputFile:
         return OutputError(f"{self.path} line {number} is no output row: cannot resume from this file")
 
 
+class Output(Protocol):
+    """What a run writes its rows to: `OutputFile`, or a file that cannot be resumed."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def holds(self, row: Row) -> bool: ...
+
+    def answers(self, row: Row) -> bool: ...
+
+
 class Unanswered:
     """Iterates once over the rows that an output does not answer yet.
 
@@ -199,7 +210,7 @@ class Unanswered:
       num_skipped: rows among them that the output already answers.
     """
 
-    def __init__(self, rows: Iterable[Row | RowError], output: OutputFile, *, force: bool = False):
+    def __init__(self, rows: Iterable[Row | RowError], output: Output, *, force: bool = False):
         """Prepares the iteration.
 
         Args:

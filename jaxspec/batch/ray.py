@@ -21,7 +21,7 @@ import ray
 import ray.data
 from ray.data.datasource import BlockBasedFileDatasink, FileBasedDatasource
 
-from jaxspec.batch.actor import ANSWER_COLUMNS, Answerer, LineAnswerer
+from jaxspec.batch.actor import Answerer, LineAnswerer
 from jaxspec.batch.cluster import Share, connect, share_cluster
 from jaxspec.batch.output import OutputError
 from jaxspec.batch.summary import Summary
@@ -31,7 +31,6 @@ from jaxspec.rows import KEYS, InputError
 from jaxspec.sampling import SamplingParams
 
 __all__ = [
-    "ANSWER_COLUMNS",
     "Answerer",
     "LineAnswerer",
     "LineSink",

@@ -48,7 +48,8 @@ def _main(arguments: list[str]) -> int:
     except OneLineError as error:
         return report(error)
     except KeyboardInterrupt:
-        resume = "" if args.ray is not None else "; --resume continues"
+        is_resumed = args.ray is None and not str(args.output).lower().endswith(".parquet")
+        resume = "; --resume continues" if is_resumed else ""
         up_to = ", up to the first row that was not" if args.keep_order else ""
         print(f"interrupted: {args.output} holds what was finished{up_to}{resume}", file=sys.stderr)
         return 130
@@ -64,10 +65,14 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         nargs="+",
         required=True,
         metavar="IN.jsonl",
-        help="rows to answer: files or pipes, read in order, or - for stdin",
+        help="rows to answer: files or pipes, read in order, or - for stdin; those that end in .parquet are "
+        "Parquet (extra parquet)",
     )
     parser.add_argument(
-        "--output", required=True, metavar="OUT.jsonl", help="answers, in the order in which they finish"
+        "--output",
+        required=True,
+        metavar="OUT.jsonl",
+        help="answers, in the order in which they finish; OUT.parquet of Parquet appears at the end",
     )
     parser.add_argument(
         "--keep-order",

@@ -13,7 +13,7 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -49,10 +49,13 @@ from jaxspec.engine import EngineError
 from jaxspec.engine.load import load
 from jaxspec.jax_settings import choose_devices
 from jaxspec.provenance import device, provenance
-from jaxspec.rows import Form, may_sample
+from jaxspec.rows import Form, is_parquet, may_sample, parquet_columns
 from jaxspec.sampling import SamplingMode, SamplingParams, required_mode
 
-_OTHER_FORMATS = (".arrow", ".bz2", ".csv", ".feather", ".gz", ".parquet", ".tsv", ".xz", ".zip", ".zst")
+if TYPE_CHECKING:
+    from jaxspec.batch.parquet import ParquetFile
+
+_OTHER_FORMATS = (".arrow", ".bz2", ".csv", ".feather", ".gz", ".tsv", ".xz", ".zip", ".zst")
 
 
 def answer_rows(args: argparse.Namespace, config: Config, changes: dict[str, Any], command: str) -> int:
@@ -86,7 +89,7 @@ def _answer_rows(args: argparse.Namespace, config: Config, changes: dict[str, An
         backend, computed_on = devices.backend, devices.description
     rows = read_rows(*args.input, form=_form(args))
     force = args.resume == "force"
-    with closing(OutputFile(args.output, resume=args.resume is not None)) as output:
+    with closing(_open_output(args)) as output:
         if params.seed is None:
             params = dataclasses.replace(params, seed=output.recorded.get("seed", secrets.randbits(64)))
         settings = run_settings(
@@ -105,6 +108,17 @@ def _answer_rows(args: argparse.Namespace, config: Config, changes: dict[str, An
         job = Job(args, config, changes, params, _modes(params, rows_sample), unanswered, environments)
         summary = job.run(output)
     return _conclude(args, summary, about)
+
+
+def _open_output(args: argparse.Namespace) -> "OutputFile | ParquetFile":
+    parquet = [path for path in args.input if is_parquet(path)]
+    if parquet and (args.keep_columns is not None or is_parquet(args.output)):
+        columns = parquet_columns(parquet, _form(args), is_json=not is_parquet(args.output))
+    if not is_parquet(args.output):
+        return OutputFile(args.output, resume=args.resume is not None)
+    from jaxspec.batch.parquet import ParquetFile  # needs pyarrow, with which the input was read
+
+    return ParquetFile(args.output, columns)
 
 
 def _answer_with_ray(args: argparse.Namespace, config: Config, changes: dict[str, Any], command: str) -> int:
@@ -218,7 +232,11 @@ def _check_files(args: argparse.Namespace) -> None:
     for option, paths in (("--input", args.input), ("--output", [args.output])):
         for path in map(Path, paths):
             if path.suffix.lower() in _OTHER_FORMATS:
-                raise CommandError(f"{option} {path}: rows are JSON lines, and Parquet only with --ray")
+                raise CommandError(f"{option} {path}: rows are JSON lines or Parquet")
+    if is_parquet(args.output) and args.resume is not None:
+        raise CommandError(f"--resume: {args.output} is finished as a whole; only JSON lines are continued")
+    if is_parquet(args.output) and not all(map(is_parquet, args.input)):
+        raise CommandError(f"--output {args.output}: needs Parquet as input, whose columns it has")
     sources = ["/dev/stdin" if source == STDIN else source for source in args.input]
     written = [args.output, record_path(args.output), *([args.summary] if args.summary else [])]
     files = [Path(path).resolve() for path in (*sources, *written)]
@@ -269,7 +287,7 @@ class Job:
         self._answered = self._failed = 0
         self._failures: list[str] = []
 
-    def run(self, output: OutputFile) -> Summary:
+    def run(self, output: "OutputFile | ParquetFile") -> Summary:
         """Answers the rows, writing each when it is finished; loads no engine if there are none to answer."""
         args, total = self._args, count_rows(*self._args.input)
         if total is not None and args.limit is not None:
@@ -347,7 +365,9 @@ class Job:
             print(f"nothing to do: {self._args.output} holds what can be answered", file=sys.stderr)
         return self._summary()
 
-    def _answer(self, run: BatchRun | ReplicaRun, output: OutputFile, total: int | None) -> None:
+    def _answer(
+        self, run: BatchRun | ReplicaRun, output: "OutputFile | ParquetFile", total: int | None
+    ) -> None:
         start, skipped = time.perf_counter(), self._rows.num_skipped
         with (
             tqdm(

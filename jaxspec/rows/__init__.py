@@ -1,6 +1,7 @@
 """Files of prompts, as batch runs and training read them: one format, one reader."""
 
-from jaxspec.rows.files import STDIN, InputError, count_rows, may_sample, read_rows
+from jaxspec.rows.errors import InputError
+from jaxspec.rows.files import STDIN, count_rows, is_parquet, may_sample, parquet_columns, read_rows
 from jaxspec.rows.ids import IdTable, RowId, hash_json
 from jaxspec.rows.row import KEYS, MAX_LINE, NOTES, OUTPUT, Form, Row, RowError, make_row, parse_line
 
@@ -18,8 +19,10 @@ __all__ = [
     "RowId",
     "count_rows",
     "hash_json",
+    "is_parquet",
     "make_row",
     "may_sample",
+    "parquet_columns",
     "parse_line",
     "read_rows",
 ]

@@ -1,16 +1,20 @@
-"""Reading rows from JSONL files and pipes."""
+"""Reading rows from JSONL files, pipes and Parquet files."""
 
 import errno
 import os
 from bisect import bisect
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from types import ModuleType
+from typing import Any, BinaryIO
 
+from jaxspec.errors import optional
 from jaxspec.rows import row as rows
+from jaxspec.rows.errors import InputError
 from jaxspec.rows.ids import IdTable
-from jaxspec.rows.row import PLAIN, Form, Row, RowError, parse_line
+from jaxspec.rows.row import PLAIN, Form, Row, RowError, make_row, parse_line
 
 STDIN = "-"
 """The name that stands for standard input."""
@@ -19,12 +23,8 @@ STDIN = "-"
 _SAMPLING_WORDS = (b'"temperature"', b'"top_k"', b'"top_p"')
 
 
-class InputError(ValueError):
-    """The input cannot be read; the message names it."""
-
-
 def read_rows(*sources: str | Path, unique_ids: bool = True, form: Form = PLAIN) -> Iterator[Row | RowError]:
-    """Yields the rows of JSONL files while reading them; a bad row is yielded as its error.
+    """Yields the rows of JSONL or Parquet files while reading them; a bad row is yielded as its error.
 
     A row is an object with one of "prompt" (text or token ids), "messages" (a list of {"role", "content"})
     and "turns" (a list of user turns); and optionally
@@ -36,11 +36,12 @@ def read_rows(*sources: str | Path, unique_ids: bool = True, form: Form = PLAIN)
     - "response", "completion" or "answer": its own answer, from which a head may learn;
     - "category", "source", "task", "metadata": notes, which are not looked at.
 
-    Another key is an error. Blank lines and a byte order mark are ignored. Every source is read once, from
-    beginning to end; only a hash of every id is kept.
+    Another key is an error, another column an error of the whole file. Blank lines and a byte order mark are
+    ignored. Every source is read once, from beginning to end; only a hash of every id is kept.
 
     Args:
-      sources: paths of files or pipes, or "-" for standard input; read in order as one input.
+      sources: paths of files or pipes, or "-" for standard input; read in order as one input. Those that end
+        in ".parquet" are Parquet.
       unique_ids: whether a second row with the same id is an error.
       form: how rows are read, where they have other keys.
 
@@ -56,20 +57,68 @@ def _read(sources: Sequence[str | Path], taken: IdTable | None, form: Form) -> I
     places = _Places()
     for source in sources:
         places.begin(source)
+        if is_parquet(source):
+            yield from _read_parquet(source, taken, form, places)
+            continue
         with closing(_lines(source)) as lines:
             for line in lines:
                 number = places.count()
                 if line is not None and not line.strip():
                     continue
-                try:
-                    row = parse_line(places.of(number), line, number, form)
-                    first = None if taken is None else taken.add(row.id, number)
-                    if first is not None:
-                        raise ValueError(f"id {row.id!r} is taken by {places.of(first)}")
-                except (ValueError, RecursionError) as error:
-                    yield RowError(places.of(number), error)
-                else:
-                    yield row
+                yield _row(partial(parse_line, line=line), number, taken, form, places)
+
+
+def _read_parquet(
+    source: str | Path, taken: IdTable | None, form: Form, places: "_Places"
+) -> Iterator[Row | RowError]:
+    for values in _parquet().read(source, form):
+        yield _row(partial(make_row, values=values), places.count(), taken, form, places)
+
+
+def _row(
+    make: Callable[..., Row], number: int, taken: IdTable | None, form: Form, places: "_Places"
+) -> Row | RowError:
+    try:
+        row = make(places.of(number), number=number, form=form)
+        first = None if taken is None else taken.add(row.id, number)
+        if first is not None:
+            raise ValueError(f"id {row.id!r} is taken by {places.of(first)}")
+    except (ValueError, RecursionError) as error:
+        return RowError(places.of(number), error)
+    return row
+
+
+def is_parquet(source: str | Path) -> bool:
+    """Whether a source is a Parquet file, by its name."""
+    return str(source).lower().endswith(".parquet")
+
+
+def parquet_columns(sources: Sequence[str | Path], form: Form, *, is_json: bool) -> Any:
+    """The `pyarrow.Schema` of what output rows have of Parquet files: "id" and the columns that are kept.
+
+    Args:
+      form: how they are read.
+      is_json: whether the output is JSON lines.
+
+    Raises:
+      InputError: the files have different columns, or one that rows, or JSON, cannot have; or pyarrow is not
+        installed.
+    """
+    parquet = _parquet()
+    columns = parquet.output_columns(sources, form)
+    if is_json:
+        parquet.check_json(columns)
+    return columns
+
+
+def _parquet() -> ModuleType:
+    try:
+        optional("pyarrow.parquet", extra="parquet")
+    except ModuleNotFoundError as error:
+        raise InputError(error) from None
+    from jaxspec.rows import parquet
+
+    return parquet
 
 
 def count_rows(*sources: str | Path) -> int | None:
@@ -80,19 +129,30 @@ def count_rows(*sources: str | Path) -> int | None:
     """
     if _is_read_once(sources):
         return None
-    return sum(1 for source in sources for line in _lines(source) if line is None or line.strip())
+    return sum(map(_count, sources))
+
+
+def _count(source: str | Path) -> int:
+    if is_parquet(source):
+        return _parquet().count(source)
+    return sum(1 for line in _lines(source) if line is None or line.strip())
 
 
 def may_sample(*sources: str | Path) -> bool:
-    """Whether a row may set how it is sampled: a key's word occurs, or a source can be read only once.
+    """Whether a row may set how it is sampled: a key occurs, or a source can be read only once.
 
     Raises:
       InputError: a source cannot be read.
     """
     if _is_read_once(sources):
         return True
-    lines = (line for source in sources for line in _lines(source) if line is not None)
-    return any(word in line for line in lines for word in _SAMPLING_WORDS)
+    return any(map(_names_sampling, sources))
+
+
+def _names_sampling(source: str | Path) -> bool:
+    if is_parquet(source):
+        return any(f'"{name}"'.encode() in _SAMPLING_WORDS for name in _parquet().column_names(source))
+    return any(word in line for line in _lines(source) if line is not None for word in _SAMPLING_WORDS)
 
 
 def _is_read_once(sources: Sequence[str | Path]) -> bool:
@@ -120,7 +180,8 @@ class _Places:
 
     def of(self, number: int) -> str:
         file = bisect(self._first, number) - 1
-        return f"{self._names[file]} line {number - self._first[file] + 1}"
+        name = self._names[file]
+        return f"{name} {'row' if is_parquet(name) else 'line'} {number - self._first[file] + 1}"
 
 
 def _lines(source: str | Path) -> Generator[bytes | None, None, None]:

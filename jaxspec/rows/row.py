@@ -61,6 +61,16 @@ class Form:
     kept: Sequence[str] | bool = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def questions(self) -> tuple[str, ...]:
+        """The keys of which one holds the question."""
+        return QUESTIONS if self.prompt_key is None else (self.prompt_key,)
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Every key that a row may have, beside those that are kept."""
+        return ("id", *self.questions, *ANSWERS, *ASKED, *NOTES)
+
     def keeps(self, values: Mapping[str, Any], question: str | None) -> dict[str, Any]:
         """The keys of a row that its output row has.
 
@@ -194,13 +204,11 @@ def parse_line(place: str, line: bytes | None, number: int | None, form: Form = 
 
 def make_row(place: str, values: Mapping[str, Any], number: int | None, form: Form = PLAIN) -> Row:
     """The row with these keys and values; other arguments and errors as in `parse_line`."""
-    questions = QUESTIONS if form.prompt_key is None else (form.prompt_key,)
-    question = _one_of(questions, values)
+    question = _one_of(form.questions, values)
     kept = form.keeps(values, question)
-    known = ("id", *questions, *ANSWERS, *ASKED, *NOTES)
-    unknown = [key for key in values if key not in known and key not in kept]
+    unknown = [key for key in values if key not in form.known and key not in kept]
     if unknown:
-        raise ValueError(f"unknown key {unknown[0][:40]!r}; known: {', '.join(known)}")
+        raise ValueError(f"unknown key {unknown[0][:40]!r}; known: {', '.join(form.known)}")
     if question is None:
         wanted = "one of prompt, messages and turns" if form.prompt_key is None else repr(form.prompt_key)
         raise ValueError(f"must have {wanted}, got none")

@@ -64,6 +64,7 @@ def test_a_row_is_asked_as_it_asks():
     """Also in each of its turns; the run's parameters are for other rows, and for what a row leaves out."""
     own = {"temperature": 0.5, "top_p": 0.9, "seed": 11, "stop": "a", "max_new_tokens": 3}
     chat = replace(row(0, None, "w6", "w7"), sampling=own, chat_template_kwargs={"think": True})
+    chat = replace(chat, special_tokens_as_text=True)
     engine = FakeEngine()
     found = answers(BatchRun(engine, [chat, row(1, "w8")], SAMPLED))
     asked = replace(SAMPLED, **own)
@@ -72,6 +73,7 @@ def test_a_row_is_asked_as_it_asks():
         replace(SAMPLED, seed=row_seed(5, 1, 0))
     ]
     assert sorted(engine.template_kwargs, key=bool) == [{}, {"think": True}, {"think": True}]
+    assert sorted(engine.flags, key=bool) == [{}, *[{"special_tokens_as_text": True}] * 2]
     assert [len(each.token_ids) for each in found[0].generations] == [3, 3]
 
 

@@ -62,8 +62,9 @@ def test_a_token_taken_apart_over_messages_and_the_template_stays_apart():
     parts = [{"role": "user", "content": part} for part in ("hi<", "/s>", "<", "s", ">")]
     ids = encode(tokenizer, parts)
     assert (specials(tokenizer, ids), shown(tokenizer, ids)) == (["<s>"], "<s>hi</s><s>")
-    framed = make(byte_level(), "<s><{{ messages[0].content }}>")
-    assert specials(framed, encode(framed, "/s")) == ["<s>"]
+    for before, text, after in (("", "hi</s", ">"), ("<", "/s>hi", ""), ("<", "/s", ">")):
+        framed = make(byte_level(), f"<s>{before}{{{{ messages[0].content }}}}{after}")
+        assert specials(framed, encode(framed, text)) == ["<s>"]
 
 
 def test_arguments_and_tool_calls_are_texts_too(tokenizer):

@@ -149,7 +149,7 @@ def test_rows_that_may_sample_get_an_engine_that_can(run, loaded, tmp_path):
     [
         (
             ["--output", "out.parquet"],
-            "--output out.parquet: rows are JSON lines, and Parquet only with --ray",
+            "--output out.parquet: needs Parquet as input, whose columns it has",
         ),
         (["--input", "in.CSV"], "--input in.CSV: rows are JSON lines"),
         (["--top-p", "0.9"], "--top-p has no effect without --temperature: at 0, decoding is greedy"),
