@@ -146,7 +146,8 @@ class EngineCore:
             if self.error is not None:
                 request.end("failed", str(self.error))
             elif request.finish_reason is not None:
-                request.deliver()  # it was aborted before it was queued
+                self.totals.add(request)  # it was aborted before it was queued
+                request.deliver()
             else:
                 request.arrived_at = time.perf_counter()
                 self.scheduler.add(request)
