@@ -270,7 +270,7 @@ def sampling_params(args: argparse.Namespace, config: Config, *, may_sample: boo
       may_sample: whether requests may set another temperature.
 
     Raises:
-      CommandError: a value is out of range, or has no effect at temperature 0.
+      CommandError: a value is out of range, or has no effect at temperature 0, or the model recommends none.
       CheckpointError: the model of --sampling-defaults cannot be opened.
     """
     names = {field.name for field in dataclasses.fields(SamplingParams)} & vars(args).keys()
@@ -295,7 +295,12 @@ def _model_defaults(config: Config) -> dict[str, Any]:
     from jaxspec.checkpoints import open_checkpoint  # imports slowly
 
     target = config.target
-    return generation_defaults(open_checkpoint(target.source, target.file, target.sha256).generation)
+    found = generation_defaults(open_checkpoint(target.source, target.file, target.sha256).generation)
+    if not found:
+        raise CommandError(
+            f"--sampling-defaults: {config.name} has no generation_config.json that recommends any"
+        )
+    return found
 
 
 def drafter_options(args: argparse.Namespace, config: Config) -> dict[str, Any]:

@@ -325,9 +325,14 @@ def test_arguments_of_the_template_that_are_no_object_are_one_line(text, problem
     assert re.search(f"error: argument --chat-template-kwargs: {problem}", capsys.readouterr().err)
 
 
-def test_the_models_own_sampling_is_taken_where_it_is_asked_for(engine, plain, monkeypatch, tiny_config):
+def test_the_models_own_sampling_is_taken_where_it_is_asked_for(
+    engine, plain, monkeypatch, tiny_config, capsys
+):
     """And gives way to what is asked for beside it."""
     monkeypatch.setattr(jaxspec, "load", lambda model, **settings: engine)
+    assert command.main([PROMPT, "--model", str(tiny_config), "--sampling-defaults"]) == 2
+    said = capsys.readouterr().err
+    assert said == "error: --sampling-defaults: tiny has no generation_config.json that recommends any\n"
     recommended = {"temperature": 0.5, "top_k": 4, "max_new_tokens": 1, "eos_token_id": 2}
     path = tiny_config.parent / "model" / "generation_config.json"
     path.write_text(json.dumps(recommended), "utf-8")
