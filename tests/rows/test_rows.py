@@ -169,6 +169,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(read):
         ),
         ('{"prompt": "a", "' + "long " * 1000 + '": 1}', "unknown key 'long .*; known: id, .*, metadata"),
         ('{"prompt": "a", "temperature": "hot"}', "temperature must be a number, 0 or more, got 'hot'"),
+        ('{"prompt": "a", "stop": {"5": 1}}', r"stop must be .*, got \{5: 1\}"),  # keys may be token ids
         ('{"prompt": "a", "stop": [1]}', "stop must be a string or a list of strings"),
         ('{"prompt": "a", "chat_template_kwargs": [1]}', "chat_template_kwargs must be a mapping"),
         ('{"prompt": "a", "chat_template_kwargs": {"messages": 1}}', "'messages' cannot be set"),

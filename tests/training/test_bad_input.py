@@ -46,6 +46,10 @@ def fails(capsys, config, output, *stages: str) -> str:
             "the answer, its last message, is empty",
         ),
         ('{"prompt": "a", "chat_template_kwargs": {"b": 1}}', "does not read 'b'"),
+        (
+            '{"prompt": "a", "special_tokens_as_text": true}',
+            "special_tokens_as_text: a training run does not",
+        ),
         ('{"messages": [{"role": "assistant", "content": "hello"}]}', "must end with a user's turn"),
         ('{"messages": [{"role": "system", "content": "hello"}]}', "must end with a user's turn"),
         ('{"prompt": "a", "response": "\\udfff"}', "response is not valid Unicode"),
