@@ -19,7 +19,6 @@ from jaxspec.commands.command_line import (
     report,
     sampling_params,
 )
-from jaxspec.config import resolve_config
 from jaxspec.errors import optional
 
 
@@ -34,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     add_speculation_options(parser)
     args = parser.parse_args(arguments)
     try:
-        params = sampling_params(args, resolve_config(args.model))
+        params = sampling_params(args, args.model)
         # The same answer gives the same file.
         optional("matplotlib", extra="plots").rcParams["svg.hashsalt"] = "jaxspec"
         with load_engine(args, params) as engine:

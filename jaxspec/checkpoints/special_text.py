@@ -61,7 +61,8 @@ class SpecialText:
             if text[:size] in self._ends:
                 places.add(size - 1)
         # Words inside a token, such as the role in "<|user|>", are what templates compare with.
-        if not text.isalnum() and len(text) < self._longest and any(text in token for token in self._special):
+        is_inside = 0 < len(text) < self._longest and any(text in token for token in self._special)
+        if is_inside and not text.isalnum():
             places.add(1)
         for place in sorted(places, reverse=True):
             text = text[:place] + _MARK + text[place:]

@@ -80,7 +80,7 @@ def _answer_rows(args: argparse.Namespace, config: Config, changes: dict[str, An
     args.output = Path(args.output)
     _check_files(args)
     rows_sample = may_sample(*args.input)
-    params = sampling_params(args, config, may_sample=rows_sample)
+    params = sampling_params(args, args.config, may_sample=rows_sample)
     devices, environments = _share_devices(args, config)
     if devices is None:
         own = choose_devices(args.device, config.engine.tensor_parallel)
@@ -131,7 +131,7 @@ def _answer_with_ray(args: argparse.Namespace, config: Config, changes: dict[str
     # Folders, URLs and Parquet are not read here.
     is_lines = all(os.path.isfile(path) and not path.endswith(".parquet") for path in args.input)
     rows_sample = not is_lines or may_sample(*args.input)
-    params = sampling_params(args, config, may_sample=rows_sample)
+    params = sampling_params(args, args.config, may_sample=rows_sample)
     if params.seed is None:
         params = dataclasses.replace(params, seed=secrets.randbits(64))
     ray.connect(args.ray or None)

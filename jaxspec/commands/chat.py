@@ -22,7 +22,6 @@ from jaxspec.commands.command_line import (
     sampling_params,
     write,
 )
-from jaxspec.config import resolve_config
 from jaxspec.errors import OneLineError
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.no_speculation:
         parser.refuse(args, ["drafter"], "with --no-speculation")
     try:
-        params = sampling_params(args, resolve_config(args.model))
+        params = sampling_params(args, args.model)
         system = [] if args.system is None else [_turn("system", args.system)]
         _chat(load_engine(args, params), params, system, prompt_options(args))
     except OneLineError as error:

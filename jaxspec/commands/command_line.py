@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO
 
 from jaxspec import __version__
-from jaxspec.config import Config
+from jaxspec.config import Config, resolve_config
 from jaxspec.errors import OneLineError
 from jaxspec.sampling import DEFAULT_MAX_NEW_TOKENS, SamplingParams, generation_defaults
 
@@ -262,11 +262,11 @@ def drafts_option(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"must be a whole number or auto, got {text!r}") from None
 
 
-def sampling_params(args: argparse.Namespace, config: Config, *, may_sample: bool = False) -> SamplingParams:
+def sampling_params(args: argparse.Namespace, model: str, *, may_sample: bool = False) -> SamplingParams:
     """The parameters given by the options of `add_sampling_options`.
 
     Args:
-      config: whose model has the defaults that --sampling-defaults asks for.
+      model: the name of that which has the defaults that --sampling-defaults asks for.
       may_sample: whether requests may set another temperature.
 
     Raises:
@@ -277,7 +277,7 @@ def sampling_params(args: argparse.Namespace, config: Config, *, may_sample: boo
     names -= {"num_speculative_tokens"}  # that option is about the drafter
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if args.sampling_defaults:
-        given = {**_model_defaults(config), **given}
+        given = {**_model_defaults(model), **given}
     try:
         params = SamplingParams(**given)
     except ValueError as error:
@@ -291,15 +291,13 @@ def sampling_params(args: argparse.Namespace, config: Config, *, may_sample: boo
     return params
 
 
-def _model_defaults(config: Config) -> dict[str, Any]:
+def _model_defaults(model: str) -> dict[str, Any]:
     from jaxspec.checkpoints import open_checkpoint  # imports slowly
 
-    target = config.target
+    target = resolve_config(model).target
     found = generation_defaults(open_checkpoint(target.source, target.file, target.sha256).generation)
     if not found:
-        raise CommandError(
-            f"--sampling-defaults: {config.name} has no generation_config.json that recommends any"
-        )
+        raise CommandError(f"--sampling-defaults: {model} has no generation_config.json that recommends any")
     return found
 
 

@@ -22,7 +22,6 @@ from jaxspec.commands.command_line import (
     report,
     sampling_params,
 )
-from jaxspec.config import resolve_config
 from jaxspec.errors import OneLineError
 
 
@@ -59,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _answer(args: argparse.Namespace) -> int:
     prompt = _stdin() if args.prompt == "-" else args.prompt
     check_text(prompt)
-    params = sampling_params(args, resolve_config(args.model))
+    params = sampling_params(args, args.model)
     generation = stream_answer(
         load_engine(args, params), prompt, params, raw=args.raw, **prompt_options(args)
     )

@@ -157,7 +157,10 @@ class _Chat(NamedTuple):
         tokenizer.check_length("".join(message["content"] for message in self.messages), max_tokens)
         messages, arguments = self.messages, self.arguments
         if self.special_tokens_as_text:
-            messages, arguments = tokenizer.special_text.mark([messages, arguments])
+            try:
+                messages, arguments = tokenizer.special_text.mark([messages, arguments])
+            except RecursionError:
+                raise ValueError("prompt: messages and chat_template_kwargs are nested too deeply") from None
         chat = tokenizer.apply_chat_template(
             messages, arguments=arguments, continue_final_message=self.continue_final_message
         )

@@ -79,6 +79,21 @@ def test_arguments_and_tool_calls_are_texts_too(tokenizer):
     assert shown(tokenizer, ids).count("</s>") == 2
 
 
+def test_a_text_that_is_empty_stays_empty(tokenizer):
+    tokenizer.chat_template = "<s>{{ 'full' if messages[0].content else 'empty' }}"
+    call = {"function": {"name": "sum", "arguments": ""}}
+    assert "empty" in shown(tokenizer, encode(tokenizer, [{"role": "assistant", "tool_calls": [call]}]))
+
+
+def test_arguments_nested_past_every_bound_are_one_line(tokenizer):
+    nested = []
+    for _ in range(10**4):
+        nested = [nested]
+    for flag in (True, False):
+        with pytest.raises(ValueError, match=r"nested too deeply|cannot be written as JSON"):
+            encode(tokenizer, "hi", chat_template_kwargs={"documents": nested}, special_tokens_as_text=flag)
+
+
 def test_raw_text(tokenizer):
     ids = encode(tokenizer, "hi</s>", raw=True)
     assert specials(tokenizer, ids) == specials(tokenizer, encode(tokenizer, "hi", raw=True))

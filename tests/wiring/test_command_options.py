@@ -332,7 +332,10 @@ def test_the_models_own_sampling_is_taken_where_it_is_asked_for(
     monkeypatch.setattr(jaxspec, "load", lambda model, **settings: engine)
     assert command.main([PROMPT, "--model", str(tiny_config), "--sampling-defaults"]) == 2
     said = capsys.readouterr().err
-    assert said == "error: --sampling-defaults: tiny has no generation_config.json that recommends any\n"
+    assert (
+        said
+        == f"error: --sampling-defaults: {tiny_config} has no generation_config.json that recommends any\n"
+    )
     recommended = {"temperature": 0.5, "top_k": 4, "max_new_tokens": 1, "eos_token_id": 2}
     path = tiny_config.parent / "model" / "generation_config.json"
     path.write_text(json.dumps(recommended), "utf-8")
