@@ -1,7 +1,8 @@
 """An engine for asyncio."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -9,12 +10,20 @@ from jaxspec.engine.calls import Call, Result
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.errors import QueueFullError
 from jaxspec.engine.host.answer import Delta
+from jaxspec.engine.host.request import Listener, Request
 from jaxspec.engine.prompts import Prompt
 from jaxspec.engine.samples import Params, Samples, generate_call, sample_call
 from jaxspec.engine.scores import Scores, score_call
 from jaxspec.sampling import SamplingParams
 
-_OF_ARRAYS = ("n", "length", "raw", "chat_template_kwargs")
+_OF_ARRAYS = (
+    "n",
+    "length",
+    "raw",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "special_tokens_as_text",
+)
 """Options of `Engine.sample` that are no sampling parameters."""
 
 
@@ -51,6 +60,8 @@ class AsyncEngine:
         *,
         raw: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        special_tokens_as_text: bool = False,
         n: int | None = None,
         best_of: int | None = None,
         id: int | str | None = None,
@@ -61,7 +72,8 @@ class AsyncEngine:
         """Answers one prompt, or several; with `n`, each of them several times.
 
         Args:
-          prompts, params, raw, chat_template_kwargs, n, best_of: as in `Engine.generate`.
+          prompts, params, raw, chat_template_kwargs, continue_final_message, special_tokens_as_text, n,
+            best_of: as in `Engine.generate`.
           id, priority, deadline: as in `Engine.make_request`, for all of them.
 
         Returns:
@@ -73,7 +85,12 @@ class AsyncEngine:
           EngineError: the engine is closed, or its device failed for good.
         """
         make = partial(self.engine.make_request, id=id, priority=priority, deadline=deadline)
-        template: dict[str, Any] = {"raw": raw, "chat_template_kwargs": chat_template_kwargs}
+        template: dict[str, Any] = {
+            "raw": raw,
+            "chat_template_kwargs": chat_template_kwargs,
+            "continue_final_message": continue_final_message,
+            "special_tokens_as_text": special_tokens_as_text,
+        }
         return await self._answer(
             lambda: generate_call(make, prompts, params, sampling, n=n, best_of=best_of, **template)
         )
@@ -124,10 +141,7 @@ class AsyncEngine:
           ValueError: something about the prompt or the parameters.
           EngineError: the engine is closed, or its device failed for good.
         """
-        if self.num_unfinished >= self.max_unfinished:
-            raise QueueFullError(f"{self.num_unfinished} requests are unfinished, and no more are accepted")
-        self.num_unfinished += 1
-        try:
+        with self.reserve(1):
             # Tokenising a long prompt takes a while and must not block the event loop.
             request = await asyncio.to_thread(
                 partial(
@@ -144,50 +158,65 @@ class AsyncEngine:
                     deadline=deadline,
                 )
             )
-            pieces: asyncio.Queue[Delta] = asyncio.Queue()
-            loop = asyncio.get_running_loop()
-
-            def hand_over(piece: Delta) -> None:
-                loop.call_soon_threadsafe(pieces.put_nowait, piece)
-
-            try:
-                self.engine.submit([request], lambda request: hand_over)
-                is_last = False
-                while not is_last:
-                    piece = await pieces.get()
-                    is_last = piece.generation is not None
-                    if piece.generation is not None:
-                        self.engine.checked(piece.generation)
+            async with aclosing(self.follow([request])) as pieces:
+                async for _, piece in pieces:
                     yield piece
-            finally:
-                self.engine.abort(request)
+
+    @contextmanager
+    def reserve(self, count: int) -> Iterator[None]:
+        """Counts so many requests as unfinished inside the context, for `follow`.
+
+        Raises:
+          QueueFullError: there would be more than `max_unfinished`.
+        """
+        if self.num_unfinished + count > self.max_unfinished:
+            raise QueueFullError(
+                f"{self.num_unfinished} requests are unfinished, and {count} more are not accepted"
+            )
+        self.num_unfinished += count
+        try:
+            yield
         finally:
-            self.num_unfinished -= 1
+            self.num_unfinished -= count
+
+    async def follow(self, requests: Sequence[Request]) -> AsyncGenerator[tuple[int, Delta]]:
+        """Runs requests from `Engine.make_request`, whose places the caller has reserved.
+
+        Yields the pieces of their answers as they come, each with the number of its request, until all have
+        ended. Closing the iterator aborts those that have not.
+
+        Raises:
+          ValueError: a request has been queued before.
+          EngineError: the engine is closed, or its device failed for good.
+        """
+        pieces: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        numbers = {request: number for number, request in enumerate(requests)}
+
+        def listener(request: Request) -> Listener:
+            number = numbers[request]
+            return lambda piece: loop.call_soon_threadsafe(pieces.put_nowait, (number, piece))
+
+        try:
+            self.engine.submit(requests, listener)
+            num_left = len(requests)
+            while num_left:
+                number, piece = await pieces.get()
+                if piece.generation is not None:
+                    num_left -= 1
+                    self.engine.checked(piece.generation)
+                yield number, piece
+        finally:
+            self.engine.abort(*requests)
 
     async def _answer(self, make_call: Callable[[], Call[Result]]) -> Result:
         """Makes a call's requests, queues them at once and waits for their ends; returns its result."""
         call = await asyncio.to_thread(make_call)
-        requests = call.requests
-        if self.num_unfinished + len(requests) > self.max_unfinished:
-            raise QueueFullError(
-                f"{self.num_unfinished} requests are unfinished, and {len(requests)} more are not accepted"
-            )
-        self.num_unfinished += len(requests)
-        ended: asyncio.Queue[Delta] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def hand_over(piece: Delta) -> None:
-            loop.call_soon_threadsafe(ended.put_nowait, piece)
-
-        try:
-            self.engine.submit(requests, lambda request: hand_over)
-            for _ in requests:
-                await ended.get()
-            answers = [self.engine.checked(request.generation()) for request in requests]
-            return await asyncio.to_thread(call.finish, answers)
-        finally:
-            self.engine.abort(*requests)
-            self.num_unfinished -= len(requests)
+        with self.reserve(len(call.requests)):
+            async with aclosing(self.follow(call.requests)) as pieces:
+                async for _ in pieces:
+                    pass
+        return await asyncio.to_thread(call.finish, [request.generation() for request in call.requests])
 
     async def close(self) -> None:
         """Aborts every request, other clients' too, and closes the engine."""

@@ -141,6 +141,25 @@ def test_a_client_that_allows_itself_two_requests_says_when_it_is_full(engine, p
     asyncio.run(main())
 
 
+def test_several_requests_are_followed_together(engine, prompts, expected):
+    async def main():
+        async_engine = AsyncEngine(engine, max_unfinished=len(prompts))
+        params = SamplingParams(**ASK)
+        requests = [engine.make_request(prompt, params, is_streamed=True) for prompt in prompts]
+        tokens = [[] for _ in prompts]
+        with async_engine.reserve(len(prompts)):
+            with pytest.raises(QueueFullError), async_engine.reserve(1):
+                pass
+            async for number, piece in async_engine.follow(requests):
+                tokens[number] += piece.token_ids
+        assert async_engine.num_unfinished == 0
+        assert tokens == expected
+        with pytest.raises(ValueError, match="has been queued before"):
+            await anext(async_engine.follow(requests))
+
+    asyncio.run(main())
+
+
 def test_a_loop_that_is_gone_takes_its_requests_along(engine, prompts, expected):
     async def leave():
         stream = AsyncEngine(engine).stream(prompts[0], max_new_tokens=60, ignore_eos=True)
