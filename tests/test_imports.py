@@ -14,6 +14,7 @@ FLOORS = (
     ("scripts",),  # and the package's command lines
     ("training", "batch"),
     ("rows",),
+    ("openai",),
     ("engine",),
     ("drafters",),
     ("models", "sampling"),

@@ -67,7 +67,7 @@ class _WindowStream:
         token = self._backend.id_to_token(token_id)
         if token is None:
             return ""
-        byte = self._byte(token, token_id)
+        byte = _byte(self._backend, token, token_id)
         if byte is not None:
             text = self._flush() + self._utf8.decode(byte)
             if text and not self._is_begun:
@@ -90,12 +90,6 @@ class _WindowStream:
         self._window, self._known, self._is_begun = [], "", False
         return text
 
-    def _byte(self, token: str, token_id: int) -> bytes | None:
-        """The byte that a token is; None for any other token."""
-        found = re.fullmatch("<0x([0-9A-F]{2})>", token)
-        is_byte = found is not None and self._decode([token_id]) != token
-        return bytes.fromhex(found[1]) if found is not None and is_byte else None
-
     def _keep(self, token_id: int) -> None:
         self._window = [token_id]
         self._known = self._decode(self._window)
@@ -109,6 +103,28 @@ class _WindowStream:
 
     def _decode(self, ids: list[int]) -> str:
         return self._backend.decode(ids, skip_special_tokens=False)
+
+
+def token_bytes(backend: Tokenizer, token_id: int) -> bytes:
+    """See `Tokenizer.token_bytes`."""
+    token = backend.id_to_token(token_id)
+    if token is None:
+        return b""
+    if isinstance(backend.decoder, decoders.ByteLevel):
+        return _token_bytes(token)
+    byte = _byte(backend, token, token_id)
+    if byte is not None:
+        return byte
+    # Behind itself, as decoders may strip the first space of a text.
+    alone, twice = (backend.decode([token_id] * times, skip_special_tokens=False) for times in (1, 2))
+    return twice[len(alone) :].encode("utf-8")
+
+
+def _byte(backend: Tokenizer, token: str, token_id: int) -> bytes | None:
+    """The byte that a token of SentencePiece is; None for any other token."""
+    found = re.fullmatch("<0x([0-9A-F]{2})>", token)
+    is_byte = found is not None and backend.decode([token_id], skip_special_tokens=False) != token
+    return bytes.fromhex(found[1]) if found is not None and is_byte else None
 
 
 def _special_ids(backend: Tokenizer) -> frozenset[int]:

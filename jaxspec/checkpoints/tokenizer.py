@@ -12,7 +12,7 @@ from jaxspec.checkpoints.chat_template import render_chat
 from jaxspec.checkpoints.errors import CheckpointError, foreign
 from jaxspec.checkpoints.messages import as_messages
 from jaxspec.checkpoints.special_text import SpecialText
-from jaxspec.checkpoints.text_stream import TextStream
+from jaxspec.checkpoints.text_stream import TextStream, token_bytes
 from jaxspec.checkpoints.tokenizer_files import read_tokenizer
 
 _CHARACTERS_PER_TOKEN = 8
@@ -190,6 +190,13 @@ class Tokenizer:
         # SentencePiece's decoder also replaces good bytes if they are beside bad ones.
         stream = TextStream(self.backend, skip_special_tokens)
         return stream.feed(ids) + stream.finish()
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token adds to a text that it does not begin, also if that is part of a character.
+
+        A special token is its name; an id without a token is nothing.
+        """
+        return token_bytes(self.backend, token)
 
     def apply_chat_template(
         self,

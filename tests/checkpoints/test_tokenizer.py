@@ -118,3 +118,16 @@ def test_a_template_that_is_no_text_is_named(folder):
     (folder / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(CheckpointError, match=r"chat_template\.jinja: not UTF-8"):
         Tokenizer.from_folder(folder)
+
+
+@pytest.mark.parametrize("values", [byte_level(), sentence_piece()])
+def test_the_bytes_of_tokens_are_those_of_the_text(values):
+    """Also where a token is a part of a character. SentencePiece strips the text's first space."""
+    tokenizer = tokenizer_from_gguf(values, "tiny")
+    text = " hello hi it é\u20ac\u0000"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    parts = [tokenizer.token_bytes(token) for token in ids]
+    assert b"".join(parts).decode("utf-8").strip(" ") == text.strip(" ")
+    assert max(parts.count(bytes([byte])) for byte in "€".encode()) == 1
+    assert tokenizer.token_bytes(tokenizer.eos_token_ids[0]) == b"</s>"
+    assert tokenizer.token_bytes(10_000) == b""

@@ -1,0 +1,165 @@
+"""Answers as bodies of OpenAI's API, whole or piece by piece."""
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxspec.checkpoints import TextStream, Tokenizer
+from jaxspec.engine.host.answer import Delta, Generation
+from jaxspec.openai.requests import Asked
+
+
+@dataclass(frozen=True)
+class Head:
+    """What the body of an answer and all of its chunks begin with."""
+
+    is_chat: bool
+    model: str
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def body(self, choices: list[dict[str, Any]], *, is_chunk: bool = False) -> dict[str, Any]:
+        """The body with these choices."""
+        kind = "chat.completion" if self.is_chat else "text_completion"
+        return {
+            "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.id}",
+            "object": f"{kind}.chunk" if is_chunk and self.is_chat else kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+
+def answer_body(asked: Asked, answers: Sequence[Sequence[Generation]]) -> dict[str, Any]:
+    """The body of an answer.
+
+    Args:
+      answers: those to each prompt, which have all ended with "stop" or "length".
+    """
+    made = [generation for each in answers for generation in each]
+    choices = [_choice(asked, index, generation) for index, generation in enumerate(made)]
+    return {**Head(asked.is_chat, asked.model).body(choices), "usage": usage(answers)}
+
+
+def _choice(asked: Asked, index: int, generation: Generation) -> dict[str, Any]:
+    told = None
+    if asked.reports_logprobs:
+        told = Reporter(generation.tokenizer, asked.is_chat).report(
+            generation.token_ids, generation.logprobs, generation.top_logprobs
+        )
+    choice = {"index": index, "finish_reason": generation.finish_reason, "logprobs": told}
+    if asked.is_chat:
+        return {**choice, "message": {"role": "assistant", "content": generation.text, "refusal": None}}
+    return {**choice, "text": generation.text}
+
+
+class Chunks:
+    """The bodies of the chunks of one choice."""
+
+    def __init__(self, asked: Asked, head: Head, index: int, tokenizer: Tokenizer | None):
+        self._asked, self._head, self._index = asked, head, index
+        self._reporter = Reporter(tokenizer, asked.is_chat) if asked.reports_logprobs else None
+        self._is_begun = False
+
+    def of(self, piece: Delta) -> Iterator[dict[str, Any]]:
+        """The bodies for a piece of its answer: text, if there is any, then the end, if it is the last."""
+        told = None
+        if self._reporter is not None and piece.token_ids:
+            told = self._reporter.report(piece.token_ids, piece.logprobs, piece.top_logprobs)
+        is_first, self._is_begun = not self._is_begun, True
+        reason = None if piece.generation is None else piece.generation.finish_reason
+        if self._asked.is_chat:
+            begin = {"role": "assistant"} if is_first else {}
+            if piece.text or told or is_first:
+                yield self._body({"delta": {**begin, "content": piece.text}}, told, None)
+            if reason:
+                yield self._body({"delta": {}}, None, reason)
+        elif piece.text or told or reason:
+            yield self._body({"text": piece.text}, told, reason)
+
+    def _body(self, content: dict[str, Any], told: Any, reason: str | None) -> dict[str, Any]:
+        choice = {"index": self._index, **content, "logprobs": told, "finish_reason": reason}
+        return self._head.body([choice], is_chunk=True)
+
+
+def usage(answers: Sequence[Sequence[Generation]]) -> dict[str, Any]:
+    """The numbers of tokens in prompts and answers, and of drafts. A prompt counts once.
+
+    Args:
+      answers: those to each prompt.
+    """
+    made = [generation for each in answers for generation in each]
+    read = sum(len(each[0].prompt_token_ids) for each in answers)
+    written = sum(len(generation.token_ids) for generation in made)
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+        "prompt_tokens_details": {"cached_tokens": sum(each[0].cached_tokens for each in answers)},
+        "completion_tokens_details": {
+            "drafted_tokens": sum(generation.stats.drafted for generation in made),
+            "accepted_tokens": sum(generation.stats.accepted for generation in made),
+        },
+    }
+
+
+class Reporter:
+    """Log-probabilities of the tokens of one answer, in the form of either endpoint."""
+
+    def __init__(self, tokenizer: Tokenizer | None, is_chat: bool):
+        self._tokenizer, self._is_chat = tokenizer, is_chat
+        self._offset = 0
+        self._stream = None if tokenizer is None else TextStream(tokenizer.backend, skip_special_tokens=False)
+
+    def report(
+        self, tokens: Sequence[int], chosen: Sequence[float] | None, top: Sequence[dict[int, float]] | None
+    ) -> dict[str, Any]:
+        """The report of the next tokens.
+
+        Args:
+          tokens: their ids.
+          chosen, top: as in `Generation`.
+        """
+        assert chosen is not None
+        likely = top or [{}] * len(tokens)
+        if self._is_chat:
+            content = [
+                {
+                    **self._entry(token, value),
+                    "top_logprobs": [self._entry(other, its) for other, its in others.items()],
+                }
+                for token, value, others in zip(tokens, chosen, likely, strict=True)
+            ]
+            return {"content": content, "refusal": None}
+        return {
+            "tokens": [self._text(token) for token in tokens],
+            "token_logprobs": [*map(_finite, chosen)],
+            "top_logprobs": [{self._text(other): its for other, its in others.items()} for others in likely]
+            if top is not None
+            else None,
+            "text_offset": [self._begin(token) for token in tokens],
+        }
+
+    def _entry(self, token: int, value: float) -> dict[str, Any]:
+        content = self._bytes(token)
+        return {"token": self._text(token), "logprob": _finite(value), "bytes": list(content)}
+
+    def _bytes(self, token: int) -> bytes:
+        return str(token).encode() if self._tokenizer is None else self._tokenizer.token_bytes(token)
+
+    def _text(self, token: int) -> str:
+        return self._bytes(token).decode("utf-8", "replace")
+
+    def _begin(self, token: int) -> int:
+        """Where the token's text begins in the answer's, in characters."""
+        begin = self._offset
+        if self._stream is not None:
+            self._offset += len(self._stream.feed([token]))
+        return begin
+
+
+def _finite(value: float) -> float:
+    """A log-probability as JSON can have it; of what is impossible, OpenAI's number."""
+    return max(value, -9999.0)

@@ -1,0 +1,387 @@
+"""The bodies of OpenAI's requests, in the terms of an engine.
+
+One table of fields is what a body may have, how it is checked, and what the server's OpenAPI page says.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jaxspec.engine.prompts import Prompt
+from jaxspec.openai.errors import RequestError
+from jaxspec.openai.schema import Schema, check
+from jaxspec.sampling import MAX_LOGPROBS, SamplingParams
+
+Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+CHAT: Endpoint = "/v1/chat/completions"
+COMPLETIONS: Endpoint = "/v1/completions"
+
+MAX_ANSWERS = 128
+"""The largest `n`."""
+DEFAULTS: Mapping[str, Any] = {"temperature": 1.0}
+"""Sampling parameters of a body that does not set them, as OpenAI's API has them."""
+
+SAMPLING = tuple(each.name for each in dataclasses.fields(SamplingParams))
+
+_STRING: Schema = {"type": "string"}
+_PARTS: Schema = {"type": "array", "items": {"type": "object"}}
+_FLAG: Schema = {"type": "boolean"}
+_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_COUNT: Schema = {"type": "integer", "minimum": 1}
+_PENALTY: Schema = {"type": "number", "minimum": -2, "maximum": 2}
+_LIST: Schema = {"type": "array"}
+_ANY: Schema = {}
+
+
+def _number(low: float, high: float | None = None, kind: str = "number") -> Schema:
+    return {"type": kind, "minimum": low} | ({} if high is None else {"maximum": high})
+
+
+_BOTH: dict[str, Schema] = {
+    "model": {**_STRING, "description": "The model's name, as /v1/models gives it."},
+    "temperature": {**_number(0), "default": 1, "description": "0 is greedy."},
+    "top_p": {**_number(0, 1), "default": 1, "description": "Above 0."},
+    "n": {**_number(1, MAX_ANSWERS, "integer"), "default": 1},
+    "seed": {**_number(0, 2**64 - 1, "integer"), "description": "The same seed gives the same answer."},
+    "stop": {
+        "anyOf": [
+            {"type": "string", "minLength": 1},
+            {"type": "array", "items": {"type": "string", "minLength": 1}},
+        ]
+    },
+    "presence_penalty": {**_PENALTY, "default": 0},
+    "frequency_penalty": {**_PENALTY, "default": 0},
+    "logit_bias": {"type": "object", "additionalProperties": {"type": "number"}},
+    "stream": {**_FLAG, "default": False},
+    "stream_options": {
+        "type": "object",
+        "properties": {"include_usage": _FLAG, "include_obfuscation": _FLAG},
+        "additionalProperties": False,
+        "description": "Only with stream.",
+    },
+    "response_format": {
+        "type": "object",
+        "properties": {
+            "type": {"enum": ["text", "json_object", "json_schema"]},
+            "json_schema": {
+                "type": "object",
+                "properties": {
+                    "name": _STRING,
+                    "description": _STRING,
+                    "schema": {"type": "object"},
+                    "strict": {"anyOf": [_FLAG, {"type": "null"}]},
+                },
+                "required": ["schema"],
+            },
+        },
+        "required": ["type"],
+    },
+    "special_tokens_as_text": {**_FLAG, "description": "Special tokens in texts are text."},
+}
+_CHAT_ONLY: dict[str, Schema] = {
+    "messages": {
+        "type": "array",
+        "minItems": 1,
+        "items": {
+            "type": "object",
+            "properties": {
+                "role": _STRING,
+                "content": {
+                    "anyOf": [_STRING, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]
+                },
+            },
+            "required": ["role"],
+        },
+    },
+    "max_completion_tokens": {**_COUNT, "description": "By default as many as the model has positions for."},
+    "max_tokens": {**_COUNT, "description": "The older name of max_completion_tokens."},
+    "logprobs": {**_FLAG, "default": False},
+    "top_logprobs": {**_number(0, MAX_LOGPROBS, "integer"), "description": "Only with logprobs."},
+    "tools": {**_LIST, "items": {"type": "object"}, "description": "Go to the chat template."},
+    "tool_choice": {"enum": ["auto", "none"], "description": "With none, no tools go to the template."},
+    "reasoning_effort": {**_STRING, "description": "Goes to the chat template."},
+    "chat_template_kwargs": {"type": "object", "description": "Arguments of the chat template."},
+    "continue_final_message": {**_FLAG, "description": "The last message is the answer's beginning."},
+}
+_COMPLETIONS_ONLY: dict[str, Schema] = {
+    "prompt": {
+        "anyOf": [
+            {"type": "string", "minLength": 1},
+            _IDS,
+            {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+            {"type": "array", "items": _IDS, "minItems": 1},
+        ],
+        "description": "Text or token ids, or a list of them; without the chat template.",
+    },
+    "max_tokens": {**_COUNT, "default": 16},
+    "logprobs": {**_number(0, MAX_LOGPROBS, "integer")},
+    "best_of": {**_number(1, MAX_ANSWERS, "integer"), "description": "At least n; not with stream."},
+    "echo": {"enum": [False]},
+    "suffix": {"type": "null"},
+}
+_NO_EFFECT: dict[str, Schema] = {
+    "user": _STRING,
+    "metadata": {"type": "object"},
+    "store": _FLAG,
+    "service_tier": _STRING,
+    "safety_identifier": _STRING,
+    "prompt_cache_key": _STRING,
+    "prompt_cache_retention": _STRING,
+}
+"""Fields about accounts and hosting, which cannot change an answer here; accepted and ignored."""
+_NO_EFFECT_IN_CHAT: dict[str, Schema] = {
+    "parallel_tool_calls": _FLAG,
+    "prediction": {"type": "object"},
+    "modalities": {"type": "array", "items": {"enum": ["text"]}},
+}
+_OWN: dict[str, Schema] = {
+    "top_k": {"type": "integer", "minimum": -1},
+    "min_p": _number(0, 1),
+    "stop_token_ids": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+    "ignore_eos": _FLAG,
+    "speculate": _FLAG,
+    "num_speculative_tokens": {"type": "integer", "minimum": 0},
+    "logprobs_mode": {"enum": ["raw_logprobs", "processed_logprobs"]},
+    "repetition_penalty": _number(0),
+    "bad_words": {"type": "array"},
+    "min_tokens": {"type": "integer", "minimum": 0},
+    "no_repeat_ngram_size": {"type": "integer", "minimum": 0},
+    "choice": {"type": "array", "items": _STRING, "minItems": 1},
+    "regex": _STRING,
+}
+"""Schemas of sampling parameters that OpenAI's API does not have, as far as this version has them."""
+_READING = ("continue_final_message", "special_tokens_as_text")
+_ELSEWHERE = {"max_new_tokens", "json_schema"}
+"""Sampling parameters that a body sets by other names."""
+
+
+def _own_sampling(taken: Mapping[str, Schema]) -> dict[str, Schema]:
+    """Fields of `SamplingParams` that OpenAI's API does not have, by their own names."""
+    return {name: _OWN.get(name, _ANY) for name in SAMPLING if name not in taken and name not in _ELSEWHERE}
+
+
+def _fields(only: Mapping[str, Schema], ignored: Mapping[str, Schema]) -> dict[str, Schema]:
+    fields = {**_BOTH, **only, **ignored}
+    return {**fields, **_own_sampling(fields)}
+
+
+FIELDS: Mapping[Endpoint, Mapping[str, Schema]] = {
+    CHAT: _fields(_CHAT_ONLY, {**_NO_EFFECT, **_NO_EFFECT_IN_CHAT}),
+    COMPLETIONS: _fields(_COMPLETIONS_ONLY, _NO_EFFECT),
+}
+"""Every field that a body may have, by the endpoint that it is for, with its JSON schema."""
+REQUIRED: Mapping[Endpoint, Sequence[str]] = {CHAT: ("model", "messages"), COMPLETIONS: ("model", "prompt")}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a body asks for, in the terms of an engine.
+
+    Attributes:
+      endpoint: the one that the body is for.
+      model: the model's name.
+      prompts: one chat, or texts and token ids, to be used `raw`.
+      sampling: the fields of `SamplingParams` that the body sets.
+      prompt_options: keywords of `Engine.make_request` that say how to read the prompts.
+      n: the number of answers to each prompt.
+      best_of: how many are drawn to choose them from; None for no choice.
+      is_streamed: whether the answer is sent piece by piece.
+      includes_usage: whether a streamed answer ends with the counts of tokens.
+      names: OpenAI's names of sampling parameters, as the body has them.
+    """
+
+    endpoint: Endpoint
+    model: str
+    prompts: Sequence[Prompt]
+    sampling: Mapping[str, Any]
+    prompt_options: Mapping[str, Any] = field(default_factory=dict)
+    n: int = 1
+    best_of: int | None = None
+    is_streamed: bool = False
+    includes_usage: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it is for the endpoint of chats."""
+        return self.endpoint == CHAT
+
+    @property
+    def prompt_field(self) -> str:
+        """The name of the field with the prompt."""
+        return "messages" if self.is_chat else "prompt"
+
+    @property
+    def reports_logprobs(self) -> bool:
+        """Whether the answer has log-probabilities."""
+        return "logprobs" in self.sampling
+
+    def params(self, defaults: Mapping[str, Any] = DEFAULTS) -> SamplingParams:
+        """The sampling parameters, over defaults.
+
+        Raises:
+          RequestError: a value is out of range.
+        """
+        with_logprobs = {"logprobs": 0} if self.best_of is not None else {}
+        try:
+            return SamplingParams(**{**defaults, **with_logprobs, **self.sampling})
+        except ValueError as error:
+            raise self.error(error) from None
+
+    def error(self, error: ValueError | RecursionError) -> RequestError:
+        """An engine's error about the prompt or a parameter, with the name of the body's field."""
+        if isinstance(error, RequestError):
+            return error
+        text = str(error)
+        begin = text.removeprefix("every id of ")
+        word = begin[: next((i for i, c in enumerate(begin) if not (c.isalnum() or c == "_")), len(begin))]
+        # Lengths that do not fit are what programs look for.
+        code = "context_length_exceeded" if "max_model_len" in text or "makes more than" in text else None
+        named = {"json_schema": "response_format", **self.names}.get(word, word)
+        if named in FIELDS[self.endpoint]:
+            return RequestError(text.replace(word, named, 1), named, code=code)
+        field = self.prompt_field
+        return RequestError(text if text.startswith(field) else f"{field}: {text}", field, code=code)
+
+
+def read_body(body: Any, endpoint: Endpoint) -> Asked:
+    """What the body of a request asks for. `null` is the same as nothing.
+
+    Args:
+      body: what JSON gave.
+      endpoint: the one that it was sent to.
+
+    Raises:
+      RequestError: a field is unknown, missing, of the wrong type, or asks for what is not supported.
+    """
+    try:
+        return _read_body(body, endpoint)
+    except RecursionError:
+        raise RequestError("the body is nested too deeply") from None
+
+
+def _read_body(body: Any, endpoint: Endpoint) -> Asked:
+    if not isinstance(body, Mapping):
+        raise RequestError(f"the body must be an object, got {type(body).__name__}")
+    fields = FIELDS[endpoint]
+    for name in body:
+        if name not in fields:
+            raise RequestError(f"unknown field {name[:40]!r}; known: {', '.join(fields)}", name[:40])
+    values = {name: value for name, value in body.items() if value is not None}
+    for name in REQUIRED[endpoint]:
+        if name not in values:
+            raise RequestError(f"{name} is missing", name)
+    for name, value in values.items():
+        check(name, value, fields[name])
+        _check_unicode(name, value)
+    sampling = {name: values[name] for name in SAMPLING if name in values and name != "logprobs"}
+    _drop_what_is_neutral(values, sampling)
+    _read_format(values.get("response_format"), sampling)
+    read = _read_chat if endpoint == CHAT else _read_completion
+    stream = values.get("stream", False)
+    options = values.get("stream_options")
+    if options is not None and not stream:
+        raise RequestError("stream_options: has no effect without stream", "stream_options")
+    reads = {name: values[name] for name in _READING if name in values}
+    asked = Asked(
+        endpoint,
+        values["model"],
+        prompts=[],
+        sampling=sampling,
+        prompt_options=reads if endpoint == CHAT else {**reads, "raw": True},
+        n=values.get("n", 1),
+        is_streamed=stream,
+        includes_usage=(options or {}).get("include_usage", False),
+    )
+    asked = read(asked, values, sampling)
+    asked.params()  # a value out of range is found here, whoever asks
+    return asked
+
+
+def _read_chat(asked: Asked, values: Mapping[str, Any], sampling: dict[str, Any]) -> Asked:
+    names = {"logprobs": "top_logprobs"}
+    given = [name for name in ("max_completion_tokens", "max_tokens") if name in values]
+    if len({values[name] for name in given}) > 1:
+        raise RequestError("max_tokens: max_completion_tokens is another number", "max_tokens")
+    if given:
+        sampling["max_new_tokens"] = values[given[0]]
+    names["max_new_tokens"] = given[0] if given else "max_completion_tokens"
+    if values.get("logprobs"):
+        sampling["logprobs"] = values.get("top_logprobs", 0)
+    elif values.get("top_logprobs"):
+        raise RequestError("top_logprobs: has no effect without logprobs", "top_logprobs")
+    arguments = dict(values.get("chat_template_kwargs", {}))
+    if values.get("tools") and values.get("tool_choice") != "none":
+        arguments["tools"] = values["tools"]
+    if "reasoning_effort" in values:
+        arguments["reasoning_effort"] = values["reasoning_effort"]
+    return dataclasses.replace(
+        asked,
+        prompts=[values["messages"]],
+        prompt_options={**asked.prompt_options, "chat_template_kwargs": arguments},
+        names=names,
+    )
+
+
+def _read_completion(asked: Asked, values: Mapping[str, Any], sampling: dict[str, Any]) -> Asked:
+    sampling["max_new_tokens"] = values.get("max_tokens", 16)
+    if "logprobs" in values:
+        sampling["logprobs"] = values["logprobs"]
+    best_of = values.get("best_of")
+    if best_of is not None and best_of < asked.n:
+        raise RequestError(f"best_of must be at least n, {asked.n}, got {best_of}", "best_of")
+    if best_of is not None and best_of > asked.n and asked.is_streamed:
+        raise RequestError("best_of: answers that are chosen at the end cannot be streamed", "best_of")
+    prompt = values["prompt"]
+    is_one = isinstance(prompt, str) or isinstance(prompt[0], int)
+    return dataclasses.replace(
+        asked,
+        prompts=[prompt] if is_one else prompt,
+        best_of=best_of if best_of != asked.n else None,
+        names={"max_new_tokens": "max_tokens"},
+    )
+
+
+def _read_format(wanted: Mapping[str, Any] | None, sampling: dict[str, Any]) -> None:
+    """Turns `response_format` into a schema of the answer."""
+    if wanted is None or wanted["type"] == "text":
+        return
+    if "json_schema" not in SAMPLING:
+        raise RequestError(
+            "response_format: this version answers in text only; ask for the form in a message",
+            "response_format",
+        )
+    if wanted["type"] == "json_object":
+        sampling["json_schema"] = {"type": "object"}
+    elif "json_schema" not in wanted:
+        raise RequestError("response_format.json_schema is missing", "response_format.json_schema")
+    else:
+        sampling["json_schema"] = wanted["json_schema"]["schema"]
+
+
+def _drop_what_is_neutral(values: Mapping[str, Any], sampling: dict[str, Any]) -> None:
+    """Refuses penalties and biases that this version does not have, unless they change nothing."""
+    for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
+        if not values.get(name):
+            sampling.pop(name, None)
+        elif name not in SAMPLING:
+            raise RequestError(f"{name}: this version does not have it", name)
+        elif name == "logit_bias":
+            sampling[name] = {_token(key): value for key, value in values[name].items()}
+
+
+def _token(text: str) -> int:
+    """A token id, which JSON has as text."""
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise RequestError(f"logit_bias: a key must be a token id, got {text[:40]!r}", "logit_bias")
+    return int(text)
+
+
+def _check_unicode(name: str, value: Any) -> None:
+    if isinstance(value, str | list | dict):
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            raise RequestError(f"{name} is not valid Unicode", name) from None

@@ -1,0 +1,67 @@
+"""Bodies of answers, made of answers that no engine gave."""
+
+import json
+
+import pytest
+
+from jaxspec import AcceptanceStats, Delta, Generation
+from jaxspec.openai import CHAT, COMPLETIONS, Chunks, Head, answer_body, read_body, usage
+
+STATS = AcceptanceStats.of([(3, 1), (3, 0), (0, 0)])
+
+
+def answer(text="a b", prompt=(1, 2, 3), **more):
+    return Generation(text, [7, 8], "stop", list(prompt), STATS, cached_tokens=2, **more)
+
+
+def asked(endpoint=CHAT, **fields):
+    prompt = {"messages": [{"role": "user", "content": "x"}]} if endpoint == CHAT else {"prompt": ["x", "y"]}
+    return read_body({"model": "m", **prompt, **fields}, endpoint)
+
+
+def test_usage_counts_a_prompt_once_and_every_answer():
+    assert usage([[answer(), answer()], [answer(prompt=[5])]]) == {
+        "prompt_tokens": 4,
+        "completion_tokens": 6,
+        "total_tokens": 10,
+        "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"drafted_tokens": 18, "accepted_tokens": 3},
+    }
+
+
+def test_choices_are_numbered_through_all_prompts():
+    body = answer_body(asked(COMPLETIONS, n=2), [[answer("a"), answer("b")], [answer("c"), answer("d")]])
+    assert [(choice["index"], choice["text"]) for choice in body["choices"]] == list(enumerate("abcd"))
+    assert {choice["finish_reason"] for choice in body["choices"]} == {"stop"}
+
+
+@pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS])
+def test_every_number_is_one_of_json(endpoint):
+    """What cannot be drawn has no finite log-probability."""
+    fields = {"logprobs": True, "top_logprobs": 1} if endpoint == CHAT else {"logprobs": 1}
+    told = answer(logprobs=[-0.5, -float("inf")], top_logprobs=[{7: -0.5}, {8: -0.25}])
+    text = json.dumps(answer_body(asked(endpoint, **fields), [[told]]), allow_nan=False)
+    assert "-9999.0" in text
+
+
+def test_chunks_of_a_chat_begin_with_the_role_and_end_with_the_reason():
+    chunks = Chunks(asked(), Head(True, "m"), 1, None)
+    pieces = [Delta("", [7]), Delta("", [8]), Delta("a", [9]), Delta("b", [1], answer())]
+    found = [body["choices"][0] for piece in pieces for body in chunks.of(piece)]
+    assert [choice["delta"] for choice in found] == [
+        {"role": "assistant", "content": ""},
+        {"content": "a"},
+        {"content": "b"},
+        {},
+    ]
+    assert [choice["finish_reason"] for choice in found] == [None, None, None, "stop"]
+    assert {choice["index"] for choice in found} == {1}
+
+
+def test_no_log_probability_of_a_piece_without_text_is_lost():
+    asks = asked(COMPLETIONS, logprobs=0)
+    chunks = Chunks(asks, Head(False, "m"), 0, None)
+    pieces = [Delta("", [7], logprobs=[-1.0]), Delta("ab", [8, 9], answer(), logprobs=[-2.0, -3.0])]
+    found = [body["choices"][0]["logprobs"] for piece in pieces for body in chunks.of(piece)]
+    assert [entry["token_logprobs"] for entry in found] == [[-1.0], [-2.0, -3.0]]
+    assert [entry["tokens"] for entry in found] == [["7"], ["8", "9"]]

@@ -1,0 +1,205 @@
+"""Bodies of OpenAI's requests: what they ask an engine for, and errors that name the field."""
+
+import pytest
+
+from jaxspec import SamplingParams
+from jaxspec.openai import CHAT, COMPLETIONS, FIELDS, RequestError, read_body
+from jaxspec.openai.requests import SAMPLING
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields):
+    return read_body({"model": "m", "messages": MESSAGES, **fields}, CHAT)
+
+
+def completion(**fields):
+    return read_body({"model": "m", "prompt": "hi", **fields}, COMPLETIONS)
+
+
+def test_the_least_that_a_body_says():
+    """Temperature 1 and 16 tokens are OpenAI's defaults, not ours."""
+    asked = chat()
+    assert (asked.model, asked.prompts, asked.is_chat) == ("m", [MESSAGES], True)
+    assert (asked.n, asked.best_of, asked.is_streamed, asked.includes_usage) == (1, None, False, False)
+    assert asked.params() == SamplingParams(temperature=1.0)
+    asked = completion()
+    assert (asked.prompts, asked.is_chat) == (["hi"], False)
+    assert asked.params() == SamplingParams(temperature=1.0, max_new_tokens=16)
+    assert asked.params({}) == SamplingParams(max_new_tokens=16)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"temperature": 0}, {"temperature": 0.0}),
+        ({"top_p": 0.5, "seed": 7, "stop": "x"}, {"top_p": 0.5, "seed": 7, "stop": ("x",)}),
+        ({"stop": ["x", "y"], "temperature": None}, {"stop": ("x", "y")}),
+        ({"max_tokens": 5}, {"max_new_tokens": 5}),
+        ({"max_completion_tokens": 5, "max_tokens": 5}, {"max_new_tokens": 5}),
+        ({"logprobs": True}, {"logprobs": 0}),
+        ({"logprobs": True, "top_logprobs": 3}, {"logprobs": 3}),
+        ({"logprobs": False}, {}),
+        ({"top_k": 4, "min_p": 0.1, "ignore_eos": True}, {"top_k": 4, "min_p": 0.1, "ignore_eos": True}),
+        ({"speculate": False, "stop_token_ids": [3]}, {"speculate": False, "stop_token_ids": (3,)}),
+        ({"num_speculative_tokens": 1}, {"num_speculative_tokens": 1}),
+        ({"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}}, {}),
+        ({"response_format": {"type": "text"}}, {}),
+    ],
+)
+def test_fields_of_a_chat_are_sampling_parameters(fields, expected):
+    assert chat(**fields).params() == SamplingParams(**{"temperature": 1.0, **expected})
+
+
+def test_every_sampling_parameter_can_be_asked_for():
+    """Those that OpenAI's API does not have, by their own names."""
+    elsewhere = {"max_new_tokens": "max_tokens", "json_schema": "response_format"}
+    for fields in FIELDS.values():
+        assert {elsewhere.get(name, name) for name in SAMPLING} <= set(fields)
+
+
+def test_what_is_not_about_sampling():
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    asked = chat(tools=tools, reasoning_effort="low", chat_template_kwargs={"enable_thinking": False}, n=3)
+    arguments = {"enable_thinking": False, "tools": tools, "reasoning_effort": "low"}
+    assert (asked.prompt_options, asked.n) == ({"chat_template_kwargs": arguments}, 3)
+    assert chat(tools=tools, tool_choice="none").prompt_options == {"chat_template_kwargs": {}}
+    options = {"continue_final_message": True, "special_tokens_as_text": True}
+    assert chat(**options).prompt_options == {**options, "chat_template_kwargs": {}}
+    assert completion(special_tokens_as_text=True).prompt_options == {
+        "special_tokens_as_text": True,
+        "raw": True,
+    }
+    asked = chat(stream=True, stream_options={"include_usage": True})
+    assert (asked.is_streamed, asked.includes_usage) == (True, True)
+    assert completion(n=2, best_of=4).best_of == 4
+    assert completion(n=2, best_of=4).params().logprobs == 0
+    assert completion(n=2, best_of=2).best_of is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("hi", ["hi"]), ([1, 2], [[1, 2]]), (["a", "b"], ["a", "b"]), ([[1], [2, 3]], [[1], [2, 3]])],
+)
+def test_prompts_of_a_completion(prompt, prompts):
+    assert completion(prompt=prompt).prompts == prompts
+
+
+@pytest.mark.parametrize("name", ["user", "metadata", "store", "service_tier", "prompt_cache_key"])
+def test_fields_that_cannot_change_an_answer_are_accepted(name):
+    value = {"metadata": {"a": "b"}, "store": True}.get(name, "x")
+    assert chat(**{name: value}).params() == chat().params()
+    assert completion(**{name: value}).params() == completion().params()
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "message"),
+    [
+        ({"model": None}, "model", "model is missing"),
+        ({"messages": []}, "messages", "messages is empty"),
+        ({"messages": "hi"}, "messages", "messages must be a list, got 'hi'"),
+        ({"messages": [{"content": "hi"}]}, "messages[0].role", "messages[0].role is missing"),
+        (
+            {"messages": [{"role": "user", "content": 1}]},
+            "messages[0].content",
+            "messages[0].content must be a string, a list, null, got 1",
+        ),
+        ({"temperature": "hot"}, "temperature", "temperature must be a number, 0 or more, got 'hot'"),
+        ({"temperature": True}, "temperature", "temperature must be a number, 0 or more, got True"),
+        ({"temperature": 1e40}, "temperature", "temperature must be a number, 0 (greedy) or 1e-30"),
+        ({"top_p": 0}, "top_p", "top_p must be a number, above 0 and at most 1"),
+        ({"n": 129}, "n", "n must be an integer, 1 to 128, got 129"),
+        ({"n": 0}, "n", "n must be an integer, 1 to 128, got 0"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens must be an integer, 1 or more"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "is another number"),
+        ({"seed": -1}, "seed", "seed must be an integer, 0 to"),
+        ({"stop": ["a", 1]}, "stop[1]", "stop[1] must be a string, got 1"),
+        ({"stop": "\ud800"}, "stop", "stop is not valid Unicode"),
+        ({"stream": "yes"}, "stream", "stream must be true or false, got 'yes'"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "has no effect without stream"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown field 'x'; known: incl"),
+        ({"top_logprobs": 3}, "top_logprobs", "top_logprobs: has no effect without logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "must be an integer, 0 to 20, got 21"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "must be 'text' or 'json_object'"),
+        ({"response_format": {}}, "response_format.type", "response_format.type is missing"),
+        ({"tool_choice": "required"}, "tool_choice", "tool_choice must be 'auto' or 'none'"),
+        ({"modalities": ["text", "audio"]}, "modalities[1]", "must be 'text', got 'audio'"),
+        ({"max_new_tokens": 5}, "max_new_tokens", "unknown field 'max_new_tokens'; known: model, "),
+        ({"prompt": "hi"}, "prompt", "unknown field 'prompt'; known: model, "),
+    ],
+)
+def test_a_bad_chat_is_one_line_that_names_the_field(fields, field, message):
+    with pytest.raises(RequestError) as error:
+        chat(**fields)
+    assert error.value.field == field
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "message"),
+    [
+        ({"prompt": ""}, "prompt", "prompt is empty"),
+        ({"prompt": []}, "prompt", "prompt is empty"),
+        ({"prompt": ["a", 1]}, "prompt[1]", "prompt[1] must be a string, got 1"),
+        ({"prompt": [[1], []]}, "prompt[1]", "prompt[1] is empty"),
+        ({"prompt": {"a": 1}}, "prompt", "prompt must be a string, a list, a list, a list, got"),
+        ({"echo": True}, "echo", "echo must be False, got True"),
+        ({"suffix": "x"}, "suffix", "suffix must be null, got 'x'"),
+        ({"best_of": 2, "n": 3}, "best_of", "best_of must be at least n, 3, got 2"),
+        ({"best_of": 2, "stream": True}, "best_of", "cannot be streamed"),
+        ({"logprobs": True}, "logprobs", "logprobs must be an integer, 0 to 20, got True"),
+        ({"messages": MESSAGES}, "messages", "unknown field 'messages'"),
+    ],
+)
+def test_a_bad_completion_is_one_line_that_names_the_field(fields, field, message):
+    with pytest.raises(RequestError) as error:
+        completion(**fields)
+    assert error.value.field == field
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("body", [None, [], "x", 1])
+def test_a_body_is_an_object(body):
+    with pytest.raises(RequestError, match="the body must be an object"):
+        read_body(body, CHAT)
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "logit_bias"])
+def test_a_penalty_that_is_not_there_is_refused(name):
+    if name in SAMPLING:
+        pytest.skip("it is there")
+    with pytest.raises(RequestError, match=f"{name}: this version does not have it"):
+        chat(**{name: {"5": 1.0} if name == "logit_bias" else 1.0})
+
+
+def test_errors_of_the_engine_name_the_fields_of_the_body():
+    told = chat(max_tokens=5, logprobs=True).error(ValueError("max_new_tokens: 5 do not fit: max_model_len"))
+    assert (str(told), told.field) == ("max_tokens: 5 do not fit: max_model_len", "max_tokens")
+    assert told.code == "context_length_exceeded"
+    told = chat().error(ValueError("prompt of 9 tokens leaves no room to answer: max_model_len is 8"))
+    assert (told.field, told.code) == ("messages", "context_length_exceeded")
+    assert completion().error(ValueError("prompt: token id 9 is outside")).field == "prompt"
+    assert completion().error(ValueError("max_new_tokens: 5 do not fit")).field == "max_tokens"
+    assert completion().error(ValueError("json_schema: it is too large")).field == "response_format"
+
+
+def test_a_schema_of_the_answer():
+    formats = [
+        ({"type": "json_object"}, {"type": "object"}),
+        (
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "array"}}},
+            {"type": "array"},
+        ),
+    ]
+    for asked, schema in formats:
+        for ask in (chat, completion):
+            if "json_schema" in SAMPLING:
+                assert ask(response_format=asked).sampling["json_schema"] == schema
+            else:
+                with pytest.raises(RequestError, match="this version answers in text only") as error:
+                    ask(response_format=asked)
+                assert error.value.field == "response_format"
+    with pytest.raises(RequestError) as error:
+        chat(response_format={"type": "json_schema", "json_schema": {"name": "n"}})
+    assert error.value.field == "response_format.json_schema.schema"
