@@ -73,6 +73,7 @@ WHOLE = {
     "kernels/test_paged_attention_numba.py": r"out_of_the_cache",
     "models/test_packed_cpu_experts.py": r"drafts_change|not_reach|of_their_own|beside_it|bfloat16|mxfp4",
     "models/test_packed_weights.py": r"an_engine_gives|drafts_change",
+    "wiring/test_serve_options.py": r"reaches_the_answer\[(?!max_new_tokens)",
     "wiring/test_request_options.py": r"the_answer_that_was_asked_for\[(?!generate)|\[.*,",
     # Whole programs, pages and notebooks.
     "notebooks/test_notebooks.py": "",
@@ -84,6 +85,15 @@ WHOLE = {
     "scripts/test_bench_step.py": r"^test_times",
     "scripts/test_compare_greedy.py": "",
     "scripts/test_compare_modes.py": "",
+    "serve/test_answers.py": r"^test_(?!a_chat|a_stream$|several)",
+    "serve/test_gone.py": r"\[(?!1-True)|while_it_waits|half_a_body|two_hundred|fifty",
+    "serve/test_metrics.py": r"refused|is_seen",
+    "serve/test_page.py": r"client_of|program_of|curl_of",
+    "serve/test_process.py": r"come_to_their_end|without_time|comes_from",
+    "serve/test_refusals.py": (
+        r"bad_input.*\[(?!chat/completions-body0)|not_json|mistake|nested|web_pages|bodies"
+    ),
+    "serve/test_schema.py": r"is_a_500",
     "test_api.py": r"by_prompt_lookup|shorter_texts|large_parameters",
     "test_default_configuration.py": r"untrained_one|a_seed_and_a_temperature",
     "test_docs.py": r"code_runs|site_builds",

@@ -1,0 +1,1 @@
+"""An engine behind OpenAI's HTTP API (extra `serve`)."""

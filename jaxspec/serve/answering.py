@@ -1,0 +1,148 @@
+"""From a body to an answer: requests of an engine, their answers whole or as events."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from jaxspec.engine import AsyncEngine, EngineError, Generation
+from jaxspec.engine import Request as EngineRequest
+from jaxspec.engine.samples import best
+from jaxspec.openai import Asked, Chunks, Head, RequestError, answer_body, error_object, usage
+from jaxspec.sampling import sample_seed
+
+
+class AnswerError(Exception):
+    """An answer that did not come to its end."""
+
+
+@dataclass(frozen=True)
+class Answering:
+    """What answers bodies.
+
+    Attributes:
+      engine: the client of the engine that answers.
+      max_prompt: the most tokens of a prompt; None for as many as the engine takes.
+    """
+
+    engine: AsyncEngine
+    max_prompt: int | None = None
+
+    def reserve(self, asked: Asked) -> ExitStack:
+        """Places for all of the answers, to be closed in the end.
+
+        Raises:
+          RequestError: there never are so many.
+          QueueFullError: there are not so many now.
+        """
+        count, most = _num_drawn(asked) * len(asked.prompts), self.engine.max_unfinished
+        if count > most:
+            field = "n" if asked.n > 1 else "prompt"
+            raise RequestError(
+                f"{field}: {count} answers are more than this server has places for, {most}", field
+            )
+        held = ExitStack()
+        held.enter_context(self.engine.reserve(count))
+        return held
+
+    async def requests(self, asked: Asked) -> list[EngineRequest]:
+        """New requests for all answers, prompt by prompt.
+
+        Raises:
+          RequestError: the engine refuses the prompt or a parameter.
+        """
+        # Templates and tokenizers take a while and must not block the event loop.
+        return await asyncio.to_thread(self._make, asked)
+
+    def _make(self, asked: Asked) -> list[EngineRequest]:
+        params, engine = asked.params(), self.engine.engine
+        made: list[EngineRequest] = []
+        num_samples: Counter[tuple[int, ...]] = Counter()
+        for prompt in asked.prompts:
+            try:
+                first = engine.make_request(
+                    prompt, params, is_streamed=asked.is_streamed, **asked.prompt_options
+                )
+            except (ValueError, RecursionError) as error:
+                raise asked.error(error) from None
+            size = len(first.prompt)
+            if self.max_prompt is not None and size > self.max_prompt:
+                raise RequestError(
+                    f"{asked.prompt_field} of {size} tokens: this server takes at most {self.max_prompt}",
+                    asked.prompt_field,
+                    code="context_length_exceeded",
+                )
+            if asked.is_chat and params.max_new_tokens is None:
+                config = engine.config
+                first.max_new_tokens = min(
+                    engine.max_model_len - size, config.num_pages * config.page_size - size
+                )
+            key = tuple(first.prompt)
+            for sample in range(_num_drawn(asked)):
+                # Texts are turned into ids once.
+                request = first
+                if sample:
+                    request = engine.make_request(first.prompt, params, is_streamed=asked.is_streamed)
+                request.max_new_tokens = first.max_new_tokens
+                request.seed = sample_seed(request.seed, num_samples[key] + sample)
+                made.append(request)
+            num_samples[key] += _num_drawn(asked)
+        return made
+
+    async def whole(self, asked: Asked, requests: Sequence[EngineRequest]) -> dict[str, Any]:
+        """The body of the answer.
+
+        Raises:
+          AnswerError: one of the answers did not come to its end.
+          EngineError: the engine failed or is closed.
+        """
+        answers: dict[int, Generation] = {}
+        async with aclosing(self.engine.follow(requests)) as pieces:
+            async for number, piece in pieces:
+                if piece.generation is not None:
+                    answers[number] = _checked(piece.generation)
+        return answer_body(asked, _by_prompt(asked, answers))
+
+    async def events(
+        self, asked: Asked, requests: Sequence[EngineRequest]
+    ) -> AsyncGenerator[Mapping[str, Any] | None]:
+        """The events of a streamed answer; None stands for the end. A failure is the last event."""
+        head = Head(asked.is_chat, asked.model)
+        tokenizer = self.engine.engine.tokenizer
+        chunks = [Chunks(asked, head, number, tokenizer) for number in range(len(requests))]
+        answers: dict[int, Generation] = {}
+        try:
+            async with aclosing(self.engine.follow(requests)) as pieces:
+                async for number, piece in pieces:
+                    if piece.generation is not None:
+                        answers[number] = _checked(piece.generation)
+                    for body in chunks[number].of(piece):
+                        yield body
+            if asked.includes_usage:
+                counts = usage(_by_prompt(asked, answers))
+                yield {**head.body([], is_chunk=True), "usage": counts}
+            yield None
+        except (AnswerError, EngineError) as error:
+            yield error_object(str(error), kind="server_error")
+
+
+def _num_drawn(asked: Asked) -> int:
+    """The number of answers that are drawn for each prompt."""
+    return asked.best_of or asked.n
+
+
+def _checked(generation: Generation) -> Generation:
+    """The generation, if it has come to its end."""
+    if generation.finish_reason in ("aborted", "failed"):
+        verb = "was aborted" if generation.finish_reason == "aborted" else "failed"
+        raise AnswerError(f"the answer {verb}: {generation.error}")
+    return generation
+
+
+def _by_prompt(asked: Asked, answers: Mapping[int, Generation]) -> list[list[Generation]]:
+    """The answers to each prompt, if there are more than wanted, the best of them."""
+    each = _num_drawn(asked)
+    groups = [[answers[start + i] for i in range(each)] for start in range(0, len(answers), each)]
+    return groups if asked.best_of is None else [best(group, asked.n) for group in groups]
