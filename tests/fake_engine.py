@@ -60,6 +60,9 @@ class FakeEngine:
         ids = [-1] if "fail" in str(prompt) else list(hash_json(prompt, 4))
         return FakeRequest(ids, params, rounds)
 
+    def room(self, num_prompt_tokens):
+        return 1000 - num_prompt_tokens
+
     def run(self, requests, *, ended=None):
         self.runs.append(self._run(requests))
         return self.runs[-1]

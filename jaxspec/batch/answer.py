@@ -4,15 +4,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxspec.engine import AcceptanceStats, Generation
-from jaxspec.rows import Row
+from jaxspec.openai import answer_body
+from jaxspec.rows import Row, output_line
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A finished row: one generation, one per turn, or as many as `Row.n`."""
+    """A finished row: one generation, one per turn, or as many as `Row.n`.
+
+    Attributes:
+      body: the answer as OpenAI's API has it, to a line of OpenAI's batch files.
+    """
 
     row: Row
     generations: list[Generation]
+    body: dict[str, Any] | None = None
+
+    @classmethod
+    def to(cls, row: Row, generations: list[Generation]) -> "Answer":
+        """The answer to a row, made where the generations still have their tokenizer."""
+        body = None if row.asked is None else answer_body(row.asked, [generations])
+        return cls(row, generations, body)
 
     @property
     def stats(self) -> AcceptanceStats:
@@ -22,6 +34,8 @@ class Answer:
     def to_dict(self) -> dict[str, Any]:
         """The output row, with the last turn's answer; for a row with turns, "turns" holds all answers. With
         `Row.n` it has the first answer, and "samples" holds all. Keys that are kept stand before them."""
+        if self.body is not None:
+            return output_line(str(self.row.id), self.body, digest=self.row.digest)
         every = [_record(generation) for generation in self.generations]
         shown = every[-1] if self.row.n is None else every[0]
         record = {"id": self.row.id, "input_digest": self.row.digest, **self.row.kept, **shown}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jaxspec.batch.record import describe_difference, read_record, record_path, write_record
-from jaxspec.rows import IdTable, Row, RowError
+from jaxspec.rows import IdTable, Row, RowError, RowId
 
 SYNC_SECONDS = 5.0
 """Answers of so many seconds may be lost if the machine fails; none are lost if the process is killed."""
@@ -77,9 +77,9 @@ class OutputFile:
         """The number of rows that the file held when it was opened."""
         return len(self._finished)
 
-    def holds(self, row: Row) -> bool:
+    def holds(self, row_id: RowId) -> bool:
         """Whether the file held a row with this id when it was opened."""
-        return self._finished.get(row.id) is not None
+        return self._finished.get(row_id) is not None
 
     def answers(self, row: Row) -> bool:
         """Whether the file held an answer to this very row when it was opened."""
@@ -178,8 +178,11 @@ class OutputFile:
     def _add(self, number: int, line: bytes) -> None:
         try:
             record = json.loads(line)
-            row_id, digest = record["id"], int(record.get("input_digest", "0"), 16)
-            is_row = "token_ids" in record and isinstance(row_id, str | int) and 0 <= digest < 2**64
+            is_openais = "custom_id" in record and "response" in record
+            row_id = record["custom_id" if is_openais else "id"]
+            digest = int(record.get("input_digest", "0"), 16)
+            is_row = is_openais or "token_ids" in record
+            is_row = is_row and isinstance(row_id, str | int) and 0 <= digest < 2**64
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             is_row = False
         if not is_row:
@@ -197,7 +200,7 @@ class Output(Protocol):
     @property
     def path(self) -> Path: ...
 
-    def holds(self, row: Row) -> bool: ...
+    def holds(self, row_id: RowId) -> bool: ...
 
     def answers(self, row: Row) -> bool: ...
 
@@ -232,7 +235,13 @@ class Unanswered:
         """
         for row in self._rows:
             self.num_rows += 1
-            if isinstance(row, RowError) or not self._output.holds(row):
+            if isinstance(row, RowError):
+                if row.record is not None and self._output.holds(row.record["custom_id"]):
+                    self.num_skipped += 1
+                else:
+                    yield row
+                continue
+            if not self._output.holds(row.id):
                 yield row
                 continue
             if not (self._force or self._output.answers(row)):

@@ -13,7 +13,7 @@ from jaxspec.batch.columns import ANSWER_COLUMNS, as_columns
 from jaxspec.batch.output import OutputError
 from jaxspec.batch.record import write_record
 from jaxspec.errors import one_line
-from jaxspec.rows import Row
+from jaxspec.rows import Row, RowId
 
 ROW_GROUP = 1024
 """Rows that are held until they are written."""
@@ -59,7 +59,7 @@ class ParquetFile:
         self._file.truncate(0)
         self._writer = pq.ParquetWriter(self._file, self._schema)
 
-    def holds(self, row: Row) -> bool:
+    def holds(self, row_id: RowId) -> bool:
         """Whether an earlier run has answered the row: False."""
         return False
 

@@ -13,7 +13,7 @@ from jaxspec.batch.answer import Answer
 from jaxspec.batch.progress import Progress
 from jaxspec.batch.read_ahead import ReadAhead
 from jaxspec.engine import Engine, Generation, Request
-from jaxspec.rows import Row, RowError, RowId, hash_json
+from jaxspec.rows import RefusedLine, Row, RowError, RowId, hash_json
 from jaxspec.sampling import SamplingParams, sample_seed
 
 LOOK_AHEAD = 16
@@ -156,15 +156,19 @@ class BatchRun(Progress):
         return None
 
     def _request(self, pending: _PendingRow) -> Request:
-        row = pending.row
+        row, asked = pending.row, pending.row.asked
         seed = row.sampling.get("seed", row_seed(self.seed, row.id, len(pending.generations)))
-        return self._engine.make_request(
+        params = replace(self._params, **{**row.sampling, "seed": sample_seed(seed, pending.sample)})
+        request = self._engine.make_request(
             _prompt(pending),
-            replace(self._params, **{**row.sampling, "seed": sample_seed(seed, pending.sample)}),
-            raw=self._raw,
+            params,
+            raw=self._raw if asked is None else not asked.is_chat,
             chat_template_kwargs=row.chat_template_kwargs,
             **row.flags,
         )
+        if asked is not None and params.max_new_tokens is None:
+            request.max_new_tokens = self._engine.room(len(request.prompt))
+        return request
 
     def _fail(self, pending: _PendingRow, turn: int, problem: object) -> None:
         self._end(pending, f"turn {turn}: {problem}" if pending.row.turns else problem)
@@ -177,7 +181,13 @@ class BatchRun(Progress):
             return
         generations = [generation for i in sorted(ended) for generation in ended[i][0]]
         problem = next((problem for _, problem in ended.values() if problem is not None), None)
-        answer = Answer(row, generations) if problem is None else RowError(row.place, problem, generations)
+        if problem is None:
+            answer: Answer | RowError = Answer.to(row, generations)
+        elif row.asked is not None and isinstance(problem, ValueError):
+            refused = RefusedLine(str(row.id), row.asked.error(problem))
+            answer = RowError(row.place, refused, generations, refused.record(row.digest))
+        else:
+            answer = RowError(row.place, problem, generations)
         self._done[pending.index] = answer
 
 

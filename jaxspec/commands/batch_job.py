@@ -162,7 +162,7 @@ def _form(args: argparse.Namespace) -> Form:
     """How rows are read."""
     kept = args.keep_columns
     kept = () if kept is None else kept or True
-    return Form(prompt_key=args.prompt_key, kept=kept, defaults=prompt_options(args))
+    return Form(prompt_key=args.prompt_key, kept=kept, defaults=prompt_options(args), openai=True)
 
 
 def _check_ray_options(args: argparse.Namespace) -> None:
@@ -298,7 +298,7 @@ class Job:
         # number.
         fits = args.batch_size is None and total is not None
         rows = iter(self._rows)
-        first = self._first_rows(rows, max(batch_size, len(self._environments)) if fits else 1)
+        first = self._first_rows(rows, max(batch_size, len(self._environments)) if fits else 1, output)
         if not first:
             return self._nothing_to_answer()
         if fits:
@@ -348,14 +348,16 @@ class Job:
             run.start(bar.update)
         return run
 
-    def _first_rows(self, rows: Iterator[Row | RowError], count: int) -> list[Row]:
+    def _first_rows(
+        self, rows: Iterator[Row | RowError], count: int, output: "OutputFile | ParquetFile"
+    ) -> list[Row]:
         """The first rows to answer, at most `count`; reports failed rows before them."""
         first: list[Row] = []
         while len(first) < count and (row := next(rows, None)) is not None:
             if isinstance(row, Row):
                 first.append(row)
             else:
-                self._fail(row)
+                self._fail(row, output)
         return first
 
     def _nothing_to_answer(self) -> Summary:
@@ -385,7 +387,7 @@ class Job:
                     output.append(answer.to_dict())
                     self._answered += 1
                 else:
-                    self._fail(answer, bar)
+                    self._fail(answer, output, bar)
                 speed = run.num_tokens / (time.perf_counter() - start)
                 bar.set_postfix_str(
                     f"{speed:.1f} tokens/s, acceptance length {run.stats.acceptance_length:.2f}",
@@ -395,8 +397,10 @@ class Job:
                 bar.update(1 + skipped - before)
             bar.update(self._rows.num_skipped - skipped)
 
-    def _fail(self, error: RowError, bar: tqdm | None = None) -> None:
+    def _fail(self, error: RowError, output: "OutputFile | ParquetFile", bar: tqdm | None = None) -> None:
         self._failed += 1
+        if error.record is not None:
+            output.append(error.record)
         if len(self._failures) < MAX_FAILURES:
             self._failures.append(str(error))
         if bar is None:

@@ -630,6 +630,11 @@ class Engine:
         """The number of requests that keeps every slot busy: for each slot one running and one waiting."""
         return 2 * self.config.batch_size
 
+    def room(self, num_prompt_tokens: int) -> int:
+        """The most tokens that an answer to a prompt of so many tokens may have."""
+        positions = min(self.max_model_len, self.config.num_pages * self.config.page_size)
+        return positions - num_prompt_tokens
+
     def make_request(
         self,
         prompt: Prompt,

@@ -3,6 +3,7 @@
 from jaxspec.rows.errors import InputError
 from jaxspec.rows.files import STDIN, count_rows, is_parquet, may_sample, parquet_columns, read_rows
 from jaxspec.rows.ids import IdTable, RowId, hash_json
+from jaxspec.rows.openai_lines import RefusedLine, output_line
 from jaxspec.rows.row import KEYS, MAX_LINE, NOTES, OUTPUT, Form, Row, RowError, make_row, parse_line
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Form",
     "IdTable",
     "InputError",
+    "RefusedLine",
     "Row",
     "RowError",
     "RowId",
@@ -22,6 +24,7 @@ __all__ = [
     "is_parquet",
     "make_row",
     "may_sample",
+    "output_line",
     "parquet_columns",
     "parse_line",
     "read_rows",

@@ -14,13 +14,15 @@ from jaxspec.errors import optional
 from jaxspec.rows import row as rows
 from jaxspec.rows.errors import InputError
 from jaxspec.rows.ids import IdTable
+from jaxspec.rows.openai_lines import RefusedLine
 from jaxspec.rows.row import PLAIN, Form, Row, RowError, make_row, parse_line
 
 STDIN = "-"
 """The name that stands for standard input."""
 
 
-_SAMPLING_WORDS = (b'"temperature"', b'"top_k"', b'"top_p"')
+# OpenAI's requests sample unless they say otherwise.
+_SAMPLING_WORDS = (b'"temperature"', b'"top_k"', b'"top_p"', b'"custom_id"')
 
 
 def read_rows(*sources: str | Path, unique_ids: bool = True, form: Form = PLAIN) -> Iterator[Row | RowError]:
@@ -83,6 +85,9 @@ def _row(
         first = None if taken is None else taken.add(row.id, number)
         if first is not None:
             raise ValueError(f"id {row.id!r} is taken by {places.of(first)}")
+    except RefusedLine as error:
+        clash = None if taken is None else taken.add(error.custom_id, number)
+        return RowError(places.of(number), error, record=error.record() if clash is None else None)
     except (ValueError, RecursionError) as error:
         return RowError(places.of(number), error)
     return row

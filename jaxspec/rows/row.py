@@ -10,7 +10,9 @@ from jaxspec.checkpoints.chat_template import check_arguments
 from jaxspec.checkpoints.messages import as_messages
 from jaxspec.engine import Generation
 from jaxspec.engine.samples import check_count
+from jaxspec.openai import Asked
 from jaxspec.rows.ids import RowId, hash_json
+from jaxspec.rows.openai_lines import read_line, row_values
 from jaxspec.sampling import SamplingParams
 
 MAX_LINE = 16 * 2**20
@@ -55,11 +57,13 @@ class Form:
       kept: keys that the output row has, too, whatever they say here; they may be others than `KEYS`. True
         takes all that ask for nothing.
       defaults: keys with values, for rows that do not have them.
+      openai: whether a row may be a line of OpenAI's batch files.
     """
 
     prompt_key: str | None = None
     kept: Sequence[str] | bool = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    openai: bool = False
 
     @property
     def questions(self) -> tuple[str, ...]:
@@ -94,14 +98,22 @@ class RowError(ValueError):
     Attributes:
       place: as `Row.place`.
       generations: what was generated nevertheless: answers to earlier turns, and a failed generation.
+      record: the output row of a line of OpenAI's batch files that is answered with an error.
     """
 
-    def __init__(self, place: str, problem: object, generations: Sequence[Generation] = ()):
+    def __init__(
+        self,
+        place: str,
+        problem: object,
+        generations: Sequence[Generation] = (),
+        record: Mapping[str, Any] | None = None,
+    ):
         text = " ".join(str(problem).splitlines())
         text = text if len(text) <= 800 else text[:800] + "…"
-        super().__init__(place, text, generations)  # the arguments, so that it can be pickled
+        super().__init__(place, text, generations, record)  # the arguments, so that it can be pickled
         self.place = place
         self.generations = generations
+        self.record = record
         self._text = text
 
     def __str__(self) -> str:
@@ -122,6 +134,7 @@ class Row:
       continue_final_message, special_tokens_as_text: as in `Engine.generate`.
       n: how many answers are wanted; None is one, which is not in a list.
       kept: keys of the row that its output row has, too.
+      asked: the request, if the row is a line of OpenAI's batch files; it is answered in their form.
       answer: the row's own answer, to the prompt or to the last turn, from which a head may learn; None if it
         has none.
     """
@@ -137,6 +150,7 @@ class Row:
     continue_final_message: bool = False
     special_tokens_as_text: bool = False
     kept: Mapping[str, Any] = field(default_factory=dict)
+    asked: Asked | None = None
 
     @property
     def flags(self) -> dict[str, bool]:
@@ -153,6 +167,8 @@ class Row:
             asked.append({"n": self.n})
         if self.flags:
             asked.append(self.flags)
+        if self.asked is not None:
+            asked.append(self.asked.endpoint)
         return hash_json(asked, 8).hex()
 
     @property
@@ -193,7 +209,7 @@ def parse_line(place: str, line: bytes | None, number: int | None, form: Form = 
     if not isinstance(values, dict):
         raise ValueError(f"must be an object, got {type(values).__name__}")
     row = make_row(place, values, number, form)
-    if b"\\u" in line:
+    if b"\\u" in line and row.asked is None:
         for key in values:
             is_read = key not in NOTES or key in row.kept
             if is_read and not _is_unicode(json.dumps([key, values[key]], ensure_ascii=False)):
@@ -204,6 +220,9 @@ def parse_line(place: str, line: bytes | None, number: int | None, form: Form = 
 
 def make_row(place: str, values: Mapping[str, Any], number: int | None, form: Form = PLAIN) -> Row:
     """The row with these keys and values; other arguments and errors as in `parse_line`."""
+    if form.openai and "custom_id" in values:
+        custom_id, asked = read_line(values)
+        return Row(place, custom_id, asked=asked, **row_values(asked, form.defaults))
     question = _one_of(form.questions, values)
     kept = form.keeps(values, question)
     unknown = [key for key in values if key not in form.known and key not in kept]
@@ -230,7 +249,7 @@ def make_row(place: str, values: Mapping[str, Any], number: int | None, form: Fo
     n = None if values.get("n") is None else check_count("n", values["n"])
     if n is not None and turns:
         raise ValueError("n: a row with turns has one answer to each")
-    flags = {name: _check_flag(name, values.get(name)) for name in FLAGS}
+    flags: dict[str, Any] = {name: _check_flag(name, values.get(name)) for name in FLAGS}
     return Row(place, row_id, prompt, turns, sampling, arguments, _answer(values), n, kept=kept, **flags)
 
 

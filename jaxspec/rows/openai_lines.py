@@ -1,0 +1,122 @@
+"""Lines of OpenAI's batch files: requests of an HTTP API, and what became of them."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from jaxspec.checkpoints.messages import as_messages
+from jaxspec.openai import CHAT, COMPLETIONS, DEFAULTS, Asked, RequestError, error_object, read_body
+from jaxspec.rows.ids import hash_json
+
+KEYS = ("custom_id", "method", "url", "body")
+"""The keys of a line."""
+NO_ROW = "0"
+"""In place of a row's digest."""
+
+
+class RefusedLine(ValueError):
+    """A request that is answered with an error; the message is one line.
+
+    Attributes:
+      custom_id: the request's.
+      error: what is wrong with it.
+    """
+
+    def __init__(self, custom_id: str, error: RequestError):
+        super().__init__(error)
+        self.custom_id, self.error = custom_id, error
+
+    def record(self, digest: str = NO_ROW) -> dict[str, Any]:
+        """The output line; the digest is that of the row, if it is one."""
+        problem = error_object(str(self.error), field=self.error.field, code=self.error.code)
+        return output_line(self.custom_id, problem, status=self.error.status, digest=digest)
+
+
+def read_line(values: Mapping[str, Any]) -> tuple[str, Asked]:
+    """The id and the request in a line.
+
+    Raises:
+      ValueError: there is no valid id.
+      RefusedLine: something else is wrong.
+    """
+    custom_id = values["custom_id"]
+    if not isinstance(custom_id, str) or not custom_id:
+        raise ValueError(f"custom_id must be a text that is not empty, got {custom_id!r}")
+    try:
+        json.dumps(custom_id, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(f"custom_id is not valid Unicode: {custom_id!r}") from None
+    try:
+        return custom_id, _read(values)
+    except RequestError as error:
+        raise RefusedLine(custom_id, error) from None
+
+
+def _read(values: Mapping[str, Any]) -> Asked:
+    for key in values:
+        if key not in KEYS:
+            raise RequestError(f"unknown key {key[:40]!r}; known: {', '.join(KEYS)}", key[:40])
+    if values.get("method", "POST") != "POST":
+        raise RequestError(f"method must be 'POST', got {values['method']!r}", "method")
+    url = values.get("url")
+    if url != CHAT and url != COMPLETIONS:
+        raise RequestError(f"url must be {CHAT!r} or {COMPLETIONS!r}, got {url!r}", "url")
+    asked = read_body(values.get("body"), url)
+    if asked.is_streamed:
+        raise RequestError("stream: a batch has whole answers", "stream")
+    if asked.best_of is not None:
+        raise RequestError("best_of: a batch draws no more answers than it writes", "best_of")
+    if len(asked.prompts) > 1:
+        raise RequestError("prompt: a line of a batch has one prompt", "prompt")
+    if asked.is_chat:
+        try:
+            as_messages(asked.prompts[0])
+        except ValueError as error:
+            raise asked.error(error) from None
+    return asked
+
+
+def row_values(asked: Asked, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `Row` that a request sets.
+
+    Args:
+      defaults: what rows have that do not say otherwise, as in `Form`.
+    """
+    options = dict(asked.prompt_options)
+    own = options.pop("chat_template_kwargs", None)
+    options.pop("raw", None)
+    flags = {name: value for name, value in defaults.items() if isinstance(value, bool)}
+    arguments = own or (defaults.get("chat_template_kwargs") if asked.is_chat else None)
+    prompt: Any = asked.prompts[0]
+    return {
+        "prompt": as_messages(prompt) if asked.is_chat else prompt,
+        "sampling": {**DEFAULTS, **asked.sampling},
+        "chat_template_kwargs": arguments or {},
+        "n": None if asked.n == 1 else asked.n,
+        **(flags if not _is_ids(prompt) else {}),
+        **options,
+    }
+
+
+def _is_ids(prompt: Any) -> bool:
+    return not isinstance(prompt, str) and isinstance(prompt[0], int)
+
+
+def output_line(
+    custom_id: str, body: Mapping[str, Any], *, status: int = 200, digest: str = NO_ROW
+) -> dict[str, Any]:
+    """The output line of a request.
+
+    Args:
+      body: of the answer, or the error object.
+      digest: the row's, with which a run that is resumed compares.
+    """
+    name = hash_json([custom_id, digest], 12).hex()
+    response = {"status_code": status, "request_id": f"req_{name}", "body": body}
+    return {
+        "id": f"batch_req_{name}",
+        "custom_id": custom_id,
+        "response": response,
+        "error": None,
+        "input_digest": digest,
+    }
