@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.rows import KEYS as ROW_KEYS
-from jaxspec.rows import Row, RowError, read_rows
+from jaxspec.rows import Form, Row, RowError, read_rows
 
 ROWS = (
     {"prompt": "hi", "id": "a"},
@@ -16,9 +16,15 @@ ROWS = (
     {"messages": [{"role": "system", "content": "é"}, {"role": "user", "content": "hi"}]},
     {"turns": ["a", "b"], "category": "writing", "temperature": 0.5, "stop": "é"},
     {"prompt": "hi", "answer": "ho", "chat_template_kwargs": {"a": [1]}, "max_new_tokens": 3},
+    {
+        "custom_id": "a",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"model": "m", "messages": [{"role": "user", "content": "hi"}], "n": 2, "stop": ["a"]},
+    },
 )
 LINES = b"\n".join(json.dumps(row).encode() for row in ROWS)
-KEYS = (*ROW_KEYS, "role", "content")
+KEYS = (*ROW_KEYS, "role", "content", "custom_id", "body", "tool_calls", "response_format", "logit_bias")
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +35,7 @@ def path(tmp_path_factory):
 def check(path, content):
     """Reads a file of this content; what it yields is counted by its lines, and can be asked and printed."""
     path.write_bytes(content)
-    rows = refused_or(lambda: list(read_rows(path)))
+    rows = refused_or(lambda: list(read_rows(path, form=Form(openai=True))))
     assert rows is not None
     assert len(rows) == sum(1 for line in content.split(b"\n") if line.strip())
     ids = [row.id for row in rows if isinstance(row, Row)]
@@ -37,6 +43,7 @@ def check(path, content):
     for row in rows:
         if isinstance(row, RowError):
             assert str(row).isprintable()
+            json.dumps(row.record, ensure_ascii=False).encode("utf-8")
             continue
         assert len(row.digest) == 16
         asked = [row.id, row.prompt, row.turns, row.sampling, row.chat_template_kwargs, row.answer]
