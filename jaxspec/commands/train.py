@@ -41,7 +41,7 @@ _OPTIONS: dict[str, tuple[str, type, str]] = {
     "--epochs": (
         "train.epochs",
         float,
-        "how often every row is used, without --steps; default: 4, to adapt on a CPU 2",
+        "how often every row is used, without --steps; default: 4, to adapt on a CPU 1",
     ),
     "--row-length": ("train.row_length", int, "tokens per row"),
     "--batch-tokens": (
@@ -204,7 +204,7 @@ def _run(args: argparse.Namespace) -> TrainingRun:
 
     on_cpu = training_devices(args.device)[0].platform == "cpu"
     if on_cpu:
-        recipe |= {"batch_tokens": 2048, **({"epochs": 2.0} if initial else {})}
+        recipe |= {"batch_tokens": 2048, **({"epochs": 1.0} if initial else {})}
     return TrainingRun(
         target=target,
         prompts=PromptsConfig(held_out_share=0.05),

@@ -136,7 +136,7 @@ class TrainConfig:
 
     Attributes:
       steps: number of updates; 0 derives it from `epochs`.
-      epochs: if `steps` is 0, how often every row is used; there are at least 300 updates, 40 to adapt a head
+      epochs: if `steps` is 0, how often every row is used; there are at least 300 updates, 20 to adapt a head
         on a CPU. Warm-up, intervals and validation rows are reduced if they are too many for the number of
         updates.
       batch_size: packed rows per update, over all devices; 0 derives it from `batch_tokens`.

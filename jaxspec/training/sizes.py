@@ -18,7 +18,7 @@ from jaxspec.training.stage_folder import write_atomically
 
 SIZES = "sizes.json"
 FEWEST_STEPS = 300
-FEWEST_STEPS_TO_ADAPT_ON_A_CPU = 40
+FEWEST_STEPS_TO_ADAPT_ON_A_CPU = 20
 """The head drafts already, and an update takes a CPU seconds."""
 _ROUND = 64  # row lengths are multiples of this
 _SHORTEST_ROW = 512

@@ -215,7 +215,7 @@ def test_a_cpu_adapts_with_fewer_and_smaller_updates(runs, tmp_path):
     ]
     new, adapted = (train_command.with_options(train_command._run(args), args) for args in parsed)
     assert (new.train.batch_tokens, new.train.epochs) == (2048, 4.0)
-    assert (adapted.train.batch_tokens, adapted.train.epochs) == (2048, 2.0)
+    assert (adapted.train.batch_tokens, adapted.train.epochs) == (2048, 1.0)
     fewest = [pipeline.Pipeline(run, tmp_path / "out", data=runs)._fewest_steps for run in (new, adapted)]
     assert fewest == [300, 40]
 
