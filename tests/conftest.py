@@ -196,3 +196,17 @@ def tiny_config(tmp_path_factory) -> Path:
 def tiny_engine(tiny_config) -> jaxspec.Engine:
     """The shared engine of `tiny_config`; tests must leave it idle."""
     return jaxspec.load(tiny_config, progress=False)
+
+
+@pytest.fixture
+def compiled():
+    """What JAX compiles during a test."""
+    events = []
+
+    def listen(event, *_, **__):
+        if "backend_compile" in event:
+            events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield events
+    jax.monitoring.unregister_event_duration_listener(listen)

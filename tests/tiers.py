@@ -104,6 +104,7 @@ WHOLE = {
     "test_main.py": r"^test_a_reader_that_goes_away",
     "test_packaging.py": r"installation|distribution",
     # Training to the end.
+    "training/test_adapter.py": r"recovers|add_up|meanwhile|what_others|cannot_be_done",
     "training/test_command.py": r"^(?!test_a_gain|test_options|test_sizes)",
     "training/test_every_family.py": r"a_head_learns|\[(?!llama)",
     "training/test_export.py": r"same_head",

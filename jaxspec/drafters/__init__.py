@@ -17,8 +17,8 @@ from jaxspec.drafters.base import (
 )
 from jaxspec.drafters.dflash import DFlash
 from jaxspec.drafters.draft_model import DraftModel
-from jaxspec.drafters.eagle1 import Eagle1
-from jaxspec.drafters.eagle3 import Eagle3
+from jaxspec.drafters.eagle1 import Eagle1, Eagle1Config
+from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config
 from jaxspec.drafters.flags import Flag, key_flag, tensor_flag
 from jaxspec.drafters.formats import open_drafter
 from jaxspec.drafters.head import Head
@@ -39,7 +39,9 @@ __all__ = [
     "Drafter",
     "DrafterReader",
     "Eagle1",
+    "Eagle1Config",
     "Eagle3",
+    "Eagle3Config",
     "Flag",
     "Head",
     "Mtp",

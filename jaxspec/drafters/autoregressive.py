@@ -7,10 +7,12 @@ metadata, runs the network, writes the cache and draws into the step's column. T
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxspec_kernels.gumbel_sample import gumbel_sample
 from jaxspec_kernels.random import Purpose, draft_position
 
@@ -58,8 +60,11 @@ class AutoregressiveDrafter(Drafter):
         for a draft model, whose row at position p reads the token at p. Draft step i runs at position
         length - 1 + lead + i.
       draft_vocab_size: W.
+      is_trainable: whether `jaxspec.training` can train it: it drafts from what `fuse` returns, and
+        its logits are those of `project`.
     """
 
+    is_trainable: ClassVar[bool] = False
     needs = Needs(hidden=True)
     kinds: tuple[AttentionKind, ...]
     draft_vocab_size: int
@@ -82,20 +87,33 @@ class AutoregressiveDrafter(Drafter):
           `Memory`), and the memory.
         """
 
-    @abstractmethod
     def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
         """Logits f32[..., W] from the output of `advance`; this device's part of W if W is split."""
+        return self.project(target, self.normed(hidden))
 
-    def features(self, rows: Rows) -> jax.Array:
-        """The features [N, M'] that a refresh reads; by default the target's final hidden states."""
-        assert rows.hidden is not None
-        return rows.hidden
+    def normed(self, hidden: jax.Array) -> jax.Array:
+        """The state [..., M] that the output rows read, from the output of `advance`; by default that."""
+        return hidden
+
+    def project(self, target: Target, state: jax.Array, *, out_dtype: DTypeLike = jnp.float32) -> jax.Array:
+        """Logits [..., W] from the result of `normed`; by default the target's."""
+        return target.logits(state).astype(out_dtype)
+
+    def fuse(self, hidden: jax.Array | None, captured: tuple[jax.Array, ...]) -> jax.Array:
+        """The feature of every row, [N, M'], from the target's hidden states; by default the final ones.
+
+        Args:
+          hidden: [N, M], after the final norm; None unless `Needs.hidden` asks for it.
+          captured: one [N, M] per entry of `Needs.capture`.
+        """
+        assert hidden is not None
+        return hidden
 
     def refresh(
         self, target: Target, rows: Rows, cache: tuple[LayerCache, ...]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """By default, the row at position p pairs the feature at p with the token at p + 1."""
-        return self.run(target, rows.next_tokens, self.features(rows), rows.blocks, cache)
+        return self.run(target, rows.next_tokens, self.fuse(rows.hidden, rows.captured), rows.blocks, cache)
 
     def run(
         self,

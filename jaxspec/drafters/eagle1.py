@@ -96,6 +96,7 @@ class Eagle1(Head, AutoregressiveDrafter):
     """A head that predicts the target's final hidden state and shares its output projection."""
 
     title = "an EAGLE-1 head"
+    is_trainable = True
     config_type = Eagle1Config
 
     def __init__(self, config: Eagle1Config, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
@@ -140,6 +141,4 @@ class Eagle1(Head, AutoregressiveDrafter):
             x, memory = layer(x, memory, i, rope)
         return total(x), memory
 
-    def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
-        # No norm, because the head predicts states after the target's final norm.
-        return target.logits(hidden)
+    # Its logits are the target's, without a norm: the head predicts states after the target's final norm.

@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jaxspec.attention import AnyMemory, RopeTables
 from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
-from jaxspec.drafters.base import Needs, Rows, Target
+from jaxspec.drafters.base import Needs, Target
 from jaxspec.drafters.flags import RECYCLED, Flag, key_flag, layer_flags, tensor_flag, vocabulary_flags
 from jaxspec.drafters.head import Head
 from jaxspec.drafters.layer_config import (
@@ -197,6 +198,7 @@ class Eagle3(Head, AutoregressiveDrafter):
     """A head that reads hidden states from several layers of the target."""
 
     title = "an EAGLE-3 head"
+    is_trainable = True
     config_type = Eagle3Config
 
     def __init__(self, config: Eagle3Config, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
@@ -247,12 +249,6 @@ class Eagle3(Head, AutoregressiveDrafter):
         return (self.embedding or target.embedding)(tokens)
 
     def fuse(self, hidden: jax.Array | None, captured: tuple[jax.Array, ...]) -> jax.Array:
-        """The feature of every row, [N, M'], from the target's hidden states.
-
-        Args:
-          hidden: [N, M], after the final norm; read only by a head without `fc`.
-          captured: one [N, M] per entry of `Needs.capture`.
-        """
         if self.fc is None:
             assert hidden is not None
             return hidden
@@ -263,9 +259,6 @@ class Eagle3(Head, AutoregressiveDrafter):
             features = self.input_norm(features)
         return self.fc(features)
 
-    def features(self, rows: Rows) -> jax.Array:
-        return self.fuse(rows.hidden, rows.captured)
-
     def advance(
         self, target: Target, tokens: jax.Array, hidden: jax.Array, positions: jax.Array, memory: AnyMemory
     ) -> tuple[jax.Array, AnyMemory]:
@@ -275,7 +268,9 @@ class Eagle3(Head, AutoregressiveDrafter):
             x, memory = layer(x, memory, i, rope)
         return (self.norm(x) if self.config.norm_output else total(x)), memory
 
-    def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
+    def normed(self, hidden: jax.Array) -> jax.Array:
         # The output head reads a state that is normed exactly once, whichever form is recycled.
-        normed = hidden if self.config.norm_output else self.norm(hidden)
-        return self.head(normed, out_dtype=jnp.float32)
+        return hidden if self.config.norm_output else self.norm(hidden)
+
+    def project(self, target: Target, state: jax.Array, *, out_dtype: DTypeLike = jnp.float32) -> jax.Array:
+        return self.head(state, out_dtype=out_dtype)

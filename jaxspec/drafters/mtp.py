@@ -66,6 +66,7 @@ class Mtp(AutoregressiveDrafter):
     """A layer of the target's family over token and hidden state; shares the target's embedding and head."""
 
     title = "a model with multi-token-prediction layers"
+    is_trainable = True
     weights_from = "target"
     reads = ()
     ignored = (*IGNORED, *COPIES)
@@ -136,9 +137,9 @@ class Mtp(AutoregressiveDrafter):
         x, memory = self.layer(x, memory, 0, rope)
         return (self.norm(x) if self.recycles_normed else total(x)), memory
 
-    def logits(self, target: Target, hidden: jax.Array) -> jax.Array:
+    def normed(self, hidden: jax.Array) -> jax.Array:
         # The output head reads a state that is normed exactly once, whichever form is recycled.
-        return target.logits(hidden if self.recycles_normed else self.norm(hidden))
+        return hidden if self.recycles_normed else self.norm(hidden)
 
 
 def _of_layer(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:

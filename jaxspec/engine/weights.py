@@ -47,7 +47,7 @@ def plan_weight_update(
         raise ValueError("update_weights: there are no weights, neither of the target nor of the drafter")
     parameters: list[Parameters] = []
     if weights is not None:
-        _check_dense(target, "target")
+        check_dense(target, "target")
         parameters.append(plan_target_update(target, weights, names).parameters)
         if drafter_weights is None:
             parameters.append(follow(target, drafter, weights, names))
@@ -72,7 +72,7 @@ def follow(target: Decoder, drafter: Drafter, weights: Any, names: Names | None)
     copies = drafter.copies(target)
     if not copies:
         return []
-    _check_dense(drafter, "drafter")
+    check_dense(drafter, "drafter")
     named = [(variable, variable.get_metadata("source").tensors) for variable in variables(drafter).values()]
     return [
         (variable, [copies[name] for name, _ in tensors])
@@ -82,7 +82,7 @@ def follow(target: Decoder, drafter: Drafter, weights: Any, names: Names | None)
 
 
 def _plan(target: Decoder, drafter: Drafter, weights: Any, names: Names | None) -> Parameters:
-    _check_dense(drafter, "drafter")
+    check_dense(drafter, "drafter")
 
     def prepare(checkpoint: Checkpoint) -> Checkpoint:
         return drafter.update_tensors(checkpoint, target)
@@ -90,7 +90,7 @@ def _plan(target: Decoder, drafter: Drafter, weights: Any, names: Names | None) 
     return plan_update(drafter, weights, names, prepare=prepare, ignore=drafter.ignored).parameters
 
 
-def _check_dense(module: Any, what: str) -> None:
+def check_dense(module: Any, what: str) -> None:
     """Checks that every parameter is an array.
 
     Raises:

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.attention import PackedMemory
+from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.drafters.base import Target
-from jaxspec.drafters.eagle3 import Eagle3
-from jaxspec.models.layers import Linear
 from jaxspec.sharding import psum
 from jaxspec.training.packed_rows import PackedRows, run_target, shift_left
 from jaxspec.training.unroll import unroll_step
@@ -79,17 +78,16 @@ class StepSums:
         }
 
 
-def make_labels(head: Eagle3, target: Target, hidden: jax.Array, needed: jax.Array) -> Labels:
+def make_labels(head: AutoregressiveDrafter, target: Target, hidden: jax.Array, needed: jax.Array) -> Labels:
     """The labels of the rows in `needed`, bool[N], from the target's final hidden states [N, M]."""
 
     def label(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
         x = hidden[rows]
-        logits = target.logits(x)
+        logits = drafted = target.logits(x)
         best = logits.argmax(axis=-1).astype(jnp.int32)
         if head.draft_vocab is not None:
             best = jnp.take(head.draft_vocab.draft_ids, best, axis=0)
-        # The head's output rows are the target's own.
-        drafted = head.head(x, out_dtype=jnp.float32)
+            drafted = jnp.take(logits, head.draft_vocab.target_ids, axis=-1)
         total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         return jnp.exp(drafted - total).astype(x.dtype), best
 
@@ -105,7 +103,7 @@ def drafted_positions(rows: PackedRows, k: int) -> jax.Array:
 
 
 def unrolled_loss(
-    head: Eagle3,
+    head: AutoregressiveDrafter,
     target: Target,
     rows: PackedRows,
     *,
@@ -137,7 +135,6 @@ def unrolled_loss(
     total, steps = jnp.float32(0), []
     for k in range(num_steps):
         x, memory = unroll_step(head, target, rows, x, memory)
-        normed = x if head.config.norm_output else head.norm(x)
         loss = partial(
             _summed_loss,
             labels=labels,
@@ -145,7 +142,8 @@ def unrolled_loss(
             objective=objective,
             weight=cross_entropy_weight,
         )
-        value, sums = _loss_of_rows(head.head, loss, normed, drafted_positions(rows, k).ravel())
+        project = partial(head.project, target)
+        value, sums = _loss_of_rows(project, loss, head.normed(x), drafted_positions(rows, k).ravel())
         total += step_decay**k * value / jnp.maximum(psum(sums.count, axis), 1)
         steps.append(sums)
     return total, jax.tree.map(lambda *parts: jnp.stack(parts), *steps)
@@ -200,7 +198,7 @@ def _summed_loss(
 
 
 def _loss_of_rows(
-    project: Linear,
+    project: Callable[..., jax.Array],
     loss: Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, StepSums]],
     x: jax.Array,
     counted: jax.Array,
@@ -216,7 +214,9 @@ def _loss_of_rows(
         (value, sums), gradient = jax.value_and_grad(loss, has_aux=True)(
             project(part, out_dtype=jnp.float32), rows, is_chosen
         )
-        (gradient,) = jax.linear_transpose(project, part)(gradient.astype(x.dtype))
+        # Of logits in the states' dtype, so that this product is in that dtype, too.
+        _, back = jax.vjp(partial(project, out_dtype=x.dtype), part)
+        (gradient,) = back(gradient.astype(x.dtype))
         return gradient, (value, sums)
 
     gradient, (value, sums), place = _by_chunks(one, counted, _DRAFTED)

@@ -13,7 +13,10 @@ _UPDATE_RMS = 0.2  # RMS of AdamW's updates per unit of learning rate, to which 
 
 
 def learning_rate_schedule(config: TrainConfig) -> optax.Schedule:
-    """A linear warm-up, then a cosine decay to a hundredth."""
+    """A linear warm-up, then a cosine decay to a hundredth; without a number of updates, the rate stays."""
+    if not config.steps:
+        first = config.learning_rate / (config.warmup_steps + 1)  # one update alone is to change something
+        return optax.linear_schedule(first, config.learning_rate, config.warmup_steps)
     return optax.warmup_cosine_decay_schedule(
         0.0, config.learning_rate, config.warmup_steps, config.steps, 0.01 * config.learning_rate
     )

@@ -1,6 +1,6 @@
 """Packing conversations into rows of equal length, and the data loader."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,17 @@ class Conversations:
     tokens: np.ndarray
     start: np.ndarray
     prompt_length: np.ndarray
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> "Conversations":
+        """Conversations of pairs of the token ids of a prompt and of its answer."""
+        pairs = list(pairs)
+        pieces = [np.asarray([*prompt, *answer], np.int32) for prompt, answer in pairs]
+        ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+        prompt_length = np.array([len(prompt) for prompt, _ in pairs], np.int32)
+        return cls(
+            np.concatenate([np.zeros(0, np.int32), *pieces]), np.concatenate([[0], ends]), prompt_length
+        )
 
     def __len__(self) -> int:
         return len(self.prompt_length)
@@ -101,6 +112,15 @@ class PackedSource:
             answer[place] = np.arange(length) >= data.prompt_length[conversation]
             begin += length
         return {"tokens": tokens, "positions": positions, "segments": segments, "answer": answer}
+
+    def padded_batches(self, batch_size: int) -> list[dict[str, np.ndarray]]:
+        """All rows in batches, the last one filled with padding; only one shape is compiled."""
+        rows = [self[i] for i in range(len(self))]
+        if rows:
+            padding = {name: np.zeros_like(values) for name, values in rows[0].items()}
+            rows += [padding] * (-len(rows) % batch_size)
+        batches = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+        return [{name: np.stack([row[name] for row in batch]) for name in batch[0]} for batch in batches]
 
 
 def training_batches(source: PackedSource, *, batch_size: int, seed: int) -> Any:

@@ -62,9 +62,8 @@ def train(
         batch_size=config.batch_size,
         seed=config.seed,
     )
-    validation = _validation_batches(
-        PackedSource(conversations, rows[kept:], config.row_length), config.batch_size
-    )
+    held_out = PackedSource(conversations, rows[kept:], config.row_length)
+    validation = held_out.padded_batches(config.batch_size)
     checkpoints = Checkpoints(folder.path / CHECKPOINTS)
     metrics = MetricsFile(folder.path / METRICS)
     state = trainer.initial_state()
@@ -188,13 +187,3 @@ def _means(sums: list[StepSums]) -> dict[str, list[float]]:
     """Loss, overlap and accuracy of every draft step, as means over several batches."""
     total = jax.tree.map(lambda *parts: np.sum(jax.device_get(parts), axis=0), *sums)
     return {name: np.asarray(mean).tolist() for name, mean in total.means().items()}
-
-
-def _validation_batches(source: PackedSource, batch_size: int) -> list[dict]:
-    """The validation rows in batches, the last one filled with padding; only one shape is compiled."""
-    rows = [source[i] for i in range(len(source))]
-    if rows:
-        padding = {name: np.zeros_like(values) for name, values in rows[0].items()}
-        rows += [padding] * (-len(rows) % batch_size)
-    batches = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
-    return [{name: np.stack([row[name] for row in batch]) for name in batch[0]} for batch in batches]

@@ -103,7 +103,7 @@ class Trainer:
             "axis": _AXIS if mesh.size > 1 else None,
         }
         places = (self._copied, self._copied, self._split)
-        update = partial(_update, optimizer=self.optimizer, **static)
+        update = partial(update_state, optimizer=self.optimizer, **static)
         self._update = jax.jit(on_shards(update, mesh, places, self._copied), donate_argnums=0)
         validate = on_shards(partial(_validate, **static), mesh, places, self._copied)
         self._validate = jax.jit(validate)
@@ -165,8 +165,8 @@ def _loss(
     head_graph, target_graph = graphs
     head = nnx.merge(head_graph, cast(params, dtype), frozen["head"])
     target = nnx.merge(target_graph, frozen["target"])
-    # Falls from 1 at the start to 0 halfway.
-    cross_entropy_weight = jnp.maximum(0, 1 - 2 * step / config.steps)
+    # Falls from 1 at the start to 0 halfway, if there is an end.
+    cross_entropy_weight = jnp.maximum(0, 1 - 2 * step / config.steps) if config.steps else 0.0
     return unrolled_loss(
         head,
         target,
@@ -179,7 +179,7 @@ def _loss(
     )
 
 
-def _update(
+def update_state(
     state: TrainState,
     frozen: dict,
     rows: PackedRows,
@@ -188,6 +188,16 @@ def _update(
     axis: str | None,
     **static: Any,
 ) -> tuple[TrainState, StepSums]:
+    """One update.
+
+    Args:
+      state: before it.
+      frozen: the weights that stay: all of the "target", and the other variables of the "head".
+      rows: the batch, or this device's part of it.
+      optimizer: of the leaves of `state.params`.
+      axis: the mesh axis over which the batch is split, if it is.
+      static: "graphs", the definitions of head and target, "config" and "dtype", of the computation.
+    """
     loss = partial(_loss, axis=axis, **static)
     found = jax.grad(loss, has_aux=True)(state.params, frozen, rows, state.step)
     grads, sums = jax.tree.map(lambda part: psum(part, axis), found)

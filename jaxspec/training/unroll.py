@@ -10,13 +10,13 @@ Source: EAGLE-3, arXiv 2503.01840; `SafeAILab/EAGLE` traineagle3/cnets.py.
 import jax
 
 from jaxspec.attention import PackedMemory
+from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.drafters.base import Target
-from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.training.packed_rows import PackedRows, shift_left
 
 
 def unroll_step(
-    head: Eagle3, target: Target, rows: PackedRows, hidden: jax.Array, memory: PackedMemory
+    head: AutoregressiveDrafter, target: Target, rows: PackedRows, hidden: jax.Array, memory: PackedMemory
 ) -> tuple[jax.Array, PackedMemory]:
     """Draft step k of every row, where k is the number of steps in `memory`.
 

@@ -5,7 +5,6 @@ import pytest
 
 from jaxspec.training.packing import PackedSource, join_answers, pack, training_batches
 from jaxspec.training.token_rows import TokenRows
-from jaxspec.training.train import _validation_batches
 
 PROMPTS = TokenRows.of((i, np.arange(3 + i) + 100 * i, True) for i in range(8))
 ANSWERS = TokenRows.of((i, np.arange(2 + i % 3) + 100 * i + 50, True) for i in range(8))
@@ -64,14 +63,14 @@ def test_a_conversation_ends_at_the_targets_last_position():
 def test_every_validation_row_is_in_a_batch(size):
     conversations = join_answers(PROMPTS, ANSWERS, longest=128)
     source = PackedSource(conversations, [[i] for i in range(8)], 16)
-    batches = _validation_batches(source, size)
+    batches = source.padded_batches(size)
     assert {batch["tokens"].shape for batch in batches} == {(size, 16)}
     segments = np.concatenate([batch["segments"] for batch in batches])
     answers = np.concatenate([batch["answer"] for batch in batches])
     np.testing.assert_array_equal(segments[:8], [row["segments"] for row in source])
     assert not segments[8:].any()
     assert not answers[8:].any()
-    assert _validation_batches(PackedSource(conversations, [], 16), size) == []
+    assert PackedSource(conversations, [], 16).padded_batches(size) == []
 
 
 def test_batches_go_on_from_a_saved_position():
