@@ -11,7 +11,7 @@ from jaxspec.models.registry import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 FLOORS = (
-    ("scripts",),  # and the package's command lines
+    ("scripts", "integrations"),  # and the package's command lines
     ("training", "batch", "serve"),
     ("rows",),
     ("openai",),

@@ -1,9 +1,7 @@
 """An engine with new weights is one that was loaded with them, while it runs and with nothing compiled."""
 
 import json
-import re
 import threading
-from pathlib import Path
 from queue import SimpleQueue
 
 import gguf
@@ -23,6 +21,7 @@ from tiny_mtp import LATENT, write_with_mtp
 import jaxspec
 from jaxspec import CheckpointError, EngineError
 from jaxspec.engine.weights import plan_weight_update
+from jaxspec.integrations.tunix_names import tunix_names
 from jaxspec.models import packed_weights
 from jaxspec.models.loading import export_tensors
 
@@ -315,12 +314,7 @@ def test_the_engines_own_tree_loads_and_updates(engine, files, prompts, tmp_path
 
 
 def test_another_librarys_tree(engine, files, prompts):
-    """By the function of docs/experiments.md for Tunix's Llama, whose projections have an axis of heads."""
-    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text("utf-8")
-    (code,) = (text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def tunix" in text)
-    given = {}
-    exec(code, given)
-    names = given["tunix_names"]
+    """That of Tunix's Llama, whose projections have an axis of heads."""
     tensors = changed(files / "target", 9)
     tree = {
         "embedder": {"input_embedding": tensors["model.embed_tokens.weight"]},
@@ -342,12 +336,12 @@ def test_another_librarys_tree(engine, files, prompts):
     engine.update_weights(tensors)
     expected = answers(engine, prompts)
     engine.update_weights(changed(files / "target", 8))
-    engine.update_weights(tree, names=names)
+    engine.update_weights(tree, names=tunix_names)
     assert answers(engine, prompts) == expected
-    with load(files / "target", files / "head", weights=tree, names=names) as loaded:
+    with load(files / "target", files / "head", weights=tree, names=tunix_names) as loaded:
         assert answers(loaded, prompts) == expected
     tree["extra"] = np.zeros(3)
-    engine.update_weights(tree, names=lambda path: None if path == "extra" else names(path))
+    engine.update_weights(tree, names=lambda path: None if path == "extra" else tunix_names(path))
     assert answers(engine, prompts) == expected
 
 

@@ -1,0 +1,181 @@
+"""Rollouts with drafts for Tunix: its trainers sample from an engine of this package.
+
+    engine = jaxspec.load(config, weights=nnx.state(model), names=tunix_names, drafter=…)
+    ClusterConfig(rollout_engine=partial(JaxspecRollout, engine=engine), …)
+
+The extra `tunix` installs google-tunix, from 0.1.7 on.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxspec.checkpoints.memory import Names
+from jaxspec.engine import Engine, Generation
+from jaxspec.errors import optional
+from jaxspec.integrations.tunix_names import tunix_names
+from jaxspec.jax_settings import own_settings
+from jaxspec.sampling import SamplingParams, sample_seed
+from jaxspec.training.packed_rows import PackedRows, run_target
+
+base_rollout: Any = optional("tunix.rl.rollout.base_rollout", extra="tunix")
+
+__all__ = ["JaxspecRollout", "tunix_names"]
+
+
+class JaxspecRollout(base_rollout.BaseRollout):
+    """A rollout worker whose answers come from an engine, which gets the policy's weights as they change.
+
+    Of `RolloutConfig` it honours what says how to sample and how long; sizes of caches, parallelism and the
+    settings of other workers have no meaning here, since the engine has its own.
+
+    Attributes:
+      engine: the engine.
+      answers: the last ones that it gave, for `jaxspec.training.adapt`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        rollout_actor: nnx.Module,
+        tokenizer: Any,
+        names: Names | None = tunix_names,
+        adapt: dict[str, Any] | None = None,
+        mesh: Any = None,
+        rollout_config: Any = None,
+    ):
+        """Puts the policy's weights into the engine.
+
+        Args:
+          engine: an engine for a model of the policy's shape, with weights that are not packed.
+          rollout_actor, tokenizer: the policy and Tunix's adapter of its tokenizer; Tunix gives these.
+          names: translates the names of the policy's weights; see `jaxspec.load`.
+          adapt: arguments of `jaxspec.training.adapt`, which is then called after each update of the policy,
+            so that the head keeps up; None leaves the head as it is.
+          mesh, rollout_config: given by Tunix; unused.
+
+        Raises:
+          CheckpointError: the policy's weights are not those of the engine's model.
+        """
+        self.engine = engine
+        self.answers: list[Generation] = []
+        self._tokenizer, self._names, self._adapt = tokenizer, names, adapt
+        self._calls = 0
+        self._logprobs = jax.jit(_completion_logprobs, static_argnames=("graph", "pad"))
+        self.update_params(nnx.state(rollout_actor, nnx.Param))
+
+    def generate(self, prompts: Sequence[str], rollout_config: Any, **kwargs: Any) -> Any:
+        """Answers prompts, given as texts that need no chat template.
+
+        Returns:
+          A `RolloutOutput`. Its log-probabilities are of the distribution that was sampled from, as those of
+          Tunix's other workers; it has no logits.
+
+        Raises:
+          ValueError: there are arguments that it does not know, or as `Engine.generate`.
+        """
+        if kwargs:
+            raise ValueError(f"JaxspecRollout.generate: {next(iter(kwargs))} is not supported")
+        ids = [self._encode(prompt) for prompt in prompts]
+        given = rollout_config.seed
+        self._calls += 1
+        eos = rollout_config.eos_tokens or [self.eos_id()]
+        params = SamplingParams(
+            max_new_tokens=rollout_config.max_tokens_to_generate,
+            temperature=rollout_config.temperature,
+            top_p=1.0 if rollout_config.top_p is None else rollout_config.top_p,
+            top_k=rollout_config.top_k or 0,
+            seed=None if given is None else sample_seed(_as_int(given), self._calls),
+            stop_token_ids=tuple(map(int, eos)),
+            ignore_eos=True,
+            logprobs=0 if rollout_config.return_logprobs else None,
+            logprobs_mode="processed_logprobs",
+        )
+        self.answers = self.engine.generate(ids, params)
+        width = rollout_config.max_prompt_length
+        longest = max(map(len, ids))
+        if longest > width:  # as in Tunix's own worker
+            width = 1 << (longest - 1).bit_length()
+        padded = [[self.pad_id()] * (width - len(prompt)) + prompt for prompt in ids]
+        return base_rollout.RolloutOutput(
+            text=[self._tokenizer.decode(answer.token_ids) for answer in self.answers],
+            logits=None,
+            tokens=[np.asarray(answer.token_ids, np.int32) for answer in self.answers],
+            left_padded_prompt_tokens=np.asarray(padded, np.int32),
+            logprobs=[np.asarray(answer.logprobs, np.float32) for answer in self.answers]
+            if rollout_config.return_logprobs
+            else None,
+        )
+
+    def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
+        """Log-probabilities f32[B, C] of completions by the engine's present weights, at temperature 1.
+
+        Args:
+          prompt_tokens: i32[B, P], padded on the left.
+          completion_tokens: i32[B, C], padded on the right.
+        """
+        core = self.engine.core
+        with own_settings(core.device), core.weights_lock:
+            graph, weights = nnx.split(self.engine.target)
+            given = (np.asarray(x) for x in (prompt_tokens, completion_tokens))
+            return jax.block_until_ready(self._logprobs(weights, *given, graph=graph, pad=self.pad_id()))
+
+    def update_params(self, params: Any, filter_types: Any = None) -> None:
+        """Puts the policy's new weights into the engine, and adapts the head if that was asked for.
+
+        Raises:
+          ValueError: they are not all of the policy's weights, but those of LoRA.
+        """
+        if filter_types is not None and nnx.LoRAParam in filter_types:
+            raise ValueError(
+                "JaxspecRollout: weights of LoRA are not supported; merge them into the policy's"
+            )
+        self.engine.update_weights(params, names=self._names)
+        if self._adapt is not None and self.answers:
+            from jaxspec.training import adapt
+
+            adapt(self.engine, self.answers, **self._adapt)
+
+    def pad_id(self) -> int:
+        return self._tokenizer.pad_id()
+
+    def eos_id(self) -> int:
+        return self._tokenizer.eos_id()
+
+    def model(self) -> None:
+        """None: the policy's arrays are not shared, so Tunix is to call `update_params`."""
+
+    def _encode(self, prompt: str) -> list[int]:
+        begin = [self._tokenizer.bos_id()] if self._tokenizer.bos_id() else []
+        return [int(i) for i in self._tokenizer.dedup_bos_ids(begin + list(self._tokenizer.encode(prompt)))]
+
+
+def _completion_logprobs(
+    weights: Any, prompts: jax.Array, completions: jax.Array, *, graph: Any, pad: int
+) -> jax.Array:
+    target = nnx.merge(graph, weights)
+    tokens = jnp.concatenate([prompts, completions], axis=1).astype(jnp.int32)
+    is_token = tokens != pad
+    positions = jnp.maximum(jnp.cumsum(is_token, axis=1) - 1, 0)
+    rows = PackedRows(tokens, positions, is_token.astype(jnp.int32), is_token)
+    hidden, _ = run_target(target, rows, ())
+    before = hidden.reshape(*tokens.shape, -1)[:, prompts.shape[1] - 1 : -1]
+
+    def of_one(row: tuple[jax.Array, jax.Array]) -> jax.Array:
+        chosen = jnp.take_along_axis(target.logits(row[0]), row[1][:, None], axis=-1)[:, 0]
+        return chosen - jax.nn.logsumexp(target.logits(row[0]), axis=-1)
+
+    return jax.lax.map(of_one, (before, completions))
+
+
+def _as_int(seed: Any) -> int:
+    """A seed of Tunix's, a number or a key, as a number."""
+    if isinstance(seed, int):
+        return seed
+    words = np.asarray(jax.random.key_data(seed)).ravel()
+    return int.from_bytes(words.astype(np.uint32).tobytes()[-8:], "little")
