@@ -19,8 +19,11 @@ PARAMETERS = {
     "look_inside_one_step": {"PROMPT": PROMPTS[1], "MAX_NEW_TOKENS": 24},
     "write_your_own_drafter": {"PROMPTS": PROMPTS[:2], "MAX_NEW_TOKENS": 24, "SAMPLES": 600},
     "train_a_head": {"UPDATES": 40, "PROMPTS": 24},
+    "sample_reward_update": {"UPDATES": 4, "SAMPLES": 2},
 }
 """What makes each notebook small; of those with a MODEL, it is the tiny configuration."""
+MADE_THERE = ("train_a_head", "sample_reward_update")
+"""Notebooks that make their model themselves."""
 
 
 def code_cells(path):
@@ -45,7 +48,7 @@ def run(source, name, namespace):
 @pytest.fixture
 def parameters(tiny_config):
     def of(name):
-        model = {} if name == "train_a_head" else {"MODEL": str(tiny_config)}
+        model = {} if name in MADE_THERE else {"MODEL": str(tiny_config)}
         return model | PARAMETERS[name]
 
     registered = dict(DRAFTERS)
