@@ -28,6 +28,7 @@ from jaxspec.engine.programs import Programs
 from jaxspec.engine.weights import InFlight, check_dense
 from jaxspec.jax_settings import own_settings
 from jaxspec.models.array_weights import variables
+from jaxspec.sharding import replicated
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.head import is_trained
 from jaxspec.training.loss import StepSums
@@ -151,6 +152,8 @@ class _TrainedHead:
         self.state: TrainState | None = None
         self._graphs = nnx.split(engine.drafter)[0], nnx.split(engine.target)[0]
         self._dtype = jnp.dtype(engine.config.dtype)
+        # For the first state and for those that follow: from another place, the program would be another.
+        self._place = replicated(engine.programs.leaves[0].sharding.mesh)
         self._programs: dict[TrainConfig, tuple[optax.GradientTransformation, Any]] = {}
         self._in_place: dict[str, jax.Array] = {}
 
@@ -193,8 +196,10 @@ class _TrainedHead:
         self._in_place = present
         masters = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
         if self.state is not None:
-            return replace(self.state, params=masters)
-        return TrainState(jnp.int32(0), masters, optimizer.init(jax.tree.leaves(masters)))
+            state = replace(self.state, params=masters)
+        else:
+            state = TrainState(jnp.int32(0), masters, optimizer.init(jax.tree.leaves(masters)))
+        return jax.device_put(state, self._place)
 
     def _program(self, config: TrainConfig, params: nnx.State) -> tuple[optax.GradientTransformation, Any]:
         if config not in self._programs:
@@ -207,7 +212,7 @@ class _TrainedHead:
                 config=config,
                 dtype=self._dtype,
             )
-            self._programs[config] = optimizer, jax.jit(update, donate_argnums=0)
+            self._programs[config] = optimizer, jax.jit(update, donate_argnums=0, out_shardings=self._place)
         return self._programs[config]
 
 

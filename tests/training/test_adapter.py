@@ -98,18 +98,18 @@ def head_of(engine):
 
 
 def test_a_second_call_goes_on_and_compiles_nothing(eagle3, compiled):
-    answers = eagle3.generate(PROMPTS, seed=3, **ASK)
-    first = adapt(eagle3, answers, **LEARN)
+    _HEADS.pop(eagle3.programs, None)
+    answers = eagle3.generate(PROMPTS[:6], seed=3, **ASK)
+    first = adapt(eagle3, answers, **{**LEARN, "epochs": 1})
+    assert first.updates == 1
     assert first.tokens == sum(len(answer.token_ids) for answer in answers)
     assert (len(first.overlap), len(first.accuracy)) == (2, 2)
     assert first.weights_version == eagle3.weights_version
-    done, before = int(_HEADS[eagle3.programs].state.step), len(compiled)
+    before = len(compiled)
     # Longer and shorter ones, in lists.
-    second = adapt(
-        eagle3, [eagle3.generate(PROMPTS[:6], seed=4, n=3, **{**ASK, "max_new_tokens": 40})], **LEARN
-    )
+    second = adapt(eagle3, [eagle3.generate(PROMPTS[:6], seed=4, n=3, max_new_tokens=40)], **LEARN)
     assert compiled[before:] == []
-    assert int(_HEADS[eagle3.programs].state.step) == done + second.updates
+    assert int(_HEADS[eagle3.programs].state.step) == 1 + second.updates
     assert second.weights_version == first.weights_version + 1
 
 
