@@ -25,6 +25,7 @@ from jaxspec.drafters.registry import DRAFTERS
 from jaxspec.engine import Engine, Generation
 from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.programs import Programs
+from jaxspec.engine.samples import Samples
 from jaxspec.engine.weights import InFlight, check_dense
 from jaxspec.jax_settings import own_settings
 from jaxspec.models.array_weights import variables
@@ -254,7 +255,7 @@ def _conversations(answers: Any) -> Iterator[tuple[list[int], list[int]]]:
     if isinstance(answers, Generation):
         if len(answers.token_ids) > 1:
             yield answers.prompt_token_ids, answers.token_ids
-    elif hasattr(answers, "generations"):
+    elif isinstance(answers, Samples):
         yield from _conversations(answers.generations)
     elif isinstance(answers, Iterable) and not isinstance(answers, str):
         for each in answers:

@@ -2,7 +2,6 @@
 
 import threading
 from functools import partial
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -15,6 +14,7 @@ from tiny_mtp import LATENT, write_with_mtp
 import jaxspec
 from jaxspec import AcceptanceStats, ConfigError, EngineError
 from jaxspec.drafters import Eagle1
+from jaxspec.engine.samples import Samples
 from jaxspec.models.array_weights import flatten
 from jaxspec.training import adapt
 from jaxspec.training.adapter import _HEADS, Adaptation, _TrainedHead
@@ -172,8 +172,7 @@ def test_every_option_arrives(eagle3, monkeypatch):
     assert adapt(eagle3, answers, **asked) == Adaptation(4, 24 * 24, [1.0, 1.0], [1.0, 1.0], 7)
     assert seen == [((1, 512), 3e-3)] * 4 + ["abort"]
     del seen[:]
-    # What `Engine.sample` returns has its answers as `generations`.
-    adapt(eagle3, SimpleNamespace(generations=answers[:3]), batch_tokens=100)
+    adapt(eagle3, Samples(*[np.zeros(0)] * 5, weights_version=0, generations=answers[:3]), batch_tokens=100)
     assert seen == [((1, 128), 1e-3), "finish"]
 
 
