@@ -17,6 +17,7 @@ from jaxspec.engine.load import load
 from jaxspec.rows import KEYS, MAX_LINE, NOTES, Row, RowError, make_row, parse_line
 from jaxspec.sampling import SamplingParams
 
+
 class Answerer:
     """An engine that answers tables of rows, for `ray.data.Dataset.map_batches`; every actor has one.
 
