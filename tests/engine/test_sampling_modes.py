@@ -22,7 +22,7 @@ def engine(tiny_engines, drafter):
     """An engine with the programs that one on a GPU has: a search in them always runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mode, "can_branch", lambda: False)
-        patch.setitem(process_logits._loaders, "numba", None)
+        patch.setitem(process_logits._kernels, "numba", None)
         engine = jaxspec.load(
             tiny_engines.folders["target"],
             drafter={

@@ -55,7 +55,7 @@ def test_a_row_may_set_every_sampling_parameter_and_the_templates_arguments(read
     line = {"prompt": "hi", **asked, "chat_template_kwargs": {"enable_thinking": False}, "source": ["any"]}
     nothing = {**dict.fromkeys([*asked, "chat_template_kwargs", "answer"]), "prompt": "hi"}
     found, plain = read(json.dumps(line), json.dumps(nothing))
-    assert found.sampling == asked
+    assert found.sampling == asked | {"logit_bias": {7: 1.5}}
     assert found.chat_template_kwargs == {"enable_thinking": False}
     assert plain == row(2, 1, "hi")
 

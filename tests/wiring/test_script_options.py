@@ -12,10 +12,10 @@ import compare_modes
 import plot_acceptance
 import pytest
 from golden_files import golden_folder
-from options import arguments, assert_complete
+from options import arguments, assert_complete, fields
 
 import jaxspec
-from jaxspec import AcceptanceStats, Generation, checkpoints, provenance
+from jaxspec import AcceptanceStats, Generation, SamplingParams, checkpoints, provenance
 from jaxspec.commands import batch, bench, convert, inspect, llamacpp, train
 from jaxspec.config import SourceConfig, load_config
 from jaxspec.drafters import inspect as drafters_inspect
@@ -39,7 +39,8 @@ def test_every_option_is_read(name):
     trees = [ast.parse(path.read_text("utf-8")) for path in files]
     nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     read = {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "args"}
-    # `sampling_params` names those that it reads.
+    read |= fields(SamplingParams)  # by `sampling_params`
+    # Other functions that commands share name those that they read.
     shared = ast.parse((COMMANDS / "command_line.py").read_text("utf-8"))
     read |= {node.value for node in ast.walk(shared) if isinstance(node, ast.Constant)}
     assert not arguments(script.main) - read - {"imports"}
