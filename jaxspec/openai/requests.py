@@ -5,6 +5,7 @@ One table of fields is what a body may have, how it is checked, and what the ser
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -235,13 +236,14 @@ class Asked:
         if isinstance(error, RequestError):
             return error
         text = str(error)
+        for ours, theirs in {"json_schema": "response_format", **self.names}.items():
+            text = re.sub(rf"\b{ours}\b", theirs, text, count=1)
         begin = text.removeprefix("every id of ")
         word = begin[: next((i for i, c in enumerate(begin) if not (c.isalnum() or c == "_")), len(begin))]
         # Lengths that do not fit are what programs look for.
         code = "context_length_exceeded" if "max_model_len" in text or "makes more than" in text else None
-        named = {"json_schema": "response_format", **self.names}.get(word, word)
-        if named in FIELDS[self.endpoint]:
-            return RequestError(text.replace(word, named, 1), named, code=code)
+        if word in FIELDS[self.endpoint]:
+            return RequestError(text, word, code=code)
         field = self.prompt_field
         return RequestError(text if text.startswith(field) else f"{field}: {text}", field, code=code)
 
@@ -277,7 +279,6 @@ def _read_body(body: Any, endpoint: Endpoint) -> Asked:
         check(name, value, fields[name])
         _check_unicode(name, value)
     sampling = {name: values[name] for name in SAMPLING if name in values and name != "logprobs"}
-    _drop_what_is_neutral(values, sampling)
     _read_format(values.get("response_format"), sampling)
     read = _read_chat if endpoint == CHAT else _read_completion
     stream = values.get("stream", False)
@@ -359,24 +360,6 @@ def _read_format(wanted: Mapping[str, Any] | None, sampling: dict[str, Any]) -> 
         raise RequestError("response_format.json_schema is missing", "response_format.json_schema")
     else:
         sampling["json_schema"] = wanted["json_schema"]["schema"]
-
-
-def _drop_what_is_neutral(values: Mapping[str, Any], sampling: dict[str, Any]) -> None:
-    """Refuses penalties and biases that this version does not have, unless they change nothing."""
-    for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
-        if not values.get(name):
-            sampling.pop(name, None)
-        elif name not in SAMPLING:
-            raise RequestError(f"{name}: this version does not have it", name)
-        elif name == "logit_bias":
-            sampling[name] = {_token(key): value for key, value in values[name].items()}
-
-
-def _token(text: str) -> int:
-    """A token id, which JSON has as text."""
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise RequestError(f"logit_bias: a key must be a token id, got {text[:40]!r}", "logit_bias")
-    return int(text)
 
 
 def _check_unicode(name: str, value: Any) -> None:

@@ -235,7 +235,7 @@ def make_row(place: str, values: Mapping[str, Any], number: int | None, form: Fo
         raise ValueError("must have an id")
     row_id = _check_id(values.get("id", number))
     values = {**values, **{key: value for key, value in form.defaults.items() if values.get(key) is None}}
-    sampling = {name: _with_ids(values[name]) for name in SAMPLING if values.get(name) is not None}
+    sampling = {name: values[name] for name in SAMPLING if values.get(name) is not None}
     if sampling:
         SamplingParams(**sampling)  # raises a ValueError that names the field
     value = values[question]
@@ -251,13 +251,6 @@ def make_row(place: str, values: Mapping[str, Any], number: int | None, form: Fo
         raise ValueError("n: a row with turns has one answer to each")
     flags: dict[str, Any] = {name: _check_flag(name, values.get(name)) for name in FLAGS}
     return Row(place, row_id, prompt, turns, sampling, arguments, _answer(values), n, kept=kept, **flags)
-
-
-def _with_ids(value: Any) -> Any:
-    """A value whose keys are token ids with numbers as keys, which JSON does not have."""
-    if isinstance(value, dict) and value and all(key.isascii() and key.isdigit() for key in value):
-        return {int(key): each for key, each in value.items()}
-    return value
 
 
 def _holds_messages(value: Any) -> bool:

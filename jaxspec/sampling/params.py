@@ -244,8 +244,8 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise _error("logit_bias", value, wanted)
         token, bias = pair
-        if isinstance(token, str) and token.isascii() and token.isdigit():
-            token = int(token)
+        if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 20:
+            token = int(token)  # Python refuses texts of thousands of digits with an error of its own
         token = _integer("every id of logit_bias", token, "0 or more", lambda x: 0 <= x < 2**31)
         if token in biases:
             raise OneLineError(f"logit_bias: token {token} is given twice")

@@ -80,6 +80,12 @@ def test_what_the_body_asks_reaches_the_engine(read):
     assert second.seed != text.seed
     assert engine.template_kwargs[0] == {"tools": tools}
     assert raws == [False, True, True]
+    penalised = {"presence_penalty": 0, "frequency_penalty": 0.5, "logit_bias": {"7": -100}}
+    every = SamplingParams(seed=1, presence_penalty=1.0, min_tokens=2)
+    list(BatchRun(engine, read(line(body=penalised)), every))
+    last = engine.params[-1]
+    assert (last.presence_penalty, last.frequency_penalty, last.logit_bias) == (0.0, 0.5, ((7, -100.0),))
+    assert last.min_tokens == 2
     (row,) = read(line(body=asked))
     assert row.sampling["logprobs"] == 2
 

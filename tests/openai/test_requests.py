@@ -44,11 +44,28 @@ def test_the_least_that_a_body_says():
         ({"speculate": False, "stop_token_ids": [3]}, {"speculate": False, "stop_token_ids": (3,)}),
         ({"num_speculative_tokens": 1}, {"num_speculative_tokens": 1}),
         ({"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}}, {}),
+        (
+            {"presence_penalty": 1, "frequency_penalty": -0.5, "logit_bias": {"7": -100, "9": 1.5}},
+            {"presence_penalty": 1.0, "frequency_penalty": -0.5, "logit_bias": {7: -100, 9: 1.5}},
+        ),
+        (
+            {"repetition_penalty": 1.2, "min_tokens": 2, "bad_words": ["a", [1, 2]]},
+            {"repetition_penalty": 1.2, "min_tokens": 2, "bad_words": ("a", (1, 2))},
+        ),
+        ({"no_repeat_ngram_size": 3}, {"no_repeat_ngram_size": 3}),
         ({"response_format": {"type": "text"}}, {}),
     ],
 )
 def test_fields_of_a_chat_are_sampling_parameters(fields, expected):
     assert chat(**fields).params() == SamplingParams(**{"temperature": 1.0, **expected})
+
+
+def test_what_a_body_turns_off_is_off():
+    """Whatever is the default, as where the command line of a batch sets it."""
+    defaults = {"presence_penalty": 1.0, "frequency_penalty": 1.0, "logit_bias": {5: 1.0}}
+    off = {"presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}}
+    assert chat().params(defaults) == SamplingParams(**defaults)
+    assert chat(**off).params(defaults) == SamplingParams()
 
 
 def test_every_sampling_parameter_can_be_asked_for():
@@ -124,6 +141,13 @@ def test_fields_that_cannot_change_an_answer_are_accepted(name):
         ({"response_format": {}}, "response_format.type", "response_format.type is missing"),
         ({"tool_choice": "required"}, "tool_choice", "tool_choice must be 'auto' or 'none'"),
         ({"modalities": ["text", "audio"]}, "modalities[1]", "must be 'text', got 'audio'"),
+        ({"presence_penalty": 3}, "presence_penalty", "must be a number, -2 to 2, got 3"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "every id of logit_bias must be an integer, 0 or more"),
+        ({"logit_bias": {"1" * 5000: 1}}, "logit_bias", "every id of logit_bias must be an integer, 0"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "logit_bias of token 5 must be a number, -100 to 100"),
+        ({"logit_bias": {"5": "x"}}, "logit_bias.5", "logit_bias.5 must be a number, got 'x'"),
+        ({"bad_words": [3]}, "bad_words", "bad_words must be a list of token ids, got 3"),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens", "min_tokens must be at most max_tokens, 5"),
         ({"max_new_tokens": 5}, "max_new_tokens", "unknown field 'max_new_tokens'; known: model, "),
         ({"prompt": "hi"}, "prompt", "unknown field 'prompt'; known: model, "),
     ],
@@ -163,14 +187,6 @@ def test_a_bad_completion_is_one_line_that_names_the_field(fields, field, messag
 def test_a_body_is_an_object(body):
     with pytest.raises(RequestError, match="the body must be an object"):
         read_body(body, CHAT)
-
-
-@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "logit_bias"])
-def test_a_penalty_that_is_not_there_is_refused(name):
-    if name in SAMPLING:
-        pytest.skip("it is there")
-    with pytest.raises(RequestError, match=f"{name}: this version does not have it"):
-        chat(**{name: {"5": 1.0} if name == "logit_bias" else 1.0})
 
 
 def test_errors_of_the_engine_name_the_fields_of_the_body():
