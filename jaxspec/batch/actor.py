@@ -3,7 +3,7 @@
 import json
 import os
 import runpy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from jaxspec.batch.devices import thread_limits
 from jaxspec.batch.run import BatchRun
 from jaxspec.engine.load import load
 from jaxspec.rows import KEYS, MAX_LINE, NOTES, Row, RowError, make_row, parse_line
+from jaxspec.rows.parquet import without_nulls
 from jaxspec.sampling import SamplingParams
 
 
@@ -78,7 +79,7 @@ class Answerer:
         unknown = {name: True for name in table.column_names if name not in KEYS}
         # Of columns that are not looked at, Python may be unable to hold the values.
         asked = table.select([name for name in KEYS if name in table.column_names and name not in NOTES])
-        given = [_without_nulls(row) for row in asked.to_pylist()]
+        given = [without_nulls(row) for row in asked.to_pylist()]
         rows = [_row(f"row {row.get('id')!r}", make_row, {**row, **unknown}, None) for row in given]
         answers = zip(given, self._records(rows), strict=True)
         records = [{**as_columns(record), "id": row.get("id")} for row, record in answers]
@@ -109,14 +110,6 @@ class LineAnswerer(Answerer):
         ]
         lines = [json.dumps(record, ensure_ascii=False) for record in self._records(rows)]
         return pa.table({"line": pa.array(lines, pa.string())})
-
-
-def _without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
-    values = {name: value for name, value in row.items() if value is not None}
-    if isinstance(arguments := values.get("chat_template_kwargs"), dict):
-        # A column of structs has every key in every row.
-        values["chat_template_kwargs"] = {n: value for n, value in arguments.items() if value is not None}
-    return values
 
 
 def _row(place: str, make: Callable[..., Row], *given: Any) -> Row | RowError:

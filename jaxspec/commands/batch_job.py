@@ -177,10 +177,20 @@ def _check_ray_options(args: argparse.Namespace) -> None:
     for path in args.input:
         if "://" not in path and not Path(path).exists():
             raise InputError(f"cannot read {path}: No such file or directory")
+        if os.path.isfile(path) and not is_parquet(path) and _is_openai(path):
+            raise CommandError(f"--input {path}: lines of OpenAI's batch files cannot be used with --ray")
     if "://" not in args.output and Path(args.output).exists():
         raise OutputError(f"{args.output} exists: --ray needs a new folder")
     if args.summary is not None:
         _write_json(args.summary, None)
+
+
+def _is_openai(path: str) -> bool:
+    """Whether a file begins with a line of OpenAI's batch files."""
+    first = next(read_rows(path, form=Form(openai=True)), None)
+    if isinstance(first, Row):
+        return first.asked is not None
+    return first is not None and first.record is not None
 
 
 def _is_path(config: str) -> bool:

@@ -1,6 +1,6 @@
 """Reading rows from Parquet files; needs the extra parquet."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ def read(path: str | Path, form: Form) -> Iterator[dict[str, Any]]:
     try:
         for batch in file.iter_batches(_ROWS_AT_ONCE, columns=names):
             for row in batch.to_pylist():
-                yield _without_nulls(row, kept)
+                yield without_nulls(row, kept)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise _cannot_read(path, error) from None
 
@@ -108,11 +108,13 @@ def _kept(path: str | Path, schema: pa.Schema, form: Form) -> list[str]:
         raise InputError(f"{path}: {error}") from None
 
 
-def _without_nulls(row: dict[str, Any], kept: Sequence[str]) -> dict[str, Any]:
+def without_nulls(row: Mapping[str, Any], kept: Sequence[str] = ()) -> dict[str, Any]:
+    """The columns of a row that are not null, and those that are kept."""
     values = {name: value for name, value in row.items() if value is not None or name in kept}
-    if isinstance(arguments := values.get("chat_template_kwargs"), dict):
-        # A column of structs has every key in every row.
-        values["chat_template_kwargs"] = {n: value for n, value in arguments.items() if value is not None}
+    for name in ("chat_template_kwargs", "logit_bias"):
+        if isinstance(mapping := values.get(name), dict):
+            # A column of structs has every key in every row.
+            values[name] = {key: value for key, value in mapping.items() if value is not None}
     return values
 
 

@@ -49,12 +49,19 @@ def test_rows_of_a_file_are_read_as_lines_are(tmp_path):
         "n": [2, None, None, -1],
         "stop": pa.array([["x"], None, None, None]),
         "chat_template_kwargs": pa.array([{"a": 1, "b": None}, None, None, None]),
+        "logit_bias": pa.array([{"5": 1.5, "7": None}, {"5": None, "7": -1.0}, None, None]),
         "source": pa.array([datetime(2024, 1, 1)] * 4),
     }
     pq.write_table(pa.table(columns), path, row_group_size=2)
     same = [
-        {"messages": messages[0], "n": 2, "stop": ["x"], "chat_template_kwargs": {"a": 1}},
-        {"prompt": "w6"},
+        {
+            "messages": messages[0],
+            "n": 2,
+            "stop": ["x"],
+            "chat_template_kwargs": {"a": 1},
+            "logit_bias": {"5": 1.5},
+        },
+        {"prompt": "w6", "logit_bias": {"7": -1.0}},
         {"turns": ["a", "b"]},
     ]
     lines.write_text("\n".join(map(json.dumps, same)), "utf-8")

@@ -249,11 +249,13 @@ def test_columns_may_set_what_rows_may():
         "seed": [7, None],
         "max_new_tokens": [None, 3],
         "chat_template_kwargs": [{"think": True, "tone": None}, {"think": None, "tone": "dry"}],
+        "logit_bias": [{"7": 1.0, "8": None}, {"7": None, "8": 2.0}],
     }
     answerer = Fake()
     first, second = answerer(pa.table(columns)).to_pylist()
     assert (first["error"], first["seed"], second["error"], len(second["token_ids"])) == (None, 7, None, 3)
     assert sorted(answerer._engine.template_kwargs, key=str) == [{"think": True}, {"tone": "dry"}]
+    assert sorted(params.logit_bias for params in answerer._engine.params) == [((7, 1.0),), ((8, 2.0),)]
 
 
 @pytest.mark.usefixtures("cluster")
@@ -264,6 +266,10 @@ def test_columns_may_set_what_rows_may():
         (["--tensor-parallel", "2"], "engine.tensor_parallel is 2: the cluster has no GPUs"),
         (["--resume"], "--resume cannot be used with --ray"),
         (["--input", "-"], "--input: --ray needs files or folders that every machine of the cluster"),
+        (
+            ["--input", "in.jsonl", "openai.jsonl"],
+            "--input openai.jsonl: lines of OpenAI's batch files cannot be used with --ray",
+        ),
         (["--input", "no.jsonl"], "cannot read no.jsonl: No such file or directory"),
         (
             ["--input", "in.jsonl", "in.parquet"],
@@ -282,6 +288,7 @@ def test_what_ray_cannot_do_is_one_line(tiny_config, tmp_path, monkeypatch, caps
     (tmp_path / "there").mkdir()
     for name in "in.jsonl", "in.parquet":
         (tmp_path / name).write_text("{}\n")
+    (tmp_path / "openai.jsonl").write_text('{"custom_id": "a"}\n')
     files = ["--input", "in.jsonl", "--output", "out"]
     assert batch.main([str(tiny_config), *files, "--ray", *options]) == 2
     error = capsys.readouterr().err
