@@ -172,10 +172,14 @@ def test_a_failed_dispatch_costs_nothing(tiny_engines, forward_of, monkeypatch):
 
 
 def test_answers_stream_meanwhile(tiny_engines, prompts, compiled, forward_of):
-    """From several threads, and nothing is compiled after the first call."""
+    """From several threads, two of them with constraints, and nothing is compiled after the first calls."""
     engine = tiny_engines.load("eagle3", 7, prefill_chunk=8)
     given, way = texts(), {"max_new_tokens": 40, "ignore_eos": True}
-    expected = tokens_of(engine.generate(prompts, **way))
+    ways = [
+        {**way, **more}
+        for more in ({}, {"no_repeat_ngram_size": 2, "logit_bias": {7: 3.0}}, {}, {"repetition_penalty": 1.4})
+    ]
+    expected = tokens_of(engine.generate(prompts[:4], ways))
     first = engine.score(given, top=20)
     assert_scores(first, given, lambda text: forward_of("full", text))
     is_over, streamed, scored = threading.Event(), [], []
@@ -184,7 +188,7 @@ def test_answers_stream_meanwhile(tiny_engines, prompts, compiled, forward_of):
 
     def stream(i):
         while not is_over.is_set():
-            *_, last = engine.stream(prompts[i], **way)
+            *_, last = engine.stream(prompts[i], **ways[i])
             streamed.append((i, last.generation.token_ids))
 
     def score():

@@ -74,7 +74,7 @@ def test_without_time_answers_are_aborted_and_say_so(tiny_config, tmp_path):
         *_, last = events_after(process, http, signal.SIGTERM)
         assert json.loads(last)["error"]["message"] == "the answer was aborted: the engine was closed"
         assert process.wait(60) == 0
-        assert time.monotonic() - started < 4
+        assert time.monotonic() - started < 20  # much less than --grace is by default
         assert "Traceback" not in stderr.read_text("utf-8")
 
 

@@ -164,6 +164,10 @@ def test_arrays_are_those_that_were_asked_for(engine, is_async):
     for more in TEMPLATE:
         (answer,) = ask("sample", PROMPT, SamplingParams(max_new_tokens=3), **more).generations
         assert same(answer) == same(answer_to(engine, PROMPT, {"max_new_tokens": 3, "logprobs": 0}, **more))
+    (answer,) = ask("sample", BEGUN, max_new_tokens=3, **GO_ON).generations
+    assert same(answer) == same(answer_to(engine, BEGUN, {"max_new_tokens": 3, "logprobs": 0}, **GO_ON))
+    with pytest.raises(CheckpointError, match="no other tokens for '</s>'"):
+        ask("sample", "w6 </s>", **AS_TEXT)
     rows = np.array([[5, 6, 7, 8], [9, 8, 7, 6]])
     plain, scores = engine.score(rows), ask("score", rows, **SCORED)
     assert (scores.lengths.tolist(), scores.top_tokens.shape, list(scores.hidden)) == ([4, 2], (2, 4, 2), [1])
