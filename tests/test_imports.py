@@ -18,7 +18,7 @@ FLOORS = (
     ("engine",),
     ("drafters",),
     ("models", "sampling"),
-    ("attention",),
+    ("attention", "grammar"),
     ("sharding",),
     ("kernels",),
     ("config", "checkpoints", "provenance"),

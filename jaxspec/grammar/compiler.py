@@ -1,0 +1,38 @@
+"""From a grammar to an automaton over tokens."""
+
+import json
+
+from jaxspec.grammar.byte_automaton import byte_automaton
+from jaxspec.grammar.errors import GrammarError
+from jaxspec.grammar.expression import Either, Expression, text
+from jaxspec.grammar.grammar import Grammar
+from jaxspec.grammar.json_schema import json_schema_expression
+from jaxspec.grammar.regex import regex_expression
+from jaxspec.grammar.token_automaton import TokenAutomaton, token_automaton
+from jaxspec.grammar.vocabulary import Vocabulary
+
+
+def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> TokenAutomaton:
+    """The automaton of a grammar over the tokens of a vocabulary; takes at most a few seconds.
+
+    Raises:
+      GrammarError: the grammar is malformed, not supported, or too large.
+    """
+    try:
+        return token_automaton(byte_automaton(_expression(grammar)), vocabulary)
+    except RecursionError:
+        raise GrammarError(f"{grammar.kind}: nested too deeply") from None
+    except GrammarError as error:
+        message = str(error)
+        raise GrammarError(
+            message if message.startswith(grammar.kind) else f"{grammar.kind}: {message}"
+        ) from None
+
+
+def _expression(grammar: Grammar) -> Expression:
+    if grammar.kind == "regex":
+        return regex_expression(grammar.source)
+    value = json.loads(grammar.source)
+    if grammar.kind == "choice":
+        return Either(tuple(map(text, value)))
+    return json_schema_expression(value)

@@ -1,0 +1,65 @@
+"""Expressions: what every kind of grammar becomes before it becomes an automaton."""
+
+from dataclasses import dataclass
+
+from jaxspec.grammar.characters import Ranges, single
+
+
+@dataclass(frozen=True)
+class Chars:
+    """One character of a set, which is not empty."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Its parts one after another."""
+
+    parts: tuple["Expression", ...]
+
+
+@dataclass(frozen=True)
+class Either:
+    """One of its parts, of which there is at least one."""
+
+    parts: tuple["Expression", ...]
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A part `low` to `high` times; without a limit if `high` is None."""
+
+    part: "Expression"
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Parts in order with a separator between those that are there; (part, whether it may be left out)."""
+
+    parts: tuple[tuple["Expression", bool], ...]
+    separator: "Expression"
+
+
+@dataclass(frozen=True)
+class Separated:
+    """A part any number of times with a separator between; at least once unless it may be missing."""
+
+    part: "Expression"
+    separator: "Expression"
+    may_be_missing: bool
+
+
+Expression = Chars | Chain | Either | Repeat | Listed | Separated
+
+
+def text(characters: str) -> Chain:
+    """A text as it stands."""
+    return Chain(tuple(Chars(single(character)) for character in characters))
+
+
+def chain(*parts: Expression) -> Chain:
+    """Parts one after another."""
+    return Chain(parts)

@@ -1,0 +1,135 @@
+"""Regular expressions in Python's syntax, read by Python's own parser.
+
+The parser is a private module of the standard library. It is the only one that agrees with `re` on what a
+pattern means, which is what users test theirs with.
+"""
+
+import re
+
+# Private, but its place and its form are the same in every version of Python that this package supports.
+from re import _constants as constants  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
+from typing import Any
+
+from jaxspec.grammar.characters import (
+    EVERY,
+    Ranges,
+    both_cases,
+    complement,
+    matching,
+    minus,
+    ranges,
+    single,
+)
+from jaxspec.grammar.errors import GrammarError
+from jaxspec.grammar.expression import Chain, Chars, Either, Expression, Repeat
+
+_CATEGORIES = {
+    "CATEGORY_DIGIT": r"\d",
+    "CATEGORY_NOT_DIGIT": r"\D",
+    "CATEGORY_SPACE": r"\s",
+    "CATEGORY_NOT_SPACE": r"\S",
+    "CATEGORY_WORD": r"\w",
+    "CATEGORY_NOT_WORD": r"\W",
+}
+_UNSUPPORTED = {
+    "ASSERT": "looks ahead or back",
+    "ASSERT_NOT": "looks ahead or back",
+    "GROUPREF": "refers back to a group",
+    "GROUPREF_EXISTS": "refers back to a group",
+    "ATOMIC_GROUP": "has an atomic group",
+    "POSSESSIVE_REPEAT": "has a possessive repetition",
+}
+
+
+def regex_expression(pattern: str, *, without: Ranges = ()) -> Expression:
+    """The expression of all texts that a pattern matches from their beginning to their end.
+
+    Args:
+      pattern: in the syntax of `re`, whatever needs no memory of what was matched.
+      without: characters that the texts must not hold; classes lose them.
+
+    Raises:
+      GrammarError: it is malformed, or needs what a finite automaton cannot do.
+    """
+    try:
+        parsed = parser.parse(pattern)
+        return _Reader(without).chain(parsed, parsed.state.flags, True, True)
+    except re.error as error:
+        raise GrammarError(f"regex {pattern!r}: {error}") from None
+    except (RecursionError, OverflowError, ValueError) as error:
+        problem = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise GrammarError(f"regex {pattern!r}: {problem}") from None
+
+
+class _Reader:
+    def __init__(self, without: Ranges):
+        self._without = without
+
+    def chain(self, items: Any, flags: int, is_first: bool, is_last: bool) -> Expression:
+        """The expression of a sequence; whether it is at the beginning and at the end of the text."""
+        parts: list[Expression] = []
+        items = list(items)
+        for index, (operation, argument) in enumerate(items):
+            first = is_first and not parts
+            last = is_last and all(name is constants.AT for name, _ in items[index + 1 :])
+            if (part := self._one(str(operation), argument, flags, first, last)) is not None:
+                parts.append(part)
+        return parts[0] if len(parts) == 1 else Chain(tuple(parts))
+
+    def _one(self, name: str, argument: Any, flags: int, first: bool, last: bool) -> Expression | None:
+        if name == "LITERAL":
+            return self._chars(_cased(((argument, argument),), flags), chr(argument))
+        if name == "NOT_LITERAL":
+            return self._chars(complement(_cased(((argument, argument),), flags)), f"[^{chr(argument)}]")
+        if name == "ANY":
+            return self._chars(EVERY if flags & re.DOTALL else minus(EVERY, single("\n")), ".")
+        if name == "IN":
+            return self._chars(_class(argument, flags), "a class")
+        if name == "BRANCH":
+            return Either(tuple(self.chain(part, flags, first, last) for part in argument[1]))
+        if name == "SUBPATTERN":
+            _, added, removed, part = argument
+            return self.chain(part, flags & ~removed | added, first, last)
+        if name in ("MAX_REPEAT", "MIN_REPEAT"):
+            low, high, part = argument
+            inner = self.chain(part, flags, False, False)
+            return Repeat(inner, low, None if high is constants.MAXREPEAT else high)
+        if name == "AT":
+            self._check_anchor(str(argument), first, last)
+            return None
+        raise ValueError(f"it {_UNSUPPORTED.get(name, f'has {name}')}, which no finite automaton can")
+
+    def _chars(self, chars: Ranges, what: str) -> Chars:
+        allowed = minus(chars, self._without) if self._without else chars
+        if not allowed:
+            raise ValueError(f"{what!r} stands for no character that is possible here")
+        return Chars(allowed)
+
+    def _check_anchor(self, name: str, first: bool, last: bool) -> None:
+        """Allows an anchor only where it says what holds anyway."""
+        is_beginning = name in ("AT_BEGINNING", "AT_BEGINNING_STRING")
+        is_end = name in ("AT_END", "AT_END_STRING")
+        if not ((is_beginning and first) or (is_end and last)):
+            raise ValueError("an anchor inside of it, such as \\b, or ^ after something, is not supported")
+
+
+def _cased(chars: Ranges, flags: int) -> Ranges:
+    return both_cases(chars, flags & re.ASCII) if flags & re.IGNORECASE else ranges(chars)
+
+
+def _class(items: Any, flags: int) -> Ranges:
+    pairs: list[tuple[int, int]] = []
+    is_negated = False
+    for operation, argument in items:
+        name = str(operation)
+        if name == "NEGATE":
+            is_negated = True
+        elif name == "LITERAL":
+            pairs.append((argument, argument))
+        elif name == "RANGE":
+            pairs.append(argument)
+        else:
+            pairs += matching(_CATEGORIES[str(argument)], flags & re.ASCII)
+    chars = _cased(ranges(pairs), flags)
+    return complement(chars) if is_negated else chars

@@ -1,0 +1,245 @@
+"""Random texts of every kind of grammar are valid, and what is not allowed would have made them invalid."""
+
+import json
+import re
+from datetime import datetime, time
+from itertools import product
+from uuid import UUID
+
+import jsonschema
+import numpy as np
+import pytest
+from grammar_vocabularies import NAMES, tokenizer, vocabulary
+from grammars import REGEXES, SCHEMAS
+
+from jaxspec.grammar import Grammar, GrammarError, Vocabulary, compile_grammar
+
+FORMATS = {"date-time": datetime.fromisoformat, "time": time.fromisoformat, "uuid": UUID}
+SAMPLES = 20
+MANY_TOKENS = 60
+
+
+def distances(automaton, ends):
+    """The least tokens to an end of each state."""
+    table = automaton.next
+    left = np.where(table[:, automaton.classes[ends[0]]] >= 0, 1, 1 << 20)
+    for _ in range(len(table)):
+        shorter = np.minimum(left, np.where(table >= 0, left[table] + 1, 1 << 20).min(axis=1))
+        if (shorter == left).all():
+            break
+        left = shorter
+    return left
+
+
+def walk(automaton, tokens_of, end, rng, left):
+    """Tokens drawn by class, so that rare ones come too; a long text takes the shortest way to an end."""
+    state, tokens = 0, []
+    while True:
+        classes = np.flatnonzero(automaton.next[state] >= 0)
+        assert len(classes), "a text that cannot end"
+        if len(tokens) > MANY_TOKENS:
+            classes = classes[[np.where(classes == end, 0, left[automaton.next[state, classes]]).argmin()]]
+        kind = rng.choice(classes)
+        tokens.append(int(rng.choice(tokens_of[kind])))
+        if kind == end:
+            return tokens
+        state = int(automaton.next[state, kind])
+
+
+def texts(grammar, name, samples=SAMPLES):
+    tokens, words = tokenizer(name), vocabulary(name)
+    automaton = compile_grammar(grammar, words)
+    left, rng = distances(automaton, words.ends), np.random.default_rng(0)
+    by_class = np.argsort(automaton.classes, kind="stable")
+    sizes = np.bincount(automaton.classes, minlength=automaton.next.shape[1])
+    tokens_of, end = np.split(by_class, np.cumsum(sizes)[:-1]), automaton.classes[words.ends[0]]
+    for _ in range(samples):
+        drawn = walk(automaton, tokens_of, end, rng, left)
+        assert not set(drawn[:-1]) & set(tokens.special_token_ids.values())
+        assert automaton.run(drawn) >= 0
+        yield tokens.decode(drawn)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("regex", REGEXES)
+def test_texts_of_a_regular_expression_match_it(regex, name):
+    for text in texts(Grammar.of_regex(regex), name):
+        assert re.fullmatch(regex, text), text
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("schema", SCHEMAS, ids=str)
+def test_texts_of_a_schema_are_valid(schema, name):
+    draft = jsonschema.Draft202012Validator
+    validator = draft(schema, format_checker=draft.FORMAT_CHECKER)
+    for text in texts(Grammar.of_json_schema(schema), name):
+        value = json.loads(text)
+        validator.validate(value)
+        FORMATS.get(schema.get("format"), str)(value)
+        assert json.loads(json.dumps(value)) == value
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_choice_is_one_of_its_texts(name):
+    choice = ["yes", "no", "a [literal] text. (*)", " spaced ", "é😀", "yes, but"]
+    assert set(texts(Grammar.of_choice(choice), name, 200)) == set(choice)
+
+
+LETTERS = "abc"
+TOKENS = ["a", "b", "c", "ab", "ba", "bc", "abc", "cc", "aab", "bcb", "a"]
+
+
+@pytest.mark.parametrize(
+    "regex",
+    [
+        "a*b",
+        "(ab|ba)*c",
+        "a{2,3}(b|c)?",
+        "[^a]+a?",
+        "(a|b)*abb",
+        "abc|ab|b",
+        "((a|b)c){1,2}",
+        ".b?.",
+        "a?b?c?",
+    ],
+)
+def test_a_token_is_allowed_exactly_if_a_match_can_follow(regex):
+    """Against all texts of three letters that `re` matches: every beginning of up to four, every token."""
+    longest = 8
+    beginnings = set()
+    for size in range(longest + 1):
+        for letters in product(LETTERS, repeat=size):
+            text = "".join(letters)
+            if re.fullmatch(regex, text):
+                beginnings |= {text[:i] for i in range(size + 1)}
+    end = len(TOKENS)
+    words = Vocabulary(
+        end + 3, {i: each.encode() for i, each in enumerate(TOKENS)}, (end,), False, lambda text: []
+    )
+    automaton = compile_grammar(Grammar.of_regex(regex), words)
+    waiting, seen = [("", 0)], {("", 0)}
+    while waiting:
+        text, state = waiting.pop()
+        allowed = automaton.allowed(state)
+        assert allowed[end] == bool(re.fullmatch(regex, text))
+        assert not allowed[end + 1 :].any()
+        for token, piece in enumerate(TOKENS):
+            assert allowed[token] == (text + piece in beginnings), (text, piece)
+            after = (text + piece, int(automaton.next[state, automaton.classes[token]]))
+            if allowed[token] and len(after[0]) <= longest - 4 and after not in seen:
+                seen.add(after)
+                waiting.append(after)
+    assert len(seen) > 3
+
+
+def without_a_choice(automaton):
+    """The tokens from the first state on that have no alternative."""
+    state, tokens = 0, []
+    while automaton.forced[state] >= 0:
+        tokens.append(int(automaton.forced[state]))
+        state = int(automaton.next[state, automaton.classes[tokens[-1]]])
+    return tokens, state
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_settled"), [({"type": "string"}, True), ({"type": "integer"}, False), ({"minimum": 0}, True)]
+)
+def test_what_must_follow_is_spelled_as_the_tokenizer_does(kind, is_settled):
+    """Up to the space before a number that may be negative, since a space and a minus are one token."""
+    schema = {"type": "object", "properties": {"name": {"type": "integer", **kind}}, "required": ["name"]}
+    words = vocabulary("smollm2")
+    automaton = compile_grammar(Grammar.of_json_schema(schema), words)
+    tokens, state = without_a_choice(automaton)
+    spelled = list(words.encode('{"name": "' if kind.get("type") == "string" else '{"name": '))
+    assert tokens == (spelled if is_settled else spelled[:-1])
+    assert automaton.allowed(state)[words.encode("3" if is_settled else " -")].all()
+
+
+def test_a_whole_text_without_a_choice_is_spelled_to_its_end():
+    words, text = vocabulary("smollm2"), "the only text"
+    automaton = compile_grammar(Grammar.of_choice([text]), words)
+    tokens, state = without_a_choice(automaton)
+    assert tokens == list(words.encode(text))
+    assert np.flatnonzero(automaton.allowed(state)).tolist() == sorted(words.ends)
+
+
+REFUSED = [
+    ("regex", r"(a", "regex '(a': missing )"),
+    ("regex", r"a(?=b)", "looks ahead or back"),
+    ("regex", r"(a)\1", "refers back to a group"),
+    ("regex", r"a\bc", "an anchor inside"),
+    ("regex", r"(?>a)b", "an atomic group"),
+    ("regex", r"a*+", "a possessive repetition"),
+    ("regex", r"[^\s\S]", "no character that is possible"),
+    ("regex", "(" * 5000 + ")" * 5000, "nested too deeply"),
+    ("regex", r"(a|b)*a(a|b){14}", "more than"),
+    ("regex", r"((a{1000}){1000}){1000}", "too large"),
+    ("regex", r"\w{1,2000}", "too large"),
+    ("regex", r"(.{0,30}a){20}", "too large"),
+    ("regex", r"(a?){3000}a{3000}", "too large"),
+    ("json_schema", {"type": "object", "properties": {"a": 3}}, "$.a: must be an object or true"),
+    ("json_schema", {"type": "text"}, "type must be among"),
+    ("json_schema", {"type": "number", "minimum": 3}, "'minimum' is not supported"),
+    ("json_schema", {"type": "integer", "multipleOf": 3}, "'multipleOf' is not supported"),
+    ("json_schema", {"type": "integer", "minimum": 0.5}, "minimum must be an integer"),
+    ("json_schema", {"type": "integer", "minimum": 5, "maximum": 4}, "no integer is at least 5"),
+    ("json_schema", {"type": "string", "maxLength": 2, "pattern": "a"}, "'pattern' beside another limit"),
+    ("json_schema", {"type": "string", "pattern": '"'}, "no character that is possible here"),
+    ("json_schema", {"type": "string", "pattern": "(?!a)"}, "looks ahead"),
+    ("json_schema", {"type": "string", "format": "hostname"}, "format 'hostname' is not supported"),
+    ("json_schema", {"type": "string", "minLength": 3, "maxLength": 2}, "minLength 3 is above maxLength 2"),
+    ("json_schema", {"type": "array", "items": {"type": "null"}, "uniqueItems": True}, "'uniqueItems'"),
+    (
+        "json_schema",
+        {"type": "array", "prefixItems": [{"type": "null"}], "minItems": 2},
+        "at least 2 and at most 1",
+    ),
+    ("json_schema", {"type": "object", "properties": {}, "required": ["a"]}, "'a' is required but not among"),
+    (
+        "json_schema",
+        {"type": "object", "patternProperties": {"a": {}}},
+        "'patternProperties' is not supported",
+    ),
+    ("json_schema", {"not": {"type": "null"}}, "'not' without a type is not supported"),
+    ("json_schema", {"type": "string", "if": {}}, "'if' is not supported"),
+    ("json_schema", {"oneOf": [{"type": "integer"}, {"type": "number"}]}, "may fit several schemas"),
+    ("json_schema", {"allOf": [{"type": "string"}, {"type": "null"}]}, "allOf of several"),
+    ("json_schema", {"enum": []}, "enum must be a list"),
+    ("json_schema", {"type": "string", "enum": [1]}, "no value of 'enum' has the type"),
+    ("json_schema", {"$ref": "#/$defs/x"}, "$ref must name a part of the schema"),
+    ("json_schema", {"$ref": "https://x.org/y"}, "$ref must name a part of the schema"),
+    ("json_schema", {"$ref": "#"}, "refers to itself"),
+    (
+        "json_schema",
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}},
+        "refers to itself",
+    ),
+    (
+        "json_schema",
+        {
+            "$ref": "#/$defs/n0",
+            "$defs": {
+                f"n{i}": {
+                    "type": "array",
+                    "prefixItems": [{"$ref": f"#/$defs/n{i + 1}"}] * 10,
+                    "items": False,
+                }
+                for i in range(20)
+            }
+            | {"n20": {"type": "null"}},
+        },
+        "too large",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "problem"), REFUSED, ids=[f"{k}-{i}" for i, (k, *_) in enumerate(REFUSED)]
+)
+def test_what_cannot_be_is_refused_in_one_line(kind, source, problem):
+    make = {"regex": Grammar.of_regex, "json_schema": Grammar.of_json_schema}[kind]
+    with pytest.raises(GrammarError) as error:
+        compile_grammar(make(source), vocabulary("smollm2"))
+    assert problem in str(error.value)
+    assert str(error.value).startswith(kind)
+    assert "\n" not in str(error.value)
