@@ -30,8 +30,10 @@ from jaxspec.engine.host.scheduler import Dispatch, Result, Scheduler
 from jaxspec.engine.oracle import Oracle
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt
+from jaxspec.grammar import GrammarStore, PlacedGrammar
 from jaxspec.jax_settings import own_settings
 from jaxspec.sampling import SamplingMode, SamplingParams, process_logits, required_mode
+from jaxspec.sharding import replicated
 
 if TYPE_CHECKING:  # optional, and slow to import
     import pandas
@@ -227,6 +229,11 @@ class _Run:
         self.config = replace(engine.config, batch_size=1, num_pages=engine.config.table_width)
         mesh = engine.programs.leaves[0].sharding.mesh
         self.state = init_state(models.target, models.drafter, self.config, mesh=mesh)
+        # With a slab of its own, as the engine's belongs to the engine's thread.
+        self.grammars = GrammarStore(None, engine.vocab_size, (), replicated(mesh))
+        if request.grammar is not None:
+            self.grammars.prepare()
+            request.grammar = PlacedGrammar(request.grammar.automaton, request.grammar.packed)
         self.scheduler = Scheduler(
             batch_size=1,
             pages=PagePool(self.config.num_pages, self.config.page_size),
@@ -236,6 +243,7 @@ class _Run:
             max_chunks=1,
             prefix_caching=False,
             weights_version=engine.weights_version,
+            hold_grammar=self.grammars.hold,
         )
         self.scheduler.add(request)
 
@@ -251,7 +259,8 @@ class _Run:
 
     def plan(self, dispatch: Dispatch, size: Size) -> Plan:
         """The plan of a dispatch, as the engine packs it."""
-        return Plan.unpack(jnp.asarray(pack(dispatch, size, self.config)), size, self.config)
+        words = jnp.asarray(pack(dispatch, size, self.config))
+        return Plan.unpack(words, size, self.config, self.grammars.slab)
 
     def step(self, dispatch: Dispatch) -> Step:
         """Runs a step phase by phase, and appends the emitted tokens to the request."""

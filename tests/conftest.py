@@ -175,11 +175,11 @@ def compiled_behind(monkeypatch):
 def tiny_config(tmp_path_factory) -> Path:
     """A TOML configuration: the tiny model with at most 128 positions, drafted by n-grams.
 
-    Its words are "w6" to "w127" (word wi is token i), "user", "assistant" and "system".
+    Its words are "w6" to "w126" (word wi is token i), "null", "user", "assistant" and "system".
     """
     folder = tmp_path_factory.mktemp("tiny")
     shutil.copytree(GOLDENS / "llama-tied" / "checkpoint", folder / "model")
-    words = ["<unk>", "<s>", "</s>", "user", "assistant", "system", *(f"w{i}" for i in range(6, 128))]
+    words = ["<unk>", "<s>", "</s>", "user", "assistant", "system", *(f"w{i}" for i in range(6, 127)), "null"]
     backend = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")
     )

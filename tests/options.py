@@ -99,6 +99,9 @@ SAMPLING = {
     "bad_words": Change(lambda plain: plain.text.split()[2:3]),
     "min_tokens": Change(12),
     "no_repeat_ngram_size": Change(1),
+    "choice": Change(["w9 w10 w11", "w12"]),
+    "regex": Change("w9( w1[0-9]){2,4}"),
+    "json_schema": Change({"type": "null"}),
 }
 """Every field of `SamplingParams`."""
 

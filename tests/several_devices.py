@@ -29,6 +29,7 @@ from golden_files import golden_folder
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxspec_kernels.op import _WHY_NOT, Op
 from tiny_engines import DRAFTERS, SIZES, TinyEngines
+from tiny_grammars import END, tiny_tokenizer
 from tiny_models import write_target
 
 import jaxspec
@@ -55,7 +56,7 @@ CONSTRAINTS: list[dict] = [
     {"logit_bias": {3: 4.0, 40: 3.0}, "presence_penalty": 1.0},
     {},
     {"min_tokens": 20, "stop_token_ids": list(range(0, 48, 5)), "no_repeat_ngram_size": 2},
-    {"bad_words": [[10], [17, 17], [2, 18], [46, 10]]},
+    {"bad_words": [[10], [17, 17], [2, 18], [46, 10]], "regex": "([a-h]kl[0-9]){2,9}"},
 ]
 """One for each of the prompts."""
 INNER_WIDTH = {
@@ -200,6 +201,7 @@ def constraints(*texts):
         for text in texts:
             name, devices = named(text)
             engine = engines.load(name, DRAFTERS.get(name, 0), tensor_parallel=devices)
+            engine.core.grammars._tokenizer, engine.core.grammars._ends = tiny_tokenizer(), (END,)
             for sampling in ({}, {"temperature": 0.9, "top_p": 0.9, "seed": 3}):
                 params = [
                     {"max_new_tokens": 24, "ignore_eos": True, **sampling, **way} for way in CONSTRAINTS

@@ -51,6 +51,9 @@ WHOLE = {
     "engine/test_greedy_equality.py": (
         r"test_drafting.*\[(?!.*-5)|whole_text\[(?!full)|sizes.*\[page_size|goldens|noise.*\[(?!.*eagle3)"
     ),
+    "engine/test_grammars.py": (
+        r"every_drafter\[(?!(ngram|eagle3)-greedy)|masked_logits\[(?!random)|wait_until|host_drives|inspection_sees"
+    ),
     "engine/test_heads_on_targets.py": "",
     "engine/test_indexed_window_engine.py": "",
     "engine/test_inspection.py": r"at_the_end|every_step_leaves|how_a_step_looks|from.*near|\[(ngram|dflash)",
@@ -59,6 +62,7 @@ WHOLE = {
     "engine/test_pairs.py": r"device|exchange|on_shards|loop.*\[(?!full-eagle3)|\[(?!full|.*-eagle3\])",
     "engine/test_program_sizes.py": r"every_size|\[(?!eagle3)",
     "engine/test_scores.py": r"transformers\[(?!llama-tied)|forward_pass\[(?!full|own)|no_update_comes",
+    "grammar/test_grammar_texts.py": r"\b(smollm2|llama)\]$",
     # Several devices, each time in a process of their own.
     "engine/test_several_devices.py": "",
     "engine/test_weights.py": r"^test_several_devices",

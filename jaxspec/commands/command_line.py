@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TextIO
 from jaxspec import __version__
 from jaxspec.config import Config, resolve_config
 from jaxspec.errors import OneLineError
+from jaxspec.grammar.grammar import MAX_TEXT as MAX_GRAMMAR
 from jaxspec.sampling import DEFAULT_MAX_NEW_TOKENS, SamplingParams, generation_defaults
 
 
@@ -178,6 +179,14 @@ def _add_constraint_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="repeats no sequence of N tokens; default: 0, off",
     )
+    grammar = group.add_mutually_exclusive_group()
+    grammar.add_argument(
+        "--choice", action="append", metavar="TEXT", help="the answer is one of these; one option for each"
+    )
+    grammar.add_argument("--regex", metavar="PATTERN", help="matches all of the answer; in Python's syntax")
+    grammar.add_argument(
+        "--json-schema", type=_text_of, metavar="FILE", help="a JSON schema, which the answer follows"
+    )
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -186,6 +195,20 @@ def _bias(text: str) -> tuple[int, float]:
         return int(token), float(bias)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be ID=NUMBER, got {text!r}") from None
+
+
+def _text_of(path: str) -> str:
+    """The text of a file.
+
+    Raises:
+      ArgumentTypeError: it cannot be read.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(MAX_GRAMMAR + 1)
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or error
+        raise argparse.ArgumentTypeError(f"{path}: cannot be read: {problem}") from None
 
 
 def _flag(name: str) -> str:

@@ -42,13 +42,15 @@ class DraftState:
         drafts are the most likely tokens.
       cache: the cache of the drafter's layers.
       constrained: what the rows of the drafts share; None if nothing constrains them.
+      automaton: i32[B], the states of grammars before the draft that was drawn last; stale without grammars.
     """
 
     hidden: jax.Array
     tokens: jax.Array
     logits: jax.Array | None
     cache: tuple[LayerCache, ...]
-    constrained: ConstrainedRows | None = None
+    constrained: ConstrainedRows | None
+    automaton: jax.Array
 
 
 class AutoregressiveDrafter(Drafter):
@@ -143,7 +145,8 @@ class AutoregressiveDrafter(Drafter):
         row, logits = self.logits(target, context.hidden), None
         if mode > SamplingMode.GREEDY and self.probabilistic:
             logits = jnp.zeros((batch, num_drafts, row.shape[-1]), jnp.float32)
-        state = DraftState(context.hidden, tokens, logits, cache, self.constrained_rows(target, context, row))
+        constrained = self.constrained_rows(target, context, row)
+        state = DraftState(context.hidden, tokens, logits, cache, constrained, context.constrained.automaton)
         return self._draw(row, context, state, jnp.int32(0))
 
     def step(self, target: Target, context: Context, state: DraftState, i: jax.Array) -> DraftState:
@@ -151,10 +154,13 @@ class AutoregressiveDrafter(Drafter):
         previous = lax.dynamic_index_in_dim(
             state.tokens, i - 1, axis=1, keepdims=False, allow_negative_indices=False
         )
+        previous, automaton = self.to_target(previous), state.automaton
+        if state.constrained is not None:
+            previous, automaton = state.constrained.follow(automaton, previous)
         positions = context.length - 1 + self.lead + i
         block = RowBlock(positions[:, None], context.active[:, None], context.page_table)
-        hidden, cache = self.run(target, self.to_target(previous), state.hidden, (block,), state.cache)
-        state = replace(state, hidden=hidden, cache=cache)
+        hidden, cache = self.run(target, previous, state.hidden, (block,), state.cache)
+        state = replace(state, hidden=hidden, cache=cache, automaton=automaton)
         return self._draw(self.logits(target, hidden), context, state, i)
 
     def finish(self, context: Context, state: DraftState) -> tuple[Proposal, tuple[LayerCache, ...]]:
@@ -178,8 +184,8 @@ class AutoregressiveDrafter(Drafter):
     def _draw(self, row: jax.Array, context: Context, state: DraftState, i: jax.Array) -> DraftState:
         """Draws draft i from `row`, the output of `logits`, into column i."""
         if state.constrained is not None:
-            drafts = self.to_target(state.tokens)
-            row = state.constrained.apply(row[:, None], drafts, i, is_draft=True)[:, 0]
+            drafts, automata = self.to_target(state.tokens), state.automaton[:, None]
+            row = state.constrained.apply(row[:, None], drafts, i, is_draft=True, automata=automata)[:, 0]
         tokens, logits = gumbel_sample(
             row,
             context.sampling.temperature,

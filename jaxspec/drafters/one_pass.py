@@ -63,10 +63,11 @@ class OnePassDrafter(Drafter):
         """`draw_block`, each draft from a row that the drafts before it have changed."""
 
         def draw(i: jax.Array, drawn: tuple) -> tuple:
-            tokens, processed = drawn
+            tokens, processed, automaton = drawn
             row = lax.dynamic_index_in_dim(logits, i, axis=1, allow_negative_indices=False)
-            row = constrained.apply(row, self.to_target(tokens), i, is_draft=True)[:, 0]
-            return gumbel_sample(
+            drafts = self.to_target(tokens)
+            row = constrained.apply(row, drafts, i, is_draft=True, automata=automaton[:, None])[:, 0]
+            tokens, processed = gumbel_sample(
                 row,
                 context.sampling.temperature,
                 context.sampling.seed,
@@ -77,9 +78,12 @@ class OnePassDrafter(Drafter):
                 purpose=Purpose.DRAFT,
                 axis=axis,
             )
+            last = lax.dynamic_index_in_dim(tokens, i, axis=1, keepdims=False, allow_negative_indices=False)
+            return tokens, processed, constrained.follow(automaton, self.to_target(last))[1]
 
         none = jnp.zeros(logits.shape[:2], jnp.int32), jnp.zeros_like(logits) if probabilistic else None
-        return lax.fori_loop(0, logits.shape[1], draw, none)
+        drawn = (*none, context.constrained.automaton)
+        return lax.fori_loop(0, logits.shape[1], draw, drawn)[:2]
 
 
 def draw_block(

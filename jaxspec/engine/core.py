@@ -33,9 +33,10 @@ from jaxspec.engine.host.scoring import Scoring
 from jaxspec.engine.metrics import Totals
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.weights import WeightUpdate
-from jaxspec.jax_settings import platform
+from jaxspec.grammar import GrammarStore
+from jaxspec.jax_settings import own_settings, platform
 from jaxspec.models.array_weights import overwrite
-from jaxspec.sampling import Asked, Logprobs, SamplingMode, TokenLogprobs, required_mode
+from jaxspec.sampling import Asked, Constraints, Logprobs, SamplingMode, TokenLogprobs, required_mode
 from jaxspec.sharding import replicated
 
 MAX_FAILURES = 2
@@ -54,6 +55,7 @@ class EngineCore:
       totals: of the requests that have ended.
       program_sizes: those compiled before the first request, and those compiled later, in the background;
         each without log-probabilities and constraints.
+      grammars: the automata of grammars.
       target, drafter: the networks, with their weights; absent once the engine is closed.
       weights_lock: held while weights are replaced, and by who reads them in another thread.
       error: why no more requests are accepted; None while they are.
@@ -73,13 +75,14 @@ class EngineCore:
         modes: tuple[SamplingMode, ...],
         is_adaptive: bool,
         progress: bool,
+        grammars: GrammarStore,
     ):
         self.config, self.modes = config, modes
         self.device: jax.Device = mesh.devices.flat[0]
         self.counters = Counters()
         self.totals = Totals()
         self.error: EngineError | None = None
-        self.target, self.drafter = target, drafter
+        self.target, self.drafter, self.grammars = target, drafter, grammars
         self.weights_lock = threading.Lock()
         self._updates: deque[WeightUpdate] = deque()
         self.when_idle: list[Callable[[], object]] = []
@@ -96,6 +99,7 @@ class EngineCore:
             # As many are read between dispatches until a mixed program is compiled.
             chunks_between=max(config.mixed_prefill_tokens // config.prefill_chunk, 8),
             prefix_caching=config.prefix_caching,
+            hold_grammar=grammars.hold,
             drafter_has_rows=bool(drafter.cache_shapes or drafter.needs.state_size),
         )
         self._max_drafts = drafter.num_speculative_tokens
@@ -106,7 +110,9 @@ class EngineCore:
         self._num_failures = 0
         self._make_state: Callable[[], EngineState] = partial(init_state, target, drafter, config, mesh=mesh)
         self.state = self._make_state()
-        self.programs = Programs(Models(target, drafter), config, state=self.state, mesh=mesh)
+        self.programs = Programs(
+            Models(target, drafter), config, state=self.state, mesh=mesh, slab=lambda: grammars.slab
+        )
         if is_adaptive:
             self.adaptive_k = AdaptiveK(
                 self.programs,
@@ -201,6 +207,7 @@ class EngineCore:
         while self._updates:
             self._updates.popleft().done.set_exception(self.error)
         self._drop_state()
+        self.grammars.close()
         for holder in ("_make_state", "target", "drafter"):  # they hold the weights, too
             self.__dict__.pop(holder, None)
         self.programs.close()
@@ -244,6 +251,7 @@ class EngineCore:
         traceback.clear_frames(error.__traceback__)
         self._num_failures += 1
         self._in_flight.clear()
+        self.grammars.lose()
         self._drop_state()
         self.scheduler.restart()
         if self._num_failures <= MAX_FAILURES:
@@ -411,6 +419,9 @@ class EngineCore:
                 first, later = for_all, first + for_all_later + later
             compiled = self.programs.compiled
             with compilation_cache():
+                if wanted.constraints & Constraints.GRAMMAR:
+                    with own_settings(self.device):
+                        self.grammars.prepare()
                 if wanted.constraints.needs_history and not self._reads_history:
                     self.programs.compile_put_history()
                 self.programs.compile([size for size in first if size not in compiled], progress=False)

@@ -43,6 +43,7 @@ from jaxspec.engine.samples import Params, Samples, generate_call, sample_call
 from jaxspec.engine.scores import Layer, Scores, score_call
 from jaxspec.engine.thread import EngineThread
 from jaxspec.engine.weights import InFlight, plan_weight_update
+from jaxspec.grammar import GrammarStore
 from jaxspec.jax_settings import own_settings
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.packed_weights import rounds_activations
@@ -53,7 +54,7 @@ from jaxspec.sampling import (
     generation_defaults,
     modes_for_sampling,
 )
-from jaxspec.sharding import bytes_by_device, make_mesh
+from jaxspec.sharding import bytes_by_device, make_mesh, replicated
 
 
 class Engine:
@@ -146,6 +147,7 @@ class Engine:
                 modes=modes,
                 is_adaptive=self.is_adaptive,
                 progress=progress,
+                grammars=GrammarStore(tokenizer, self.vocab_size, self.eos_token_ids, replicated(mesh)),
             )
         self._thread = EngineThread(self.core)
 
@@ -684,6 +686,7 @@ class Engine:
             raise ValueError(f"priority must be an integer, got {priority!r}")
         if deadline is not None and not (isinstance(deadline, Real) and deadline > 0):
             raise ValueError(f"deadline must be a number of seconds above 0, got {deadline!r}")
+        grammar = self.core.grammars.compiled(params.grammar) if params.grammar else None
         if (wanted := Asked.of(params)) != Asked():
             self.core.prepare(wanted)
         return Request(
@@ -692,6 +695,7 @@ class Engine:
             max_new_tokens=max_new_tokens,
             stop_tokens=ends,
             bad_words=bad_words(params, self.tokenizer, self.vocab_size),
+            grammar=grammar,
             seed=secrets.randbits(64) if params.seed is None else params.seed,
             tokenizer=self.tokenizer,
             num_drafts=drafts,

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.attention import LayerCache
-from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter, DraftState
 from jaxspec.drafters.base import Context, Proposal
 from jaxspec.engine.device.outcome import Outcome, PackedOutcomes, pack_outcomes
@@ -48,7 +47,7 @@ class Oracle:
 
     def take_over(self, programs: Programs) -> None:
         """Runs the steps of all later dispatches that decode."""
-        programs.enqueue = partial(self._run, programs.config, programs.enqueue)  # type: ignore
+        programs.enqueue = partial(self._run, programs, programs.enqueue)  # type: ignore
 
     def call(self, function: Callable[..., Any], *arguments: Any, donated: Any = ()) -> Any:
         """function(models, donated, *arguments) as a program that donates `donated`."""
@@ -65,7 +64,7 @@ class Oracle:
 
     def _run(
         self,
-        config: ResolvedEngineConfig,
+        programs: Programs,
         compiled: Callable[..., tuple[EngineState, PackedOutcomes]],
         state: EngineState,
         words: Words,
@@ -74,7 +73,8 @@ class Oracle:
     ) -> tuple[EngineState, PackedOutcomes]:
         if not size.width:
             return compiled(state, words, size=size)
-        plan = Plan.unpack(jnp.asarray(words), size, config)
+        config = programs.config
+        plan = Plan.unpack(jnp.asarray(words), size, config, programs.grammars(size))
         of_slots, of_chunks = [], Outcome.none(0, 0, 1)
         all_slots, state = state, state.gather(plan)
         for _ in range(min(config.steps_per_dispatch, int(plan.steps.min()))):

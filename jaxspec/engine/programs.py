@@ -25,12 +25,12 @@ from tqdm import tqdm
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.device.outcome import PackedOutcomes, pack_outcomes
-from jaxspec.engine.device.plan import Plan, Size, empty_plan
+from jaxspec.engine.device.plan import NO_GRAMMARS, Plan, Size, empty_plan
 from jaxspec.engine.device.score import score_chunks
 from jaxspec.engine.device.state import EngineState
 from jaxspec.engine.device.step import Models, run_steps
 from jaxspec.jax_settings import own_settings, platform
-from jaxspec.sampling import SamplingMode
+from jaxspec.sampling import Constraints, SamplingMode
 from jaxspec.sharding import bytes_by_device, on_shards, replicated, shardings
 
 Words = np.ndarray | jax.Array
@@ -93,14 +93,21 @@ class Programs:
         *,
         state: EngineState,
         mesh: Mesh,
+        slab: Callable[[], jax.Array] | None = None,
     ):
-        """Reads only the shapes, dtypes and shardings of `state`."""
+        """Reads only the shapes, dtypes and shardings of `state`.
+
+        Args:
+          slab: gives the slab of grammars, for programs that have them; None if there are none.
+        """
         self.graph, parameters = nnx.split(models)
         self.leaves, self.treedef = jax.tree.flatten(parameters)
         self.config = config
         self.mesh, self._replicated = mesh, replicated(mesh)
         self._settings = partial(own_settings, mesh.devices.flat[0])
         self._links = peer_links(mesh)
+        self._no_slab = jax.device_put(NO_GRAMMARS, self._replicated)
+        self._slab = slab or (lambda: self._no_slab)
         self._weights, self._state = _shapes(self.leaves), _shapes(state)
         self.compiled: dict[Size, Callable] = {}
         self._serving: dict[Size, list[Size]] = {}
@@ -226,7 +233,11 @@ class Programs:
         Args:
           words: i32[N] of `pack`.
         """
-        return self.compiled[size](self.leaves, state, words, self._links)
+        return self.compiled[size](self.leaves, state, words, self.grammars(size), self._links)
+
+    def grammars(self, size: Size) -> jax.Array:
+        """The slab of grammars for a program; of size zero if it has none."""
+        return self._slab() if size.constraints & Constraints.GRAMMAR else self._no_slab
 
     def put_history(self, state: EngineState, tokens: Words) -> EngineState:
         """Puts tokens i32[B, X] into the slots' histories, except where they are -1; donates the history.
@@ -260,10 +271,10 @@ class Programs:
         )
 
     def _lower(self, size: Size) -> Any:
-        def program(leaves, state, words, links):
+        def program(leaves, state, words, grammars, links):
             with through_peers(links):
                 models = nnx.merge(self.graph, jax.tree.unflatten(self.treedef, leaves))
-                plan = Plan.unpack(words, size, self.config)
+                plan = Plan.unpack(words, size, self.config, grammars)
                 if size.scores:
                     state, (logprobs, hidden) = score_chunks(models, plan, state)
                     return state, pack_outcomes(logprobs, hidden)
@@ -274,11 +285,11 @@ class Programs:
         words = jax.ShapeDtypeStruct((count,), np.int32, sharding=self._replicated)
         # The state keeps its shardings, so that it can be donated and passed to the next dispatch.
         kept = shardings(self._state)
-        places = (shardings(self._weights), kept, self._replicated, shardings(self._links))
+        places = (shardings(self._weights), kept, self._replicated, self._replicated, shardings(self._links))
         program = on_shards(program, self.mesh, places, (kept, self._replicated))
         program.__name__ = "decode" if size.width else "scores" if size.scores else "prompts"
         return jax.jit(program, donate_argnums=1, out_shardings=(kept, self._replicated)).lower(
-            self._weights, self._state, words, self._links
+            self._weights, self._state, words, _shapes(self.grammars(size)), self._links
         )
 
 

@@ -349,11 +349,6 @@ def _read_format(wanted: Mapping[str, Any] | None, sampling: dict[str, Any]) -> 
     """Turns `response_format` into a schema of the answer."""
     if wanted is None or wanted["type"] == "text":
         return
-    if "json_schema" not in SAMPLING:
-        raise RequestError(
-            "response_format: this version answers in text only; ask for the form in a message",
-            "response_format",
-        )
     if wanted["type"] == "json_object":
         sampling["json_schema"] = {"type": "object"}
     elif "json_schema" not in wanted:

@@ -28,6 +28,7 @@ def log_acceptance(
     draft_logits: jax.Array,
     draft_norm: jax.Array,
     draft_vocab: DraftVocabulary | None,
+    is_forced: jax.Array | None = None,
 ) -> jax.Array:
     """log of the probability that the prefix of each length is accepted if no longer one is, f32[B, K].
 
@@ -41,6 +42,8 @@ def log_acceptance(
       rows, norm: P as logits f32[B, K, V], and their logsumexp f32[B, K].
       draft_logits, draft_norm: q as logits f32[B, K, Vd], and their logsumexp f32[B, K].
       draft_vocab: maps the draft vocabulary to the target's; None if they are the same.
+      is_forced: bool[B, K], drafts at which P and q allow nothing else, whatever `draft_logits` say; None for
+        none.
     """
     num_drafts = draft_logits.shape[1]
     log_p = log_prefix[:, 1:]
@@ -52,6 +55,8 @@ def log_acceptance(
     given = draft_logits[:, 1:] - draft_norm[:, 1:, None]
     p = jnp.exp(log_p[:, :-1])
     beyond = jnp.maximum(p - jnp.exp(jnp.minimum(asked, given)).sum(axis=-1), 0.0)
+    if is_forced is not None:
+        beyond = jnp.where(is_forced[:, 1:], 0.0, beyond)  # as p is at most 1
     total = beyond + (1.0 - p)
     # total is 0 only if p is 1 and P equals q. Then the next draft is accepted anyway.
     shorter = jnp.where(total == 0, 0.0, jnp.log(beyond) - jnp.log(total))

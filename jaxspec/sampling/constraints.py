@@ -8,7 +8,7 @@ were drawn from.
 
 They are applied in the order of transformers and vLLM, before temperature, min-p, top-k and top-p. First,
 `logit_bias` is added. Then come the repetition, the frequency and the presence penalty. Last, tokens are
-banned: ends before `min_tokens`, ends of `bad_words`, and repeated n-grams.
+banned: ends before `min_tokens`, ends of `bad_words`, repeated n-grams, and what a grammar does not allow.
 
 Programs are chosen by the kinds of constraints (`Constraints`): what nobody asks for is in no program. A new
 kind is a flag there, and
@@ -17,11 +17,10 @@ kind is a flag there, and
   - what all rows of a block share is computed once, in `Constrained.over`;
   - `ConstrainedRows.apply` changes the rows.
 
-A kind with a state that every token advances, like a grammar's automaton, keeps the state after the last
-token as i32[B] in `EngineState`, from where `EngineState.context` and `chunks_of_prompts` hand it on in
-`Constrained`. `apply` advances it by the drafts before each row, which it is given. A step commits it in
-`_advance` (`engine/device/step.py`), by `Outcome.tokens` up to `Outcome.num_tokens`; drafts never touch the
-stored state.
+A grammar has a state that every token advances (`jaxspec.grammar`). `EngineState` keeps that after a slot's
+last token; `EngineState.context` and `chunks_of_prompts` hand it on in `Constrained`. `apply` advances it by
+the drafts before each row. A step commits it in `_advance` (`engine/device/step.py`) by the tokens that it
+emits: drafts never touch the stored state.
 """
 
 from dataclasses import dataclass, field, fields
@@ -33,10 +32,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxspec_kernels.penalise import penalise
 from jaxspec_kernels.token_marks import token_marks
 
+from jaxspec.grammar import advance, allowed, allowed_of
+from jaxspec.grammar import forced as only_token
 from jaxspec.sampling.params import MAX_SEQUENCE, SamplingParams
+from jaxspec.sampling.rejection import row_at
 from jaxspec.sampling.vocabulary import DraftVocabulary
 from jaxspec.sharding import local_start
 
@@ -55,12 +58,14 @@ class Constraints(IntFlag):
       PENALTIES: the repetition, the presence and the frequency penalty.
       TOKENS: `logit_bias` and `min_tokens`.
       SEQUENCES: `bad_words` and `no_repeat_ngram_size`.
+      GRAMMAR: `choice`, `regex` and `json_schema`.
     """
 
     NONE = 0
     PENALTIES = 1
     TOKENS = 2
     SEQUENCES = 4
+    GRAMMAR = 8
 
     @property
     def needs_history(self) -> bool:
@@ -76,6 +81,7 @@ def required_constraints(params: SamplingParams) -> Constraints:
         or params.frequency_penalty != 0,
         Constraints.TOKENS: params.logit_bias or params.min_tokens,
         Constraints.SEQUENCES: params.bad_words or params.no_repeat_ngram_size,
+        Constraints.GRAMMAR: params.grammar,
     }
     return reduce(or_, (kind for kind, is_asked in asked.items() if is_asked), Constraints.NONE)
 
@@ -94,6 +100,8 @@ class ConstraintState:
       bad_words: i32[n, MAX_BAD_WORD_TOKENS], all sequences one after another.
       bad_word_sizes: i32[n, MAX_BAD_WORD_TOKENS], at the last token of each sequence its size, else 0.
       no_repeat_ngram_size: i32[n, 1], 0 for off.
+      grammar: i32[n, 1], the state of the grammar's automaton for the token after the prompt, or after what
+        is read of the answer; 0 without a grammar.
     """
 
     asked: Constraints = field(metadata={"static": True})
@@ -107,6 +115,7 @@ class ConstraintState:
     bad_words: jax.Array
     bad_word_sizes: jax.Array
     no_repeat_ngram_size: jax.Array
+    grammar: jax.Array
 
     @classmethod
     def none(cls, count: int) -> "ConstraintState":
@@ -124,11 +133,13 @@ class Columns:
       start: i32[], the id in the first column.
       draft_ids: i32[V], the draft id of each token, -1 for none, for rows over a draft vocabulary; otherwise
         of size zero.
+      tokens: i32[W], the token of each column; of size zero if each is its own.
       size: the number of columns; static.
     """
 
     start: jax.Array
     draft_ids: jax.Array
+    tokens: jax.Array
     size: int = field(metadata={"static": True})
 
     @classmethod
@@ -141,8 +152,14 @@ class Columns:
         """
         size = logits.shape[-1]
         start = jnp.int32(0) if size == whole else local_start(size)
-        ids = jnp.zeros(0, jnp.int32) if vocabulary is None else vocabulary.draft_ids
-        return cls(start, ids, size)
+        ids: Any = np.zeros(0, np.int32)
+        tokens = ids
+        if vocabulary is not None:
+            ids = vocabulary.draft_ids
+            tokens = lax.dynamic_slice_in_dim(vocabulary.target_ids, start, size)
+        elif size < whole:
+            tokens = start + jnp.arange(size, dtype=jnp.int32)
+        return cls(start, ids, tokens, size)
 
     def find(self, tokens: jax.Array) -> jax.Array:
         """The column of each token; out of range for one that has none."""
@@ -161,18 +178,23 @@ class Constrained:
       stop_tokens: i32[n, S], the ids that end each; -1 for none.
       history: i32[n, X], their tokens by position; entries past `length` are stale.
       length: i32[n], position of the last token.
+      automaton: i32[n], the state of each grammar's automaton after the last token; of size zero without
+        grammars.
+      grammars: i32[N], the slab that holds the automata; of size zero if no grammar is asked for.
     """
 
     state: ConstraintState
     stop_tokens: jax.Array
     history: jax.Array
     length: jax.Array
+    automaton: jax.Array
+    grammars: jax.Array
 
     @classmethod
     def none(cls, count: int = 0) -> "Constrained":
         """That of slots which ask for nothing."""
         empty: Any = _nothing(count)
-        return cls(ConstraintState.none(count), empty, empty, empty)
+        return cls(ConstraintState.none(count), empty, empty, empty, empty, empty)
 
     @property
     def asked(self) -> Constraints:
@@ -193,6 +215,45 @@ class Constrained:
             )
         return ConstrainedRows(self, columns, bias, marks)
 
+    def automata(self, drafts: jax.Array) -> jax.Array:
+        """i32[n, K + 1], the states of the automata before each row of a block of drafts i32[n, K]."""
+        states = [self.automaton]
+        for i in range(drafts.shape[1]):
+            states.append(advance(self.grammars, states[-1], drafts[:, i]))
+        return jnp.stack(states, axis=1)
+
+    def forced(self, drafts: jax.Array) -> jax.Array | None:
+        """bool[n, K]: whether each draft is the only token that its grammar allows; None without grammars."""
+        if not self.asked & Constraints.GRAMMAR:
+            return None
+        return only_token(self.grammars, self.automata(drafts)[:, :-1]) == drafts
+
+    def follow(self, automaton: jax.Array, drafts: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Drafts i32[n], the only allowed token where there is just one, and the states after them."""
+        only = only_token(self.grammars, automaton)
+        tokens = jnp.where(only < 0, drafts, only)
+        return tokens, advance(self.grammars, automaton, tokens)
+
+    def with_forced(self, drafts: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Drafts i32[n, K] and their numbers i32[n], where a grammar allows a single token with that one."""
+        state, columns = self.automaton, []
+        for i in range(drafts.shape[1]):
+            is_forced = only_token(self.grammars, state) >= 0
+            count = jnp.where(is_forced & (count == i), i + 1, count)
+            tokens, state = self.follow(state, drafts[:, i])
+            columns.append(tokens)
+        return jnp.stack(columns, axis=1), count
+
+    def after(self, drafts: jax.Array, tokens: jax.Array, count: jax.Array) -> jax.Array:
+        """i32[n], the states of the automata after the first `count` of i32[n, K + 1] tokens.
+
+        Args:
+          drafts: i32[n, K], which the tokens are, except for the last one that counts.
+        """
+        last = jnp.maximum(count - 1, 0)
+        state = advance(self.grammars, row_at(self.automata(drafts), last), row_at(tokens, last))
+        return jnp.where(count > 0, state, self.automaton)
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -212,7 +273,13 @@ class ConstrainedRows:
     marks: jax.Array
 
     def apply(
-        self, logits: jax.Array, drafts: jax.Array, first: jax.Array | int = 0, *, is_draft: bool = False
+        self,
+        logits: jax.Array,
+        drafts: jax.Array,
+        first: jax.Array | int = 0,
+        *,
+        is_draft: bool = False,
+        automata: jax.Array | None = None,
     ) -> jax.Array:
         """Changes rows `first` to `first + R - 1` of the block.
 
@@ -221,6 +288,7 @@ class ConstrainedRows:
           drafts: i32[n, K], ids of the target's vocabulary; those that no row sees may be anything.
           is_draft: whether drafts are to be drawn from the rows. Then banned tokens are as good as
             impossible, unless all are.
+          automata: i32[n, R], the states of grammars before the rows; None if these are all of the block.
 
         Returns:
           f32[n, R, W]. Unless `is_draft`, banned tokens are -inf.
@@ -243,7 +311,23 @@ class ConstrainedRows:
             slot, index = jnp.arange(logits.shape[0])[:, None, None], jnp.arange(logits.shape[1])[:, None]
             banned = _UNLIKELY if is_draft else -jnp.inf
             logits = logits.at[slot, index, columns].set(banned, **_DROP)
+        if asked & Constraints.GRAMMAR:
+            state = self.text.automata(drafts) if automata is None else automata
+            grammars, tokens = self.text.grammars, self.columns.tokens
+            may_come = (
+                allowed_of(grammars, state, tokens)
+                if tokens.size
+                else allowed(grammars, state, self.columns.size)
+            )
+            logits = jnp.where(may_come, logits, _UNLIKELY if is_draft else -jnp.inf)
         return logits
+
+    def follow(self, automaton: jax.Array, drafts: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The next draft of each slot i32[n], the only allowed token where there is just one, and the state
+        of its automaton after it."""
+        if not self.text.asked & Constraints.GRAMMAR:
+            return drafts, automaton
+        return self.text.follow(automaton, drafts)
 
     def _penalise(self, logits: jax.Array, drafts: jax.Array, row: jax.Array) -> jax.Array:
         state, penalties = self.text.state, ("repetition", "frequency", "presence")

@@ -1,6 +1,7 @@
 """The sampling parameters of one request."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from jaxspec.documents import plain_number
 from jaxspec.errors import OneLineError
+from jaxspec.grammar import Grammar
 
 DEFAULT_MAX_NEW_TOKENS = 256
 MAX_LOGPROBS = 20
@@ -63,6 +65,12 @@ class SamplingParams:
         output.
       no_repeat_ngram_size: no sequence of so many tokens is in the prompt and the output twice because the
         output completes it; at most 16, 0 is off.
+      choice: texts, one of which the output is.
+      regex: a regular expression, in Python's syntax, that the output matches from its beginning to its end.
+      json_schema: a JSON schema of the output, which is written as `json.dumps` writes it, with properties in
+        the schema's order: a mapping, its text, or a class of pydantic; kept as text. At most one of choice,
+        regex and json_schema may be given. An output that is cut by its length is the beginning of a valid
+        one.
 
     Raises:
       ValueError: a value has the wrong type or is out of its range.
@@ -88,6 +96,9 @@ class SamplingParams:
     bad_words: tuple[str | tuple[int, ...], ...] = ()
     min_tokens: int = 0
     no_repeat_ngram_size: int = 0
+    choice: tuple[str, ...] = ()
+    regex: str | None = None
+    json_schema: Any = None
 
     def __post_init__(self) -> None:
         top_k = _integer("top_k", self.top_k, "1 or more (0 or -1 is off)", lambda x: x >= -1)
@@ -122,6 +133,7 @@ class SamplingParams:
                 "logprobs", self.logprobs, f"0 to {MAX_LOGPROBS}", lambda x: 0 <= x <= MAX_LOGPROBS
             )
         checked |= self._checked_constraints()
+        checked |= self._checked_grammar()
         if self.max_new_tokens is not None and checked["min_tokens"] > checked["max_new_tokens"]:
             raise _error("min_tokens", self.min_tokens, f"at most max_new_tokens, {self.max_new_tokens}")
         modes = get_args(LogprobsMode)
@@ -129,6 +141,36 @@ class SamplingParams:
             raise _error("logprobs_mode", self.logprobs_mode, " or ".join(map(repr, modes)))
         for name, value in checked.items():
             object.__setattr__(self, name, value)
+
+    def _checked_grammar(self) -> dict[str, Any]:
+        asked = [
+            name
+            for name, value in (
+                ("choice", self.choice),
+                ("regex", self.regex),
+                ("json_schema", self.json_schema),
+            )
+            if value is not None and value != ()
+        ]
+        if len(asked) > 1:
+            raise OneLineError(f"{asked[1]}: only one of choice, regex and json_schema may be given")
+        checked: dict[str, Any] = {"choice": ()}
+        if asked == ["choice"]:
+            checked["choice"] = tuple(json.loads(Grammar.of_choice(self.choice).source))
+        elif asked == ["regex"]:
+            checked["regex"] = Grammar.of_regex(self.regex).source
+        elif asked == ["json_schema"]:
+            checked["json_schema"] = Grammar.of_json_schema(self.json_schema).source
+        return checked
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """The grammar that the output follows; None if there is none."""
+        if self.choice:
+            return Grammar.of_choice(self.choice)
+        if self.regex is not None:
+            return Grammar("regex", self.regex)
+        return None if self.json_schema is None else Grammar("json_schema", self.json_schema)
 
     def _checked_constraints(self) -> dict[str, Any]:
         return {

@@ -50,6 +50,7 @@ def verify(
     *,
     mode: SamplingMode,
     vocab_size: int | None = None,
+    is_forced: jax.Array | None = None,
 ) -> Verdict:
     """Accepts a prefix of the drafts and draws the token after it.
 
@@ -69,6 +70,8 @@ def verify(
       mode: any mode that serves every slot; all of these give the same result.
       vocab_size: V over all devices if `logits` may be this device's part, which only `GREEDY` allows; None
         if they are whole.
+      is_forced: bool[B, K], drafts that are the only tokens which target and drafter may give, whatever
+        `draft_logits` say; None for none.
     """
     if mode == SamplingMode.GREEDY:
         best = argmax(logits, split_over(logits.shape[-1], vocab_size or logits.shape[-1]))
@@ -79,7 +82,7 @@ def verify(
         token = sample(processed[:, 0], sampling, positions[:, 0], Purpose.BONUS)
         return Verdict(jnp.zeros_like(draft_count), token, processed)
     accepted, log_prefix = _accept(
-        processed, drafts, draft_count, draft_logits, draft_vocab, sampling, positions
+        processed, drafts, draft_count, draft_logits, draft_vocab, sampling, positions, is_forced
     )
     token = token_after(
         processed, accepted, log_prefix, drafts, draft_count, draft_logits, draft_vocab, sampling, positions
@@ -153,6 +156,7 @@ def _accept(
     draft_vocab: DraftVocabulary | None,
     sampling: SamplingState,
     positions: jax.Array,
+    is_forced: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array | float]:
     """The number of accepted drafts, i32[B], and `log_prefix` for `token_after`."""
     rows = processed[:, :-1]
@@ -166,6 +170,8 @@ def _accept(
         is_possible &= draft_ids >= 0
         log_ratio -= _at(draft_logits, jnp.maximum(draft_ids, 0)) - draft_norm
     log_ratio = jnp.where(is_possible, log_ratio, -jnp.inf)
+    if is_forced is not None:
+        log_ratio = jnp.where(is_forced, 0.0, log_ratio)
     keys = random.row_keys(sampling.seed, positions[:, 0], Purpose.ACCEPT)
     # log u is compared with log p - log q, because log u + log q can round up and reject although p equals q.
     log_u = jnp.log(random.uniform(keys, drafts.shape[1]))
@@ -175,7 +181,9 @@ def _accept(
         accepted = count_leading(log_u < log_ratio, draft_count)
         return jnp.where(is_sampled, accepted, greedy), 0.0
     log_prefix = log_prefixes(log_ratio)
-    log_chance = log_acceptance(log_prefix, draft_count, rows, norm, draft_logits, draft_norm, draft_vocab)
+    log_chance = log_acceptance(
+        log_prefix, draft_count, rows, norm, draft_logits, draft_norm, draft_vocab, is_forced
+    )
     accepted = jnp.where(is_sampled, _count_through_last(log_u < log_chance, draft_count), greedy)
     return accepted, row_at(log_prefix, accepted)[:, None]
 

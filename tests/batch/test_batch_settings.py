@@ -36,7 +36,7 @@ def changed(config, other, params=PARAMS, **options):
 def test_they_are_json_and_the_same_again(tiny_config):
     config = load_config(tiny_config)
     settings = settings_of(config)
-    empty = {name: [] for name in ("stop", "stop_token_ids", "logit_bias", "bad_words")}
+    empty = {name: [] for name in ("stop", "stop_token_ids", "logit_bias", "bad_words", "choice")}
     assert json.loads(json.dumps(settings)) == {**settings, **empty}
     assert settings == settings_of(load_config(tiny_config))
     assert settings["engine.dtype"] == "float32"
@@ -65,6 +65,9 @@ def test_every_field_of_the_sampling_parameters_counts(tiny_config):
         "bad_words": ("a", (3, 4)),
         "min_tokens": 2,
         "no_repeat_ngram_size": 3,
+        "choice": ("a", "b"),
+        "regex": "a",
+        "json_schema": '{"type": "null"}',
     }
     assert set(others) == {field.name for field in dataclasses.fields(SamplingParams)}
     for name, value in others.items():

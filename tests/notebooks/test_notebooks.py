@@ -15,7 +15,12 @@ FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 PROMPTS = ["w6 w7", "w8 w9 w8 w9", "w10"]
 PARAMETERS = {
-    "speculation": {"PROMPTS": PROMPTS, "MAX_NEW_TOKENS": 12},
+    "speculation": {
+        "PROMPTS": PROMPTS,
+        "MAX_NEW_TOKENS": 12,
+        "TEXT": PROMPTS[0],
+        "SCHEMA": {"type": "null"},
+    },
     "look_inside_one_step": {"PROMPT": PROMPTS[1], "MAX_NEW_TOKENS": 24},
     "write_your_own_drafter": {"PROMPTS": PROMPTS[:2], "MAX_NEW_TOKENS": 24, "SAMPLES": 600},
     "train_a_head": {"UPDATES": 40, "PROMPTS": 24},

@@ -210,12 +210,7 @@ def test_a_schema_of_the_answer():
     ]
     for asked, schema in formats:
         for ask in (chat, completion):
-            if "json_schema" in SAMPLING:
-                assert ask(response_format=asked).sampling["json_schema"] == schema
-            else:
-                with pytest.raises(RequestError, match="this version answers in text only") as error:
-                    ask(response_format=asked)
-                assert error.value.field == "response_format"
+            assert ask(response_format=asked).sampling["json_schema"] == schema
     with pytest.raises(RequestError) as error:
         chat(response_format={"type": "json_schema", "json_schema": {"name": "n"}})
     assert error.value.field == "response_format.json_schema.schema"

@@ -51,7 +51,8 @@ def test_a_row_may_set_every_sampling_parameter_and_the_templates_arguments(read
     asked |= {"num_speculative_tokens": 1, "logprobs": 2, "logprobs_mode": "processed_logprobs"}
     asked |= {"repetition_penalty": 1.1, "presence_penalty": 1.0, "frequency_penalty": 0.5, "min_tokens": 2}
     asked |= {"logit_bias": {"7": 1.5}, "bad_words": ["a", [1, 2]], "no_repeat_ngram_size": 3}
-    assert set(asked) == {field.name for field in dataclasses.fields(SamplingParams)}
+    asked |= {"json_schema": {"type": "null"}}  # in place of a choice or a regex
+    assert {*asked, "choice", "regex"} == {field.name for field in dataclasses.fields(SamplingParams)}
     line = {"prompt": "hi", **asked, "chat_template_kwargs": {"enable_thinking": False}, "source": ["any"]}
     nothing = {**dict.fromkeys([*asked, "chat_template_kwargs", "answer"]), "prompt": "hi"}
     found, plain = read(json.dumps(line), json.dumps(nothing))

@@ -57,7 +57,9 @@ def slots_of(rng, ways, constraints=EVERY):
     for row, text in zip(stale, texts, strict=True):
         row[: len(text)] = text
     lengths = jnp.asarray([len(text) - 1 for text in texts], jnp.int32)
-    slots = Constrained(plan.constraints, plan.stop_tokens, jnp.asarray(stale, jnp.int32), lengths)
+    slots = Constrained(
+        plan.constraints, plan.stop_tokens, jnp.asarray(stale, jnp.int32), lengths, lengths[:0], lengths[:0]
+    )
     return slots, texts, starts
 
 
@@ -110,7 +112,7 @@ def test_parts_of_a_vocabulary(case):
     expected = expected_rows(logits, texts, starts, drafts, WAYS)
     none = jnp.zeros(0, jnp.int32)
     for start, size in ((0, 6), (6, 5)):
-        rows = slots.over(Columns(jnp.int32(start), none, size))
+        rows = slots.over(Columns(jnp.int32(start), none, none, size))
         found = rows.apply(logits[..., start : start + size], jnp.asarray(drafts))
         np.testing.assert_allclose(found, expected[..., start : start + size], rtol=1e-5, atol=1e-6)
     drafted = np.array([1, 2, 3, 5, 8, 9])
@@ -120,7 +122,7 @@ def test_parts_of_a_vocabulary(case):
     own = jnp.asarray(logits[..., drafted])
     found = slots.over(Columns.of(own, len(drafted), vocabulary)).apply(own, jnp.asarray(drafts))
     np.testing.assert_allclose(found, expected[..., drafted], rtol=1e-5, atol=1e-6)
-    second = slots.over(Columns(jnp.int32(3), jnp.asarray(draft_ids), 3)).apply(
+    second = slots.over(Columns(jnp.int32(3), jnp.asarray(draft_ids), none, 3)).apply(
         own[..., 3:], jnp.asarray(drafts)
     )
     np.testing.assert_allclose(second, expected[..., drafted[3:]], rtol=1e-5, atol=1e-6)

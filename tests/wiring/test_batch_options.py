@@ -37,8 +37,9 @@ PARAMS = SamplingParams(
     bad_words=("c", (8, 9)),
     min_tokens=2,
     no_repeat_ngram_size=3,
+    json_schema={"type": "null"},
 )
-"""Without a default among them, but for `speculate`, which would exclude drafts."""
+"""Without a default among them, but for what excludes drafts (`speculate`) or a schema."""
 ROWS = [Row("line 1", "first", "slow"), Row("line 2", "second", "w6")]
 
 

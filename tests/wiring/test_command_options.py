@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+import tempfile
 
 import jax
 import pytest
@@ -25,14 +26,23 @@ FLAGS = {name: change for name, change in SAMPLING.items() if name not in ONLY_F
 """The sampling parameters that command lines take. Theirs of this name sets the drafter's K."""
 
 
+def write_json(value):
+    """The path of a file that holds a value."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False, encoding="utf-8") as file:
+        json.dump(value, file)
+    return file.name
+
+
 def flags(options):
     """The command line's form of sampling parameters."""
     words = []
     for name, value in options.items():
+        if name == "json_schema":
+            value = write_json(value)
         flag = f"--{name.replace('_', '-')}"
         if value is True:
             words.append(flag)
-        elif isinstance(value, dict):
+        elif name == "logit_bias":
             words += [word for token, bias in value.items() for word in (flag, f"{token}={bias}")]
         else:
             for each in value if isinstance(value, list) else [value]:
@@ -237,8 +247,12 @@ def test_every_option_of_a_batch_reaches_its_engines_in_each_way(asked, tiny_con
         "bad_words": ["w11", "w12"],
         "min_tokens": 2,
         "no_repeat_ngram_size": 3,
+        "regex": "w[0-9]+",
     }
-    assert set(options) == set(FLAGS)
+    instead = {"choice": ["w9", "w10 w11"], "json_schema": {"type": "null"}}  # of the regex
+    assert {*options, *instead} == set(FLAGS)
+    for name, value in instead.items():
+        assert asked(*flags({name: value}))["params"].grammar == SamplingParams(**{name: value}).grammar
     engines = {"tensor_parallel": 2, **({"replicas": 3} if asked.way != "one engine" else {})}
     numbers = {"limit": 2, "batch_size": 3, "num_speculative_tokens": 5, **engines}
     found = asked("--raw", "--keep-order", "--import", importable, *flags({**options, **numbers}))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -37,6 +37,8 @@ _ALIGNED = 4
 """Fields start at a multiple of so many words. XLA passes a field to a kernel without copying it, and
 Triton's kernels expect arrays to start at a multiple of 16 bytes."""
 _LARGEST = np.iinfo(np.int32).max
+NO_GRAMMARS = np.zeros(0, np.int32)
+"""In place of the slab of grammars, for programs without them."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ class Plan:
       sampling: each slot's sampling parameters.
       is_processed: bool[b], whether log-probabilities are those of the distribution that was sampled from.
       constraints: what each slot's constraints need.
+      grammars: i32[N], the slab that holds the automata of grammars; of size zero if the program has none.
       chunks: the chunks that the first step reads.
       size, config: what the program is compiled for; static.
     """
@@ -152,12 +155,19 @@ class Plan:
     sampling: SamplingState
     is_processed: jax.Array
     constraints: ConstraintState
+    grammars: jax.Array
     chunks: Chunks
     size: Size = field(metadata={"static": True})
     config: ResolvedEngineConfig = field(metadata={"static": True})
 
     @classmethod
-    def unpack(cls, words: jax.Array, size: Size, config: ResolvedEngineConfig) -> "Plan":
+    def unpack(
+        cls,
+        words: jax.Array,
+        size: Size,
+        config: ResolvedEngineConfig,
+        grammars: jax.Array | np.ndarray = NO_GRAMMARS,
+    ) -> "Plan":
         """Reads, inside a program, what `pack` packed."""
 
         def read(name: str) -> jax.Array:
@@ -181,6 +191,7 @@ class Plan:
             constraints=ConstraintState(size.constraints, *map(read, _FIELDS_OF_CONSTRAINTS))
             if size.constraints
             else ConstraintState.none(size.slots),
+            grammars=cast(jax.Array, grammars),
             chunks=Chunks(tokens=tokens[:, :-1], next_tokens=tokens[:, 1:], **chunks),
             size=size,
             config=config,
@@ -231,6 +242,7 @@ _FIELDS_OF_CONSTRAINTS = {
     "bad_words": _Field(unused=-1, axis="bad words"),
     "bad_word_sizes": _Field(axis="bad words"),
     "no_repeat_ngram_size": _Field(axis="sequences"),
+    "grammar": _Field(axis="grammars"),
 }
 """Of slots, and in the order of `ConstraintState`; of size zero if the program does not need them."""
 _FIELDS_OF_CHUNKS = {
@@ -272,6 +284,7 @@ def _places(size: Size, config: ResolvedEngineConfig) -> dict[str, _Place]:
         "biased tokens": tokens * MAX_LOGIT_BIAS,
         "sequences": sequences,
         "bad words": sequences * MAX_BAD_WORD_TOKENS,
+        "grammars": int(Constraints.GRAMMAR in size.constraints),
     }
     places, start = {}, 0
     of_slots = _FIELDS_OF_SLOTS | _FIELDS_OF_CONSTRAINTS
@@ -335,6 +348,8 @@ def pack(dispatch: Dispatch, size: Size, config: ResolvedEngineConfig) -> np.nda
         pages[row, : len(running.pages)] = running.pages
     if size.constraints:
         _pack_constraints(put, [running.request for running in batch], size.constraints)
+    if Constraints.GRAMMAR in size.constraints:
+        put("grammar", [[running.grammar_state] for running in batch])
     if chunks:
         index_of = {running: i for i, running in enumerate(batch)}
         given = [chunk.running.given_token for chunk in chunks]

@@ -13,7 +13,7 @@ from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Context, Drafter, Target
 from jaxspec.drafters.checks import checked_caches
 from jaxspec.engine.device.plan import Plan
-from jaxspec.sampling import Constrained
+from jaxspec.sampling import Constrained, Constraints
 from jaxspec.sharding import replicated
 
 
@@ -31,6 +31,8 @@ class EngineState:
       hidden: [B, M'], the state that the drafter drafts from, in the engine's dtype.
       remaining: i32[B], tokens that a slot may still emit.
       active: bool[B], slots that are running; the others are computed, and their results dropped.
+      automaton: i32[B], the states of the slots' grammars after their last tokens; stale for a request
+        without a grammar. Only programs with grammars read or write it.
     """
 
     target_cache: tuple[LayerCache, ...]
@@ -40,11 +42,12 @@ class EngineState:
     hidden: jax.Array
     remaining: jax.Array
     active: jax.Array
+    automaton: jax.Array
 
     def gather(self, plan: Plan) -> "EngineState":
         """The state of the b slots that a dispatch serves; those that do not decode yet are not active."""
         take = partial(jnp.take, indices=plan.slot, axis=0, mode="clip")
-        taken: dict[str, Any] = {name: take(getattr(self, name)) for name in PER_SLOT}
+        taken: dict[str, Any] = {name: take(getattr(self, name)) for name in per_slot(plan)}
         return replace(self, **taken | {"active": taken["active"] & plan.is_decoding})
 
     def scatter(self, plan: Plan, state: "EngineState") -> "EngineState":
@@ -52,13 +55,23 @@ class EngineState:
         put: dict[str, Any] = {
             # Unused entries name a slot past the end, which is dropped.
             name: put_rows(getattr(self, name), plan.slot, getattr(state, name))
-            for name in PER_SLOT
+            for name in per_slot(plan)
         }
         return replace(state, **put)
 
     def context(self, plan: Plan) -> Context:
         """What the drafter sees of this state, which `gather` has cut to the b slots of the plan."""
-        constrained = Constrained(plan.constraints, plan.stop_tokens, self.history, self.length)
+        constrained = Constrained(
+            plan.constraints,
+            plan.stop_tokens,
+            self.history,
+            self.length,
+            # A slot may have the state that a grammar left there before.
+            jnp.where(plan.constraints.grammar[:, 0] > 0, self.automaton, 0)
+            if plan.size.constraints & Constraints.GRAMMAR
+            else self.automaton[:0],
+            plan.grammars,
+        )
         return Context(
             self.hidden,
             self.history,
@@ -79,7 +92,12 @@ def put_rows(into: jax.Array, index: Any, rows: jax.Array) -> jax.Array:
 
 
 PER_SLOT = ("history", "length", "hidden", "remaining", "active")
-"""The fields of `EngineState` with a leading axis of slots."""
+"""The fields of `EngineState` with a leading axis of slots, except `automaton`."""
+
+
+def per_slot(plan: Plan) -> tuple[str, ...]:
+    """The fields with a leading axis of slots that a program reads and writes."""
+    return (*PER_SLOT, "automaton") if plan.size.constraints & Constraints.GRAMMAR else PER_SLOT
 
 
 def init_state(target: Target, drafter: Drafter, config: ResolvedEngineConfig, *, mesh: Mesh) -> EngineState:
@@ -104,6 +122,7 @@ def init_state(target: Target, drafter: Drafter, config: ResolvedEngineConfig, *
             hidden=jnp.zeros((batch_size, drafter.needs.state_size), dtype),
             remaining=jnp.zeros(batch_size, jnp.int32),
             active=jnp.zeros(batch_size, bool),
+            automaton=jnp.zeros(batch_size, jnp.int32),
         )
 
     return replace(

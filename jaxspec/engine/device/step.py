@@ -25,6 +25,7 @@ from jaxspec.engine.device.state import EngineState, put_rows
 from jaxspec.sampling import (
     Columns,
     Constrained,
+    Constraints,
     Logprobs,
     SamplingMode,
     SamplingState,
@@ -126,6 +127,9 @@ def with_drafts(models: Models, plan: Plan, carry: Carry, proposed: tuple[Propos
     state = carry.state
     sizes = {"batch_size": len(state.length), "num_drafts": plan.size.drafts}
     proposal, cache = checked_proposal(models.drafter, models.target, state.draft_cache, proposed, **sizes)
+    if plan.size.constraints & Constraints.GRAMMAR:
+        tokens, count = state.context(plan).constrained.with_forced(proposal.tokens, proposal.count)
+        proposal = replace(proposal, tokens=tokens, count=jnp.where(state.active, count, 0))
     proposal = replace(proposal, count=jnp.minimum(proposal.count, plan.limit))
     return replace(carry, state=replace(state, draft_cache=cache), proposal=proposal)
 
@@ -323,7 +327,14 @@ def chunks_of_prompts(plan: Plan, state: EngineState) -> Group:
     valid = index < chunks.count[:, None]
     constrained = Constrained.none(len(last))
     if plan.size.constraints:
-        constrained = replace(take(state.context(plan).constrained), length=chunks.start + last)
+        # In place of what has no axis of slots, something that has.
+        of_slots = replace(state.context(plan).constrained, automaton=plan.slot, grammars=plan.slot)
+        constrained = replace(
+            take(of_slots),
+            length=chunks.start + last,
+            automaton=take(plan.constraints.grammar).reshape(-1),
+            grammars=plan.grammars,
+        )
     return Group(
         slot=chunks.index,
         tokens=chunks.tokens,
@@ -358,7 +369,7 @@ def judge(models: Models, config: ResolvedEngineConfig, group: Group, logits: ja
     if group.constrained.asked:
         logits = constrain(models, group, logits)
     index = jnp.arange(drafts.shape[1] + 1, dtype=jnp.int32)[None, :]
-    check = verify_drafts
+    check = partial(verify_drafts, is_forced=group.constrained.forced(drafts))
     if config.synthetic_acceptance_length is not None and drafts.shape[1]:
         length = min(config.synthetic_acceptance_length, drafts.shape[1] + 1)
         check = partial(verify_synthetic, mean_acceptance_length=length)
@@ -435,6 +446,9 @@ def _advance(state: EngineState, group: Group, outcome: Outcome, hidden: jax.Arr
         put = lambda into, rows: put_rows(into, slot, rows)  # noqa: E731
     else:
         hidden = jnp.where(group.active[:, None], hidden, state.hidden)
+    if group.constrained.asked & Constraints.GRAMMAR:
+        automaton = group.constrained.after(group.proposal.tokens, outcome.tokens, count)
+        state = replace(state, automaton=put(state.automaton, automaton))
     return replace(
         state,
         history=put_rows(state.history, (slot[:, None], at), outcome.tokens),

@@ -11,6 +11,7 @@ from jaxspec.checkpoints import TextStream, Tokenizer
 from jaxspec.engine.host.answer import Delta, FinishReason, Generation
 from jaxspec.engine.host.scoring import Scoring
 from jaxspec.engine.host.statistics import AcceptanceStats
+from jaxspec.grammar import PlacedGrammar
 from jaxspec.sampling import Asked, SamplingParams
 
 Status = Literal["new", "queued", "running", "finished", "aborted", "failed"]
@@ -47,6 +48,7 @@ class Request:
       stop_tokens: ids that end the answer.
       seed: the seed of its draws, 0 to 2**64 - 1.
       bad_words: `SamplingParams.bad_words` as tokens.
+      grammar: the automaton of its grammar; None if it has none.
       tokenizer: turns ids into text; None if the checkpoint has none.
       num_drafts: the K of this request, whatever the dispatch's; None takes the dispatch's.
       is_streamed: whether `listener` gets every piece of the answer, or only the last one.
@@ -79,6 +81,7 @@ class Request:
     tokenizer: Tokenizer | None
     num_drafts: int | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: PlacedGrammar | None = None
     is_streamed: bool = False
     id: int | str = 0
     priority: int = 0

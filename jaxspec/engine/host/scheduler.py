@@ -11,6 +11,7 @@ from weakref import ref
 from jaxspec.engine.host.pages import PagePool, page_keys
 from jaxspec.engine.host.request import NOTHING, Reported, Request
 from jaxspec.engine.host.scoring import Scoring
+from jaxspec.grammar import PlacedGrammar
 
 _QUEUE_KEY = attrgetter("queue_key")
 
@@ -26,6 +27,7 @@ class Running:
       tokens: what is read before it decodes: its prompt and, if it starts again, its answer so far without
         the last token.
       given_token: the last token of that answer; None if the request starts for the first time.
+      grammar_state: the state of its grammar's automaton after `tokens`; 0 without a grammar.
       num_kept: how many of its first pages the pool keeps, whether found there or filled by this request.
       num_read: how many of `tokens` were found in the prefix cache or have been planned.
       is_begun: whether any have been planned.
@@ -41,6 +43,7 @@ class Running:
     pages: list[int]
     tokens: list[int]
     given_token: int | None
+    grammar_state: int = 0
     num_kept: int = 0
     num_read: int = 0
     is_begun: bool = False
@@ -181,6 +184,8 @@ class Scheduler:
       chunks_between: the most chunks that are then read between two decode dispatches.
       prefix_caching: whether full pages are kept.
       choose: chooses K for decoding slots; None always takes the largest.
+      hold_grammar: places a request's grammar on the device and counts the request among its users; False if
+        the grammars of others leave no room.
       drafter_has_rows: whether the drafter caches rows or keeps a state that plain decoding does not update.
       waiting: the queue.
       slots: what runs in each slot; None if nothing does.
@@ -202,6 +207,7 @@ class Scheduler:
     chunks_between: int = 8
     prefix_caching: bool = True
     choose: Callable[[Sequence[Running]], Choice] | None = None
+    hold_grammar: Callable[[PlacedGrammar | None], bool] = lambda grammar: True
     drafter_has_rows: bool = True
     waiting: list[Request] = field(default_factory=list)
     slots: list[Running | None] = field(init=False)
@@ -332,7 +338,8 @@ class Scheduler:
                 positions = min(len(tokens) + 1, len(request.prompt) + request.max_new_tokens)
                 missing = self.pages.pages_for(positions) - len(found)
                 # Leave a page for each running request to grow into, so that this one is not preempted soon.
-                if missing + len(self.running) > self.pages.num_free:
+                has_pages = missing + len(self.running) <= self.pages.num_free
+                if not has_pages or not self.hold_grammar(request.grammar):
                     self.pages.release(found)
                     return
                 self.waiting.remove(request)
@@ -343,7 +350,8 @@ class Scheduler:
                 if request.scoring:
                     request.scoring.found = [self.pages.notes[page] for page in found]
                 pages = found + self.pages.allocate(missing)
-                running = Running(request, slot, pages, tokens, given_token, num_kept=len(found))
+                state = request.grammar.state_after(answered[:-1]) if request.grammar else 0
+                running = Running(request, slot, pages, tokens, given_token, state, num_kept=len(found))
                 self.slots[slot] = running
                 insort(self.running, running, key=lambda running: running.request.queue_key)
 
@@ -546,6 +554,8 @@ class Scheduler:
         self.slots[running.slot] = None
         self.running.remove(running)
         self.pages.release(running.pages)
+        if running.request.grammar:
+            running.request.grammar.users -= 1
 
     def _put_back(self, running: Running) -> None:
         self._free(running)
