@@ -32,6 +32,7 @@ WHOLE = {
     "drafters/test_full_size_heads.py": r"\[(?!EAGLE-3)",
     "engine/test_company.py": "",
     "engine/test_real_greedy_equality.py": "",
+    "integrations/test_lm_eval.py": r"^test_(?!a_missing_package)",
     "integrations/test_tunix.py": r"^test_rewards|^test_an_answer",
     "models/test_full_size.py": r"\[(?!qwen3-8b)",
     "models/test_packed_experts.py": r"full_size|an_engine",
