@@ -25,10 +25,13 @@ PARAMETERS = {
     "write_your_own_drafter": {"PROMPTS": PROMPTS[:2], "MAX_NEW_TOKENS": 24, "SAMPLES": 600},
     "train_a_head": {"UPDATES": 40, "PROMPTS": 24},
     "sample_reward_update": {"UPDATES": 4, "SAMPLES": 2},
+    "evaluate": {"MAX_GEN_TOKS": 8},
 }
 """What makes each notebook small; of those with a MODEL, it is the tiny configuration."""
 MADE_THERE = ("train_a_head", "sample_reward_update")
 """Notebooks that make their model themselves."""
+NEEDED = {"evaluate": "lm_eval"}
+"""Packages that a notebook needs beside those of the extras `dev` and `notebooks`."""
 
 
 def code_cells(path):
@@ -72,6 +75,8 @@ def parameters(tiny_config):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path, parameters, capsys):
     """And every cell shows something, or nothing, as it did when it was stored."""
+    if path.stem in NEEDED:
+        pytest.importorskip(NEEDED[path.stem], reason=f"needs {NEEDED[path.stem]}")
     namespace = {"__name__": "__main__"}
     for cell in code_cells(path):
         value = run("".join(cell["source"]), path.name, namespace)
