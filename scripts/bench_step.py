@@ -131,7 +131,7 @@ def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
             "whole_drafter": args.whole_drafter,
             "top_k": args.top_k,
             "top_p": args.top_p,
-            "params": args.params,
+            "params": args.fields,
             "context": args.context,
             "new_tokens": args.new_tokens,
             "copy_bandwidth": bandwidth,
@@ -190,6 +190,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument(
         "--params",
+        dest="fields",
         type=json.loads,
         default={},
         metavar="JSON",
@@ -213,7 +214,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     try:
         args.params = [
             SamplingParams(
-                **{"temperature": temperature, "top_k": args.top_k, "top_p": args.top_p, **args.params}
+                **{"temperature": temperature, "top_k": args.top_k, "top_p": args.top_p, **args.fields}
             )
             for temperature in args.temperature
         ]

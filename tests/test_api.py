@@ -331,7 +331,7 @@ def test_parameters_may_be_numbers_of_arrays(of):
         **{name: of(value) for name, value in given.items()}, stop_token_ids=of([4, 5])
     )
     assert params == jaxspec.SamplingParams(**given, stop_token_ids=(4, 5))
-    assert {type(value) for value in vars(params).values()} <= {int, float, bool, tuple, str}
+    assert {type(value) for value in vars(params).values()} <= {int, float, bool, tuple, str, type(None)}
     config = resolve_config("smollm2-135m").replace(
         engine={"batch_size": of(2)}, drafter={"num_speculative_tokens": of(3)}
     )

@@ -194,6 +194,7 @@ class Programs:
         """Lets go of the weights and leaves uncompiled what is; nothing can run any more."""
         self._left.clear()
         self.leaves.clear()
+        self.__dict__.pop("_no_slab", None)
 
     def best(self, need: Size) -> Size | None:
         """The compiled size with the fewest rows that serves `need`; None if there is none."""

@@ -113,7 +113,7 @@ class Machine:
     ("slots", "dispatches", "cost", "drafter_has_rows"),
     [
         (slots, dispatches, cost, (i + j) % 2 == 0)
-        for i, (slots, dispatches) in enumerate([(1, 1500), (8, 400), (128, 300)])
+        for i, (slots, dispatches) in enumerate([(1, 1500), (8, 800), (128, 300)])
         for j, cost in enumerate(COSTS)
     ],
 )

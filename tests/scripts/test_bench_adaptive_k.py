@@ -10,7 +10,7 @@ OPTIONS = [*SIZES.split(), "--repeats", "1", "--mixed", "0"]
 
 
 @pytest.mark.parametrize("drafter", [[], ["--lookup"]], ids=["head", "lookup"])
-def test_times_every_choice_in_one_engine(monkeypatch, tmp_path, capsys, drafter):
+def test_times_every_choice_in_one_engine(compiled_behind, monkeypatch, tmp_path, capsys, drafter):
     monkeypatch.setattr(synthetic, "_accepts_by_rate", synthetic._accepts_by_rate)  # put back afterwards
     taken = []
     run = bench_adaptive_k._run

@@ -85,7 +85,7 @@ def test_acceptance_recovers_after_the_policy_has_moved(engine):
     move(engine, 0.8 if isinstance(engine.drafter, Eagle1) else 0.5)
     fallen = acceptance(engine)
     greedy = tokens_of(engine.generate(HELD_OUT[:4], max_new_tokens=16))
-    rounds(engine, 8, seed=20)
+    rounds(engine, 14, seed=20)
     recovered = acceptance(engine)
     assert before > 1.12 * untrained
     assert fallen < 0.93 * before

@@ -217,7 +217,7 @@ def test_a_cpu_adapts_with_fewer_and_smaller_updates(runs, tmp_path):
     assert (new.train.batch_tokens, new.train.epochs) == (2048, 4.0)
     assert (adapted.train.batch_tokens, adapted.train.epochs) == (2048, 1.0)
     fewest = [pipeline.Pipeline(run, tmp_path / "out", data=runs)._fewest_steps for run in (new, adapted)]
-    assert fewest == [300, 40]
+    assert fewest == [300, 20]
 
 
 def test_before_is_the_head_that_is_adapted(runs):
