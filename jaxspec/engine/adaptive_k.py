@@ -84,8 +84,8 @@ class AdaptiveK:
 
         Args:
           outcome: that of its slots, on the host.
-          timed: the dispatch's program if it followed another dispatch without a pause, so that the time
-            since that one's end is its own; otherwise None.
+          timed: the dispatch's program if it followed another dispatch without a pause, so that it took the
+            time since the other one's end; otherwise None.
         """
         now = time.perf_counter()
         if timed is not None and self._read_at is not None:

@@ -57,7 +57,7 @@ class EngineCore:
         each without log-probabilities and constraints.
       grammars: the automata of grammars.
       target, drafter: the networks, with their weights; absent once the engine is closed.
-      weights_lock: held while weights are replaced, and by who reads them in another thread.
+      weights_lock: held while weights are replaced, and while another thread reads them.
       error: why no more requests are accepted; None while they are.
       when_idle: functions to call once, as soon as there is nothing to do.
       when_closed: functions to call once it is closed.
@@ -465,7 +465,7 @@ def prompt_sizes(config: ResolvedEngineConfig) -> list[Size]:
 
 def _fewer_drafts(most: int) -> list[int]:
     """The values of K below the largest that are worth a program, the largest first: 0, and a third less each
-    time. With one half less each time, the best K could be missed by more than the choice is to lose."""
+    time. If it were half, the best of these could be more than 3 % slower than the best K."""
     drafts, k = [], most
     while k:
         k = min(k - 1, -(-2 * k // 3))

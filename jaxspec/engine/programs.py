@@ -187,7 +187,7 @@ class Programs:
         is_known = replaced.keys() <= set(map(id, self.leaves))
         # Only somebody who changed the models from outside has put in others. Finding them takes longer.
         found = self.leaves if is_known else jax.tree.leaves(nnx.state(models))
-        # In place: who looks between the phases of a step has the same list.
+        # In place, because the oracle, which runs the phases one by one, shares this list.
         self.leaves[:] = [replaced.get(id(leaf), leaf) for leaf in found]
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ class Programs:
         return min(self.serving(need), key=self._cost, default=None)
 
     def by_drafts(self, need: Size) -> dict[int, Size]:
-        """For each compiled K, the size with the fewest rows that serves `need`, whose own K is ignored."""
+        """The cheapest size that serves `need` for each compiled K; the K of `need` is ignored."""
         sizes: dict[int, Size] = {}
         for size in self.serving(replace(need, width=1)):
             known = sizes.setdefault(size.drafts, size)

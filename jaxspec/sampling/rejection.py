@@ -124,8 +124,8 @@ def token_after(
     Args:
       processed: f32[B, Q, V], from `process_logits`.
       accepted: i32[B], accepted drafts.
-      log_prefix: log p of the accepted prefix, f32[B, 1] (see `block.py`), by which P is scaled in the
-        residual distribution; 0 if drafts are verified one by one.
+      log_prefix: f32[B, 1], log p of the accepted prefix (see `block.py`). The residual distribution is made
+        of P times p. 0 if drafts are verified one by one.
       drafts, draft_count, draft_logits, draft_vocab, sampling, positions: as in `verify`.
     """
     row = row_at(processed, accepted)

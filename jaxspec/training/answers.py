@@ -31,8 +31,8 @@ def generate_answers(
     Args:
       engine: answers the prompts.
       prompts: token ids of every prompt.
-      params: returns the sampling parameters of the prompt with a given index. An answer for whose
-        max_new_tokens the engine has no room ends where its positions do.
+      params: returns the sampling parameters of the prompt with a given index. If the engine has no
+        room for max_new_tokens of them, the answer is as long as fits.
       folder: folder of the shards.
       label: of the progress bar.
       wanted: indices of the prompts to answer; None answers all.

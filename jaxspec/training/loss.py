@@ -128,7 +128,7 @@ def unrolled_loss(
       f32[], the weighted sum over steps of the mean loss per position; and the sums for the metrics.
     """
     hidden, captured = lax.stop_gradient(run_target(target, rows, head.needs.capture))
-    # What a step drafts, the first step drafts from a later row.
+    # A later step drafts the same tokens as the first step does from later rows.
     needed = jnp.pad(drafted_positions(rows, 0), ((0, 0), (1, 0)))[:, :-1].ravel()
     labels = lax.stop_gradient(make_labels(head, target, hidden, needed))
     x, memory = head.fuse(hidden, captured), PackedMemory(head.kinds, rows.positions, rows.segments)
@@ -158,9 +158,9 @@ def position_loss(
       objective: "cross_entropy"; or "total_variation", which is 1 - overlap, the probability that a draft is
         rejected at temperature 1.
       cross_entropy, overlap: f32[...] of the positions.
-      cross_entropy_weight: weight of the cross-entropy under "total_variation", whose weight is the rest. The
-        total variation has almost no gradient where the distributions hardly overlap, so an untrained head
-        needs the cross-entropy.
+      cross_entropy_weight: weight of the cross-entropy under "total_variation"; one minus it is the weight of
+        the total variation. That has almost no gradient where the distributions hardly overlap, so an
+        untrained head needs the cross-entropy.
 
     Source: A. Samarin et al., arXiv 2602.23881.
     """

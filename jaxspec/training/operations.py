@@ -15,7 +15,7 @@ def operations_per_token(target: Decoder, head: Eagle3, *, row_length: int, num_
 
     Counts the target's forward pass and output projections, and the forward and backward passes of the head
     in every draft step, without recomputation, norms and softmax. Attention is counted as if every token saw
-    the whole row, of which the kernels on a GPU compute only what is visible. Only the chosen experts are
+    the whole row, although kernels on a GPU compute only what is visible. Only the chosen experts are
     counted. Output projections are counted as if every token were part of an answer.
     """
     outputs = head.config.draft_vocab_size

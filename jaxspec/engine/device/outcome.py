@@ -40,7 +40,7 @@ class Outcome:
 
     @classmethod
     def none(cls, *shape: int, logprobs: Logprobs = Logprobs.NONE, vocab_size: int = 0) -> "Outcome":
-        """Nothing; `shape` is that of `tokens`, and the vocabulary's is needed where it is reported on."""
+        """Nothing emitted; `shape` is that of `tokens`. With `logprobs`, `vocab_size` is needed, too."""
         counts, ends = jnp.zeros(shape[:-1], jnp.int32), jnp.zeros(shape[:-1], bool)
         reported = TokenLogprobs.none(shape, logprobs, vocab_size)
         return cls(jnp.zeros(shape, jnp.int32), counts, counts, counts, ends, ends, reported)

@@ -423,8 +423,8 @@ def constrain(models: Models, group: Group, logits: jax.Array) -> jax.Array:
 
 
 def _settle(group: Group, outcome: Outcome, *, is_kept: bool) -> tuple[jax.Array, RowBlock]:
-    """The token after each row of a group, and its rows, valid if they stand; their output is the row from
-    which the slot goes on. With `is_kept` false, no row stands."""
+    """The token after each row of a group, and the group's rows. Rows of rejected drafts are no longer valid,
+    and without `is_kept` none is. The rows' output is the one from which the slot goes on."""
     block, output = group.block, group.block.output
     index = jnp.arange(block.shape[1], dtype=jnp.int32)[None, :]
     if output is None:
