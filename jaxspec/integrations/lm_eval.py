@@ -27,6 +27,8 @@ registry: Any = optional("lm_eval.api.registry", extra="lm-eval")
 models: Any = optional("lm_eval.models.utils", extra="lm-eval")
 utils: Any = optional("lm_eval.utils", extra="lm-eval")
 
+__all__ = ["JaxspecLM"]
+
 _AT_ONCE = 256
 """Requests of one call of the engine: many, to keep its slots busy; few enough to hold their scores."""
 
