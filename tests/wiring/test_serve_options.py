@@ -117,6 +117,9 @@ def body_of(options):
     body = {"temperature": 0, **options}
     if "max_new_tokens" in body:
         body["max_tokens"] = body.pop("max_new_tokens")
+    if "json_schema" in body:
+        schema = {"name": "any", "schema": body.pop("json_schema")}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
     if "logprobs" in body:
         body |= {"top_logprobs": body["logprobs"], "logprobs": True}
     return body
