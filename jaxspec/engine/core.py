@@ -399,6 +399,10 @@ class EngineCore:
             self._scores.add((report, layers))
         self.programs.compile_in_background(later)
 
+    def _sizes_doing(self, asked: Asked) -> list[list[Size]]:
+        """`program_sizes`, of programs that do what is asked for."""
+        return [[size.doing(asked) for size in sizes] for sizes in self.program_sizes]
+
     def prepare(self, wanted: Asked) -> None:
         """Compiles the programs that do what is asked for, those that serve any request before this returns.
 
@@ -411,11 +415,9 @@ class EngineCore:
             if wanted in self._prepared or self.error is not None:
                 return
             most = reduce(Asked.join, self._prepared, wanted)
-            first, later = ([size.doing(wanted) for size in sizes] for sizes in self.program_sizes)
+            first, later = self._sizes_doing(wanted)
             if most != wanted:
-                for_all, for_all_later = (
-                    [size.doing(most) for size in sizes] for sizes in self.program_sizes
-                )
+                for_all, for_all_later = self._sizes_doing(most)
                 first, later = for_all, first + for_all_later + later
             compiled = self.programs.compiled
             with compilation_cache():

@@ -2,7 +2,6 @@
 
 from functools import cache
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -66,15 +65,7 @@ def forward_of(engines_of):
     return forward
 
 
-@pytest.fixture
-def compiled():
-    """What JAX compiles during a test."""
-    events = []
-
-    def listen(event, *_, **__):
-        if "backend_compile" in event:
-            events.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield events
-    jax.monitoring.unregister_event_duration_listener(listen)
+@pytest.fixture(scope="session")
+def forward(forward_of):
+    """`forward_of` for full attention, which remembers texts; they are tuples."""
+    return cache(lambda tokens: forward_of("full", list(tokens)))

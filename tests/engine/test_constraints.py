@@ -4,23 +4,17 @@ In one batch with requests that ask for something else and for nothing; from cac
 preemption. The tokens are those of plain decoding, and each has the probability that the definitions give.
 """
 
-from functools import cache
-
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from constraint_oracle import constrained
-from paged_rows import PagedTarget
-from test_logprobs import log_softmax, processed
+from test_logprobs import assert_drawn_from_reported, log_softmax, processed
 from tiny_engines import DRAFTERS, limit_pages, tokens_of
 
 from jaxspec import SamplingParams, inspect_steps
-from jaxspec.checkpoints import open_checkpoint
 from jaxspec.engine.device.plan import Size
-from jaxspec.models.loading import load_target
 from jaxspec.sampling import Constraints, SamplingMode
 
-VOCABULARY, WIDTH, LENGTH = 48, 96, 30
+VOCABULARY, LENGTH = 48, 30
 ASKED = [
     {"repetition_penalty": 1.4},
     {"presence_penalty": 1.5, "frequency_penalty": 0.6},
@@ -48,20 +42,6 @@ def params_of(sampling):
         }
         for i, way in enumerate(ASKED)
     ]
-
-
-@pytest.fixture(scope="module")
-def forward(tiny_engines):
-    """A function that gives the target's logits f64[T, V] after each token of a text."""
-    model = load_target(open_checkpoint(tiny_engines.folders["target"]), dtype=jnp.float32)
-    target = PagedTarget(model, 1, WIDTH, page_size=8, width=WIDTH)
-
-    @cache
-    def forward(tokens):
-        logits, _, _ = target.feed([list(tokens)], [0])
-        return np.asarray(logits[0, : len(tokens)], np.float64)
-
-    return forward
 
 
 def assert_exact(forward, answer, params):
@@ -114,7 +94,6 @@ def test_every_drafter(tiny_engines, prompts, forward, monkeypatch, name, sampli
 
 @pytest.mark.parametrize("name", ["near", "eagle3", "dflash", "ngram"])
 def test_samples_have_the_distribution_that_is_reported(tiny_engines, prompts, name):
-    """A chi-square of the tokens of each position, against the sum of what was reported for it."""
     count, length = 800, 4
     engine = tiny_engines.load(name, 3, batch_size=8)
     asked = {"repetition_penalty": 1.3, "presence_penalty": 0.8, "logit_bias": {5: 2.0}}
@@ -126,18 +105,7 @@ def test_samples_have_the_distribution_that_is_reported(tiny_engines, prompts, n
     reported = {"logprobs": 20, "logprobs_mode": "processed_logprobs"}
     answers = engine.generate(prompts[3] * 2, n=count, **sampling, **reported, **asked)
     assert sum(answer.stats.accepted for answer in answers) > count / 20
-    for place in range(length):
-        expected, seen = np.zeros(VOCABULARY), np.zeros(VOCABULARY)
-        for answer in answers:
-            top = answer.top_logprobs[place]
-            expected[list(top)] += np.exp(list(top.values()))
-            seen[answer.token_ids[place]] += 1
-        assert not seen[expected == 0].any()
-        rare = expected < 5
-        expected, seen = (np.append(x[~rare], x[rare].sum()) for x in (expected, seen))
-        statistic = ((seen - expected) ** 2 / np.maximum(expected, 1e-9)).sum()
-        freedom = len(seen) - 1
-        assert statistic < freedom + 4 * np.sqrt(2 * freedom) + 4, (place, statistic, freedom)
+    assert_drawn_from_reported(answers, length)
 
 
 def test_constrained_drafts_are_not_wasted(tiny_engines, prompts):

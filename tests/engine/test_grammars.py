@@ -7,24 +7,19 @@ preemption. The tokens are those of plain decoding, and each has the probability
 import json
 import logging
 import re
-from functools import cache
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from constraint_oracle import constrained
-from paged_rows import PagedTarget
-from test_logprobs import log_softmax, processed
+from test_logprobs import assert_drawn_from_reported, log_softmax, processed
 from tiny_engines import DRAFTERS, assert_idle, drive_from_python, limit_pages, tokens_of
 from tiny_grammars import END, SCHEMA, tiny_tokenizer
 
 import jaxspec
 from jaxspec import SamplingParams
-from jaxspec.checkpoints import open_checkpoint
-from jaxspec.models.loading import load_target
 
-LENGTH, WIDTH = 30, 96
+LENGTH = 30
 SAMPLED = {"temperature": 0.9, "top_p": 0.9, "top_k": 30}
 GRAMMARS = ("choice", "regex", "json_schema")
 TOKENIZER = tiny_tokenizer()
@@ -67,20 +62,6 @@ def load(tiny_engines):
         return engine
 
     return load
-
-
-@pytest.fixture(scope="module")
-def forward(tiny_engines):
-    """A function that gives the target's logits f64[T, V] after each token of a text."""
-    model = load_target(open_checkpoint(tiny_engines.folders["target"]), dtype=jnp.float32)
-    target = PagedTarget(model, 1, WIDTH, page_size=8, width=WIDTH)
-
-    @cache
-    def forward(tokens):
-        logits, _, _ = target.feed([list(tokens)], [0])
-        return np.asarray(logits[0, : len(tokens)], np.float64)
-
-    return forward
 
 
 def text_of(answer):
@@ -160,10 +141,7 @@ def never_drafted(engine):
 
 @pytest.mark.parametrize("name", ["near", "eagle3", "random eagle3", "dflash", "ngram"])
 def test_samples_have_the_distribution_of_the_masked_logits(load, prompts, name):
-    """A chi-square of the tokens of each place, against the sum of what was reported for it.
-
-    Between the free tokens stand two without a choice, which a head with fewer tokens cannot draft.
-    """
+    """Between the free tokens stand two without a choice, which a head with fewer tokens cannot draft."""
     count, length = 800, 6
     engine = load(name, 5, batch_size=8)
     sampling = {"temperature": 0.9, "seed": 7, "max_new_tokens": length, "stop_token_ids": [END]}
@@ -171,19 +149,7 @@ def test_samples_have_the_distribution_of_the_masked_logits(load, prompts, name)
     pattern = f"[a-h]{{2}}{never_drafted(engine)}[0-9a-h]{{2}}"
     answers = engine.generate(prompts[3], n=count, regex=pattern, **sampling, **reported)
     assert sum(answer.stats.accepted for answer in answers) > count
-    for place in range(length):
-        expected, seen = np.zeros(48), np.zeros(48)
-        for answer in answers:
-            if place < len(answer.token_ids):
-                top = answer.top_logprobs[place]
-                expected[list(top)] += np.exp(list(top.values()))
-                seen[answer.token_ids[place]] += 1
-        assert not seen[expected == 0].any()
-        rare = expected < 5
-        expected, seen = (np.append(x[~rare], x[rare].sum()) for x in (expected, seen))
-        statistic = ((seen - expected) ** 2 / np.maximum(expected, 1e-9)).sum()
-        freedom = len(seen) - 1
-        assert statistic < freedom + 4 * np.sqrt(2 * freedom) + 4, (place, statistic, freedom)
+    assert_drawn_from_reported(answers, length)
 
 
 def test_a_new_grammar_compiles_no_program(load, prompts, caplog):
