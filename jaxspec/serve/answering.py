@@ -1,17 +1,18 @@
 """From a body to an answer: requests of an engine, their answers whole or as events."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jaxspec.engine import AsyncEngine, EngineError, Generation
 from jaxspec.engine import Request as EngineRequest
-from jaxspec.engine.samples import best
+from jaxspec.engine.prompts import Prompt
+from jaxspec.engine.samples import best, make_samples
 from jaxspec.openai import Asked, Chunks, Head, RequestError, answer_body, error_object, usage
-from jaxspec.sampling import sample_seed
+from jaxspec.sampling import SamplingParams
 
 
 class AnswerError(Exception):
@@ -57,39 +58,31 @@ class Answering:
         return await asyncio.to_thread(self._make, asked)
 
     def _make(self, asked: Asked) -> list[EngineRequest]:
-        params, engine = asked.params(), self.engine.engine
-        made: list[EngineRequest] = []
-        num_samples: Counter[tuple[int, ...]] = Counter()
-        for prompt in asked.prompts:
-            try:
-                first = engine.make_request(
-                    prompt, params, is_streamed=asked.is_streamed, **asked.prompt_options
-                )
-            except (ValueError, RecursionError) as error:
-                raise asked.error(error) from None
-            size = len(first.prompt)
-            if self.max_prompt is not None and size > self.max_prompt:
-                raise RequestError(
-                    f"{asked.prompt_field} of {size} tokens: this server takes at most {self.max_prompt}",
-                    asked.prompt_field,
-                    code="context_length_exceeded",
-                )
-            if asked.is_chat and params.max_new_tokens is None:
-                config = engine.config
-                first.max_new_tokens = min(
-                    engine.max_model_len - size, config.num_pages * config.page_size - size
-                )
-            key = tuple(first.prompt)
-            for sample in range(_num_drawn(asked)):
-                # Texts are turned into ids once.
-                request = first
-                if sample:
-                    request = engine.make_request(first.prompt, params, is_streamed=asked.is_streamed)
-                request.max_new_tokens = first.max_new_tokens
-                request.seed = sample_seed(request.seed, num_samples[key] + sample)
-                made.append(request)
-            num_samples[key] += _num_drawn(asked)
-        return made
+        params, drawn = asked.params(), _num_drawn(asked)
+        request = partial(self._request, asked)
+        first = partial(request, **asked.prompt_options)
+        return make_samples(
+            asked.prompts, [params] * len(asked.prompts), drawn, first, request, have_own=False
+        )
+
+    def _request(
+        self, asked: Asked, prompt: Prompt, params: SamplingParams, **prompt_options: Any
+    ) -> EngineRequest:
+        engine, config = self.engine.engine, self.engine.engine.config
+        try:
+            request = engine.make_request(prompt, params, is_streamed=asked.is_streamed, **prompt_options)
+        except (ValueError, RecursionError) as error:
+            raise asked.error(error) from None
+        size = len(request.prompt)
+        if self.max_prompt is not None and size > self.max_prompt:
+            raise RequestError(
+                f"{asked.prompt_field} of {size} tokens: this server takes at most {self.max_prompt}",
+                asked.prompt_field,
+                code="context_length_exceeded",
+            )
+        if asked.is_chat and params.max_new_tokens is None:
+            request.max_new_tokens = min(engine.max_model_len, config.num_pages * config.page_size) - size
+        return request
 
     async def whole(self, asked: Asked, requests: Sequence[EngineRequest]) -> dict[str, Any]:
         """The body of the answer.

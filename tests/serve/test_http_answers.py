@@ -74,6 +74,18 @@ def test_several_answers_are_those_of_the_engine(client, tiny_engine):
     assert pieces == ours
 
 
+def test_equal_prompts_are_samples_of_one(client, tiny_engine):
+    ours = tiny_engine.generate(
+        ["w6", "w6"], raw=True, temperature=1.0, seed=5, max_new_tokens=16, ignore_eos=True
+    )
+    answer = client.completions.create(
+        model="tiny", prompt=["w6", "w6"], seed=5, max_tokens=16, extra_body={"ignore_eos": True}
+    )
+    texts = [choice.text for choice in answer.choices]
+    assert texts == [generation.text for generation in ours]
+    assert len(set(texts)) == 2
+
+
 def test_the_best_of_several(client, tiny_engine):
     ours = tiny_engine.generate(
         "w6", raw=True, temperature=1.0, seed=5, max_new_tokens=16, n=2, best_of=4, ignore_eos=True
