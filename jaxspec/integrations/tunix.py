@@ -18,9 +18,7 @@ from jaxspec.checkpoints.memory import Names
 from jaxspec.engine import Engine, Generation
 from jaxspec.errors import optional
 from jaxspec.integrations.tunix_names import tunix_names
-from jaxspec.jax_settings import own_settings
 from jaxspec.sampling import SamplingParams, sample_seed
-from jaxspec.training.packed_rows import PackedRows, run_target
 
 base_rollout: Any = optional("tunix.rl.rollout.base_rollout", extra="tunix")
 
@@ -66,7 +64,6 @@ class JaxspecRollout(base_rollout.BaseRollout):
         self.answers: list[Generation] = []
         self._tokenizer, self._names, self._adapt = tokenizer, names, adapt
         self._calls = 0
-        self._logprobs = jax.jit(_completion_logprobs, static_argnames=("graph", "pad"))
         self.update_params(nnx.state(rollout_actor, nnx.Param))
 
     def generate(self, prompts: Sequence[str], rollout_config: Any, **kwargs: Any) -> Any:
@@ -113,17 +110,21 @@ class JaxspecRollout(base_rollout.BaseRollout):
         )
 
     def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
-        """Log-probabilities f32[B, C] of completions by the engine's present weights, at temperature 1.
+        """Log-probabilities f32[B, C] of completions by the engine's present weights, at temperature 1, and 0
+        for padding.
 
         Args:
           prompt_tokens: i32[B, P], padded on the left.
           completion_tokens: i32[B, C], padded on the right.
         """
-        core = self.engine.core
-        with own_settings(core.device), core.weights_lock:
-            graph, weights = nnx.split(self.engine.target)
-            given = (np.asarray(x) for x in (prompt_tokens, completion_tokens))
-            return jax.block_until_ready(self._logprobs(weights, *given, graph=graph, pad=self.pad_id()))
+        rows = [np.asarray(x) for x in (prompt_tokens, completion_tokens)]
+        prompts, completions = ([row[row != self.pad_id()].tolist() for row in part] for part in rows)
+        texts = [prompt + answer for prompt, answer in zip(prompts, completions, strict=True)]
+        scores = self.engine.score(texts)
+        logprobs = np.zeros(rows[1].shape, np.float32)
+        for i, (text, answer) in enumerate(zip(texts, completions, strict=True)):
+            logprobs[i, rows[1][i] != self.pad_id()] = scores.logprobs[i, len(text) - len(answer) : len(text)]
+        return jnp.asarray(logprobs)
 
     def update_params(self, params: Any, filter_types: Any = None) -> None:
         """Puts the policy's new weights into the engine, and adapts the head if that was asked for.
@@ -153,24 +154,6 @@ class JaxspecRollout(base_rollout.BaseRollout):
     def _encode(self, prompt: str) -> list[int]:
         begin = [self._tokenizer.bos_id()] if self._tokenizer.bos_id() else []
         return [int(i) for i in self._tokenizer.dedup_bos_ids(begin + list(self._tokenizer.encode(prompt)))]
-
-
-def _completion_logprobs(
-    weights: Any, prompts: jax.Array, completions: jax.Array, *, graph: Any, pad: int
-) -> jax.Array:
-    target = nnx.merge(graph, weights)
-    tokens = jnp.concatenate([prompts, completions], axis=1).astype(jnp.int32)
-    is_token = tokens != pad
-    positions = jnp.maximum(jnp.cumsum(is_token, axis=1) - 1, 0)
-    rows = PackedRows(tokens, positions, is_token.astype(jnp.int32), is_token)
-    hidden, _ = run_target(target, rows, ())
-    before = hidden.reshape(*tokens.shape, -1)[:, prompts.shape[1] - 1 : -1]
-
-    def of_one(row: tuple[jax.Array, jax.Array]) -> jax.Array:
-        chosen = jnp.take_along_axis(target.logits(row[0]), row[1][:, None], axis=-1)[:, 0]
-        return chosen - jax.nn.logsumexp(target.logits(row[0]), axis=-1)
-
-    return jax.lax.map(of_one, (before, completions))
 
 
 def _as_int(seed: Any) -> int:
