@@ -17,6 +17,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxspec_kernels import collectives
+from jaxspec_kernels.op import is_exact
+from jaxspec_kernels.rms_norm import add_rms_norm
 
 from jaxspec.config import AXIS_TO_MESH, AXIS_UNIT, MESH_AXIS
 from jaxspec.jax_settings import Device, choose_devices
@@ -123,6 +125,13 @@ def later_psum(x: jax.Array, axis: str | None) -> "jax.Array | PendingSum":
     return x if axis is None else PendingSum(x, axis)
 
 
+def later_add(stream: "jax.Array | PendingSum", term: "jax.Array | PendingSum") -> "jax.Array | PendingSum":
+    """`stream + term`, which is pending if a kernel can compute it together with its norm."""
+    if isinstance(term, PendingSum) or not is_exact():
+        return stream + term
+    return PendingSum(term, None, stream=total(stream))
+
+
 def total(x: "jax.Array | PendingSum") -> jax.Array:
     """The value of a sum that may be pending."""
     return x.total() if isinstance(x, PendingSum) else x
@@ -137,13 +146,13 @@ class PendingSum:
 
     Attributes:
       part: [N, M], this device's term.
-      axis: the mesh axis to sum over.
+      axis: the mesh axis to sum over; None on one device.
       bias: [M], added to the sum.
       stream: [N, M], to which sum and bias are added.
     """
 
     part: jax.Array
-    axis: str
+    axis: str | None
     bias: jax.Array | None = None
     stream: jax.Array | None = None
     _total: jax.Array | None = field(default=None, init=False)
@@ -179,7 +188,11 @@ class PendingSum:
         """The root-mean-square norm of every row, [N, M], if the kernel of the sum can compute it too."""
         if self._total is not None or self.stream is None:
             return None
-        both = collectives.psum_norm(self.part, self.stream, self.bias, factors, eps=eps)
+        both: tuple[jax.Array, jax.Array] | None
+        if self.axis is None:
+            both = add_rms_norm(self.part, self.stream, self.bias, factors, eps)
+        else:
+            both = collectives.psum_norm(self.part, self.stream, self.bias, factors, eps=eps)
         if both is None:
             return None
         self._total, normed = both

@@ -2,7 +2,9 @@
 
 import importlib
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
@@ -10,6 +12,42 @@ from jaxspec_kernels.ffi_layout import UnknownLayoutError
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
+
+
+_is_exact: ContextVar[bool] = ContextVar("is_exact", default=False)
+
+
+@contextmanager
+def exact(is_on: bool = True) -> Iterator[None]:
+    """While a program is traced: whether a row's result must be the same bits whatever rows are beside it.
+
+    Operations then take kernels whose sums are ordered by the shapes of weights and by positions alone, never
+    by the number of rows. On a CPU nothing changes.
+    """
+    token = _is_exact.set(is_on)
+    try:
+        yield
+    finally:
+        _is_exact.reset(token)
+
+
+def is_exact() -> bool:
+    """Whether `exact` is on, on a GPU."""
+    return _is_exact.get() and device().platform == "gpu"
+
+
+_results: ContextVar[list[tuple[str, Any]] | None] = ContextVar("results", default=None)
+
+
+@contextmanager
+def recorded() -> Iterator[list[tuple[str, Any]]]:
+    """While a program is traced, collects the name and the result of every operation, in order."""
+    results: list[tuple[str, Any]] = []
+    token = _results.set(results)
+    try:
+        yield results
+    finally:
+        _results.reset(token)
 
 
 class UnavailableImplementationError(RuntimeError):
@@ -26,6 +64,7 @@ class Op(Generic[_Args, _Result]):
         function with the operation's name; None if there is none. A module is imported only when its kernel
         is chosen, so importing this package needs neither Triton nor Numba.
       only_by_name: kernels to run only if they are named, because "xla" is faster.
+      only_if_exact: kernels to run only if they are named, or inside `exact`.
     """
 
     def __init__(
@@ -36,11 +75,13 @@ class Op(Generic[_Args, _Result]):
         triton: str | None = None,
         numba: str | None = None,
         only_by_name: Sequence[str] = (),
+        only_if_exact: Sequence[str] = (),
     ):
         self.name = name
         self._xla = xla
         self._kernels = {"triton": triton, "numba": numba}
         self._only_by_name = only_by_name
+        self._only_if_exact = only_if_exact
 
     def __call__(self, *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
         """Runs this machine's default, or the implementation that the keyword `implementation` names.
@@ -49,7 +90,10 @@ class Op(Generic[_Args, _Result]):
           UnavailableImplementationError, ValueError: see `select`.
         """
         implementation: Any = kwargs.pop("implementation", None)
-        return self.select(implementation)(*args, **kwargs)
+        result = self.select(implementation)(*args, **kwargs)
+        if (results := _results.get()) is not None:
+            results.append((self.name, result))
+        return result
 
     @property
     def implementations(self) -> list[str]:
@@ -64,7 +108,8 @@ class Op(Generic[_Args, _Result]):
           ValueError: there is no implementation of this name.
         """
         if implementation is None:
-            offered = (name for name in self._kernels if name not in self._only_by_name)
+            left_out = [*self._only_by_name, *(() if is_exact() else self._only_if_exact)]
+            offered = (name for name in self._kernels if name not in left_out)
             implementation = next((name for name in offered if not self.why_not(name)), "xla")
         if implementation == "xla":
             return self._xla

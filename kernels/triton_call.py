@@ -15,32 +15,35 @@ from triton.backends.nvidia.compiler import get_ptxas, ptx_get_version
 
 def triton_call(
     kernel: Any,
-    inputs: Sequence[jax.Array],
+    inputs: Sequence[jax.Array | int],
     outputs: Sequence[jax.ShapeDtypeStruct] = (),
     *,
     in_place: int = 0,
     grid: tuple[int, ...],
     num_warps: int = 4,
     num_stages: int = 3,
+    fuses: bool = True,
     **constants: Any,
 ) -> list[jax.Array]:
     """Launches `kernel` once.
 
     Args:
-      kernel: a `triton.jit` function. Its parameters are a pointer per input, a pointer per output, and the
-        constants.
-      inputs: the input arrays.
+      kernel: a `triton.jit` function. Its parameters are a pointer or a number per input, a pointer per
+        output, and the constants.
+      inputs: arrays, and numbers.
       outputs: shapes and dtypes of new arrays; elements that the kernel does not write are undefined.
       in_place: how many of the inputs, from the first on, the kernel updates in place.
       grid: the number of programs along up to three axes.
       num_warps, num_stages: Triton's launch options.
+      fuses: whether the compiler may make one operation of a multiplication and an addition, which rounds
+        once instead of twice. Where it does so depends on tiles.
       **constants: `constexpr` parameters.
 
     Returns:
       The updated inputs, then the outputs.
     """
     # From Triton 3.10 on, products and sums are fused only on request.
-    options = {"enable_fp_fusion": True, "ptx_version": ptx_version()}
+    options = {"enable_fp_fusion": fuses, "ptx_version": ptx_version()}
 
     # JAX drops this operation as a whole if its results are unused. If it looked inside, it would call
     # jax-triton 0.4.1's rule for unused results, which fails with jax 0.12.
@@ -62,7 +65,8 @@ def triton_call(
             reference[...] = result
 
     # XLA drops the zeros, which are replaced.
-    updated, created = launch((list(inputs[:in_place]), [jnp.zeros(x.shape, x.dtype) for x in outputs]))
+    arrays: list[Any] = list(inputs[:in_place])
+    updated, created = launch((arrays, [jnp.zeros(x.shape, x.dtype) for x in outputs]))
     return [*updated, *created]
 
 

@@ -2,7 +2,7 @@
 
     python scripts/bench_step.py --shape llama3-8b --k 3 --batch 1,8,32 [--acceptance 3.0] [--context N]
         [--temperature T,T,...] [--top-k K] [--top-p P] [--params JSON] [--no-speculation]
-        [--tensor-parallel N] [--json FILE]
+        [--tensor-parallel N] [--exact] [--json FILE]
 
 Weights are random and acceptance is synthetic, so the text is meaningless but the work is real. Dispatches
 are enqueued back to back; times are the median of several runs over the whole answer. "share" is the floor as
@@ -86,6 +86,7 @@ def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
         acceptance=args.acceptance if num_drafts else None,
         dtype=dtype,
         mesh=mesh,
+        exact=args.exact,
     )
     cases = list(product(args.params, args.batch))
     # Compile all programs in parallel before timing any.
@@ -127,6 +128,7 @@ def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
             **provenance(shlex.join(["scripts/bench_step.py", *arguments]), Path(__file__).parent),
             "shape": args.shape,
             "num_drafts": num_drafts,
+            "exact": args.exact,
             "tensor_parallel": mesh.size,
             "whole_drafter": args.whole_drafter,
             "top_k": args.top_k,
@@ -205,6 +207,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="devices")
     parser.add_argument("--whole-drafter", action="store_true", help="put the whole drafter on every device")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--exact", action="store_true", help="with `engine.exact`")
     parser.add_argument("--runs", type=int, default=3, help="timed runs")
     parser.add_argument("--copy-bytes", type=int, default=1 << 31, help="size of the timed copy")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")

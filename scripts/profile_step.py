@@ -1,6 +1,6 @@
 """Trace the engine's step on a GPU, and show where its time goes.
 
-    python scripts/profile_step.py --shape smollm2-135m --k 4 --batch 1 [--tensor-parallel N]
+    python scripts/profile_step.py --shape smollm2-135m --k 4 --batch 1 [--tensor-parallel N] [--exact]
         [--trace FOLDER] [--graphs]
 
 Prints the most expensive kernels with their time and count per step, and the share of idle time inside
@@ -49,6 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         dtype=dtype,
         params=SamplingParams(),
         mesh=mesh,
+        exact=args.exact,
     )
     jax.block_until_ready([running.enqueue() for _ in range(2)])
     with tempfile.TemporaryDirectory() as temporary:
@@ -82,6 +83,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--dispatches", type=int, default=5, help="dispatches to trace")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="devices")
+    parser.add_argument("--exact", action="store_true", help="with `engine.exact`")
     parser.add_argument("--graphs", action="store_true", help="keep CUDA graphs while tracing")
     parser.add_argument("--top", type=int, default=25, help="number of kernels to print")
     parser.add_argument("--trace", type=Path, metavar="FOLDER", help="keep the trace here")

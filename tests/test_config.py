@@ -221,6 +221,22 @@ def test_sizes_left_open_follow_the_backend_and_the_model():
     )
 
 
+def test_exact_is_refused_where_rows_depend_on_their_company():
+    def resolved(backend, *, rounds=False, **fields):
+        config = EngineConfig(**fields)
+        return config.resolve(backend=backend, model_limit=128, rounds_activations=rounds).exact
+
+    assert resolved("gpu", exact=True)
+    assert resolved("cpu", exact=True, rounds=True)
+    assert not any(resolved(backend, exact=choice) for backend in ("cpu", "gpu") for choice in (None, False))
+    for fields, message in (
+        ({"backend": "gpu", "dtype": "float32", "exact": True}, "needs engine.dtype 'bfloat16' on a GPU"),
+        ({"backend": "cpu", "exact": True}, "needs packed weights and engine.cpu_activations 'int8'"),
+        ({"backend": "gpu", "exact": "yes"}, "engine.exact must be true or false, not 'yes'"),
+    ):
+        assert message in refused(resolved, **fields)
+
+
 def model(**changes):
     return ModelConfig.from_hf({**TARGET, **changes})
 

@@ -111,6 +111,18 @@ def write_gguf(
     return path
 
 
+def write_packed_gguf(path: Path) -> Path:
+    """A model whose matrices are in Q8_0, without biases."""
+    tensors = gguf_tensors(hf_weights())
+    del tensors["blk.0.attn_q.bias"]
+    kind = gguf.GGMLQuantizationType.Q8_0
+    packed = {
+        name: (gguf.quants.quantize(each, kind), "Q8_0") if each.ndim == 2 else each
+        for name, each in tensors.items()
+    }
+    return write_gguf(path, tensors=packed)
+
+
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)

@@ -65,6 +65,7 @@ def run_settings(
         "engine.synthetic_acceptance_length": engine.synthetic_acceptance_length,
         # Left out where it is the default, as in the records of runs that were begun without it.
         **({} if engine.packed else {"engine.packed": False}),
+        **({"engine.exact": True} if engine.exact else {}),
         **dataclasses.asdict(params),
         "max_new_tokens": params.max_new_tokens or DEFAULT_MAX_NEW_TOKENS,
         "raw": raw,

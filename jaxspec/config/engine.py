@@ -36,6 +36,9 @@ class EngineConfig:
         takes 1, as their steps take longer than the host's work between them.
       dtype: "float32" or "bfloat16", of weights and activations; None takes float32 on a CPU and bfloat16
         elsewhere.
+      exact: give every token the same logits, to the last bit, whatever the number of drafts, the batch, the
+        chunks of its prompt and the other requests. True asks for it on a GPU in 16 bits, and where a CPU
+        rounds activations to 8 bits, which always does so. None takes False on a GPU.
       packed: keep weights in their checkpoint's quantised format where a kernel reads it. False expands them,
         so that they can be updated (`Engine.update_weights`); weights from memory are never packed.
       cpu_activations: rounding of activations for products with packed weights on a CPU. "int8" makes integer
@@ -61,6 +64,7 @@ class EngineConfig:
     slot_sizes: tuple | list | None = None
     steps_per_dispatch: int | None = None
     dtype: str | None = None
+    exact: bool | None = None
     packed: bool = True
     cpu_activations: str | None = None
     cache_dtype: str | None = None
@@ -84,6 +88,8 @@ class EngineConfig:
         for name in ("prefix_caching", "packed"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"engine.{name} must be true or false, not {getattr(self, name)!r}")
+        if self.exact not in (None, True, False):
+            raise ConfigError(f"engine.exact must be true or false, not {self.exact!r}")
         for size in self.slot_sizes or ():
             at_least("engine.slot_sizes", size, 1)
             if size > self.batch_size:
@@ -129,6 +135,8 @@ class EngineConfig:
           ConfigError: max_model_len is past the model's limit, or the cache cannot have its dtype here.
         """
         dtypes = self._cache_dtypes(backend)
+        if self.exact and backend != "cpu" and dtypes[0] == "float32":
+            raise ConfigError("engine.exact needs engine.dtype 'bfloat16' on a GPU, not 'float32'")
         if self.cache_dtype not in (None, *dtypes):
             raise ConfigError(
                 f"engine.cache_dtype is {self.cache_dtype!r}; on a {backend}, with engine.dtype "
@@ -160,6 +168,8 @@ class EngineConfig:
         """
         self.check_fits(backend=backend, model_limit=model_limit)
         on_cpu = backend == "cpu"
+        if self.exact and on_cpu and not rounds_activations:
+            raise ConfigError("engine.exact on a CPU needs packed weights and engine.cpu_activations 'int8'")
         max_model_len = self.max_model_len_on(backend, model_limit)
         pages_per_slot = -(-max_model_len // self.page_size)
         is_large = weight_bytes >= 1 << (29 if on_cpu else 32)
@@ -180,6 +190,7 @@ class EngineConfig:
             steps_per_dispatch=self.steps_per_dispatch or (1 if is_large else 8 if on_cpu else 4),
             adapts_steps=on_cpu and self.steps_per_dispatch is None,
             dtype=self.dtype_on(backend),
+            exact=bool(self.exact),
             cache_dtype=self.cache_dtype or self._cache_dtypes(backend)[-1 if rounds_activations else 0],
             synthetic_acceptance_length=self.synthetic_acceptance_length,
         )
@@ -193,6 +204,7 @@ class EngineOptions(TypedDict, total=False):
     page_size: int
     num_pages: int | None
     prefix_caching: bool
+    exact: bool | None
     packed: bool
     prefill_chunk: int | None
     prefill_batch_size: int | None
@@ -226,6 +238,7 @@ class ResolvedEngineConfig:
     steps_per_dispatch: int
     adapts_steps: bool
     dtype: str
+    exact: bool
     cache_dtype: str
     synthetic_acceptance_length: float | None
 

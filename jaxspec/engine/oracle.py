@@ -11,6 +11,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxspec_kernels.op import exact
 
 from jaxspec.attention import LayerCache
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter, DraftState
@@ -31,6 +32,8 @@ class Oracle:
 
     def __init__(self, programs: Programs):
         self._graph, self._treedef, self._leaves = programs.graph, programs.treedef, programs.leaves
+        self._is_exact = programs.config.exact
+        self._options = programs.compiler_options_of_phases
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
         self.models = self._merge(self._leaves)
 
@@ -54,9 +57,10 @@ class Oracle:
         if function not in self._compiled:
 
             def program(leaves: Any, donated: Any, *arguments: Any) -> Any:
-                return function(self._merge(leaves), donated, *arguments)
+                with exact(self._is_exact):
+                    return function(self._merge(leaves), donated, *arguments)
 
-            self._compiled[function] = jax.jit(program, donate_argnums=1)
+            self._compiled[function] = jax.jit(program, donate_argnums=1, compiler_options=self._options)
         return self._compiled[function](self._leaves, donated, *arguments)
 
     def _merge(self, leaves: Any) -> Models:

@@ -20,9 +20,11 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from jaxspec_kernels.collectives import peer_links, through_peers
+from jaxspec_kernels.op import exact
 from tqdm import tqdm
 
-from jaxspec.config import ResolvedEngineConfig
+from jaxspec.attention import CacheShape
+from jaxspec.config import ConfigError, ResolvedEngineConfig
 from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.device.outcome import PackedOutcomes, pack_outcomes
 from jaxspec.engine.device.plan import NO_GRAMMARS, Plan, Size, empty_plan
@@ -40,7 +42,12 @@ _log = logging.getLogger(__name__)
 
 
 def compiler_options(
-    weights: Sequence[jax.Array], *, rows: int, decodes: bool = True, num_devices: int = 1
+    weights: Sequence[jax.Array],
+    *,
+    rows: int,
+    decodes: bool = True,
+    num_devices: int = 1,
+    is_exact: bool = False,
 ) -> dict[str, str | bool | int]:
     """XLA's options for a program that runs `rows` rows through these weights.
 
@@ -56,6 +63,9 @@ def compiler_options(
     Sums over several devices that are too large for our kernel use NCCL: XLA's own kernel for them fails if
     NCCL is older than 2.29.2, and failed on two H100s.
 
+    Without excess precision every operation rounds to its dtype, whatever it is fused with; exact programs
+    need that.
+
     Options that the variable XLA_FLAGS names are left out, so that it takes precedence.
     """
     if platform() != "gpu":
@@ -65,6 +75,8 @@ def compiler_options(
         options["xla_gpu_enable_triton_gemm"] = False
         if not decodes:
             options["xla_gpu_graph_min_graph_size"] = 1 << 20  # more kernels than any program has
+    if is_exact:
+        options["xla_allow_excess_precision"] = False
     if num_devices > 1:
         options["xla_gpu_unsupported_use_all_reduce_one_shot_kernel"] = False
         if jax.__version_info__ >= (0, 12):  # earlier versions of XLA reject it
@@ -100,6 +112,8 @@ class Programs:
         Args:
           slab: gives the slab of grammars, for programs that have them; None if there are none.
         """
+        if config.exact:
+            _check_has_exact_kernels(models, config)
         self.graph, parameters = nnx.split(models)
         self.leaves, self.treedef = jax.tree.flatten(parameters)
         self.config = config
@@ -269,11 +283,17 @@ class Programs:
             rows=self.rows(size),
             decodes=bool(size.width),
             num_devices=self.mesh.size,
+            is_exact=self.config.exact,
         )
+
+    @property
+    def compiler_options_of_phases(self) -> dict[str, str | bool | int]:
+        """XLA's options for a single phase of a step."""
+        return compiler_options((), rows=0, is_exact=self.config.exact)
 
     def _lower(self, size: Size) -> Any:
         def program(leaves, state, words, grammars, links):
-            with through_peers(links):
+            with through_peers(links), exact(self.config.exact):
                 models = nnx.merge(self.graph, jax.tree.unflatten(self.treedef, leaves))
                 plan = Plan.unpack(words, size, self.config, grammars)
                 if size.scores:
@@ -292,6 +312,26 @@ class Programs:
         return jax.jit(program, donate_argnums=1, out_shardings=(kept, self._replicated)).lower(
             self._weights, self._state, words, _shapes(self.grammars(size)), self._links
         )
+
+
+def _check_has_exact_kernels(models: Models, config: ResolvedEngineConfig) -> None:
+    """Raises ConfigError if the target's attention would depend on the number of rows."""
+    target = models.target
+    on_cpu = platform() == "cpu"
+    if not all(isinstance(shape, CacheShape) and shape.planes == 2 for shape in target.cache_shapes) or (
+        on_cpu and target.config.attention_sinks
+    ):
+        raise ConfigError(
+            f"engine.exact is not supported for {target.config.family}: its attention has no kernel for it"
+        )
+    if on_cpu:
+        from jaxspec_kernels.paged_attention.numba_kernel import MAX_ROWS  # imports slowly
+
+        rows = {"drafts and one more": 1 + models.drafter.num_speculative_tokens}
+        rows |= {"engine.prefill_chunk": config.prefill_chunk}
+        for name, count in rows.items():
+            if count > MAX_ROWS:
+                raise ConfigError(f"engine.exact on a CPU allows {MAX_ROWS} rows, and {name} is {count}")
 
 
 def _shapes(arrays: Any) -> Any:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxspec_kernels.row_sum import sum_in_order
 
 from jaxspec.attention import AttentionKind, LayerCacheShape
 from jaxspec.checkpoints import CheckpointError, TensorSource
@@ -57,7 +58,7 @@ class DeepseekMoE(MoE):
         )
         weights = jnp.take_along_axis(scores, chosen, axis=-1)
         if self.config.normalize:
-            weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
+            weights = weights / (sum_in_order(weights) + 1e-20)
         return weights * self.config.scale, chosen
 
     def _in_best_groups(self, choice: jax.Array) -> jax.Array:
@@ -67,7 +68,7 @@ class DeepseekMoE(MoE):
             return choice
         grouped = choice.reshape(len(choice), groups, -1)
         best, _ = jax.lax.top_k(grouped, 2)
-        _, chosen = jax.lax.top_k(best.sum(axis=-1), kept)
+        _, chosen = jax.lax.top_k(sum_in_order(best)[..., 0], kept)
         is_kept = (chosen[:, :, None] == jnp.arange(groups)).any(axis=1)
         return jnp.where(is_kept[:, :, None], grouped, -jnp.inf).reshape(choice.shape)
 

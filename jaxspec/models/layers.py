@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jax.typing import DTypeLike
 from jaxspec_kernels.matmul import PackedRows, PackedWeight
-from jaxspec_kernels.rms_norm import mean_of_squares, rms_norm
+from jaxspec_kernels.rms_norm import rms_norm
 
 from jaxspec.attention import AnyMemory, PagedMemory, RopeTables
 from jaxspec.config import ModelConfig
@@ -25,7 +24,16 @@ from jaxspec.models.parameters import (
     parameter,
     product,
 )
-from jaxspec.sharding import PendingSum, later_psum, local_part, local_start, psum, split_over, total
+from jaxspec.sharding import (
+    PendingSum,
+    later_add,
+    later_psum,
+    local_part,
+    local_start,
+    psum,
+    split_over,
+    total,
+)
 
 
 class RMSNorm(nnx.Module):
@@ -46,12 +54,7 @@ class RMSNorm(nnx.Module):
             normed = x.normed(self.scale[...], self.eps)
             if normed is not None:
                 return normed
-        x = total(x)
-        if x.dtype == jnp.float32:
-            return rms_norm(x, self.factors(), self.eps)
-        wide = x.astype(jnp.float32)
-        wide = wide * lax.rsqrt(mean_of_squares(wide) + self.eps)
-        return wide.astype(x.dtype) * self.scale[...]
+        return rms_norm(total(x), self.scale[...], self.eps)
 
 
 class Linear(nnx.Module):
@@ -336,8 +339,8 @@ class DecoderLayer(nnx.Module):
     ) -> tuple[jax.Array | PendingSum, AnyMemory]:
         """Maps x [N, M] to [N', M]; also returns the memory. `layer` is the layer's index in the memory."""
         attended, memory = self.attention(self.input_norm(x), memory, layer, rope)
-        x = memory.outputs(layer, total(x)) + attended
-        return x + self.mlp(self.mlp_norm(x)), memory
+        x = later_add(memory.outputs(layer, total(x)), attended)
+        return later_add(x, self.mlp(self.mlp_norm(x))), memory
 
 
 class SandwichLayer(nnx.Module):

@@ -12,6 +12,7 @@ from jaxspec_kernels.expert_matmul import (
     expert_matmul,
     reads_each_expert_once,
 )
+from jaxspec_kernels.row_sum import row_sum, sum_in_order
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.expert_sources import ExpertSources, tensor_per_expert
@@ -98,9 +99,12 @@ class MoE(nnx.Module):
         """Chooses k experts for each row of x [R, M]: their weights f32[R, k] and indices i32[R, k]."""
         logits = self.router(x, out_dtype=jnp.float32)
         chosen_logits, chosen = jax.lax.top_k(logits, self.config.experts_per_token)
+        # The largest comes first.
+        weights = jnp.exp(chosen_logits - chosen_logits[:, :1])
         if self.config.normalize:
-            return jax.nn.softmax(chosen_logits), chosen
-        return jnp.exp(chosen_logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)), chosen
+            return weights / sum_in_order(weights), chosen
+        total = row_sum(jnp.exp(logits - chosen_logits[:, :1]))
+        return weights / total[:, None], chosen
 
     def __call__(self, x: jax.Array) -> jax.Array | PendingSum:
         rows = x.reshape(-1, x.shape[-1])
@@ -148,8 +152,7 @@ class MoE(nnx.Module):
         if self.down_bias is not None:
             y = y + on_first_device(self.down_bias[...], self._inner_axis)[experts]
         y = y.reshape(*chosen.shape, -1)
-        # The order of XLA's reductions depends on the number of rows; that of separate additions does not.
-        return sum((weights[:, i, None] * y[:, i] for i in range(1, y.shape[1])), weights[:, :1] * y[:, 0])
+        return sum_in_order(weights[:, :, None] * y, axis=1)[:, 0]
 
     def _every(self, rows: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:
         """f32[R, M], running every row through all experts; those that it did not choose have weight 0."""

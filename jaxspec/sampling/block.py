@@ -8,6 +8,7 @@ together are as likely as under the target.
 
 import jax
 import jax.numpy as jnp
+from jaxspec_kernels.row_sum import row_sum
 
 from jaxspec.sampling.vocabulary import DraftVocabulary
 
@@ -54,7 +55,7 @@ def log_acceptance(
     asked = rows + (log_p[:, :-1] - norm[:, 1:])[..., None]
     given = draft_logits[:, 1:] - draft_norm[:, 1:, None]
     p = jnp.exp(log_p[:, :-1])
-    beyond = jnp.maximum(p - jnp.exp(jnp.minimum(asked, given)).sum(axis=-1), 0.0)
+    beyond = jnp.maximum(p - row_sum(jnp.exp(jnp.minimum(asked, given))), 0.0)
     if is_forced is not None:
         beyond = jnp.where(is_forced[:, 1:], 0.0, beyond)  # as p is at most 1
     total = beyond + (1.0 - p)

@@ -6,6 +6,7 @@ from enum import IntEnum
 import jax
 import jax.numpy as jnp
 from jaxspec_kernels.argmax import row_max
+from jaxspec_kernels.row_sum import row_sum, sum_in_order
 
 from jaxspec.sampling.params import MAX_LOGPROBS, SamplingParams
 from jaxspec.sharding import all_gather, local_start
@@ -71,8 +72,8 @@ def token_logprobs(
     logits = logits.astype(jnp.float32)
     first = 0 if axis is None else local_start(logits.shape[-1])
     best = row_max(all_gather(row_max(logits)[..., None], axis))
-    total = all_gather(jnp.exp(logits - best[..., None]).sum(axis=-1)[..., None], axis).sum(axis=-1)
-    norm = best + jnp.log(total)
+    total = all_gather(row_sum(jnp.exp(logits - best[..., None]))[..., None], axis)
+    norm = best + jnp.log(sum_in_order(total)[..., 0])
     place = tokens - first
     is_here = (place >= 0) & (place < logits.shape[-1])
     own = jnp.take_along_axis(

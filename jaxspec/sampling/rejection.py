@@ -15,7 +15,7 @@ from jaxspec_kernels.random import Purpose
 
 from jaxspec.sampling.block import log_acceptance, log_prefixes
 from jaxspec.sampling.draw import sample
-from jaxspec.sampling.logits import process_logits
+from jaxspec.sampling.logits import log_sum_exp, process_logits
 from jaxspec.sampling.mode import SamplingMode
 from jaxspec.sampling.state import SamplingState
 from jaxspec.sampling.vocabulary import DraftVocabulary
@@ -135,7 +135,7 @@ def token_after(
         return sample(row, sampling, position, Purpose.BONUS)
     rejected = accepted < draft_count
     column = jnp.minimum(accepted, draft_columns - 1)
-    log_p = jax.nn.log_softmax(row)
+    log_p = row - log_sum_exp(row)[..., None]
     if draft_logits is None:
         proposed = jnp.arange(row.shape[-1]) == row_at(drafts, column)[:, None]
         residual = jnp.where(proposed, -jnp.inf, log_p)
@@ -162,10 +162,10 @@ def _accept(
     rows = processed[:, :-1]
     ids = jnp.clip(drafts, 0, rows.shape[-1] - 1)
     is_possible = drafts >= 0
-    norm = jax.nn.logsumexp(rows, axis=-1)
+    norm = log_sum_exp(rows)
     log_ratio = _at(rows, ids) - norm
     if draft_logits is not None:
-        draft_norm = jax.nn.logsumexp(draft_logits, axis=-1)
+        draft_norm = log_sum_exp(draft_logits)
         draft_ids = ids if draft_vocab is None else draft_vocab.draft_ids[ids]
         is_possible &= draft_ids >= 0
         log_ratio -= _at(draft_logits, jnp.maximum(draft_ids, 0)) - draft_norm
@@ -195,7 +195,7 @@ def _at(logits: jax.Array, ids: jax.Array) -> jax.Array:
 
 def _log_proposal(draft_logits: jax.Array, draft_vocab: DraftVocabulary | None) -> jax.Array:
     """log q over the target vocabulary, f32[B, V], from one row of draft logits f32[B, Vd]."""
-    log_q = jax.nn.log_softmax(draft_logits)
+    log_q = draft_logits - log_sum_exp(draft_logits)[..., None]
     if draft_vocab is None:
         return log_q
     ids = jnp.maximum(draft_vocab.draft_ids, 0)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 from jaxspec_kernels.collectives.peer_memory import CAPACITY, LINE_WORDS, memory_of, num_devices
-from jaxspec_kernels.op import why_not
+from jaxspec_kernels.op import is_exact, why_not
 
 _MAX_BYTES = 1 << 21
 
@@ -46,10 +46,19 @@ def psum(x: jax.Array, axis: str) -> jax.Array:
     links = _peers.get()
     is_float = x.dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
     if links is None or not is_float or x.nbytes % 4 or not _is_small(x, links):
-        return lax.psum(x, axis)
+        return _sum_of_gathered(x, axis) if is_exact() else lax.psum(x, axis)
     from jaxspec_kernels.collectives.triton_kernel import peer_sum
 
     return peer_sum(x, links)
+
+
+def _sum_of_gathered(x: jax.Array, axis: str) -> jax.Array:
+    """The sum as the kernel computes it: in the order of the devices, in float32, rounded once.
+
+    The order of XLA's sum, or NCCL's, depends on the size of x.
+    """
+    parts = lax.all_gather(x, axis).astype(jnp.float32)
+    return sum(parts[1:], parts[0]).astype(x.dtype)
 
 
 def psum_norm(
@@ -71,6 +80,8 @@ def psum_norm(
     links = _peers.get()
     if links is None or x.dtype not in (jnp.bfloat16, jnp.float16) or x.ndim != 2 or x.shape[1] % 2:
         return None
+    if is_exact():
+        return None  # large sums are normed by another kernel, which sums squares in another order
     if any(other is not None and other.dtype != x.dtype for other in (stream, bias, factors)):
         return None
     if x.shape[1] > 2 * LINE_WORDS * CAPACITY or not _is_small(x, links):

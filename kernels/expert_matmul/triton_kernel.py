@@ -12,6 +12,7 @@ from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
 from jaxspec_kernels.expert_matmul.row_groups import FEW_ROWS, group_rows, max_tiles
 from jaxspec_kernels.expert_matmul.triton_dense import dense_expert_matmul
 from jaxspec_kernels.expert_matmul.triton_mxfp4 import mxfp4_expert_matmul
+from jaxspec_kernels.op import is_exact
 from jaxspec_kernels.triton_call import triton_call
 
 
@@ -41,7 +42,9 @@ def expert_matmul(x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4We
         # tiles would wait for them. More rows without more outputs would read as much of x as of weights.
         # With eight warps a multiprocessor runs fewer tiles at once: those of 64 rows took 1.5 times as long.
         options |= {"block_outputs": 64 if is_low else 128, "num_warps": 4}
-        options |= {"block_width": 256 if is_low else 128, "num_stages": 3 if block_rows < 64 else 4}
+        # The order of sums depends on the width of a block.
+        is_wide = is_low and not is_exact()
+        options |= {"block_width": 256 if is_wide else 128, "num_stages": 3 if block_rows < 64 else 4}
     else:
         kernel, arrays = dense_expert_matmul, [weights]
         options |= {"block_outputs": 64 if is_low else 128, "num_warps": 4}

@@ -1,5 +1,7 @@
 """Gumbel sampling into a column in Triton: the best of each block of the vocabulary, then of the row."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import triton
@@ -32,7 +34,7 @@ def gumbel_sample(
     blocks = triton.cdiv(vocabulary, _BLOCK)
     step = jnp.asarray(step, jnp.int32)
     best = [jax.ShapeDtypeStruct((batch, blocks), jnp.int32)] * 2
-    sizes = {"vocabulary": vocabulary, "columns": tokens.shape[1], "block": _BLOCK}
+    sizes: dict[str, Any] = {"vocabulary": vocabulary, "columns": tokens.shape[1], "block": _BLOCK}
     if processed is None:
         ranks, ids = triton_call(_greedy_kernel, (logits,), best, grid=(batch, blocks), **sizes)
     else:

@@ -8,6 +8,12 @@ from jaxspec_kernels.op import Op
 MIN_WEIGHT_BYTES = 1 << 20
 
 
-matmul = Op("matmul", xla=reference, numba="matmul.numba_kernel")
+matmul = Op(
+    "matmul",
+    xla=reference,
+    triton="matmul.triton_kernel",
+    numba="matmul.numba_kernel",
+    only_if_exact=("triton",),
+)
 
 __all__ = ["BLOCK", "MIN_WEIGHT_BYTES", "PackedRows", "PackedWeight", "matmul", "pack"]

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 from jaxspec_kernels.context_splits import absorb_scores, merge_kernel, num_splits, split_bounds
-from jaxspec_kernels.paged_attention import mosaic_kernel
+from jaxspec_kernels.op import is_exact
+from jaxspec_kernels.paged_attention import mosaic_kernel, triton_exact
 from jaxspec_kernels.triton_call import triton_call
 
 _LONGEST_WHOLE = 8192
@@ -35,6 +36,8 @@ def paged_attention(
     heads, page_size, width = cache.shape[1], cache.shape[3], page_table.shape[1]
     if queries.size == 0:
         return queries
+    if is_exact() and queries.dtype == cache.dtype and queries.dtype.itemsize == 2:
+        return triton_exact.paged_attention(queries, cache, page_table, first, last, scale=scale, sinks=sinks)
     group = num_heads // heads
     rows = group * num_rows
     wide = queries.dtype == jnp.float32

@@ -10,13 +10,28 @@ from jax import lax
 def rms_norm(x: jax.Array, factors: jax.Array, eps: float) -> jax.Array:
     """x / sqrt(mean(x ** 2) + eps) * factors over the last axis.
 
-    A row's result is independent of the number of rows.
+    A row's result is independent of the number of rows on a CPU.
 
     Args:
-      x: f32[..., M].
-      factors: f32[M].
+      x: [..., M].
+      factors: [M], of the same dtype. In 16 bits the normed row is rounded, and then its product with these.
     """
-    return x * lax.rsqrt(mean_of_squares(x) + eps) * factors
+    wide = x.astype(jnp.float32)
+    normed = wide * lax.rsqrt(mean_of_squares(wide) + eps)
+    return normed.astype(x.dtype) * factors
+
+
+def add_rms_norm(
+    x: jax.Array, stream: jax.Array, bias: jax.Array | None, factors: jax.Array, eps: float
+) -> tuple[jax.Array, jax.Array]:
+    """`stream + (x + bias)` and its `rms_norm`, with every intermediate result rounded to the dtype of x.
+
+    Args:
+      x, stream: [N, M].
+      bias, factors: [M]; without a bias, None.
+    """
+    total = stream + (x if bias is None else x + bias)
+    return total, rms_norm(total, factors, eps)
 
 
 def mean_of_squares(x: jax.Array) -> jax.Array:

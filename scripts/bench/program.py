@@ -76,6 +76,7 @@ def start(
     dtype: jnp.dtype,
     params: SamplingParams,
     mesh: Mesh | None = None,
+    exact: bool = False,
 ) -> Running:
     """Compiles the decode program and fills the slots' caches with noise.
 
@@ -84,7 +85,7 @@ def start(
       batch_size: B, number of slots.
       context: committed tokens of every slot.
       new_tokens: room for new tokens in every slot.
-      max_model_len, page_size, steps_per_dispatch: as in `EngineConfig`.
+      max_model_len, page_size, steps_per_dispatch, exact: as in `EngineConfig`.
       acceptance: synthetic tokens per step; None verifies the drafts.
       dtype: of weights and cache.
       params: of every slot; they decide what the program can do.
@@ -100,6 +101,7 @@ def start(
         num_pages=batch_size * pages_per_slot,
         steps_per_dispatch=steps_per_dispatch,
         dtype=str(dtype),
+        exact=exact,
         synthetic_acceptance_length=acceptance,
     )
     limit = models.target.config.max_position_embeddings

@@ -4,7 +4,6 @@ import json
 import threading
 from queue import SimpleQueue
 
-import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +13,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 from several_devices import run
 from tiny_engines import SIZES, assert_idle, tokens_of
-from tiny_gguf import gguf_tensors, hf_weights, write_gguf
+from tiny_gguf import write_packed_gguf
 from tiny_models import changed, on_device, write_eagle3, write_folder, write_target
 from tiny_mtp import LATENT, write_with_mtp
 
@@ -376,14 +375,7 @@ def test_a_mtp_layer_comes_with_the_target(prompts, tmp_path):
 
 def test_packed_weights_are_updated_if_they_were_expanded(tmp_path, monkeypatch, prompts):
     monkeypatch.setattr(packed_weights, "MIN_WEIGHT_BYTES", 0)
-    tensors = gguf_tensors(hf_weights())
-    del tensors["blk.0.attn_q.bias"]
-    kind = gguf.GGMLQuantizationType.Q8_0
-    stored = {
-        name: (gguf.quants.quantize(each, kind), "Q8_0") if each.ndim == 2 else each
-        for name, each in tensors.items()
-    }
-    path = write_gguf(tmp_path / "packed.gguf", tensors=stored)
+    path = write_packed_gguf(tmp_path / "packed.gguf")
     options = {"drafter": "none", "progress": False, **SIZES}
     with jaxspec.load(path, packed=False, **options) as engine:
         dense = export_tensors(engine.target)

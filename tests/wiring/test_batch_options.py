@@ -118,7 +118,7 @@ def test_replicas_ask_their_engines_for_what_they_are_told(importable):
 
 
 # What decides an answer, and what only decides when it comes.
-COUNTS = {"dtype", "cache_dtype", "packed", "cpu_activations", "max_model_len"}
+COUNTS = {"dtype", "exact", "cache_dtype", "packed", "cpu_activations", "max_model_len"}
 COUNTS |= {"synthetic_acceptance_length"}
 SPEED = {"batch_size", "page_size", "num_pages", "prefix_caching", "prefill_chunk", "prefill_batch_size"}
 SPEED |= {"mixed_prefill_tokens", "slot_sizes", "steps_per_dispatch", "tensor_parallel"}
@@ -145,9 +145,9 @@ def test_a_run_is_resumed_only_with_what_decides_its_answers(tiny_config):
 
     config = load_config(tiny_config)
     default = settings(config)
-    expanded = settings(config.replace(engine={"packed": False}))
-    assert {f"engine.{name}" for name in COUNTS} == {name for name in expanded if name.startswith("engine.")}
-    assert expanded.keys() - default.keys() == {"engine.packed"}
+    chosen = settings(config.replace(engine={"packed": False, "exact": True}))
+    assert {f"engine.{name}" for name in COUNTS} == {name for name in chosen if name.startswith("engine.")}
+    assert chosen.keys() - default.keys() == {"engine.packed", "engine.exact"}
     for name, value in DRAFTER.items():
         source = {"source": str(tiny_config.parent / "model")} if name == "kind" else {}
         auto = {"num_speculative_tokens": "auto"} if name == "max_speculative_tokens" else {}

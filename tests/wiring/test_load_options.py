@@ -4,14 +4,13 @@ import dataclasses
 import json
 from typing import get_args, get_type_hints
 
-import gguf
 import jax
 import numpy as np
 import pytest
 from flax import nnx
 from options import assert_complete, fields, parameters
 from safetensors.numpy import load_file, save_file
-from tiny_gguf import gguf_tensors, hf_weights, metadata, write_gguf
+from tiny_gguf import gguf_tensors, hf_weights, metadata, write_gguf, write_packed_gguf
 from tiny_models import write_eagle3, write_target
 
 import jaxspec
@@ -40,12 +39,7 @@ def files(tmp_path_factory):
     write_gguf(root / "gguf" / "small.gguf", tensors=small)
     deep = small | {name.replace("blk.0.", "blk.1."): each for name, each in small.items()}
     write_gguf(root / "gguf" / "deep.gguf", metadata(llama__block_count=2), deep)
-    kind = gguf.GGMLQuantizationType.Q8_0
-    packed = {
-        name: (gguf.quants.quantize(each, kind), "Q8_0") if each.ndim == 2 else each
-        for name, each in small.items()
-    }
-    write_gguf(root / "packed.gguf", tensors=packed)
+    write_packed_gguf(root / "packed.gguf")
     return root
 
 
@@ -88,6 +82,7 @@ ENGINE = {
     "slot_sizes": ((3,), lambda e: {size.slots for size in sizes(e) if size.mode} == {3}),
     "steps_per_dispatch": (2, lambda e: e.core.scheduler.steps == 2 and not e.core.scheduler.adapts_steps),
     "dtype": ("bfloat16", lambda e: {e.programs.leaves[0].dtype, cache(e).dtype} == {np.dtype("bfloat16")}),
+    "exact": (True, lambda e: e.programs.config.exact),
     "packed": (False, lambda e: {leaf.dtype for leaf in e.programs.leaves} == {np.dtype(np.float32)}),
     "cpu_activations": ("float32", lambda e: cache(e).dtype == np.float32),
     "cache_dtype": ("float16", lambda e: cache(e).dtype == np.float16),
@@ -101,7 +96,7 @@ ENGINE = {
 def test_every_size_of_the_engine_arrives(name, load, files, monkeypatch):
     value, is_there = ENGINE[name]
     settings = {"model": files / "target", "drafter": {"kind": "ngram", "num_speculative_tokens": 3}}
-    if name in ("packed", "cpu_activations"):  # they are rounded only beside packed weights
+    if name in ("packed", "cpu_activations", "exact"):  # they are rounded only beside packed weights
         monkeypatch.setattr(packed_weights, "MIN_WEIGHT_BYTES", 0)
         settings["model"] = files / "packed.gguf"
     if is_there is None:

@@ -1,0 +1,87 @@
+"""With activations of 8 bits, an answer has the same bits whatever decides when it is computed."""
+
+import pytest
+from tiny_gguf import write_packed_gguf
+
+import jaxspec
+from jaxspec.config import ConfigError
+from jaxspec.models import packed_weights
+
+LENGTHS = (3, 9, 17, 24)
+PROMPTS = [[(7 * i + 3 * j) % 40 + 2 for j in range(length)] for i, length in enumerate(LENGTHS)]
+STRANGERS = [[(11 * i + j) % 50 + 1 for j in range(5 + 4 * i)] for i in range(4)]
+ASK = {"max_new_tokens": 36, "ignore_eos": True, "logprobs": 20}
+SIZES = {"max_model_len": 64, "page_size": 4, "progress": False, "exact": True}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_weights_are_packed():
+    # Also while programs are traced, which is later.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_weights, "MIN_WEIGHT_BYTES", 0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """A function that answers `PROMPTS` with K drafts and some sizes, and says all that was reported."""
+    path = write_packed_gguf(tmp_path_factory.mktemp("exact") / "tiny.gguf")
+
+    def answer(drafts=0, *, prompts=PROMPTS, times=1, asked=ASK, **sizes):
+        drafter = {"kind": "ngram", "num_speculative_tokens": drafts} if drafts else {"kind": "none"}
+        sizes = {"batch_size": 4, "slot_sizes": ()} | SIZES | sizes
+        with jaxspec.load(path, drafter=drafter, **sizes) as engine:
+            for _ in range(times):
+                given = engine.generate(prompts, **asked)
+            texts = [one.prompt_token_ids + one.token_ids for one in given]
+            scores = engine.score(texts).logprobs
+        for one, text, score in zip(given, texts, scores, strict=True):
+            assert list(score[len(one.prompt_token_ids) : len(text)]) == one.logprobs
+        told = [(one.token_ids, one.logprobs, one.top_logprobs) for one in given]
+        drafted = sum(one.stats.drafted for one in given)
+        return told, drafted, sum(one.cached_tokens for one in given)
+
+    return answer
+
+
+@pytest.fixture(scope="module")
+def plain(answers):
+    return answers(batch_size=1)[0]
+
+
+@pytest.mark.parametrize("drafts", [1, 3, 7])
+def test_answers_do_not_depend_on_drafts_and_batch(answers, plain, drafts):
+    told, verified, _ = answers(drafts, batch_size=4)
+    assert verified
+    assert told == plain
+
+
+def test_answers_do_not_depend_on_strangers(answers, plain):
+    told, _, _ = answers(3, prompts=[*STRANGERS, *PROMPTS], batch_size=8)
+    assert told[len(STRANGERS) :] == plain
+
+
+@pytest.mark.parametrize("sizes", [{"prefill_chunk": 5}, {"prefill_chunk": 8, "mixed_prefill_tokens": 64}])
+def test_answers_do_not_depend_on_chunks(answers, plain, sizes):
+    assert answers(3, **sizes)[0] == plain
+
+
+def test_answers_do_not_depend_on_cached_prefixes(answers, plain):
+    told, _, cached = answers(3, times=2)
+    assert cached
+    assert told == plain
+
+
+def test_answers_do_not_depend_on_being_put_back(answers, plain):
+    assert answers(3, num_pages=16, prefix_caching=False)[0] == plain
+
+
+def test_sampled_answers_do_not_depend_on_the_batch(answers):
+    asked = {**ASK, "temperature": 1.0, "top_p": 0.9, "seed": list(range(len(PROMPTS)))}
+    assert answers(3, asked=asked, batch_size=1)[0] == answers(3, asked=asked, batch_size=4)[0]
+
+
+@pytest.mark.parametrize(("drafts", "sizes"), [(16, {}), (3, {"prefill_chunk": 17})])
+def test_more_rows_than_the_kernel_of_a_cpu_takes_are_refused(answers, drafts, sizes):
+    with pytest.raises(ConfigError, match=r"engine.exact on a CPU allows 16 rows, and .* is 17"):
+        answers(drafts, **sizes)
