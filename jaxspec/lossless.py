@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxspec.bitwise import BitDifference, first_difference_in_bits
 from jaxspec.drafters.formats import DrafterChoice
 from jaxspec.engine import AcceptanceStats, Engine, EngineError, Generation
 from jaxspec.engine.load import load
@@ -62,6 +63,8 @@ class LosslessReport:
       samples: sampled answers per prompt and engine.
       temperature: their temperature.
       greedy, sampled: acceptance in the greedy and the sampled answers.
+      bits: the first operation of the target that gives a row other bits in company than alone; None if there
+        is none, or if it was not searched for.
     """
 
     differences: tuple[Difference, ...]
@@ -72,6 +75,7 @@ class LosslessReport:
     temperature: float
     greedy: AcceptanceStats
     sampled: AcceptanceStats
+    bits: BitDifference | None = None
 
     @property
     def outcome(self) -> Literal["equal", "different", "cannot tell"]:
@@ -80,7 +84,7 @@ class LosslessReport:
         "cannot tell" means that there are so few that `smallest_difference` is above `ENOUGH`. Without
         samples, greedy answers alone decide.
         """
-        if self.differences or self.p_value < self.significance:
+        if self.differences or self.bits or self.p_value < self.significance:
             return "different"
         return "cannot tell" if self.samples and self.smallest_difference > ENOUGH else "equal"
 
@@ -93,6 +97,8 @@ class LosslessReport:
             f"prompt {at.prompt} differs at token {at.token}: {at.plain} without drafts, {at.drafted} with"
             for at in self.differences
         ] or [f"greedy: the same tokens, {self.greedy.acceptance_length:.2f} a step"]
+        if self.bits is not None:
+            lines.append(str(self.bits))
         if not self.samples:
             return "\n".join([*lines, "sampled: not compared"])
         if self.p_value < self.significance:
@@ -119,6 +125,7 @@ def check_lossless(
     temperature: float = 1.0,
     seed: int = 0,
     significance: float = 1e-4,
+    bitwise: bool = False,
     **engine: Any,
 ) -> LosslessReport:
     """Compares the answers of an engine with a drafter to those of one without.
@@ -131,7 +138,7 @@ def check_lossless(
     whose drafts are never accepted passes whatever it does wrong, and is warned about.
 
     In bfloat16, greedy answers may differ where two logits are nearly equal, because sums are computed in
-    another order. In float32, the default here, this is rare.
+    another order, unless `engine.exact` is set. In float32, the default here, this is rare.
 
     Args:
       drafter: as for `load`.
@@ -143,6 +150,8 @@ def check_lossless(
       temperature: temperature of sampled answers.
       seed: seed of the first sampled answer; the others count up from it, modulo 2**64.
       significance: level of the test over all prompts together.
+      bitwise: load engines with `exact`, in their default dtype, and compare all results of the target for a
+        prompt and its answer, bit by bit, between rows alone and in company (`first_difference_in_bits`).
       **engine: fields of `EngineConfig`.
 
     Raises:
@@ -150,7 +159,8 @@ def check_lossless(
         samples is below 0; or significance is not between 0 and 1.
       EngineError: an answer failed.
     """
-    sizes = {"dtype": "float32", "progress": False, **engine}
+    numbers = {"exact": True} if bitwise else {"dtype": "float32"}
+    sizes = {**numbers, "progress": False, **engine}
     every = as_prompts(prompts)
     if not every or samples < 0:
         raise ValueError(f"there must be prompts, and samples 0 or more, got {len(every)} and {samples}")
@@ -176,6 +186,8 @@ def check_lossless(
             )
             for prompt in (every if samples else ())
         ]
+        text = answers[0][0].prompt_token_ids + answers[0][0].token_ids
+        bits = first_difference_in_bits(plain, text) if bitwise else None
     pairs = [pair for counts in compared for pair in zip(*counts, strict=True)]
     # Bonferroni: the smallest of n p-values is below x with a probability of at most n x.
     p_value = min(1.0, min((homogeneity(*pair) for pair in pairs), default=1.0) * max(len(pairs), 1))
@@ -189,7 +201,7 @@ def check_lossless(
             stacklevel=2,
         )
     return LosslessReport(
-        tuple(found), p_value, significance, smallest, samples, temperature, greedy, sampled
+        tuple(found), p_value, significance, smallest, samples, temperature, greedy, sampled, bits
     )
 
 

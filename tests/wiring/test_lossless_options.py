@@ -10,6 +10,7 @@ from jaxspec import AcceptanceStats, DrafterConfig, Generation, SamplingParams, 
 
 DRAFTER = {"kind": "ngram", "num_speculative_tokens": 2}
 OPTIONS = {"drafter", "target", "prompts", "max_new_tokens", "samples", "temperature", "seed", "significance"}
+OPTIONS |= {"bitwise"}
 
 
 class Asked:
@@ -84,3 +85,14 @@ def test_the_level_is_the_one_that_is_asked_for(engines):
     below = check_lossless(DRAFTER, "a target", **options, significance=p_value / 2)
     above = check_lossless(DRAFTER, "a target", **options, significance=p_value * 2)
     assert (below.outcome, above.outcome) == ("cannot tell", "different")  # so few samples show little
+
+
+def test_bits_are_compared_by_exact_engines_if_that_is_asked_for(engines, monkeypatch):
+    searched = []
+    monkeypatch.setattr(lossless, "first_difference_in_bits", lambda *asked: searched.append(asked))
+    check_lossless(DRAFTER, "a target", prompts=[[1], [2]], samples=0)
+    assert not searched
+    check_lossless(DRAFTER, "a target", prompts=[[1], [2]], samples=0, bitwise=True)
+    plain, other = engines[2:]
+    assert plain.settings == other.settings == {"exact": True, "progress": False}
+    assert searched == [(plain, [1, 5, 7, 6])]
