@@ -43,7 +43,7 @@ WHOLE = {
     "attention/test_row_blocks.py": r"last_layer.*\[(?!full)",
     "engine/test_adaptive_k.py": r"\[(?!(full-)?eagle3)",
     "engine/test_cache_dtype.py": "",
-    "engine/test_constraints.py": r"every_drafter\[(?!ngram|eagle3)|reported\[(?!near)|several_steps",
+    "engine/test_constraints.py": r"every_drafter\[(?!ngram|eagle3)|reported\[(?!full-near)|several_steps",
     "engine/test_choice.py": r"never_much.*\[(?!1-)",
     "engine/test_compiled_programs.py": r"the_last_layer|every_cache.*\[(near|ngram)",
     "engine/test_distribution.py": r"\[(?!ngram|random eagle3|draft model\])",
@@ -53,7 +53,7 @@ WHOLE = {
         r"test_drafting.*\[(?!.*-5)|whole_text\[(?!full)|sizes.*\[page_size|goldens|noise.*\[(?!.*eagle3)"
     ),
     "engine/test_grammars.py": (
-        r"every_drafter\[(?!(ngram|eagle3)-greedy)|masked_logits\[(?!random)|wait_until|host_drives|inspection_sees"
+        r"every_drafter\[(?!(ngram|eagle3)-greedy)|masked_logits\[(?!full-random)|wait_until|host_drives|inspection_sees"
     ),
     "engine/test_heads_on_targets.py": "",
     "engine/test_indexed_window_engine.py": "",

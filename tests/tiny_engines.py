@@ -51,6 +51,15 @@ attention."""
 ONLY_OVER = {"mtp": ("latent",), "bigram": ("full", "own family")}
 PAIRS = [(kind, name) for kind in ATTENTION for name in DRAFTERS if kind in ONLY_OVER.get(name, ATTENTION)]
 """Every drafter with every kind of attention that it supports and that makes a difference to it."""
+ONCE = {name: ONLY_OVER.get(name, ("full",))[0] for name in DRAFTERS}
+"""Every drafter with one kind of attention, full attention if it supports that."""
+DRAWS = [
+    *((kind, name, "probabilistic") for name, kind in ONCE.items()),
+    *(("full", name, "probabilistic") for name in ("random eagle3", "fewer rows", "more rows")),
+    ("full", "eagle3", "greedy"),
+]
+"""Ways to draw drafts, as kind of attention, drafter and `drafter.sampling`: from every drafter, from random
+weights, from vocabularies smaller and larger than the target's, and one-hot."""
 MOST_LOADED = 30
 """The number of engines kept for one kind of attention; each takes 20 MB and 300 memory maps."""
 KINDS = dict.fromkeys(("self", "near", "fewer rows", "more rows"), "draft_model")

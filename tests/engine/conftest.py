@@ -1,6 +1,6 @@
 """Engines for the session, and prompts for them."""
 
-from functools import cache
+from functools import cache, partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -51,21 +51,22 @@ def prompts():
 
 @pytest.fixture(scope="session")
 def forward_of(engines_of):
-    """A function that gives the target's log-probabilities f64[T, V] after each token of a text."""
+    """A function that gives a target's logits f64[T, V] after each token of a text, and remembers them."""
 
     @cache
     def target(kind):
         model = load_target(open_checkpoint(engines_of[kind].folders["target"]), dtype=jnp.float32)
         return PagedTarget(model, 1, 96, page_size=8, width=96)
 
-    def forward(kind, tokens):
-        logits, _, _ = target(kind).feed([tokens], [0])
+    @cache
+    def logits_of(kind, tokens):
+        logits, _, _ = target(kind).feed([list(tokens)], [0])
         return np.asarray(logits[0, : len(tokens)], np.float64)
 
-    return forward
+    return lambda kind, tokens: logits_of(kind, tuple(tokens))
 
 
 @pytest.fixture(scope="session")
 def forward(forward_of):
-    """`forward_of` for full attention, which remembers texts; they are tuples."""
-    return cache(lambda tokens: forward_of("full", list(tokens)))
+    """`forward_of` for full attention."""
+    return partial(forward_of, "full")

@@ -4,11 +4,13 @@ In one batch with requests that ask for something else and for nothing; from cac
 preemption. The tokens are those of plain decoding, and each has the probability that the definitions give.
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 from constraint_oracle import constrained
 from test_logprobs import assert_drawn_from_reported, log_softmax, processed
-from tiny_engines import DRAFTERS, limit_pages, tokens_of
+from tiny_engines import DRAFTERS, DRAWS, ONCE, limit_pages, tokens_of
 
 from jaxspec import SamplingParams, inspect_steps
 from jaxspec.engine.device.plan import Size
@@ -26,7 +28,6 @@ ASKED = [
 ]
 """One for each of the prompts."""
 SAMPLED = {"temperature": 0.9, "top_p": 0.9, "top_k": 30}
-NAMES = [name for name in DRAFTERS if name != "mtp"]
 
 
 def params_of(sampling):
@@ -68,9 +69,10 @@ def assert_exact(forward, answer, params):
 
 
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", NAMES)
-def test_every_drafter(tiny_engines, prompts, forward, monkeypatch, name, sampling):
-    engine = tiny_engines.load(name, DRAFTERS[name])
+@pytest.mark.parametrize("name", ONCE)
+def test_every_drafter(engines_of, prompts, forward_of, monkeypatch, name, sampling):
+    engines, forward = engines_of[ONCE[name]], partial(forward_of, ONCE[name])
+    engine = engines.load(name, DRAFTERS[name])
     params = params_of(sampling)
     engine.forget_prefixes()
     together, cached = engine.generate(prompts, params), engine.generate(prompts, params)
@@ -84,18 +86,17 @@ def test_every_drafter(tiny_engines, prompts, forward, monkeypatch, name, sampli
         for answer, own in zip(answers, params, strict=True):
             assert_exact(forward, answer, own)
     if not sampling:
-        plain = tiny_engines.load("none")
-        assert tokens_of(together) == tokens_of(plain.generate(prompts, params))
+        assert tokens_of(together) == tokens_of(engines.load("none").generate(prompts, params))
     assert len(together[4].token_ids) > 12 or together[4].finish_reason == "length"
     if name != "bigram":
         sources = {source for answer in together for source in answer.token_sources}
         assert sources >= {"first", "accepted", "recovered"}
 
 
-@pytest.mark.parametrize("name", ["near", "eagle3", "dflash", "ngram"])
-def test_samples_have_the_distribution_that_is_reported(tiny_engines, prompts, name):
+@pytest.mark.parametrize(("kind", "name", "drawn"), DRAWS, ids=map("-".join, DRAWS))
+def test_samples_have_the_distribution_that_is_reported(engines_of, prompts, kind, name, drawn):
     count, length = 800, 4
-    engine = tiny_engines.load(name, 3, batch_size=8)
+    engine = engines_of[kind].load(name, 3, sampling=drawn, batch_size=8)
     asked = {"repetition_penalty": 1.3, "presence_penalty": 0.8, "logit_bias": {5: 2.0}}
     if name == "ngram":  # what it drafts are repeated n-grams
         asked |= {"repetition_penalty": 0.5, "frequency_penalty": -0.5}

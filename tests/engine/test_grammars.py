@@ -7,13 +7,14 @@ preemption. The tokens are those of plain decoding, and each has the probability
 import json
 import logging
 import re
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
 from constraint_oracle import constrained
 from test_logprobs import assert_drawn_from_reported, log_softmax, processed
-from tiny_engines import DRAFTERS, assert_idle, drive_from_python, limit_pages, tokens_of
+from tiny_engines import DRAFTERS, DRAWS, ONCE, assert_idle, drive_from_python, limit_pages, tokens_of
 from tiny_grammars import END, SCHEMA, tiny_tokenizer
 
 import jaxspec
@@ -23,8 +24,9 @@ LENGTH = 30
 SAMPLED = {"temperature": 0.9, "top_p": 0.9, "top_k": 30}
 GRAMMARS = ("choice", "regex", "json_schema")
 TOKENIZER = tiny_tokenizer()
+C, D, E = (TOKENIZER.vocabulary[letter] for letter in "cde")
 ASKED = [
-    {"regex": "[a-h]{4,20}"},
+    {"regex": "[a-h]{4,20}", "min_tokens": 10, "logit_bias": {C: 3.0}, "bad_words": [[D], [C, E]]},
     {"json_schema": SCHEMA},
     {},
     {"choice": ["abcabc", "bad", "deaf é", "abc, abc, abc, abc, abc, abc"]},
@@ -33,7 +35,6 @@ ASKED = [
     {"json_schema": {"type": "array", "items": {"type": "string", "maxLength": 3}, "minItems": 2}},
 ]
 """One for each of the prompts."""
-NAMES = [name for name in DRAFTERS if name != "mtp"]
 
 
 def params_of(sampling):
@@ -53,11 +54,11 @@ def params_of(sampling):
 
 
 @pytest.fixture(scope="module")
-def load(tiny_engines):
+def load(engines_of):
     """Engines whose grammars are over the tiny tokenizer."""
 
-    def load(*arguments, **options):
-        engine = tiny_engines.load(*arguments, **options)
+    def load(*arguments, attention="full", **options):
+        engine = engines_of[attention].load(*arguments, **options)
         engine.core.grammars._tokenizer, engine.core.grammars._ends = TOKENIZER, (END,)
         return engine
 
@@ -89,9 +90,10 @@ def assert_follows(engine, answer, params):
 
 
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", NAMES)
-def test_every_drafter(load, prompts, forward, monkeypatch, name, sampling):
-    engine = load(name, DRAFTERS[name])
+@pytest.mark.parametrize("name", ONCE)
+def test_every_drafter(load, prompts, forward_of, monkeypatch, name, sampling):
+    kind = ONCE[name]
+    engine = load(name, DRAFTERS[name], attention=kind)
     params = params_of(sampling)
     engine.forget_prefixes()
     together, cached = engine.generate(prompts, params), engine.generate(prompts, params)
@@ -103,10 +105,11 @@ def test_every_drafter(load, prompts, forward, monkeypatch, name, sampling):
         assert tokens_of(answers) == tokens_of(together)
     for answer, own in zip(together, params, strict=True):
         assert_follows(engine, answer, own)
-        assert_exact(engine, forward, answer, own)
+        assert_exact(engine, partial(forward_of, kind), answer, own)
     assert {together[1].finish_reason, together[3].finish_reason} == {"stop"}
     if not sampling:
-        assert tokens_of(together) == tokens_of(load("none").generate(prompts, params))
+        plain = load("none", attention=kind)
+        assert tokens_of(together) == tokens_of(plain.generate(prompts, params))
     stats = together[1].stats
     assert stats.accepted >= 6, "tokens without a choice are drafts that are accepted"
     assert_idle(engine)
@@ -121,7 +124,7 @@ def assert_exact(engine, forward, answer, params):
     prompt, answered = answer.prompt_token_ids, answer.token_ids
     logits, rows = forward((*prompt, *answered)), []
     for i in range(len(answered)):
-        row = constrained(logits[len(prompt) - 1 + i], [*prompt, *answered[:i]], len(prompt), (), **own)
+        row = constrained(logits[len(prompt) - 1 + i], [*prompt, *answered[:i]], len(prompt), [END], **own)
         may_come = automaton.allowed(automaton.run(answered[:i])) if automaton else True
         rows.append(np.where(may_come, row, -np.inf))
     expected = log_softmax(processed(np.array(rows), own))
@@ -133,17 +136,16 @@ def assert_exact(engine, forward, answer, params):
 
 def never_drafted(engine):
     """A character whose token the engine's head lacks, or any one if it has all; twice."""
-    draft_ids = engine.drafter.draft_ids
-    tokens = TOKENIZER.vocabulary
-    letters = [c for c in "klij0123456789abcdefgh" if draft_ids is None or draft_ids[...][tokens[c]] < 0]
-    return 2 * letters[0]
+    draft_ids, letters = engine.drafter.draft_ids, "klij0123456789abcdefgh"
+    lacking = [c for c in letters if draft_ids is not None and draft_ids[...][TOKENIZER.vocabulary[c]] < 0]
+    return 2 * (lacking or letters)[0]
 
 
-@pytest.mark.parametrize("name", ["near", "eagle3", "random eagle3", "dflash", "ngram"])
-def test_samples_have_the_distribution_of_the_masked_logits(load, prompts, name):
+@pytest.mark.parametrize(("kind", "name", "drawn"), DRAWS, ids=map("-".join, DRAWS))
+def test_samples_have_the_distribution_of_the_masked_logits(load, prompts, kind, name, drawn):
     """Between the free tokens stand two without a choice, which a head with fewer tokens cannot draft."""
     count, length = 800, 6
-    engine = load(name, 5, batch_size=8)
+    engine = load(name, 5, attention=kind, sampling=drawn, batch_size=8)
     sampling = {"temperature": 0.9, "seed": 7, "max_new_tokens": length, "stop_token_ids": [END]}
     reported = {"logprobs": 20, "logprobs_mode": "processed_logprobs"}
     pattern = f"[a-h]{{2}}{never_drafted(engine)}[0-9a-h]{{2}}"

@@ -10,14 +10,15 @@ import jax
 import numpy as np
 import pytest
 from target_checks import log_softmax
-from tiny_engines import ATTENTION, DRAFTERS, ONLY_OVER, limit_pages, tokens_of
+from tiny_engines import ATTENTION, DRAFTERS, ONCE, limit_pages, tokens_of
 
 from jaxspec.engine.device.plan import Size
 from jaxspec.sampling import Logprobs, SamplingMode
 
 VOCABULARY = 48
-PAIRS = [("full", name) for name in DRAFTERS if "full" in ONLY_OVER.get(name, ("full",))]
-PAIRS += [(kind, "ngram") for kind in ATTENTION if kind != "full"] + [("latent", "mtp")]
+PAIRS = [(kind, name) for name, kind in ONCE.items()] + [
+    (kind, "ngram") for kind in ATTENTION if kind != "full"
+]
 WAYS = [
     {"logprobs": 20},
     {"temperature": 0.8, "top_p": 0.7, "seed": 3, "logprobs": 5, "logprobs_mode": "processed_logprobs"},
