@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
+from urllib.parse import unquote
 
 from jaxspec.grammar.characters import EVERY, Ranges, minus, ranges, single
 from jaxspec.grammar.errors import GrammarError
@@ -183,8 +184,11 @@ class _Reader:
         found = self._root
         parts = name.split("/") if isinstance(name, str) else [""]
         for part in parts[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
-            found = found.get(key) if isinstance(found, Mapping) else None
+            key = unquote(part).replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list):
+                found = found[int(key)] if key.isdecimal() and int(key) < len(found) else None
+            else:
+                found = found.get(key) if isinstance(found, Mapping) else None
         if parts[0] != "#" or found is None:
             raise GrammarError(f"json_schema at {at}: $ref must name a part of the schema, got {name!r}")
         return found
@@ -230,9 +234,9 @@ class _Reader:
             if pattern not in _FORMATS:
                 known = ", ".join(_FORMATS)
                 raise GrammarError(f"json_schema at {at}: format {pattern!r} is not supported; {known} are")
-            pattern = f"(?a:{_FORMATS[pattern]})"
+            pattern = _FORMATS[pattern]
         try:
-            inner = regex_expression(pattern, without=_NOT_AS_THEY_ARE)
+            inner = regex_expression(pattern, without=_NOT_AS_THEY_ARE, is_of_json=True)
         except GrammarError as error:
             raise GrammarError(f"json_schema at {at}: {error}") from None
         return chain(text('"'), inner, text('"'))

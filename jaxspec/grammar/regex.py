@@ -42,19 +42,21 @@ _UNSUPPORTED = {
 }
 
 
-def regex_expression(pattern: str, *, without: Ranges = ()) -> Expression:
+def regex_expression(pattern: str, *, without: Ranges = (), is_of_json: bool = False) -> Expression:
     """The expression of all texts that a pattern matches from their beginning to their end.
 
     Args:
       pattern: in the syntax of `re`, whatever needs no memory of what was matched.
       without: characters that the texts must not hold; classes lose them.
+      is_of_json: whether the texts must match, too, if \\d, \\w and \\s stand for characters of ASCII alone,
+        as JSON Schema has it.
 
     Raises:
       GrammarError: it is malformed, or needs what a finite automaton cannot do.
     """
     try:
         parsed = parser.parse(pattern)
-        return _Reader(without).chain(parsed, parsed.state.flags, True, True)
+        return _Reader(without, is_of_json).chain(parsed, parsed.state.flags, True, True)
     except re.error as error:
         raise GrammarError(f"regex {pattern!r}: {error}") from None
     except (RecursionError, OverflowError, ValueError) as error:
@@ -63,8 +65,8 @@ def regex_expression(pattern: str, *, without: Ranges = ()) -> Expression:
 
 
 class _Reader:
-    def __init__(self, without: Ranges):
-        self._without = without
+    def __init__(self, without: Ranges, is_of_json: bool):
+        self._without, self._is_of_json = without, is_of_json
 
     def chain(self, items: Any, flags: int, is_first: bool, is_last: bool) -> Expression:
         """The expression of a sequence; whether it is at the beginning and at the end of the text."""
@@ -85,7 +87,7 @@ class _Reader:
         if name == "ANY":
             return self._chars(EVERY if flags & re.DOTALL else minus(EVERY, single("\n")), ".")
         if name == "IN":
-            return self._chars(_class(argument, flags), "a class")
+            return self._chars(_class(argument, flags, self._is_of_json), "a class")
         if name == "BRANCH":
             return Either(tuple(self.chain(part, flags, first, last) for part in argument[1]))
         if name == "SUBPATTERN":
@@ -118,7 +120,7 @@ def _cased(chars: Ranges, flags: int) -> Ranges:
     return both_cases(chars, flags & re.ASCII) if flags & re.IGNORECASE else ranges(chars)
 
 
-def _class(items: Any, flags: int) -> Ranges:
+def _class(items: Any, flags: int, is_of_json: bool) -> Ranges:
     pairs: list[tuple[int, int]] = []
     is_negated = False
     for operation, argument in items:
@@ -130,6 +132,8 @@ def _class(items: Any, flags: int) -> Ranges:
         elif name == "RANGE":
             pairs.append(argument)
         else:
-            pairs += matching(_CATEGORIES[str(argument)], flags & re.ASCII)
+            # What is taken away has to be the larger of both readings.
+            is_smaller = is_of_json and ("NOT" in str(argument)) == is_negated
+            pairs += matching(_CATEGORIES[str(argument)], re.ASCII if is_smaller else flags & re.ASCII)
     chars = _cased(ranges(pairs), flags)
     return complement(chars) if is_negated else chars

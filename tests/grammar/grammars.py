@@ -79,6 +79,8 @@ SCHEMAS = [
     {"type": "string", "pattern": "^.{2,6}$"},
     {"type": "string", "pattern": r"^\S+[^a-z]\W$"},
     {"type": "string", "pattern": "a|bc"},
+    {"type": "string", "pattern": r"^\d\w\s?$"},
+    {"type": "string", "pattern": r"^[\d.][^\d][^\D]\D\W[\w-]{1,3}$"},
     {"type": "string", "format": "date"},
     {"type": "string", "format": "time"},
     {"type": "string", "format": "date-time"},
@@ -134,6 +136,11 @@ SCHEMAS = [
     {"oneOf": [_object(kind={"const": kind}, value={"type": kind}) for kind in ("integer", "boolean")]},
     {"allOf": [{"type": "boolean"}]},
     {"$ref": "#/$defs/p", "$defs": {"p": _PERSON}},
+    {"$ref": "#/$defs/a%20b~1c", "$defs": {"a b/c": {"type": "array", "prefixItems": [{"const": 1}]}}},
+    {"type": "array", "prefixItems": [{"type": "integer"}, {"$ref": "#/prefixItems/0"}], "minItems": 2},
+    {"$schema": "https://json-schema.org/draft/2020-12/schema", "$comment": "a remark", "type": "integer"},
+    {"type": ["integer", "string", "array"], "minimum": 3, "maxLength": 4, "items": {"type": "null"}},
+    {"type": ["object", "null"], "properties": {"a": {"type": ["null", "boolean"]}}, "required": ["a"]},
     {
         "title": "Order",
         "description": "An order.",
@@ -158,3 +165,50 @@ SCHEMAS = [
     _object(deep=_object(deep=_object(deep=_object(deep={"type": "null"})))),
     {"type": "object", "properties": {f"field_{i}": {"type": "string"} for i in range(20)}},
 ]
+
+KEYWORDS = [
+    *("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"),
+    *("properties", "required", "additionalProperties", "minProperties", "maxProperties"),
+    *("items", "prefixItems", "minItems", "maxItems", "minLength", "maxLength", "pattern", "format"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    *("$defs", "definitions", "$schema", "$comment", "title", "description", "default"),
+]
+"""Every keyword of the test suite of JSON Schema (2020-12) that is supported."""
+NO_KEYWORDS = {
+    "object": {
+        "patternProperties": {"^a": {"type": "integer"}},
+        "propertyNames": {"maxLength": 3},
+        "dependentRequired": {"a": ["b"]},
+        "dependentSchemas": {"a": {"required": ["b"]}},
+        "dependencies": {"a": ["b"]},
+        "unevaluatedProperties": False,
+    },
+    "array": {
+        "contains": {"type": "null"},
+        "minContains": 1,
+        "maxContains": 2,
+        "uniqueItems": True,
+        "unevaluatedItems": False,
+        "additionalItems": False,
+    },
+    "string": {
+        "contentEncoding": "base64",
+        "contentMediaType": "application/json",
+        "contentSchema": {"type": "null"},
+    },
+    "integer": {"multipleOf": 2},
+    "number": {"multipleOf": 0.5, "minimum": 0, "maximum": 1, "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    "boolean": {
+        "not": {"const": True},
+        "if": {"const": True},
+        "then": {"const": True},
+        "else": {"const": True},
+        "$dynamicRef": "#a",
+        "$dynamicAnchor": "a",
+        "$recursiveRef": "#",
+        "$vocabulary": {},
+        "nullable": True,
+        "no such keyword": 1,
+    },
+}
+"""By type, those that are not, each with a value."""

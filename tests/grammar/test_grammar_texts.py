@@ -10,7 +10,7 @@ import jsonschema
 import numpy as np
 import pytest
 from grammar_vocabularies import NAMES, tokenizer, vocabulary
-from grammars import REGEXES, SCHEMAS
+from grammars import KEYWORDS, NO_KEYWORDS, REGEXES, SCHEMAS
 
 from jaxspec.grammar import Grammar, GrammarError, Vocabulary, compile_grammar
 
@@ -76,7 +76,35 @@ def test_texts_of_a_schema_are_valid(schema, name):
         value = json.loads(text)
         validator.validate(value)
         FORMATS.get(schema.get("format"), str)(value)
+        assert re.search(schema.get("pattern", ""), str(value), re.ASCII), "ECMA-262 knows letters of ASCII"
         assert json.loads(json.dumps(value)) == value
+
+
+def keywords_of(value):
+    """The names in a schema, of keywords and of properties."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return {
+        *(value if isinstance(value, dict) else ()),
+        *(name for part in parts for name in keywords_of(part)),
+    }
+
+
+def test_every_keyword_is_among_the_schemas():
+    assert set(KEYWORDS) <= keywords_of(SCHEMAS)
+    assert len(REGEXES) + len(SCHEMAS) >= 100
+
+
+@pytest.mark.parametrize(
+    ("kind", "keyword"), [(kind, keyword) for kind, keywords in NO_KEYWORDS.items() for keyword in keywords]
+)
+def test_other_keywords_are_refused_by_name(kind, keyword):
+    """Beside a type, below a property, and alone."""
+    asked = {keyword: NO_KEYWORDS[kind][keyword]}
+    typed = {"type": kind, **asked}
+    for schema in (typed, {"type": "object", "properties": {"a": typed}, "required": ["a"]}, asked):
+        with pytest.raises(GrammarError) as error:
+            compile_grammar(Grammar.of_json_schema(schema), vocabulary("bytes"))
+        assert repr(keyword) in str(error.value)
 
 
 @pytest.mark.parametrize("name", NAMES)
