@@ -1,8 +1,10 @@
 """Random texts of every kind of grammar are valid, and what is not allowed would have made them invalid."""
 
+import datetime
 import json
 import re
-from datetime import datetime, time
+import time
+import tracemalloc
 from itertools import product
 from uuid import UUID
 
@@ -14,7 +16,11 @@ from grammars import KEYWORDS, NO_KEYWORDS, REGEXES, SCHEMAS
 
 from jaxspec.grammar import Grammar, GrammarError, Vocabulary, compile_grammar
 
-FORMATS = {"date-time": datetime.fromisoformat, "time": time.fromisoformat, "uuid": UUID}
+FORMATS = {
+    "date-time": datetime.datetime.fromisoformat,
+    "time": datetime.time.fromisoformat,
+    "uuid": UUID,
+}
 SAMPLES = 20
 MANY_TOKENS = 60
 
@@ -271,3 +277,28 @@ def test_what_cannot_be_is_refused_in_one_line(kind, source, problem):
     assert problem in str(error.value)
     assert str(error.value).startswith(kind)
     assert "\n" not in str(error.value)
+
+
+EXPLODING = [(kind, source) for kind, source, problem in REFUSED if problem in ("too large", "more than")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"), EXPLODING, ids=[f"{k}-{i}" for i, (k, _) in enumerate(EXPLODING)]
+)
+def test_what_explodes_is_refused_in_a_second_and_200_megabytes(kind, source):
+    make = {"regex": Grammar.of_regex, "json_schema": Grammar.of_json_schema}[kind]
+    words = vocabulary("smollm2")
+
+    def refuse():
+        with pytest.raises(GrammarError):
+            compile_grammar(make(source), words)
+
+    started = time.process_time()
+    refuse()
+    assert time.process_time() - started < 2  # a second, on a machine that is half as fast
+    tracemalloc.start()
+    try:
+        refuse()
+        assert tracemalloc.get_traced_memory()[1] < 200 * 2**20
+    finally:
+        tracemalloc.stop()
