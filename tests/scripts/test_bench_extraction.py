@@ -10,12 +10,17 @@ def test_it_counts_what_it_times(tiny_config, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench_extraction, "SCHEMA", {"type": "null"})
     monkeypatch.setattr(bench_extraction, "prompts", lambda: ["w6 w7", "w8", "w9"])
     monkeypatch.setattr(bench_extraction, "is_valid", lambda text: text == "null")
-    words = [str(tiny_config), "--batch-size", "2", "--passes", "1", "--json", str(tmp_path / "out.json")]
-    assert bench_extraction.main(words) == 0
-    without, constrained = json.loads((tmp_path / "out.json").read_text("utf-8"))["rows"]
-    assert (constrained["valid"], constrained["cut"], constrained["tokens"]) == (3, 0, 6)
-    assert (without["valid"], without["tokens"] > 6) == (0, True)
-    assert "with a schema" in capsys.readouterr().out
+    out = tmp_path / "out.json"
+    words = ["--batch-size", "2", "1", "--passes", "1", "--json", str(out)]
+    assert bench_extraction.main([str(tiny_config), *words]) == 0
+    rows = json.loads(out.read_text("utf-8"))["rows"]
+    for without, constrained, slots in ((*rows[:2], 2), (*rows[2:], 1)):
+        assert without["batch_size"] == constrained["batch_size"] == slots
+        assert (constrained["valid"], constrained["cut"], constrained["tokens"]) == (3, 0, 6)
+        assert (without["valid"], without["tokens"] > 6) == (0, True)
+    printed = capsys.readouterr().out
+    assert "with a schema" in printed
+    assert printed.count("an answer is") == 2
 
 
 @pytest.mark.parametrize(
