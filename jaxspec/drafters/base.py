@@ -8,7 +8,7 @@ engine nor the loading code depends on the kind of drafter.
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import jax
@@ -183,6 +183,16 @@ class Proposal:
     def none(cls, batch_size: int) -> "Proposal":
         """Proposes nothing: K = 0."""
         return cls(jnp.zeros((batch_size, 0), jnp.int32), jnp.zeros(batch_size, jnp.int32), None)
+
+    def with_more(self, count: int) -> "Proposal":
+        """With so many columns more, of which none is a draft yet."""
+        logits = None if self.logits is None else jnp.pad(self.logits, ((0, 0), (0, count), (0, 0)))
+        return replace(self, tokens=jnp.pad(self.tokens, ((0, 0), (0, count))), logits=logits)
+
+    def first(self, count: int) -> "Proposal":
+        """The first so many columns."""
+        logits = None if self.logits is None else self.logits[:, :count]
+        return Proposal(self.tokens[:, :count], jnp.minimum(self.count, count), logits)
 
 
 @dataclass(frozen=True)

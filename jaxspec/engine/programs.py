@@ -30,7 +30,7 @@ from jaxspec.engine.device.outcome import PackedOutcomes, pack_outcomes
 from jaxspec.engine.device.plan import NO_GRAMMARS, Plan, Size, empty_plan
 from jaxspec.engine.device.score import score_chunks
 from jaxspec.engine.device.state import EngineState
-from jaxspec.engine.device.step import Models, run_steps
+from jaxspec.engine.device.step import Models, num_rows, run_steps
 from jaxspec.jax_settings import own_settings, platform
 from jaxspec.sampling import Constraints, SamplingMode
 from jaxspec.sharding import bytes_by_device, on_shards, replicated, shardings
@@ -239,7 +239,7 @@ class Programs:
 
     def rows(self, size: Size) -> int:
         """Rows of the target's forward pass in a step."""
-        return size.slots * size.width + size.chunks * self.config.prefill_chunk
+        return size.slots * num_rows(size) + size.chunks * self.config.prefill_chunk
 
     def enqueue(self, state: EngineState, words: Words, *, size: Size) -> tuple[EngineState, PackedOutcomes]:
         """Enqueues a program (see `run_steps` and `score_chunks`); donates the state. Its output is for

@@ -6,6 +6,7 @@ from jaxspec.lazy import lazy_names
 
 __all__ = [
     "FREE",
+    "MAX_FORCED",
     "Grammar",
     "GrammarError",
     "GrammarStore",
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from jaxspec.grammar.compiler import compile_grammar
     from jaxspec.grammar.errors import GrammarError
     from jaxspec.grammar.grammar import Grammar
-    from jaxspec.grammar.slab import FREE, Packed, advance, allowed, allowed_of, forced, packed
+    from jaxspec.grammar.slab import FREE, MAX_FORCED, Packed, advance, allowed, allowed_of, forced, packed
     from jaxspec.grammar.store import GrammarStore, PlacedGrammar
     from jaxspec.grammar.token_automaton import TokenAutomaton
     from jaxspec.grammar.vocabulary import Vocabulary
@@ -36,7 +37,7 @@ else:
             "jaxspec.grammar.compiler": "compile_grammar",
             "jaxspec.grammar.errors": "GrammarError",
             "jaxspec.grammar.grammar": "Grammar",
-            "jaxspec.grammar.slab": "FREE Packed advance allowed allowed_of forced packed",
+            "jaxspec.grammar.slab": "FREE MAX_FORCED Packed advance allowed allowed_of forced packed",
             "jaxspec.grammar.store": "GrammarStore PlacedGrammar",
             "jaxspec.grammar.token_automaton": "TokenAutomaton",
             "jaxspec.grammar.vocabulary": "Vocabulary",

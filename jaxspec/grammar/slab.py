@@ -23,6 +23,8 @@ RECORD = 4
 """Words of a record."""
 FREE = 0
 """The state of a request without a grammar."""
+MAX_FORCED = 6
+"""The most tokens without an alternative that a step verifies behind its drafts."""
 FREE_RECORD = (0, 0, 0, -1)
 """What stands at `FREE`. The functions here do not follow its places."""
 

@@ -12,9 +12,9 @@ from hlo_text import instructions, num_aliases
 
 from jaxspec.engine.device import step
 from jaxspec.engine.device.outcome import read_outcomes
-from jaxspec.engine.device.plan import empty_plan, view
+from jaxspec.engine.device.plan import Size, empty_plan, view
 from jaxspec.models.layers import MLP
-from jaxspec.sampling import SamplingMode
+from jaxspec.sampling import Constraints, SamplingMode
 
 # One layer's cache is larger than every other array of the program, so a copy of it shows by its size.
 SIZES = {"num_pages": 400, "steps_per_dispatch": 2}
@@ -28,7 +28,19 @@ def engine(request, tiny_engines):
 
 @pytest.mark.parametrize("mode", [SamplingMode.GREEDY, SamplingMode.TRUNCATED])
 def test_decode_writes_every_cache_in_place(engine, mode):
-    program = engine.programs.compiled_decode(mode=mode)
+    assert_in_place(engine, engine.programs.compiled_decode(mode=mode))
+
+
+def test_a_branch_over_forced_tokens_leaves_every_cache_in_place(tiny_engines):
+    engine = tiny_engines.load("eagle3", **SIZES, batch_size=1)
+    size = Size(1, 0, SamplingMode.GREEDY, 4, constraints=Constraints.GRAMMAR)
+    assert step.num_forced(size)
+    engine.core.grammars.prepare()
+    engine.programs.compile([size], progress=False)
+    assert_in_place(engine, engine.programs.compiled[size])
+
+
+def assert_in_place(engine, program):
     caches = (*engine.core.state.target_cache, *engine.core.state.draft_cache)
     text = program.as_text()
     assert num_aliases(text) >= len(caches)

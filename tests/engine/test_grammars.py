@@ -19,6 +19,7 @@ from tiny_grammars import END, SCHEMA, tiny_tokenizer
 
 import jaxspec
 from jaxspec import SamplingParams
+from jaxspec.engine.device import step as device_step
 
 LENGTH = 30
 SAMPLED = {"temperature": 0.9, "top_p": 0.9, "top_k": 30}
@@ -55,14 +56,16 @@ def params_of(sampling):
 
 @pytest.fixture(scope="module")
 def load(engines_of):
-    """Engines whose grammars are over the tiny tokenizer."""
+    """Engines whose grammars are over the tiny tokenizer, with rows for forced tokens for all slots."""
 
     def load(*arguments, attention="full", **options):
         engine = engines_of[attention].load(*arguments, **options)
         engine.core.grammars._tokenizer, engine.core.grammars._ends = TOKENIZER, (END,)
         return engine
 
-    return load
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_step, "_ROWS_FORCED", {True: 64, False: 64})
+        yield load
 
 
 def text_of(answer):
@@ -152,6 +155,22 @@ def test_samples_have_the_distribution_of_the_masked_logits(load, prompts, kind,
     answers = engine.generate(prompts[3], n=count, regex=pattern, **sampling, **reported)
     assert sum(answer.stats.accepted for answer in answers) > count
     assert_drawn_from_reported(answers, length)
+
+
+@pytest.mark.parametrize("name", ["eagle3", "ngram", "random eagle3"])
+def test_what_has_no_alternative_is_verified_beyond_the_drafts(load, prompts, name):
+    """Up to six tokens more in a step, whatever drafts; of a seeded sample, whose steps may not depend on the
+    number of slots, no more than K."""
+    params = {"regex": "[a-h](klij){8}[0-9]{4}", "max_new_tokens": 50, "stop_token_ids": [END]}
+    ways = [{}, SAMPLED, {**SAMPLED, "seed": 3}]
+    for slots in (1, 3):
+        engine = load(name, 2, batch_size=slots)
+        for way, most in zip(ways, (8, 2, 2), strict=True):
+            answer = engine.generate(prompts[1], **params, **way)
+            assert_follows(engine, answer, params)
+            assert max(accepted for _, accepted in answer.verified) == most
+    plain = tokens_of(load("none").generate(prompts, **params))
+    assert tokens_of(load(name, 2, batch_size=1).generate(prompts, **params)) == plain
 
 
 def test_a_new_grammar_compiles_no_program(load, prompts, caplog):

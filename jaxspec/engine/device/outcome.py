@@ -20,7 +20,7 @@ class Outcome:
     axis of steps.
 
     Attributes:
-      tokens: i32[n, K+1]; the token after a prompt is an outcome of K = 0.
+      tokens: i32[n, Q], a place for the token after each row; after a prompt it is one.
       num_tokens: i32[n], how many of them are emitted; 0 for a slot that is not active, and for a chunk that
         does not end a prompt.
       drafted, accepted: i32[n], drafts that were verified, and how many of them the target accepted,

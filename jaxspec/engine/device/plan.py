@@ -49,8 +49,8 @@ class Size:
       slots: b, the slots that it serves.
       chunks: G, the chunks of prompts that it reads in its first step; 0 for none.
       mode: the most general sampling of the slots that decode.
-      width: K + 1, the rows of the target's pass for every slot that decodes; 1 is plain decoding, without
-        the drafter, and 0 decodes nothing.
+      width: K + 1, the rows of the target's pass for every slot that decodes, without those for tokens that a
+        grammar forces; 1 is plain decoding, without the drafter, and 0 decodes nothing.
       logprobs: what it reports of the distributions of emitted tokens.
       constraints: those that it applies. A program that reports or constrains serves no dispatch which needs
         neither.
@@ -134,7 +134,8 @@ class Plan:
       slot: i32[b], index of the slot; past the last slot for an unused entry.
       is_decoding: bool[b], whether the slot decodes in the first step; False if its prompt is read, and for
         an unused entry.
-      limit: i32[b], the most drafts that may be accepted; further ones count as not drawn.
+      limit: i32[b], the most drafts that may be accepted, tokens that a grammar forces behind them included;
+        further ones count as not drawn.
       steps: i32[b], the steps to run, the same for every slot; unused entries have a large number.
       page_table: of shape [b, T].
       stop_tokens: i32[b, MAX_STOP_TOKENS], padded with -1.

@@ -20,8 +20,9 @@ from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Proposal, Rows, Target
 from jaxspec.drafters.checks import Caches, check_rows, checked_proposal, checked_refresh
 from jaxspec.engine.device.outcome import Outcome, Outcomes
-from jaxspec.engine.device.plan import Plan
+from jaxspec.engine.device.plan import Plan, Size
 from jaxspec.engine.device.state import EngineState, put_rows
+from jaxspec.grammar import MAX_FORCED
 from jaxspec.sampling import (
     Columns,
     Constrained,
@@ -36,6 +37,13 @@ from jaxspec.sampling import (
 )
 from jaxspec.sampling import verify as verify_drafts
 from jaxspec.sharding import all_gather, split_over
+
+_ROWS_FORCED = {True: 7, False: 64}
+"""The rows of a pass up to which it has room for forced tokens, by whether programs may branch: on a CPU
+every row costs time, on a GPU a few dozen cost little."""
+_WORTH = 4
+"""The rows that a forced token may cost where programs may branch. For a single slot of the default model on
+two cores, six rows take about as long as one token."""
 
 
 class Models(nnx.Module):
@@ -111,6 +119,18 @@ class Carry:
     hidden: tuple[jax.Array, ...] = ()
 
 
+def num_forced(size: Size) -> int:
+    """The rows of every slot for tokens that a grammar forces behind its K drafts."""
+    if not size.drafts or not size.constraints & Constraints.GRAMMAR:
+        return 0
+    return max(min(MAX_FORCED, _ROWS_FORCED[can_branch()] // size.slots - size.width), 0)
+
+
+def num_rows(size: Size) -> int:
+    """Q, the rows of the target's pass for every slot that decodes."""
+    return size.width + num_forced(size)
+
+
 def draft(models: Models, plan: Plan, carry: Carry) -> Carry:
     """K drafts for each of the b slots."""
     if not plan.size.drafts:
@@ -127,10 +147,12 @@ def with_drafts(models: Models, plan: Plan, carry: Carry, proposed: tuple[Propos
     state = carry.state
     sizes = {"batch_size": len(state.length), "num_drafts": plan.size.drafts}
     proposal, cache = checked_proposal(models.drafter, models.target, state.draft_cache, proposed, **sizes)
-    if plan.size.constraints & Constraints.GRAMMAR:
-        tokens, count = state.context(plan).constrained.with_forced(proposal.tokens, proposal.count)
-        proposal = replace(proposal, tokens=tokens, count=jnp.where(state.active, count, 0))
     proposal = replace(proposal, count=jnp.minimum(proposal.count, plan.limit))
+    if plan.size.constraints & Constraints.GRAMMAR:
+        proposal = proposal.with_more(num_forced(plan.size))
+        tokens, count = state.context(plan).constrained.with_forced(proposal.tokens, proposal.count)
+        count = jnp.where(state.active, jnp.minimum(count, plan.limit), 0)
+        proposal = replace(proposal, tokens=tokens, count=count)
     return replace(carry, state=replace(state, draft_cache=cache), proposal=proposal)
 
 
@@ -214,11 +236,36 @@ PHASES: tuple[Phase, ...] = (draft, verify, accept, refresh, commit)
 
 
 def engine_step(models: Models, plan: Plan, state: EngineState) -> Carry:
-    """One step of the b slots of the plan."""
-    carry = Carry(state, Proposal.none(len(state.length)))
-    for phase in PHASES:
-        carry = phase(models, plan, carry)
-    return carry
+    """One step of the b slots of the plan; hands on its state and outcomes."""
+    first, *others = PHASES
+    carry = first(models, plan, Carry(state, Proposal.none(len(state.length))))
+
+    def run(carry: Carry) -> Carry:
+        for phase in others:
+            carry = phase(models, plan, carry)
+        return carry
+
+    if not (forced := num_forced(plan.size)) or plan.size.chunks or not can_branch():
+        return run(carry)
+    proposal, drafts = carry.proposal, plan.size.drafts
+    more = jnp.maximum(proposal.count - drafts, 0).sum()
+    is_wide = more * _WORTH > forced * len(state.length)
+    outcome = _no_outcome(models, plan, *proposal.tokens.shape[:1], num_rows(plan.size))
+    state = carry.state
+    for is_wanted, columns in ((is_wide, proposal), (~is_wide, proposal.first(drafts))):
+        # Loops of one iteration or none, as XLA copies what goes through a branch, caches too.
+        def body(before: tuple, columns: Proposal = columns) -> tuple:
+            _, state, outcome = before
+            after = run(replace(carry, state=state, proposal=columns))
+            return jnp.bool_(False), after.state, jax.tree.map(_put_first, outcome, after.outcomes[0])
+
+        _, state, outcome = lax.while_loop(lambda of: of[0], body, (is_wanted, state, outcome))
+    return Carry(state, proposal, outcomes=(outcome,))
+
+
+def _put_first(into: jax.Array, some: jax.Array) -> jax.Array:
+    """An array with its first entries along every axis replaced."""
+    return lax.dynamic_update_slice(into, some, (0,) * some.ndim)
 
 
 def run_steps(models: Models, plan: Plan, state: EngineState) -> tuple[EngineState, Outcomes]:
@@ -232,7 +279,7 @@ def run_steps(models: Models, plan: Plan, state: EngineState) -> tuple[EngineSta
     """
     size = plan.size
     all_slots, state = state, state.gather(plan)
-    of_slots, of_chunks = [_no_outcome(models, plan, 0, size.slots, size.width)], Outcome.none(0, 0, 1)
+    of_slots, of_chunks = [_no_outcome(models, plan, 0, size.slots, num_rows(size))], Outcome.none(0, 0, 1)
     num_steps = 0
     if size.width:
         num_steps = plan.config.steps_per_dispatch
@@ -271,7 +318,7 @@ def _decode(models: Models, plan: Plan, state: EngineState, num_steps: int) -> t
         put = partial(lax.dynamic_update_index_in_dim, index=i, axis=0, allow_negative_indices=False)
         return i + 1, state, jax.tree.map(put, outcomes, outcome)
 
-    none = _no_outcome(models, plan, num_steps, plan.size.slots, plan.size.width)
+    none = _no_outcome(models, plan, num_steps, plan.size.slots, num_rows(plan.size))
     _, state, outcomes = lax.while_loop(is_unfinished, body, (jnp.int32(0), state, none))
     return state, outcomes
 
@@ -360,7 +407,7 @@ def judge(models: Models, config: ResolvedEngineConfig, group: Group, logits: ja
 
     Args:
       config: gives the synthetic acceptance length.
-      logits: [n, K+1, V]; V may be this device's part of the vocabulary.
+      logits: [n, Q, V]; V may be this device's part of the vocabulary.
     """
     vocab_size, proposal = models.target.config.vocab_size, group.proposal
     if group.mode is not SamplingMode.GREEDY:
@@ -417,7 +464,7 @@ def judge(models: Models, config: ResolvedEngineConfig, group: Group, logits: ja
 
 
 def constrain(models: Models, group: Group, logits: jax.Array) -> jax.Array:
-    """The logits [n, K+1, V] of a group's judged rows as its constraints change them; V may be a part."""
+    """The logits [n, Q, V] of a group's judged rows as its constraints change them; V may be a part."""
     rows = group.constrained.over(Columns.of(logits, models.target.config.vocab_size))
     return rows.apply(logits.astype(jnp.float32), group.proposal.tokens)
 
@@ -469,7 +516,7 @@ def _logits(models: Models, groups: tuple[Group, ...], judged: jax.Array) -> tup
 
 
 def _whole_rows(logits: jax.Array, proposal: Proposal, models: Models) -> tuple[jax.Array, Proposal]:
-    """Gathers the target's logits [n, K+1, V] and the drafts' logits from all devices.
+    """Gathers the target's logits [n, Q, V] and the drafts' logits from all devices.
 
     Greedy decoding needs only maxima. Sampling sums over the vocabulary several times. With whole rows on
     every device, these sums round as they do on a single device.

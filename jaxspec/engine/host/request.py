@@ -11,7 +11,7 @@ from jaxspec.checkpoints import TextStream, Tokenizer
 from jaxspec.engine.host.answer import Delta, FinishReason, Generation
 from jaxspec.engine.host.scoring import Scoring
 from jaxspec.engine.host.statistics import AcceptanceStats
-from jaxspec.grammar import PlacedGrammar
+from jaxspec.grammar import MAX_FORCED, PlacedGrammar
 from jaxspec.sampling import Asked, SamplingParams
 
 Status = Literal["new", "queued", "running", "finished", "aborted", "failed"]
@@ -115,6 +115,13 @@ class Request:
         # Only if it is needed: decoding text token by token costs the host more than the rest of a request.
         if self.tokenizer is not None and (self.is_streamed or self.params.stop):
             self._text_stream = TextStream(self.tokenizer.backend)
+
+    @property
+    def max_forced(self) -> int:
+        """The most tokens without an alternative that a step may verify behind its drafts: none if that could
+        change the answer, as draws depend on where steps begin and the number of such rows on the program."""
+        is_free = not self.params.temperature or self.num_drafts is None
+        return MAX_FORCED if self.grammar is not None and is_free else 0
 
     @property
     def status(self) -> Status:

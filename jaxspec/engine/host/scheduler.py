@@ -368,7 +368,7 @@ class Scheduler:
                 request = running.request
                 # Every draft that may be accepted needs a page; drafts past the request's end do not.
                 committed = request.num_tokens + running.max_in_flight
-                ahead = (self.steps + 1) * self.tokens_per_step
+                ahead = (self.steps + 1) * (self.tokens_per_step + request.max_forced)
                 positions = min(committed + ahead, len(request.prompt) + request.max_new_tokens)
                 missing = self.pages.pages_for(positions) - len(running.pages)
                 while missing > self.pages.num_free and self._is_current(running):
@@ -520,11 +520,13 @@ class Scheduler:
         return drafts
 
     def _limit(self, running: Running, drafts: int) -> int:
-        """How many of a dispatch's drafts may be accepted: its own number, or 0 if the drafter lacks rows."""
+        """How many of a dispatch's drafts may be accepted: its own number, or 0 if the drafter lacks rows.
+        Tokens that a grammar forces may come behind them."""
         if running.missing_from is not None:
             return 0
         own = running.request.num_drafts
-        return drafts if own is None else min(own, drafts)
+        limit = drafts if own is None else min(own, drafts)
+        return limit + running.request.max_forced if limit else 0
 
     def _is_current(self, running: Running) -> bool:
         """Whether it still has its slot; results for a request that has left its slot are dropped."""
