@@ -185,6 +185,36 @@ def test_lines_are_numbered_in_a_single_file_alone(tmp_path):
     assert numbers(on_ray.LineSource([f"file://{tmp_path}/a.jsonl"])) == [0, 1]
 
 
+def test_rows_ask_for_several_answers_log_probabilities_and_a_schema(tiny_config):
+    from jaxspec.batch import ray as on_ray
+
+    asked = [
+        {"prompt": "w6", "n": 2, "logprobs": 1},
+        {"prompt": "w6", "json_schema": {"type": "null"}},
+        {"prompt": "w6", "json_schema": {"type": "nothing"}},
+    ]
+    lines = on_ray.LineAnswerer(str(tiny_config), SAMPLED, batch_size=2)
+    table = pa.table(
+        {
+            "place": ["line 1", "line 2", "line 3"],
+            "line": pa.array([json.dumps(row).encode() for row in asked], pa.large_binary()),
+            "number": [0, 1, 2],
+        }
+    )
+    of_lines = [json.loads(line) for line in lines(table).column("line").to_pylist()]
+    lines._engine.close()
+    columns = on_ray.Answerer(str(tiny_config), SAMPLED, batch_size=2)
+    rows = [{"id": i, "json_schema": None, **row} for i, row in enumerate(asked)]
+    of_columns = columns(pa.Table.from_pylist(rows))
+    columns._engine.close()
+    for several, null, refused in (of_lines, of_columns.to_pylist()):
+        samples = several["samples"]
+        assert [len(each["logprobs"]) for each in samples] == [len(each["token_ids"]) for each in samples]
+        assert len(samples) == 2
+        assert null["text"] == "null"
+        assert "json_schema at $: type must be among" in refused["error"]
+
+
 @pytest.mark.usefixtures("cluster")
 def test_a_limit_takes_the_first_rows(tmp_path, monkeypatch):
     """Of many files, which Ray finds and reads in any order."""
