@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from extensions import write_bigram
 from tiny_models import (
     perturb,
@@ -131,6 +132,20 @@ class TinyEngines:
 
 def tokens_of(generations: Iterable[Generation]) -> list[list[int]]:
     return [generation.token_ids for generation in generations]
+
+
+def assert_scored(engine: Engine, answers: Iterable[Generation], **asked: Any) -> None:
+    """Asserts that the log-probabilities of answers are what the engine says of the same tokens.
+
+    Args:
+      asked: further arguments of `Engine.score`, to share a program with other calls.
+    """
+    answers = list(answers)
+    texts = [answer.prompt_token_ids + answer.token_ids for answer in answers]
+    scores = engine.score(texts, **asked)
+    for answer, logprobs, size in zip(answers, scores.logprobs, scores.lengths, strict=True):
+        of_answer = logprobs[len(answer.prompt_token_ids) : size]
+        np.testing.assert_allclose(answer.logprobs, of_answer, atol=1e-4, rtol=0)
 
 
 def compile_all(engine: Engine) -> None:

@@ -1,4 +1,5 @@
-"""Log-probabilities are those of a plain forward pass, for every drafter and every kind of attention.
+"""Log-probabilities are those of a plain forward pass and of `Engine.score`, for every drafter and every kind
+of attention.
 
 Whether a token is an accepted draft, recovered, a bonus or the first one; greedy and sampled; alone, in
 company that asks for something else, from cached prefixes, after a preemption and after a failed dispatch.
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from target_checks import log_softmax
-from tiny_engines import ATTENTION, DRAFTERS, ONCE, limit_pages, tokens_of
+from tiny_engines import ATTENTION, DRAFTERS, ONCE, ONLY_OVER, assert_scored, limit_pages, tokens_of
 
 from jaxspec.engine.device.plan import Size
 from jaxspec.sampling import Logprobs, SamplingMode
@@ -46,6 +47,11 @@ def processed(logits, way):
         "top_p", 1
     )
     return np.where(np.take_along_axis(kept, np.argsort(order, axis=-1), -1), x, -np.inf)
+
+
+def is_raw(way):
+    """Whether the model's own log-probabilities are reported, which those of a greedy answer always are."""
+    return "logprobs" in way and not ("logprobs_mode" in way and way.get("temperature"))
 
 
 def assert_exact(forward, kind, answer, way):
@@ -87,6 +93,8 @@ def test_they_are_those_of_a_plain_forward_pass(engines_of, prompts, forward_of,
         assert tokens_of(answers) == expected
         for answer, way in zip(answers, WAYS, strict=True):
             assert_exact(forward_of, kind, answer, way)
+        raw = [answer for answer, way in zip(answers, WAYS, strict=True) if is_raw(way)]
+        assert_scored(engine, raw, top=20)
     if kind == "full" and name != "bigram":
         sources = {source for answer in together for source in answer.token_sources}
         assert sources >= {"first", "accepted", "recovered"}

@@ -1,7 +1,7 @@
 """Scores of texts are those of a plain forward pass, for every kind of attention and every family.
 
 Alone and together, from shared pages, after a preemption and a failed dispatch, beside answers and updates of
-the weights. That answers report the same, `test_logprobs.py` shows for every drafter.
+the weights. Answers report the same, here for every family, and in `test_logprobs.py` for every drafter.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from flax import nnx
 from golden_files import TARGETS, assert_close, golden_folder, golden_outputs
 from options import submitted
 from target_checks import log_softmax
-from tiny_engines import ATTENTION, SIZES, assert_idle, limit_pages, tokens_of
+from tiny_engines import ATTENTION, SIZES, assert_idle, assert_scored, limit_pages, tokens_of
 from tiny_models import changed, on_device
 
 import jaxspec
@@ -86,12 +86,19 @@ def test_they_are_those_of_a_plain_forward_pass(engines_of, forward_of, kind, mo
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_they_are_those_of_transformers(family):
-    """And the hidden states of every layer."""
+    """And the hidden states of every layer. Answers with drafts report the same, greedy and sampled."""
     golden = golden_outputs(family)
-    sizes = {"max_model_len": 48, "prefill_batch_size": 2, "sampling_modes": ("greedy",)}
-    with jaxspec.load(golden_folder(family), drafter="none", progress=False, **{**SIZES, **sizes}) as engine:
-        layers = len(golden["hidden"])
-        scores = engine.score(golden["input_ids"], top=3, hidden=(*range(layers), "last"))
+    sizes = {"max_model_len": 48, "prefill_batch_size": 2, "sampling_modes": ("sampled",)}
+    options = {"drafter": {"kind": "ngram", "num_speculative_tokens": 3}, "progress": False}
+    layers = len(golden["hidden"])
+    asked = {"top": 3, "hidden": (*range(layers), "last")}
+    prompts = np.tile(golden["input_ids"][:, :10], 3).tolist()  # so that drafts are found
+    with jaxspec.load(golden_folder(family), **options, **{**SIZES, **sizes}) as engine:
+        scores = engine.score(golden["input_ids"], **asked)
+        for way in ({}, {"temperature": 1.0, "seed": 3}):
+            answers = engine.generate(prompts, max_new_tokens=18, ignore_eos=True, logprobs=0, **way)
+            assert sum(answer.stats.drafted for answer in answers)
+            assert_scored(engine, answers, **asked)
     expected = log_softmax(golden["logits"].astype(np.float64))[:, :-1]
     of_tokens = np.take_along_axis(expected, golden["input_ids"][:, 1:, None], axis=-1)[..., 0]
     np.testing.assert_allclose(scores.logprobs[:, 1:], of_tokens, atol=1e-4, rtol=0)

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 from several_devices import run
-from tiny_engines import SIZES, assert_idle, tokens_of
+from tiny_engines import SIZES, assert_idle, assert_scored, tokens_of
 from tiny_gguf import write_packed_gguf
 from tiny_models import changed, on_device, write_eagle3, write_folder, write_target
 from tiny_mtp import LATENT, write_with_mtp
@@ -61,11 +61,7 @@ def answers(engine, prompts):
     engine.forget_prefixes()
     ways = ({}, {"temperature": 1.0, "seed": 3})
     given = [answer for way in ways for answer in engine.generate(prompts, **ASK, **way, logprobs=0)]
-    scores = engine.score([answer.prompt_token_ids + answer.token_ids for answer in given])
-    for i, answer in enumerate(given):
-        start = len(answer.prompt_token_ids)
-        of_answer = scores.logprobs[i, start : start + len(answer.token_ids)]
-        np.testing.assert_allclose(of_answer, answer.logprobs, atol=1e-4, rtol=0)
+    assert_scored(engine, given)
     return [(answer.token_ids, answer.stats) for answer in given]
 
 
