@@ -182,7 +182,7 @@ class EngineCore:
             update = self._updates.popleft()
             try:
                 with self.weights_lock:
-                    replaced = overwrite(update.parameters)
+                    replaced = overwrite(update.batches)
                     self.programs.replace_weights(replaced, Models(self.target, self.drafter))
             except BaseException as error:  # the client waits for it
                 update.done.set_exception(error)

@@ -488,7 +488,7 @@ class Engine:
         """Replaces the weights, and waits until they are in place.
 
         Everything is checked before anything is changed. The new weights are written into the memory of the
-        old ones, parameter by parameter and from device to device; the caller keeps its arrays, and may
+        old ones, a few parameters at a time and from device to device; the caller keeps its arrays, and may
         donate them as soon as this returns. Nothing is compiled but at the first update from arrays of these
         shapes and places. Requests that have not begun wait meanwhile, and prefixes are forgotten.
 

@@ -30,7 +30,7 @@ from jaxspec.engine.prompts import Prompt, as_prompts, is_one_prompt
 from jaxspec.engine.samples import Params, check_count, params_of_prompts
 from jaxspec.engine.weights import follow
 from jaxspec.jax_settings import Device, choose_devices, own_settings, platform
-from jaxspec.models.array_weights import overwrite
+from jaxspec.models.array_weights import batches, finite_check, overwrite
 from jaxspec.models.loading import plan_target, plan_weights, target_config
 from jaxspec.models.packed_weights import keeps_packed, resolve_activations
 from jaxspec.sampling import SamplingMode, required_mode
@@ -122,7 +122,9 @@ def _load(
     target = plan.read(mesh, packed=packed, activations=activations)
     drafting = read_drafter(target)
     if given is not None:
-        overwrite([follow(target, drafting, given.weights, given.names)])
+        following = follow(target, drafting, given.weights, given.names)
+        finite_check(following)()
+        overwrite(batches(following))
     with compilation_cache():
         return Engine(
             target,

@@ -9,7 +9,15 @@ import jax
 from jaxspec.checkpoints import Checkpoint, CheckpointError
 from jaxspec.checkpoints.memory import Names, array_tensors
 from jaxspec.drafters.base import Drafter
-from jaxspec.models.array_weights import Parameters, flatten, variables
+from jaxspec.models.array_weights import (
+    Batch,
+    Parameters,
+    array_of,
+    batches,
+    finite_check,
+    flatten,
+    variables,
+)
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.loading import plan_target_update, plan_update
 
@@ -21,12 +29,12 @@ class WeightUpdate:
     """New weights, checked.
 
     Attributes:
-      parameters: of the target, of the drafter, in the order of writing.
+      batches: the target's parameters, then the drafter's, in the order of writing.
       in_flight: what becomes of requests that have begun.
       done: gets the new version, or the error.
     """
 
-    parameters: list[Parameters]
+    batches: list[Batch]
     in_flight: InFlight
     done: Future[int] = field(default_factory=Future)
 
@@ -45,17 +53,22 @@ def plan_weight_update(
         raise ValueError(f"in_flight must be 'finish' or 'abort', got {in_flight!r}")
     if weights is None and drafter_weights is None:
         raise ValueError("update_weights: there are no weights, neither of the target nor of the drafter")
-    parameters: list[Parameters] = []
+    of_target: Parameters = []
+    of_drafter: Parameters = []
     if weights is not None:
         check_dense(target, "target")
-        parameters.append(plan_target_update(target, weights, names).parameters)
+        weights = flatten(weights)
+        of_target = plan_target_update(target, weights, names)
         if drafter_weights is None:
-            parameters.append(follow(target, drafter, weights, names))
+            of_drafter = follow(target, drafter, weights, names)
     if drafter_weights is not None:
         if not variables(drafter):
             raise ValueError("update_weights: the drafter has no weights")
-        parameters.append(_plan(target, drafter, drafter_weights, names))
-    return WeightUpdate(parameters, in_flight)
+        of_drafter = _plan(target, drafter, drafter_weights, names)
+    check = finite_check([*of_target, *of_drafter])
+    update = WeightUpdate(batches(of_target) + batches(of_drafter), in_flight)
+    check()
+    return update
 
 
 def follow(target: Decoder, drafter: Drafter, weights: Any, names: Names | None) -> Parameters:
@@ -87,7 +100,7 @@ def _plan(target: Decoder, drafter: Drafter, weights: Any, names: Names | None) 
     def prepare(checkpoint: Checkpoint) -> Checkpoint:
         return drafter.update_tensors(checkpoint, target)
 
-    return plan_update(drafter, weights, names, prepare=prepare, ignore=drafter.ignored).parameters
+    return plan_update(drafter, weights, names, prepare=prepare, ignore=drafter.ignored)
 
 
 def check_dense(module: Any, what: str) -> None:
@@ -97,7 +110,7 @@ def check_dense(module: Any, what: str) -> None:
       CheckpointError: one is packed.
     """
     for path, variable in variables(module).items():
-        if not isinstance(variable.get_value(), jax.Array):
+        if not isinstance(array_of(variable), jax.Array):
             raise CheckpointError(
                 f"weights: the {what}'s {path!r} is packed as in its checkpoint and cannot be replaced by "
                 f"an array; load the engine with engine.packed = false"

@@ -1,11 +1,12 @@
 """Weights that are arrays in memory: trees of them, checks, and how they become parameters on the device.
 
-Arrays of JAX never pass through the host. A parameter is converted by a program of its own, so that beside
-the caller's arrays and the network's there is never more than one parameter.
+Arrays of JAX never pass through the host. Parameters of one kind, such as a projection of all layers, are
+converted a batch at a time, so that beside the caller's arrays and the network's there is never more than
+`BATCH_BYTES`, or one larger parameter.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,6 +24,8 @@ from jaxspec.models.parameters import Source, Whole
 from jaxspec.sharding import replicated
 
 Parameters = list[tuple[nnx.Variable, list[TensorSource]]]
+
+BATCH_BYTES = 512 << 20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,8 +55,11 @@ def flatten(tree: Any) -> dict[str, Any]:
 
 
 def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, np.ndarray | jax.Array):  # most are, and asking flax takes longer
+        yield ".".join(path), node
+        return
     if isinstance(node, nnx.Variable):
-        node = node.get_value()
+        node = array_of(node)
     if isinstance(node, Mapping) and path and set(node) == {"value"}:
         node = node["value"]
     if isinstance(node, Mapping):
@@ -65,6 +71,13 @@ def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         return
     for key, child in children:
         yield from _leaves(child, (*path, str(key)))
+
+
+def array_of(variable: nnx.Variable) -> Any:
+    """`get_value`, which takes longer than all else that an update asks about a parameter."""
+    value = variable.get_raw_value()
+    is_all = isinstance(value, jax.Array) and "on_get_value" not in variable.get_metadata()
+    return value if is_all else variable.get_value()
 
 
 _VARIABLES: WeakKeyDictionary[nnx.Module, dict[str, nnx.Variable]] = WeakKeyDictionary()
@@ -90,14 +103,15 @@ def whole_parameters(module: nnx.Module, arrays: Mapping[str, Any]) -> Parameter
     parameters: Parameters = []
     known = variables(module)
     for path, variable in known.items():
-        own, given = variable.get_value(), arrays.get(path)
+        own, given = array_of(variable), arrays.get(path)
         if given is None:
             raise CheckpointError(f"weights: {path!r} is missing; expected shape {list(own.shape)}")
         if tuple(given.shape) != tuple(own.shape):
             raise CheckpointError(
                 f"weights: {path!r} has shape {list(given.shape)}, expected {list(own.shape)}"
             )
-        if jnp.issubdtype(given.dtype, jnp.floating) != jnp.issubdtype(own.dtype, jnp.floating):
+        kinds = {jnp.issubdtype(dtype, jnp.floating) for dtype in {given.dtype, own.dtype}}
+        if len(kinds) > 1:
             raise CheckpointError(f"weights: {path!r} is {given.dtype}, expected {own.dtype}")
         parameters.append((variable, [WholeParameter(given)]))
     spare = sorted(set(arrays) - set(known))
@@ -122,15 +136,15 @@ def on_device(stored: Sequence[TensorSource]) -> bool:
     return all(isinstance(t, ArrayTensor) and isinstance(t.array, jax.Array) for t in stored)
 
 
-def check_finite(parameters: Parameters) -> None:
-    """Checks arrays for NaN and infinity where they are, and waits for the result.
+def finite_check(parameters: Parameters) -> Callable[[], None]:
+    """Begins to check arrays for NaN and infinity where they are.
 
-    Raises:
-      CheckpointError: an array holds some.
+    Returns:
+      A function that waits for the result; it raises CheckpointError if an array holds some.
     """
-    finite: dict[str, bool] = {}
+    bad: list[str] = []
     # One program for all arrays of a mesh: hundreds of small ones would cost the host more than the device.
-    by_place: dict[Any, dict[str, jax.Array]] = {}
+    by_place: dict[Any, dict[int, tuple[str, jax.Array]]] = {}
     for variable, stored in parameters:
         source: Source = variable.get_metadata("source")
         if source.kind != "float":
@@ -139,16 +153,23 @@ def check_finite(parameters: Parameters) -> None:
             if not isinstance(tensor, ArrayTensor):
                 continue
             if not isinstance(tensor.array, jax.Array):
-                finite[name] = is_finite(tensor.read())
+                bad += [] if is_finite(tensor.read()) else [name]
                 continue
             own = tensor.array.sharding
             place = own.mesh if isinstance(own, NamedSharding) else frozenset(own.device_set)
-            by_place.setdefault(place, {})[name] = tensor.array
-    for arrays in by_place.values():
-        finite.update(zip(arrays, np.asarray(_are_finite([*arrays.values()])).tolist(), strict=True))
-    bad = next((name for name, ok in finite.items() if not ok), None)
-    if bad is not None:
-        raise CheckpointError(f"weights: tensor {bad!r} holds NaN or infinity")
+            by_place.setdefault(place, {})[id(tensor.array)] = name, tensor.array
+    begun = []
+    for named in by_place.values():
+        names, arrays = zip(*named.values(), strict=True)
+        begun.append((names, _are_finite(arrays)))
+
+    def wait() -> None:
+        for names, are_finite in begun:
+            bad.extend(name for name, ok in zip(names, np.asarray(are_finite), strict=True) if not ok)
+        if bad:
+            raise CheckpointError(f"weights: tensor {bad[0]!r} holds NaN or infinity")
+
+    return wait
 
 
 @jax.jit
@@ -156,37 +177,60 @@ def _are_finite(arrays: Sequence[jax.Array]) -> jax.Array:
     return jnp.stack([jnp.isfinite(array).all() for array in arrays])
 
 
-def convert(
-    source: Source,
-    stored: Sequence[TensorSource],
-    dtype: jnp.dtype,
-    place: NamedSharding,
-    into: jax.Array | None = None,
-) -> jax.Array:
-    """A parameter from arrays of JAX.
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """How tensors become a parameter; equal ones, such as those of all layers, share their programs.
 
-    Args:
-      source, stored: how it is stored, and its tensors, of which `on_device` is true.
-      dtype, place: of the result.
-      into: an array of the same shape, dtype and place whose memory the result takes; it is donated.
+    Attributes:
+      source: without names.
+      axes: the order of each tensor's axes.
+      dtype, place: of the parameter.
     """
-    tensors = [tensor for tensor in stored if isinstance(tensor, ArrayTensor)]
-    program = _program(_unnamed(source), tuple(t.axes for t in tensors), jnp.dtype(dtype), place)
-    return program(into, *(_near(tensor.value(), place) for tensor in tensors))
+
+    source: Source
+    axes: tuple[Any, ...]
+    dtype: np.dtype
+    place: NamedSharding
+
+    @staticmethod
+    def of(variable: nnx.Variable, stored: Sequence[TensorSource], place: NamedSharding) -> "Conversion":
+        """That of a parameter whose tensors are arrays of JAX."""
+        axes = tuple(tensor.axes for tensor in stored if isinstance(tensor, ArrayTensor))
+        source: Any = source_of(variable, stored)
+        return Conversion(_unnamed(source), axes, np.dtype(array_of(variable).dtype), place)
+
+    def __call__(
+        self, every: Sequence[Sequence[TensorSource]], into: Sequence[jax.Array | None] | None = None
+    ) -> list[jax.Array]:
+        """Parameters in one program.
+
+        Args:
+          every: the tensors of each.
+          into: arrays like the parameters, whose memory these take; they are donated.
+        """
+        tensors = [[tensor for tensor in stored if isinstance(tensor, ArrayTensor)] for stored in every]
+        arrays = [[_near(tensor.value(), self.place) for tensor in stored] for stored in tensors]
+        parameters: list[jax.Array] = _program(self)(into or [None] * len(arrays), arrays)
+        given = {id(tensor.array) for stored in tensors for tensor in stored}
+        if not given.issuperset(id(array) for own in arrays for array in own):
+            jax.block_until_ready(parameters)  # so that there are never copies for more than one program
+        return parameters
 
 
 @lru_cache(maxsize=4096)
-def _program(source: Source, axes: tuple[Any, ...], dtype: np.dtype, place: NamedSharding) -> Any:
-    """One program for all layers, whose sources differ only in their names."""
-
-    def run(into: jax.Array | None, *arrays: jax.Array) -> jax.Array:
-        tensors = [in_order(array, order) for array, order in zip(arrays, axes, strict=True)]
+def _program(conversion: Conversion) -> Any:
+    def convert(arrays: Sequence[jax.Array]) -> jax.Array:
+        tensors = [in_order(array, axes) for array, axes in zip(arrays, conversion.axes, strict=True)]
         # A copy even if nothing changes: the caller may donate its arrays to its next training step.
-        return source.join(tensors).astype(dtype)
+        return conversion.source.join(tensors).astype(conversion.dtype)
 
-    return jax.jit(run, donate_argnums=0, keep_unused=True, out_shardings=place)
+    def run(into: list[jax.Array | None], every: list[list[jax.Array]]) -> list[jax.Array]:
+        return [convert(arrays) for arrays in every]
+
+    return jax.jit(run, donate_argnums=0, keep_unused=True, out_shardings=conversion.place)
 
 
+@lru_cache(maxsize=4096)
 def _unnamed(source: Any) -> Any:
     changes: dict[str, Any] = {}
     for each in dataclasses.fields(source):
@@ -214,11 +258,50 @@ def _near(array: jax.Array, place: NamedSharding) -> jax.Array:
     return jax.device_put(array, replicated(place.mesh))
 
 
-def overwrite(every: Sequence[Parameters]) -> dict[int, jax.Array]:
-    """Puts new values into the places of the parameters' arrays, one parameter after another.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """Parameters that are written at once.
 
-    Args:
-      every: parameters that have arrays, with their tensors. Earlier groups are written first.
+    Attributes:
+      conversion: of all of them, whose tensors are arrays of JAX; None for one that comes from the host.
+    """
+
+    conversion: Conversion | None
+    parameters: Parameters
+
+    def read(self, into: Sequence[jax.Array]) -> list[jax.Array]:
+        """The new arrays; frees the memory of these, or takes it."""
+        if not self.parameters:
+            return []
+        if self.conversion is not None:
+            return self.conversion([stored for _, stored in self.parameters], into)
+        ((variable, stored),), (old,) = self.parameters, into
+        new = from_host(source_of(variable, stored), [tensor.read() for tensor in stored], old)
+        jax.block_until_ready(new)
+        old.delete()
+        return [new]
+
+
+def batches(parameters: Parameters) -> list[Batch]:
+    """Parameters that have arrays, those of one kind together."""
+    found: list[Batch] = []
+    alike: dict[Conversion, Parameters] = {}
+    for variable, stored in parameters:
+        if on_device(stored):
+            conversion = Conversion.of(variable, stored, array_of(variable).sharding)
+            alike.setdefault(conversion, []).append((variable, stored))
+        else:
+            found.append(Batch(None, [(variable, stored)]))
+    for conversion, same in alike.items():
+        count = max(BATCH_BYTES // max(array_of(same[0][0]).nbytes, 1), 1)
+        found += [Batch(conversion, same[i : i + count]) for i in range(0, len(same), count)]
+    return found
+
+
+def overwrite(every: Sequence[Batch]) -> dict[int, jax.Array]:
+    """Puts new values into the places of the parameters' arrays, one batch after another.
+
+    The device may still be busy with it afterwards.
 
     Returns:
       The new array of every old one's `id`.
@@ -226,37 +309,41 @@ def overwrite(every: Sequence[Parameters]) -> dict[int, jax.Array]:
     Raises:
       CheckpointError: an array has been deleted since; nothing has been written then.
     """
-    parameters = [parameter for group in every for parameter in group]
-    held = set[Any]().union(*(_pointers(variable.get_value()) for variable, _ in parameters))
-    to_do: Parameters = []
-    replaced: dict[int, jax.Array] = {}
+    parameters = [parameter for batch in every for parameter in batch.parameters]
     for variable, stored in parameters:
-        arrays = [t.array for t in stored if isinstance(t, ArrayTensor) and isinstance(t.array, jax.Array)]
-        if any(array.is_deleted() for array in arrays):
+        if any(array.is_deleted() for array in _jax_arrays(stored)):
             name = variable.get_metadata("source").tensors[0][0]
             raise CheckpointError(f"weights: an array of {name!r} has been donated or deleted")
-        if isinstance(stored[0], WholeParameter) and stored[0].array is variable.get_value():
-            replaced[id(stored[0].array)] = stored[0].array
-            continue
-        # What shares memory with an array that is about to be donated is copied before.
-        stored = [
-            dataclasses.replace(tensor, array=jnp.copy(tensor.array))
-            if isinstance(tensor, ArrayTensor) and _pointers(tensor.array) & held
-            else tensor
-            for tensor in stored
-        ]
-        to_do.append((variable, stored))
-    for variable, stored in to_do:
-        old, source = variable.get_value(), source_of(variable, stored)
-        if on_device(stored):
-            new = convert(source, stored, old.dtype, old.sharding, old)
-        else:
-            new = from_host(source, [tensor.read() for tensor in stored], old)
-            jax.block_until_ready(new)
-            old.delete()
-        variable.set_value(new)
-        replaced[id(old)] = new
+    held = set[int]().union(*(_pointers(array_of(variable)) for variable, _ in parameters))
+    changing = [
+        Batch(
+            batch.conversion,
+            [
+                (variable, [_apart(tensor, held) for tensor in stored])
+                for variable, stored in batch.parameters
+                if not (isinstance(stored[0], WholeParameter) and stored[0].array is array_of(variable))
+            ],
+        )
+        for batch in every
+    ]
+    replaced: dict[int, jax.Array] = {}
+    for batch in changing:
+        old = [array_of(variable) for variable, _ in batch.parameters]
+        for (variable, _), before, after in zip(batch.parameters, old, batch.read(old), strict=True):
+            variable.set_value(after)
+            replaced[id(before)] = after
     return replaced
+
+
+def _apart(tensor: TensorSource, held: set[int]) -> TensorSource:
+    """The tensor, as a copy if it shares memory with an array that is about to be donated."""
+    if isinstance(tensor, ArrayTensor) and not held.isdisjoint(_pointers(tensor.array)):
+        return dataclasses.replace(tensor, array=jnp.copy(tensor.array))
+    return tensor
+
+
+def _jax_arrays(stored: Sequence[TensorSource]) -> list[jax.Array]:
+    return [t.array for t in stored if isinstance(t, ArrayTensor) and isinstance(t.array, jax.Array)]
 
 
 def from_host(source: Source, tensors: Sequence[np.ndarray], like: Any) -> jax.Array:
@@ -270,8 +357,10 @@ def from_host(source: Source, tensors: Sequence[np.ndarray], like: Any) -> jax.A
     return jax.make_array_from_callback(like.shape, like.sharding, part)
 
 
-def _pointers(array: Any) -> set[tuple[jax.Device, int]]:
-    """Where an array's parts are: arrays with the same place share memory."""
-    arrays = [leaf for leaf in jax.tree.leaves(array) if isinstance(leaf, jax.Array)]
-    shards = [(shard.device, shard.data) for leaf in arrays for shard in leaf.addressable_shards]
-    return {(device, data.unsafe_buffer_pointer()) for device, data in shards if data.size}
+def _pointers(array: Any) -> list[int]:
+    """The addresses of an array's parts: arrays with a common one share memory."""
+    if not isinstance(array, jax.Array) or not array.size:
+        return []
+    if len(array.sharding.device_set) == 1:
+        return [array.unsafe_buffer_pointer()]
+    return [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]

@@ -20,9 +20,9 @@ from jaxspec.checkpoints.memory import Names, array_tensors
 from jaxspec.config import ModelConfig
 from jaxspec.jax_settings import own_settings
 from jaxspec.models.array_weights import (
+    Conversion,
     Parameters,
-    check_finite,
-    convert,
+    finite_check,
     flatten,
     from_host,
     on_device,
@@ -90,7 +90,7 @@ class ModulePlan(Generic[Module]):
           CheckpointError: a weight is NaN or infinite.
         """
         mesh = mesh or make_mesh()
-        check_finite(self.parameters)
+        finite_check(self.parameters)()
         dense = self.parameters
         if packed:
             read = partial(stored_weight, activations=activations, rounded=rounded)
@@ -106,7 +106,7 @@ class ModulePlan(Generic[Module]):
             axes = variable.get_metadata("axes") if is_split else None
             place = sharding(mesh, axes, array.shape)
             if on_device(stored):
-                before = convert(source, stored, array.dtype, place)
+                (before,) = Conversion.of(variable, stored, place)([stored])
             else:
                 tensors = [tensor.read() for tensor in stored]
                 self._check_finite(tensors if source.kind == "float" else [], source, stored)
@@ -194,8 +194,8 @@ def plan_update(
     *,
     prepare: Callable[[Checkpoint], Checkpoint],
     ignore: tuple[str, ...],
-) -> ModulePlan[Any]:
-    """Finds new values of a module's parameters in memory, without changing any.
+) -> Parameters:
+    """Finds new values of a module's parameters in memory, without changing or reading any.
 
     Args:
       module: has its arrays.
@@ -204,20 +204,16 @@ def plan_update(
       ignore: see `plan_module`.
 
     Raises:
-      CheckpointError: an array is missing, unexpected, of another shape or not finite.
+      CheckpointError: an array is missing, unexpected or of another shape.
     """
     arrays = flatten(weights)
     if names is None and variables(module).keys() & arrays.keys():
-        plan = ModulePlan("weights", module, whole_parameters(module, arrays))
-    else:
-        tensors = array_tensors(arrays, names, "weights")
-        checkpoint = prepare(Checkpoint("weights", {}, tensors))
-        plan = ModulePlan("weights", module, _find(module, checkpoint, ignore))
-    check_finite(plan.parameters)
-    return plan
+        return whole_parameters(module, arrays)
+    tensors = array_tensors(arrays, names, "weights")
+    return _find(module, prepare(Checkpoint("weights", {}, tensors)), ignore)
 
 
-def plan_target_update(target: Decoder, weights: Any, names: Names | None) -> ModulePlan[Decoder]:
+def plan_target_update(target: Decoder, weights: Any, names: Names | None) -> Parameters:
     """`plan_update` of a target network."""
     return plan_update(
         target, weights, names, prepare=partial(decoder_tensors, target), ignore=_ignored(target.config)

@@ -7,8 +7,9 @@ import pytest
 from flax import nnx
 from golden_files import golden_checkpoint
 
-from jaxspec.checkpoints import Checkpoint
-from jaxspec.models.array_weights import overwrite
+from jaxspec.checkpoints import Checkpoint, CheckpointError
+from jaxspec.models import array_weights
+from jaxspec.models.array_weights import batches, finite_check, overwrite
 from jaxspec.models.loading import load_target, plan_target_update, plan_weights
 
 FAMILIES = (
@@ -40,8 +41,75 @@ def test_every_family(name):
     for own, other in zip(leaves(target), expected, strict=True):
         np.testing.assert_array_equal(own, other)
     halved = {name: array * 0 for name, array in arrays.items()}
-    overwrite([plan_target_update(target, halved, None).parameters])
+    overwrite(batches(plan_target_update(target, halved, None)))
     assert all(not leaf.any() for leaf in leaves(target))
-    overwrite([plan_target_update(target, arrays, None).parameters])
+    overwrite(batches(plan_target_update(target, arrays, None)))
     for own, other in zip(leaves(target), expected, strict=True):
         np.testing.assert_array_equal(own, other)
+
+
+@pytest.fixture
+def seven_layers():
+    checkpoint = golden_checkpoint("llama-seven-layers")
+    arrays = {name: jnp.asarray(tensor.read()) for name, tensor in checkpoint.tensors.items()}
+    return load_target(checkpoint, dtype=jnp.float32), arrays
+
+
+@pytest.mark.parametrize("limit", [512 << 20, 10_000])
+def test_a_batch_is_one_program_within_its_bound(seven_layers, monkeypatch, limit):
+    """It has no memory of its own for parameters, and for copies on the way no more than they take."""
+    target, arrays = seven_layers
+    monkeypatch.setattr(array_weights, "BATCH_BYTES", limit)
+    expected = [np.asarray(leaf) for leaf in leaves(target)]
+    ran = []
+    program = array_weights._program
+
+    def watched(conversion):
+        def run(into, every):
+            ran.append(([leaf.nbytes for leaf in into], program(conversion).lower(into, every).compile()))
+            return program(conversion)(into, every)
+
+        return run
+
+    monkeypatch.setattr(array_weights, "_program", watched)
+    overwrite(batches(plan_target_update(target, {name: -array for name, array in arrays.items()}, None)))
+    for own, other in zip(leaves(target), expected, strict=True):
+        np.testing.assert_array_equal(own, -other)
+    for sizes, compiled in ran:
+        memory = compiled.memory_analysis()
+        assert memory.output_size_in_bytes - memory.alias_size_in_bytes <= 8 * len(sizes)  # their addresses
+        assert memory.temp_size_in_bytes <= sum(sizes) + 4096
+        assert len(sizes) == 1 or sum(sizes) <= limit
+    # Embedding; q/k/v, o, gate and up, and down of the layers; their two norms and the last.
+    counts = sorted(len(sizes) for sizes, _ in ran)
+    assert (counts == [1, 7, 7, 7, 7, 15]) == (limit > 1 << 20)
+    assert sum(counts) == len(expected)
+
+
+def test_copies_from_elsewhere_are_made_for_one_batch_at_a_time(seven_layers, monkeypatch):
+    target, arrays = seven_layers
+    events = []
+    near, wait = array_weights._near, jax.block_until_ready
+    monkeypatch.setattr(array_weights, "_near", lambda array, place: events.append("copy") or jnp.copy(array))
+    monkeypatch.setattr(jax, "block_until_ready", lambda arrays: events.append("wait") or wait(arrays))
+    every = batches(plan_target_update(target, arrays, None))
+    overwrite(every)
+    counts = [len(each) for each in "".join(event[0] for event in events).split("w")]
+    assert counts == [*(sum(len(stored) for _, stored in each.parameters) for each in every), 0]
+    events.clear()
+    monkeypatch.setattr(array_weights, "_near", near)
+    overwrite(every)
+    assert not events
+
+
+def test_two_tensors_of_one_name_are_both_checked(seven_layers):
+    target, arrays = seven_layers
+    good = plan_target_update(target, arrays, None)
+    bad = {name: array * jnp.nan if name == "model.norm.weight" else array for name, array in arrays.items()}
+    for every in (
+        [*good, *plan_target_update(target, bad, None)],
+        [*plan_target_update(target, bad, None), *good],
+    ):
+        with pytest.raises(CheckpointError, match=r"tensor 'model\.norm\.weight' holds NaN"):
+            finite_check(every)()
+    finite_check(good)()
