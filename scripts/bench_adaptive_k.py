@@ -3,11 +3,13 @@
     python scripts/bench_adaptive_k.py --shape llama3-8b --slots 8 [--acceptance 1,1.5,2,3,4] [--json FILE]
     python scripts/bench_adaptive_k.py --shape smollm2-135m --layers 10 --lookup --slots 1,8
     python scripts/bench_adaptive_k.py CONFIG --slots 1,8
+    python scripts/bench_adaptive_k.py CONFIG --slots 256 --samples 8 [--input FILE.jsonl] [--limit 64]
 
 With --shape, weights are random, and drafts are accepted at random with a given mean number of tokens a step.
 Two rows follow: in "mixed", half of the requests accept one token a step and half the most, and in "phases"
 every answer changes between the two. CONFIG has its own weights and answers prompts, once as they are and
-once with the order to repeat a text.
+once with the order to repeat a text. With --samples, it draws samples of every prompt by `Engine.sample` at
+temperature 1, all of the same length, as reinforcement learning does.
 
 A run answers as many requests at once as there are slots. The table has tokens per second, medians of the
 runs, and the rate of "auto" relative to plain decoding (K = 0) and to the best fixed K, medians over pairs of
@@ -35,7 +37,7 @@ from bench.shapes import SHAPES
 
 from jaxspec import SamplingParams
 from jaxspec.checkpoints import CheckpointError
-from jaxspec.commands.bench import PROMPTS
+from jaxspec.commands.bench import PROMPTS, read_prompts
 from jaxspec.commands.command_line import Parser, report
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.drafters.ngram import NGramDrafter
@@ -51,18 +53,19 @@ _REPEATED = "Repeat this text five times, word for word: "
 
 @dataclass(frozen=True)
 class Row:
-    """The requests of a run: prompts, and the parameters of each."""
+    """The requests of a run: prompts, the parameters of each, and the number of samples; None for answers."""
 
     name: str
     prompts: list[Any]
     params: list[SamplingParams]
+    samples: int | None = None
 
 
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         return _bench(_parse(arguments), shlex.join(["scripts/bench_adaptive_k.py", *arguments]))
-    except (ConfigError, CheckpointError) as error:
+    except (ConfigError, CheckpointError, ValueError) as error:
         return report(error)
 
 
@@ -103,7 +106,7 @@ def _load(args: argparse.Namespace) -> Engine:
         "max_model_len": 256 + 2 * args.new_tokens,
         "prefill_batch_size": 4,
     }
-    modes: dict[str, Any] = {"sampling_modes": ("greedy",), "progress": False}
+    modes: dict[str, Any] = {"sampling_modes": ("sampled" if args.samples else "greedy",), "progress": False}
     if args.shape is None:
         return load(args.config, drafter={"num_speculative_tokens": "auto"}, **sizes, **modes)
     # In place of one number for the engine, so that all rows share its programs.
@@ -136,6 +139,10 @@ def _values_of_k(engine: Engine) -> set[int]:
 
 
 def _rows(args: argparse.Namespace, slots: int, vocab_size: int) -> list[Row]:
+    if args.samples:
+        prompts = read_prompts(args.input, args.limit)
+        params = SamplingParams(max_new_tokens=args.new_tokens, temperature=1.0, ignore_eos=True)
+        return [Row("samples", prompts, [params] * len(prompts), args.samples)]
     rng = random.Random(slots)
     # Answers end one after another.
     lengths = [round(args.new_tokens * rng.uniform(0.75, 1.25)) for _ in range(slots)]
@@ -169,6 +176,7 @@ def _measure(
         if not isinstance(choice, int):
             choice.choice.forget_acceptance()
             _run(engine, row, choice)
+    engine.wait_prepared()  # the first samples ask for programs that report log-probabilities
     rates: dict[str, list[float]] = {name: [] for name in choices}
     names = list(choices)
     for repeat in range(repeats):
@@ -186,7 +194,10 @@ def _run(engine: Engine, row: Row, choice: AdaptiveK | int) -> float:
     else:
         engine.core.adaptive_k, engine.core.scheduler.choose = choice, choice.choose
     begin = time.perf_counter()
-    answers = engine.generate(row.prompts, row.params)
+    if row.samples is None:
+        answers = engine.generate(row.prompts, row.params)
+    else:
+        answers = engine.sample(row.prompts, row.params[0], n=row.samples).generations
     return sum(len(answer.token_ids) for answer in answers) / (time.perf_counter() - begin)
 
 
@@ -213,6 +224,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--k", type=int, default=4, help="the largest K of a shape")
     parser.add_argument("--slots", type=_numbers(int), default=[1, 8], metavar="N,N,...")
     parser.add_argument("--acceptance", type=_numbers(float), default=[1, 1.5, 2, 3, 4], metavar="A,A,...")
+    parser.add_argument("--samples", type=int, metavar="N", help="samples of every prompt of a configuration")
+    parser.add_argument(
+        "--input", type=Path, metavar="FILE", help="prompts to sample; by default built-in ones"
+    )
+    parser.add_argument("--limit", type=int, default=64, help="sample this many of them")
     parser.add_argument("--mixed", type=int, metavar="TOKENS", help="engine.mixed_prefill_tokens")
     parser.add_argument("--new-tokens", type=int, default=256, help="mean length of an answer")
     parser.add_argument("--repeats", type=int, default=5, help="runs of every choice")
@@ -222,6 +238,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         parser.error("give either a configuration or --shape")
     if args.shape is None:
         parser.refuse(args, ["layers", "lookup", "k", "acceptance", "mixed"], "without --shape")
+    else:
+        parser.refuse(args, ["samples"], "with --shape")
+    if args.samples is None:
+        parser.refuse(args, ["input", "limit"], "without --samples")
+    elif len(args.slots) > 1:
+        parser.error("--samples needs one number of --slots")
     return args
 
 

@@ -1,8 +1,10 @@
 import json
+import shutil
 
 import bench_adaptive_k
 import pytest
 
+import jaxspec
 from jaxspec.sampling import synthetic
 
 SIZES = "--shape tiny --k 2 --slots 1,2 --acceptance 1,3 --new-tokens 24"
@@ -26,6 +28,30 @@ def test_times_every_choice_in_one_engine(compiled_behind, monkeypatch, tmp_path
     assert set(rows[0]["rates"]) == {"K=0", "K=1", "K=2", "auto"}
     assert {0, 1, 2} <= set(filter(lambda choice: isinstance(choice, int), taken))
     assert "worst of auto" in capsys.readouterr().out
+
+
+def test_samples_as_reinforcement_learning_draws_them(compiled_behind, tiny_config, monkeypatch, tmp_path):
+    folder = tmp_path / "tiny"
+    shutil.copytree(tiny_config.parent, folder)
+    config = json.loads((folder / "model" / "config.json").read_text())
+    (folder / "model" / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 512}))
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(f'{{"prompt": "w{i} w{i + 1}"}}\n' for i in range(6, 11)))
+    drawn = []
+    sample = jaxspec.Engine.sample
+    monkeypatch.setattr(
+        jaxspec.Engine, "sample", lambda *args, **kwargs: drawn.append(sample(*args, **kwargs)) or drawn[-1]
+    )
+    file = tmp_path / "result.json"
+    options = f"--slots 2 --samples 2 --input {prompts} --limit 3 --new-tokens 8 --repeats 1 --json {file}"
+    assert bench_adaptive_k.main([str(folder / "tiny.toml"), *options.split()]) == 0
+    (row,) = json.loads(file.read_text())["rows"]
+    assert row["row"] == "samples"
+    assert {"K=0", "auto"} < set(row["rates"])
+    assert len(drawn) == len(row["rates"]) + 1
+    for samples in drawn:
+        assert samples.mask.sum(axis=1).tolist() == [8] * 6
+    assert len({tuple(answer.token_ids) for answer in drawn[0].generations}) > 3
 
 
 def test_acceptance_is_that_of_the_request(monkeypatch):
