@@ -100,12 +100,9 @@ def _bench(args: argparse.Namespace, command: str) -> int:
 
 
 def _load(args: argparse.Namespace) -> Engine:
-    sizes: dict[str, Any] = {
-        "batch_size": max(args.slots),
-        "slot_sizes": args.slots,
-        "max_model_len": 256 + 2 * args.new_tokens,
-        "prefill_batch_size": 4,
-    }
+    sizes: dict[str, Any] = {"batch_size": max(args.slots), "max_model_len": 256 + 2 * args.new_tokens}
+    if args.samples is None:
+        sizes |= {"slot_sizes": args.slots, "prefill_batch_size": 4}
     modes: dict[str, Any] = {"sampling_modes": ("sampled" if args.samples else "greedy",), "progress": False}
     if args.shape is None:
         return load(args.config, drafter={"num_speculative_tokens": "auto"}, **sizes, **modes)
