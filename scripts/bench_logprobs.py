@@ -1,4 +1,4 @@
-"""Time what training and evaluation ask of an engine: log-probabilities, new weights, scores, samples.
+"""Time what training and evaluation ask of an engine: log-probabilities, new weights and scores.
 
     python scripts/bench_logprobs.py --shape llama3-8b [--k 3] [--batch 1,8,32] [--acceptance 3.0]
         [--texts 16] [--length 2048] [--dtype bfloat16] [--json FILE]
