@@ -53,7 +53,7 @@ _REPEATED = "Repeat this text five times, word for word: "
 
 @dataclass(frozen=True)
 class Row:
-    """The requests of a run: prompts, the parameters of each, and the number of samples; None for answers."""
+    """The requests of a run: prompts and the parameters of each; or of all, with the number of samples."""
 
     name: str
     prompts: list[Any]
@@ -137,9 +137,8 @@ def _values_of_k(engine: Engine) -> set[int]:
 
 def _rows(args: argparse.Namespace, slots: int, vocab_size: int) -> list[Row]:
     if args.samples:
-        prompts = read_prompts(args.input, args.limit)
-        params = SamplingParams(max_new_tokens=args.new_tokens, temperature=1.0, ignore_eos=True)
-        return [Row("samples", prompts, [params] * len(prompts), args.samples)]
+        asked = SamplingParams(max_new_tokens=args.new_tokens, temperature=1.0, ignore_eos=True)
+        return [Row("samples", read_prompts(args.input, args.limit), [asked], args.samples)]
     rng = random.Random(slots)
     # Answers end one after another.
     lengths = [round(args.new_tokens * rng.uniform(0.75, 1.25)) for _ in range(slots)]
