@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from target_checks import log_softmax
-from tiny_engines import ATTENTION, DRAFTERS, ONCE, ONLY_OVER, assert_scored, limit_pages, tokens_of
+from tiny_engines import ATTENTION, DRAFTERS, ONCE, assert_scored, limit_pages, tokens_of
 
 from jaxspec.engine.device.plan import Size
 from jaxspec.sampling import Logprobs, SamplingMode
