@@ -172,6 +172,12 @@ class PendingSum:
 
     __radd__ = __add__
 
+    def __mul__(self, factor: float) -> "jax.Array | PendingSum":
+        if self._total is not None or self.stream is not None:
+            return self.total() * factor
+        bias = None if self.bias is None else self.bias * factor
+        return replace(self, part=self.part * factor, bias=bias)
+
     @property
     def _is_bare(self) -> bool:
         return self._total is None and self.bias is None and self.stream is None

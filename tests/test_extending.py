@@ -3,6 +3,7 @@
 import ast
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +15,8 @@ import pytest
 from flax import nnx
 from paged_rows import PagedTarget
 from safetensors.numpy import load_file
-from tiny_models import write_eagle1, write_target
+from tiny_engines import ATTENTION
+from tiny_models import TARGET, write_eagle1, write_target
 
 import jaxspec
 from jaxspec.attention import PackedMemory
@@ -187,6 +189,30 @@ def test_export_gives_back_every_tensor_of_the_family(tmp_path):
     assert set(exported) == set(tensors)
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(exported[name], tensor, err_msg=name)
+
+
+def test_the_family_reads_its_own_keys():
+    config = ModelConfig.from_hf({**TARGET, "model_type": "parallel", "layers_without_rope": [1]})
+    assert (config.residual_multiplier, config.layers_without_rope) == (1.0, (1,))
+    assert replace(config, layers_without_rope=()) != config
+    for key, value, words in [
+        ("residual_multiplier", "0.5", "a number"),
+        ("residual_multiplier", True, "a number"),
+        ("layers_without_rope", [1.0], "a list of integers"),
+    ]:
+        message = refused(ModelConfig.from_hf, {**TARGET, "model_type": "parallel", key: value})
+        assert message == f"config.json: {key} must be {words}, got {value!r}"
+
+
+@pytest.mark.parametrize("change", [{"residual_multiplier": 0.5}, {"layers_without_rope": []}])
+def test_every_key_of_the_family_changes_its_network(tmp_path, change):
+    checkpoint = open_checkpoint(write_target(tmp_path / "parallel", **ATTENTION["own family"]))
+    other = replace(checkpoint, config={**checkpoint.config, **change})
+    logits = []
+    for each in (checkpoint, other):
+        paged = PagedTarget(load_target(each, dtype=np.float32), 1, 8, page_size=8, width=8)
+        logits.append(paged.feed([np.arange(3, 11)], [0])[0])
+    assert np.abs(logits[0] - logits[1]).max() > 0.1
 
 
 def test_a_row_sees_its_own_chunk_and_no_other(folder):

@@ -63,6 +63,8 @@ def test_sums_that_are_added_become_one(sums):
         (lambda: (pending() + STREAM) + STREAM, 2 * ROWS + 2 * STREAM, 1),
         (lambda: (pending() + STREAM) + BIAS, 2 * ROWS + STREAM + BIAS, 1),
         (lambda: pending() + jnp.ones((2, 1)), 2 * ROWS + 1, 1),
+        (lambda: STREAM + (pending() + pending() + BIAS) * 0.5, 2 * ROWS + 0.5 * BIAS + STREAM, 1),
+        (lambda: (pending() + STREAM) * 0.5 + STREAM, ROWS + 1.5 * STREAM, 1),
     ],
 )
 def test_whatever_is_added_counts_once(sums, added, expected, count):

@@ -42,7 +42,13 @@ ATTENTION: dict[str, dict[str, Any]] = {
         "compress_ratios": [1, 4],
     },
     "latent": LATENT,
-    "own family": {"model_type": "parallel", "attention_multiplier": 1.0, "seed": 1},
+    "own family": {
+        "model_type": "parallel",
+        "attention_multiplier": 1.0,
+        "residual_multiplier": 0.7,
+        "layers_without_rope": [1],
+        "seed": 1,
+    },
 }
 """The kinds of attention, and the family of docs/adding-a-family.md, as changes to `tiny_models.TARGET`;
 tests of every kind run over these."""

@@ -4,7 +4,7 @@ from jaxspec.config.axes import AXIS_TO_MESH, AXIS_UNIT, MESH_AXIS
 from jaxspec.config.drafter import DrafterConfig
 from jaxspec.config.engine import EngineConfig, EngineOptions, ResolvedEngineConfig
 from jaxspec.config.errors import ConfigError
-from jaxspec.config.keys import check_keys
+from jaxspec.config.keys import check_keys, own_values
 from jaxspec.config.model import ModelConfig
 from jaxspec.config.moe import MoeConfig
 from jaxspec.config.rope import RopeConfig
@@ -43,5 +43,6 @@ __all__ = [
     "load_config",
     "named_drafter",
     "named_target",
+    "own_values",
     "resolve_config",
 ]

@@ -1,7 +1,9 @@
 """The keys of a `config.json` that are read, and the types and ranges of their values."""
 
+import dataclasses
+import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from jaxspec.config.errors import INT32_MAX, ConfigError
 
@@ -35,6 +37,36 @@ def check_keys(config: Mapping[str, Any], name: str = "config.json") -> None:
 def without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config without null values, except for keys where null differs from absence."""
     return {key: value for key, value in config.items() if value is not None or key in _NULL_SAYS_NONE}
+
+
+def own_values(kind: type, base: type, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of those fields of a dataclass that `base` lacks: the keys of a config with their names.
+
+    Args:
+      kind: a subclass of the dataclass `base`; a field of another type than those of `config.json` is left to
+        the caller.
+      config: the contents of a `config.json`, checked by `check_keys` and without nulls.
+
+    Raises:
+      ConfigError: a value does not have its field's type.
+    """
+    inherited, hints = {field.name for field in dataclasses.fields(base)}, get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        check = _OF_TYPE.get(_without_none(hints[field.name]))
+        if field.name in inherited or check is None or config.get(field.name) is None:
+            continue
+        value = config[field.name]
+        if problem := check(value):
+            raise ConfigError(f"config.json: {field.name} {problem}, got {value!r}")
+        values[field.name] = tuple(value) if isinstance(value, list) else value
+    return values
+
+
+def _without_none(hint: Any) -> Any:
+    """T of `T | None`; any other type itself."""
+    others = [each for each in get_args(hint) if each is not types.NoneType]
+    return others[0] if get_origin(hint) in (Union, types.UnionType) and len(others) == 1 else hint
 
 
 def _number(words: str, types: tuple[type, ...], low: float, high: float) -> Check:
@@ -77,6 +109,14 @@ _FACTORS = _one_of(
     "a list of numbers above 0",
     lambda value: isinstance(value, list | tuple) and not any(_POSITIVE(each) for each in value),
 )
+_OF_TYPE: Mapping[Any, Check] = {
+    bool: _FLAG,
+    int: _number("an integer", (int,), -INT32_MAX, INT32_MAX),
+    float: _REAL,
+    str: _TEXT,
+    tuple[int, ...]: _INTEGERS,
+    tuple[str, ...]: _TEXTS,
+}
 # Frequencies are powers of theta, and YaRN divides by its logarithm.
 _THETA = _real("a number above 1", 1.001)
 

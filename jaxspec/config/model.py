@@ -17,6 +17,8 @@ from jaxspec.registry import Registry
 class ModelConfig:
     """The shape of a decoder. Fields that are not listed have the meaning of the same key in `config.json`.
 
+    A family adds fields of its own in a subclass (`Decoder.config_type`).
+
     Attributes:
       family: `model_type`, a name in `FAMILIES`.
       layer_types: "full_attention" or "sliding_attention", for every layer.

@@ -16,7 +16,7 @@ from jaxspec.attention import (
     SlidingWindow,
 )
 from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
-from jaxspec.config import ConfigError, ModelConfig, RopeConfig
+from jaxspec.config import ConfigError, ModelConfig, RopeConfig, own_values
 from jaxspec.models.layers import (
     MLP,
     Attention,
@@ -41,6 +41,8 @@ class Decoder(nnx.Module):
     Attributes:
       defaults: values for keys that a `config.json` leaves out, as in the family's configuration class of
         transformers 5.23.
+      config_type: `ModelConfig`, or a subclass with fields of the family's own, read from the keys of
+        `config.json` with their names.
       activation: the `config.json` key of the feed-forward activation, and its only supported value.
       recycles_normed: for a family with an MTP layer: whether that layer, when it drafts several tokens,
         reads its own output after its last norm (True) or before it (False). None for other families.
@@ -49,10 +51,11 @@ class Decoder(nnx.Module):
         feed-forward network.
       norm_type: the class of the final norm.
       kinds: the kind of attention of every layer.
-      ropes: the rotary embedding of every layer.
+      ropes: the rotary embedding of every layer; None for a layer without one.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {}
+    config_type: ClassVar[type[ModelConfig]] = ModelConfig
     activation: ClassVar[tuple[str, str]] = ("hidden_act", "silu")
     recycles_normed: ClassVar[bool | None] = None
     gguf: ClassVar[GGUFArchitecture | None] = None
@@ -99,6 +102,7 @@ class Decoder(nnx.Module):
             "layer_types": layer_types,
             "sliding_window": window,
             "num_nextn_predict_layers": config.get("num_nextn_predict_layers") or 0,
+            **own_values(cls.config_type, ModelConfig, config),
             **cls.own_fields(config),
         }
         if fields["head_dim"] < 1:
@@ -107,7 +111,7 @@ class Decoder(nnx.Module):
             fields["rope"] = RopeConfig.from_hf(config)
         # Model cards ask for YaRN to be added to a config that keeps the length of training.
         fields["max_position_embeddings"] = max(fields["max_position_embeddings"], fields["rope"].yarn_length)
-        return ModelConfig(**fields)
+        return cls.config_type(**fields)
 
     @classmethod
     def is_windowed(cls, config: Mapping[str, Any], layer: int) -> bool:
@@ -116,7 +120,7 @@ class Decoder(nnx.Module):
 
     @classmethod
     def own_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of `ModelConfig` that the family reads in its own way.
+        """The fields of `config_type` that the family reads in its own way.
 
         Args:
           config: the `config.json`, with `defaults` for the keys that it leaves out.
@@ -147,8 +151,8 @@ class Decoder(nnx.Module):
         )
 
     @classmethod
-    def layer_ropes(cls, config: ModelConfig) -> tuple[RopeConfig, ...]:
-        """The rotary embedding of every layer."""
+    def layer_ropes(cls, config: ModelConfig) -> tuple[RopeConfig | None, ...]:
+        """The rotary embedding of every layer; None for a layer whose queries and keys are not rotated."""
         return (config.rope,) * config.num_hidden_layers
 
     @classmethod

@@ -73,8 +73,14 @@ def _yarn_attention_factor(config: RopeConfig, factor: float) -> float:
     return mscale(1.0)
 
 
-def rope_tables(config: RopeConfig, head_dim: int, positions: jax.Array) -> RopeTables:
-    """Cosine and sine, f32[N, D/2] each, for rows at `positions` i32[N]; 1 and 0 for what is not rotated."""
+def rope_tables(config: RopeConfig | None, head_dim: int, positions: jax.Array) -> RopeTables:
+    """Cosine and sine, f32[N, D/2] each, for rows at `positions` i32[N]; 1 and 0 for what is not rotated.
+
+    That is everything where `config` is None: a rotation by nothing is exact, and costs a kernel nothing.
+    """
+    if config is None:
+        shape = (len(positions), head_dim // 2)
+        return jnp.ones(shape, jnp.float32), jnp.zeros(shape, jnp.float32)
     frequencies, factor = rope_frequencies(config, head_dim)
     angles = positions[:, None].astype(jnp.float32) * frequencies[None, :]
     cos, sin = jnp.cos(angles) * factor, jnp.sin(angles) * factor

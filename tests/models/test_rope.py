@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tiny_models import TARGET
 
+from jaxspec.attention.rope import apply_rope
 from jaxspec.config import ConfigError, ModelConfig, RopeConfig
 from jaxspec.models.rope import rope_frequencies, rope_tables
 
@@ -112,6 +113,11 @@ def test_angles_stay_exact_far_into_a_context():
     angle = 8191 * np.array([1.0, 0.01])
     np.testing.assert_allclose(cos[0], np.cos(angle), atol=1e-3)
     np.testing.assert_allclose(sin[0], np.sin(angle), atol=1e-3)
+
+
+def test_without_rope_nothing_is_rotated():
+    x = np.random.default_rng(0).normal(size=(5, 2, 8)).astype(np.float32)
+    np.testing.assert_array_equal(apply_rope(x, rope_tables(None, 8, np.arange(5))), x)
 
 
 @pytest.mark.parametrize(("kind", "parameters"), [("default", {}), ("yarn", {"factor": 4.0})])
