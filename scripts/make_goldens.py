@@ -43,6 +43,7 @@ from goldens import (
     qwen3_moe_targets,
     qwen3_targets,
     real_model,
+    small_targets,
     tokenizer_folders,
 )
 
@@ -55,6 +56,7 @@ FAMILIES = {
     "gemma3": gemma3_targets.write,
     "glm4": glm4_targets.write,
     "deepseek": deepseek_targets.write,
+    "small": small_targets.write,
     "smollm2": real_model.write,
     "gemma3-270m": gemma3_file.write,
     "eagle3-speculators": eagle3_speculators.write,

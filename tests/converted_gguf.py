@@ -1,5 +1,6 @@
 """Writing a checkpoint as a GGUF, as llama.cpp's converter would, in float32 or MXFP4."""
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,13 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "deepseek_v3": "deepseek2",
     "glm4_moe_lite": "deepseek2",
+    "olmo2": "olmo2",
+    "olmo3": "olmo2",
+    "smollm3": "smollm3",
+    "phi3": "phi3",
+    "granite": "granite",
 }
+INTERLEAVED = ("llama", "smollm3", "granite")
 
 
 def write_converted(
@@ -115,7 +122,40 @@ def _deepseek(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, A
     return values
 
 
+def _olmo3(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    pattern = [kind == "sliding_attention" for kind in config["layer_types"]]
+    return {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": pattern,
+    }
+
+
+def _phi3(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    size, length = config["hidden_size"] // config["num_attention_heads"], config["max_position_embeddings"]
+    trained = config["original_max_position_embeddings"]
+    values = {
+        "rope.dimension_count": int(size * rope["partial_rotary_factor"]),
+        "rope.scaling.original_context_length": trained,
+        "attention.sliding_window": config["sliding_window"] or 0,
+    }
+    if "long_factor" in rope:
+        values["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(length / trained) / math.log(trained))
+    return values
+
+
+def _granite(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "attention.scale": config["attention_multiplier"],
+        "embedding_scale": config["embedding_multiplier"],
+        "residual_scale": config["residual_multiplier"],
+        "logit_scale": config["logits_scaling"],
+    }
+
+
 OWN = {
+    "olmo3": _olmo3,
+    "phi3": _phi3,
+    "granite": _granite,
     "gemma3_text": _gemma3,
     "glm4": _glm4,
     "gpt_oss": _gpt_oss,
@@ -136,9 +176,9 @@ def tensors(checkpoint: Checkpoint, architecture: str) -> Iterator[tuple[str, An
         return found
 
     for name, value in _own_tensors(checkpoint):
-        if architecture == "llama" and ".q_proj." in name:
+        if architecture in INTERLEAVED and ".q_proj." in name:
             value = interleave(value, config["num_attention_heads"])
-        if architecture == "llama" and ".k_proj." in name:
+        if architecture in INTERLEAVED and ".k_proj." in name:
             value = interleave(value, config["num_key_value_heads"])
         if architecture == "gemma3" and "norm" in name:
             value = value + 1
@@ -146,6 +186,9 @@ def tensors(checkpoint: Checkpoint, architecture: str) -> Iterator[tuple[str, An
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") == "llama3":
         yield "rope_freqs.weight", _llama3_factors(rope, config["head_dim"])
+    for length in ("short", "long"):
+        if factors := rope.get(f"{length}_factor"):
+            yield f"rope_factors_{length}.weight", np.asarray(factors, np.float32)
 
 
 def _own_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Any]]:

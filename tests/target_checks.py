@@ -2,9 +2,10 @@
 
 import jax.numpy as jnp
 import numpy as np
-from golden_files import assert_close, golden_checkpoint, golden_outputs
+from golden_files import assert_close, golden_checkpoint, golden_folder, golden_outputs
 from paged_rows import PagedTarget
 
+import jaxspec
 from jaxspec.models.loading import export_tensors, load_target
 
 
@@ -46,6 +47,37 @@ def check_export(case: str) -> None:
     assert set(exported) == set(checkpoint.tensors)
     for name, tensor in checkpoint.tensors.items():
         np.testing.assert_array_equal(exported[name], tensor.read(), err_msg=name)
+
+
+def check_greedy(case: str) -> None:
+    """Checks greedy answers of an engine with n-gram drafts: eight prompts together, and one alone.
+
+    Prompts are read in chunks of eight tokens, and pages hold eight.
+    """
+    golden = golden_outputs(case)
+    lengths, answers = golden["greedy_lengths"].tolist(), golden["greedy"]
+    pairs = [
+        (ids[:length].tolist(), answers[row, i].tolist())
+        for row, ids in enumerate(golden["input_ids"])
+        for i, length in enumerate(lengths)
+    ]
+    prompts, expected = zip(*pairs, strict=True)
+    sizes = {"batch_size": 8, "slot_sizes": (1,), "page_size": 8, "prefill_chunk": 8, "prefill_batch_size": 1}
+    drafter = {"kind": "ngram", "num_speculative_tokens": 3}
+    asked = {"max_new_tokens": answers.shape[-1], "ignore_eos": True}
+    with jaxspec.load(
+        golden_folder(case),
+        drafter=drafter,
+        max_model_len=max(lengths) + answers.shape[-1],
+        sampling_modes=("greedy",),
+        progress=False,
+        **sizes,
+    ) as engine:
+        together = engine.generate(list(prompts), **asked)
+        alone = engine.generate(prompts[0], **asked)
+    assert [each.token_ids for each in together] == list(expected)
+    assert alone.token_ids == expected[0]
+    assert sum(each.stats.accepted for each in together) > 0
 
 
 def log_softmax(x):

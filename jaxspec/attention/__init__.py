@@ -8,7 +8,7 @@ from jaxspec.attention.memory import AnyMemory, Memory, Pool
 from jaxspec.attention.metadata import AttentionMetadata, build, build_range, visible_range
 from jaxspec.attention.packed import PackedMemory
 from jaxspec.attention.paged import PagedMemory
-from jaxspec.attention.rope import RopeTables, apply_rope, pairs_to_halves
+from jaxspec.attention.rope import RopeTables, apply_rope, pairs_to_halves, within_to_halves
 from jaxspec.attention.rows import (
     PageTable,
     RowBlock,
@@ -52,4 +52,5 @@ __all__ = [
     "split_rows",
     "take_rows",
     "visible_range",
+    "within_to_halves",
 ]

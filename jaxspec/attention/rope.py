@@ -15,6 +15,17 @@ def apply_rope(x: jax.Array, tables: RopeTables) -> jax.Array:
     return rotated.astype(x.dtype)
 
 
+def within_to_halves(x: jax.Array, rotated: int) -> jax.Array:
+    """Reorders x [..., D], of which only the first `rotated` entries are, from pairs (i, i + rotated/2) to
+    those of `apply_rope`.
+
+    Applied to queries and keys alike, it leaves their dot products unchanged.
+    """
+    first, rest = x[..., :rotated], x[..., rotated:]
+    halves = (jnp.split(part, 2, axis=-1) for part in (first, rest))
+    return jnp.concatenate([part for both in zip(*halves, strict=True) for part in both], axis=-1)
+
+
 def pairs_to_halves(x: jax.Array) -> jax.Array:
     """Reorders x [..., D] from interleaved pairs (2i, 2i + 1) to the pairs of `apply_rope`.
 

@@ -61,6 +61,7 @@ class GGUFArchitecture:
         to names in the file. "mlp.experts.gate_proj" is a stack of experts.
       interleaved: the converter permuted query and key rows for Llama's interleaved rope.
       norm_offset: number that the converter added to the weights of norms.
+      scales: keys of factors that the family has and `config` reads; in files of others they are refused.
       config: reads the keys of `config.json` that Llama lacks, from metadata under "{name}.".
       tensors: converts tensors with stacked experts, by Hugging Face names, to those of a Hub checkpoint.
     """
@@ -70,6 +71,7 @@ class GGUFArchitecture:
     layer_tensors: tuple[str, ...] = ()
     interleaved: bool = False
     norm_offset: float = 0.0
+    scales: tuple[str, ...] = ()
     config: Callable[[Metadata], dict[str, Any]] = _nothing
     tensors: Callable[[Mapping[str, "GGUFTensor"]], dict[str, TensorSource]] = split_experts
 

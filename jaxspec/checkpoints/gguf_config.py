@@ -11,8 +11,12 @@ from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.checkpoints.gguf_metadata import Metadata
 from jaxspec.checkpoints.gguf_tensor import PLAIN, GGUFTensor
 
-ROPE_FACTORS = "rope_freqs.weight"
-"""[D/2] divisors of the inverse frequencies. A tensor in the file, but part of the config here."""
+ROPE_FACTORS = {
+    "factors": "rope_freqs.weight",
+    "short_factor": "rope_factors_short.weight",
+    "long_factor": "rope_factors_long.weight",
+}
+"""[D/2] divisors of the inverse frequencies: tensors in the file, but part of the config here."""
 
 _NOT_BUILT = (
     "logit_scale",
@@ -25,7 +29,7 @@ _NOT_BUILT = (
     "attention.max_alibi_bias",
     "attention.temperature_scale",
 )
-"""Keys of features that are not supported, if their value is not 0."""
+"""Keys of features that are not supported, if their value is not 0, except where a family has them."""
 
 
 def config_from_gguf(
@@ -43,7 +47,7 @@ def config_from_gguf(
       CheckpointError: metadata is missing, or has a value that is not supported.
     """
     own = meta.under(architecture.name)
-    for key in _NOT_BUILT:
+    for key in (key for key in _NOT_BUILT if key not in architecture.scales):
         if value := own.decimal(key, 0.0):
             raise CheckpointError(f"{meta.file}: metadata {own.prefix}{key} {value!r} is not supported")
     if "token_embd.weight" not in tensors:
@@ -63,7 +67,7 @@ def config_from_gguf(
         "max_position_embeddings": own.size("context_length"),
         "rms_norm_eps": own.decimal("attention.layer_norm_rms_epsilon", 1e-5),
         "rope_theta": own.decimal("rope.freq_base", 10000.0),
-        "sliding_window": own.positive("attention.sliding_window", None),
+        "sliding_window": own.count("attention.sliding_window", 0) or None,
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
@@ -78,19 +82,25 @@ def config_from_gguf(
         rotated = min(stated, head_dim)
     if stated != rotated:
         raise CheckpointError(f"{meta.file}: rope over {stated} of {rotated} dimensions is not supported")
-    if scaling := _rope_scaling(own, tensors.get(ROPE_FACTORS), rotated):
+    if scaling := _rope_scaling(own, tensors, rotated):
         config["rope_scaling"] = {**(config["rope_scaling"] or {}), **scaling}
     return config
 
 
-def _rope_scaling(meta: Metadata, factors: GGUFTensor | None, rotated: int) -> dict[str, Any] | None:
-    if factors is not None:
+def _rope_scaling(meta: Metadata, tensors: Mapping[str, GGUFTensor], rotated: int) -> dict[str, Any] | None:
+    found = {key: tensors[name] for key, name in ROPE_FACTORS.items() if name in tensors}
+    for key, factors in found.items():
         if factors.shape != (rotated // 2,) or factors.info.quantization not in PLAIN:
             raise CheckpointError(
-                f"{meta.file}: tensor {ROPE_FACTORS!r} is {factors.info.quantization.name} of shape "
+                f"{meta.file}: tensor {ROPE_FACTORS[key]!r} is {factors.info.quantization.name} of shape "
                 f"{list(factors.shape)}, expected F32 of shape {[rotated // 2]}"
             )
-        return {"rope_type": "factors", "factors": factors.read().astype(np.float32).tolist()}
+    if found:
+        lists = {key: factors.read().astype(np.float32).tolist() for key, factors in found.items()}
+        if "factors" in found:
+            return {"rope_type": "factors", **lists}
+        factor = meta.decimal("rope.scaling.attn_factor", 1.0)
+        return {"rope_type": "longrope", "attention_factor": factor, **lists}
     # Early GGUFs had a separate key for linear scaling.
     old = meta.decimal("rope.scale_linear", 1.0)
     kind = meta.text("rope.scaling.type", "none" if old == 1 else "linear")

@@ -51,7 +51,7 @@ def open_gguf(path: Path) -> Checkpoint:
     for name in ("bos", "eos", "pad"):
         text = tokenizer and tokenizer.special_tokens.get(f"{name}_token")
         config[f"{name}_token_id"] = tokenizer.backend.token_to_id(text) if tokenizer and text else None
-    stored.pop(ROPE_FACTORS, None)
+    stored = {name: tensor for name, tensor in stored.items() if name not in ROPE_FACTORS.values()}
     further = range(config["num_hidden_layers"], meta.under(architecture.name).size("block_count"))
     stored = {name: tensor for name, tensor in stored.items() if layer_of(name) not in further}
     names = hf_names(stored, architecture.name, architecture.layer_tensors, file)

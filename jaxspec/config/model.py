@@ -105,6 +105,10 @@ class ModelConfig:
             return self
         return replace(self, kv_copies=copies)
 
+    def within(self, length: int | None) -> "ModelConfig":
+        """The shape for texts of at most so many positions (see `RopeConfig.length`); unchanged for None."""
+        return self if length is None else replace(self, rope=self.rope.within(length))
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
         """Reads the `config.json` of a decoder; absent keys take transformers' defaults.

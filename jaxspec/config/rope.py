@@ -1,7 +1,8 @@
 """Rotary position embedding, as `config.json` describes it."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxspec.config.errors import INT32_MAX, ConfigError
@@ -13,15 +14,18 @@ class RopeConfig:
 
     Attributes:
       theta: the base of the frequencies.
-      kind: "default", "linear", "dynamic", "llama3", "yarn" or "factors".
+      kind: "default", "linear", "dynamic", "llama3", "yarn", "longrope" or "factors".
       parameters: the kind's parameters as (name, value) pairs, named as in `config.json`.
       share: the fraction of a head's entries, counted from the first, that are rotated.
+      length: positions of the longest text. LongRoPE divides the frequencies by other factors if these are
+        more than the trained ones. 0 for other kinds.
     """
 
     theta: float = 10000.0
     kind: str = "default"
     parameters: tuple[tuple[str, Any], ...] = ()
     share: float = 1.0
+    length: int = 0
 
     def __getitem__(self, name: str) -> Any:
         return dict(self.parameters)[name]
@@ -35,6 +39,20 @@ class RopeConfig:
         if self.kind != "yarn":
             return 0
         return int(min(self["factor"] * self["original_max_position_embeddings"], INT32_MAX))
+
+    @property
+    def divisors(self) -> tuple[float, ...] | None:
+        """Numbers that the frequencies are divided by, one each; None for kinds without such a list."""
+        if self.kind == "factors":
+            return self["factors"]
+        if self.kind == "longrope":
+            is_long = self.length > self["original_max_position_embeddings"]
+            return self["long_factor" if is_long else "short_factor"]
+        return None
+
+    def within(self, length: int) -> "RopeConfig":
+        """The rope of texts of at most so many positions."""
+        return replace(self, length=length) if self.kind == "longrope" else self
 
     def rotated(self, head_dim: int) -> int:
         """The number of entries that are rotated in a head of this size."""
@@ -55,8 +73,11 @@ class RopeConfig:
                 f"partial_rotary_factor {self.share!r} is {rotated} of {head_dim} entries, "
                 "and rope rotates pairs"
             )
-        if self.kind == "factors" and len(self["factors"]) != rotated // 2:
-            raise ConfigError(f"rope_scaling: {len(self['factors'])} factors for {rotated // 2} frequencies")
+        for name in ("factors", "short_factor", "long_factor"):
+            if len(self.get(name, ())) not in (0, rotated // 2):
+                raise ConfigError(
+                    f"rope_scaling: {len(self[name])} entries of {name} for {rotated // 2} frequencies"
+                )
 
     @classmethod
     def from_hf(
@@ -101,9 +122,22 @@ class RopeConfig:
         if kind == "llama3" and not stated["low_freq_factor"] < stated["high_freq_factor"]:
             raise ConfigError("rope_scaling: low_freq_factor is not less than high_freq_factor")
         # As in transformers, the default is the model's own length.
-        stated.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+        positions = config.get("max_position_embeddings")
+        stated.setdefault("original_max_position_embeddings", positions)
+        if kind == "longrope":
+            if positions is None:
+                raise ConfigError("rope_scaling: rope_type 'longrope' needs max_position_embeddings")
+            trained = stated["original_max_position_embeddings"]
+            stated.setdefault("attention_factor", _longrope_factor(stated.get("factor"), positions, trained))
         freeze = {name: tuple(v) if isinstance(v, list) else v for name, v in stated.items()}
-        return cls(float(theta), kind, tuple(sorted(freeze.items())), float(share))
+        length = (positions or 0) if kind == "longrope" else 0
+        return cls(float(theta), kind, tuple(sorted(freeze.items())), float(share), length)
+
+
+def _longrope_factor(factor: float | None, positions: int, trained: int) -> float:
+    """LongRoPE's factor on cosine and sine (arXiv 2402.13753, as in transformers)."""
+    factor = factor or positions / trained
+    return 1.0 if factor <= 1 or trained < 2 else math.sqrt(1 + math.log(factor) / math.log(trained))
 
 
 ROPE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
@@ -112,6 +146,7 @@ ROPE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
     "factors": ("factors",),
 }
 _OPTIONAL = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim")

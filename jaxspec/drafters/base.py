@@ -205,6 +205,7 @@ class Build:
       packed, activations: see `ModulePlan.read`.
       tokenizer: the target's, to compare a draft model's with; None compares nothing.
       progress: shows progress bars for downloads.
+      max_model_len: positions of the longest text, for a draft model; None takes as many as it supports.
     """
 
     dtype: jnp.dtype
@@ -213,6 +214,7 @@ class Build:
     activations: Activations = "float32"
     tokenizer: Tokenizer | None = None
     progress: bool = True
+    max_model_len: int | None = None
 
     @property
     def devices(self) -> int:

@@ -72,11 +72,12 @@ class DraftModel(AutoregressiveDrafter):
     @classmethod
     def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
         checkpoint = open_drafter(config, progress=build.progress)
-        plan = plan_target(checkpoint, dtype=build.dtype)
+        sizes: dict[str, Any] = {"dtype": build.dtype, "max_model_len": build.max_model_len}
+        plan = plan_target(checkpoint, **sizes)
         _check_tokens(checkpoint.tokenizer, build.tokenizer)
         is_split = _bytes_of_a_layer(plan) >= SPLIT_FROM
         if is_split and build.devices > 1:
-            plan = plan_target(checkpoint, dtype=build.dtype, devices=build.devices)
+            plan = plan_target(checkpoint, devices=build.devices, **sizes)
 
         def read(target: Target) -> DraftModel:
             model = plan.read(

@@ -106,14 +106,16 @@ def _load(
     check_devices(config.engine, shape)
     config.engine.check_fits(backend=platform(), model_limit=shape.max_position_embeddings)
     dtype = jnp.dtype(config.engine.dtype_on(platform()))
+    max_model_len = config.engine.max_model_len_on(platform(), shape.max_position_embeddings)
+    sizes: dict[str, Any] = {"dtype": dtype, "devices": mesh.size, "max_model_len": max_model_len}
     activations = resolve_activations(config.engine.cpu_activations, dtype, devices=mesh.size)
     if given is None:
-        plan = plan_target(checkpoint, dtype=dtype, devices=mesh.size)
+        plan = plan_target(checkpoint, **sizes)
     else:
-        plan = plan_weights(checkpoint, given.weights, given.names, dtype=dtype, devices=mesh.size)
+        plan = plan_weights(checkpoint, given.weights, given.names, **sizes)
     # Decoding is bound by the bandwidth for weights, so packed ones stay packed where that works.
     packed = config.engine.packed and given is None and keeps_packed(dtype, devices=mesh.size)
-    build = Build(dtype, mesh, packed, activations, checkpoint.tokenizer, progress)
+    build = Build(dtype, mesh, packed, activations, checkpoint.tokenizer, progress, max_model_len)
     if made is None:
         read_drafter = plan_drafter(config.drafter, plan.module.config, build)
     else:

@@ -10,6 +10,7 @@ from jaxspec.models.gemma3 import Gemma3
 from jaxspec.models.glm4 import Glm4
 from jaxspec.models.glm4_moe_lite import Glm4MoeLite
 from jaxspec.models.gpt_oss import GptOss
+from jaxspec.models.granite import Granite
 from jaxspec.models.indexed_window import IndexedWindowModel
 from jaxspec.models.layers import (
     MLP,
@@ -24,12 +25,16 @@ from jaxspec.models.llama import Llama
 from jaxspec.models.loading import ModulePlan, export_tensors, load_target, plan_module
 from jaxspec.models.mistral import Mistral
 from jaxspec.models.moe import MoE
+from jaxspec.models.olmo2 import Olmo2
+from jaxspec.models.olmo3 import Olmo3
 from jaxspec.models.parameters import Fused, Projection, Whole, parameter
+from jaxspec.models.phi3 import Phi3
 from jaxspec.models.qwen2 import Qwen2
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.models.qwen3_moe import Qwen3Moe
 from jaxspec.models.registry import register_family
 from jaxspec.models.rope import rope_tables
+from jaxspec.models.smollm3 import SmolLM3
 
 __all__ = [
     "MLP",
@@ -44,18 +49,23 @@ __all__ = [
     "Glm4",
     "Glm4MoeLite",
     "GptOss",
+    "Granite",
     "IndexedWindowModel",
     "Linear",
     "Llama",
     "Mistral",
     "MoE",
     "ModulePlan",
+    "Olmo2",
+    "Olmo3",
+    "Phi3",
     "Projection",
     "Qwen2",
     "Qwen3",
     "Qwen3Moe",
     "RMSNorm",
     "SandwichLayer",
+    "SmolLM3",
     "Whole",
     "export_tensors",
     "load_target",
@@ -76,3 +86,8 @@ register_family("deepseek_v3", Deepseek)
 register_family("glm4_moe_lite", Glm4MoeLite)
 register_family("jaxspec_indexed_window", IndexedWindowModel)
 register_family("gpt_oss", GptOss)
+register_family("olmo2", Olmo2)
+register_family("olmo3", Olmo3)
+register_family("smollm3", SmolLM3)
+register_family("phi3", Phi3)
+register_family("granite", Granite)

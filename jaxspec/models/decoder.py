@@ -153,7 +153,8 @@ class Decoder(nnx.Module):
     @classmethod
     def layer_ropes(cls, config: ModelConfig) -> tuple[RopeConfig | None, ...]:
         """The rotary embedding of every layer; None for a layer whose queries and keys are not rotated."""
-        return (config.rope,) * config.num_hidden_layers
+        local = config.local_rope or config.rope
+        return tuple(local if kind == "sliding_attention" else config.rope for kind in config.layer_types)
 
     @classmethod
     def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:

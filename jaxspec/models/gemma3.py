@@ -130,11 +130,6 @@ class Gemma3(Decoder):
             "attention_scale": scalar and scalar**-0.5,
         }
 
-    @classmethod
-    def layer_ropes(cls, config: ModelConfig) -> tuple[RopeConfig, ...]:
-        local = config.local_rope or config.rope
-        return tuple(local if kind == "sliding_attention" else config.rope for kind in config.layer_types)
-
     def embed(self, tokens: jax.Array) -> jax.Array:
         x = self.embedding(tokens)
         # The factor is rounded to the weights' dtype, as in training.

@@ -6,35 +6,20 @@ Source: the `Glm4ForCausalLM` of transformers.
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import pairs_to_halves
 from jaxspec.checkpoints import CheckpointError
 from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.checkpoints.gguf_metadata import Metadata
 from jaxspec.config import ModelConfig, RopeConfig
 from jaxspec.models.decoder import Decoder
-from jaxspec.models.layers import MLP, Attention, SandwichLayer
-from jaxspec.models.parameters import Projection
+from jaxspec.models.layers import Attention, JoinedMLP, SandwichLayer
 
 
 class Glm4Attention(Attention):
     """Attention with interleaved rope pairs."""
 
-    def project(self, x: jax.Array) -> jax.Array:
-        projected = super().project(x)
-        rotated, values = projected[..., :-1, :], projected[..., -1:, :]
-        return jnp.concatenate([pairs_to_halves(rotated), values], axis=-2)
-
-
-class Glm4MLP(MLP):
-    """Feed-forward network whose gate and up projections are one tensor in a checkpoint, gate first."""
-
-    @staticmethod
-    def gate_up_source(name: str, leaf: str, in_shape: tuple[int, ...], inner: int) -> Projection:
-        return Projection(f"{name}.gate_up_proj.{leaf}", in_shape, (2, inner))
+    rotates_neighbours = True
 
 
 _NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
@@ -82,5 +67,5 @@ class Glm4(Decoder):
     @classmethod
     def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
         return SandwichLayer(
-            config, f"model.layers.{index}", _NORMS, attention=Glm4Attention, mlp=Glm4MLP, **args
+            config, f"model.layers.{index}", _NORMS, attention=Glm4Attention, mlp=JoinedMLP, **args
         )

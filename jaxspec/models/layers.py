@@ -11,10 +11,11 @@ from jax.typing import DTypeLike
 from jaxspec_kernels.matmul import PackedRows, PackedWeight
 from jaxspec_kernels.rms_norm import rms_norm
 
-from jaxspec.attention import AnyMemory, PagedMemory, RopeTables
+from jaxspec.attention import AnyMemory, PagedMemory, RopeTables, pairs_to_halves, within_to_halves
 from jaxspec.config import ModelConfig
 from jaxspec.models.parameters import (
     Fused,
+    Joined,
     Projection,
     Rows,
     Source,
@@ -152,9 +153,14 @@ class Attention(nnx.Module):
 
     Attributes:
       norm_type: the class of the norms of queries and keys, for a config with `qk_norm`.
+      is_joined: whether a checkpoint has the three projections in one tensor, `qkv_proj`.
+      rotates_neighbours: whether rope rotates neighbouring entries as pairs, instead of entries of the two
+        halves of what it rotates.
     """
 
     norm_type: ClassVar[Callable[..., Any]] = RMSNorm
+    is_joined: ClassVar[bool] = False
+    rotates_neighbours: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -178,6 +184,8 @@ class Attention(nnx.Module):
                 )
                 for part, n, times in parts
             )
+            if self.is_joined:
+                return Joined(tuple(projections), -2, f"{name}.qkv_proj.{leaf}")
             return Fused(tuple(projections), -2)
 
         self.qkv = parameter(
@@ -219,21 +227,37 @@ class Attention(nnx.Module):
             if config.attention_sinks
             else None
         )
-        eps = config.rms_norm_eps
-        norms = config.qk_norm
-        norm = partial(self.norm_type, size, eps, dtype=dtype, rngs=rngs)
-        self.query_norm = norm(f"{name}.q_norm") if norms else None
-        self.key_norm = norm(f"{name}.k_norm") if norms else None
+        self.rotated = config.rope.rotated(size)
+        norms: tuple[Any, Any] = (None, None)
+        if config.qk_norm:
+            norms = self.head_norms(config, name, dtype=dtype, rngs=rngs)
+        self.query_norm, self.key_norm = norms
+
+    def head_norms(self, config: ModelConfig, name: str, **args: Any) -> tuple[nnx.Module, nnx.Module]:
+        """The norms of queries and keys; here each head is normed by itself."""
+        norm = partial(self.norm_type, config.head_dim, config.rms_norm_eps, **args)
+        return norm(f"{name}.q_norm"), norm(f"{name}.k_norm")
 
     def project(self, x: jax.Array) -> jax.Array:
         """Maps x [N, in] to [N, H, G + 2, D]: for each key/value head its queries, its key and its value."""
         fused = product(x, self.qkv[...])
         if self.qkv_bias is not None:
             fused = fused + self.qkv_bias[...]
-        if self.query_norm is None or self.key_norm is None:
+        if self.query_norm is not None:
+            queries, keys, values = fused[..., :-2, :], fused[..., -2:-1, :], fused[..., -1:, :]
+            fused = jnp.concatenate([*self.normed(queries, keys), values], axis=-2)
+        if not self.rotates_neighbours and self.rotated == fused.shape[-1]:
             return fused
-        queries, keys, values = fused[..., :-2, :], fused[..., -2:-1, :], fused[..., -1:, :]
-        return jnp.concatenate([self.query_norm(queries), self.key_norm(keys), values], axis=-2)
+        rotated, values = fused[..., :-1, :], fused[..., -1:, :]
+        # Rope rotates entry i together with entry i + D/2.
+        in_order = (
+            pairs_to_halves(rotated) if self.rotates_neighbours else within_to_halves(rotated, self.rotated)
+        )
+        return jnp.concatenate([in_order, values], axis=-2)
+
+    def normed(self, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Norms queries [N, H, G, D] and keys [N, H, 1, D]."""
+        return self.query_norm(queries), self.key_norm(keys)
 
     def combine(self, attended: jax.Array) -> jax.Array | PendingSum:
         """The output projection: maps attended values [N, H, G, D] to [N, M]."""
@@ -304,6 +328,14 @@ class MLP(nnx.Module):
         if self.gate_up_bias is not None:
             fused = fused + self.gate_up_bias[...]
         return self.down(self.activation(fused[..., 0, :]) * fused[..., 1, :])
+
+
+class JoinedMLP(MLP):
+    """An `MLP` whose gate and up projections are one tensor in a checkpoint, gate first."""
+
+    @staticmethod
+    def gate_up_source(name: str, leaf: str, in_shape: tuple[int, ...], inner: int) -> Projection:
+        return Projection(f"{name}.gate_up_proj.{leaf}", in_shape, (2, inner))
 
 
 class DecoderLayer(nnx.Module):

@@ -157,10 +157,16 @@ def load_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, mesh: Mesh | None =
     return plan_target(checkpoint, dtype=dtype, devices=mesh.size).read(mesh)
 
 
-def plan_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, devices: int = 1) -> ModulePlan[Decoder]:
-    """`load_target` for so many devices, without reading the weights; raises the same errors."""
+def plan_target(
+    checkpoint: Checkpoint, *, dtype: jnp.dtype, devices: int = 1, max_model_len: int | None = None
+) -> ModulePlan[Decoder]:
+    """`load_target` for so many devices, without reading the weights; raises the same errors.
+
+    Args:
+      max_model_len: positions of the longest text; None takes as many as the model supports.
+    """
     checkpoint = _one_matrix(language_model(checkpoint))
-    config = target_config(checkpoint).over(devices)
+    config = target_config(checkpoint).over(devices).within(max_model_len)
     _check_depth(config.num_hidden_layers, checkpoint)
     return plan_module(
         lambda rngs: make_target(config, dtype=dtype, rngs=rngs), checkpoint, ignore=_ignored(config)
@@ -168,7 +174,13 @@ def plan_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, devices: int = 1) -
 
 
 def plan_weights(
-    checkpoint: Checkpoint, weights: Any, names: Names | None, *, dtype: jnp.dtype, devices: int = 1
+    checkpoint: Checkpoint,
+    weights: Any,
+    names: Names | None,
+    *,
+    dtype: jnp.dtype,
+    devices: int = 1,
+    max_model_len: int | None = None,
 ) -> ModulePlan[Decoder]:
     """`plan_target` with weights in memory in place of the checkpoint's.
 
@@ -178,13 +190,13 @@ def plan_weights(
     arrays = flatten(weights)
     config = ModelConfig.from_hf(checkpoint.config)
     is_tied = config.tie_word_embeddings and "head.kernel" not in arrays
-    shape = replace(config, tie_word_embeddings=is_tied).over(devices)
+    shape = replace(config, tie_word_embeddings=is_tied).over(devices).within(max_model_len)
     module = nnx.eval_shape(lambda: make_target(shape, dtype=dtype, rngs=_OneKey(0)))
     if names is None and variables(module).keys() & arrays.keys():
         return ModulePlan("weights", module, whole_parameters(module, arrays))
     tensors = array_tensors(arrays, names, "weights")
     given = replace(checkpoint, name="weights", tensors=tensors)
-    return plan_target(given, dtype=dtype, devices=devices)
+    return plan_target(given, dtype=dtype, devices=devices, max_model_len=max_model_len)
 
 
 def plan_update(

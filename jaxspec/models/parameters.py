@@ -162,6 +162,27 @@ class Fused:
         return [part.split(piece)[0] for part, piece in zip(self.parts, pieces, strict=True)]
 
 
+@dataclass(frozen=True)
+class Joined(Fused):
+    """`Fused` projections whose matrices, or biases, are stored one below the other in one tensor."""
+
+    name: str = ""
+
+    @property
+    def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        shapes = [shape for _, shape in super().tensors]
+        return ((self.name, (sum(rows for rows, *_ in shapes), *shapes[0][1:])),)
+
+    def join(self, tensors: Sequence[Any], index: Index = ()) -> Any:
+        (whole,), counts = tensors, [shape[0] for _, shape in super().tensors]
+        ends = np.cumsum(counts).tolist()
+        rows = [whole[end - count : end] for count, end in zip(counts, ends, strict=True)]
+        return super().join(rows, index)
+
+    def split(self, value: np.ndarray) -> list[np.ndarray]:
+        return [np.concatenate(super().split(value))]
+
+
 def fused_gate_up(name: str, leaf: str, in_shape: tuple[int, ...], inner: int) -> Fused:
     """Gate and up projections as one parameter [in, 2, F], or their biases as [2, F]."""
     names = (f"{name}.{projection}_proj.{leaf}" for projection in ("gate", "up"))

@@ -15,7 +15,7 @@ def rope_frequencies(config: RopeConfig, head_dim: int) -> tuple[np.ndarray, flo
 
     Returns:
       f32[D/2] in radians per position, D being the number of entries that are rotated, and the attention
-      factor, which is 1.0 except for YaRN.
+      factor, which is 1.0 except for YaRN and LongRoPE.
 
     Source: transformers `modeling_rope_utils.py`; YaRN, arXiv 2309.00071; Llama 3.1's model card.
     """
@@ -28,10 +28,10 @@ def rope_frequencies(config: RopeConfig, head_dim: int) -> tuple[np.ndarray, flo
         frequencies = _llama3(config, frequencies)
     elif config.kind == "yarn":
         return _yarn(config, frequencies, head_dim)
-    elif config.kind == "factors":
-        frequencies = frequencies / np.asarray(config["factors"], np.float64)
+    elif config.divisors is not None:
+        frequencies = frequencies / np.asarray(config.divisors, np.float64)
     # "dynamic" rescales only past the trained length, which the engine never exceeds.
-    return frequencies.astype(np.float32), 1.0
+    return frequencies.astype(np.float32), config["attention_factor"] if config.kind == "longrope" else 1.0
 
 
 def _llama3(config: RopeConfig, frequencies: np.ndarray) -> np.ndarray:

@@ -54,6 +54,14 @@ CASES = {
     "deepseek-v3": with_rope(mscale=0.6),
     "deepseek-v3-direct": with_config(rope_interleave=True, num_nextn_predict_layers=0),
     "glm4-moe-lite": with_config(model_type="deepseek_v3", num_nextn_predict_layers=0),
+    "olmo2": None,
+    "olmo3": lambda checkpoint: with_rope(sliding_attention={"rope_type": "default", "rope_theta": 5000.0})(
+        checkpoint
+    ),
+    "smollm3": None,
+    "phi3": None,
+    "phi3-long": None,
+    "granite": None,
 }
 """Goldens, with what a file cannot say of them replaced by what it says."""
 
@@ -157,7 +165,8 @@ def refused(tmp_path, case, tensors=None, **changes):
             {"rope__scaling__attn_factor": 2.0},
             "scaling.attn_factor 2.0 is not supported",
         ),
-        ("llama-linear-rope", {"rope__scaling__type": "longrope"}, "unknown rope_type 'longrope'"),
+        ("llama-linear-rope", {"rope__scaling__type": "longrope"}, "needs short_factor, long_factor"),
+        ("llama-linear-rope", {"rope__scaling__type": "wide"}, "unknown rope_type 'wide'"),
         ("qwen3-moe", {"expert_count": None}, "qwen3moe.expert_count must be a positive integer"),
         ("gemma3", {"attention__sliding_window": None}, "gemma3.attention.sliding_window must be"),
         ("glm4", {"rope__dimension_count": 5}, "is 5 of 12 entries, and rope rotates pairs"),
@@ -165,6 +174,9 @@ def refused(tmp_path, case, tensors=None, **changes):
         ("glm4", {"rope__dimension_sections": [2, 2, 2]}, "glm4.rope.dimension_sections is not supported"),
         ("llama-tied", {"rope__dimension_count": 4}, "rope over 4 of 8 dimensions is not supported"),
         ("gpt-oss", {"expert_used_count": 9}, "num_experts_per_tok 9 is not between 1 and"),
+        ("phi3", {"rope__dimension_count": 7}, "is 7 of 16 entries, and rope rotates pairs"),
+        ("olmo2", {"attention__sliding_window": 7, "attention__sliding_window_pattern": [True]}, "1 entries"),
+        ("llama-tied", {"logit_scale": 2.0}, "llama.logit_scale 2.0 is not supported"),
         ("deepseek-v3", {"expert_gating_func": 1}, "scoring_func 'softmax' is not supported"),
         ("deepseek-v3", {"attention__key_length_mla": 3}, "qk_nope_head_dim must be a positive integer"),
     ],

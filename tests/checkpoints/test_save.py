@@ -127,6 +127,10 @@ FAMILIES = {
     "glm4": "Glm4ForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
     "deepseek-v3": "DeepseekV3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "phi3-long": "Phi3ForCausalLM",
+    "granite": "GraniteForCausalLM",
 }
 
 

@@ -31,6 +31,11 @@ GOLDENS = {
     "gpt_oss": "gpt-oss",
     "deepseek_v3": "deepseek-v3",
     "glm4_moe_lite": "glm4-moe-lite",
+    "olmo2": "olmo2",
+    "olmo3": "olmo3",
+    "smollm3": "smollm3-windowed",
+    "phi3": "phi3",
+    "granite": "granite",
 }
 WRITTEN = {
     "mistral": {"model_type": "mistral", "sliding_window": 6},
