@@ -22,6 +22,8 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "deepseek_v3": "deepseek2",
     "glm4_moe_lite": "deepseek2",
+    "qwen2_5_vl_text": "qwen2vl",
+    "qwen3_vl_text": "qwen3vl",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
     "smollm3": "smollm3",

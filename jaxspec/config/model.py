@@ -113,15 +113,22 @@ class ModelConfig:
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
         """Reads the `config.json` of a decoder; absent keys take transformers' defaults.
 
-        For a model that also takes images, the keys of its language model are read (`text_config`).
+        For a model that also takes images, the keys of its language model are read: `text_config`, or, in
+        older files, all keys beside `vision_config`.
 
         Raises:
           ConfigError: a required key is missing, or a value has the wrong type, is out of range or is not
             supported.
         """
         check_keys(config)
+        is_tied = bool(config.get("tie_word_embeddings"))
         config = without_nulls(config.get("text_config") or config)
+        # transformers 5 says so beside the language model's keys, older versions among them.
+        if is_tied:
+            config["tie_word_embeddings"] = True
         family = config.get("model_type")
+        if "vision_config" in config and f"{family}_text" in FAMILIES:
+            family = config["model_type"] = f"{family}_text"
         if not isinstance(family, str) or family not in FAMILIES:
             known = ", ".join(FAMILIES)
             raise ConfigError(

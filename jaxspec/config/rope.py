@@ -105,6 +105,9 @@ class RopeConfig:
                     )
         theta = merged.pop("rope_theta", None) or config.get("rope_theta") or default_theta
         kind = merged.pop("rope_type", "default")
+        if kind == "mrope":
+            # A token of text has the same three positions, so its rotation is the ordinary one.
+            kind = "default"
         if kind not in ROPE_PARAMETERS:
             raise ConfigError(
                 f"rope_scaling: unknown rope_type {kind!r}; known: {', '.join(ROPE_PARAMETERS)}"

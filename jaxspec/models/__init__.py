@@ -32,6 +32,7 @@ from jaxspec.models.phi3 import Phi3
 from jaxspec.models.qwen2 import Qwen2
 from jaxspec.models.qwen3 import Qwen3
 from jaxspec.models.qwen3_moe import Qwen3Moe
+from jaxspec.models.qwen_vl import Qwen3VL, Qwen25VL
 from jaxspec.models.registry import register_family
 from jaxspec.models.rope import rope_tables
 from jaxspec.models.smollm3 import SmolLM3
@@ -63,6 +64,8 @@ __all__ = [
     "Qwen2",
     "Qwen3",
     "Qwen3Moe",
+    "Qwen3VL",
+    "Qwen25VL",
     "RMSNorm",
     "SandwichLayer",
     "SmolLM3",
@@ -80,6 +83,8 @@ register_family("mistral", Mistral)
 register_family("qwen2", Qwen2)
 register_family("qwen3", Qwen3)
 register_family("qwen3_moe", Qwen3Moe)
+register_family("qwen2_5_vl_text", Qwen25VL)
+register_family("qwen3_vl_text", Qwen3VL)
 register_family("gemma3_text", Gemma3)
 register_family("glm4", Glm4)
 register_family("deepseek_v3", Deepseek)

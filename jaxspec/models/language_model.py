@@ -9,11 +9,13 @@ _RENAMED = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
-NESTED = tuple(_RENAMED)
-"""How the names of such a checkpoint's text model begin."""
 _OTHERS = tuple(
-    f"{model}{part}." for model in ("", "model.") for part in ("vision_tower", "multi_modal_projector")
+    f"{model}{part}."
+    for model in ("", "model.")
+    for part in ("vision_tower", "multi_modal_projector", "visual")
 )
+NESTED = (*_RENAMED, *_OTHERS)
+"""How the names of such a checkpoint's tensors begin, those of its text model and others."""
 
 
 def language_model(checkpoint: Checkpoint) -> Checkpoint:
@@ -28,7 +30,7 @@ def language_model(checkpoint: Checkpoint) -> Checkpoint:
             for name, tensor in checkpoint.tensors.items()
         }
         return replace(checkpoint, tensors=tensors)
-    if "text_config" not in checkpoint.config:
+    if not checkpoint.config.keys() & {"text_config", "vision_config"}:
         return checkpoint
     tensors = {
         _text_name(name): tensor

@@ -28,7 +28,8 @@ def write_target(
     if prepare is not None:
         prepare(model, generator)
     model.eval()
-    input_ids = torch.randint(3, model.config.vocab_size, (BATCH, LENGTH), generator=generator)
+    vocab_size = model.config.get_text_config().vocab_size
+    input_ids = torch.randint(3, vocab_size, (BATCH, LENGTH), generator=generator)
     outputs = run(model, input_ids)
     model.save_pretrained(folder / "checkpoint")
     tensors = {"input_ids": input_ids, **outputs}

@@ -14,6 +14,7 @@ from jaxspec.checkpoints import CheckpointError, open_checkpoint
 from jaxspec.checkpoints.gguf_architecture import ARCHITECTURES as READ
 from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
 from jaxspec.config import ConfigError, ModelConfig, RopeConfig
+from jaxspec.models.language_model import language_model
 from jaxspec.models.loading import plan_target, target_config
 from jaxspec.models.rope import rope_frequencies
 
@@ -110,6 +111,22 @@ def assert_same(found, expected):
     assert set(found.tensors) == set(expected.tensors)
     for name, tensor in expected.tensors.items():
         np.testing.assert_array_equal(found.tensors[name].read(), tensor.read(), err_msg=name)
+
+
+SEEING = {"qwen2_5_vl_text": ("qwen2.5-vl", "qwen2"), "qwen3_vl_text": ("qwen3-vl", "qwen3")}
+"""Language models of those that see: a golden, and the family that their files hold."""
+
+
+@pytest.mark.parametrize("family", SEEING)
+def test_the_file_of_one_that_sees_holds_a_model_that_does_not(tmp_path, family):
+    case, model_type = SEEING[family]
+    whole = golden_checkpoint(case)
+    config = {**whole.config["text_config"], "tie_word_embeddings": whole.config["tie_word_embeddings"]}
+    text = replace(language_model(whole), config=config)
+    sections = {"rope__dimension_sections": [2, 1, 1, 0]}
+    found = open_checkpoint(write_converted(tmp_path / "tiny.gguf", text, **sections))
+    assert found.config["model_type"] == model_type
+    assert_same(found, replace(text, config={**config, "model_type": model_type}))
 
 
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
@@ -234,5 +251,5 @@ def test_a_vocabulary_that_does_not_fit_is_named(tmp_path):
 
 
 def test_every_architecture_is_tested():
-    families = {golden_checkpoint(case).config["model_type"] for case in CASES}
+    families = {golden_checkpoint(case).config["model_type"] for case in CASES} | set(SEEING)
     assert {ARCHITECTURES[family] for family in families} == set(READ)

@@ -48,22 +48,3 @@ def test_heads_share_the_embedding_as_it_is_stored():
     tokens = jnp.asarray([[3, 7]])
     np.testing.assert_array_equal(np.asarray(model.embedding(tokens))[0], table[[3, 7]])
     assert_close(model.embed(tokens)[0], table[[3, 7]] * np.float32(32**0.5), relative=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("prefix", "others"),
-    [
-        ("language_model.model.", ("vision_tower.x", "multi_modal_projector.x")),
-        ("model.language_model.", ("model.vision_tower.x", "model.multi_modal_projector.x")),
-    ],
-)
-def test_the_language_model_of_a_checkpoint_that_sees_images(prefix, others):
-    plain = golden_checkpoint("gemma3-default-rope")
-    tensors = {prefix + name.removeprefix("model."): tensor for name, tensor in plain.tensors.items()}
-    tensors |= dict.fromkeys(others)
-    config = {"model_type": "gemma3", "text_config": plain.config, "vision_config": {"hidden_size": 9}}
-    model = load_target(replace(plain, config=config, tensors=tensors), dtype=jnp.float32)
-    golden = golden_outputs("gemma3-default-rope")
-    ids = golden["input_ids"].astype(np.int32)
-    logits, _, _ = PagedTarget(model, *ids.shape, page_size=16, width=48).feed(ids, [0, 0])
-    assert_close(logits, golden["logits"])

@@ -136,7 +136,8 @@ def test_what_is_not_rotated_stays_as_it_is(kind, parameters):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"rope_scaling": {"rope_type": "longrope"}}, "unknown rope_type 'longrope'"),
+        ({"rope_scaling": {"rope_type": "wide"}}, "unknown rope_type 'wide'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "needs short_factor, long_factor"),
         ({"rope_scaling": {"type": "linear"}}, "rope_type 'linear' needs factor"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "needs low_freq_factor"),
         (

@@ -26,6 +26,8 @@ GOLDENS = {
     "qwen2": "qwen2-windowed",
     "qwen3": "qwen3-windowed",
     "qwen3_moe": "qwen3-moe",
+    "qwen2_5_vl_text": "qwen2.5-vl",
+    "qwen3_vl_text": "qwen3-vl",
     "gemma3_text": "gemma3",
     "glm4": "glm4",
     "gpt_oss": "gpt-oss",
