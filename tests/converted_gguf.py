@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "deepseek_v3": "deepseek2",
     "glm4_moe_lite": "deepseek2",
+    "minimax_m2": "minimax-m2",
     "qwen2_5_vl_text": "qwen2vl",
     "qwen3_vl_text": "qwen3vl",
     "olmo2": "olmo2",
@@ -154,7 +155,16 @@ def _granite(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, An
     }
 
 
+def _minimax_m2(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "expert_feed_forward_length": config["intermediate_size"],
+        "expert_gating_func": 2,
+        "rope.dimension_count": int(config["head_dim"] * rope["partial_rotary_factor"]),
+    }
+
+
 OWN = {
+    "minimax_m2": _minimax_m2,
     "olmo3": _olmo3,
     "phi3": _phi3,
     "granite": _granite,

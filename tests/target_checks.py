@@ -1,5 +1,8 @@
 """Checks for targets of all families; the tests of each family name its goldens."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from golden_files import assert_close, golden_checkpoint, golden_folder, golden_outputs
@@ -49,8 +52,8 @@ def check_export(case: str) -> None:
         np.testing.assert_array_equal(exported[name], tensor.read(), err_msg=name)
 
 
-def check_greedy(case: str) -> None:
-    """Checks greedy answers of an engine with n-gram drafts: eight prompts together, and one alone.
+def check_greedy(case: str, drafter: Mapping[str, Any] = {"kind": "ngram"}) -> None:
+    """Checks greedy answers of an engine with drafts: eight prompts together, and one alone.
 
     Prompts are read in chunks of eight tokens, and pages hold eight.
     """
@@ -63,11 +66,10 @@ def check_greedy(case: str) -> None:
     ]
     prompts, expected = zip(*pairs, strict=True)
     sizes = {"batch_size": 8, "slot_sizes": (1,), "page_size": 8, "prefill_chunk": 8, "prefill_batch_size": 1}
-    drafter = {"kind": "ngram", "num_speculative_tokens": 3}
     asked = {"max_new_tokens": answers.shape[-1], "ignore_eos": True}
     with jaxspec.load(
         golden_folder(case),
-        drafter=drafter,
+        drafter={**drafter, "num_speculative_tokens": 3},
         max_model_len=max(lengths) + answers.shape[-1],
         sampling_modes=("greedy",),
         progress=False,

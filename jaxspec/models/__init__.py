@@ -23,6 +23,7 @@ from jaxspec.models.layers import (
 )
 from jaxspec.models.llama import Llama
 from jaxspec.models.loading import ModulePlan, export_tensors, load_target, plan_module
+from jaxspec.models.minimax_m2 import MiniMaxM2
 from jaxspec.models.mistral import Mistral
 from jaxspec.models.moe import MoE
 from jaxspec.models.olmo2 import Olmo2
@@ -54,6 +55,7 @@ __all__ = [
     "IndexedWindowModel",
     "Linear",
     "Llama",
+    "MiniMaxM2",
     "Mistral",
     "MoE",
     "ModulePlan",
@@ -96,3 +98,4 @@ register_family("olmo3", Olmo3)
 register_family("smollm3", SmolLM3)
 register_family("phi3", Phi3)
 register_family("granite", Granite)
+register_family("minimax_m2", MiniMaxM2)

@@ -31,7 +31,13 @@ if TYPE_CHECKING:
 
 
 class DeepseekMoE(MoE):
-    """Routed experts, stored one tensor per expert, plus a shared network that every row goes through."""
+    """Routed experts, stored one tensor per expert, plus a shared network that every row goes through.
+
+    Attributes:
+      bias_name: the name, in a checkpoint, of the bias on the choice of experts.
+    """
+
+    bias_name: ClassVar[str] = "gate.e_score_correction_bias"
 
     def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         assert config.moe is not None
@@ -43,7 +49,7 @@ class DeepseekMoE(MoE):
             rngs,
             (moe.num_experts,),
             (None,),
-            Whole(f"{name}.gate.e_score_correction_bias", (moe.num_experts,)),
+            Whole(f"{name}.{self.bias_name}", (moe.num_experts,)),
             dtype=jnp.dtype(jnp.float32),
             init="zeros",
         )
@@ -77,7 +83,7 @@ class DeepseekMoE(MoE):
         return routed if self.shared is None else routed + self.shared(x)
 
 
-_GATING = {0: "softmax", 1: "softmax", 2: "sigmoid", 3: "softmax_weight"}
+GATING = {0: "softmax", 1: "softmax", 2: "sigmoid", 3: "softmax_weight"}
 """The scoring function for a GGUF's `expert_gating_func`; 0 if it is missing, as in DeepSeek-V2's files."""
 
 
@@ -109,7 +115,7 @@ def _gguf_config(meta: Metadata) -> dict[str, Any]:
         "norm_topk_prob": meta.flag("expert_weights_norm", False),
         "routed_scaling_factor": meta.decimal("expert_weights_scale", 1.0),
         "first_k_dense_replace": meta.count("leading_dense_block_count", 0),
-        "scoring_func": _GATING.get(gating, gating),
+        "scoring_func": GATING.get(gating, gating),
         "topk_method": "noaux_tc",  # read by vLLM
     }
     # In the published models mscale equals mscale_all_dim, so the factor of cosine and sine is 1.
@@ -136,9 +142,14 @@ def _gguf_tensors(tensors: Mapping[str, "GGUFTensor"]) -> dict[str, TensorSource
         shape = (heads * (nope + values.shape[1]), rank)
         found[f"{stem}.kv_b_proj.weight"] = JoinedTensor((keys, values), shape, _join_halves)
         del found[name], found[f"{stem}.v_b_proj.weight"]
+    return named_biases(found)
+
+
+def named_biases(tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+    """The tensors, with the bias on the choice of experts under its name in a checkpoint."""
     return {
         name.replace(".e_score_correction.bias", ".e_score_correction_bias"): tensor
-        for name, tensor in found.items()
+        for name, tensor in tensors.items()
     }
 
 

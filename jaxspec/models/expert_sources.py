@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxspec.models.parameters import Index, Projection, Source, Whole, array_functions, fused_gate_up
+from jaxspec.models.parameters import Fused, Index, Projection, Source, Whole, array_functions
 
 
 @dataclass(frozen=True)
@@ -62,18 +62,29 @@ class InterleavedGateUp(Whole):
         return [np.swapaxes(value, -1, -2).reshape(self.shape)]
 
 
-def tensor_per_expert(name: str, count: int, width: int, inner: int) -> ExpertSources:
-    """Experts [E, M, 2, F] and [E, F, M] that are stored as `{name}.{j}.{gate,up,down}_proj.weight`.
+def tensor_per_expert(
+    name: str,
+    count: int,
+    width: int,
+    inner: int,
+    leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> ExpertSources:
+    """Experts [E, M, 2, F] and [E, F, M] that are stored as `{name}.{j}.{leaf}.weight`.
 
     Args:
       count: E.
       width: M.
       inner: F.
+      leaves: the names of gate, up and down.
     """
+    gate, up, down = leaves
     experts = [f"{name}.{i}" for i in range(count)]
+
+    def gate_up(expert: str) -> Fused:
+        names = (f"{expert}.{leaf}.weight" for leaf in (gate, up))
+        return Fused(tuple(Projection(each, (width,), (1, inner)) for each in names), axis=-2)
+
     return ExpertSources(
-        gate_up=Stacked(tuple(fused_gate_up(expert, "weight", (width,), inner) for expert in experts)),
-        down=Stacked(
-            tuple(Projection(f"{expert}.down_proj.weight", (inner,), (width,)) for expert in experts)
-        ),
+        gate_up=Stacked(tuple(map(gate_up, experts))),
+        down=Stacked(tuple(Projection(f"{expert}.{down}.weight", (inner,), (width,)) for expert in experts)),
     )

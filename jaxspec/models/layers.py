@@ -345,9 +345,11 @@ class DecoderLayer(nnx.Module):
 
     Attributes:
       takes_pending: whether x may be a `PendingSum`; layers without this attribute get an array.
+      mlp_name: the feed-forward network's name in a checkpoint.
     """
 
     takes_pending: ClassVar[bool] = True
+    mlp_name: ClassVar[str] = "mlp"
 
     def __init__(
         self,
@@ -364,7 +366,7 @@ class DecoderLayer(nnx.Module):
         self.input_norm = RMSNorm(config.hidden_size, eps, f"{name}.input_layernorm", **args)
         self.attention = attention(config, f"{name}.self_attn", **args)
         self.mlp_norm = RMSNorm(config.hidden_size, eps, f"{name}.post_attention_layernorm", **args)
-        self.mlp = mlp(config, f"{name}.mlp", **args)
+        self.mlp = mlp(config, f"{name}.{self.mlp_name}", **args)
 
     def __call__(
         self, x: jax.Array | PendingSum, memory: AnyMemory, layer: int, rope: RopeTables

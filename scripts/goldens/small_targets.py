@@ -3,15 +3,19 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import (
     GraniteConfig,
     GraniteForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    PreTrainedModel,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -131,12 +135,37 @@ CASES: dict[str, tuple[type, type, dict[str, Any], tuple[int, ...]]] = {
         },
         LENGTHS,
     ),
+    "minimax-m2": (
+        MiniMaxM2Config,
+        MiniMaxM2ForCausalLM,
+        {
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 16,
+            "head_dim": 12,
+            "rms_norm_eps": 1e-2,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 100.0,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+        LENGTHS,
+    ),
 }
 SEEDS = dict.fromkeys(CASES, 501) | {"olmo3": 502, "smollm3": 502, "phi3-long": 504}
+
+
+def prepare(model: PreTrainedModel, generator: torch.Generator) -> None:
+    """Sets router biases that change the choice of experts."""
+    for layer in model.model.layers:
+        bias = getattr(layer.mlp, "e_score_correction_bias", None)
+        if bias is not None:
+            bias.data = 0.3 * torch.randn(bias.shape, generator=generator)
 
 
 def write(root: Path) -> None:
     """Write `root/<case>/checkpoint` and `root/<case>/outputs.safetensors` for every case."""
     for case, (config, model, changes, lengths) in CASES.items():
         built = model(config(**{**SHAPE, **changes}, attn_implementation="eager"))
-        write_target(root / case, built, seed=SEEDS[case], greedy=lengths)
+        write_target(root / case, built, seed=SEEDS[case], prepare=prepare, greedy=lengths)

@@ -131,6 +131,7 @@ FAMILIES = {
     "smollm3": "SmolLM3ForCausalLM",
     "phi3-long": "Phi3ForCausalLM",
     "granite": "GraniteForCausalLM",
+    "minimax-m2": "MiniMaxM2ForCausalLM",
 }
 
 

@@ -38,6 +38,7 @@ GOLDENS = {
     "smollm3": "smollm3-windowed",
     "phi3": "phi3",
     "granite": "granite",
+    "minimax_m2": "minimax-m2",
 }
 WRITTEN = {
     "mistral": {"model_type": "mistral", "sliding_window": 6},
