@@ -34,6 +34,7 @@ from goldens import (
     eagle_repository,
     gemma3_file,
     gemma3_targets,
+    gemma4_targets,
     glm4_targets,
     gpt_oss_targets,
     llama_targets,
@@ -45,6 +46,7 @@ from goldens import (
     real_model,
     small_targets,
     tokenizer_folders,
+    vision_targets,
 )
 
 FAMILIES = {
@@ -57,6 +59,8 @@ FAMILIES = {
     "glm4": glm4_targets.write,
     "deepseek": deepseek_targets.write,
     "small": small_targets.write,
+    "vision": vision_targets.write,
+    "gemma4": gemma4_targets.write,
     "smollm2": real_model.write,
     "gemma3-270m": gemma3_file.write,
     "eagle3-speculators": eagle3_speculators.write,

@@ -68,6 +68,21 @@ class Memory(Protocol):
         """
         ...
 
+    def attend_again(
+        self, layer: int, source: int, queries: jax.Array, rope: RopeTables, *, scale: float
+    ) -> tuple[jax.Array, Self]:
+        """`attend` over the keys and values of a layer before this one, of the same kind of attention.
+
+        Args:
+          source: the index of the layer that has the keys and values.
+          queries: [N, H, G, D], not rotated yet.
+          rope, scale: as in `attend`.
+
+        Returns:
+          [N', H, G, D], and the memory, to which nothing is added.
+        """
+        ...
+
     def attend_latent(
         self, layer: int, queries: jax.Array, rows: jax.Array, *, value_dim: int, scale: float
     ) -> tuple[jax.Array, Self]:

@@ -70,6 +70,12 @@ class PackedMemory:
         memory = self._with(layer, keys, values)
         return memory._attend(layer, queries, scale, sinks), memory
 
+    def attend_again(
+        self, layer: int, source: int, queries: jax.Array, rope: RopeTables, *, scale: float
+    ) -> tuple[jax.Array, "PackedMemory"]:
+        # Both layers have one kind of attention, so the source's rows are those that this layer sees.
+        return self._attend(source, self._by_sequence(apply_rope(queries, rope)), scale), self
+
     def attend_latent(
         self, layer: int, queries: jax.Array, rows: jax.Array, *, value_dim: int, scale: float
     ) -> tuple[jax.Array, "PackedMemory"]:

@@ -16,7 +16,7 @@ from jaxspec_kernels.rope_kv_write import rope_kv_write
 from jaxspec.attention.builder import AttentionKind, build_metadata
 from jaxspec.attention.cache import LayerCache
 from jaxspec.attention.memory import Pool
-from jaxspec.attention.rope import RopeTables
+from jaxspec.attention.rope import RopeTables, apply_rope
 from jaxspec.attention.rows import RowBlocks, join_rows, output_rows, split_rows, take_rows
 
 
@@ -74,6 +74,23 @@ class PagedMemory:
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, "PagedMemory"]:
         cache, queries = self._rotate_and_write(layer, self._cache(layer), projected, rope)
+        return self._attended(layer, queries, cache, scale=scale, sinks=sinks), self._with(layer, cache)
+
+    def attend_again(
+        self, layer: int, source: int, queries: jax.Array, rope: RopeTables, *, scale: float
+    ) -> tuple[jax.Array, "PagedMemory"]:
+        return self._attended(layer, apply_rope(queries, rope), self._cache(source), scale=scale), self
+
+    def _attended(
+        self,
+        layer: int,
+        queries: jax.Array,
+        cache: jax.Array,
+        *,
+        scale: float,
+        sinks: jax.Array | None = None,
+    ) -> jax.Array:
+        """Attends with rotated queries [N, H, G, D] to a written cache; returns [N', H, G, D]."""
 
         def attend(queries: jax.Array, metadata: Any) -> jax.Array:
             return paged_attention(
@@ -86,7 +103,7 @@ class PagedMemory:
                 sinks=sinks,
             )
 
-        return self._by_block(layer, queries, attend), self._with(layer, cache)
+        return self._by_block(layer, queries, attend)
 
     def attend_latent(
         self, layer: int, queries: jax.Array, rows: jax.Array, *, value_dim: int, scale: float

@@ -14,9 +14,10 @@ class RopeConfig:
 
     Attributes:
       theta: the base of the frequencies.
-      kind: "default", "linear", "dynamic", "llama3", "yarn", "longrope" or "factors".
+      kind: "default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional" or "factors".
       parameters: the kind's parameters as (name, value) pairs, named as in `config.json`.
-      share: the fraction of a head's entries, counted from the first, that are rotated.
+      share: the fraction of a head's entries, counted from the first, that are rotated; of kind
+        "proportional", the fraction of its pairs, which are those of the whole head.
       length: positions of the longest text. LongRoPE divides the frequencies by other factors if these are
         more than the trained ones. 0 for other kinds.
     """
@@ -55,7 +56,9 @@ class RopeConfig:
         return replace(self, length=length) if self.kind == "longrope" else self
 
     def rotated(self, head_dim: int) -> int:
-        """The number of entries that are rotated in a head of this size."""
+        """The number of entries, from the first on, of which the two halves are pairs."""
+        if self.kind == "proportional":
+            return head_dim
         # In floating point 3/49 * 49 is slightly less than 3.
         return int(head_dim * self.share + 1e-6)
 
@@ -150,6 +153,7 @@ ROPE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor",),
     "longrope": ("short_factor", "long_factor"),
+    "proportional": (),
     "factors": ("factors",),
 }
 _OPTIONAL = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim")

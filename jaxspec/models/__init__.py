@@ -7,6 +7,7 @@ from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.deepseek import Deepseek
 from jaxspec.models.gemma3 import Gemma3
+from jaxspec.models.gemma4 import Gemma4
 from jaxspec.models.glm4 import Glm4
 from jaxspec.models.glm4_moe_lite import Glm4MoeLite
 from jaxspec.models.gpt_oss import GptOss
@@ -48,6 +49,7 @@ __all__ = [
     "Fused",
     "GGUFArchitecture",
     "Gemma3",
+    "Gemma4",
     "Glm4",
     "Glm4MoeLite",
     "GptOss",
@@ -88,6 +90,7 @@ register_family("qwen3_moe", Qwen3Moe)
 register_family("qwen2_5_vl_text", Qwen25VL)
 register_family("qwen3_vl_text", Qwen3VL)
 register_family("gemma3_text", Gemma3)
+register_family("gemma4_text", Gemma4)
 register_family("glm4", Glm4)
 register_family("deepseek_v3", Deepseek)
 register_family("glm4_moe_lite", Glm4MoeLite)

@@ -50,6 +50,7 @@ class Decoder(nnx.Module):
       attention_type, moe_type: the classes of a layer's attention and, for a config with experts, of its
         feed-forward network.
       norm_type: the class of the final norm.
+      built: keys that are refused for other families, and which the family has.
       kinds: the kind of attention of every layer.
       ropes: the rotary embedding of every layer; None for a layer without one.
     """
@@ -62,6 +63,7 @@ class Decoder(nnx.Module):
     attention_type: ClassVar[Callable[..., Any]] = Attention
     moe_type: ClassVar[Callable[..., Any]] = MoE
     norm_type: ClassVar[Callable[..., Any]] = RMSNorm
+    built: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> ModelConfig:
@@ -75,7 +77,7 @@ class Decoder(nnx.Module):
         if config.get(key, built) != built:
             raise ConfigError(f"{key} {config[key]!r} is not supported; supported: {built}")
         for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
-            if config.get(key):
+            if config.get(key) and key not in cls.built:
                 raise ConfigError(f"{key} {config[key]!r} is not supported; supported: none")
         sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
         for key in sizes:
@@ -157,6 +159,11 @@ class Decoder(nnx.Module):
         return tuple(local if kind == "sliding_attention" else config.rope for kind in config.layer_types)
 
     @classmethod
+    def head_dims(cls, config: ModelConfig) -> tuple[int, ...]:
+        """The size of every layer's heads."""
+        return (config.head_dim,) * config.num_hidden_layers
+
+    @classmethod
     def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
         """The layer that a checkpoint calls `model.layers.{index}`."""
         sparse = config.moe is not None and index not in config.moe.dense_layers
@@ -171,6 +178,15 @@ class Decoder(nnx.Module):
     def embed(self, tokens: jax.Array) -> jax.Array:
         """The first layer's input [N, M] for `tokens` i32[N]. Draft heads share `embedding` instead."""
         return self.embedding(tokens)
+
+    @classmethod
+    def ignored(cls, config: ModelConfig) -> tuple[str, ...]:
+        """Patterns of the names of tensors that a checkpoint may have and the network does not."""
+        return ()
+
+    def layer_inputs(self, tokens: jax.Array, x: jax.Array) -> tuple[tuple[jax.Array, ...], ...]:
+        """Further arguments [N, ...] of every layer, from `tokens` i32[N] and their embedding x [N, M]."""
+        return ((),) * len(self.layers)
 
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
@@ -199,13 +215,13 @@ class Decoder(nnx.Module):
           the captured ones [N, M] each, and the memory.
         """
         x = self.embed(tokens)
-        tables = {
-            rope: rope_tables(rope, self.config.head_dim, positions) for rope in dict.fromkeys(self.ropes)
-        }
+        ropes = tuple(zip(self.ropes, self.head_dims(self.config), strict=True))
+        tables = {each: rope_tables(*each, positions) for each in dict.fromkeys(ropes)}
+        inputs = self.layer_inputs(tokens, x)
         streams: list[Any] = [x]
-        for i, (layer, rope) in enumerate(zip(self.layers, self.ropes, strict=True)):
+        for i, (layer, rope) in enumerate(zip(self.layers, ropes, strict=True)):
             x = x if getattr(layer, "takes_pending", False) else total(x)
-            x, memory = layer(x, memory, i, tables[rope])
+            x, memory = layer(x, memory, i, tables[rope], *inputs[i])
             streams.append(x)
         return self.norm(x), tuple(total(streams[i]) for i in capture), memory
 

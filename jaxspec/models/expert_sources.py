@@ -1,5 +1,6 @@
 """How checkpoints store the weights of experts: one tensor per expert, or one for all experts of a layer."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -60,6 +61,27 @@ class InterleavedGateUp(Whole):
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
         return [np.swapaxes(value, -1, -2).reshape(self.shape)]
+
+
+@dataclass(frozen=True)
+class StackedProjection:
+    """The matrices of all experts in one tensor [E, out, in], used as [E, in, *out_shape]."""
+
+    kind: ClassVar[str] = "float"
+    name: str
+    count: int
+    in_width: int
+    out_shape: tuple[int, ...]
+
+    @property
+    def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return ((self.name, (self.count, math.prod(self.out_shape), self.in_width)),)
+
+    def join(self, tensors: Sequence[Any], index: Index = ()) -> Any:
+        return tensors[0].swapaxes(1, 2).reshape(self.count, self.in_width, *self.out_shape)[index]
+
+    def split(self, value: np.ndarray) -> list[np.ndarray]:
+        return [np.ascontiguousarray(value.reshape(self.count, self.in_width, -1).swapaxes(1, 2))]
 
 
 def tensor_per_expert(

@@ -12,7 +12,10 @@ _RENAMED = {
 _OTHERS = tuple(
     f"{model}{part}."
     for model in ("", "model.")
-    for part in ("vision_tower", "multi_modal_projector", "visual")
+    for part in (
+        *("vision_tower", "multi_modal_projector", "visual"),
+        *("audio_tower", "embed_vision", "embed_audio"),
+    )
 )
 NESTED = (*_RENAMED, *_OTHERS)
 """How the names of such a checkpoint's tensors begin, those of its text model and others."""

@@ -153,12 +153,14 @@ class Attention(nnx.Module):
 
     Attributes:
       norm_type: the class of the norms of queries and keys, for a config with `qk_norm`.
+      projections: the names of what is projected, in the order of the rows of a key/value head.
       is_joined: whether a checkpoint has the three projections in one tensor, `qkv_proj`.
       rotates_neighbours: whether rope rotates neighbouring entries as pairs, instead of entries of the two
         halves of what it rotates.
     """
 
     norm_type: ClassVar[Callable[..., Any]] = RMSNorm
+    projections: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
     is_joined: ClassVar[bool] = False
     rotates_neighbours: ClassVar[bool] = False
 
@@ -175,7 +177,9 @@ class Attention(nnx.Module):
         width, group = config.hidden_size, heads // kv_heads
         in_width = in_width or width
         copies = config.kv_copies
-        parts = (("q_proj", group, 1), ("k_proj", 1, copies), ("v_proj", 1, copies))
+        sizes = {"q_proj": (group, 1), "k_proj": (1, copies), "v_proj": (1, copies)}
+        parts = [(part, *sizes[part]) for part in self.projections]
+        rows = sum(n for _, n, _ in parts)
 
         def fused(leaf: str, *in_shape: int) -> Fused:
             projections = (
@@ -190,7 +194,7 @@ class Attention(nnx.Module):
 
         self.qkv = parameter(
             rngs,
-            (in_width, kv_heads, group + 2, size),
+            (in_width, kv_heads, rows, size),
             ("embed", "kv_heads", "group", "head_dim"),
             fused("weight", in_width),
             dtype=dtype,
@@ -207,7 +211,7 @@ class Attention(nnx.Module):
         self.qkv_bias = bias_parameter(
             config.attention_bias or config.qkv_bias,
             rngs,
-            (kv_heads, group + 2, size),
+            (kv_heads, rows, size),
             ("kv_heads", "group", "head_dim"),
             fused("bias"),
             dtype=dtype,

@@ -247,7 +247,8 @@ def _ignored(config: ModelConfig) -> tuple[str, ...]:
     """Patterns of the tensors that a target's loading ignores."""
     # Layers past the last one are read by the MTP drafter.
     further = range(config.num_hidden_layers, config.num_hidden_layers + config.num_nextn_predict_layers)
-    return (*IGNORED, *(f"model.layers.{i}.*" for i in further))
+    own = FAMILIES[config.family].ignored(config)
+    return (*IGNORED, *own, *(f"model.layers.{i}.*" for i in further))
 
 
 def _check_depth(num_layers: int, checkpoint: Checkpoint) -> None:

@@ -95,6 +95,10 @@ class MoE(nnx.Module):
         """The input of the down projection, from the outputs of gate and up, [..., F] each."""
         return jax.nn.silu(gate) * up
 
+    def expert_input(self, rows: jax.Array) -> jax.Array:
+        """What the experts read of the rows [R, M] by which they are chosen."""
+        return rows
+
     def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Chooses k experts for each row of x [R, M]: their weights f32[R, k] and indices i32[R, k]."""
         logits = self.router(x, out_dtype=jnp.float32)
@@ -114,7 +118,7 @@ class MoE(nnx.Module):
         stored = (self.gate_up[...], self.down[...])
         reads_once = all(reads_each_expert_once(rows.dtype, weight) for weight in stored)
         run = self._chosen if reads_once or chosen.size <= self.config.num_experts else self._every
-        y = run(rows, weights, chosen).astype(x.dtype).reshape(x.shape)
+        y = run(self.expert_input(rows), weights, chosen).astype(x.dtype).reshape(x.shape)
         return later_psum(y, self._inner_axis or self._expert_axis)
 
     def _route_each(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -26,6 +26,8 @@ def rope_frequencies(config: RopeConfig, head_dim: int) -> tuple[np.ndarray, flo
         frequencies = frequencies / config["factor"]
     elif config.kind == "llama3":
         frequencies = _llama3(config, frequencies)
+    elif config.kind == "proportional":
+        frequencies = frequencies[: int(config.share * head_dim // 2)] / config.get("factor", 1.0)
     elif config.kind == "yarn":
         return _yarn(config, frequencies, head_dim)
     elif config.divisors is not None:

@@ -29,6 +29,7 @@ GOLDENS = {
     "qwen2_5_vl_text": "qwen2.5-vl",
     "qwen3_vl_text": "qwen3-vl",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "glm4": "glm4",
     "gpt_oss": "gpt-oss",
     "deepseek_v3": "deepseek-v3",
