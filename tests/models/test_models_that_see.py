@@ -13,7 +13,7 @@ from tiny_models import TARGET
 
 from jaxspec.checkpoints import CheckpointError
 from jaxspec.config import ModelConfig, RopeConfig
-from jaxspec.models.array_weights import overwrite
+from jaxspec.models.array_weights import batches, overwrite
 from jaxspec.models.loading import export_tensors, load_target, plan_target, plan_target_update
 
 CASES = ("qwen2.5-vl", "qwen3-vl", "gemma3-vision")
@@ -88,7 +88,7 @@ def test_weights_are_updated_by_all_names_of_the_model(case):
     target = load_target(golden_checkpoint(case), dtype=jnp.float32)
     arrays = load_file(golden_folder(case) / "model.safetensors")
     plan = plan_target_update(target, {name: 2 * array for name, array in arrays.items()}, None)
-    overwrite([plan.parameters])
+    overwrite(batches(plan))
     before = export_tensors(load_target(golden_checkpoint(case), dtype=jnp.float32))
     for name, array in export_tensors(target).items():
         np.testing.assert_array_equal(array, 2 * before[name], err_msg=name)
