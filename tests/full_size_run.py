@@ -3,6 +3,7 @@
 import jax
 from flax import nnx
 
+from jaxspec.attention import has_states
 from jaxspec.config import EngineConfig
 from jaxspec.engine.device.plan import Plan, Size, empty_plan
 from jaxspec.engine.device.state import init_state
@@ -14,7 +15,9 @@ from jaxspec.sharding import make_mesh
 def assert_runs(target, drafter):
     """Checks that two steps, the first with two chunks of prompts, keep the state's shapes and dtypes."""
     config = EngineConfig(batch_size=2, max_model_len=2048, steps_per_dispatch=2).resolve(
-        backend="gpu", model_limit=target.config.max_position_embeddings
+        backend="gpu",
+        model_limit=target.config.max_position_embeddings,
+        has_states=has_states(target.kinds),
     )
     state = jax.eval_shape(lambda: init_state(target, drafter, config, mesh=make_mesh()))
     size = Size(2, 2, SamplingMode.TRUNCATED, drafter.num_speculative_tokens + 1)

@@ -55,7 +55,12 @@ HEADS = {
 HEAD_TARGETS = {case: target for heads in HEADS.values() for case, target in heads.items()}
 HEAD_KINDS = {case: kind for kind, heads in HEADS.items() for case in heads}
 
-MTP_TARGETS = {"deepseek-v3-mtp": "deepseek-v3", "glm4-moe-lite-mtp": "glm4-moe-lite"}
+MTP_TARGETS = {
+    "deepseek-v3-mtp": "deepseek-v3",
+    "glm4-moe-lite-mtp": "glm4-moe-lite",
+    "qwen3-next-mtp": "qwen3-next",
+    "qwen3-5-mtp": "qwen3-5",
+}
 """Multi-token-prediction layers, which belong in the target's checkpoint."""
 DRAFTER_TARGETS = HEAD_TARGETS | MTP_TARGETS
 DRAFTER_KINDS = HEAD_KINDS | dict.fromkeys(MTP_TARGETS, "mtp")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxspec.attention import PagedMemory, PageTable, RowBlock, init_cache
+from jaxspec.attention import NumStates, PagedMemory, PageTable, RowBlock, StatePlaces, init_cache
 from jaxspec.models.decoder import Decoder
 from jaxspec.sharding import make_mesh
 
@@ -57,7 +57,12 @@ class PagedTarget:
         """A cache with these layers over this target's pages, for a drafter."""
         pages = self.page_table.pages.size + 1
         cache = init_cache(
-            shapes, num_pages=pages, page_size=self.page_size, dtype=jnp.float32, mesh=make_mesh()
+            shapes,
+            num_pages=pages,
+            page_size=self.page_size,
+            dtype=jnp.float32,
+            mesh=make_mesh(),
+            num_states=NumStates(self.slots),
         )
         return jax.tree.map(lambda layer: jnp.full_like(layer, self.fill), cache)
 
@@ -72,10 +77,12 @@ class PagedTarget:
         for slot, row in enumerate(tokens):
             padded[slot, : len(row)], valid[slot, : len(row)] = row, True
         positions = np.asarray(starts, np.int32)[:, None] + np.arange(self.width, dtype=np.int32)
+        slots = jnp.arange(self.slots, dtype=jnp.int32)
+        states = StatePlaces(slots, slots, slots + self.slots, slots[:0])
         logits, hidden, captured, self.cache = forward(
             self.model,
             jnp.asarray(padded),
-            RowBlock(jnp.asarray(positions), jnp.asarray(valid), self.page_table),
+            RowBlock(jnp.asarray(positions), jnp.asarray(valid), self.page_table, states=states),
             self.cache,
             capture=self.capture,
         )

@@ -62,6 +62,9 @@ WHOLE = {
     "engine/test_lifecycle.py": r"waits_for_the_thread|holds_no_array",
     "engine/test_pairs.py": r"device|exchange|on_shards|loop.*\[(?!full-eagle3)|\[(?!full|.*-eagle3\])",
     "engine/test_program_sizes.py": r"every_size|\[(?!eagle3)",
+    "engine/test_states.py": (
+        r"transformers\[(?!qwen3-5\])|whatever_k|cut\[(?!greedy-mtp)|hardly.*\[(?!1-mtp)|copies_it\[(?!mtp)"
+    ),
     "engine/test_scores.py": r"transformers\[(?!llama-tied)|forward_pass\[(?!full|own)|no_update_comes",
     "grammar/test_grammar_texts.py": r"\b(smollm2|llama)\]$|explodes",
     # Several devices, each time in a process of their own.

@@ -33,6 +33,16 @@ SIZES = {
     "prefill_batch_size": 1,
     "slot_sizes": (),
 }
+RECURRENT: dict[str, Any] = {
+    "model_type": "qwen3_5_text",
+    "layer_types": ["full_attention", "linear_attention"],
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+"""A state in the last layer, as changes to `tiny_models.TARGET`."""
 ATTENTION: dict[str, dict[str, Any]] = {
     "full": {},
     "sliding": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6},
@@ -42,6 +52,7 @@ ATTENTION: dict[str, dict[str, Any]] = {
         "compress_ratios": [1, 4],
     },
     "latent": LATENT,
+    "recurrent": RECURRENT,
     "own family": {
         "model_type": "parallel",
         "attention_multiplier": 1.0,
@@ -55,7 +66,11 @@ tests of every kind run over these."""
 DRAFTERS = {"ngram": 3, "eagle3": 7, "eagle1": 5, "near": 7, "peagle": 7, "dflash": 7, "mtp": 7, "bigram": 3}
 """Every drafter by name, the last from docs/writing-a-drafter.md, and K where tests run it over every
 attention."""
-ONLY_OVER = {"mtp": ("latent",), "bigram": ("full", "own family")}
+ONLY_OVER = {
+    "mtp": ("latent", "recurrent"),
+    "bigram": ("full", "own family"),
+    "near": tuple(kind for kind in ATTENTION if kind != "recurrent"),
+}
 PAIRS = [(kind, name) for kind in ATTENTION for name in DRAFTERS if kind in ONLY_OVER.get(name, ATTENTION)]
 """Every drafter with every kind of attention that it supports and that makes a difference to it."""
 ONCE = {name: ONLY_OVER.get(name, ("full",))[0] for name in DRAFTERS}
@@ -76,11 +91,11 @@ KINDS = dict.fromkeys(("self", "near", "fewer rows", "more rows"), "draft_model"
 class TinyEngines:
     """A target with 48 tokens, drafters for it by name, and the engines loaded most recently.
 
-    "eagle3", "eagle1", "peagle", "dflash" and "mtp" (only with latent attention) repeat the last token; the
-    same names after "random" have random weights. "bigram" is a table, "self" is the target itself, "near" is
-    a noisy copy of it, and "ngram" and "none" have no weights. "fewer rows" and "more rows" are the target
-    with 40 and 56 tokens. `attention` is the kind of attention of the target and its copies; if it has a
-    window, so have EAGLE heads.
+    "eagle3", "eagle1", "peagle", "dflash" and "mtp" (only with latent attention and states) repeat the last
+    token; the same names after "random" have random weights. "bigram" is a table, "self" is the target
+    itself, "near" is a noisy copy of it, and "ngram" and "none" have no weights. "fewer rows" and "more rows"
+    are the target with 40 and 56 tokens. `attention` is the kind of attention of the target and its copies;
+    if it has a window, so have EAGLE heads.
     """
 
     root: Path
@@ -108,7 +123,7 @@ class TinyEngines:
             "more rows": with_rows(target, self.root / "more_rows", 56),
             "bigram": write_bigram(self.root / "bigram"),
         }
-        if self.attention == "latent":
+        if self.attention in ONLY_OVER["mtp"]:
             self.folders["mtp"] = write_with_mtp(self.root / "mtp", target)
 
     def load(
@@ -175,14 +190,16 @@ def limit_pages(engine: Engine, count: int, monkeypatch: Any) -> None:
     """Restricts an idle engine to `count` pages; it keeps its programs."""
     engine.forget_prefixes()
     assert engine.wait_idle(timeout=60)
-    monkeypatch.setattr(engine.core.scheduler, "pages", PagePool(count, engine.config.page_size))
+    copies = engine.config.state_copies if engine.config.has_states else None
+    monkeypatch.setattr(engine.core.scheduler, "pages", PagePool(count, engine.config.page_size, copies))
 
 
 def start_afresh(engine: Engine) -> None:
-    """Empties the prefix cache and sorts the free pages, so that equal requests use equal pages."""
+    """Empties the prefix cache and sorts what is free, so that equal requests use equal pages and states."""
     pages = engine.core.scheduler.pages
     pages.clear()
     pages._free.sort(reverse=True)
+    pages._free_states.sort(reverse=True)
     state = engine.core.state
     engine.core.state = replace(
         state,

@@ -49,6 +49,12 @@ def write_target(folder: Path, *, seed: int = 0, gain: float = 2.5, **changes: A
         name: gain * _matrix(rng, shape) if len(shape) >= 2 else np.ones(shape, np.float32)
         for name, shape in shapes.items()
     }
+    # States that last for one token or for fifty.
+    tensors |= {
+        name: rng.uniform(-4, 0, shapes[name]).astype(np.float32)
+        for name in tensors
+        if name.endswith(".A_log")
+    }
     return write_folder(folder, config, tensors)
 
 
@@ -109,7 +115,7 @@ def _target(folder: Path) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
     config = json.loads((folder / "config.json").read_text("utf-8"))
     weights = load_file(folder / "model.safetensors")
     rows = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-    scale = weights["model.norm.weight"] + (config["model_type"] == "gemma3_text")
+    scale = weights["model.norm.weight"] + (config["model_type"] in ("gemma3_text", "qwen3_5_text"))
     return config, scale, rows
 
 

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from tiny_models import write_folder
 
 from jaxspec.config import ModelConfig
-from jaxspec.drafters.mtp import Mtp, layer_name
+from jaxspec.drafters.mtp import Mtp, layer_names
 from jaxspec.models.loading import declared
 
 LATENT: dict[str, Any] = {
@@ -34,13 +34,13 @@ def write_with_mtp(folder: Path, target: Path, *, seed: int = 3) -> Path:
     json_config = json.loads((target / "config.json").read_text("utf-8"))
     tensors = load_file(target / "model.safetensors")
     config = ModelConfig.from_hf(json_config)
-    name, width = layer_name(config), config.hidden_size
+    names, width = layer_names(config), config.hidden_size
     model = nnx.eval_shape(lambda: Mtp(config, num_speculative_tokens=1, dtype=jnp.float32, rngs=nnx.Rngs(0)))
     for tensor, shape in dict(t for _, source in declared(model) for t in source.tensors).items():
         matrix = rng.normal(size=shape) * shape[-1] ** -0.5
         quiet = 0.2 if tensor.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
         tensors[tensor] = (quiet * matrix if len(shape) == 2 else np.ones(shape)).astype(np.float32)
-    tensors[f"{name}.eh_proj.weight"] = np.eye(width, 2 * width, width, dtype=np.float32)
-    tensors[f"{name}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].copy()
-    tensors[f"{name}.shared_head.head.weight"] = tensors["lm_head.weight"].copy()
+    tensors[f"{names.projection}.weight"] = np.eye(width, 2 * width, width, dtype=np.float32)
+    tensors[f"{names.root}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].copy()
+    tensors[f"{names.root}shared_head.head.weight"] = tensors["lm_head.weight"].copy()
     return write_folder(folder, json_config, tensors)

@@ -1,18 +1,27 @@
 """Kinds of attention and the memories they attend to: paged caches, or whole packed texts."""
 
 from jaxspec.attention.builder import AttentionKind, build_metadata
-from jaxspec.attention.cache import CacheShape, LayerCache, LayerCacheShape, init_cache
+from jaxspec.attention.cache import (
+    CacheShape,
+    LayerCache,
+    LayerCacheShape,
+    NumStates,
+    StateShape,
+    init_cache,
+)
 from jaxspec.attention.full import FullAttention
 from jaxspec.attention.indexed_window import IndexedWindow, IndexedWindowMetadata
-from jaxspec.attention.memory import AnyMemory, Memory, Pool
+from jaxspec.attention.memory import AnyMemory, Memory, Pool, Recurrence, States
 from jaxspec.attention.metadata import AttentionMetadata, build, build_range, visible_range
 from jaxspec.attention.packed import PackedMemory
 from jaxspec.attention.paged import PagedMemory
+from jaxspec.attention.recurrent import Recurrent, has_states
 from jaxspec.attention.rope import RopeTables, apply_rope, pairs_to_halves, within_to_halves
 from jaxspec.attention.rows import (
     PageTable,
     RowBlock,
     RowBlocks,
+    StatePlaces,
     join_rows,
     output_rows,
     row_positions,
@@ -32,18 +41,25 @@ __all__ = [
     "LayerCache",
     "LayerCacheShape",
     "Memory",
+    "NumStates",
     "PackedMemory",
     "PageTable",
     "PagedMemory",
     "Pool",
+    "Recurrence",
+    "Recurrent",
     "RopeTables",
     "RowBlock",
     "RowBlocks",
     "SlidingWindow",
+    "StatePlaces",
+    "StateShape",
+    "States",
     "apply_rope",
     "build",
     "build_metadata",
     "build_range",
+    "has_states",
     "init_cache",
     "join_rows",
     "output_rows",

@@ -11,10 +11,11 @@ from typing import Any
 from jaxspec.attention.full import FullAttention
 from jaxspec.attention.indexed_window import IndexedWindow
 from jaxspec.attention.metadata import build
+from jaxspec.attention.recurrent import Recurrent
 from jaxspec.attention.rows import RowBlock
 from jaxspec.attention.sliding_window import SlidingWindow
 
-AttentionKind = FullAttention | SlidingWindow | IndexedWindow
+AttentionKind = FullAttention | SlidingWindow | IndexedWindow | Recurrent
 
 
 def build_metadata(kinds: Iterable[AttentionKind], block: RowBlock) -> dict[AttentionKind, Any]:

@@ -11,6 +11,7 @@ from typing import Protocol, Self, TypeVar
 
 import jax
 
+from jaxspec.attention.cache import StateShape
 from jaxspec.attention.rope import RopeTables
 
 
@@ -28,6 +29,29 @@ class Pool:
     contents: jax.Array
     gates: jax.Array
     entry: Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+States = tuple[jax.Array, ...]
+"""The state of n sequences in a recurrent layer: arrays [n, H, ...]."""
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """How a recurrent layer's state goes on from row to row.
+
+    Attributes:
+      shape: of the states.
+      rows: [N, H, F], what every row reads and changes its state by.
+      step: (states, rows [n, H, F]) -> outputs [n, H, ...] and the states behind one row of each sequence. A
+        sequence's result does not depend on the others.
+      chunk: (states, rows [n, C, H, F], valid bool[n, C]) -> outputs [n, C, H, ...] and the states behind
+        the valid rows, which are the first ones. Rows that are not valid may hold anything.
+    """
+
+    shape: StateShape
+    rows: jax.Array
+    step: Callable[[States, jax.Array], tuple[jax.Array, States]]
+    chunk: Callable[[States, jax.Array, jax.Array], tuple[jax.Array, States]]
 
 
 class Memory(Protocol):
@@ -109,6 +133,14 @@ class Memory(Protocol):
 
         Returns:
           [N', H, G, D], and the memory.
+        """
+        ...
+
+    def recur(self, layer: int, recurrence: Recurrence) -> tuple[jax.Array, Self]:
+        """Runs a recurrent layer (`Recurrent`).
+
+        Returns:
+          What its rows put out, [N', H, ...], and the memory.
         """
         ...
 

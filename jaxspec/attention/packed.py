@@ -12,7 +12,7 @@ from jaxspec_kernels.packed_attention import packed_attention, packed_attention_
 
 from jaxspec.attention.builder import AttentionKind
 from jaxspec.attention.indexed_window import IndexedWindow
-from jaxspec.attention.memory import Pool
+from jaxspec.attention.memory import Pool, Recurrence, States
 from jaxspec.attention.metadata import visible_range
 from jaxspec.attention.rope import RopeTables, apply_rope
 
@@ -106,6 +106,28 @@ class PackedMemory:
             visible = jnp.concatenate([visible, entries], axis=2)
         attended = _attend_visible(queries, keys, values, visible, scale=scale)
         return attended.reshape(-1, *attended.shape[2:]), memory
+
+    def recur(self, layer: int, recurrence: Recurrence) -> tuple[jax.Array, "PackedMemory"]:
+        rows = self._by_sequence(recurrence.rows)
+        is_start = self._starts() == jnp.arange(rows.shape[1], dtype=jnp.int32)
+        sequences, _, heads, _ = rows.shape
+
+        def step(states: States, each: tuple[jax.Array, jax.Array]) -> tuple[States, jax.Array]:
+            row, begins = each
+            outputs, states = recurrence.step(reset(states, begins), row)
+            return states, outputs
+
+        def reset(states: States, begins: jax.Array) -> States:
+            at = lambda array: begins.reshape(-1, *(1 for _ in array.shape[1:]))  # noqa: E731
+            return tuple(jnp.where(at(array), jnp.zeros_like(array), array) for array in states)
+
+        none = tuple(
+            jnp.zeros((sequences, heads, *each), dtype or rows.dtype)
+            for each, dtype in recurrence.shape.states
+        )
+        _, outputs = lax.scan(step, none, (jnp.swapaxes(rows, 0, 1), is_start.T))
+        outputs = jnp.swapaxes(outputs, 0, 1)
+        return outputs.reshape(-1, *outputs.shape[2:]), self
 
     def _attend(
         self, layer: int, queries: jax.Array, scale: float, sinks: jax.Array | None = None

@@ -15,7 +15,8 @@ from jaxspec_kernels.rope_kv_write import rope_kv_write
 
 from jaxspec.attention.builder import AttentionKind, build_metadata
 from jaxspec.attention.cache import LayerCache
-from jaxspec.attention.memory import Pool
+from jaxspec.attention.memory import Pool, Recurrence
+from jaxspec.attention.recurrent import StateMetadata, run_block
 from jaxspec.attention.rope import RopeTables, apply_rope
 from jaxspec.attention.rows import RowBlocks, join_rows, output_rows, split_rows, take_rows
 
@@ -149,6 +150,16 @@ class PagedMemory:
             )
 
         return self._by_block(layer, queries, attend), self._with(layer, new)
+
+    def recur(self, layer: int, recurrence: Recurrence) -> tuple[jax.Array, "PagedMemory"]:
+        kept, outputs = self.caches[layer], []
+        assert isinstance(kept, tuple)
+        blocks: tuple[StateMetadata, ...] = self.metadata[layer]
+        parts = split_rows(recurrence.rows, [block.shape for block in blocks])
+        for block, rows in zip(blocks, parts, strict=True):
+            output, kept = run_block(block, kept, rows, recurrence)
+            outputs.append(output)
+        return self.outputs(layer, join_rows(outputs)), self._with(layer, kept)
 
     def write(self, layer: int, projected: jax.Array, rope: RopeTables) -> "PagedMemory":
         """Writes the keys and values of rows that do not attend; arguments as in `attend`."""

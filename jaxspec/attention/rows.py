@@ -23,10 +23,30 @@ class PageTable:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class StatePlaces:
+    """Where recurrent layers find and leave the states of a block's groups.
+
+    Attributes:
+      place: i32[G], where the slot of a group keeps its state.
+      source: i32[G], where the state before the group's first row is: that place, or the one of a copy.
+      copy: i32[G], where to leave a copy of the state after its last row; past the last place for none.
+      unapplied: i32[G], of groups that verify drafts, how many drafts of the last pass were accepted and are
+        not in the state yet. Of size zero for a block without drafts, all of whose rows are final.
+    """
+
+    place: jax.Array
+    source: jax.Array
+    copy: jax.Array
+    unapplied: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class RowBlock:
     """G groups of Q rows, each group at consecutive positions of one slot.
 
     Several groups may be chunks of one sequence, because all rows of a pass are written before any attends.
+    With recurrent layers they stand in the order of their positions.
 
     Attributes:
       positions: i32[G, Q], the position of each row in its sequence.
@@ -34,12 +54,14 @@ class RowBlock:
       page_table: of shape [G, T], one row of pages per group.
       output: i32[G], for each group the index of the one row whose output is needed; None if every row's is.
         The last layer computes only what these rows need.
+      states: the states that the groups read and leave; None for a network without recurrent layers.
     """
 
     positions: jax.Array
     valid: jax.Array
     page_table: PageTable
     output: jax.Array | None = None
+    states: StatePlaces | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -57,6 +79,7 @@ class RowBlock:
             jnp.take_along_axis(self.positions, at, axis=1, mode="clip"),
             jnp.take_along_axis(self.valid, at, axis=1, mode="clip"),
             self.page_table,
+            states=self.states,
         )
 
 

@@ -153,7 +153,13 @@ class EngineConfig:
         return [dtype, "float16"] if backend == "cpu" and dtype == "float32" else [dtype]
 
     def resolve(
-        self, *, backend: str, model_limit: int, weight_bytes: int = 0, rounds_activations: bool = False
+        self,
+        *,
+        backend: str,
+        model_limit: int,
+        weight_bytes: int = 0,
+        rounds_activations: bool = False,
+        has_states: bool = False,
     ) -> "ResolvedEngineConfig":
         """Fills in the fields that are None, once the weights are there to decide by.
 
@@ -162,6 +168,7 @@ class EngineConfig:
           model_limit: the most positions that the model supports.
           weight_bytes: size of the weights on a device.
           rounds_activations: whether products with the target's weights round activations to 8 bits.
+          has_states: whether the target has recurrent layers.
 
         Raises:
           ConfigError: see `check_fits`.
@@ -193,6 +200,8 @@ class EngineConfig:
             exact=bool(self.exact),
             cache_dtype=self.cache_dtype or self._cache_dtypes(backend)[-1 if rounds_activations else 0],
             synthetic_acceptance_length=self.synthetic_acceptance_length,
+            has_states=has_states,
+            state_copies=max(2 * self.batch_size, 8) if has_states and self.prefix_caching else 0,
         )
 
 
@@ -220,10 +229,13 @@ class EngineOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ResolvedEngineConfig:
-    """`EngineConfig` with every default filled in; the fields are the same, and one is added.
+    """`EngineConfig` with every default filled in; the fields are the same, and three are added.
 
     Attributes:
       adapts_steps: whether a dispatch may have fewer steps than `steps_per_dispatch`.
+      has_states: whether the target has recurrent layers, with a state for every slot.
+      state_copies: states that are kept for prompts which begin alike. A state is as large as the cached keys
+        and values of a thousand tokens or more, so these are few.
     """
 
     batch_size: int
@@ -241,6 +253,8 @@ class ResolvedEngineConfig:
     exact: bool
     cache_dtype: str
     synthetic_acceptance_length: float | None
+    has_states: bool = False
+    state_copies: int = 0
 
     @property
     def table_width(self) -> int:

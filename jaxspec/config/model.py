@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from jaxspec.config.delta import DeltaConfig
 from jaxspec.config.errors import ConfigError
 from jaxspec.config.keys import check_keys, without_nulls
 from jaxspec.config.latent import LatentConfig
@@ -21,7 +22,7 @@ class ModelConfig:
 
     Attributes:
       family: `model_type`, a name in `FAMILIES`.
-      layer_types: "full_attention" or "sliding_attention", for every layer.
+      layer_types: for every layer "full_attention", "sliding_attention" or, with `delta`, "linear_attention".
       sliding_window: positions that a sliding layer sees, or None.
       local_rope: rope of the sliding layers, if it differs from that of the others.
       compress_ratios: positions per compressed entry, for every layer; 1 for a layer without such entries.
@@ -33,6 +34,7 @@ class ModelConfig:
       attention_scale: the factor of attention logits; None takes head_dim ** -0.5.
       attention_sinks: every head has an additional, learned logit in the softmax.
       moe: the routed experts; None if every layer is dense.
+      delta: the sizes of layers of gated delta rules; None without such layers.
       latent: latent attention, or None; `head_dim` is then the size of the rotated part.
       kv_copies: how often each key/value head is held, with a part of its queries each; see `over`.
       num_nextn_predict_layers: multi-token-prediction layers that the checkpoint holds after the last layer.
@@ -61,6 +63,7 @@ class ModelConfig:
     attention_scale: float | None = None
     attention_sinks: bool = False
     moe: MoeConfig | None = None
+    delta: DeltaConfig | None = None
     latent: LatentConfig | None = None
     kv_copies: int = 1
     num_nextn_predict_layers: int = 0
@@ -77,7 +80,8 @@ class ModelConfig:
             raise ConfigError(
                 f"layer_types has {len(self.layer_types)} entries for {self.num_hidden_layers} layers"
             )
-        unknown = sorted(set(self.layer_types) - {"full_attention", "sliding_attention"})
+        known = {"full_attention", "sliding_attention", *(["linear_attention"] if self.delta else [])}
+        unknown = sorted(set(self.layer_types) - known)
         if unknown:
             raise ConfigError(f"layer_types: unknown kind {unknown[0]!r}")
         if "sliding_attention" in self.layer_types and not self.sliding_window:

@@ -22,6 +22,7 @@ class MoeConfig:
       groups_per_token: groups from which a token's experts are chosen.
       scale: factor of the final weights.
       shared_size: F of an additional network that every token goes through; 0 for none.
+      is_stacked: a checkpoint has one tensor for all experts of a layer, in families that have both forms.
     """
 
     num_experts: int
@@ -35,6 +36,7 @@ class MoeConfig:
     groups_per_token: int = 1
     scale: float = 1.0
     shared_size: int = 0
+    is_stacked: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.experts_per_token <= self.num_experts:

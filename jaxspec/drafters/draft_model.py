@@ -13,7 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.attention import AnyMemory, LayerCache, LayerCacheShape, RowBlock, join_rows, split_rows
+from jaxspec.attention import (
+    AnyMemory,
+    LayerCache,
+    LayerCacheShape,
+    RowBlock,
+    has_states,
+    join_rows,
+    split_rows,
+)
 from jaxspec.checkpoints import Checkpoint, Tokenizer
 from jaxspec.checkpoints.memory import ArrayTensor
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
@@ -74,6 +82,11 @@ class DraftModel(AutoregressiveDrafter):
         checkpoint = open_drafter(config, progress=build.progress)
         sizes: dict[str, Any] = {"dtype": build.dtype, "max_model_len": build.max_model_len}
         plan = plan_target(checkpoint, **sizes)
+        if has_states(plan.module.kinds):
+            raise ConfigError(
+                f"drafter.source: a draft model with recurrent layers ({plan.module.config.family}) is not "
+                "supported"
+            )
         _check_tokens(checkpoint.tokenizer, build.tokenizer)
         is_split = _bytes_of_a_layer(plan) >= SPLIT_FROM
         if is_split and build.devices > 1:

@@ -5,12 +5,15 @@ its own output; of several such layers, only the first is used, as in vLLM 0.26.
 depends on the family: DeepSeek-V3's layer reads its output after `shared_head.norm`, GLM-4.7-Flash's reads
 it before (vLLM, `deepseek_mtp.py` and `glm4_moe_lite_mtp.py`; the `MtpLayer` of transformers 5.23 takes the
 normed one for both). Draft 0 is the same either way; the acceptance of draft 1 with a real checkpoint would
-tell which one is right.
+tell which one is right. Qwen3-Next and Qwen3.5 recycle the normed output, give the layer tensors beside the
+model's, `mtp.*`, and read the token at position 0 like every other (vLLM 0.33, `qwen3_next_mtp.py` and
+`qwen3_5_mtp.py`).
 
 Source: DeepSeek-V3, arXiv 2412.19437, section 2.2; vLLM 0.26, as above.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,8 +27,9 @@ from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.drafters.base import Build, Description, DrafterReader, Needs, Target
 from jaxspec.drafters.flags import RECYCLED, Flag
 from jaxspec.drafters.layer_config import LAST_LAYER
-from jaxspec.models.layers import Linear, RMSNorm
+from jaxspec.models.layers import Linear
 from jaxspec.models.loading import IGNORED, matching, plan_module, target_config
+from jaxspec.models.mtp_names import NEXT_LAYER, OWN_MODEL, MtpNames
 from jaxspec.models.registry import FAMILIES
 from jaxspec.models.rope import rope_tables
 from jaxspec.sharding import total
@@ -34,9 +38,9 @@ COPIES = ("*.embed_tokens.weight", "*.shared_head.head.weight")
 """Copies of the target's embedding and output head among the layer's tensors. The target's own are used."""
 
 
-def layer_name(config: ModelConfig) -> str:
-    """The name of the layer in a checkpoint."""
-    return f"model.layers.{config.num_hidden_layers}"
+def layer_names(config: ModelConfig) -> MtpNames:
+    """The names of the layer's parts in a checkpoint."""
+    return FAMILIES[config.family].mtp_names.of(config.num_hidden_layers)
 
 
 def mtp_config(checkpoint: Checkpoint, target: ModelConfig) -> ModelConfig:
@@ -45,20 +49,24 @@ def mtp_config(checkpoint: Checkpoint, target: ModelConfig) -> ModelConfig:
     Raises:
       ConfigError: the family has no such layer, the checkpoint has none, or it does not fit the target.
     """
-    config = ModelConfig.from_hf(checkpoint.config)
+    config = target_config(checkpoint)
     if FAMILIES[config.family].recycles_normed is None:
         known = ", ".join(name for name, family in FAMILIES.items() if family.recycles_normed is not None)
         raise ConfigError(
             f"drafter.kind 'mtp' is not supported for model_type {config.family!r}; supported: {known}"
         )
+    keys = checkpoint.config.get("text_config") or checkpoint.config
+    if keys.get("mtp_use_dedicated_embeddings"):
+        raise ConfigError("mtp_use_dedicated_embeddings true is not supported; supported: false")
     for name in ("family", "hidden_size", "vocab_size", "num_hidden_layers"):
         if getattr(config, name) != getattr(target, name):
             raise ConfigError(
                 f"the layer is for a model of {name} {getattr(config, name)!r}, "
                 f"the target has {getattr(target, name)!r}"
             )
-    if not any(name.startswith(f"{layer_name(config)}.") for name in checkpoint.tensors):
-        raise ConfigError(f"{checkpoint.name}: holds no layer to draft with, {layer_name(config)}.*")
+    root = layer_names(config).root
+    if not any(name.startswith(root) for name in checkpoint.tensors):
+        raise ConfigError(f"{checkpoint.name}: holds no layer to draft with, {root}*")
     return config
 
 
@@ -73,7 +81,7 @@ class Mtp(AutoregressiveDrafter):
 
     def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, **settings: Any):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
-        width, eps, name = config.hidden_size, config.rms_norm_eps, layer_name(config)
+        width, eps, self.names = config.hidden_size, config.rms_norm_eps, layer_names(config)
         super().__init__(**settings)
         self.config = config
         self.needs = Needs(hidden=True, state_size=width)
@@ -82,16 +90,18 @@ class Mtp(AutoregressiveDrafter):
         family = FAMILIES[config.family]
         self.recycles_normed = family.recycles_normed
         self.draft_vocab_size = config.vocab_size
-        self.token_norm = RMSNorm(width, eps, f"{name}.enorm", **args)
-        self.hidden_norm = RMSNorm(width, eps, f"{name}.hnorm", **args)
-        self.projection = Linear(2 * width, width, f"{name}.eh_proj", axes=("embed", "embed"), **args)
-        self.layer = family.make_layer(config, config.num_hidden_layers, **args)
-        self.norm = RMSNorm(width, eps, f"{name}.shared_head.norm", **args)
+        norm = partial(family.norm_type, width, eps, **args)
+        self.token_norm, self.hidden_norm = norm(self.names.token_norm), norm(self.names.hidden_norm)
+        self.projection = Linear(2 * width, width, self.names.projection, axes=("embed", "embed"), **args)
+        self.layer = family.make_mtp_layer(config, **args)
+        self.norm = norm(self.names.norm)
 
     @classmethod
     def recognise(cls, checkpoint: Checkpoint) -> str | None:
-        config = checkpoint.config
-        is_there = f"model.layers.{config.get('num_hidden_layers')}.eh_proj.weight" in checkpoint.tensors
+        config = checkpoint.config.get("text_config") or checkpoint.config
+        last = config.get("num_hidden_layers")
+        places = (f"{names.of(last or 0).projection}.weight" for names in (NEXT_LAYER, OWN_MODEL))
+        is_there = any(place in checkpoint.tensors for place in places)
         return f"model_type {config.get('model_type')}" if is_there else None
 
     @classmethod
@@ -102,7 +112,7 @@ class Mtp(AutoregressiveDrafter):
             target="the model itself",
             layers=LAST_LAYER,
             flags=(Flag(RECYCLED, recycled, None, f"as vLLM runs the layer of {own.family}"),),
-            ignored=matching(checkpoint, tuple(p.replace("*", layer_name(own), 1) for p in COPIES)),
+            ignored=matching(checkpoint, tuple(layer_names(own).root + p.removeprefix("*.") for p in COPIES)),
             stand_in=own,
         )
 
@@ -130,8 +140,9 @@ class Mtp(AutoregressiveDrafter):
     def advance(
         self, target: Target, tokens: jax.Array, hidden: jax.Array, positions: jax.Array, memory: AnyMemory
     ) -> tuple[jax.Array, AnyMemory]:
-        # As in vLLM, the row at position 0 gets zeros instead of its token's embedding.
-        embedded = jnp.where(positions[:, None] == 0, 0, target.embedding(tokens))
+        embedded = target.embedding(tokens)
+        if self.names.drops_first:  # as in vLLM
+            embedded = jnp.where(positions[:, None] == 0, 0, embedded)
         x = self.projection(jnp.concatenate([self.token_norm(embedded), self.hidden_norm(hidden)], axis=-1))
         rope = rope_tables(self.config.rope, self.config.head_dim, positions)
         x, memory = self.layer(x, memory, 0, rope)
@@ -144,6 +155,6 @@ class Mtp(AutoregressiveDrafter):
 
 def _of_layer(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
     """The checkpoint with the layer's tensors alone."""
-    prefix = f"{layer_name(config)}."
-    own = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)}
+    root = layer_names(config).root
+    own = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(root)}
     return replace(checkpoint, tensors=own)

@@ -90,7 +90,9 @@ class EngineCore:
         self.when_prepared: list[Callable[[], object]] = []
         self.scheduler = Scheduler(
             batch_size=config.batch_size,
-            pages=PagePool(config.num_pages, config.page_size),
+            pages=PagePool(
+                config.num_pages, config.page_size, config.state_copies if config.has_states else None
+            ),
             steps=config.steps_per_dispatch,
             adapts_steps=config.adapts_steps,
             tokens_per_step=drafter.num_speculative_tokens + 1,

@@ -17,6 +17,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
+from jaxspec.attention import has_states
 from jaxspec.checkpoints import Tokenizer
 from jaxspec.checkpoints.memory import Names
 from jaxspec.config import ConfigError, EngineConfig
@@ -115,6 +116,7 @@ class Engine:
             model_limit=target.config.max_position_embeddings,
             weight_bytes=sum(map(bytes_by_device, jax.tree.leaves(weights))),
             rounds_activations=rounds_activations(weights),
+            has_states=has_states(target.kinds),
         )
         self.tokenizer = tokenizer
         self._generation = generation or {}

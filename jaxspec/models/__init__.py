@@ -33,7 +33,9 @@ from jaxspec.models.parameters import Fused, Projection, Whole, parameter
 from jaxspec.models.phi3 import Phi3
 from jaxspec.models.qwen2 import Qwen2
 from jaxspec.models.qwen3 import Qwen3
+from jaxspec.models.qwen3_5 import Qwen3_5, Qwen3_5Moe
 from jaxspec.models.qwen3_moe import Qwen3Moe
+from jaxspec.models.qwen3_next import Qwen3Next
 from jaxspec.models.qwen_vl import Qwen3VL, Qwen25VL
 from jaxspec.models.registry import register_family
 from jaxspec.models.rope import rope_tables
@@ -68,7 +70,10 @@ __all__ = [
     "Qwen2",
     "Qwen3",
     "Qwen3Moe",
+    "Qwen3Next",
     "Qwen3VL",
+    "Qwen3_5",
+    "Qwen3_5Moe",
     "Qwen25VL",
     "RMSNorm",
     "SandwichLayer",
@@ -87,6 +92,9 @@ register_family("mistral", Mistral)
 register_family("qwen2", Qwen2)
 register_family("qwen3", Qwen3)
 register_family("qwen3_moe", Qwen3Moe)
+register_family("qwen3_next", Qwen3Next)
+register_family("qwen3_5_text", Qwen3_5)
+register_family("qwen3_5_moe_text", Qwen3_5Moe)
 register_family("qwen2_5_vl_text", Qwen25VL)
 register_family("qwen3_vl_text", Qwen3VL)
 register_family("gemma3_text", Gemma3)

@@ -27,6 +27,7 @@ from jaxspec.models.layers import (
     TiedEmbedding,
 )
 from jaxspec.models.moe import MoE
+from jaxspec.models.mtp_names import NEXT_LAYER, MtpNames
 from jaxspec.models.parameters import product
 from jaxspec.models.rope import rope_tables
 from jaxspec.sharding import total
@@ -46,6 +47,7 @@ class Decoder(nnx.Module):
       activation: the `config.json` key of the feed-forward activation, and its only supported value.
       recycles_normed: for a family with an MTP layer: whether that layer, when it drafts several tokens,
         reads its own output after its last norm (True) or before it (False). None for other families.
+      mtp_names: the names of that layer's tensors.
       gguf: how GGUFs store the family's models; None if they are not supported.
       attention_type, moe_type: the classes of a layer's attention and, for a config with experts, of its
         feed-forward network.
@@ -59,6 +61,7 @@ class Decoder(nnx.Module):
     config_type: ClassVar[type[ModelConfig]] = ModelConfig
     activation: ClassVar[tuple[str, str]] = ("hidden_act", "silu")
     recycles_normed: ClassVar[bool | None] = None
+    mtp_names: ClassVar[MtpNames] = NEXT_LAYER
     gguf: ClassVar[GGUFArchitecture | None] = None
     attention_type: ClassVar[Callable[..., Any]] = Attention
     moe_type: ClassVar[Callable[..., Any]] = MoE
@@ -169,6 +172,11 @@ class Decoder(nnx.Module):
         sparse = config.moe is not None and index not in config.moe.dense_layers
         mlp = cls.moe_type if sparse else MLP
         return DecoderLayer(config, f"model.layers.{index}", attention=cls.attention_type, mlp=mlp, **args)
+
+    @classmethod
+    def make_mtp_layer(cls, config: ModelConfig, **args: Any) -> nnx.Module:
+        """The layer of a family with an MTP layer (`mtp_names`); by default the one after the last."""
+        return cls.make_layer(config, config.num_hidden_layers, **args)
 
     @classmethod
     def layer_cache(cls, config: ModelConfig, kind: AttentionKind) -> LayerCacheShape:

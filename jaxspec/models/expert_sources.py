@@ -64,8 +64,8 @@ class InterleavedGateUp(Whole):
 
 
 @dataclass(frozen=True)
-class StackedProjection:
-    """The matrices of all experts in one tensor [E, out, in], used as [E, in, *out_shape]."""
+class ExpertMatrices:
+    """Matrices of all experts in one tensor [E, out, in], used as [E, in, …out]."""
 
     kind: ClassVar[str] = "float"
     name: str
@@ -78,10 +78,22 @@ class StackedProjection:
         return ((self.name, (self.count, math.prod(self.out_shape), self.in_width)),)
 
     def join(self, tensors: Sequence[Any], index: Index = ()) -> Any:
-        return tensors[0].swapaxes(1, 2).reshape(self.count, self.in_width, *self.out_shape)[index]
+        stored = tensors[0].reshape(self.count, *self.out_shape, self.in_width)
+        last = stored.ndim - 1
+        return stored.transpose(0, last, *range(1, last))[index]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
-        return [np.ascontiguousarray(value.reshape(self.count, self.in_width, -1).swapaxes(1, 2))]
+        ((_, shape),) = self.tensors
+        return [np.ascontiguousarray(np.moveaxis(value, 1, -1)).reshape(shape)]
+
+
+def stacked_experts(name: str, count: int, width: int, inner: int) -> ExpertSources:
+    """Experts that are stored as `{name}.gate_up_proj`, gate first, and `{name}.down_proj`; arguments as of
+    `tensor_per_expert`."""
+    return ExpertSources(
+        gate_up=ExpertMatrices(f"{name}.gate_up_proj", count, width, (2, inner)),
+        down=ExpertMatrices(f"{name}.down_proj", count, inner, (width,)),
+    )
 
 
 def tensor_per_expert(

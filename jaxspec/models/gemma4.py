@@ -16,7 +16,7 @@ from jaxspec_kernels.rms_norm import rms_norm
 from jaxspec.attention import AnyMemory, CacheShape, LayerCacheShape, RopeTables
 from jaxspec.config import ConfigError, ModelConfig, MoeConfig, RopeConfig
 from jaxspec.models.decoder import Decoder
-from jaxspec.models.expert_sources import ExpertSources, StackedProjection
+from jaxspec.models.expert_sources import ExpertMatrices, ExpertSources
 from jaxspec.models.gemma3 import Gemma3MLP
 from jaxspec.models.layers import Attention, Embedding, Linear, RMSNorm
 from jaxspec.models.moe import MoE
@@ -159,8 +159,8 @@ class Gemma4MoE(MoE):
     @classmethod
     def sources(cls, name: str, count: int, width: int, inner: int) -> ExpertSources:
         return ExpertSources(
-            gate_up=StackedProjection(f"{name}.gate_up_proj", count, width, (2, inner)),
-            down=StackedProjection(f"{name}.down_proj", count, inner, (width,)),
+            gate_up=ExpertMatrices(f"{name}.gate_up_proj", count, width, (2, inner)),
+            down=ExpertMatrices(f"{name}.down_proj", count, inner, (width,)),
         )
 
     def activate(self, gate: jax.Array, up: jax.Array) -> jax.Array:

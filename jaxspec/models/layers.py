@@ -153,6 +153,7 @@ class Attention(nnx.Module):
 
     Attributes:
       norm_type: the class of the norms of queries and keys, for a config with `qk_norm`.
+      query_rows: vectors of size D that `q_proj` has for each query head.
       projections: the names of what is projected, in the order of the rows of a key/value head.
       is_joined: whether a checkpoint has the three projections in one tensor, `qkv_proj`.
       rotates_neighbours: whether rope rotates neighbouring entries as pairs, instead of entries of the two
@@ -160,6 +161,7 @@ class Attention(nnx.Module):
     """
 
     norm_type: ClassVar[Callable[..., Any]] = RMSNorm
+    query_rows: ClassVar[int] = 1
     projections: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
     is_joined: ClassVar[bool] = False
     rotates_neighbours: ClassVar[bool] = False
@@ -176,8 +178,8 @@ class Attention(nnx.Module):
         heads, kv_heads, size = config.num_attention_heads, config.num_cached_heads, config.head_dim
         width, group = config.hidden_size, heads // kv_heads
         in_width = in_width or width
-        copies = config.kv_copies
-        sizes = {"q_proj": (group, 1), "k_proj": (1, copies), "v_proj": (1, copies)}
+        copies, queries = config.kv_copies, group * self.query_rows
+        sizes = {"q_proj": (queries, 1), "k_proj": (1, copies), "v_proj": (1, copies)}
         parts = [(part, *sizes[part]) for part in self.projections]
         rows = sum(n for _, n, _ in parts)
 
@@ -244,9 +246,7 @@ class Attention(nnx.Module):
 
     def project(self, x: jax.Array) -> jax.Array:
         """Maps x [N, in] to [N, H, G + 2, D]: for each key/value head its queries, its key and its value."""
-        fused = product(x, self.qkv[...])
-        if self.qkv_bias is not None:
-            fused = fused + self.qkv_bias[...]
+        fused = self.fused(x)
         if self.query_norm is not None:
             queries, keys, values = fused[..., :-2, :], fused[..., -2:-1, :], fused[..., -1:, :]
             fused = jnp.concatenate([*self.normed(queries, keys), values], axis=-2)
@@ -262,6 +262,11 @@ class Attention(nnx.Module):
     def normed(self, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Norms queries [N, H, G, D] and keys [N, H, 1, D]."""
         return self.query_norm(queries), self.key_norm(keys)
+
+    def fused(self, x: jax.Array) -> jax.Array:
+        """The projections of x [N, in] without norms: what `q_proj` gives, keys and values of each head."""
+        fused = product(x, self.qkv[...])
+        return fused if self.qkv_bias is None else fused + self.qkv_bias[...]
 
     def combine(self, attended: jax.Array) -> jax.Array | PendingSum:
         """The output projection: maps attended values [N, H, G, D] to [N, M]."""
@@ -327,11 +332,15 @@ class MLP(nnx.Module):
         """The activation function of the gate."""
         return jax.nn.silu(x)
 
+    def weigh(self, x: jax.Array, inner: jax.Array) -> jax.Array:
+        """The input of the down projection: by default `inner`, what gate and up of x give."""
+        return inner
+
     def __call__(self, x: jax.Array) -> jax.Array | PendingSum:
         fused = product(x, self.gate_up[...])
         if self.gate_up_bias is not None:
             fused = fused + self.gate_up_bias[...]
-        return self.down(self.activation(fused[..., 0, :]) * fused[..., 1, :])
+        return self.down(self.weigh(x, self.activation(fused[..., 0, :]) * fused[..., 1, :]))
 
 
 class JoinedMLP(MLP):
@@ -345,7 +354,8 @@ class JoinedMLP(MLP):
 class DecoderLayer(nnx.Module):
     """A pre-norm layer: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    The arguments `attention` and `mlp` build the two networks from a config and a name.
+    The arguments `attention` and `mlp` build the two networks from a config and a name, and `norm` builds the
+    norms; `attention_name` is that of the attention in a checkpoint's layer.
 
     Attributes:
       takes_pending: whether x may be a `PendingSum`; layers without this attribute get an array.
@@ -360,16 +370,18 @@ class DecoderLayer(nnx.Module):
         config: ModelConfig,
         name: str,
         *,
+        norm: Callable[..., Any] = RMSNorm,
         attention: Callable[..., Any] = Attention,
+        attention_name: str = "self_attn",
         mlp: Callable[..., Any] = MLP,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
     ):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         eps = config.rms_norm_eps
-        self.input_norm = RMSNorm(config.hidden_size, eps, f"{name}.input_layernorm", **args)
-        self.attention = attention(config, f"{name}.self_attn", **args)
-        self.mlp_norm = RMSNorm(config.hidden_size, eps, f"{name}.post_attention_layernorm", **args)
+        self.input_norm = norm(config.hidden_size, eps, f"{name}.input_layernorm", **args)
+        self.attention = attention(config, f"{name}.{attention_name}", **args)
+        self.mlp_norm = norm(config.hidden_size, eps, f"{name}.post_attention_layernorm", **args)
         self.mlp = mlp(config, f"{name}.{self.mlp_name}", **args)
 
     def __call__(

@@ -32,6 +32,7 @@ from jaxspec.models.array_weights import (
 )
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.language_model import NESTED, language_model
+from jaxspec.models.mtp_names import OWN_MODEL
 from jaxspec.models.packed_weights import Activations, Packed, floats_of, packed_sharding, stored_weight
 from jaxspec.models.parameters import HeadRows, Source
 from jaxspec.models.registry import FAMILIES
@@ -248,7 +249,8 @@ def _ignored(config: ModelConfig) -> tuple[str, ...]:
     # Layers past the last one are read by the MTP drafter.
     further = range(config.num_hidden_layers, config.num_hidden_layers + config.num_nextn_predict_layers)
     own = FAMILIES[config.family].ignored(config)
-    return (*IGNORED, *own, *(f"model.layers.{i}.*" for i in further))
+    beside = ["mtp.*"] if FAMILIES[config.family].mtp_names is OWN_MODEL else []
+    return (*IGNORED, *own, *(f"model.layers.{i}.*" for i in further), *beside)
 
 
 def _check_depth(num_layers: int, checkpoint: Checkpoint) -> None:
@@ -287,9 +289,11 @@ def target_config(checkpoint: Checkpoint) -> ModelConfig:
       ConfigError: the architecture is not supported.
     """
     config = ModelConfig.from_hf(checkpoint.config)
-    if "lm_head.weight" in _one_matrix(language_model(checkpoint)).tensors:
-        return replace(config, tie_word_embeddings=False)
-    return config
+    tensors = _one_matrix(language_model(checkpoint)).tensors
+    if config.moe is not None and getattr(FAMILIES[config.family].moe_type, "has_both_forms", False):
+        is_stacked = any(name.endswith(".mlp.experts.gate_up_proj") for name in tensors)
+        config = replace(config, moe=replace(config.moe, is_stacked=is_stacked))
+    return replace(config, tie_word_embeddings=False) if "lm_head.weight" in tensors else config
 
 
 def _one_matrix(checkpoint: Checkpoint) -> Checkpoint:

@@ -15,7 +15,7 @@ from jaxspec_kernels.expert_matmul import (
 from jaxspec_kernels.row_sum import row_sum, sum_in_order
 
 from jaxspec.config import ModelConfig
-from jaxspec.models.expert_sources import ExpertSources, tensor_per_expert
+from jaxspec.models.expert_sources import ExpertSources, stacked_experts, tensor_per_expert
 from jaxspec.models.layers import Linear
 from jaxspec.models.parameters import Source, parameter
 from jaxspec.sharding import (
@@ -40,16 +40,20 @@ class MoE(nnx.Module):
     Attributes:
       router_name: the router's name in a checkpoint.
       router_bias: whether the router has a bias.
+      has_both_forms: whether a checkpoint may have one tensor for all experts instead of one for each
+        (`MoeConfig.is_stacked`).
     """
 
     router_name: ClassVar[str] = "gate"
     router_bias: ClassVar[bool] = False
+    has_both_forms: ClassVar[bool] = False
 
     def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         assert config.moe is not None
         self.config = config.moe
         count, width, inner = config.moe.num_experts, config.hidden_size, config.moe.intermediate_size
-        experts = self.sources(f"{name}.experts", count, width, inner)
+        sources = stacked_experts if config.moe.is_stacked else self.sources
+        experts = sources(f"{name}.experts", count, width, inner)
         self.router = Linear(
             width,
             count,

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jaxspec.attention import CacheShape
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.jax_settings import default_device
@@ -45,6 +46,7 @@ def fitting_slots(target: Decoder, wanted: int, positions: int, *, memory: int) 
         shape.num_kv_heads * shape.head_dim * shape.planes / shape.positions_per_entry
         for layer in target.cache_shapes
         for shape in (layer if isinstance(layer, tuple) else (layer,))
+        if isinstance(shape, CacheShape)
     )
     return max(min(wanted, int(0.4 * memory / (position * positions))), 1)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from jaxspec.attention import has_states
 from jaxspec.config import EngineConfig
 from jaxspec.engine.device.outcome import Outcome, PackedOutcomes, read_outcomes
 from jaxspec.engine.device.plan import Size, pack
@@ -105,7 +106,9 @@ def start(
         synthetic_acceptance_length=acceptance,
     )
     limit = models.target.config.max_position_embeddings
-    resolved = config.resolve(backend=jax.default_backend(), model_limit=limit)
+    resolved = config.resolve(
+        backend=jax.default_backend(), model_limit=limit, has_states=has_states(models.target.kinds)
+    )
     state = init_state(models.target, models.drafter, resolved, mesh=mesh)
     keys = iter(jax.random.split(jax.random.key(0), 1000))
 

@@ -106,6 +106,8 @@ SHAPES: Mapping[str, Shape] = {
             "max_position_embeddings": 40960,
         },
     ),
+    # The family's defaults in transformers.
+    "qwen3.5-9b": Shape({"model_type": "qwen3_5_text", "max_position_embeddings": 1 << 18}, drafter="mtp"),
     "gpt-oss-20b": Shape(_GPT_OSS_20B, packed_experts=True, head={"intermediate_size": 17280}),
     "gpt-oss-20b-bfloat16": Shape(_GPT_OSS_20B, head={"intermediate_size": 17280}),
     "glm-4.7-flash": Shape(

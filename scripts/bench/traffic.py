@@ -1,10 +1,13 @@
 """The bytes that a step must read, and the bandwidth of a copy."""
 
+import math
 import time
 
 import jax
+import numpy as np
 from flax import nnx
 
+from jaxspec.attention import CacheShape, StateShape
 from jaxspec.drafters.base import Target
 from jaxspec.engine.device.step import Models
 from jaxspec.sharding import bytes_by_device
@@ -36,22 +39,35 @@ def weight_bytes(models: Models, *, batch_size: int) -> int:
 
 
 def cache_bytes(models: Models, *, batch_size: int, context: int, itemsize: int, devices: int = 1) -> int:
-    """Bytes of keys and values that one step reads on each device, with `context` tokens in every slot."""
+    """Bytes of keys and values that one step reads on each device, with `context` tokens in every slot, and
+    of states that it reads and writes."""
+
+    def heads(count: int, is_split: bool = True) -> int:
+        return count // devices if is_split and count % devices == 0 else count
 
     def per_position(shapes: tuple, is_split: bool = True) -> int:
-        def heads(count: int) -> int:
-            return count // devices if is_split and count % devices == 0 else count
-
         return sum(
-            shape.planes * heads(shape.num_kv_heads) * shape.head_dim * itemsize // shape.positions_per_entry
+            shape.planes
+            * heads(shape.num_kv_heads, is_split)
+            * shape.head_dim
+            * itemsize
+            // shape.positions_per_entry
             for layer in shapes
             for shape in (layer if isinstance(layer, tuple) else (layer,))
+            if isinstance(shape, CacheShape)
         )
+
+    def of_state(shape: StateShape) -> int:
+        sizes = (
+            math.prod(each) * (np.dtype(own).itemsize if own else itemsize) for each, own in shape.states
+        )
+        return heads(shape.num_heads) * sum(sizes)
 
     target = per_position(models.target.cache_shapes)
     drafter = models.drafter
     drafts = per_position(drafter.cache_shapes, drafter.needs.is_split) * drafter.num_speculative_tokens
-    return batch_size * context * (target + drafts)
+    states = sum(of_state(shape) for shape in models.target.cache_shapes if isinstance(shape, StateShape))
+    return batch_size * (context * (target + drafts) + 2 * states)
 
 
 def copy_bandwidth(num_bytes: int = 1 << 31) -> float:

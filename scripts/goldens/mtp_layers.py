@@ -1,8 +1,11 @@
-"""MTP layers of the DeepSeek-V3 and GLM-4.7-Flash goldens, with the layer that transformers drafts with.
+"""MTP layers of targets' goldens: of DeepSeek-V3 and GLM-4.7-Flash with the layer that transformers drafts
+with, of Qwen3-Next and Qwen3.5 with a full-attention layer of their class.
 
 Formula: vLLM 0.26 `deepseek_mtp.py` and `glm4_moe_lite_mtp.py`. Row i pairs token i+1, whose embedding is
 zero at position 0, with the target's final hidden state i, at position i. DeepSeek-V3 recycles its output
-after `shared_head.norm`, GLM-4.7-Flash before it. Every step recomputes all rows.
+after `shared_head.norm`, GLM-4.7-Flash before it. Every step recomputes all rows. In vLLM 0.33's
+`qwen3_next_mtp.py` and `qwen3_5_mtp.py` tensors have other names, and position 0 has its token's embedding;
+the normed output is recycled.
 """
 
 import json
@@ -16,6 +19,8 @@ from transformers import AutoConfig
 from transformers.modeling_layers import MtpLayer
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.glm4_moe_lite import modeling_glm4_moe_lite
+from transformers.models.qwen3_5 import modeling_qwen3_5
+from transformers.models.qwen3_next import modeling_qwen3_next
 
 from goldens.draft_head import draft
 from goldens.head_cases import DRAFTS, ROWS, Target, write_outputs
@@ -25,6 +30,10 @@ GOLDENS = Path(__file__).resolve().parents[2] / "tests" / "goldens"
 CASES: dict[str, dict] = {
     "deepseek-v3-mtp": {"target": "deepseek-v3", "recycles_normed": True},
     "glm4-moe-lite-mtp": {"target": "glm4-moe-lite", "recycles_normed": False},
+}
+QWEN_CASES = {
+    "qwen3-next-mtp": ("qwen3-next", modeling_qwen3_next, "Qwen3Next", "Qwen3NextRotaryEmbedding"),
+    "qwen3-5-mtp": ("qwen3-5", modeling_qwen3_5, "Qwen3_5", "Qwen3_5TextRotaryEmbedding"),
 }
 
 
@@ -100,11 +109,68 @@ class Layer:
         return {f"model.layers.{self.index}.{name}": tensor for name, tensor in named.items()}
 
 
+class QwenLayer:
+    """A layer of the target's class between two norms and a projection, and the norm behind it."""
+
+    def __init__(self, case: str, target: GoldenTarget, seed: int) -> None:
+        self.target = target
+        name, module, prefix, rope = QWEN_CASES[case]
+        config = deepcopy(AutoConfig.from_pretrained(GOLDENS / name / "checkpoint"))
+        config._attn_implementation = "eager"
+        config.layer_types, config.num_hidden_layers = ["full_attention"], 1
+        norm, width = getattr(module, f"{prefix}RMSNorm"), config.hidden_size
+        self.parts = torch.nn.ModuleDict(
+            {
+                "pre_fc_norm_embedding": norm(width, config.rms_norm_eps),
+                "pre_fc_norm_hidden": norm(width, config.rms_norm_eps),
+                "fc": torch.nn.Linear(2 * width, width, bias=False),
+                "layers": torch.nn.ModuleList([getattr(module, f"{prefix}DecoderLayer")(config, 0)]),
+                "norm": norm(width, config.rms_norm_eps),
+            }
+        ).eval()
+        self.rope = getattr(module, rope)(config)
+        generator = torch.Generator().manual_seed(seed)
+        for name, tensor in self.parts.state_dict().items():
+            offset = 1 if "norm" in name else 0  # these norms are offsets from 1
+            tensor.copy_(random_weight(name, tensor.shape, generator) - offset)
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """As of `Layer`."""
+        embedded, count = self.target.embedding[tokens], len(tokens)
+        mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
+        positions = torch.arange(count)[None]
+        both = [self.parts["pre_fc_norm_embedding"](embedded), self.parts["pre_fc_norm_hidden"](rows)]
+        x = self.parts["fc"](torch.cat(both, dim=-1))[None]
+        x = self.parts["layers"][0](
+            x, position_embeddings=self.rope(x, positions), attention_mask=mask, position_ids=positions
+        )
+        normed = self.parts["norm"](x)[0]
+        return normed @ self.target.lm_head.T, normed
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights by their published names."""
+        named = {}
+        for name, tensor in self.parts.state_dict().items():
+            if ".experts." not in name:
+                named[f"mtp.{name}"] = tensor
+                continue
+            stem, leaf = name.rsplit(".", 1)
+            parts = ("gate_proj", "up_proj") if leaf == "gate_up_proj" else ("down_proj",)
+            for expert, matrix in enumerate(tensor):
+                for part, rows in zip(parts, matrix.chunk(len(parts)), strict=True):
+                    named[f"mtp.{stem}.{expert}.{part}.weight"] = rows.contiguous()
+        return named
+
+
 def write(root: Path) -> None:
     """Write `root/<case>/checkpoint`, with this layer only, and `root/<case>/outputs.safetensors`."""
-    for seed, (case, chosen) in enumerate(CASES.items(), start=551):
-        target = GoldenTarget(chosen["target"])
-        layer = Layer(case, target, seed)
+    kinds = dict.fromkeys(CASES, Layer) | dict.fromkeys(QWEN_CASES, QwenLayer)
+    targets = {case: chosen["target"] for case, chosen in CASES.items()}
+    targets |= {case: name for case, (name, *_) in QWEN_CASES.items()}
+    for seed, (case, kind) in enumerate(kinds.items(), start=551):
+        target = GoldenTarget(targets[case])
+        layer = kind(case, target, seed)
         results = draft(layer.step, target.tokens, target.normed, None, DRAFTS)
         folder = root / case / "checkpoint"
         folder.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from flax import nnx
 from golden_files import assert_close
-from tiny_engines import ATTENTION, DRAFTERS, KINDS, TinyEngines
+from tiny_engines import ATTENTION as EVERY_KIND
+from tiny_engines import DRAFTERS, KINDS, TinyEngines
 
 from jaxspec.attention import (
     PagedMemory,
@@ -33,6 +34,8 @@ from jaxspec.models.loading import load_target
 from jaxspec.sharding import make_mesh
 
 PAGE, PAGES, COMMITTED = 4, 6, 10
+ATTENTION = [kind for kind in EVERY_KIND if kind != "recurrent"]
+"""Those that take the pieces of a text in any order; for the others see `test_recurrent.py`."""
 DRAFTED = [("full", name) for name in DRAFTERS if name not in ("ngram", "mtp")] + [
     ("sliding", "eagle3"),
     ("indexed window", "near"),

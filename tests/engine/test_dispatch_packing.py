@@ -84,5 +84,5 @@ def test_fields_start_where_triton_expects_arrays(slots, constraints):
     size = Size(slots, 1, width=4, constraints=constraints)
     traced = jax.make_jaxpr(lambda words: Plan.unpack(words, size, CONFIG))(empty_plan(size, CONFIG)).jaxpr
     slices = [each for each in traced.eqns if each.primitive.name == "slice" and each.invars == traced.invars]
-    assert len(slices) == 19 + 11 * bool(constraints)
+    assert len(slices) == 21 + 11 * bool(constraints)
     assert all(4 * each.params["start_indices"][0] % 16 == 0 for each in slices)

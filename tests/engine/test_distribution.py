@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from extensions import write_bigram
 from paged_rows import PagedTarget
-from tiny_engines import ATTENTION
+from tiny_engines import ATTENTION, RECURRENT
 from tiny_models import (
     perturb,
     with_rows,
@@ -50,6 +50,9 @@ def folder(tmp_path_factory):
     perturb(indexed, root / "near indexed", scale=0.3)
     latent = write_target(root / "latent alone", vocab_size=VOCABULARY, gain=1.2, **LATENT)
     write_with_mtp(root / "latent", latent)
+    states = write_target(root / "states alone", vocab_size=VOCABULARY, gain=1.2, **RECURRENT)
+    write_with_mtp(root / "states", states)
+    write_eagle3(root / "repeats over states", states, draft_vocab_size=12)
     return root
 
 
@@ -109,6 +112,9 @@ DRAFTERS = {
     "peagle": {"kind": "peagle", "source": "peagle"},
     "dflash": {"kind": "dflash", "source": "dflash"},
     "mtp": {"target": "latent", "kind": "mtp"},
+    "ngram over states": {"target": "states", "kind": "ngram"},
+    "mtp over states": {"target": "states", "kind": "mtp"},
+    "eagle3 over states": {"target": "states", "kind": "eagle3", "source": "repeats over states"},
     "bigram": {"kind": "bigram", "source": "bigram"},
     "one-hot eagle3": {"kind": "eagle3", "source": "repeats", "sampling": "greedy"},
 }

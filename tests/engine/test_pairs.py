@@ -111,11 +111,12 @@ def test_drafting_changes_no_token(engine, pair, prompts, plain_of):
     assert 0 < accepted < drafted
 
 
-def test_a_cached_prefix_changes_no_token(engine, prompts):
+def test_a_cached_prefix_changes_no_token(engine, pair, prompts):
     """Nor what a drafter drafts: as much is accepted from cached pages as from its own."""
     start_afresh(engine)
     answers = conversation(engine, prompts)
-    assert all(answer.cached_tokens >= 24 for _, answer in answers[4:])
+    # Of answers, no states are kept.
+    assert all(answer.cached_tokens >= (16 if pair[0] == "recurrent" else 24) for _, answer in answers[4:])
     assert_as_alone(engine, answers)
 
 

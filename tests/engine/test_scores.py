@@ -26,7 +26,7 @@ from jaxspec.sampling import Logprobs
 FAMILIES = (
     *TARGETS,
     *("qwen2-tied", "qwen2-windowed", "qwen3-tied", "qwen3-windowed", "qwen3-moe", "gemma3", "gpt-oss"),
-    *("glm4", "glm4-moe-lite", "deepseek-v3", "deepseek-v3-direct"),
+    *("glm4", "glm4-moe-lite", "deepseek-v3", "deepseek-v3-direct", "qwen3-next-odd", "qwen3-5"),
 )
 LENGTHS = (3, 17, 1, 96, 30, 41, 8)
 """Shorter and longer than a chunk, a single token, all positions, at the edge of a page."""

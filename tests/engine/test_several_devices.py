@@ -18,6 +18,7 @@ from jaxspec.sharding import on_shards
 FAMILIES = (
     *("llama-tied", "qwen2-tied", "qwen3-windowed", "gemma3", "gpt-oss", "inner width", "qwen3-moe"),
     *("qwen2-windowed", "glm4", "deepseek-v3", "deepseek-v3-direct", "glm4-moe-lite"),
+    *("qwen3-next", "qwen3-5"),
     *("olmo3", "phi3", "granite", "minimax-m2", "gemma4", "gemma4-moe"),
 )
 COUNTS = (2, 4)

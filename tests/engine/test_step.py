@@ -51,6 +51,7 @@ def slots(lengths, *, remaining, active=True, stop_tokens=(), num_drafts=0, chun
         hidden=jnp.full((count, 1), -7.0),
         remaining=jnp.broadcast_to(jnp.asarray(remaining, jnp.int32), (count,)),
         active=jnp.broadcast_to(jnp.asarray(active), (count,)),
+        unapplied=(),
         automaton=jnp.zeros(count, jnp.int32),
     )
     size = Size(count, len(chunks), GREEDY, 0 if num_drafts is None else num_drafts + 1)

@@ -11,10 +11,11 @@ from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.attention import PageTable
+from jaxspec.attention import PageTable, StatePlaces
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.engine.host.request import Request
 from jaxspec.engine.host.scheduler import Dispatch
@@ -113,6 +114,8 @@ class Chunks:
       is_last: bool[G], whether the chunk ends the prompt.
       given_token: i32[G], the token after the prompt if it is given; -1 if it is to be sampled.
       remaining: i32[G], tokens that the request may still emit, the token after the prompt included.
+      source, copy: i32[G, 1], the places of the state that the chunk begins with, and of the copy of the one
+        that it ends with, past the last for none; [G, 0] if no copies of states are kept.
     """
 
     index: jax.Array
@@ -123,6 +126,14 @@ class Chunks:
     is_last: jax.Array
     given_token: jax.Array
     remaining: jax.Array
+    source: jax.Array
+    copy: jax.Array
+
+    def states(self, slot: jax.Array) -> StatePlaces:
+        """The states of the chunks, whose slots are given, i32[G]."""
+        none = jnp.full_like(slot, _LARGEST)
+        source, copy = (self.source[:, 0], self.copy[:, 0]) if self.source.size else (slot, none)
+        return StatePlaces(slot, source, copy, slot[:0])
 
 
 @jax.tree_util.register_dataclass
@@ -253,6 +264,8 @@ _FIELDS_OF_CHUNKS = {
     "is_last": _Field(np.bool_),
     "given_token": _Field(),
     "remaining": _Field(),
+    "source": _Field(axis="copies of states"),
+    "copy": _Field(unused=_LARGEST, axis="copies of states"),
     # One token more than the chunk has, because the drafter pairs every row with the token after it.
     "tokens": _Field(axis="tokens"),
 }
@@ -274,6 +287,7 @@ def _places(size: Size, config: ResolvedEngineConfig) -> dict[str, _Place]:
         "stop tokens": MAX_STOP_TOKENS,
         "pages": config.table_width,
         "tokens": config.prefill_chunk + 1,
+        "copies of states": int(config.state_copies > 0),
     }
     tokens, sequences = (
         int(kind in size.constraints) for kind in (Constraints.TOKENS, Constraints.SEQUENCES)
@@ -360,11 +374,19 @@ def pack(dispatch: Dispatch, size: Size, config: ResolvedEngineConfig) -> np.nda
         put("is_last", [chunk.is_last for chunk in chunks])
         put("given_token", [-1 if token is None else token for token in given])
         put("remaining", [chunk.running.remaining for chunk in chunks])
+        if config.state_copies:
+            first = config.batch_size  # copies stand behind the slots' states
+            put("source", [[_place(chunk.source, first, chunk.running.slot)] for chunk in chunks])
+            put("copy", [[_place(chunk.copy, first, _LARGEST)] for chunk in chunks])
         into = _view(words, places["tokens"])
         for row, chunk in enumerate(chunks):
             tokens = chunk.running.tokens[chunk.start : chunk.start + chunk.count + 1]
             into[row, : len(tokens)] = tokens
     return words
+
+
+def _place(copy: int | None, first: int, otherwise: int) -> int:
+    return otherwise if copy is None else first + copy
 
 
 def _pack_constraints(

@@ -32,7 +32,13 @@ def score_chunks(models: Models, plan: Plan, state: EngineState) -> tuple[Engine
     index = jnp.arange(width, dtype=jnp.int32)[None, :]
     take = lambda of_slot: jnp.take(of_slot, chunks.index, axis=0, mode="clip")  # noqa: E731
     table = jax.tree.map(take, plan.page_table)
-    block = RowBlock(chunks.start[:, None] + index, index < chunks.count[:, None], table)
+    valid = index < chunks.count[:, None]
+    block = RowBlock(
+        chunks.start[:, None] + index,
+        valid,
+        table,
+        states=chunks.states(take(plan.slot)) if plan.config.has_states else None,
+    )
     hidden, captured, memory = target(
         chunks.tokens.ravel(),
         block.positions.ravel(),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxspec.attention import LayerCache, init_cache
+from jaxspec.attention import LayerCache, NumStates, init_cache
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Context, Drafter, Target
 from jaxspec.drafters.checks import checked_caches
@@ -31,6 +31,8 @@ class EngineState:
       hidden: [B, M'], the state that the drafter drafts from, in the engine's dtype.
       remaining: i32[B], tokens that a slot may still emit.
       active: bool[B], slots that are running; the others are computed, and their results dropped.
+      unapplied: one i32[B], how many drafts of the last step were accepted and are not in the states of
+        recurrent layers yet; empty for a target without such layers, whose programs so do not carry it.
       automaton: i32[B], the states of the slots' grammars after their last tokens; stale for a request
         without a grammar. Only programs with grammars read or write it.
     """
@@ -42,19 +44,22 @@ class EngineState:
     hidden: jax.Array
     remaining: jax.Array
     active: jax.Array
+    unapplied: tuple[jax.Array, ...]
     automaton: jax.Array
 
     def gather(self, plan: Plan) -> "EngineState":
         """The state of the b slots that a dispatch serves; those that do not decode yet are not active."""
         take = partial(jnp.take, indices=plan.slot, axis=0, mode="clip")
-        taken: dict[str, Any] = {name: take(getattr(self, name)) for name in per_slot(plan)}
+        taken: dict[str, Any] = {name: jax.tree.map(take, getattr(self, name)) for name in per_slot(plan)}
         return replace(self, **taken | {"active": taken["active"] & plan.is_decoding})
 
     def scatter(self, plan: Plan, state: "EngineState") -> "EngineState":
         """This state with the b slots of `state`, which `gather` returned, written back."""
         put: dict[str, Any] = {
             # Unused entries name a slot past the end, which is dropped.
-            name: put_rows(getattr(self, name), plan.slot, getattr(state, name))
+            name: jax.tree.map(
+                lambda into, rows: put_rows(into, plan.slot, rows), getattr(self, name), getattr(state, name)
+            )
             for name in per_slot(plan)
         }
         return replace(state, **put)
@@ -91,7 +96,7 @@ def put_rows(into: jax.Array, index: Any, rows: jax.Array) -> jax.Array:
     return into.at[index].set(rows, mode="drop", wrap_negative_indices=False)
 
 
-PER_SLOT = ("history", "length", "hidden", "remaining", "active")
+PER_SLOT = ("history", "length", "hidden", "remaining", "active", "unapplied")
 """The fields of `EngineState` with a leading axis of slots, except `automaton`."""
 
 
@@ -103,6 +108,7 @@ def per_slot(plan: Plan) -> tuple[str, ...]:
 def init_state(target: Target, drafter: Drafter, config: ResolvedEngineConfig, *, mesh: Mesh) -> EngineState:
     """A state without requests, its caches split over `mesh` and the rest whole on every device."""
     batch_size, page_size, dtype = config.batch_size, config.page_size, jnp.dtype(config.dtype)
+    num_states = NumStates(batch_size, config.state_copies, drafter.num_speculative_tokens)
     # One more for page 0, which the configuration does not count.
     cache = partial(
         init_cache,
@@ -122,12 +128,13 @@ def init_state(target: Target, drafter: Drafter, config: ResolvedEngineConfig, *
             hidden=jnp.zeros((batch_size, drafter.needs.state_size), dtype),
             remaining=jnp.zeros(batch_size, jnp.int32),
             active=jnp.zeros(batch_size, bool),
+            unapplied=(jnp.zeros(batch_size, jnp.int32),) if config.has_states else (),
             automaton=jnp.zeros(batch_size, jnp.int32),
         )
 
     return replace(
         # One small program to compile instead of one for every array.
         jax.jit(idle_slots, out_shardings=replicated(mesh))(),
-        target_cache=cache(target.cache_shapes),
+        target_cache=cache(target.cache_shapes, num_states=num_states),
         draft_cache=cache(checked_caches(drafter), is_split=drafter.needs.is_split),
     )

@@ -15,7 +15,15 @@ from flax import nnx
 from jax import lax
 from jaxspec_kernels.argmax import row_max
 
-from jaxspec.attention import PagedMemory, RowBlock, join_rows, output_rows, split_rows, take_rows
+from jaxspec.attention import (
+    PagedMemory,
+    RowBlock,
+    StatePlaces,
+    join_rows,
+    output_rows,
+    split_rows,
+    take_rows,
+)
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Proposal, Rows, Target
 from jaxspec.drafters.checks import Caches, check_rows, checked_proposal, checked_refresh
@@ -340,7 +348,7 @@ def decoding_slots(plan: Plan, carry: Carry) -> Group:
         slot=none,
         tokens=tokens,
         next_tokens=tokens,
-        block=RowBlock(positions, valid, plan.page_table),
+        block=RowBlock(positions, valid, plan.page_table, states=_states(plan, state)),
         proposal=carry.proposal,
         length=state.length,
         remaining=state.remaining,
@@ -353,6 +361,14 @@ def decoding_slots(plan: Plan, carry: Carry) -> Group:
         mode=plan.size.mode,
         logprobs=plan.size.logprobs,
     )
+
+
+def _states(plan: Plan, state: EngineState) -> StatePlaces | None:
+    """The states of the slots, for recurrent layers."""
+    if not plan.config.has_states:
+        return None
+    nowhere = jnp.full_like(plan.slot, jnp.iinfo(jnp.int32).max)
+    return StatePlaces(plan.slot, plan.slot, nowhere, *state.unapplied)
 
 
 def _with_chunks(plan: Plan, state: EngineState) -> EngineState:
@@ -386,7 +402,13 @@ def chunks_of_prompts(plan: Plan, state: EngineState) -> Group:
         slot=chunks.index,
         tokens=chunks.tokens,
         next_tokens=chunks.next_tokens,
-        block=RowBlock(chunks.start[:, None] + index, valid, take(plan.page_table), last),
+        block=RowBlock(
+            chunks.start[:, None] + index,
+            valid,
+            take(plan.page_table),
+            last,
+            states=chunks.states(take(plan.slot)) if plan.config.has_states else None,
+        ),
         proposal=Proposal.none(len(last)),
         length=chunks.start + last,
         remaining=chunks.remaining,
@@ -496,6 +518,9 @@ def _advance(state: EngineState, group: Group, outcome: Outcome, hidden: jax.Arr
     if group.constrained.asked & Constraints.GRAMMAR:
         automaton = group.constrained.after(group.proposal.tokens, outcome.tokens, count)
         state = replace(state, automaton=put(state.automaton, automaton))
+    for unapplied in state.unapplied:
+        # The last token's row is in the state already, and a prompt's rows are.
+        state = replace(state, unapplied=(put(unapplied, jnp.maximum(count - 1, 0)),))
     return replace(
         state,
         history=put_rows(state.history, (slot[:, None], at), outcome.tokens),

@@ -35,13 +35,23 @@ class PagePool:
     that need the same content. A kept page without users counts as free: when no other page is left, the
     least recently used one is given away.
 
+    With recurrent layers, pages are of use only up to the last one behind which a copy of the state is kept.
+    There are few copies, numbered from 0, and the least recently used one is given away. Programs run in the
+    order of planning, so it is still read by what was planned before.
+
     Attributes:
+      has_states: whether the model has recurrent layers.
       notes: by page, what whoever filled a kept page has to say about it.
     """
 
-    def __init__(self, num_pages: int, page_size: int):
+    def __init__(self, num_pages: int, page_size: int, num_states: int | None = None):
+        """`num_states` copies of states; None for a model without recurrent layers."""
         self.num_pages = num_pages
         self.page_size = page_size
+        self.has_states = num_states is not None
+        self._free_states = list(range(num_states or 0))[::-1]
+        # By the key of the page before it, the least recently used first.
+        self._states: OrderedDict[bytes, int] = OrderedDict()
         self._free = list(range(num_pages, 0, -1))
         self._users: dict[int, int] = {}
         self._kept: dict[bytes, int] = {}
@@ -75,16 +85,45 @@ class PagePool:
         return pages
 
     def share(self, keys: Sequence[bytes]) -> list[int]:
-        """The pages kept under `keys`, up to the first key that has none, with one more user each."""
+        """The pages kept under `keys`, up to the first key that has none, with one more user each.
+
+        With recurrent layers, up to the last of these behind which a state is kept.
+        """
         pages: list[int] = []
-        for key in keys:
-            page = self._kept.get(key)
-            if page is None:
-                break
+        count = self.count_kept(keys)
+        if self.has_states:
+            count = next((end for end in range(count, 0, -1) if keys[end - 1] in self._states), 0)
+        for key in keys[:count]:
+            page = self._kept[key]
             self._unused.pop(page, None)
             self._users[page] = self._users.get(page, 0) + 1
             pages.append(page)
         return pages
+
+    def count_kept(self, keys: Sequence[bytes]) -> int:
+        """How many of the first keys have a page."""
+        return next((i for i, key in enumerate(keys) if key not in self._kept), len(keys))
+
+    def state(self, key: bytes) -> int:
+        """The copy of the state behind the page under `key`, which `share` has found."""
+        self._states.move_to_end(key)
+        return self._states[key]
+
+    def keep_state(self, key: bytes) -> int | None:
+        """A copy to be filled with the state behind the page under `key`; None if none is needed."""
+        if key in self._states or key not in self._kept:
+            return None
+        if not self._free_states and self._states:
+            self._free_states.append(self._states.popitem(last=False)[1])
+        if not self._free_states:
+            return None
+        self._states[key] = self._free_states.pop()
+        return self._states[key]
+
+    def forget_state(self, key: bytes) -> None:
+        """Gives away the copy of the state behind the page under `key`, if there is one."""
+        if key in self._states:
+            self._free_states.append(self._states.pop(key))
 
     def keep(self, page: int, key: bytes, note: Any = None) -> None:
         """Keeps a page that is in use under `key`, unless another page is kept under it."""
@@ -109,7 +148,9 @@ class PagePool:
         """Removes pages from those that are kept; their users still have them."""
         for page in pages:
             if page in self._keys:
-                del self._kept[self._keys.pop(page)]
+                key = self._keys.pop(page)
+                del self._kept[key]
+                self.forget_state(key)
                 self.notes.pop(page, None)
             if page in self._unused:
                 del self._unused[page]

@@ -34,6 +34,7 @@ class Running:
       min_in_flight, max_in_flight: the least and the most tokens that the dispatches in flight emit for it.
       missing_from: the position from which the drafter's rows are missing, because of plain decoding; None
         if none are.
+      states_at: the lengths of its text behind which the states of recurrent layers are copied, ascending.
       is_leaving: whether it goes back to the queue, once nothing of it is in flight, so that the drafter's
         missing rows are read.
     """
@@ -51,6 +52,7 @@ class Running:
     max_in_flight: int = 0
     missing_from: int | None = None
     is_leaving: bool = False
+    states_at: Sequence[int] = ()
 
     @property
     def is_read(self) -> bool:
@@ -79,6 +81,8 @@ class Chunk:
       count: the number of tokens, at most C.
       is_first: whether it is the first chunk that is planned; tokens before it were found in the cache.
       is_last: whether nothing is left to read after it.
+      source: the copy of the state that it begins with; None for the state that its slot has.
+      copy: the copy to fill with the state that it ends with; None for none.
     """
 
     running: Running
@@ -86,6 +90,8 @@ class Chunk:
     count: int
     is_first: bool
     is_last: bool
+    source: int | None = None
+    copy: int | None = None
 
     @property
     def samples(self) -> bool:
@@ -333,7 +339,8 @@ class Scheduler:
             if occupant is None and (request := self._next()):
                 answered = request.token_ids
                 tokens, given_token = request.prompt + answered[:-1], answered[-1] if answered else None
-                found = self._find(request, 0, len(tokens))
+                # With recurrent layers, what is found now may have lost its state before it is used.
+                found = [] if self.pages.has_states else self._find(request, 0, len(tokens))
                 # One position more for the next token, unless none comes.
                 positions = min(len(tokens) + 1, len(request.prompt) + request.max_new_tokens)
                 missing = self.pages.pages_for(positions) - len(found)
@@ -387,8 +394,12 @@ class Scheduler:
             return []
         return self.pages.share(self._keys(request, first, (num_tokens - 1) // self.pages.page_size))
 
-    def _begin(self, running: Running) -> None:
-        """Replaces its own pages by kept ones that other requests have filled since it was admitted."""
+    def _begin(self, running: Running) -> int | None:
+        """Replaces its own pages by kept ones that other requests have filled since it was admitted.
+
+        Returns:
+          The copy of the state behind them; None without recurrent layers, or if there are none.
+        """
         first = running.num_kept
         found = self._find(running.request, first, len(running.tokens))
         behind = first + len(found)
@@ -400,6 +411,22 @@ class Scheduler:
             running.request.scoring.found += [self.pages.notes[page] for page in found]
         if running.request.cached_tokens is None:
             running.request.cached_tokens = running.num_read
+        return self._place_states(running) if self.pages.has_states else None
+
+    def _place_states(self, running: Running) -> int | None:
+        """Decides where the states of a text are copied: behind its last full page, as its answer or another
+        text may follow there, and where kept pages without a state show that texts have begun alike.
+
+        Returns:
+          See `_begin`.
+        """
+        request, size = running.request, self.pages.page_size
+        if not self._shares(request):
+            return None
+        keys = self._keys(request, 0, (len(running.tokens) - 1) // size)
+        ends = {self.pages.count_kept(keys) * size, len(keys) * size}
+        running.states_at = sorted(end for end in ends if end > running.num_read)
+        return self.pages.state(keys[running.num_kept - 1]) if running.num_kept else None
 
     def _keep(self, running: Running) -> None:
         """Keeps the pages whose rows are all planned and for which the token after the last one is known."""
@@ -463,12 +490,16 @@ class Scheduler:
         for running in unread:
             while len(chunks) < max_chunks and not running.is_read:
                 is_first = not running.is_begun
-                if is_first:
-                    self._begin(running)
+                source = self._begin(running) if is_first else None
                 start = running.num_read
-                running.num_read = min(start + self.chunk_size, len(running.tokens))
-                chunks.append(Chunk(running, start, running.num_read - start, is_first, running.is_read))
+                end = min(start + self.chunk_size, len(running.tokens))
+                end = next((each for each in running.states_at if start < each < end), end)
+                running.num_read = end
                 self._keep(running)
+                copy = None
+                if end in running.states_at:
+                    copy = self.pages.keep_state(running.request.page_keys[end // self.pages.page_size - 1])
+                chunks.append(Chunk(running, start, end - start, is_first, running.is_read, source, copy))
         return chunks
 
     def _make_dispatch(self, decoding: list[Running], chunks: list[Chunk]) -> Dispatch:
@@ -549,8 +580,10 @@ class Scheduler:
         if running.request.asked.constraints:
             problem += ", or the constraints allow no token there"
         running.request.end("failed", problem)
-        # Its pages may hold the NaN.
+        # Its pages may hold the NaN, and so may states behind equal pages of others.
         self.pages.forget(running.pages)
+        for key in running.request.page_keys:
+            self.pages.forget_state(key)
 
     def _free(self, running: Running) -> None:
         self.slots[running.slot] = None

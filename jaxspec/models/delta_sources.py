@@ -1,0 +1,109 @@
+"""How checkpoints store the weights of gated delta rules, which are used by key head."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jaxspec.config.delta import DeltaConfig
+from jaxspec.models.parameters import Index, array_functions
+
+
+@dataclass(frozen=True)
+class DeltaInputs:
+    """What a row is projected to, [M, H, F]: for each key head its query, key, values, gates, strengths and
+    decays.
+
+    Attributes:
+      names: of the tensors.
+      sections: for each tensor, its sections one after another: of each, the rows for one key head.
+      grouped: whether a tensor has all rows of a key head together, and not all of a section.
+      heads: H.
+      width: M.
+    """
+
+    kind: ClassVar[str] = "float"
+    names: tuple[str, ...]
+    sections: tuple[tuple[int, ...], ...]
+    grouped: bool
+    heads: int
+    width: int
+
+    @classmethod
+    def by_kind(cls, name: str, config: DeltaConfig, width: int) -> "DeltaInputs":
+        """Queries, keys and values in one tensor, all heads' queries first, and three tensors more."""
+        key, group, values = config.key_size, config.group, config.group * config.value_size
+        names = tuple(f"{name}.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a"))
+        sections = ((key, key, values), (values,), (group,), (group,))
+        return cls(names, sections, False, config.num_key_heads, width)
+
+    @classmethod
+    def by_head(cls, name: str, config: DeltaConfig, width: int) -> "DeltaInputs":
+        """Two tensors, each key head's rows together."""
+        key, group, values = config.key_size, config.group, config.group * config.value_size
+        names = tuple(f"{name}.in_proj_{part}.weight" for part in ("qkvz", "ba"))
+        return cls(names, ((key, key, values, values), (group, group)), True, config.num_key_heads, width)
+
+    @property
+    def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return tuple(
+            (name, (self.heads * sum(sections), self.width))
+            for name, sections in zip(self.names, self.sections, strict=True)
+        )
+
+    def join(self, tensors: Sequence[Any], index: Index = ()) -> Any:
+        index = (*index, *(slice(None) for _ in range(3 - len(index))))
+        along, heads, columns = index
+        parts = [
+            part.T.reshape(part.shape[1], self.heads, -1)[along, heads]
+            for tensor, sections in zip(tensors, self.sections, strict=True)
+            for part in self._parts(tensor, sections)
+        ]
+        return array_functions(tensors).concatenate(parts, axis=-1)[..., columns]
+
+    def split(self, value: np.ndarray) -> list[np.ndarray]:
+        tensors, start = [], 0
+        for sections in self.sections:
+            parts = []
+            for size in [sum(sections)] if self.grouped else sections:
+                part = value[..., start : start + size]
+                parts.append(part.reshape(self.width, -1).T)
+                start += size
+            tensors.append(np.ascontiguousarray(np.concatenate(parts)))
+        return tensors
+
+    def _parts(self, tensor: Any, sections: tuple[int, ...]) -> list[Any]:
+        if self.grouped:
+            return [tensor]
+        ends = np.cumsum([self.heads * size for size in sections])
+        return [tensor[end - self.heads * size : end] for size, end in zip(sections, ends, strict=True)]
+
+
+@dataclass(frozen=True)
+class ConvByHead:
+    """The weights of a convolution over all queries, then all keys, then all values, as [H, W, channels]."""
+
+    kind: ClassVar[str] = "float"
+    name: str
+    heads: int
+    key_size: int
+    value_size: int
+    width: int
+
+    @property
+    def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return ((self.name, (self.heads * (2 * self.key_size + self.value_size), 1, self.width)),)
+
+    def join(self, tensors: Sequence[Any], index: Index = ()) -> Any:
+        start, parts = 0, []
+        for size in (self.key_size, self.key_size, self.value_size):
+            stop = start + self.heads * size
+            parts.append(tensors[0][start:stop, 0].reshape(self.heads, size, self.width).swapaxes(1, 2))
+            start = stop
+        return array_functions(tensors).concatenate(parts, axis=-1)[index]
+
+    def split(self, value: np.ndarray) -> list[np.ndarray]:
+        parts = np.split(value, [self.key_size, 2 * self.key_size], axis=-1)
+        rows = [part.swapaxes(1, 2).reshape(-1, 1, self.width) for part in parts]
+        return [np.ascontiguousarray(np.concatenate(rows))]

@@ -1,0 +1,55 @@
+"""How checkpoints name the tensors of a layer for multi-token prediction."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class MtpNames:
+    """The names of the layer's parts; "{last}" stands for the target's number of layers.
+
+    Attributes:
+      root: what the names of all its tensors begin with.
+      token_norm, hidden_norm: the norms of a token's embedding and of a hidden state.
+      projection: of the two together.
+      norm: the norm of the layer's output.
+      drops_first: whether the row at position 0 gets zeros instead of its token's embedding.
+    """
+
+    root: str
+    token_norm: str
+    hidden_norm: str
+    projection: str
+    norm: str
+    drops_first: bool
+
+    def of(self, num_layers: int) -> "MtpNames":
+        """The names in a checkpoint of a target with so many layers."""
+        named: Mapping[str, Any] = {
+            name: getattr(self, name).format(last=num_layers)
+            for name in ("root", "token_norm", "hidden_norm", "projection", "norm")
+        }
+        return MtpNames(**named, drops_first=self.drops_first)
+
+
+_NEXT = "model.layers.{last}"
+NEXT_LAYER = MtpNames(
+    root=f"{_NEXT}.",
+    token_norm=f"{_NEXT}.enorm",
+    hidden_norm=f"{_NEXT}.hnorm",
+    projection=f"{_NEXT}.eh_proj",
+    norm=f"{_NEXT}.shared_head.norm",
+    drops_first=True,
+)
+"""A layer after the last one (DeepSeek-V3)."""
+
+OWN_MODEL = MtpNames(
+    root="mtp.",
+    token_norm="mtp.pre_fc_norm_embedding",
+    hidden_norm="mtp.pre_fc_norm_hidden",
+    projection="mtp.fc",
+    norm="mtp.norm",
+    drops_first=False,
+)
+"""A model of its own beside the target's (Qwen3-Next)."""

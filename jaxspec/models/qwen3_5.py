@@ -1,0 +1,43 @@
+"""Qwen3.5, dense and with experts: Qwen3-Next with the inputs of its delta rules in other tensors.
+
+Source: the `Qwen3_5ForCausalLM` and `Qwen3_5MoeForCausalLM` of transformers; the MTP layer is vLLM's
+`qwen3_5_mtp.py`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from jaxspec.config import MoeConfig
+from jaxspec.models.gated_delta import GatedDeltaNet
+from jaxspec.models.qwen3_next import Qwen3Next
+
+
+class Qwen3_5(Qwen3Next):
+    """A target network, dense. Text has one position per token, so the rope of images does not matter."""
+
+    defaults: ClassVar = {
+        **Qwen3Next.defaults,
+        "vocab_size": 248320,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 4,
+    }
+    delta_type = GatedDeltaNet
+
+    @classmethod
+    def experts(cls, config: Mapping[str, Any]) -> MoeConfig | None:
+        return None
+
+
+class Qwen3_5Moe(Qwen3Next):
+    """A target network in which every layer has experts."""
+
+    defaults: ClassVar = {
+        **Qwen3Next.defaults,
+        "vocab_size": 248320,
+        "num_hidden_layers": 40,
+        "num_experts_per_tok": 8,
+        "num_experts": 256,
+    }
+    delta_type = GatedDeltaNet
