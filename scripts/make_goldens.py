@@ -3,7 +3,7 @@
 # dependencies = [
 #     "torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "safetensors==0.8.0",
 #     "tokenizers==0.23.3", "gguf==0.19.0", "numpy==2.4.6", "jinja2", "pip",
-#     "sentencepiece==0.2.3", "protobuf==7.36.2",
+#     "sentencepiece==0.2.3", "protobuf==7.36.2", "compressed-tensors==0.20.0",
 #     "speculators==0.9.0", "hs-connectors==0.9.0",  # with --no-deps: they ask for other versions
 #     "aiohttp", "datasets", "loguru", "openai", "psutil", "pydantic-settings",  # what speculators imports
 # ]
@@ -40,6 +40,7 @@ from goldens import (
     llama_targets,
     mtp_layers,
     peagle_heads,
+    quantized_targets,
     qwen2_targets,
     qwen3_moe_targets,
     qwen3_next_targets,
@@ -63,6 +64,7 @@ FAMILIES = {
     "small": small_targets.write,
     "vision": vision_targets.write,
     "gemma4": gemma4_targets.write,
+    "quantized": quantized_targets.write,
     "smollm2": real_model.write,
     "gemma3-270m": gemma3_file.write,
     "eagle3-speculators": eagle3_speculators.write,

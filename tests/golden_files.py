@@ -89,3 +89,11 @@ def assert_close(actual: Any, expected: np.ndarray, *, relative: float = 1e-4) -
     assert np.isfinite(actual).all()
     worst = np.abs(actual - expected).max() / np.abs(expected).max()
     assert worst < relative, f"differs by {worst:.1e} of the largest value"
+
+
+QUANTIZED = tuple(sorted(path.name for path in (FOLDER / "quantized").iterdir()))
+"""Llama targets in quantised formats."""
+
+
+def quantized_folder(case: str) -> Path:
+    return FOLDER / "quantized" / case / "checkpoint"

@@ -10,6 +10,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
+from jaxspec.checkpoints.codes import QuantizedTensor
 from jaxspec.checkpoints.errors import CheckpointError
 from jaxspec.checkpoints.folder import ORBAX
 from jaxspec.checkpoints.llama3_rope import llama3_parameters
@@ -85,10 +86,14 @@ def _new_folder(folder: str | Path) -> Path:
 def _arrays(checkpoint: Checkpoint, dtype: str | None, progress: bool) -> Iterator[tuple[str, np.ndarray]]:
     if dtype is not None and dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is not known; known: {', '.join(DTYPES)}")
+    # Expanded weights are float32, which the model never was.
+    own = [checkpoint.config.get(key) for key in ("dtype", "torch_dtype")]
+    stated = next((each for each in own if isinstance(each, str) and each in DTYPES), "bfloat16")
     for name, tensor in tqdm(checkpoint.tensors.items(), desc="reading", unit="tensor", disable=not progress):
         array = tensor.read()
-        if dtype is not None and array.dtype.kind not in "biu":
-            array = array.astype(DTYPES[dtype])
+        wanted = stated if isinstance(tensor, QuantizedTensor) and dtype is None else dtype
+        if wanted is not None and array.dtype.kind not in "biu":
+            array = array.astype(DTYPES[wanted])
         yield name, array
 
 

@@ -58,6 +58,7 @@ def describe(found: "Report", target: str | None) -> str:
     for flag in found.flags:
         said = flag.found if flag.found is not None else f"assumed: {flag.reason}"
         lines.append(f"        {flag.name:{width}}  {flag.value}  ({said})")
+    lines += [f"{'' if i else 'weights':8}{form}" for i, form in enumerate(found.weights)]
     lines.append(f"ignores {', '.join(found.ignored) or 'no tensor'}")
     return "\n".join(lines)
 

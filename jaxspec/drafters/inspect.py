@@ -10,6 +10,7 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from jaxspec.checkpoints import CheckpointError, open_checkpoint
+from jaxspec.checkpoints.codes import stored_forms
 from jaxspec.checkpoints.hub import hub_folder, is_hub_id
 from jaxspec.checkpoints.json_file import read_json
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig, SourceConfig
@@ -28,12 +29,14 @@ class Report(Description):
       name: the checkpoint's name.
       method: the kind of drafter, with an article.
       producer: the producer of its format.
+      weights: the formats of its weights, if some are quantised.
       problem: why it cannot be loaded, for the given target if there is one; None if it can.
     """
 
     name: str
     method: str
     producer: str
+    weights: tuple[str, ...] = ()
     problem: str | None = None
 
 
@@ -71,6 +74,7 @@ def inspect(drafter: SourceConfig, target: SourceConfig | None = None) -> Report
         method=DRAFTERS[kind].title,
         producer=producer,
         problem=problem,
+        weights=stored_forms(checkpoint.tensors),
         **vars(description),
     )
 

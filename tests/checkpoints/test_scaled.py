@@ -32,10 +32,9 @@ def test_values_follow_the_definition(tmp_path):
     assert set(tensors) == {"w", "norm"}
     assert tensors["w"].shape == (7, 10)
     read = tensors["w"].read()
-    assert read.dtype == tensors["w"].dtype == ml_dtypes.bfloat16
+    assert read.dtype == tensors["w"].dtype == np.float32
     for i, j in np.ndindex(7, 10):
-        exact = np.float32(arrays["w"][i, j]) * arrays["w_scale_inv"][i // 3, j // 4]
-        assert read[i, j] == exact.astype(ml_dtypes.bfloat16)
+        assert read[i, j] == np.float32(arrays["w"][i, j]) * arrays["w_scale_inv"][i // 3, j // 4]
 
 
 @pytest.mark.parametrize(
@@ -43,10 +42,14 @@ def test_values_follow_the_definition(tmp_path):
     [
         ({"w": None}, (3, 4), "tensor 'w' is missing; 'w_scale_inv' is its scale"),
         ({"w_scale_inv": None}, (3, 4), "tensor 'w_scale_inv' is missing; 'w' is float8_e4m3fn"),
-        ({"w_scale_inv": np.ones((3, 2), np.float32)}, (3, 4), r"expected \[3, 3\] .* blocks of \[3, 4\]"),
-        ({"w_scale_inv": np.ones(3, np.float32)}, (3, 4), r"expected \[3, 3\]"),
-        ({}, (4, 4), r"expected \[2, 3\]"),
-        ({}, None, "weight_block_size, the rows and columns that share a scale; it is None"),
+        (
+            {"w_scale_inv": np.ones((3, 2), np.float32)},
+            (3, 4),
+            r"expected floats of \[3, 3\] .* blocks of \[3, 4\]",
+        ),
+        ({"w_scale_inv": np.ones(3, np.float32)}, (3, 4), r"expected floats of \[3, 3\]"),
+        ({}, (4, 4), r"expected floats of \[2, 3\]"),
+        ({}, None, r"of shape \[3, 3\], expected floats of \[7, 1\]"),
     ],
 )
 def test_what_does_not_belong_together_is_refused(tmp_path, change, block, message):

@@ -1,0 +1,207 @@
+"""Reads the `quantization_config` of a checkpoint, and expands its tensors when they are read."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxspec.checkpoints.checkpoint import TensorSource
+from jaxspec.checkpoints.errors import CheckpointError
+from jaxspec.checkpoints.json_file import read_json
+from jaxspec.checkpoints.mxfp4 import expand_mxfp4
+from jaxspec.checkpoints.packed_integers import (
+    BITS,
+    Scheme,
+    expand_awq,
+    expand_compressed,
+    expand_gptq,
+)
+from jaxspec.checkpoints.scaled import expand_scaled
+
+Tensors = Mapping[str, TensorSource]
+
+_PACKED = {
+    ".qweight": "GPTQ or AWQ",
+    ".weight_packed": "compressed-tensors",
+    ".weight.absmax": "bitsandbytes",
+}
+"""Tensor-name suffixes of formats that a config may leave out."""
+_OF_ACTIVATIONS = (
+    *(".input_scale", ".output_scale", ".input_zero_point", ".output_zero_point", ".weight_scale_ub"),
+    *(".activation_scale", ".k_scale", ".v_scale", ".q_scale", ".prob_output_scale"),
+)
+"""Suffixes of tensors that say how activations and caches may be rounded. Here they are not."""
+
+
+def expand_quantized(tensors: Tensors, config: Mapping[str, Any], folder: Path) -> dict[str, TensorSource]:
+    """Replaces the tensors of every quantised matrix by one, which is expanded when it is read.
+
+    Args:
+      tensors: all tensors of a checkpoint, by name.
+      config: the contents of its `config.json`.
+      folder: the checkpoint's.
+
+    Raises:
+      CheckpointError: the format is not supported, or tensors do not belong together.
+    """
+    settings = _settings(config, folder)
+    expanded = dict(tensors)
+    if settings:
+        method = settings.get("quant_method")
+        expand = _METHODS.get(method) if isinstance(method, str) else None
+        if expand is None:
+            raise CheckpointError(
+                f"{folder}: weights quantised by {method!r} (quant_method) are not supported; supported: "
+                f"{', '.join(_METHODS)}"
+            )
+        if method != "mxfp4":
+            expanded = {key: t for key, t in tensors.items() if not key.endswith(_OF_ACTIVATIONS)}
+        expanded = expand(expanded, settings, str(folder))
+    for key in expanded:
+        for suffix, method in _PACKED.items():
+            if key.endswith(suffix):
+                raise CheckpointError(
+                    f"{folder}: tensor {key!r} was quantised by {method}, which its quantization_config does "
+                    "not say"
+                )
+    return expanded
+
+
+def _settings(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """The `quantization_config`; empty if weights are not quantised."""
+    nested = config.get("text_config")
+    stated = config.get("quantization_config") or (
+        nested.get("quantization_config") if isinstance(nested, dict) else None
+    )
+    if not stated:
+        # ModelOpt used to write a file of its own.
+        older = read_json(folder / "hf_quant_config.json", default={}).get("quantization")
+        return {"quant_method": "modelopt", **older} if isinstance(older, dict) else {}
+    if not isinstance(stated, dict):
+        raise CheckpointError(f"{folder}: quantization_config must be an object, got {stated!r}")
+    return stated
+
+
+def _mxfp4(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dict[str, TensorSource]:
+    return expand_mxfp4(tensors, name)
+
+
+def _fp8(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dict[str, TensorSource]:
+    block = settings.get("weight_block_size")
+    return expand_scaled(tensors, None if block is None else _block(block, "weight_block_size", name), name)
+
+
+def _modelopt(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dict[str, TensorSource]:
+    algorithm = _choice(settings, "quant_algo", ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO"), None, name)
+    return expand_scaled(tensors, (128, 128) if algorithm == "FP8_PB_WO" else None, name)
+
+
+def _awq(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dict[str, TensorSource]:
+    key = "version" if "version" in settings else "format"
+    _choice(settings, key, ("gemm", "GEMM"), "gemm", name)
+    bits = _choice(settings, "bits", (4,), 4, name)
+    return expand_awq(tensors, bits, _group(settings, "group_size", name, default=128), name)
+
+
+def _gptq(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dict[str, TensorSource]:
+    key = "checkpoint_format" if "checkpoint_format" in settings else "format"
+    version = _choice(settings, key, ("gptq", "gptq_v2"), "gptq", name)
+    bits = _choice(settings, "bits", BITS, None, name)
+    rules = settings.get("dynamic") or {}
+    if not isinstance(rules, dict) or not all(rule.startswith("-:") for rule in rules):
+        raise _unsupported(name, "dynamic", rules, "rules that leave modules out, which begin with '-:'")
+    group = _group(settings, "group_size", name)
+    return expand_gptq(tensors, bits, group, 0 if version == "gptq_v2" else 1, name)
+
+
+def _compressed(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dict[str, TensorSource]:
+    for key in ("sparsity_config", "transform_config"):
+        given = settings.get(key)
+        if given and not (isinstance(given, dict) and given.get("format", None) == "dense"):
+            raise _unsupported(name, key, given, "none")
+    groups = settings.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise _unsupported(name, "config_groups", groups, "an object of schemes")
+    packed: list[Scheme] = []
+    blocks: set[tuple[int, int]] = set()
+    for label, group in groups.items():
+        place = f"config_groups.{label}"
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if not isinstance(weights, dict):
+            raise _unsupported(name, f"{place}.weights", weights, "an object")
+        stated = group.get("format") or settings.get("format")
+        formats = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
+        if stated not in formats:
+            key = f"{place}.format" if group.get("format") else "format"
+            raise _unsupported(name, key, stated, ", ".join(formats))
+        place = f"{place}.weights"
+        kind = _choice(weights, "type", ("int", "float"), "int", name, place)
+        bits = _choice(weights, "num_bits", BITS if kind == "int" else (8,), 8, name, place)
+        strategies = ("tensor", "channel", "group", "block")
+        strategy = _choice(weights, "strategy", strategies, _strategy(weights), name, place)
+        if stated == "pack-quantized":
+            _choice(weights, "strategy", ("channel", "group"), strategy, name, place)
+            size = _group(weights, "group_size", name, place=place) if strategy == "group" else -1
+            packed.append(Scheme(bits, size, weights.get("symmetric") is not False))
+        elif strategy == "group":
+            size = _group(weights, "group_size", name, place=place)
+            if size > 0:
+                blocks.add((1, size))
+        elif strategy == "block":
+            blocks.add(_block(weights.get("block_structure"), f"{place}.block_structure", name))
+    if len(blocks) > 1:
+        raise _unsupported(name, "config_groups", sorted(blocks), "one size of blocks")
+    expanded = expand_compressed(tensors, packed, name)
+    return expand_scaled(expanded, next(iter(blocks), None), name)
+
+
+_METHODS: Mapping[str, Callable[[Tensors, Mapping[str, Any], str], dict[str, TensorSource]]] = {
+    "mxfp4": _mxfp4,
+    "fp8": _fp8,
+    "fbgemm_fp8": _fp8,
+    "modelopt": _modelopt,
+    "awq": _awq,
+    "gptq": _gptq,
+    "compressed-tensors": _compressed,
+}
+
+
+def _strategy(weights: Mapping[str, Any]) -> str:
+    """The strategy of a scheme that states none, as compressed-tensors chooses it."""
+    size = weights.get("group_size")
+    return "tensor" if size is None else "channel" if size == -1 else "group"
+
+
+def _choice(
+    settings: Mapping[str, Any], key: str, known: tuple[Any, ...], default: Any, name: str, place: str = ""
+) -> Any:
+    """The value of a key, which must be a known one; `default` stands for None."""
+    value = settings.get(key)
+    if value is None:
+        value = default
+    if not any(type(value) is type(each) and value == each for each in known):
+        key = f"{place}.{key}" if place else key
+        raise _unsupported(name, key, value, ", ".join(map(str, known)))
+    return value
+
+
+def _group(
+    settings: Mapping[str, Any], key: str, name: str, *, default: int | None = None, place: str = ""
+) -> int:
+    """The number of inputs that share a scale; -1 for all."""
+    value = settings.get(key, default)
+    if type(value) is not int or not (value == -1 or 0 < value < 2**31):
+        raise _unsupported(
+            name, f"{place}.{key}" if place else key, value, "a number of inputs, or -1 for all"
+        )
+    return value
+
+
+def _block(value: Any, key: str, name: str) -> tuple[int, int]:
+    """The rows and columns that share a scale."""
+    if isinstance(value, list) and len(value) == 2 and all(type(n) is int and 0 < n < 2**31 for n in value):
+        return value[0], value[1]
+    raise _unsupported(name, key, value, "the rows and columns that share a scale")
+
+
+def _unsupported(name: str, key: str, value: Any, known: str) -> CheckpointError:
+    return CheckpointError(f"{name}: quantization_config.{key} is {value!r}; supported: {known}")

@@ -1,0 +1,114 @@
+"""Matrices in eight-bit floats or integers beside their scales: one to a tensor, to a channel or to a block.
+
+Sources: deepseek-ai/DeepSeek-V3, `README_WEIGHTS.md` and `inference/fp8_cast_bf16.py` (blocks);
+compressed-tensors, `compressors/naive_quantized/base.py`; NVIDIA ModelOpt's unified checkpoints.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxspec.checkpoints.checkpoint import TensorSource
+from jaxspec.checkpoints.codes import KINDS, Codes, QuantizedTensor
+from jaxspec.checkpoints.errors import CheckpointError
+
+_SUFFIXES = ("_scale_inv", "_scale")
+"""What the name of a matrix's scale adds to its own. Both are factors, whatever DeepSeek's is called."""
+_ZERO = "_zero_point"
+
+
+@dataclass(frozen=True)
+class ScaledTensor(QuantizedTensor):
+    """A matrix whose codes are stored as they are.
+
+    Attributes:
+      values: float8_e4m3fn or i8[out, in].
+      scale: floats, in any shape with one for each block.
+      zero: i8 in the scale's shape, or None.
+    """
+
+    values: TensorSource
+    scale: TensorSource
+    zero: TensorSource | None = None
+
+    @property
+    def kind(self) -> str:
+        return KINDS[self.values.dtype]
+
+    def read_codes(self) -> Codes:
+        shape = _blocks(self.shape, self.block)
+        zero = None if self.zero is None else self.zero.read().reshape(shape)
+        return Codes(self.values.read(), self.scale.read().reshape(shape), self.block, zero)
+
+
+def expand_scaled(
+    tensors: Mapping[str, TensorSource], block: tuple[int, int] | None, name: str
+) -> dict[str, TensorSource]:
+    """Replaces every matrix of codes and its scale by one tensor, which is expanded when it is read.
+
+    Args:
+      tensors: all tensors of a checkpoint, by name.
+      block: (rows, columns) that share a scale, in the matrices that have more than one to a channel.
+      name: the checkpoint, for messages.
+
+    Raises:
+      CheckpointError: a scale without a matrix, a matrix without a scale, or a scale of another shape.
+    """
+    expanded = dict(tensors)
+    for key, values in tensors.items():
+        suffix = next((s for s in _SUFFIXES if key.endswith((f".weight{s}", _SUFFIXES[0]))), None)
+        stem = key.removesuffix(suffix or "")
+        if suffix and stem not in tensors:
+            raise CheckpointError(f"{name}: tensor {stem!r} is missing; {key!r} is its scale")
+        if key.endswith(_ZERO) and key.removesuffix(_ZERO) in tensors:
+            continue
+        if values.dtype not in KINDS:
+            if values.dtype.name.startswith("float8"):
+                raise CheckpointError(
+                    f"{name}: {key!r} is {values.dtype}, which is not supported: float8_e4m3fn is"
+                )
+            continue
+        found = [f"{key}{suffix}" for suffix in _SUFFIXES if f"{key}{suffix}" in tensors]
+        if not found:
+            wanted = f"{key}{_SUFFIXES[0] if block else _SUFFIXES[1]}"
+            raise CheckpointError(f"{name}: tensor {wanted!r} is missing; {key!r} is {values.dtype}")
+        scale, zero = expanded.pop(found[0]), expanded.pop(f"{key}{_ZERO}", None)
+        shared = _shared(values, scale, block, key, found[0], name)
+        if zero is not None and (zero.shape != scale.shape or zero.dtype != np.int8):
+            raise CheckpointError(
+                f"{name}: '{key}{_ZERO}' is {zero.dtype} of shape {list(zero.shape)}, expected int8 of "
+                f"{list(scale.shape)}"
+            )
+        expanded[key] = ScaledTensor((values.shape[0], values.shape[1]), shared, values, scale, zero)
+    return expanded
+
+
+def _blocks(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
+    return tuple(-(-n // each) for n, each in zip(shape, block, strict=True))
+
+
+def _shared(
+    values: TensorSource,
+    scale: TensorSource,
+    block: tuple[int, int] | None,
+    key: str,
+    scale_key: str,
+    name: str,
+) -> tuple[int, int]:
+    """The rows and columns that share a scale."""
+    fits = len(values.shape) == 2 and 0 not in values.shape and scale.dtype.kind not in "biu"
+    if fits:
+        rows, columns = values.shape
+        # ModelOpt writes blocks with axes of size 1 between them.
+        shape = tuple(n for n in scale.shape if n != 1)
+        options = [(rows, columns), (1, columns)] if block is None else [block, (rows, columns), (1, columns)]
+        for option in options:
+            if shape == tuple(n for n in _blocks(values.shape, option) if n != 1):
+                return option
+    expected = _blocks(values.shape, block) if fits and block else (values.shape[0], 1) if fits else ()
+    raise CheckpointError(
+        f"{name}: {scale_key!r} is {scale.dtype} of shape {list(scale.shape)}, expected floats of "
+        f"{list(expected)} for {key!r} of shape {list(values.shape)}"
+        + (f" in blocks of {list(block)}" if block else "")
+    )
