@@ -133,7 +133,10 @@ class ModulePlan(Generic[Module]):
             return False
         self._check_finite(floats_of(weight), source, stored)
         axes = variable.get_metadata("axes") if is_split else None
-        variable.set_value(jax.block_until_ready(jax.device_put(weight, packed_sharding(weight, mesh, axes))))
+        places = packed_sharding(weight, mesh, axes)
+        if places is None:
+            return False
+        variable.set_value(jax.block_until_ready(jax.device_put(weight, places)))
         return True
 
     def _check_finite(

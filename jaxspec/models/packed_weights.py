@@ -19,17 +19,19 @@ from jaxspec_kernels.expert_matmul import (
     stack_mxfp4,
 )
 from jaxspec_kernels.matmul import BLOCK, MIN_WEIGHT_BYTES, PackedRows, PackedWeight, matmul, pack
+from jaxspec_kernels.packed_matmul import CodedWeight
 
 from jaxspec.checkpoints import TensorSource
 from jaxspec.checkpoints.blocks import Blocks, BlockSource, MatrixStack, Rated, alike, round_to_blocks
 from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
 from jaxspec.config import ConfigError
+from jaxspec.models.coded_weights import coded_sharding, coded_weight
 from jaxspec.models.expert_sources import InterleavedGateUp, Stacked, tensor_per_expert
-from jaxspec.models.parameters import Fused, Projection, Rows, Source, Whole
+from jaxspec.models.parameters import Fused, Projection, Rows, Source, Whole, row_order
 from jaxspec.sharding import replicated, sharding
 
 Activations = Literal["int8", "float32"]
-Packed = PackedWeight | PackedRows | PackedExperts | Mxfp4Weight
+Packed = PackedWeight | PackedRows | PackedExperts | Mxfp4Weight | CodedWeight
 
 
 def keeps_packed(dtype: jnp.dtype, *, devices: int = 1) -> bool:
@@ -87,7 +89,7 @@ def stored_weight(
 
     Args:
       source: where the parameter is stored.
-      shape, dtype: the parameter's. In a bfloat16 network only experts can be packed.
+      shape, dtype: the parameter's. A bfloat16 network packs experts in MXFP4, and matrices in FP8 and INT4.
       stored: its tensors.
       activations, rounded: see `ModulePlan.read`.
     """
@@ -98,15 +100,21 @@ def stored_weight(
         if isinstance(source, Stacked | Whole):
             return packed_experts(source, shape, stored, activations=activations, rounded=rounded)
         return packed_weight(source, shape, stored, activations=activations, rounded=rounded)
-    return mxfp4_experts(source, stored) if dtype == jnp.bfloat16 else None
+    return (
+        mxfp4_experts(source, stored) or coded_weight(source, shape, stored)
+        if dtype == jnp.bfloat16
+        else None
+    )
 
 
-def packed_sharding(weight: Packed, mesh: Mesh, axes: tuple[str | None, ...] | None) -> Packed:
-    """The shardings of a packed weight's arrays. Only a GPU's experts are split.
+def packed_sharding(weight: Packed, mesh: Mesh, axes: tuple[str | None, ...] | None) -> Packed | None:
+    """The shardings of a packed weight's arrays; None if it has to be dense. Only a GPU's weights are split.
 
     Args:
       axes: the logical axes of the dense weight; None puts all of it on every device.
     """
+    if isinstance(weight, CodedWeight):
+        return coded_sharding(weight, mesh, axes)
     if not isinstance(weight, Mxfp4Weight):
         return jax.tree.map(lambda _: replicated(mesh), weight)
     scale = sharding(mesh, axes, weight.shape)
@@ -121,8 +129,8 @@ def floats_of(weight: Packed) -> list[np.ndarray]:
         return floats_of(weight.stack)
     if isinstance(weight, PackedRows):
         return floats_of(weight.columns)
-    # The scale of MXFP4 that means NaN is above MAX_SCALE.
-    if isinstance(weight, Mxfp4Weight) or weight.form == "mxfp4":
+    # The scale of MXFP4 that means NaN is above MAX_SCALE; those of codes were checked.
+    if isinstance(weight, Mxfp4Weight | CodedWeight) or weight.form == "mxfp4":
         return []
     values = [np.asarray(weight.values).view(ml_dtypes.bfloat16)] if weight.form == "bfloat16" else []
     factors = (np.asarray(array) for array in weight.factors if array is not None)
@@ -246,7 +254,7 @@ def _packed_matrix(
     tensors = alike(found) if len(found) == len(stored) else None
     if tensors is None:
         return None
-    order = _order(source, [len(blocks.values) for blocks in tensors])
+    order = row_order(source, [len(blocks.values) for blocks in tensors])
     in_order = np.array_equal(order, np.arange(len(order)))
 
     def outputs(arrays: Sequence[np.ndarray | None]) -> Any:
@@ -268,17 +276,6 @@ def _packed_matrix(
         row_block=BLOCK // 2 if source.is_sensitive else BLOCK,
         fits_6_bits=fits_6_bits,
     )
-
-
-def _order(source: Projection | Fused, counts: Sequence[int]) -> np.ndarray:
-    """The row of each output of a parameter, in the rows of all its tensors one after another.
-
-    Args:
-      counts: the rows of every tensor.
-    """
-    ends = np.cumsum(counts)
-    rows = [np.arange(end - count, end)[:, None] for end, count in zip(ends, counts, strict=True)]
-    return source.per_output().join(rows).reshape(-1)
 
 
 def _blocks(tensor: TensorSource, rounded: bool) -> Blocks | None:

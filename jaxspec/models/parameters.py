@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxspec_kernels.matmul import PackedWeight, matmul
+from jaxspec_kernels.packed_matmul import CodedWeight, packed_matmul
 
 Index = tuple[slice, ...]
 """A part of an array: a slice for each axis; () is the whole array."""
@@ -183,6 +184,17 @@ class Joined(Fused):
         return [np.concatenate(super().split(value))]
 
 
+def row_order(source: Projection | Fused, counts: Sequence[int]) -> np.ndarray:
+    """The row of each output of a parameter, in the rows of all its tensors one after another.
+
+    Args:
+      counts: the rows of every tensor.
+    """
+    ends = np.cumsum(counts)
+    rows = [np.arange(end - count, end)[:, None] for end, count in zip(ends, counts, strict=True)]
+    return np.asarray(source.per_output().join(rows)).reshape(-1)
+
+
 def fused_gate_up(name: str, leaf: str, in_shape: tuple[int, ...], inner: int) -> Fused:
     """Gate and up projections as one parameter [in, 2, F], or their biases as [2, F]."""
     names = (f"{name}.{projection}_proj.{leaf}" for projection in ("gate", "up"))
@@ -289,7 +301,7 @@ def bias_parameter(
 
 def product(
     x: jax.Array,
-    kernel: jax.Array | PackedWeight,
+    kernel: jax.Array | PackedWeight | CodedWeight,
     *,
     contracting: int = 1,
     out_dtype: DTypeLike | None = None,
@@ -308,4 +320,7 @@ def product(
     """
     batch, ins, outs = x.shape[:-contracting], kernel.shape[:contracting], kernel.shape[contracting:]
     width = math.prod(ins)
-    return matmul(x.reshape(*batch, width), kernel.reshape(width, *outs), out_dtype=out_dtype)
+    x, kernel = x.reshape(*batch, width), kernel.reshape(width, *outs)
+    if isinstance(kernel, CodedWeight):
+        return packed_matmul(x, kernel, out_dtype=out_dtype)
+    return matmul(x, kernel, out_dtype=out_dtype)

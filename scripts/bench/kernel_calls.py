@@ -16,6 +16,7 @@ from jaxspec_kernels.latent_write import latent_write
 from jaxspec_kernels.matmul import BLOCK, PackedWeight, matmul, pack
 from jaxspec_kernels.op import Op
 from jaxspec_kernels.packed_attention import packed_attention, packed_attention_gradients
+from jaxspec_kernels.packed_matmul import packed_matmul
 from jaxspec_kernels.paged_attention import paged_attention
 from jaxspec_kernels.process_logits import process_logits
 from jaxspec_kernels.random import Purpose
@@ -23,6 +24,7 @@ from jaxspec_kernels.rope_kv_write import rope_kv_write
 from jaxspec_kernels.slot_mapping import place_rows
 
 from bench import kernel_cases as cases
+from bench.random_codes import random_codes
 from bench.random_mxfp4 import random_mxfp4
 
 # Relative error, as a ratio of norms, of sums that differ only in their order.
@@ -65,6 +67,7 @@ def all_calls() -> Iterator[Call]:
     yield from map(_latent_write, cases.latent_write.CASES)
     yield from map(_latent_attention, cases.latent_attention.CASES)
     yield from map(_matmul, cases.matmul.CASES)
+    yield from map(_packed_matmul, cases.packed_matmul.CASES)
     yield from map(_expert_matmul, cases.expert_matmul.CASES)
     yield from map(_place_rows, cases.slot_mapping.CASES)
 
@@ -298,6 +301,24 @@ def _matmul(case: cases.matmul.Case) -> Call:
     # Kernel and reference may round an activation to neighbouring integers.
     bound = _SUM_BOUND[case.dtype] if case.activations == "float32" else _ROUNDED_BOUND
     return Call(matmul, case.name, arguments, {}, 0, moved, bound)
+
+
+def _packed_matmul(case: cases.packed_matmul.Case) -> Call:
+    def arguments(seed: int) -> tuple:
+        x = _normal(np.random.default_rng(seed), (case.rows, case.width), case.dtype)
+        return x, random_codes(
+            jax.random.key(seed),
+            (case.width, case.outputs),
+            case.bits,
+            group=case.group,
+            scale_rows=case.scale_rows,
+            has_zero=case.has_zero,
+        )
+
+    groups = case.width // (case.group or case.width)
+    moved = case.width * case.outputs * case.bits // 8 + 4 * groups * case.outputs // case.scale_rows
+    moved += case.rows * (case.width + case.outputs) * jnp.dtype(case.dtype).itemsize
+    return Call(packed_matmul, case.name, arguments, {}, 0, moved, _SUM_BOUND[case.dtype])
 
 
 def _expert_matmul(case: cases.expert_matmul.Case) -> Call:

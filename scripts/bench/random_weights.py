@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
+from bench.random_codes import random_codes
 from bench.random_mxfp4 import random_mxfp4
 from jaxspec.models.loading import declared
 from jaxspec.models.packed_weights import packed_sharding
@@ -25,6 +26,7 @@ def random_module(
     *,
     seed: int = 0,
     packed_experts: bool = False,
+    codes: str = "",
     is_split: bool = True,
 ) -> Module:
     """A module with random weights.
@@ -34,6 +36,7 @@ def random_module(
       mesh: the devices.
       seed: seed of the weights.
       packed_experts: make experts in MXFP4.
+      codes: "fp8" or "int4" for the layers' matrices in blocks of 128 x 128, or in groups of 128.
       is_split: split weights over `mesh`; otherwise every device has all of them.
     """
     module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
@@ -44,7 +47,13 @@ def random_module(
             continue  # a table, filled by the caller
         placed_by = axes if is_split else None
         if packed_experts and {"embed", "expert_inner"} <= set(axes):
-            fill, place = _packed(shape, mesh, placed_by)
+            fill, place = _packed(partial(random_mxfp4, shape=shape), mesh, placed_by)
+        elif codes and _is_of_layers(variable.get_metadata("source")):
+            inner = len(variable.get_metadata("source").in_shape)
+            rows = 128 if codes == "fp8" and shape[-1] % 128 == 0 and mesh.size == 1 else 1
+            bits = 8 if codes == "fp8" else 4
+            make_codes = partial(random_codes, shape=shape, bits=bits, inner=inner, scale_rows=rows)
+            fill, place = _packed(make_codes, mesh, placed_by)
         else:
             initial, source = (variable.get_metadata(name) for name in ("initial", "source"))
             fill, place = _copied(initial, source), sharding(mesh, placed_by, shape)
@@ -59,11 +68,19 @@ def put_whole(module: nnx.Module, mesh: Mesh) -> None:
             variable.set_value(jax.device_put(variable.get_value(), replicated(mesh)))
 
 
-@cache
-def _packed(shape: tuple[int, ...], mesh: Mesh, axes: tuple[str | None, ...] | None) -> tuple[Any, Any]:
-    make = partial(random_mxfp4, shape=shape)
+def _is_of_layers(source: Any) -> bool:
+    """Whether a parameter is a matrix that a quantised checkpoint stores in codes."""
+    is_matrix = isinstance(source, Projection | Fused) and bool(source.in_shape)
+    return is_matrix and source.tensors[0][0].startswith("model.layers.")
+
+
+def _packed(
+    make: Callable[[jax.Array], Any], mesh: Mesh, axes: tuple[str | None, ...] | None
+) -> tuple[Any, Any]:
     weight = jax.eval_shape(make, jax.random.key(0))
-    return lambda key: make(key()), packed_sharding(weight, mesh, axes)
+    place = packed_sharding(weight, mesh, axes)
+    assert place is not None, "the devices' parts would cut a block"
+    return lambda key: make(key()), place
 
 
 @cache

@@ -29,6 +29,7 @@ class Shape:
     Attributes:
       target: the keys of the target's `config.json`.
       packed_experts: the checkpoint has experts in MXFP4, which stay packed if a kernel supports it.
+      codes: the format of the target's matrices, "fp8" or "int4" (see `random_module`); empty for bfloat16.
       drafter: "eagle3", "eagle1" or "mtp".
       head: keys of the head's layer that differ from a Llama layer with the target's sizes.
       draft_vocab_size: W of an EAGLE-3 head.
@@ -36,6 +37,7 @@ class Shape:
 
     target: Mapping[str, Any]
     packed_experts: bool = False
+    codes: str = ""
     drafter: str = "eagle3"
     head: Mapping[str, Any] = field(default_factory=dict)
     draft_vocab_size: int = 32000
@@ -83,6 +85,8 @@ SHAPES: Mapping[str, Shape] = {
         draft_vocab_size=8192,
     ),
     "llama3-8b": Shape(_LLAMA3_8B),
+    "llama3-8b-fp8": Shape(_LLAMA3_8B, codes="fp8"),
+    "llama3-8b-int4": Shape(_LLAMA3_8B, codes="int4"),
     "llama3-70b": Shape(
         {
             **_LLAMA3_8B,
@@ -173,9 +177,12 @@ def build_models(
     """
     mesh = mesh or make_mesh()
     config = ModelConfig.from_hf(shape.target).over(mesh.size)
-    packed = shape.packed_experts and keeps_packed(dtype, devices=mesh.size)
+    packed = keeps_packed(dtype, devices=mesh.size)
     target = random_module(
-        lambda rngs: make_target(config, dtype=dtype, rngs=rngs), mesh, packed_experts=packed
+        lambda rngs: make_target(config, dtype=dtype, rngs=rngs),
+        mesh,
+        packed_experts=shape.packed_experts and packed,
+        codes=shape.codes if packed else "",
     )
     if not num_drafts:
         return Models(target, NoDrafter())

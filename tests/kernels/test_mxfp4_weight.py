@@ -1,7 +1,5 @@
 """Packed experts are the weights that they stand for, and so is what their PTX makes of them."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -9,6 +7,7 @@ import numpy as np
 import pytest
 from jaxspec_kernels.expert_matmul import MAX_SCALE, pack_mxfp4
 from jaxspec_kernels.expert_matmul.mxfp4_ptx import EXPAND, FACTOR_BIAS
+from ptx import run_ptx
 
 VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 VALUES = np.concatenate([VALUES, -VALUES])
@@ -38,39 +37,6 @@ def test_arrays_that_do_not_belong_together_are_refused():
         pack_mxfp4(values, scale[:, :1])
     with pytest.raises(ValueError, match="scale is 129; the largest that stays packed is 128"):
         pack_mxfp4(values, np.full_like(scale, MAX_SCALE + 1))
-
-
-def run_ptx(text, inputs):
-    """What a block of the few instructions in use writes to $0 … $3, for arrays u32 of its inputs."""
-    registers = dict(inputs)
-
-    def read(name):
-        return np.uint32(int(name, 0)) if name[0].isdigit() else registers[name]
-
-    def multiply_add(a, b, c):
-        lanes = [x.view(np.uint16).view(ml_dtypes.bfloat16).astype(np.float64) for x in (a, b, c)]
-        rounded = (lanes[0] * lanes[1] + lanes[2]).astype(ml_dtypes.bfloat16)
-        return rounded.view(np.uint16).view(np.uint32)
-
-    def lop3(a, b, c, table):
-        bits = [(~a & ~b & ~c), (~a & ~b & c), (~a & b & ~c), (~a & b & c)]
-        bits += [(a & ~b & ~c), (a & ~b & c), (a & b & ~c), (a & b & c)]
-        return sum(bit for i, bit in enumerate(bits) if int(table) >> i & 1)
-
-    run = {
-        "mov.b32": lambda a: np.full(size, a),
-        "shl.b32": lambda a, b: a << b,
-        "shr.b32": lambda a, b: a >> b,
-        "and.b32": lambda a, b: a & b,
-        "lop3.b32": lop3,
-        "fma.rn.bf16x2": multiply_add,
-    }
-    size = len(next(iter(inputs.values())))
-    for line in re.findall(r"^([a-z].*);$", text, re.MULTILINE):
-        name, operands = line.split(maxsplit=1)
-        result, *others = operands.split(", ")
-        registers[result] = np.asarray(run[name](*map(read, others)), np.uint32)
-    return [registers[f"${i}"] for i in range(4)]
 
 
 @pytest.mark.parametrize("scale", [0, 1, 100, 127, MAX_SCALE])

@@ -1,0 +1,101 @@
+"""Matrices that stay in a checkpoint's codes of eight or four bits on a GPU."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxspec_kernels.packed_matmul import CodedWeight, pack_codes
+
+from jaxspec.checkpoints import TensorSource
+from jaxspec.checkpoints.codes import Codes, QuantizedTensor
+from jaxspec.models.parameters import Fused, Projection, Source, row_order
+from jaxspec.sharding import sharding
+
+_ZERO = 8
+_NOT_IN_LAYERS = ("model.embed_tokens.", "lm_head.")
+"""Matrices that are read in other ways than by products, too."""
+
+
+def coded_weight(
+    source: Source, shape: tuple[int, ...], stored: Sequence[TensorSource]
+) -> CodedWeight | None:
+    """A matrix of a bfloat16 network in its stored codes, on the host; None if it has to be dense.
+
+    Args:
+      source: where the parameter is stored; only `Projection` and `Fused` are used in products.
+      shape: the parameter's.
+      stored: its tensors.
+    """
+    if not isinstance(source, Projection | Fused) or not source.in_shape:
+        return None
+    if any(name.startswith(_NOT_IN_LAYERS) for name, _ in source.tensors):
+        return None
+    quantized = [tensor for tensor in stored if isinstance(tensor, QuantizedTensor)]
+    kinds = {tensor.kind for tensor in quantized}
+    if len(quantized) < len(stored) or kinds not in ({"FP8"}, {"INT4"}):
+        return None
+    tensors = [tensor.read_codes() for tensor in quantized]
+    if any(codes.group is not None for codes in tensors):
+        return None
+    width = tensors[0].values.shape[1]
+    columns = {min(codes.block[1], width) for codes in tensors}
+    values = np.concatenate([codes.values.view(np.uint8) for codes in tensors])
+    # Loading reports codes and scales that stand for no number when it expands them.
+    if len(columns) > 1 or (kinds == {"FP8"} and ((values & 127) == 127).any()):
+        return None
+    order = row_order(source, [len(codes.values) for codes in tensors])
+    scale = _scales(tensors, order, shape[-1])
+    if not np.isfinite(scale).all():
+        return None
+    zero: Any = None
+    if kinds == {"INT4"}:
+        zero = np.concatenate([_each_output(codes, codes.zero) for codes in tensors])[order]
+        zero = None if (zero == _ZERO).all() else zero
+    if not np.array_equal(order, np.arange(len(order))):
+        values = values[order]
+    if kinds == {"FP8"}:
+        values = values.view(ml_dtypes.float8_e4m3fn)
+    inner = len(source.in_shape)
+    return pack_codes(values, scale, zero, shape[inner:], shape[1:inner])
+
+
+def _scales(tensors: Sequence[Codes], order: np.ndarray, last: int) -> np.ndarray:
+    """f32[outputs / rows, groups] in the order of the parameter's outputs, whose last axis is `last`."""
+    rows = math.gcd(*(each for codes in tensors for each in (codes.block[0], len(codes.values))))
+    blocks = order[::rows]
+    if last % rows or not np.array_equal(
+        order, (blocks[:, None] + np.arange(rows)).reshape(-1)[: len(order)]
+    ):
+        rows = 1
+    scales = np.concatenate([_each_output(codes, codes.scale)[::rows] for codes in tensors])
+    return scales[order[::rows] // rows].astype(np.float32)
+
+
+def _each_output(codes: Codes, factors: Any) -> Any:
+    """Scales or zero points [outputs, groups]."""
+    return np.repeat(factors, codes.block[0], axis=0)[: len(codes.values)]
+
+
+def coded_sharding(
+    weight: CodedWeight, mesh: Mesh, axes: tuple[str | None, ...] | None
+) -> CodedWeight | None:
+    """The shardings of a weight's arrays; None if the devices' parts would cut a block, or a scale's inputs.
+
+    Args:
+      axes: the logical axes of the dense weight; None puts all of it on every device.
+    """
+    spec = tuple(sharding(mesh, axes, weight.shape).spec)
+    inputs, outputs = spec[0], spec[1 + len(weight.inner) :]
+    groups, rows = weight.scale.shape[0], weight.scale.shape[1:]
+    parts = mesh.size
+    if inputs and (weight.words.shape[-1] % (parts * weight.block_words) or (groups > 1 and groups % parts)):
+        return None
+    if any(over and size % parts for over, size in zip(outputs, rows, strict=True)):
+        return None
+    words = NamedSharding(mesh, PartitionSpec(*outputs, inputs))
+    scale = NamedSharding(mesh, PartitionSpec(inputs if groups > 1 else None, *outputs))
+    return replace(weight, words=words, scale=scale)  # type: ignore[arg-type]

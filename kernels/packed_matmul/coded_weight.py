@@ -1,0 +1,177 @@
+"""A weight of a bfloat16 network in codes of eight or four bits, with scales."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+BLOCK_WORDS = 64
+"""Words that hold a block of adjacent inputs; half as many for groups of 32 inputs, and for widths that whole
+blocks do not divide."""
+ZERO = 8
+"""The code of four bits that stands for 0, without zero points."""
+_ZERO_BITS = 0x1F
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("words", "scale"),
+    meta_fields=("inner", "block_words", "has_zero", "bits"),
+)
+@dataclass(frozen=True)
+class CodedWeight:
+    """A weight whose values are (code - zero point) * scale.
+
+    Attributes:
+      words: u16[out axes, width / n]: two codes of FP8 (float8_e4m3fn), or four of four bits, the first in
+        the lowest bits. Code i of word j of a block is the block's input i * block_words + j. So the codes i
+        of a block are adjacent inputs, as a kernel reads x.
+      scale: u32[groups, out axes], the bits of a float32: one for width / groups inputs. The last axis may be
+        shorter than that of the words: then as many outputs share a scale. With `has_zero`, the five lowest
+        bits of a scale are not its own, but the zero point.
+      inner: the axes of the inputs after the first one.
+      block_words: words of a block.
+      has_zero: whether scales hold zero points. Otherwise codes of four bits are less 8.
+      bits: of a code.
+    """
+
+    words: jax.Array
+    scale: jax.Array
+    inner: tuple[int, ...] = ()
+    block_words: int = BLOCK_WORDS
+    has_zero: bool = False
+    bits: int = 8
+
+    @property
+    def per_word(self) -> int:
+        """Codes of a word."""
+        return 16 // self.bits
+
+    @property
+    def width(self) -> int:
+        """The number of inputs."""
+        return self.words.shape[-1] * self.per_word
+
+    @property
+    def out_axes(self) -> tuple[int, ...]:
+        return self.words.shape[:-1]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.width // math.prod(self.inner), *self.inner, *self.out_axes
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return jnp.dtype(jnp.bfloat16)
+
+    @property
+    def columns(self) -> int:
+        """Inputs that share a scale."""
+        return self.width // self.scale.shape[0]
+
+    @property
+    def scale_rows(self) -> int:
+        """Outputs that share a scale."""
+        return self.words.shape[-2] // self.scale.shape[-1]
+
+    def __getitem__(self, index: object) -> "CodedWeight":
+        assert index is Ellipsis, "a packed weight can only be read as a whole, with [...]"
+        return self
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.dense(), dtype)
+
+    def reshape(self, width: int, *outputs: int) -> "CodedWeight":
+        """The weight with a single axis of inputs."""
+        assert (width, outputs) == (self.width, self.out_axes), "only the axes of inputs can be joined"
+        return replace(self, inner=())
+
+    def dense(self) -> jax.Array:
+        """The weight as float32, of `shape`."""
+        shifts = jnp.arange(0, 16, self.bits, dtype=jnp.uint16)
+        words = self.words.reshape(*self.out_axes, -1, 1, self.block_words)
+        codes = (words >> shifts[:, None] & jnp.uint16((1 << self.bits) - 1)).astype(jnp.uint8)
+        codes = jnp.moveaxis(codes.reshape(*self.out_axes, self.scale.shape[0], self.columns), -2, 0)
+        scale = jnp.repeat(self.scale, self.scale_rows, axis=-1)
+        if self.bits == 8:
+            values = lax.bitcast_convert_type(codes, jnp.float8_e4m3fn).astype(jnp.float32)
+        else:
+            zero = (scale & _ZERO_BITS)[..., None] if self.has_zero else ZERO
+            values = codes.astype(jnp.float32) - jnp.asarray(zero, jnp.float32)
+        own = scale & jnp.uint32(~_ZERO_BITS & 0xFFFFFFFF) if self.has_zero else scale
+        weights = values * lax.bitcast_convert_type(own, jnp.float32)[..., None]
+        return jnp.moveaxis(weights, -1, 1).reshape(self.shape)
+
+
+def block_words(width: int, bits: int, columns: int) -> int | None:
+    """The words of a block; None if the kernels do not read such a weight.
+
+    Args:
+      width: the number of inputs.
+      bits: of a code.
+      columns: inputs that share a scale.
+    """
+    for words in (BLOCK_WORDS, BLOCK_WORDS // 2):
+        inputs = words * 16 // bits
+        # A group is the whole width, a block, or the codes 0 and 1, 2 and 3 of its words, or each of them.
+        groups = (inputs,) if bits == 8 else (inputs, inputs // 2, inputs // 4)
+        if width % inputs == 0 and columns in (width, *groups):
+            return words
+    return None
+
+
+def pack_codes(
+    codes: np.ndarray,
+    scale: np.ndarray,
+    zero: np.ndarray | None,
+    shape: tuple[int, ...],
+    inner: tuple[int, ...] = (),
+) -> CodedWeight | None:
+    """A packed weight, on the host; None if the kernels do not read such a weight.
+
+    Args:
+      codes: float8_e4m3fn or u8[outputs, width]; u8 are codes of four bits.
+      scale: f32[outputs / rows, width / columns].
+      zero: u8[outputs, width / columns], at most 16; None if it is 8 everywhere, or for FP8.
+      shape: the axes of the outputs. `rows` divides the last one, or is 1.
+      inner: see `CodedWeight`.
+    """
+    outputs, width = codes.shape
+    bits = 4 if codes.dtype == np.uint8 else 8
+    groups = scale.shape[1]
+    columns = width // groups
+    words = block_words(width, bits, columns) if width % groups == 0 else None
+    if words is None:
+        return None
+    bits_of_scale = np.ascontiguousarray(scale.T, np.float32).view(np.uint32)
+    if zero is not None:
+        if (bits_of_scale & _ZERO_BITS).any():
+            return None
+        bits_of_scale = bits_of_scale | zero.T
+    per_word = 16 // bits
+    blocks = np.ascontiguousarray(codes).view(np.uint8).reshape(outputs, -1, per_word, words)
+    stored = np.zeros((outputs, blocks.shape[1], words), np.uint16)
+    for i in range(per_word):
+        stored |= blocks[:, :, i].astype(np.uint16) << np.uint16(bits * i)
+    *first, last = shape
+    rows = outputs // scale.shape[0]
+    return CodedWeight(
+        stored.reshape(*shape, -1),  # type: ignore[arg-type]
+        bits_of_scale.reshape(groups, *first, last // rows),  # type: ignore[arg-type]
+        inner,
+        words,
+        zero is not None,
+        bits,
+    )

@@ -1,0 +1,198 @@
+"""The kernel of `packed_matmul`: codes are expanded in registers, and scales multiply sums.
+
+The product is transposed, with the weights first: tensor cores can read their first operand from registers,
+so expanded weights never go through shared memory.
+"""
+
+import triton
+import triton.language as tl
+from jaxspec_kernels.packed_matmul.codes_ptx import FP8, INT4, INT4_EACH_OFFSET, INT4_OFFSET, INT4_OFFSETS
+
+_FP8, _INT4, _INT4_OFFSET = tl.constexpr(FP8), tl.constexpr(INT4), tl.constexpr(INT4_OFFSET)
+_INT4_OFFSETS, _INT4_EACH_OFFSET = tl.constexpr(INT4_OFFSETS), tl.constexpr(INT4_EACH_OFFSET)
+
+
+@triton.jit
+def coded_matmul(
+    x,
+    words,
+    scale,
+    y,
+    rows: tl.constexpr,
+    width: tl.constexpr,
+    out_width: tl.constexpr,
+    per_word: tl.constexpr,
+    block_words: tl.constexpr,
+    columns: tl.constexpr,
+    scale_rows: tl.constexpr,
+    has_zero: tl.constexpr,
+    sections: tl.constexpr,
+    is_split: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_outputs: tl.constexpr,
+):
+    """Sums over sections of the inputs, and in a section over inputs that share a scale, are added in order.
+
+    If `is_split`, a program computes one section, and `y` is f32[sections, rows, out_width]; otherwise it
+    computes all of them, and `y` is [rows, out_width].
+    """
+    tiles: tl.constexpr = (rows + block_rows - 1) // block_rows
+    row = tl.program_id(0) % tiles * block_rows + tl.arange(0, block_rows)
+    column = tl.program_id(0) // tiles * block_outputs + tl.arange(0, block_outputs)
+    taken = (row < rows)[None, :]
+    at = tl.minimum(column, out_width - 1)
+    inputs = x + tl.minimum(row, rows - 1)[None, :].to(tl.int64) * width
+    steps: tl.constexpr = width // (per_word * block_words)
+    length: tl.constexpr = (steps + sections - 1) // sections
+    out = row[None, :].to(tl.int64) * out_width + column[:, None]
+    stored = taken & (column < out_width)[:, None]
+    if is_split or sections == 1:
+        section = tl.program_id(1)
+        first = section * length
+        sums = _section(
+            inputs, taken, words, scale, at, first, tl.minimum(steps, first + length),
+            width, out_width, per_word, block_words, columns, scale_rows, has_zero, block_rows, block_outputs,
+        )  # fmt: skip
+        y += section.to(tl.int64) * (rows * out_width)
+        tl.store(y + out, sums.to(y.dtype.element_ty), mask=stored)
+    else:
+        total = tl.zeros((block_outputs, block_rows), tl.float32)
+        for first in range(0, steps, length):
+            total += _section(
+                inputs, taken, words, scale, at, first, tl.minimum(steps, first + length), width, out_width,
+                per_word, block_words, columns, scale_rows, has_zero, block_rows, block_outputs,
+            )  # fmt: skip
+        tl.store(y + out, total.to(y.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def _section(
+    inputs,
+    taken,
+    words,
+    scale,
+    column,
+    first,
+    last,
+    width: tl.constexpr,
+    out_width: tl.constexpr,
+    per_word: tl.constexpr,
+    block_words: tl.constexpr,
+    columns: tl.constexpr,
+    scale_rows: tl.constexpr,
+    has_zero: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_outputs: tl.constexpr,
+):
+    """f32[block_outputs, block_rows]: the scaled sum over the steps from `first` to before `last`."""
+    by_group: tl.constexpr = columns < width
+    per_group: tl.constexpr = columns // block_words  # codes of a word that share a scale
+    line = words + column[:, None].to(tl.int64) * (width // per_word) + tl.arange(0, block_words)[None, :]
+    inputs += tl.arange(0, block_words)[:, None]
+    scale += column // scale_rows
+    groups: tl.constexpr = out_width // scale_rows
+    sums = tl.zeros((block_outputs, block_rows), tl.float32)
+    for step in range(first, last):
+        start = step * (block_words * per_word)
+        packed = tl.load(line + step * block_words)
+        x0 = tl.load(inputs + start, mask=taken, other=0.0)
+        x1 = tl.load(inputs + (start + block_words), mask=taken, other=0.0)
+        s0 = tl.load(scale + start // columns * groups)
+        if per_word == 2:
+            w0, w1 = tl.inline_asm_elementwise(
+                _FP8, "=&r,=&r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+            )
+            if by_group:
+                sums += tl.dot(w1, x1, tl.dot(w0, x0)) * _factor(s0)
+            else:
+                sums = tl.dot(w1, x1, tl.dot(w0, x0, sums))
+        else:
+            x2 = tl.load(inputs + (start + 2 * block_words), mask=taken, other=0.0)
+            x3 = tl.load(inputs + (start + 3 * block_words), mask=taken, other=0.0)
+            if by_group and per_group == 1:
+                s1 = tl.load(scale + (start // columns + 1) * groups)
+                s2 = tl.load(scale + (start // columns + 2) * groups)
+                s3 = tl.load(scale + (start // columns + 3) * groups)
+                if has_zero:
+                    w0, w1, w2, w3 = tl.inline_asm_elementwise(
+                        _INT4_EACH_OFFSET,
+                        "=&r,=&r,=&r,=&r,r,r,r,r,r",
+                        [
+                            packed,
+                            _offset(s0, packed),
+                            _offset(s1, packed),
+                            _offset(s2, packed),
+                            _offset(s3, packed),
+                        ],
+                        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+                        is_pure=True,
+                        pack=2,
+                    )
+                else:
+                    w0, w1, w2, w3 = _less_8(packed)
+                sums += tl.dot(w0, x0) * _factor(s0)
+                sums += tl.dot(w1, x1) * _factor(s1)
+                sums += tl.dot(w2, x2) * _factor(s2)
+                sums += tl.dot(w3, x3) * _factor(s3)
+            elif by_group and per_group == 2:
+                s1 = tl.load(scale + (start // columns + 1) * groups)
+                if has_zero:
+                    w0, w1, w2, w3 = tl.inline_asm_elementwise(
+                        _INT4_OFFSETS,
+                        "=&r,=&r,=&r,=&r,r,r,r",
+                        [packed, _offset(s0, packed), _offset(s1, packed)],
+                        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+                        is_pure=True,
+                        pack=2,
+                    )
+                else:
+                    w0, w1, w2, w3 = _less_8(packed)
+                sums += tl.dot(w1, x1, tl.dot(w0, x0)) * _factor(s0)
+                sums += tl.dot(w3, x3, tl.dot(w2, x2)) * _factor(s1)
+            else:
+                if has_zero:
+                    w0, w1, w2, w3 = tl.inline_asm_elementwise(
+                        _INT4_OFFSET,
+                        "=&r,=&r,=&r,=&r,r,r",
+                        [packed, _offset(s0, packed)],
+                        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+                        is_pure=True,
+                        pack=2,
+                    )
+                else:
+                    w0, w1, w2, w3 = _less_8(packed)
+                if by_group:
+                    group = tl.dot(w1, x1, tl.dot(w0, x0))
+                    sums += tl.dot(w3, x3, tl.dot(w2, x2, group)) * _factor(s0)
+                else:
+                    sums = tl.dot(w1, x1, tl.dot(w0, x0, sums))
+                    sums = tl.dot(w3, x3, tl.dot(w2, x2, sums))
+    if not by_group:
+        sums *= _factor(tl.load(scale))
+    return sums
+
+
+@triton.jit
+def _less_8(packed):
+    """The codes 0 to 3 of words, less 8."""
+    return tl.inline_asm_elementwise(
+        _INT4,
+        "=&r,=&r,=&r,=&r,r",
+        [packed],
+        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
+def _factor(scale):
+    """Scales f32[outputs, 1] without the zero points in their lowest bits."""
+    return (scale & 0xFFFFFFE0).to(tl.float32, bitcast=True)[:, None]
+
+
+@triton.jit
+def _offset(scale, like):
+    """-128 less the zero points that the scales hold, in bfloat16, for all words of an output."""
+    zero = (scale & 31).to(tl.float32)
+    return tl.broadcast_to((-128.0 - zero).to(tl.bfloat16)[:, None], like.shape)

@@ -1,0 +1,48 @@
+"""Sizes for the tests and the benchmark of `packed_matmul`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Case:
+    """[rows, width] times [width, outputs], in codes of `bits`; `scale_rows` x `group` of them share a scale.
+
+    A group of 0 is the whole width.
+    """
+
+    name: str
+    rows: int
+    width: int
+    outputs: int
+    bits: int
+    group: int
+    scale_rows: int = 1
+    has_zero: bool = False
+    dtype: str = "bfloat16"
+
+
+_FORMATS: tuple[tuple[str, int, int, int, bool], ...] = (
+    ("FP8, blocks", 8, 128, 128, False),
+    ("FP8, channels", 8, 0, 1, False),
+    ("INT4, 128", 4, 128, 1, False),
+    ("INT4, 128, zero points", 4, 128, 1, True),
+)
+CASES = (
+    Case("FP8, half a block", 3, 192, 96, 8, 64, 32),
+    Case("FP8, one row", 1, 256, 130, 8, 128),
+    Case("INT4, groups of 64", 5, 512, 160, 4, 64, has_zero=True),
+    Case("INT4, groups of 32", 17, 384, 160, 4, 32, has_zero=True),
+    Case("INT4, groups of 32, no zero points", 2, 256, 64, 4, 32),
+    Case("INT4, half a block", 33, 384, 72, 4, 128),
+    Case("INT4, channels", 4, 512, 72, 4, 0),
+    *(
+        Case(f"{name}, odd sizes", 7, 1024, 384, bits, group, scale_rows, has_zero)
+        for name, bits, group, scale_rows, has_zero in _FORMATS
+    ),
+    *(
+        Case(f"8B {shape}, {rows} rows, {name}", rows, width, outputs, bits, group, scale_rows, has_zero)
+        for rows in (4, 128)
+        for shape, width, outputs in (("gate and up", 4096, 28672), ("down", 14336, 4096))
+        for name, bits, group, scale_rows, has_zero in _FORMATS
+    ),
+)

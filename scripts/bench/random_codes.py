@@ -1,0 +1,45 @@
+"""Random weights in codes."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxspec_kernels.packed_matmul import CodedWeight, block_words
+
+
+def random_codes(
+    key: jax.Array,
+    shape: tuple[int, ...],
+    bits: int,
+    *,
+    inner: int = 1,
+    group: int = 128,
+    scale_rows: int = 1,
+    has_zero: bool = False,
+) -> CodedWeight:
+    """Random weights, scaled so that outputs are about as large as inputs.
+
+    Args:
+      key: of the random numbers.
+      shape: axes of inputs, then of outputs.
+      bits: 8 for FP8, or 4.
+      inner: the number of axes of inputs.
+      group: inputs that share a scale; 0 for all.
+      scale_rows: outputs that share a scale.
+      has_zero: whether there are zero points.
+    """
+    width, (*first, last) = math.prod(shape[:inner]), shape[inner:]
+    group = group or width
+    blocks = block_words(width, bits, group)
+    assert blocks is not None, "no kernel reads such a weight"
+    codes, scales = jax.random.split(key)
+    words = jax.random.bits(codes, (*first, last, width * bits // 16), jnp.uint16)
+    if bits == 8:
+        words &= 0xBFBF  # no code above 1.875, and none of NaN
+    scale = jax.random.uniform(scales, (width // group, *first, last // scale_rows), jnp.float32, 0.5, 2.0)
+    scale = scale * (width**-0.5 / (0.5 if bits == 8 else 4.6))
+    stored = lax.bitcast_convert_type(scale, jnp.uint32)
+    if has_zero:
+        stored = stored & 0xFFFFFFE0 | 8
+    return CodedWeight(words, stored, shape[1:inner], blocks, has_zero, bits)

@@ -1,0 +1,122 @@
+"""Products with weights in codes: what codes stand for, and what the kernel's PTX makes of them."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from bench.kernel_cases.packed_matmul import CASES
+from jaxspec_kernels.packed_matmul import codes_ptx, pack_codes, packed_matmul
+from op_base import OpTest
+from ptx import run_ptx
+
+OP = packed_matmul
+
+
+def random(case, *, zero=True):
+    """Codes, scales and zero points of a case, as `pack_codes` takes them."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 256 if case.bits == 8 else 16, (case.outputs, case.width), np.uint8)
+    if case.bits == 8:
+        codes[codes & 127 == 127] = 1  # NaN
+        codes = codes.view(ml_dtypes.float8_e4m3fn)
+    shape = case.outputs // case.scale_rows, case.width // (case.group or case.width)
+    scale = rng.uniform(0.5, 2, shape).astype(np.float16).astype(np.float32)
+    return codes, scale, rng.integers(0, 17, shape, np.uint8) if case.has_zero and zero else None
+
+
+def weights(case, codes, scale, zero):
+    """The weights [width, outputs] by their definition, in float64."""
+
+    def each(factors):
+        return factors.repeat(case.scale_rows, 0).repeat(case.group or case.width, 1)
+
+    wide = codes.astype(np.float64)
+    if case.bits == 4:
+        wide = wide - (8 if zero is None else each(zero))
+    return (wide * each(scale)).T
+
+
+class TestPackedMatmul(OpTest):
+    op = packed_matmul
+    cases = CASES
+    usual = ("FP8, blocks, odd sizes", "INT4, 128, zero points, odd sizes")
+    bound = 5e-3
+    by_row = (0,)
+    exact = ("triton",)
+
+    @staticmethod
+    def is_for(case, implementation):
+        return implementation == "triton" or case.width * case.outputs <= 1 << 20
+
+    def arguments(self, case):
+        rng = np.random.default_rng(1)
+        x = jnp.asarray(rng.standard_normal((case.rows, case.width), np.float32), case.dtype)
+        return x, jax.tree.map(jnp.asarray, pack_codes(*random(case), (case.outputs,)))
+
+    def definition(self, case, x, kernel):
+        return np.asarray(x, np.float64) @ np.asarray(kernel, np.float64)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.width < 1024], ids=lambda case: case.name)
+def test_a_packed_weight_is_what_its_codes_stand_for(case):
+    arrays = random(case)
+    packed = pack_codes(*arrays, (2, case.outputs // 2) if case.scale_rows == 1 else (case.outputs,))
+    assert packed.dtype == jnp.bfloat16
+    assert packed.shape[0] == case.width
+    assert packed.scale_rows == case.scale_rows
+    dense = np.asarray(packed)
+    assert dense.shape == packed.shape
+    np.testing.assert_array_equal(dense.reshape(case.width, -1), weights(case, *arrays), strict=False)
+
+
+def test_axes_of_inputs_are_joined():
+    codes, scale, _ = random(CASES[0])
+    packed = pack_codes(codes, scale, None, (96,), inner=(4, 8))
+    assert (packed.shape, packed.ndim, packed.size) == ((6, 4, 8, 96), 4, 192 * 96)
+    joined = packed.reshape(192, 96)
+    assert joined.shape == (192, 96)
+    np.testing.assert_array_equal(np.asarray(joined), np.asarray(packed).reshape(192, 96))
+
+
+@pytest.mark.parametrize(("width", "group"), [(576, 576), (200, 100), (512, 16), (1024, 512)])
+def test_widths_and_groups_that_the_kernel_does_not_read_are_not_packed(width, group):
+    codes = np.zeros((8, width), np.uint8)
+    assert pack_codes(codes, np.ones((8, width // group), np.float32), None, (8,)) is None
+
+
+def test_a_scale_without_room_for_a_zero_point_is_not_packed():
+    codes, scale = np.zeros((8, 256), np.uint8), np.full((8, 2), 1 / 3, np.float32)
+    assert pack_codes(codes, scale, np.zeros((8, 2), np.uint8), (8,)) is None
+    assert pack_codes(codes, scale, None, (8,)) is not None
+
+
+def test_the_kernels_ptx_expands_every_code_of_fp8():
+    words = np.arange(1 << 16, dtype=np.uint16)
+    written = run_ptx(codes_ptx.FP8, {"$2": words.view(np.uint32)}, 2)
+    for i, values in enumerate(written):
+        codes = (words >> 8 * i).astype(np.uint8)
+        number = codes & 127 != 127
+        expected = codes.view(ml_dtypes.float8_e4m3fn).astype(ml_dtypes.bfloat16).view(np.uint16)
+        np.testing.assert_array_equal(values.view(np.uint16)[number], expected[number])
+
+
+@pytest.mark.parametrize(
+    ("text", "operands"),
+    [
+        ("INT4", (None,) * 4),
+        ("INT4_OFFSET", (5, 5, 5, 5)),
+        ("INT4_OFFSETS", (5, 5, 6, 6)),
+        ("INT4_EACH_OFFSET", (5, 6, 7, 8)),
+    ],
+)
+def test_the_kernels_ptx_expands_every_code_of_four_bits(text, operands):
+    words = np.arange(1 << 16, dtype=np.uint16)
+    zeros = {operand: np.full(1 << 16, 3 * operand - 9) for operand in operands if operand}
+    offsets = {f"${each}": (-128.0 - zero).astype(ml_dtypes.bfloat16) for each, zero in zeros.items()}
+    inputs = {"$4": words.view(np.uint32)} | {name: a.view(np.uint32) for name, a in offsets.items()}
+    written = run_ptx(getattr(codes_ptx, text), inputs)
+    for i, (values, operand) in enumerate(zip(written, operands, strict=True)):
+        zero = 8 if operand is None else zeros[operand]
+        expected = (words >> 4 * i & 15).astype(np.float32) - zero
+        np.testing.assert_array_equal(values.view(np.uint16).view(ml_dtypes.bfloat16), expected)

@@ -1,0 +1,134 @@
+"""Matrices that stay in their codes in a bfloat16 network are the dense ones, and are cut where those are."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from golden_files import QUANTIZED, quantized_folder
+from jax.sharding import AbstractMesh
+from jaxspec_kernels.packed_matmul import CodedWeight, pack_codes
+
+from jaxspec.checkpoints import open_checkpoint
+from jaxspec.checkpoints.codes import Codes, QuantizedTensor
+from jaxspec.models.coded_weights import coded_sharding, coded_weight
+from jaxspec.models.loading import declared, load_target, plan_target
+from jaxspec.models.parameters import Fused, Projection
+
+PACKED = {
+    "fp8-blocks": 4,
+    "fp8-channel": 4,
+    "fp8-tensor": 4,
+    # Kernels read whole blocks of 128 inputs: only `down_proj` has them.
+    **dict.fromkeys(("awq", "gptq", "gptq-v2", "int4-channel", "int4-groups", "int4-zero-points"), 1),
+}
+
+
+@pytest.mark.parametrize("case", QUANTIZED)
+def test_a_bfloat16_network_keeps_codes_and_means_the_same(case):
+    checkpoint = open_checkpoint(quantized_folder(case))
+    packed = plan_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16)).read(packed=True)
+    dense = load_target(checkpoint, dtype=jnp.float32)
+    found = 0
+    for (one, source), (other, _) in zip(declared(packed), declared(dense), strict=True):
+        weight = one.get_value()
+        expected = np.asarray(other.get_value())
+        if isinstance(weight, CodedWeight):
+            found += 1
+            assert "_proj" in source.tensors[0][0]
+            np.testing.assert_array_equal(np.asarray(weight), expected)
+        else:
+            np.testing.assert_array_equal(weight, expected.astype(ml_dtypes.bfloat16))
+    assert found == PACKED.get(case, 0)
+
+
+@pytest.mark.parametrize("rows", [1, 19])
+def test_logits_are_those_of_the_dense_weights(rows):
+    checkpoint = open_checkpoint(quantized_folder("fp8-blocks"))
+    packed = plan_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16)).read(packed=True)
+    dense = load_target(checkpoint, dtype=jnp.bfloat16)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(rows, 64)), jnp.bfloat16)
+    one, other = (jax.jit(lambda x, mlp=model.layers[0].mlp: mlp(x))(x) for model in (packed, dense))
+    np.testing.assert_allclose(np.asarray(one, np.float32), np.asarray(other, np.float32), rtol=0.1, atol=0.2)
+
+
+class Stored(QuantizedTensor):
+    """A matrix of FP8 in blocks."""
+
+    kind = "FP8"
+
+    def read_codes(self):
+        rng = np.random.default_rng(self.shape[0])
+        rows, columns = (-(-n // each) for n, each in zip(self.shape, self.block, strict=True))
+        codes = rng.integers(0, 120, self.shape, np.uint8).view(ml_dtypes.float8_e4m3fn)
+        return Codes(codes, rng.uniform(1, 2, (rows, columns)).astype(np.float32), self.block)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "head", "block", "scale_rows"),
+    [
+        ((64, 32, 32), 16, (16, 128), 16),
+        ((64, 32, 32), 16, (32, 128), 1),  # a scale is for two heads, which are not neighbours here
+        ((64, 32, 32), 16, (12, 128), 1),  # blocks are cut off
+        ((64, 32, 32), 16, (1, 256), 1),
+    ],
+)
+def test_heads_of_fused_matrices_share_scales_where_they_can(sizes, head, block, scale_rows):
+    parts = tuple(
+        Projection(f"{name}.weight", (256,), (2, size // head // 2, head))
+        for name, size in zip("qkv", sizes, strict=True)
+    )
+    source, shape = Fused(parts, -2), (256, 2, 4, head)
+    stored = [Stored((size, 256), block) for size in sizes]
+    weight = coded_weight(source, shape, stored)
+    assert (weight.shape, weight.scale_rows) == (shape, scale_rows)
+    expected = source.join([tensor.read() for tensor in stored])
+    np.testing.assert_array_equal(np.asarray(weight), expected)
+
+
+def test_a_code_of_nan_or_an_infinite_scale_makes_a_matrix_dense():
+    class Other(Stored):
+        def read_codes(self):
+            codes = super().read_codes()
+            codes.values.view(np.uint8)[3, 5] = 0xFF
+            return codes
+
+    class Infinite(Stored):
+        def read_codes(self):
+            codes = super().read_codes()
+            codes.scale[0, 0] = np.inf
+            return codes
+
+    source = Projection("x.weight", (256,), (64,))
+    assert coded_weight(source, (256, 64), [Stored((64, 256), (16, 128))]) is not None
+    for kind in (Other, Infinite):
+        assert coded_weight(source, (256, 64), [kind((64, 256), (16, 128))]) is None
+
+
+@pytest.mark.parametrize(
+    ("axes", "group", "words", "scales"),
+    [
+        (("embed", None, "feed_forward"), 128, (2, 48, 256), (4, 2, 48)),
+        (("feed_forward", None, "embed"), 128, (2, 96, 128), (2, 2, 96)),
+        (("feed_forward", None, "embed"), 512, (2, 96, 128), (1, 2, 96)),
+        (None, 128, (2, 96, 256), (4, 2, 96)),
+    ],
+)
+def test_codes_are_cut_where_the_weights_are(axes, group, words, scales):
+    codes = np.zeros((192, 512), ml_dtypes.float8_e4m3fn)
+    weight = pack_codes(codes, np.ones((192, 512 // group), np.float32), None, (2, 96))
+    places = coded_sharding(weight, AbstractMesh((2,), ("tensor",)), axes)
+    assert places.words.shard_shape(weight.words.shape) == words
+    assert places.scale.shard_shape(weight.scale.shape) == scales
+
+
+def test_a_part_that_would_cut_a_block_is_dense():
+    weight = pack_codes(
+        np.zeros((64, 384), ml_dtypes.float8_e4m3fn), np.ones((64, 3), np.float32), None, (64,)
+    )
+    mesh = AbstractMesh((2,), ("tensor",))
+    assert coded_sharding(weight, mesh, ("feed_forward", "embed")) is None
+    shared = pack_codes(
+        np.zeros((128, 256), ml_dtypes.float8_e4m3fn), np.ones((1, 2), np.float32), None, (128,)
+    )
+    assert coded_sharding(shared, mesh, ("embed", "feed_forward")) is None
