@@ -14,6 +14,7 @@ from jaxspec.checkpoints.codes import QuantizedTensor
 from jaxspec.checkpoints.errors import CheckpointError
 from jaxspec.checkpoints.folder import ORBAX
 from jaxspec.checkpoints.llama3_rope import llama3_parameters
+from jaxspec.checkpoints.quantize import FORMATS, is_rounded, quantization_config, rounded
 from jaxspec.checkpoints.safetensors_files import write_safetensors
 
 DTYPES = {
@@ -52,6 +53,7 @@ def save_safetensors(
     checkpoint: Checkpoint,
     *,
     dtype: str | None = None,
+    quantize: str | None = None,
     progress: bool = True,
     shard_bytes: int = 4 * 2**30,
 ) -> None:
@@ -60,16 +62,30 @@ def save_safetensors(
     transformers and vLLM load the folder too.
 
     Args:
+      quantize: rounds the matrices of layers to "fp8" or "int4", in the format of compressed-tensors (see
+        `quantize.py`); None rounds none.
       shard_bytes: the largest size of a file, in bytes.
     """
+    if quantize is not None:
+        _check_rounded(checkpoint, quantize)
     folder = _new_folder(folder)
     config = _config(checkpoint, dtype)
     rope = config.get("rope_scaling") or {}
     if rope.get("rope_type") == "factors":
         # Only jaxspec knows the type.
         config["rope_scaling"] = llama3_parameters(rope["factors"], config["rope_theta"]) or rope
-    write_safetensors(folder, _arrays(checkpoint, dtype, progress), shard_bytes)
+    if quantize is not None:
+        config["quantization_config"] = quantization_config(checkpoint.tensors, quantize)
+    arrays = _arrays(checkpoint, dtype, progress, quantize)
+    write_safetensors(folder, arrays, shard_bytes)
     _write_metadata(folder, checkpoint, config)
+
+
+def _check_rounded(checkpoint: Checkpoint, quantize: str) -> None:
+    if quantize not in FORMATS:
+        raise CheckpointError(f"quantize {quantize!r} is not known; known: {', '.join(FORMATS)}")
+    if not any(is_rounded(name, tensor, quantize) for name, tensor in checkpoint.tensors.items()):
+        raise CheckpointError(f"{checkpoint.name}: no matrix of a layer can be rounded to {quantize}")
 
 
 def _new_folder(folder: str | Path) -> Path:
@@ -83,7 +99,9 @@ def _new_folder(folder: str | Path) -> Path:
     return folder
 
 
-def _arrays(checkpoint: Checkpoint, dtype: str | None, progress: bool) -> Iterator[tuple[str, np.ndarray]]:
+def _arrays(
+    checkpoint: Checkpoint, dtype: str | None, progress: bool, quantize: str | None = None
+) -> Iterator[tuple[str, np.ndarray]]:
     if dtype is not None and dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is not known; known: {', '.join(DTYPES)}")
     # Expanded weights are float32, which the model never was.
@@ -91,6 +109,9 @@ def _arrays(checkpoint: Checkpoint, dtype: str | None, progress: bool) -> Iterat
     stated = next((each for each in own if isinstance(each, str) and each in DTYPES), "bfloat16")
     for name, tensor in tqdm(checkpoint.tensors.items(), desc="reading", unit="tensor", disable=not progress):
         array = tensor.read()
+        if quantize is not None and is_rounded(name, tensor, quantize):
+            yield from rounded(name, array, quantize)
+            continue
         wanted = stated if isinstance(tensor, QuantizedTensor) and dtype is None else dtype
         if wanted is not None and array.dtype.kind not in "biu":
             array = array.astype(DTYPES[wanted])

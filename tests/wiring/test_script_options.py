@@ -262,7 +262,7 @@ def test_bench(ran, tiny_config, monkeypatch):
 
 
 def test_convert(monkeypatch):
-    options = {"source", "output", "format", "dtype", "file", "sha256", "imports"}
+    options = {"source", "output", "format", "dtype", "quantize", "file", "sha256", "imports"}
     assert_complete("jaxspec convert", arguments(convert.main), options)
     saved = []
     for form in ("orbax", "safetensors"):
@@ -273,9 +273,11 @@ def test_convert(monkeypatch):
     assert convert.main(["from", "to"]) == 0
     words = ["--format", "safetensors", "--dtype", "float16", "--file", "f", "--sha256", "0"]
     assert convert.main(["from", "to", *words]) == 0
+    assert convert.main(["from", "to", "--quantize", "int4"]) == 0
     assert [(form, to, read.name, more) for form, to, read, more in saved] == [
         ("orbax", "to", ("from", None, None), {"dtype": None}),
-        ("safetensors", "to", ("from", "f", "0"), {"dtype": "float16"}),
+        ("safetensors", "to", ("from", "f", "0"), {"dtype": "float16", "quantize": None}),
+        ("safetensors", "to", ("from", None, None), {"dtype": None, "quantize": "int4"}),
     ]
 
 
