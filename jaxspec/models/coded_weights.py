@@ -8,10 +8,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxspec_kernels.packed_matmul import CodedWeight, pack_codes
+from jaxspec_kernels.packed_matmul import CodedExperts, CodedWeight, pack_codes, stack_codes
 
 from jaxspec.checkpoints import TensorSource
 from jaxspec.checkpoints.codes import Codes, QuantizedTensor
+from jaxspec.models.expert_sources import Stacked
 from jaxspec.models.parameters import Fused, Projection, Source, row_order
 from jaxspec.sharding import sharding
 
@@ -20,8 +21,30 @@ _NOT_IN_LAYERS = ("model.embed_tokens.", "lm_head.")
 """Matrices that are read in other ways than by products, too."""
 
 
-def coded_weight(
+def coded_experts(
     source: Source, shape: tuple[int, ...], stored: Sequence[TensorSource]
+) -> CodedExperts | None:
+    """Experts of a bfloat16 network in their stored codes, on the host; None if they have to be dense.
+
+    Args:
+      source, stored: as of `coded_weight`; only matrices that are tensors of their own stay packed.
+      shape: the parameter's, [E, M, out axes].
+    """
+    if not isinstance(source, Stacked):
+        return None
+    each = len(stored) // len(source.experts)
+    parts = [(expert, stored[i * each : (i + 1) * each]) for i, expert in enumerate(source.experts)]
+    experts: list[CodedWeight] = []
+    for expert, tensors in parts:
+        weight = coded_weight(expert, shape[1:], tensors, keep_zero=True)
+        if weight is None:
+            return None
+        experts.append(weight)
+    return stack_codes(experts)
+
+
+def coded_weight(
+    source: Source, shape: tuple[int, ...], stored: Sequence[TensorSource], *, keep_zero: bool = False
 ) -> CodedWeight | None:
     """A matrix of a bfloat16 network in its stored codes, on the host; None if it has to be dense.
 
@@ -29,6 +52,7 @@ def coded_weight(
       source: where the parameter is stored; only `Projection` and `Fused` are used in products.
       shape: the parameter's.
       stored: its tensors.
+      keep_zero: keep zero points even if all of them are 8, where the format has any.
     """
     if not isinstance(source, Projection | Fused) or not source.in_shape:
         return None
@@ -54,7 +78,8 @@ def coded_weight(
     zero: Any = None
     if kinds == {"INT4"}:
         zero = np.concatenate([_each_output(codes, codes.zero) for codes in tensors])[order]
-        zero = None if (zero == _ZERO).all() else zero
+        has_own = any(getattr(tensor, "zero", None) is not None for tensor in quantized)
+        zero = None if (zero == _ZERO).all() and not (keep_zero and has_own) else zero
     if not np.array_equal(order, np.arange(len(order))):
         values = values[order]
     if kinds == {"FP8"}:
@@ -81,21 +106,23 @@ def _each_output(codes: Codes, factors: Any) -> Any:
 
 
 def coded_sharding(
-    weight: CodedWeight, mesh: Mesh, axes: tuple[str | None, ...] | None
-) -> CodedWeight | None:
+    weight: CodedWeight | CodedExperts, mesh: Mesh, axes: tuple[str | None, ...] | None
+) -> CodedWeight | CodedExperts | None:
     """The shardings of a weight's arrays; None if the devices' parts would cut a block, or a scale's inputs.
 
     Args:
       axes: the logical axes of the dense weight; None puts all of it on every device.
     """
     spec = tuple(sharding(mesh, axes, weight.shape).spec)
-    inputs, outputs = spec[0], spec[1 + len(weight.inner) :]
-    groups, rows = weight.scale.shape[0], weight.scale.shape[1:]
+    count = 1 if isinstance(weight, CodedExperts) else 0  # axes before the inputs
+    inner = 0 if isinstance(weight, CodedExperts) else len(weight.inner)
+    first, inputs, outputs = spec[:count], spec[count], spec[count + 1 + inner :]
+    groups, *rows = weight.scale.shape[count:]
     parts = mesh.size
     if inputs and (weight.words.shape[-1] % (parts * weight.block_words) or (groups > 1 and groups % parts)):
         return None
     if any(over and size % parts for over, size in zip(outputs, rows, strict=True)):
         return None
-    words = NamedSharding(mesh, PartitionSpec(*outputs, inputs))
-    scale = NamedSharding(mesh, PartitionSpec(inputs if groups > 1 else None, *outputs))
+    words = NamedSharding(mesh, PartitionSpec(*first, *outputs, inputs))
+    scale = NamedSharding(mesh, PartitionSpec(*first, inputs if groups > 1 else None, *outputs))
     return replace(weight, words=words, scale=scale)  # type: ignore[arg-type]

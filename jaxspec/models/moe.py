@@ -12,6 +12,7 @@ from jaxspec_kernels.expert_matmul import (
     expert_matmul,
     reads_each_expert_once,
 )
+from jaxspec_kernels.packed_matmul import CodedExperts
 from jaxspec_kernels.row_sum import row_sum, sum_in_order
 
 from jaxspec.config import ModelConfig
@@ -181,8 +182,9 @@ class MoE(nnx.Module):
 
 def _einsum(axes: str, x: jax.Array, kernel: Weights) -> jax.Array:
     """An einsum whose result is float32, whatever the operands' dtypes."""
-    if isinstance(kernel, Mxfp4Weight | PackedExperts):
+    if isinstance(kernel, Mxfp4Weight | PackedExperts | CodedExperts):
         kernel = kernel.dense()
+        x = x.astype(kernel.dtype)
     # Without "highest" a GPU rounds float32 operands to TF32, which can change greedy tokens.
     precision = "highest" if kernel.dtype == jnp.float32 else None
     return jnp.einsum(axes, x, kernel, precision=precision, preferred_element_type=jnp.float32)

@@ -19,19 +19,19 @@ from jaxspec_kernels.expert_matmul import (
     stack_mxfp4,
 )
 from jaxspec_kernels.matmul import BLOCK, MIN_WEIGHT_BYTES, PackedRows, PackedWeight, matmul, pack
-from jaxspec_kernels.packed_matmul import CodedWeight
+from jaxspec_kernels.packed_matmul import CodedExperts, CodedWeight
 
 from jaxspec.checkpoints import TensorSource
 from jaxspec.checkpoints.blocks import Blocks, BlockSource, MatrixStack, Rated, alike, round_to_blocks
 from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
 from jaxspec.config import ConfigError
-from jaxspec.models.coded_weights import coded_sharding, coded_weight
+from jaxspec.models.coded_weights import coded_experts, coded_sharding, coded_weight
 from jaxspec.models.expert_sources import InterleavedGateUp, Stacked, tensor_per_expert
 from jaxspec.models.parameters import Fused, Projection, Rows, Source, Whole, row_order
 from jaxspec.sharding import replicated, sharding
 
 Activations = Literal["int8", "float32"]
-Packed = PackedWeight | PackedRows | PackedExperts | Mxfp4Weight | CodedWeight
+Packed = PackedWeight | PackedRows | PackedExperts | Mxfp4Weight | CodedWeight | CodedExperts
 
 
 def keeps_packed(dtype: jnp.dtype, *, devices: int = 1) -> bool:
@@ -89,7 +89,8 @@ def stored_weight(
 
     Args:
       source: where the parameter is stored.
-      shape, dtype: the parameter's. A bfloat16 network packs experts in MXFP4, and matrices in FP8 and INT4.
+      shape, dtype: the parameter's. A bfloat16 network packs experts in MXFP4, and both in FP8
+        and INT4.
       stored: its tensors.
       activations, rounded: see `ModulePlan.read`.
     """
@@ -100,11 +101,11 @@ def stored_weight(
         if isinstance(source, Stacked | Whole):
             return packed_experts(source, shape, stored, activations=activations, rounded=rounded)
         return packed_weight(source, shape, stored, activations=activations, rounded=rounded)
-    return (
-        mxfp4_experts(source, stored) or coded_weight(source, shape, stored)
-        if dtype == jnp.bfloat16
-        else None
-    )
+    if dtype != jnp.bfloat16:
+        return None
+    if isinstance(source, Stacked):
+        return coded_experts(source, shape, stored)
+    return mxfp4_experts(source, stored) or coded_weight(source, shape, stored)
 
 
 def packed_sharding(weight: Packed, mesh: Mesh, axes: tuple[str | None, ...] | None) -> Packed | None:
@@ -113,7 +114,7 @@ def packed_sharding(weight: Packed, mesh: Mesh, axes: tuple[str | None, ...] | N
     Args:
       axes: the logical axes of the dense weight; None puts all of it on every device.
     """
-    if isinstance(weight, CodedWeight):
+    if isinstance(weight, CodedWeight | CodedExperts):
         return coded_sharding(weight, mesh, axes)
     if not isinstance(weight, Mxfp4Weight):
         return jax.tree.map(lambda _: replicated(mesh), weight)
@@ -130,7 +131,7 @@ def floats_of(weight: Packed) -> list[np.ndarray]:
     if isinstance(weight, PackedRows):
         return floats_of(weight.columns)
     # The scale of MXFP4 that means NaN is above MAX_SCALE; those of codes were checked.
-    if isinstance(weight, Mxfp4Weight | CodedWeight) or weight.form == "mxfp4":
+    if isinstance(weight, Mxfp4Weight | CodedWeight | CodedExperts) or weight.form == "mxfp4":
         return []
     values = [np.asarray(weight.values).view(ml_dtypes.bfloat16)] if weight.form == "bfloat16" else []
     factors = (np.asarray(array) for array in weight.factors if array is not None)

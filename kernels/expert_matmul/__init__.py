@@ -6,8 +6,9 @@ from jaxspec_kernels.expert_matmul.mxfp4_weight import BLOCK, MAX_SCALE, Mxfp4We
 from jaxspec_kernels.expert_matmul.packed_experts import PackedExperts, stack_experts, stack_mxfp4
 from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
 from jaxspec_kernels.op import Op
+from jaxspec_kernels.packed_matmul.coded_experts import CodedExperts
 
-Weights = jax.Array | Mxfp4Weight | PackedExperts
+Weights = jax.Array | Mxfp4Weight | PackedExperts | CodedExperts
 
 
 def supports(dtype: jnp.dtype, weights: Weights) -> bool:

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 from jaxspec_kernels.expert_matmul.mxfp4_weight import Mxfp4Weight
 from jaxspec_kernels.expert_matmul.packed_experts import PackedExperts
 from jaxspec_kernels.matmul.reference import round_rows
+from jaxspec_kernels.packed_matmul.coded_experts import CodedExperts
 
 
 def expert_matmul(
-    x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4Weight | PackedExperts
+    x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4Weight | PackedExperts | CodedExperts
 ) -> jax.Array:
     """x[a] @ weights[experts[a]] for every a.
 
@@ -23,8 +24,9 @@ def expert_matmul(
     """
     if isinstance(weights, PackedExperts) and weights.stack.activations == "int8":
         x = round_rows(x, weights.stack.row_block)
-    if isinstance(weights, Mxfp4Weight | PackedExperts):
+    if isinstance(weights, Mxfp4Weight | PackedExperts | CodedExperts):
         weights = weights.dense()
+        x = x.astype(weights.dtype)
     columns = weights.reshape(*weights.shape[:2], -1)
     y = jnp.einsum(
         "am,amn->an",

@@ -10,13 +10,17 @@ from jaxspec_kernels.expert_matmul import supports
 from jaxspec_kernels.expert_matmul.mxfp4_weight import Mxfp4Weight
 from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
 from jaxspec_kernels.expert_matmul.row_groups import FEW_ROWS, group_rows, max_tiles
+from jaxspec_kernels.expert_matmul.triton_codes import coded_expert_matmul
 from jaxspec_kernels.expert_matmul.triton_dense import dense_expert_matmul
 from jaxspec_kernels.expert_matmul.triton_mxfp4 import mxfp4_expert_matmul
 from jaxspec_kernels.op import is_exact
+from jaxspec_kernels.packed_matmul import CodedExperts
 from jaxspec_kernels.triton_call import triton_call
 
 
-def expert_matmul(x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4Weight) -> jax.Array:
+def expert_matmul(
+    x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4Weight | CodedExperts
+) -> jax.Array:
     """See `reference.expert_matmul`, which is called for cases that the kernels do not support."""
     if not (supports(x.dtype, weights) and x.size):
         return reference(x, experts, weights)
@@ -45,6 +49,13 @@ def expert_matmul(x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4We
         # The order of sums depends on the width of a block.
         is_wide = is_low and not is_exact()
         options |= {"block_width": 256 if is_wide else 128, "num_stages": 3 if block_rows < 64 else 4}
+    elif isinstance(weights, CodedExperts):
+        kernel, arrays = coded_expert_matmul, [weights.words, weights.scale]
+        options |= {"per_word": 16 // weights.bits, "block_words": weights.block_words}
+        options |= {"group": width // weights.scale.shape[1], "has_zero": weights.has_zero}
+        options |= {"scale_rows": outputs[-1] // weights.scale.shape[-1]}
+        options |= {"block_outputs": 64 if is_low else 128, "num_warps": 4 if is_low else 8}
+        options |= {"num_stages": 4 if is_low else 3}
     else:
         kernel, arrays = dense_expert_matmul, [weights]
         options |= {"block_outputs": 64 if is_low else 128, "num_warps": 4}

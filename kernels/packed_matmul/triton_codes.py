@@ -49,7 +49,7 @@ def coded_matmul(
     if is_split or sections == 1:
         section = tl.program_id(1)
         first = section * length
-        sums = _section(
+        sums = section_sums(
             inputs, taken, words, scale, at, first, tl.minimum(steps, first + length),
             width, out_width, per_word, block_words, columns, scale_rows, has_zero, block_rows, block_outputs,
         )  # fmt: skip
@@ -58,7 +58,7 @@ def coded_matmul(
     else:
         total = tl.zeros((block_outputs, block_rows), tl.float32)
         for first in range(0, steps, length):
-            total += _section(
+            total += section_sums(
                 inputs, taken, words, scale, at, first, tl.minimum(steps, first + length), width, out_width,
                 per_word, block_words, columns, scale_rows, has_zero, block_rows, block_outputs,
             )  # fmt: skip
@@ -66,7 +66,7 @@ def coded_matmul(
 
 
 @triton.jit
-def _section(
+def section_sums(
     inputs,
     taken,
     words,

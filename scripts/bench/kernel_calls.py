@@ -24,7 +24,7 @@ from jaxspec_kernels.rope_kv_write import rope_kv_write
 from jaxspec_kernels.slot_mapping import place_rows
 
 from bench import kernel_cases as cases
-from bench.random_codes import random_codes
+from bench.random_codes import random_coded_experts, random_codes
 from bench.random_mxfp4 import random_mxfp4
 
 # Relative error, as a ratio of norms, of sums that differ only in their order.
@@ -329,11 +329,13 @@ def _expert_matmul(case: cases.expert_matmul.Case) -> Call:
     def arguments(seed: int) -> tuple:
         x = _normal(np.random.default_rng(seed), (case.rows, case.width), case.dtype)
         size, key = (case.experts, case.width, case.outputs), jax.random.key(seed)
+        if case.bits:
+            return x, jnp.asarray(chosen(seed)), random_coded_experts(key, size, case.bits)
         weights = random_mxfp4(key, size) if case.packed else jax.random.normal(key, size, x.dtype)
         return x, jnp.asarray(chosen(seed)), weights
 
     itemsize = jnp.dtype(case.dtype).itemsize
-    each = 0.5 + 1 / SCALE_BLOCK if case.packed else itemsize
+    each = 0.5 + 1 / SCALE_BLOCK if case.packed else case.bits / 8 + 4 / 128 if case.bits else itemsize
     moved = int(np.unique(chosen(0)).size * case.width * case.outputs * each)
     moved += case.rows * (case.width * itemsize + case.outputs * 4)
     bound = _SUM_BOUND[case.dtype]

@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxspec_kernels.packed_matmul import CodedWeight, block_words
+from jaxspec_kernels.packed_matmul import CodedExperts, CodedWeight, block_words
 
 
 def random_codes(
@@ -43,3 +43,12 @@ def random_codes(
     if has_zero:
         stored = stored & 0xFFFFFFE0 | 8
     return CodedWeight(words, stored, shape[1:inner], blocks, has_zero, bits)
+
+
+def random_coded_experts(
+    key: jax.Array, shape: tuple[int, ...], bits: int, *, group: int = 128, scale_rows: int = 1
+) -> CodedExperts:
+    """`random_codes` for experts [E, M, out axes]."""
+    count, width, *outputs = shape
+    flat = random_codes(key, (width, count, *outputs), bits, group=group, scale_rows=scale_rows)
+    return CodedExperts(flat.words, jnp.moveaxis(flat.scale, 1, 0), flat.block_words, False, bits)

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from bench.random_codes import random_codes
+from bench.random_codes import random_coded_experts, random_codes
 from bench.random_mxfp4 import random_mxfp4
+from jaxspec.models.expert_sources import Stacked
 from jaxspec.models.loading import declared
 from jaxspec.models.packed_weights import packed_sharding
 from jaxspec.models.parameters import Fused, Initial, Projection
@@ -48,11 +49,14 @@ def random_module(
         placed_by = axes if is_split else None
         if packed_experts and {"embed", "expert_inner"} <= set(axes):
             fill, place = _packed(partial(random_mxfp4, shape=shape), mesh, placed_by)
-        elif codes and _is_of_layers(variable.get_metadata("source")):
-            inner = len(variable.get_metadata("source").in_shape)
+        elif codes and _is_quantised(variable.get_metadata("source")):
             rows = 128 if codes == "fp8" and shape[-1] % 128 == 0 and mesh.size == 1 else 1
-            bits = 8 if codes == "fp8" else 4
-            make_codes = partial(random_codes, shape=shape, bits=bits, inner=inner, scale_rows=rows)
+            options: dict[str, Any] = {"shape": shape, "bits": 8 if codes == "fp8" else 4, "scale_rows": rows}
+            source = variable.get_metadata("source")
+            if isinstance(source, Stacked):
+                make_codes: Any = partial(random_coded_experts, **options)
+            else:
+                make_codes = partial(random_codes, inner=len(source.in_shape), **options)
             fill, place = _packed(make_codes, mesh, placed_by)
         else:
             initial, source = (variable.get_metadata(name) for name in ("initial", "source"))
@@ -68,10 +72,12 @@ def put_whole(module: nnx.Module, mesh: Mesh) -> None:
             variable.set_value(jax.device_put(variable.get_value(), replicated(mesh)))
 
 
-def _is_of_layers(source: Any) -> bool:
-    """Whether a parameter is a matrix that a quantised checkpoint stores in codes."""
-    is_matrix = isinstance(source, Projection | Fused) and bool(source.in_shape)
-    return is_matrix and source.tensors[0][0].startswith("model.layers.")
+def _is_quantised(source: Any) -> bool:
+    """Whether a parameter is made of matrices that a quantised checkpoint stores in codes."""
+    if isinstance(source, Projection | Fused) and not source.in_shape:
+        return False
+    is_used = isinstance(source, Projection | Fused | Stacked)
+    return is_used and source.tensors[0][0].endswith("_proj.weight")
 
 
 def _packed(

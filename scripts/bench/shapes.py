@@ -69,6 +69,22 @@ _GPT_OSS_20B = {
     "max_position_embeddings": 1 << 17,
 }
 
+_QWEN3_30B = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "max_position_embeddings": 40960,
+}
+
 SHAPES: Mapping[str, Shape] = {
     "smollm2-135m": Shape(
         target={
@@ -112,6 +128,9 @@ SHAPES: Mapping[str, Shape] = {
     ),
     # The family's defaults in transformers.
     "qwen3.5-9b": Shape({"model_type": "qwen3_5_text", "max_position_embeddings": 1 << 18}, drafter="mtp"),
+    "qwen3-30b-a3b": Shape(_QWEN3_30B),
+    "qwen3-30b-a3b-fp8": Shape(_QWEN3_30B, codes="fp8"),
+    "qwen3-30b-a3b-int4": Shape(_QWEN3_30B, codes="int4"),
     "gpt-oss-20b": Shape(_GPT_OSS_20B, packed_experts=True, head={"intermediate_size": 17280}),
     "gpt-oss-20b-bfloat16": Shape(_GPT_OSS_20B, head={"intermediate_size": 17280}),
     "glm-4.7-flash": Shape(

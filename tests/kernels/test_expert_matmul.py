@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from bench.kernel_cases.expert_matmul import CASES
+from bench.random_codes import random_coded_experts
 from jaxspec_kernels.expert_matmul import (
     Mxfp4Weight,
     PackedExperts,
@@ -53,6 +54,8 @@ class TestExpertMatmul(ExpertsTest):
             values = rng.integers(0, 256, (case.experts, case.width // 2, case.outputs), np.uint8)
             scale = rng.integers(115, 129, (case.experts, case.width // 32, case.outputs), np.uint8)
             weights = jax.tree.map(jnp.asarray, pack_mxfp4(values, scale))
+        elif case.bits:
+            weights = random_coded_experts(jax.random.key(0), size, case.bits)
         else:
             weights = jnp.asarray(rng.standard_normal(size, np.float32), case.dtype)
         chosen = rng.integers(0, case.spread, case.rows) + case.experts - case.spread

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from golden_files import QUANTIZED, quantized_folder
 from jax.sharding import AbstractMesh
+from jaxspec_kernels.expert_matmul import expert_matmul
 from jaxspec_kernels.packed_matmul import CodedWeight, pack_codes
 
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.checkpoints.codes import Codes, QuantizedTensor
-from jaxspec.models.coded_weights import coded_sharding, coded_weight
+from jaxspec.models.coded_weights import coded_experts, coded_sharding, coded_weight
+from jaxspec.models.expert_sources import tensor_per_expert
 from jaxspec.models.loading import declared, load_target, plan_target
 from jaxspec.models.parameters import Fused, Projection
 
@@ -132,3 +134,57 @@ def test_a_part_that_would_cut_a_block_is_dense():
         np.zeros((128, 256), ml_dtypes.float8_e4m3fn), np.ones((1, 2), np.float32), None, (128,)
     )
     assert coded_sharding(shared, mesh, ("embed", "feed_forward")) is None
+
+
+class Integers(Stored):
+    """A matrix of four bits in groups of 128, all of whose zero points are `zero`."""
+
+    kind, zero = "INT4", 8
+
+    def read_codes(self):
+        rng = np.random.default_rng(self.shape[0] + self.zero)
+        scale = rng.uniform(1, 2, (self.shape[0], self.shape[1] // 128)).astype(np.float16)
+        codes = rng.integers(0, 16, self.shape, np.uint8)
+        return Codes(codes, scale, (1, 128), np.full(scale.shape, self.zero, np.uint8))
+
+
+class Nines(Integers):
+    zero = 9
+
+
+def experts(kinds, block=(16, 128)):
+    """Gate and up projections of two experts, [2, 256, 2, 64], from tensors of these kinds."""
+    source = tensor_per_expert("x", 2, 256, 64).gate_up
+    stored = [kind((64, 256), block) for kind in kinds]
+    return source, coded_experts(source, (2, 256, 2, 64), stored), [tensor.read() for tensor in stored]
+
+
+@pytest.mark.parametrize("kinds", [(Stored,) * 4, (Integers,) * 4, (Integers, Integers, Nines, Integers)])
+def test_experts_keep_their_codes(kinds):
+    source, weights, tensors = experts(kinds)
+    assert (weights.shape, weights.bits) == ((2, 256, 2, 64), 8 if kinds[0] is Stored else 4)
+    np.testing.assert_array_equal(np.asarray(weights), source.join(tensors))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 256)), jnp.bfloat16)
+    chosen = jnp.asarray([1, 0, 1])
+    y = expert_matmul(x, chosen, jax.tree.map(jnp.asarray, weights))
+    expected = np.einsum("am,amgf->agf", np.asarray(x, np.float64), source.join(tensors)[np.asarray(chosen)])
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-3 * np.abs(expected).max())
+
+
+def test_experts_of_several_forms_are_dense():
+    assert experts((Stored, Stored, Integers, Integers))[1] is None
+    assert coded_experts(Projection("x", (256,), (64,)), (256, 64), []) is None
+
+
+@pytest.mark.parametrize(
+    ("axes", "words", "scales"),
+    [
+        (("experts", "embed", None, "expert_inner"), (2, 2, 32, 128), (2, 2, 2, 2)),
+        (("experts", None, None, None), (1, 2, 64, 128), (1, 2, 2, 4)),
+    ],
+)
+def test_experts_are_cut_where_the_weights_are(axes, words, scales):
+    _, weights, _ = experts((Stored,) * 4)
+    places = coded_sharding(weights, AbstractMesh((2,), ("tensor",)), axes)
+    assert places.words.shard_shape(weights.words.shape) == words
+    assert places.scale.shard_shape(weights.scale.shape) == scales

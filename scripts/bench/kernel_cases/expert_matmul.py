@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Case:
     """`rows` rows, each multiplied by one of `experts` weights [width, outputs]; `spread` of these are used.
 
-    With `packed` the weights are in MXFP4.
+    With `packed` the weights are in MXFP4; with `bits` in codes of 8 or 4 bits, in groups of 128 inputs.
     """
 
     name: str
@@ -18,6 +18,7 @@ class Case:
     spread: int
     dtype: str = "bfloat16"
     packed: bool = False
+    bits: int = 0
 
 
 CASES = (
@@ -46,5 +47,14 @@ CASES = (
         for name, outputs in (("gate and up", 5760), ("down", 2880))
     ),
     Case("gpt-oss-20b, down, 512 rows, packed", 512, 32, 2880, 2880, 32, packed=True),
+    Case("odd sizes, FP8", rows=7, experts=5, width=256, outputs=50, spread=3, bits=8),
+    Case("some rows, INT4", rows=40, experts=6, width=512, outputs=70, spread=5, bits=4),
+    Case("many rows, FP8", rows=300, experts=7, width=128, outputs=70, spread=6, bits=8),
+    *(
+        Case(f"Qwen3-30B, {name}, {rows} rows, {form}", rows, 128, width, outputs, 128, bits=bits)
+        for rows in (32, 256)
+        for name, width, outputs in (("gate and up", 2048, 1536), ("down", 768, 2048))
+        for form, bits in (("FP8", 8), ("INT4", 4))
+    ),
     Case("prefill, packed", rows=4096, experts=32, width=512, outputs=512, spread=32, packed=True),
 )

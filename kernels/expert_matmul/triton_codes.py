@@ -1,0 +1,55 @@
+"""The kernel of `expert_matmul` for experts in codes, which it expands as `packed_matmul` does."""
+
+import triton
+import triton.language as tl
+from jaxspec_kernels.expert_matmul.triton_rows import program_tile, tile_rows
+from jaxspec_kernels.packed_matmul.triton_codes import section_sums
+
+
+@triton.jit
+def coded_expert_matmul(
+    x,
+    experts_or_order,
+    starts,
+    words,
+    scale,
+    y,
+    rows: tl.constexpr,
+    count: tl.constexpr,
+    width: tl.constexpr,
+    columns: tl.constexpr,
+    grouped: tl.constexpr,
+    padded: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_outputs: tl.constexpr,
+    per_word: tl.constexpr,
+    block_words: tl.constexpr,
+    group: tl.constexpr,
+    scale_rows: tl.constexpr,
+    has_zero: tl.constexpr,
+):
+    expert, first, works = program_tile(experts_or_order, starts, rows, count, grouped, padded, block_rows)
+    if works:
+        row, taken = tile_rows(experts_or_order, starts, expert, first, rows, grouped, padded, block_rows)
+        column = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
+        at = expert.to(tl.int64)
+        sums = section_sums(
+            x + row[None, :].to(tl.int64) * width,
+            taken[None, :],
+            words + at * (columns * (width // per_word)),
+            scale + at * (width // group * (columns // scale_rows)),
+            tl.minimum(column, columns - 1),
+            0,
+            width // (per_word * block_words),
+            width,
+            columns,
+            per_word,
+            block_words,
+            group,
+            scale_rows,
+            has_zero,
+            block_rows,
+            block_outputs,
+        )
+        out = y + row[None, :].to(tl.int64) * columns + column[:, None]
+        tl.store(out, sums, mask=taken[None, :] & (column < columns)[:, None])

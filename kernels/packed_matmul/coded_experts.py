@@ -1,0 +1,75 @@
+"""Experts of a bfloat16 network in codes of eight or four bits, with scales."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxspec_kernels.packed_matmul.coded_weight import BLOCK_WORDS, CodedWeight
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("words", "scale"),
+    meta_fields=("block_words", "has_zero", "bits"),
+)
+@dataclass(frozen=True)
+class CodedExperts:
+    """Weights [E, M, out axes], each of which is a `CodedWeight` with one axis of inputs.
+
+    Attributes:
+      words: u16[E, out axes, M / n].
+      scale: u32[E, groups, out axes].
+      block_words, has_zero, bits: see `CodedWeight`.
+    """
+
+    words: jax.Array
+    scale: jax.Array
+    block_words: int = BLOCK_WORDS
+    has_zero: bool = False
+    bits: int = 8
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        count, *outputs, words = self.words.shape
+        return count, words * 16 // self.bits, *outputs
+
+    @property
+    def ndim(self) -> int:
+        return self.words.ndim
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return jnp.dtype(jnp.bfloat16)
+
+    def __getitem__(self, index: object) -> "CodedExperts":
+        assert index is Ellipsis, "a packed weight can only be read as a whole, with [...]"
+        return self
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.dense(), dtype)
+
+    def expert(self, words: jax.Array, scale: jax.Array) -> CodedWeight:
+        """An expert, from its part of the arrays."""
+        return CodedWeight(words, scale, (), self.block_words, self.has_zero, self.bits)
+
+    def dense(self) -> jax.Array:
+        """The weights as float32, of `shape`."""
+        return jax.vmap(lambda words, scale: self.expert(words, scale).dense())(self.words, self.scale)
+
+
+def stack_codes(experts: Sequence[CodedWeight]) -> CodedExperts | None:
+    """Experts from weights on the host; None if they have several forms."""
+    first = experts[0]
+    forms = {(e.words.shape, e.scale.shape, e.block_words, e.has_zero, e.bits) for e in experts}
+    if len(forms) > 1 or first.inner:
+        return None
+    words, scale = (np.stack([getattr(each, name) for each in experts]) for name in ("words", "scale"))
+    return CodedExperts(words, scale, first.block_words, first.has_zero, first.bits)  # type: ignore[arg-type]
