@@ -14,7 +14,7 @@ from jaxspec.checkpoints import TensorSource
 from jaxspec.checkpoints.codes import Codes, QuantizedTensor
 from jaxspec.models.expert_sources import Stacked
 from jaxspec.models.parameters import Fused, Projection, Source, row_order
-from jaxspec.sharding import sharding
+from jaxspec.sharding import replicated, sharding
 
 _ZERO = 8
 _NOT_IN_LAYERS = ("model.embed_tokens.", "lm_head.")
@@ -63,8 +63,13 @@ def coded_weight(
     if len(quantized) < len(stored) or kinds not in ({"FP8"}, {"INT4"}):
         return None
     tensors = [tensor.read_codes() for tensor in quantized]
-    if any(codes.group is not None for codes in tensors):
-        return None
+    groups = [codes.group for codes in tensors]
+    inputs: np.ndarray | None = None
+    if any(group is not None for group in groups):
+        inputs = _grouped_inputs(groups, tensors[0].block[1])
+        if inputs is None:
+            return None
+        tensors = [replace(codes, values=codes.values[:, inputs], group=None) for codes in tensors]
     width = tensors[0].values.shape[1]
     columns = {min(codes.block[1], width) for codes in tensors}
     values = np.concatenate([codes.values.view(np.uint8) for codes in tensors])
@@ -85,7 +90,15 @@ def coded_weight(
     if kinds == {"FP8"}:
         values = values.view(ml_dtypes.float8_e4m3fn)
     inner = len(source.in_shape)
-    return pack_codes(values, scale, zero, shape[inner:], shape[1:inner])
+    return pack_codes(values, scale, zero, shape[inner:], shape[1:inner], inputs)
+
+
+def _grouped_inputs(groups: Sequence[np.ndarray | None], size: int) -> np.ndarray | None:
+    """i32[in], the inputs group by group; None if tensors differ in it, or groups in their sizes."""
+    first = groups[0]
+    if first is None or not all(group is not None and np.array_equal(group, first) for group in groups):
+        return None
+    return np.argsort(first, kind="stable").astype(np.int32) if set(np.bincount(first)) == {size} else None
 
 
 def _scales(tensors: Sequence[Codes], order: np.ndarray, last: int) -> np.ndarray:
@@ -119,10 +132,15 @@ def coded_sharding(
     first, inputs, outputs = spec[:count], spec[count], spec[count + 1 + inner :]
     groups, *rows = weight.scale.shape[count:]
     parts = mesh.size
+    order = None if isinstance(weight, CodedExperts) else weight.order
+    if inputs and order is not None:
+        return None
     if inputs and (weight.words.shape[-1] % (parts * weight.block_words) or (groups > 1 and groups % parts)):
         return None
     if any(over and size % parts for over, size in zip(outputs, rows, strict=True)):
         return None
     words = NamedSharding(mesh, PartitionSpec(*first, *outputs, inputs))
     scale = NamedSharding(mesh, PartitionSpec(*first, inputs if groups > 1 else None, *outputs))
+    if order is not None:
+        return replace(weight, words=words, scale=scale, order=replicated(mesh))  # type: ignore[arg-type]
     return replace(weight, words=words, scale=scale)  # type: ignore[arg-type]

@@ -58,7 +58,7 @@ class CodedExperts:
 
     def expert(self, words: jax.Array, scale: jax.Array) -> CodedWeight:
         """An expert, from its part of the arrays."""
-        return CodedWeight(words, scale, (), self.block_words, self.has_zero, self.bits)
+        return CodedWeight(words, scale, None, (), self.block_words, self.has_zero, self.bits)
 
     def dense(self) -> jax.Array:
         """The weights as float32, of `shape`."""
@@ -66,10 +66,10 @@ class CodedExperts:
 
 
 def stack_codes(experts: Sequence[CodedWeight]) -> CodedExperts | None:
-    """Experts from weights on the host; None if they have several forms."""
+    """Experts from weights on the host; None if they have several forms, or an order of their inputs."""
     first = experts[0]
     forms = {(e.words.shape, e.scale.shape, e.block_words, e.has_zero, e.bits) for e in experts}
-    if len(forms) > 1 or first.inner:
+    if len(forms) > 1 or any(each.order is not None for each in experts):
         return None
     words, scale = (np.stack([getattr(each, name) for each in experts]) for name in ("words", "scale"))
     return CodedExperts(words, scale, first.block_words, first.has_zero, first.bits)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ _ZERO_BITS = 0x1F
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("words", "scale"),
+    data_fields=("words", "scale", "order"),
     meta_fields=("inner", "block_words", "has_zero", "bits"),
 )
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class CodedWeight:
       scale: u32[groups, out axes], the bits of a float32: one for width / groups inputs. The last axis may be
         shorter than that of the words: then as many outputs share a scale. With `has_zero`, the five lowest
         bits of a scale are not its own, but the zero point.
+      order: i32[width], the input of every code, if groups are not adjacent inputs; otherwise None.
       inner: the axes of the inputs after the first one.
       block_words: words of a block.
       has_zero: whether scales hold zero points. Otherwise codes of four bits are less 8.
@@ -41,6 +42,7 @@ class CodedWeight:
 
     words: jax.Array
     scale: jax.Array
+    order: jax.Array | None = None
     inner: tuple[int, ...] = ()
     block_words: int = BLOCK_WORDS
     has_zero: bool = False
@@ -112,7 +114,10 @@ class CodedWeight:
             values = codes.astype(jnp.float32) - jnp.asarray(zero, jnp.float32)
         own = scale & jnp.uint32(~_ZERO_BITS & 0xFFFFFFFF) if self.has_zero else scale
         weights = values * lax.bitcast_convert_type(own, jnp.float32)[..., None]
-        return jnp.moveaxis(weights, -1, 1).reshape(self.shape)
+        weights = jnp.moveaxis(weights, -1, 1).reshape(self.width, *self.out_axes)
+        if self.order is not None:
+            weights = weights[jnp.argsort(self.order)]
+        return weights.reshape(self.shape)
 
 
 def block_words(width: int, bits: int, columns: int) -> int | None:
@@ -138,6 +143,7 @@ def pack_codes(
     zero: np.ndarray | None,
     shape: tuple[int, ...],
     inner: tuple[int, ...] = (),
+    order: np.ndarray | None = None,
 ) -> CodedWeight | None:
     """A packed weight, on the host; None if the kernels do not read such a weight.
 
@@ -146,7 +152,7 @@ def pack_codes(
       scale: f32[outputs / rows, width / columns].
       zero: u8[outputs, width / columns], at most 16; None if it is 8 everywhere, or for FP8.
       shape: the axes of the outputs. `rows` divides the last one, or is 1.
-      inner: see `CodedWeight`.
+      inner, order: see `CodedWeight`.
     """
     outputs, width = codes.shape
     bits = 4 if codes.dtype == np.uint8 else 8
@@ -170,6 +176,7 @@ def pack_codes(
     return CodedWeight(
         stored.reshape(*shape, -1),  # type: ignore[arg-type]
         bits_of_scale.reshape(groups, *first, last // rows),  # type: ignore[arg-type]
+        order,  # type: ignore[arg-type]
         inner,
         words,
         zero is not None,

@@ -32,6 +32,8 @@ def packed_matmul(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
         return reference(x, kernel, out_dtype=out_dtype)
     batch, width, outputs = x.shape[:-1], kernel.width, math.prod(kernel.out_axes)
     rows = math.prod(batch)
+    if kernel.order is not None:
+        x = jnp.take(x, kernel.order, axis=-1)
     dtype = jnp.dtype(out_dtype or x.dtype)
     sections = count_sections(kernel)
     tiles = choose_tiles(rows, kernel.bits)

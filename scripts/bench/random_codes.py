@@ -42,7 +42,7 @@ def random_codes(
     stored = lax.bitcast_convert_type(scale, jnp.uint32)
     if has_zero:
         stored = stored & 0xFFFFFFE0 | 8
-    return CodedWeight(words, stored, shape[1:inner], blocks, has_zero, bits)
+    return CodedWeight(words, stored, None, shape[1:inner], blocks, has_zero, bits)
 
 
 def random_coded_experts(

@@ -1,5 +1,7 @@
 """Matrices that stay in their codes in a bfloat16 network are the dense ones, and are cut where those are."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -15,14 +17,16 @@ from jaxspec.checkpoints.codes import Codes, QuantizedTensor
 from jaxspec.models.coded_weights import coded_experts, coded_sharding, coded_weight
 from jaxspec.models.expert_sources import tensor_per_expert
 from jaxspec.models.loading import declared, load_target, plan_target
-from jaxspec.models.parameters import Fused, Projection
+from jaxspec.models.parameters import Fused, Projection, fused_gate_up
 
 PACKED = {
     "fp8-blocks": 4,
     "fp8-channel": 4,
     "fp8-tensor": 4,
     # Kernels read whole blocks of 128 inputs: only `down_proj` has them.
-    **dict.fromkeys(("awq", "gptq", "gptq-v2", "int4-channel", "int4-groups", "int4-zero-points"), 1),
+    **dict.fromkeys(
+        ("awq", "gptq", "gptq-act-order", "gptq-v2", "int4-channel", "int4-groups", "int4-zero-points"), 1
+    ),
 }
 
 
@@ -188,3 +192,38 @@ def test_experts_are_cut_where_the_weights_are(axes, words, scales):
     places = coded_sharding(weights, AbstractMesh((2,), ("tensor",)), axes)
     assert places.words.shard_shape(weights.words.shape) == words
     assert places.scale.shard_shape(weights.scale.shape) == scales
+
+
+class Ordered(Integers):
+    """Groups of 128 inputs that are not adjacent."""
+
+    seed = 3
+
+    def read_codes(self):
+        group = np.random.default_rng(self.seed).permutation(np.arange(256) // 128)
+        return replace(super().read_codes(), group=group)
+
+
+class OtherOrder(Ordered):
+    seed = 4
+
+
+class UnequalGroups(Ordered):
+    def read_codes(self):
+        return replace(super().read_codes(), group=np.arange(256) // 100 % 2)
+
+
+@pytest.mark.parametrize(
+    "kinds", [(Ordered,) * 2, (Ordered, OtherOrder), (Ordered, Integers), (UnequalGroups,) * 2]
+)
+def test_an_order_of_inputs_that_fused_matrices_share_stays_packed(kinds):
+    source = fused_gate_up("x", "weight", (256,), 64)
+    stored = [kind((64, 256), (1, 128)) for kind in kinds]
+    weight = coded_weight(source, (256, 2, 64), stored)
+    if set(kinds) != {Ordered}:
+        assert weight is None
+        return
+    np.testing.assert_array_equal(np.asarray(weight), source.join([tensor.read() for tensor in stored]))
+    mesh = AbstractMesh((2,), ("tensor",))
+    assert coded_sharding(weight, mesh, ("embed", None, "feed_forward")).order.is_fully_replicated
+    assert coded_sharding(weight, mesh, ("feed_forward", None, "embed")) is None
