@@ -178,6 +178,7 @@ def test_bad_names_are_refused(tmp_path):
         (DrafterConfig, "sampling", "typical", "'probabilistic' or 'greedy'"),
         (DrafterConfig, "min_ngram", 0, "at least 1"),
         (DrafterConfig, "draft_vocab_size", 0, "at least 1"),
+        (DrafterConfig, "dtype", "float16", "must be 'float8_e4m3fn' or 'int4', not 'float16'"),
         (DrafterConfig, "max_ngram", 0, "at least 1"),
         (EngineConfig, "batch_size", 0, "engine.batch_size must be a whole number of at least 1"),
         (EngineConfig, "max_model_len", 0, "engine.max_model_len"),
@@ -326,6 +327,7 @@ def test_a_cache_has_the_dtype_of_the_network_unless_activations_are_rounded():
     ("kind", "keys", "problem"),
     [
         ("ngram", {"source": "a"}, "drafter.source has no effect with kind 'ngram'"),
+        ("mtp", {"dtype": "int4"}, "drafter.dtype has no effect with kind 'mtp'"),
         ("ngram", {"draft_vocab_size": 9}, "drafter.draft_vocab_size has no effect with kind 'ngram'"),
         ("ngram", {"options": {"a": 1}}, "drafter.options has no effect with kind 'ngram'"),
         ("none", {"num_speculative_tokens": 4}, "num_speculative_tokens has no effect with kind 'none'"),

@@ -4,12 +4,14 @@ Source: compressed-tensors 0.20, `quantization/lifecycle/forward_helpers.py` and
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from jaxspec.checkpoints.checkpoint import TensorSource
+from jaxspec.checkpoints.codes import Codes, QuantizedTensor
 from jaxspec.checkpoints.errors import CheckpointError
 
 FORMATS = ("fp8", "int4")
@@ -35,22 +37,75 @@ def rounded(name: str, matrix: np.ndarray, form: str) -> Iterator[tuple[str, np.
     Raises:
       CheckpointError: the matrix holds NaN or infinity.
     """
+    stem = name.removesuffix(".weight")
+    codes, scale = _round_parts(name, matrix, form)
+    if form == "fp8":
+        yield name, codes
+        yield f"{stem}.weight_scale", scale
+        return
+    nibbles = (codes + np.int8(8)).view(np.uint8)
+    yield f"{stem}.weight_packed", (nibbles[:, ::2] | nibbles[:, 1::2] << 4).view("<i4")
+    yield f"{stem}.weight_scale", scale
+    yield f"{stem}.weight_shape", np.array(matrix.shape, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class RoundedTensor(QuantizedTensor):
+    """A matrix [out, in] that is rounded when it is read.
+
+    Attributes:
+      name: the tensor's, for messages.
+      tensor: the matrix.
+      format: one of `FORMATS`.
+    """
+
+    name: str
+    tensor: TensorSource
+    format: str
+
+    @property
+    def kind(self) -> str:
+        return self.format.upper()
+
+    def read_codes(self) -> Codes:
+        codes, scale = _round_parts(self.name, self.tensor.read(), self.format)
+        if self.format == "fp8":
+            return Codes(codes, scale, self.block)
+        return Codes(
+            (codes + np.int8(8)).view(np.uint8), scale, self.block, np.full(scale.shape, 8, np.uint8)
+        )
+
+
+def round_matrices(tensors: Mapping[str, TensorSource], form: str) -> dict[str, TensorSource]:
+    """The tensors of a head with its projections and output rows rounded when they are read."""
+
+    def each(name: str, tensor: TensorSource) -> TensorSource:
+        is_matrix = len(tensor.shape) == 2 and name.endswith(("_proj.weight", "fc.weight", "lm_head.weight"))
+        if (
+            not is_matrix
+            or isinstance(tensor, QuantizedTensor)
+            or (form == "int4" and tensor.shape[1] % _GROUP)
+        ):
+            return tensor
+        outputs, inputs = tensor.shape
+        return RoundedTensor((outputs, inputs), (1, _GROUP if form == "int4" else inputs), name, tensor, form)
+
+    return {name: each(name, tensor) for name, tensor in tensors.items()}
+
+
+def _round_parts(name: str, matrix: np.ndarray, form: str) -> tuple[np.ndarray, np.ndarray]:
+    """Codes of float8_e4m3fn, or i8 from -8 to 7, [out, in], and scales bf16[out, groups].
+
+    Raises:
+      CheckpointError: the matrix holds NaN or infinity.
+    """
     if not np.isfinite(matrix).all():
         raise CheckpointError(f"tensor {name!r} holds NaN or infinity")
-    stem = name.removesuffix(".weight")
-    parts = [matrix[start : start + _ROWS] for start in range(0, len(matrix), _ROWS)]
-    if form == "fp8":
-        codes, scales = zip(
-            *(_round(part, part.shape[1], _LARGEST_FP8, _to_fp8) for part in parts), strict=True
-        )
-        yield name, np.concatenate(codes)
-        yield f"{stem}.weight_scale", np.concatenate(scales)
-        return
-    codes, scales = zip(*(_round(part, _GROUP, 7.0, _to_int4) for part in parts), strict=True)
-    nibbles = (np.concatenate(codes) + np.int8(8)).view(np.uint8)
-    yield f"{stem}.weight_packed", (nibbles[:, ::2] | nibbles[:, 1::2] << 4).view("<i4")
-    yield f"{stem}.weight_scale", np.concatenate(scales)
-    yield f"{stem}.weight_shape", np.array(matrix.shape, np.int64)
+    group = _GROUP if form == "int4" else matrix.shape[1]
+    largest, to_codes = (7.0, _to_int4) if form == "int4" else (_LARGEST_FP8, _to_fp8)
+    parts = (matrix[start : start + _ROWS] for start in range(0, len(matrix), _ROWS))
+    codes, scales = zip(*(_round(part, group, largest, to_codes) for part in parts), strict=True)
+    return np.concatenate(codes), np.concatenate(scales)
 
 
 def _round(matrix: np.ndarray, group: int, largest: float, to_codes: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -18,8 +18,8 @@ class DrafterKind(Protocol):
     Attributes:
       weights_from: "own": `drafter.source` must name a checkpoint; "target": the target's checkpoint, unless
         `drafter.source` names one; "none": no checkpoint.
-      reads: the further keys of `[drafter]` that it reads, of `max_ngram`, `min_ngram`, `draft_vocab_size`
-        and `options`.
+      reads: the further keys of `[drafter]` that it reads, of `max_ngram`, `min_ngram`, `draft_vocab_size`,
+        `dtype` and `options`.
     """
 
     weights_from: ClassVar[Literal["own", "target", "none"]]
@@ -46,6 +46,8 @@ class DrafterConfig:
       draft_vocab_size: a head drafts only the most frequent tokens of its vocabulary, at most this many.
         Drafts are then cheaper, and fewer are accepted. None keeps all. The head's checkpoint must say which
         tokens are frequent (`draft_order`), as those that jaxspec trains do.
+      dtype: "float8_e4m3fn" or "int4" rounds the matrices of a head, as `jaxspec convert --quantize` does, so
+        that drafting reads fewer bytes on a GPU; fewer drafts may be accepted. None keeps them as they are.
       options: settings of a drafter registered from outside, which reads them itself.
     """
 
@@ -60,6 +62,7 @@ class DrafterConfig:
     options: dict = field(default_factory=dict)
     max_speculative_tokens: int = 4
     draft_vocab_size: int | None = None
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in DRAFTERS:
@@ -83,6 +86,8 @@ class DrafterConfig:
             raise ConfigError(f"drafter.source is missing: {self.kind!r} needs a checkpoint")
         if self.draft_vocab_size is not None:
             at_least("drafter.draft_vocab_size", self.draft_vocab_size, 1)
+        if self.dtype not in (None, "float8_e4m3fn", "int4"):
+            raise ConfigError(f"drafter.dtype must be 'float8_e4m3fn' or 'int4', not {self.dtype!r}")
         at_least("drafter.min_ngram", self.min_ngram, 1)
         at_least("drafter.max_ngram", self.max_ngram, self.min_ngram, _MOST)
 

@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels.matmul import PackedWeight
+from jaxspec_kernels.packed_matmul import CodedWeight
 
 from jaxspec.attention import CacheShape, LayerCacheShape
 from jaxspec.checkpoints import Checkpoint, CheckpointError, TensorSource
 from jaxspec.checkpoints.blocks import Blocks
 from jaxspec.checkpoints.memory import ArrayTensor
+from jaxspec.checkpoints.quantize import RoundedTensor, round_matrices
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.base import Build, Description, Drafter, DrafterReader, Target
 from jaxspec.drafters.flags import Flag
@@ -81,7 +83,7 @@ class Head(Drafter):
     """
 
     weights_from = "own"
-    reads = ("draft_vocab_size",)
+    reads = ("draft_vocab_size", "dtype")
     ignored = _IGNORED
     config_type: ClassVar[type[HeadConfig]]
     config: Any
@@ -109,6 +111,8 @@ class Head(Drafter):
             tensors["lm_head.weight"] = own if importance is None else RatedTensor(own, importance)
         elif head.own_head:
             tensors["lm_head.weight"] = rows
+        if config.dtype is not None:
+            tensors = round_matrices(tensors, {"float8_e4m3fn": "fp8"}.get(config.dtype, config.dtype))
         checkpoint = replace(checkpoint, tensors=tensors)
         make: Callable[..., Head] = cls
         plan = plan_module(
@@ -120,7 +124,7 @@ class Head(Drafter):
         def read(target: Target) -> Drafter:
             filled = replace(rows, kernel=target.output_kernel)
             parameters = [
-                (variable, [filled if tensor is rows else tensor for tensor in stored])
+                (variable, [_filled(tensor, rows, filled) for tensor in stored])
                 for variable, stored in plan.parameters
             ]
             drafter = replace(plan, parameters=parameters).read(
@@ -130,7 +134,11 @@ class Head(Drafter):
                 rounded=build.activations == "int8",
             )
             drafter.most_drafted = config.draft_vocab_size
-            drafter.copies_rows = any(tensor is rows for _, stored in plan.parameters for tensor in stored)
+            drafter.copies_rows = any(
+                _filled(tensor, rows, filled) is not tensor
+                for _, stored in plan.parameters
+                for tensor in stored
+            )
             return drafter
 
         return read
@@ -165,6 +173,13 @@ class Head(Drafter):
             layers = head.reads(checkpoint.config, any_target=fitting is own)
             return replace(known, layers=layers, flags=tuple(head.flags(checkpoint)))
         return known
+
+
+def _filled(tensor: TensorSource, rows: "OutputRows", filled: "OutputRows") -> TensorSource:
+    """The tensor, or `filled` in the place of `rows`."""
+    if isinstance(tensor, RoundedTensor) and tensor.tensor is rows:
+        return replace(tensor, tensor=filled)
+    return filled if tensor is rows else tensor
 
 
 def _stand_in(checkpoint: Checkpoint) -> ModelConfig:
@@ -268,7 +283,7 @@ class OutputRows:
         return np.dtype(np.float32)
 
     def read(self) -> np.ndarray:
-        if isinstance(self.kernel, PackedWeight):
+        if isinstance(self.kernel, PackedWeight | CodedWeight):
             return np.asarray(self.kernel).T[self.ids]
         # Select the rows on the device: all of a large model's would be gigabytes on the host.
         return np.asarray(jnp.take(self.kernel, self.ids, axis=1)).T

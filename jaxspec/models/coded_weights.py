@@ -17,8 +17,6 @@ from jaxspec.models.parameters import Fused, Projection, Source, row_order
 from jaxspec.sharding import replicated, sharding
 
 _ZERO = 8
-_NOT_IN_LAYERS = ("model.embed_tokens.", "lm_head.")
-"""Matrices that are read in other ways than by products, too."""
 
 
 def coded_experts(
@@ -56,8 +54,8 @@ def coded_weight(
     """
     if not isinstance(source, Projection | Fused) or not source.in_shape:
         return None
-    if any(name.startswith(_NOT_IN_LAYERS) for name, _ in source.tensors):
-        return None
+    if source.tensors[0][0].endswith("embed_tokens.weight"):
+        return None  # a table that is read by columns, too
     quantized = [tensor for tensor in stored if isinstance(tensor, QuantizedTensor)]
     kinds = {tensor.kind for tensor in quantized}
     if len(quantized) < len(stored) or kinds not in ({"FP8"}, {"INT4"}):

@@ -28,6 +28,7 @@ def random_module(
     seed: int = 0,
     packed_experts: bool = False,
     codes: str = "",
+    quantised: tuple[str, ...] = ("_proj.weight",),
     is_split: bool = True,
 ) -> Module:
     """A module with random weights.
@@ -38,6 +39,7 @@ def random_module(
       seed: seed of the weights.
       packed_experts: make experts in MXFP4.
       codes: "fp8" or "int4" for the layers' matrices in blocks of 128 x 128, or in groups of 128.
+      quantised: the ends of these matrices' names.
       is_split: split weights over `mesh`; otherwise every device has all of them.
     """
     module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
@@ -49,7 +51,7 @@ def random_module(
         placed_by = axes if is_split else None
         if packed_experts and {"embed", "expert_inner"} <= set(axes):
             fill, place = _packed(partial(random_mxfp4, shape=shape), mesh, placed_by)
-        elif codes and _is_quantised(variable.get_metadata("source")):
+        elif codes and _is_quantised(variable.get_metadata("source"), quantised):
             rows = 128 if codes == "fp8" and shape[-1] % 128 == 0 and mesh.size == 1 else 1
             options: dict[str, Any] = {"shape": shape, "bits": 8 if codes == "fp8" else 4, "scale_rows": rows}
             source = variable.get_metadata("source")
@@ -72,12 +74,12 @@ def put_whole(module: nnx.Module, mesh: Mesh) -> None:
             variable.set_value(jax.device_put(variable.get_value(), replicated(mesh)))
 
 
-def _is_quantised(source: Any) -> bool:
-    """Whether a parameter is made of matrices that a quantised checkpoint stores in codes."""
+def _is_quantised(source: Any, names: tuple[str, ...]) -> bool:
+    """Whether a parameter is made of matrices with these ends of their names."""
     if isinstance(source, Projection | Fused) and not source.in_shape:
         return False
     is_used = isinstance(source, Projection | Fused | Stacked)
-    return is_used and source.tensors[0][0].endswith("_proj.weight")
+    return is_used and source.tensors[0][0].endswith(names)
 
 
 def _packed(

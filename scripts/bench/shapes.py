@@ -30,6 +30,7 @@ class Shape:
       target: the keys of the target's `config.json`.
       packed_experts: the checkpoint has experts in MXFP4, which stay packed if a kernel supports it.
       codes: the format of the target's matrices, "fp8" or "int4" (see `random_module`); empty for bfloat16.
+      head_codes: the same for the head's matrices and output rows.
       drafter: "eagle3", "eagle1" or "mtp".
       head: keys of the head's layer that differ from a Llama layer with the target's sizes.
       draft_vocab_size: W of an EAGLE-3 head.
@@ -38,6 +39,7 @@ class Shape:
     target: Mapping[str, Any]
     packed_experts: bool = False
     codes: str = ""
+    head_codes: str = ""
     drafter: str = "eagle3"
     head: Mapping[str, Any] = field(default_factory=dict)
     draft_vocab_size: int = 32000
@@ -102,6 +104,7 @@ SHAPES: Mapping[str, Shape] = {
     ),
     "llama3-8b": Shape(_LLAMA3_8B),
     "llama3-8b-fp8": Shape(_LLAMA3_8B, codes="fp8"),
+    "llama3-8b-fp8-and-head": Shape(_LLAMA3_8B, codes="fp8", head_codes="fp8"),
     "llama3-8b-int4": Shape(_LLAMA3_8B, codes="int4"),
     "llama3-70b": Shape(
         {
@@ -212,7 +215,9 @@ def build_models(
     def make(rngs: nnx.Rngs) -> Drafter:
         return kind(head, num_speculative_tokens=num_drafts, dtype=dtype, rngs=rngs)
 
-    drafter = random_module(make, mesh, seed=1, is_split=split_drafter)
+    head_codes = shape.head_codes if packed else ""
+    names = ("_proj.weight", "fc.weight", "lm_head.weight")
+    drafter = random_module(make, mesh, seed=1, codes=head_codes, quantised=names, is_split=split_drafter)
     drafter.needs = replace(drafter.needs, is_split=split_drafter)
     if isinstance(drafter, Eagle3):
         drafter.target_ids, drafter.draft_ids = vocabulary_buffers(shape.draft_vocab_size, config.vocab_size)

@@ -16,7 +16,7 @@ from jaxspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from jaxspec.config import DrafterConfig
 from jaxspec.drafters.eagle3 import Eagle3Config
 from jaxspec.drafters.loading import Build, load_drafter
-from jaxspec.models.loading import export_tensors, load_target, target_config
+from jaxspec.models.loading import declared, export_tensors, load_target, target_config
 
 FLOAT32 = jnp.dtype(jnp.float32)
 
@@ -329,3 +329,16 @@ def test_a_draft_model_with_other_tokens_is_refused(tmp_path, target, own, fits)
         return
     with pytest.raises(ValueError, match=r"but token 40 is '.', in the target '.'"):
         load_drafter(config, target, build)
+
+
+@pytest.mark.parametrize("own_rows", [True, False])
+def test_a_heads_matrices_are_rounded_if_asked(changed, folders, target, own_rows):
+    """Also output rows that are copies of the target's."""
+    source = folders[1] if own_rows else changed("eagle3", tensors={"lm_head.weight": None})
+    usual, rounded = (load("eagle3", source, target, dtype=each) for each in (None, "float8_e4m3fn"))
+    pairs = zip(declared(usual), declared(rounded), strict=True)
+    for (exact, stored), (weight, _) in pairs:
+        one, other = (np.asarray(each.get_value(), np.float32) for each in (exact, weight))
+        is_matrix = stored.tensors[0][0].endswith(("_proj.weight", "fc.weight", "lm_head.weight"))
+        assert np.array_equal(one, other) != is_matrix
+        np.testing.assert_allclose(other, one, rtol=0.13, atol=0.01 * np.abs(one).max())

@@ -137,7 +137,7 @@ def test_a_run_is_resumed_only_with_what_decides_its_answers(tiny_config):
     options = {"config", "params", "raw", "keep_order", "backend"}
     assert_complete("run_settings", parameters(run_settings), options)
     assert_complete("EngineConfig", fields(EngineConfig), COUNTS, SPEED)
-    for_others = {"source", "file", "sha256", "options", "draft_vocab_size"}
+    for_others = {"source", "file", "sha256", "options", "draft_vocab_size", "dtype"}
     assert_complete("DrafterConfig", fields(DrafterConfig), DRAFTER, for_others)
 
     def settings(config, params=PARAMS, **more):

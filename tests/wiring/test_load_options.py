@@ -109,6 +109,12 @@ def test_every_size_of_the_engine_arrives(name, load, files, monkeypatch):
 
 
 # Values of `DrafterConfig` by field, and what they do to the engine's drafter.
+def has_few_values(drafter, engine):
+    """Whether the weights of an output are few values of FP8, with signs."""
+    column = np.abs(np.asarray(drafter.head.kernel.get_value(), np.float32))[:, 0]
+    return len(np.unique(column)) < 0.9 * len(column)
+
+
 DRAFTER = {
     "kind": ({"kind": "ngram"}, lambda d, e: isinstance(d, NGramDrafter)),
     "num_speculative_tokens": (
@@ -123,6 +129,7 @@ DRAFTER = {
     "max_ngram": ({"kind": "ngram", "max_ngram": 7}, lambda d, e: d.max_ngram == 7),
     "min_ngram": ({"kind": "ngram", "min_ngram": 2}, lambda d, e: d.min_ngram == 2),
     "draft_vocab_size": ({"kind": "eagle3", "draft_vocab_size": 9}, lambda d, e: d.draft_vocab_size == 9),
+    "dtype": ({"kind": "eagle3", "dtype": "float8_e4m3fn"}, has_few_values),
     "options": ({"kind": "with options", "options": {"a": 3}}, lambda d, e: d.options == {"a": 3}),
 }
 
@@ -131,7 +138,7 @@ class WithOptions(NGramDrafter):
     """A drafter of one's own, which reads every key."""
 
     weights_from = "own"
-    reads = ("options", "max_ngram", "min_ngram", "draft_vocab_size")
+    reads = ("options", "max_ngram", "min_ngram", "draft_vocab_size", "dtype")
 
     @classmethod
     def plan(cls, config, target, build):
