@@ -30,21 +30,36 @@ def packed_matmul(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
     """See `reference.packed_matmul`, which is called for cases that the kernel does not support."""
     if x.dtype != jnp.bfloat16 or not x.size:
         return reference(x, kernel, out_dtype=out_dtype)
-    batch, width, outputs = x.shape[:-1], kernel.width, math.prod(kernel.out_axes)
+    batch = x.shape[:-1]
     rows = math.prod(batch)
     if kernel.order is not None:
         x = jnp.take(x, kernel.order, axis=-1)
-    dtype = jnp.dtype(out_dtype or x.dtype)
-    sections = count_sections(kernel)
-    tiles = choose_tiles(rows, kernel.bits)
+    y = multiply(
+        x.reshape(rows, kernel.width),
+        kernel,
+        choose_tiles(rows, kernel.bits),
+        sections=count_sections(kernel),
+        dtype=jnp.dtype(out_dtype or x.dtype),
+    )
+    return y.reshape(*batch, *kernel.out_axes)
+
+
+def multiply(
+    x: jax.Array, kernel: CodedWeight, tiles: Tiles, *, sections: int, dtype: jnp.dtype
+) -> jax.Array:
+    """x [rows, width] @ kernel, [rows, outputs]; sums over sections of the inputs are added in order."""
+    (rows, width), outputs = x.shape, math.prod(kernel.out_axes)
     programs = triton.cdiv(outputs, tiles.block_outputs) * triton.cdiv(rows, tiles.block_rows)
     is_split = sections > 1 and programs < _PROGRAMS
-    shape = (sections, rows, outputs) if is_split else (rows, outputs)
     constants: dict[str, Any] = tiles._asdict()
     (y,) = triton_call(
         coded_matmul,
-        (x.reshape(rows, width), kernel.words, kernel.scale),
-        [jax.ShapeDtypeStruct(shape, jnp.float32 if is_split else dtype)],
+        (x, kernel.words, kernel.scale),
+        [
+            jax.ShapeDtypeStruct((sections, rows, outputs), jnp.float32)
+            if is_split
+            else jax.ShapeDtypeStruct((rows, outputs), dtype)
+        ],
         grid=(programs, sections if is_split else 1),
         rows=rows,
         width=width,
@@ -58,10 +73,8 @@ def packed_matmul(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
         is_split=is_split,
         **constants,
     )
-    if is_split:
-        # In order, as the kernel adds them where it computes all.
-        y = sum(y[1:], start=y[0]).astype(dtype)
-    return y.reshape(*batch, *kernel.out_axes)
+    # In order, as the kernel adds them where a program computes all of them.
+    return sum(y[1:], start=y[0]).astype(dtype) if is_split else y
 
 
 def count_sections(kernel: CodedWeight) -> int:
