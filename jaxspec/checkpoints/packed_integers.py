@@ -115,13 +115,21 @@ class GptqTensor(PackedTensor):
 
 
 class CompressedTensor(PackedTensor):
-    """Words i32[out, in / n], scales [out, groups], and words of zero points i32[out / n, groups]."""
+    """Words i32[out, in / n], scales [out, groups], and words of zero points i32[out / n, groups].
+
+    Older files have zero points i8[out, groups], less half of the range.
+    """
 
     def read_codes(self) -> Codes:
         outputs, inputs = self.shape
-        zero = None if self.zero is None else unpack(self.zero.read().T, self.bits, outputs).T
+        zero = None if self.zero is None else self._zeros(self.zero.read())
         scale = self.scale.read().reshape(outputs, self.groups)
         return self._codes(unpack(self.words.read(), self.bits, inputs), scale, zero)
+
+    def _zeros(self, stored: np.ndarray) -> np.ndarray:
+        if stored.dtype == np.int8:
+            return stored.view(np.uint8) + np.uint8(1 << self.bits - 1)
+        return unpack(stored.T, self.bits, self.shape[0]).T
 
 
 def unpack(words: np.ndarray, bits: int, count: int) -> np.ndarray:
@@ -291,7 +299,8 @@ def expand_compressed(
         part.check(".weight_scale", scale, "f", (outputs, groups), *([(outputs,)] if groups == 1 else []))
         if zero is None and not any(s.symmetric for s in fitting):
             part.take(".weight_zero_point")
-        part.check(".weight_zero_point", zero, "i", (-(-outputs * scheme.bits // 32), groups))
+        if zero is None or zero.dtype != np.int8 or zero.shape != (outputs, groups):
+            part.check(".weight_zero_point", zero, "i", (-(-outputs * scheme.bits // 32), groups))
         part.check(".weight_g_idx", order, "i", (inputs,))
         expanded[f"{part.stem}.weight"] = CompressedTensor(
             (outputs, inputs), (1, size), key, scheme.bits, words, scale, zero, order

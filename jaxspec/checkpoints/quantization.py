@@ -1,5 +1,6 @@
 """Reads the `quantization_config` of a checkpoint, and expands its tensors when they are read."""
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -197,7 +198,9 @@ def _group(
 
 
 def _block(value: Any, key: str, name: str) -> tuple[int, int]:
-    """The rows and columns that share a scale."""
+    """The rows and columns that share a scale: [128, 128], or "128x128" in older files."""
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}x[0-9]{1,9}", value):
+        value = [int(part) for part in value.split("x")]
     if isinstance(value, list) and len(value) == 2 and all(type(n) is int and 0 < n < 2**31 for n in value):
         return value[0], value[1]
     raise _unsupported(name, key, value, "the rows and columns that share a scale")

@@ -246,6 +246,15 @@ def test_settings_of_other_values_are_read_or_refused(case, data):
     refused_or(use)
 
 
+def test_older_zero_points_and_blocks_mean_the_same(tmp_path):
+    expected = open_checkpoint(quantized_folder("int4-zero-points")).tensors[f"{Q}.weight"]
+    zero = (expected.read_codes().zero.astype(np.int16) - 8).astype(np.int8)
+    folder = copy(tmp_path, "int4-zero-points", tensors={f"{Q}.weight_zero_point": zero})
+    np.testing.assert_array_equal(open_checkpoint(folder).tensors[f"{Q}.weight"].read(), expected.read())
+    folder = copy(tmp_path / "blocks", "fp8-blocks", settings={"weight_block_size": "32x64"})
+    assert open_checkpoint(folder).tensors[f"{Q}.weight"].form == "FP8 in blocks of 32 x 64"
+
+
 def test_inspect_says_formats_and_what_stays_wide(capsys):
     assert inspect([str(quantized_folder("int4-groups"))]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
