@@ -133,9 +133,11 @@ def coded_sharding(
     order = None if isinstance(weight, CodedExperts) else weight.order
     if inputs and order is not None:
         return None
-    if inputs and (weight.words.shape[-1] % (parts * weight.block_words) or (groups > 1 and groups % parts)):
+    if inputs and (weight.words.shape[-3] % parts or (groups > 1 and groups % parts)):
         return None
     if any(over and size % parts for over, size in zip(outputs, rows, strict=True)):
+        return None
+    if outputs[-1] and weight.words.shape[-4] % parts:
         return None
     words = NamedSharding(mesh, PartitionSpec(*first, *outputs, inputs))
     scale = NamedSharding(mesh, PartitionSpec(*first, inputs if groups > 1 else None, *outputs))

@@ -51,7 +51,8 @@ def expert_matmul(
         options |= {"block_width": 256 if is_wide else 128, "num_stages": 3 if block_rows < 64 else 4}
     elif isinstance(weights, CodedExperts):
         kernel, arrays = coded_expert_matmul, [weights.words, weights.scale]
-        options |= {"per_word": 16 // weights.bits, "block_words": weights.block_words}
+        options |= {"per_word": 16 // weights.bits, "block_words": weights.words.shape[-1]}
+        options |= {"tile": weights.words.shape[-2]}
         options |= {"group": width // weights.scale.shape[1], "has_zero": weights.has_zero}
         options |= {"scale_rows": outputs[-1] // weights.scale.shape[-1]}
         options |= {"block_outputs": 64 if is_low else 128, "num_warps": 4 if is_low else 8}

@@ -8,38 +8,36 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec_kernels.packed_matmul.coded_weight import BLOCK_WORDS, CodedWeight
+from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
 
 
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("words", "scale"),
-    meta_fields=("block_words", "has_zero", "bits"),
+    meta_fields=("has_zero", "bits"),
 )
 @dataclass(frozen=True)
 class CodedExperts:
     """Weights [E, M, out axes], each of which is a `CodedWeight` with one axis of inputs.
 
     Attributes:
-      words: u16[E, out axes, M / n].
-      scale: u32[E, groups, out axes].
-      block_words, has_zero, bits: see `CodedWeight`.
+      words, scale: with E as their first axis.
+      has_zero, bits: see `CodedWeight`.
     """
 
     words: jax.Array
     scale: jax.Array
-    block_words: int = BLOCK_WORDS
     has_zero: bool = False
     bits: int = 8
 
     @property
     def shape(self) -> tuple[int, ...]:
-        count, *outputs, words = self.words.shape
-        return count, words * 16 // self.bits, *outputs
+        count, *first, tiles, blocks, rows, words = self.words.shape
+        return count, blocks * words * 16 // self.bits, *first, tiles * rows
 
     @property
     def ndim(self) -> int:
-        return self.words.ndim
+        return len(self.shape)
 
     @property
     def size(self) -> int:
@@ -58,7 +56,7 @@ class CodedExperts:
 
     def expert(self, words: jax.Array, scale: jax.Array) -> CodedWeight:
         """An expert, from its part of the arrays."""
-        return CodedWeight(words, scale, None, (), self.block_words, self.has_zero, self.bits)
+        return CodedWeight(words, scale, None, (), self.has_zero, self.bits)
 
     def dense(self) -> jax.Array:
         """The weights as float32, of `shape`."""
@@ -68,8 +66,8 @@ class CodedExperts:
 def stack_codes(experts: Sequence[CodedWeight]) -> CodedExperts | None:
     """Experts from weights on the host; None if they have several forms, or an order of their inputs."""
     first = experts[0]
-    forms = {(e.words.shape, e.scale.shape, e.block_words, e.has_zero, e.bits) for e in experts}
+    forms = {(e.words.shape, e.scale.shape, e.has_zero, e.bits) for e in experts}
     if len(forms) > 1 or any(each.order is not None for each in experts):
         return None
     words, scale = (np.stack([getattr(each, name) for each in experts]) for name in ("words", "scale"))
-    return CodedExperts(words, scale, first.block_words, first.has_zero, first.bits)  # type: ignore[arg-type]
+    return CodedExperts(words, scale, first.has_zero, first.bits)  # type: ignore[arg-type]

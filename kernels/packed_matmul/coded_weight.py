@@ -12,6 +12,8 @@ from jax import lax
 BLOCK_WORDS = 64
 """Words that hold a block of adjacent inputs; half as many for groups of 32 inputs, and for widths that whole
 blocks do not divide."""
+TILE = 64
+"""Outputs of a tile, which is read as one stream; fewer if it does not divide the last axis of outputs."""
 ZERO = 8
 """The code of four bits that stands for 0, without zero points."""
 _ZERO_BITS = 0x1F
@@ -20,22 +22,22 @@ _ZERO_BITS = 0x1F
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("words", "scale", "order"),
-    meta_fields=("inner", "block_words", "has_zero", "bits"),
+    meta_fields=("inner", "has_zero", "bits"),
 )
 @dataclass(frozen=True)
 class CodedWeight:
     """A weight whose values are (code - zero point) * scale.
 
     Attributes:
-      words: u16[out axes, width / n]: two codes of FP8 (float8_e4m3fn), or four of four bits, the first in
-        the lowest bits. Code i of word j of a block is the block's input i * block_words + j. So the codes i
-        of a block are adjacent inputs, as a kernel reads x.
+      words: u16[out axes but the last, tiles, blocks, tile, block]: two codes of FP8 (float8_e4m3fn), or
+        four of four bits, the first in the lowest bits. A tile of outputs is read block after block of its
+        inputs. Code i of word j of a block is its input i * words + j, so that the codes i are adjacent
+        inputs, as a kernel reads x.
       scale: u32[groups, out axes], the bits of a float32: one for width / groups inputs. The last axis may be
-        shorter than that of the words: then as many outputs share a scale. With `has_zero`, the five lowest
+        shorter than that of the weight: then as many outputs share a scale. With `has_zero`, the five lowest
         bits of a scale are not its own, but the zero point.
       order: i32[width], the input of every code, if groups are not adjacent inputs; otherwise None.
       inner: the axes of the inputs after the first one.
-      block_words: words of a block.
       has_zero: whether scales hold zero points. Otherwise codes of four bits are less 8.
       bits: of a code.
     """
@@ -44,7 +46,6 @@ class CodedWeight:
     scale: jax.Array
     order: jax.Array | None = None
     inner: tuple[int, ...] = ()
-    block_words: int = BLOCK_WORDS
     has_zero: bool = False
     bits: int = 8
 
@@ -56,11 +57,12 @@ class CodedWeight:
     @property
     def width(self) -> int:
         """The number of inputs."""
-        return self.words.shape[-1] * self.per_word
+        return self.words.shape[-3] * self.words.shape[-1] * self.per_word
 
     @property
     def out_axes(self) -> tuple[int, ...]:
-        return self.words.shape[:-1]
+        *first, tiles, _, rows, _ = self.words.shape
+        return *first, tiles * rows
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -86,7 +88,7 @@ class CodedWeight:
     @property
     def scale_rows(self) -> int:
         """Outputs that share a scale."""
-        return self.words.shape[-2] // self.scale.shape[-1]
+        return self.out_axes[-1] // self.scale.shape[-1]
 
     def __getitem__(self, index: object) -> "CodedWeight":
         assert index is Ellipsis, "a packed weight can only be read as a whole, with [...]"
@@ -103,7 +105,7 @@ class CodedWeight:
     def dense(self) -> jax.Array:
         """The weight as float32, of `shape`."""
         shifts = jnp.arange(0, 16, self.bits, dtype=jnp.uint16)
-        words = self.words.reshape(*self.out_axes, -1, 1, self.block_words)
+        words = jnp.swapaxes(self.words, -3, -2)[..., None, :]
         codes = (words >> shifts[:, None] & jnp.uint16((1 << self.bits) - 1)).astype(jnp.uint8)
         codes = jnp.moveaxis(codes.reshape(*self.out_axes, self.scale.shape[0], self.columns), -2, 0)
         scale = jnp.repeat(self.scale, self.scale_rows, axis=-1)
@@ -173,12 +175,13 @@ def pack_codes(
         stored |= blocks[:, :, i].astype(np.uint16) << np.uint16(bits * i)
     *first, last = shape
     rows = outputs // scale.shape[0]
+    tile = math.gcd(last, TILE)
+    tiles = stored.reshape(*first, last // tile, tile, -1, words).swapaxes(-3, -2)
     return CodedWeight(
-        stored.reshape(*shape, -1),  # type: ignore[arg-type]
+        np.ascontiguousarray(tiles),  # type: ignore[arg-type]
         bits_of_scale.reshape(groups, *first, last // rows),  # type: ignore[arg-type]
         order,  # type: ignore[arg-type]
         inner,
-        words,
         zero is not None,
         bits,
     )

@@ -23,6 +23,7 @@ def coded_matmul(
     out_width: tl.constexpr,
     per_word: tl.constexpr,
     block_words: tl.constexpr,
+    tile: tl.constexpr,
     columns: tl.constexpr,
     scale_rows: tl.constexpr,
     has_zero: tl.constexpr,
@@ -51,7 +52,8 @@ def coded_matmul(
         first = section * length
         sums = section_sums(
             inputs, taken, words, scale, at, first, tl.minimum(steps, first + length),
-            width, out_width, per_word, block_words, columns, scale_rows, has_zero, block_rows, block_outputs,
+            width, out_width, per_word, block_words, tile, columns, scale_rows, has_zero,
+            block_rows, block_outputs,
         )  # fmt: skip
         y += section.to(tl.int64) * (rows * out_width)
         tl.store(y + out, sums.to(y.dtype.element_ty), mask=stored)
@@ -60,7 +62,7 @@ def coded_matmul(
         for first in range(0, steps, length):
             total += section_sums(
                 inputs, taken, words, scale, at, first, tl.minimum(steps, first + length), width, out_width,
-                per_word, block_words, columns, scale_rows, has_zero, block_rows, block_outputs,
+                per_word, block_words, tile, columns, scale_rows, has_zero, block_rows, block_outputs,
             )  # fmt: skip
         tl.store(y + out, total.to(y.dtype.element_ty), mask=stored)
 
@@ -78,6 +80,7 @@ def section_sums(
     out_width: tl.constexpr,
     per_word: tl.constexpr,
     block_words: tl.constexpr,
+    tile: tl.constexpr,
     columns: tl.constexpr,
     scale_rows: tl.constexpr,
     has_zero: tl.constexpr,
@@ -87,14 +90,16 @@ def section_sums(
     """f32[block_outputs, block_rows]: the scaled sum over the steps from `first` to before `last`."""
     by_group: tl.constexpr = columns < width
     per_group: tl.constexpr = columns // block_words  # codes of a word that share a scale
-    line = words + column[:, None].to(tl.int64) * (width // per_word) + tl.arange(0, block_words)[None, :]
+    # Tiles of outputs lie one after another, and in a tile the blocks of inputs.
+    words += (column // tile).to(tl.int64)[:, None] * (tile * (width // per_word))
+    words += (column % tile * block_words)[:, None] + tl.arange(0, block_words)[None, :]
     inputs += tl.arange(0, block_words)[:, None]
     scale += column // scale_rows
     groups: tl.constexpr = out_width // scale_rows
     sums = tl.zeros((block_outputs, block_rows), tl.float32)
     for step in range(first, last):
         start = step * (block_words * per_word)
-        packed = tl.load(line + step * block_words)
+        packed = tl.load(words + step * (tile * block_words))
         x0 = tl.load(inputs + start, mask=taken, other=0.0)
         x1 = tl.load(inputs + (start + block_words), mask=taken, other=0.0)
         s0 = tl.load(scale + start // columns * groups)

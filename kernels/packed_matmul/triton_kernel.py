@@ -65,7 +65,8 @@ def multiply(
         width=width,
         out_width=outputs,
         per_word=kernel.per_word,
-        block_words=kernel.block_words,
+        block_words=kernel.words.shape[-1],
+        tile=kernel.words.shape[-2],
         columns=kernel.columns,
         scale_rows=kernel.scale_rows,
         has_zero=kernel.has_zero,
@@ -83,7 +84,7 @@ def count_sections(kernel: CodedWeight) -> int:
     It depends on the weight's shape alone, so that a row's result does not depend on the number of rows.
     """
     tiles = triton.cdiv(math.prod(kernel.out_axes), 64)
-    steps = kernel.words.shape[-1] // kernel.block_words
+    steps = kernel.words.shape[-3]
     sections = 1
     while sections * tiles < _PROGRAMS and sections < min(_MOST_SECTIONS, steps // 2):
         sections *= 2

@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxspec_kernels.packed_matmul import CodedExperts, CodedWeight, block_words
+from jaxspec_kernels.packed_matmul import TILE, CodedExperts, CodedWeight, block_words
 
 
 def random_codes(
@@ -34,7 +34,9 @@ def random_codes(
     blocks = block_words(width, bits, group)
     assert blocks is not None, "no kernel reads such a weight"
     codes, scales = jax.random.split(key)
-    words = jax.random.bits(codes, (*first, last, width * bits // 16), jnp.uint16)
+    tile = math.gcd(last, TILE)
+    steps = width * bits // 16 // blocks
+    words = jax.random.bits(codes, (*first, last // tile, steps, tile, blocks), jnp.uint16)
     if bits == 8:
         words &= 0xBFBF  # no code above 1.875, and none of NaN
     scale = jax.random.uniform(scales, (width // group, *first, last // scale_rows), jnp.float32, 0.5, 2.0)
@@ -42,7 +44,7 @@ def random_codes(
     stored = lax.bitcast_convert_type(scale, jnp.uint32)
     if has_zero:
         stored = stored & 0xFFFFFFE0 | 8
-    return CodedWeight(words, stored, None, shape[1:inner], blocks, has_zero, bits)
+    return CodedWeight(words, stored, None, shape[1:inner], has_zero, bits)
 
 
 def random_coded_experts(
@@ -51,4 +53,4 @@ def random_coded_experts(
     """`random_codes` for experts [E, M, out axes]."""
     count, width, *outputs = shape
     flat = random_codes(key, (width, count, *outputs), bits, group=group, scale_rows=scale_rows)
-    return CodedExperts(flat.words, jnp.moveaxis(flat.scale, 1, 0), flat.block_words, False, bits)
+    return CodedExperts(flat.words, jnp.moveaxis(flat.scale, 1, 0), False, bits)

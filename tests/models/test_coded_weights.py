@@ -114,15 +114,15 @@ def test_a_code_of_nan_or_an_infinite_scale_makes_a_matrix_dense():
 @pytest.mark.parametrize(
     ("axes", "group", "words", "scales"),
     [
-        (("embed", None, "feed_forward"), 128, (2, 48, 256), (4, 2, 48)),
-        (("feed_forward", None, "embed"), 128, (2, 96, 128), (2, 2, 96)),
-        (("feed_forward", None, "embed"), 512, (2, 96, 128), (1, 2, 96)),
-        (None, 128, (2, 96, 256), (4, 2, 96)),
+        (("embed", None, "feed_forward"), 128, (2, 1, 4, 64, 64), (4, 2, 64)),
+        (("feed_forward", None, "embed"), 128, (2, 2, 2, 64, 64), (2, 2, 128)),
+        (("feed_forward", None, "embed"), 512, (2, 2, 2, 64, 64), (1, 2, 128)),
+        (None, 128, (2, 2, 4, 64, 64), (4, 2, 128)),
     ],
 )
 def test_codes_are_cut_where_the_weights_are(axes, group, words, scales):
-    codes = np.zeros((192, 512), ml_dtypes.float8_e4m3fn)
-    weight = pack_codes(codes, np.ones((192, 512 // group), np.float32), None, (2, 96))
+    codes = np.zeros((256, 512), ml_dtypes.float8_e4m3fn)
+    weight = pack_codes(codes, np.ones((256, 512 // group), np.float32), None, (2, 128))
     places = coded_sharding(weight, AbstractMesh((2,), ("tensor",)), axes)
     assert places.words.shard_shape(weight.words.shape) == words
     assert places.scale.shard_shape(weight.scale.shape) == scales
@@ -157,16 +157,16 @@ class Nines(Integers):
 
 
 def experts(kinds, block=(16, 128)):
-    """Gate and up projections of two experts, [2, 256, 2, 64], from tensors of these kinds."""
-    source = tensor_per_expert("x", 2, 256, 64).gate_up
-    stored = [kind((64, 256), block) for kind in kinds]
-    return source, coded_experts(source, (2, 256, 2, 64), stored), [tensor.read() for tensor in stored]
+    """Gate and up projections of two experts, [2, 256, 2, 128], from tensors of these kinds."""
+    source = tensor_per_expert("x", 2, 256, 128).gate_up
+    stored = [kind((128, 256), block) for kind in kinds]
+    return source, coded_experts(source, (2, 256, 2, 128), stored), [tensor.read() for tensor in stored]
 
 
 @pytest.mark.parametrize("kinds", [(Stored,) * 4, (Integers,) * 4, (Integers, Integers, Nines, Integers)])
 def test_experts_keep_their_codes(kinds):
     source, weights, tensors = experts(kinds)
-    assert (weights.shape, weights.bits) == ((2, 256, 2, 64), 8 if kinds[0] is Stored else 4)
+    assert (weights.shape, weights.bits) == ((2, 256, 2, 128), 8 if kinds[0] is Stored else 4)
     np.testing.assert_array_equal(np.asarray(weights), source.join(tensors))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 256)), jnp.bfloat16)
     chosen = jnp.asarray([1, 0, 1])
@@ -183,8 +183,8 @@ def test_experts_of_several_forms_are_dense():
 @pytest.mark.parametrize(
     ("axes", "words", "scales"),
     [
-        (("experts", "embed", None, "expert_inner"), (2, 2, 32, 128), (2, 2, 2, 2)),
-        (("experts", None, None, None), (1, 2, 64, 128), (1, 2, 2, 4)),
+        (("experts", "embed", None, "expert_inner"), (2, 2, 1, 2, 64, 64), (2, 2, 2, 4)),
+        (("experts", None, None, None), (1, 2, 2, 2, 64, 64), (1, 2, 2, 8)),
     ],
 )
 def test_experts_are_cut_where_the_weights_are(axes, words, scales):
@@ -217,9 +217,9 @@ class UnequalGroups(Ordered):
     "kinds", [(Ordered,) * 2, (Ordered, OtherOrder), (Ordered, Integers), (UnequalGroups,) * 2]
 )
 def test_an_order_of_inputs_that_fused_matrices_share_stays_packed(kinds):
-    source = fused_gate_up("x", "weight", (256,), 64)
-    stored = [kind((64, 256), (1, 128)) for kind in kinds]
-    weight = coded_weight(source, (256, 2, 64), stored)
+    source = fused_gate_up("x", "weight", (256,), 128)
+    stored = [kind((128, 256), (1, 128)) for kind in kinds]
+    weight = coded_weight(source, (256, 2, 128), stored)
     if set(kinds) != {Ordered}:
         assert weight is None
         return
