@@ -51,7 +51,7 @@ def run_settings(
         activations = resolve_activations(
             engine.cpu_activations, jnp.dtype(dtype), devices=engine.tensor_parallel
         )
-        if not config.engine.packed:
+        if config.engine.packed is False:
             activations = "float32"
     return {
         "model": checkpoint_digest(config.target),
@@ -64,7 +64,7 @@ def run_settings(
         "engine.max_model_len": engine.max_model_len_on(backend),
         "engine.synthetic_acceptance_length": engine.synthetic_acceptance_length,
         # Left out where it is the default, as in the records of runs that were begun without it.
-        **({} if engine.packed else {"engine.packed": False}),
+        **({} if engine.packed is None else {"engine.packed": engine.packed}),
         **({"engine.exact": True} if engine.exact else {}),
         **dataclasses.asdict(params),
         "max_new_tokens": params.max_new_tokens or DEFAULT_MAX_NEW_TOKENS,

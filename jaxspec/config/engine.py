@@ -40,7 +40,8 @@ class EngineConfig:
         chunks of its prompt and the other requests. True asks for it on a GPU in 16 bits, and where a CPU
         rounds activations to 8 bits, which always does so. None takes False on a GPU.
       packed: keep weights in their checkpoint's quantised format where a kernel reads it. False expands them,
-        so that they can be updated (`Engine.update_weights`); weights from memory are never packed.
+        so that they can be updated (`Engine.update_weights`); weights from memory are never packed. None
+        expands FP8 and INT4 on a GPU, where True makes steps faster and the reading of long prompts slower.
       cpu_activations: rounding of activations for products with packed weights on a CPU. "int8" makes integer
         formats (Q8_0, Q4_0, Q4_1, …) several times faster, and rounds the weights of a head to Q4_1;
         "float32" does not round. None takes "int8" where it is supported.
@@ -65,7 +66,7 @@ class EngineConfig:
     steps_per_dispatch: int | None = None
     dtype: str | None = None
     exact: bool | None = None
-    packed: bool = True
+    packed: bool | None = None
     cpu_activations: str | None = None
     cache_dtype: str | None = None
     synthetic_acceptance_length: float | None = None
@@ -85,11 +86,11 @@ class EngineConfig:
                 at_least(f"engine.{name}", getattr(self, name), 1)
         if self.mixed_prefill_tokens is not None:
             at_least("engine.mixed_prefill_tokens", self.mixed_prefill_tokens, 0)
-        for name in ("prefix_caching", "packed"):
-            if not isinstance(getattr(self, name), bool):
+        if not isinstance(self.prefix_caching, bool):
+            raise ConfigError(f"engine.prefix_caching must be true or false, not {self.prefix_caching!r}")
+        for name in ("exact", "packed"):
+            if not isinstance(getattr(self, name), bool | None):
                 raise ConfigError(f"engine.{name} must be true or false, not {getattr(self, name)!r}")
-        if self.exact not in (None, True, False):
-            raise ConfigError(f"engine.exact must be true or false, not {self.exact!r}")
         for size in self.slot_sizes or ():
             at_least("engine.slot_sizes", size, 1)
             if size > self.batch_size:
@@ -214,7 +215,7 @@ class EngineOptions(TypedDict, total=False):
     num_pages: int | None
     prefix_caching: bool
     exact: bool | None
-    packed: bool
+    packed: bool | None
     prefill_chunk: int | None
     prefill_batch_size: int | None
     mixed_prefill_tokens: int | None

@@ -202,7 +202,7 @@ class Build:
     Attributes:
       dtype: the dtype of weights and cache.
       mesh: the devices that weights are split over; one by default.
-      packed, activations: see `ModulePlan.read`.
+      packed, codes, activations: see `ModulePlan.read`.
       tokenizer: the target's, to compare a draft model's with; None compares nothing.
       progress: shows progress bars for downloads.
       max_model_len: positions of the longest text, for a draft model; None takes as many as it supports.
@@ -211,6 +211,7 @@ class Build:
     dtype: jnp.dtype
     mesh: Mesh | None = None
     packed: bool = False
+    codes: bool = False
     activations: Activations = "float32"
     tokenizer: Tokenizer | None = None
     progress: bool = True

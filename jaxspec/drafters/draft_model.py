@@ -94,7 +94,11 @@ class DraftModel(AutoregressiveDrafter):
 
         def read(target: Target) -> DraftModel:
             model = plan.read(
-                build.mesh, is_split=is_split, packed=build.packed, activations=build.activations
+                build.mesh,
+                is_split=is_split,
+                packed=build.packed,
+                codes=build.codes,
+                activations=build.activations,
             )
             drafter = cls(model, target.config.vocab_size, is_split=is_split, **config.settings)
             for ids in filter(None, (drafter.target_ids, drafter.draft_ids)):

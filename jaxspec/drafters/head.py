@@ -130,6 +130,7 @@ class Head(Drafter):
             drafter = replace(plan, parameters=parameters).read(
                 build.mesh,
                 packed=build.packed,
+                codes=build.codes or config.dtype is not None,
                 activations=build.activations,
                 rounded=build.activations == "int8",
             )

@@ -128,7 +128,9 @@ class Mtp(AutoregressiveDrafter):
             _of_layer(checkpoint, layer),
             ignore=cls.ignored,
         )
-        return lambda _: plan.read(build.mesh, packed=build.packed, activations=build.activations)
+        return lambda _: plan.read(
+            build.mesh, packed=build.packed, codes=build.codes, activations=build.activations
+        )
 
     def update_tensors(self, checkpoint: Checkpoint, target: Target) -> Checkpoint:
         return _of_layer(checkpoint, self.config)

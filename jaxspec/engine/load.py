@@ -114,14 +114,15 @@ def _load(
     else:
         plan = plan_weights(checkpoint, given.weights, given.names, **sizes)
     # Decoding is bound by the bandwidth for weights, so packed ones stay packed where that works.
-    packed = config.engine.packed and given is None and keeps_packed(dtype, devices=mesh.size)
-    build = Build(dtype, mesh, packed, activations, checkpoint.tokenizer, progress, max_model_len)
+    packed = config.engine.packed is not False and given is None and keeps_packed(dtype, devices=mesh.size)
+    codes = config.engine.packed is True
+    build = Build(dtype, mesh, packed, codes, activations, checkpoint.tokenizer, progress, max_model_len)
     if made is None:
         read_drafter = plan_drafter(config.drafter, plan.module.config, build)
     else:
         read_drafter = lambda target: place_drafter(made, mesh)  # noqa: E731
     # The plans have checked names and shapes; only now are weights read.
-    target = plan.read(mesh, packed=packed, activations=activations)
+    target = plan.read(mesh, packed=packed, codes=codes, activations=activations)
     drafting = read_drafter(target)
     if given is not None:
         following = follow(target, drafting, given.weights, given.names)

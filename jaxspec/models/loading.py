@@ -70,6 +70,7 @@ class ModulePlan(Generic[Module]):
         *,
         is_split: bool = True,
         packed: bool = False,
+        codes: bool = False,
         activations: Activations = "float32",
         rounded: bool = False,
     ) -> Module:
@@ -83,6 +84,7 @@ class ModulePlan(Generic[Module]):
           is_split: False puts the whole module on every device of the mesh.
           packed: keep weights as the checkpoint stores them where `packed_weights.py` can, which is for
             inference only (see `keeps_packed`). Otherwise every parameter is an array of its declared dtype.
+          codes: also matrices in FP8 and INT4 on a GPU.
           activations: the format that activations are rounded to before products with packed weights; see
             `resolve_activations`.
           rounded: pack all matrices, those stored in more than 4 bits rounded to ggml's Q4_1.
@@ -94,7 +96,7 @@ class ModulePlan(Generic[Module]):
         finite_check(self.parameters)()
         dense = self.parameters
         if packed:
-            read = partial(stored_weight, activations=activations, rounded=rounded)
+            read = partial(stored_weight, codes=codes, activations=activations, rounded=rounded)
             with ThreadPoolExecutor(_PACKED_AT_ONCE) as pool:
                 put = partial(self._put_packed, read=read, mesh=mesh, is_split=is_split)
                 is_put = list(pool.map(put, self.parameters))

@@ -82,6 +82,7 @@ def stored_weight(
     dtype: jnp.dtype,
     stored: Sequence[TensorSource],
     *,
+    codes: bool = False,
     activations: Activations = "float32",
     rounded: bool = False,
 ) -> Packed | None:
@@ -92,7 +93,7 @@ def stored_weight(
       shape, dtype: the parameter's. A bfloat16 network packs experts in MXFP4, and both in FP8
         and INT4.
       stored: its tensors.
-      activations, rounded: see `ModulePlan.read`.
+      codes, activations, rounded: see `ModulePlan.read`.
     """
     if dtype == jnp.float32:
         if isinstance(source, Rows):
@@ -103,9 +104,13 @@ def stored_weight(
         return packed_weight(source, shape, stored, activations=activations, rounded=rounded)
     if dtype != jnp.bfloat16:
         return None
+    if not isinstance(source, Stacked) and (experts := mxfp4_experts(source, stored)) is not None:
+        return experts
+    if not codes:
+        return None
     if isinstance(source, Stacked):
         return coded_experts(source, shape, stored)
-    return mxfp4_experts(source, stored) or coded_weight(source, shape, stored)
+    return coded_weight(source, shape, stored)
 
 
 def packed_sharding(weight: Packed, mesh: Mesh, axes: tuple[str | None, ...] | None) -> Packed | None:

@@ -308,7 +308,7 @@ class TrainingRun:
             raise ConfigError("engine.max_model_len has no effect on a training run; leave it out")
         if self.engine.cpu_activations not in (None, "float32"):
             raise ConfigError("engine.cpu_activations: a training run rounds none; leave it out")
-        if not self.engine.packed:
+        if self.engine.packed is not None:
             raise ConfigError("engine.packed: a training run packs no weights; leave it out")
         if self.engine.tensor_parallel != 1:
             raise ConfigError("engine.tensor_parallel: a training run splits no weights; leave it out")

@@ -33,7 +33,7 @@ PACKED = {
 @pytest.mark.parametrize("case", QUANTIZED)
 def test_a_bfloat16_network_keeps_codes_and_means_the_same(case):
     checkpoint = open_checkpoint(quantized_folder(case))
-    packed = plan_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16)).read(packed=True)
+    packed = plan_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16)).read(packed=True, codes=True)
     dense = load_target(checkpoint, dtype=jnp.float32)
     found = 0
     for (one, source), (other, _) in zip(declared(packed), declared(dense), strict=True):
@@ -48,10 +48,16 @@ def test_a_bfloat16_network_keeps_codes_and_means_the_same(case):
     assert found == PACKED.get(case, 0)
 
 
+def test_codes_are_expanded_unless_they_are_asked_for():
+    checkpoint = open_checkpoint(quantized_folder("fp8-blocks"))
+    plain = plan_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16)).read(packed=True)
+    assert not any(isinstance(variable.get_value(), CodedWeight) for variable, _ in declared(plain))
+
+
 @pytest.mark.parametrize("rows", [1, 19])
 def test_logits_are_those_of_the_dense_weights(rows):
     checkpoint = open_checkpoint(quantized_folder("fp8-blocks"))
-    packed = plan_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16)).read(packed=True)
+    packed = plan_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16)).read(packed=True, codes=True)
     dense = load_target(checkpoint, dtype=jnp.bfloat16)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(rows, 64)), jnp.bfloat16)
     one, other = (jax.jit(lambda x, mlp=model.layers[0].mlp: mlp(x))(x) for model in (packed, dense))
