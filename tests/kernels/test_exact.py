@@ -13,7 +13,7 @@ from jaxspec_kernels.matmul import matmul
 from jaxspec_kernels.op import exact, why_not
 from jaxspec_kernels.paged_attention import paged_attention
 from jaxspec_kernels.process_logits import process_logits
-from jaxspec_kernels.rms_norm import add_rms_norm, rms_norm
+from jaxspec_kernels.rms_norm import add_rms_norm, mean_of_squares, rms_norm
 from jaxspec_kernels.rope_kv_write import rope_kv_write
 from jaxspec_kernels.row_sum import row_sum, sum_in_order
 
@@ -143,6 +143,7 @@ CASES = (
     norm(576, NUMBERS),
     norm(4096),
     added_norm(576),
+    Case("mean of squares", mean_of_squares, normal(MOST, 3072, dtype=jnp.float32)),
     added_norm(4096),
     Case("sum", row_sum, normal(MOST, 49152, dtype=jnp.float32), numbers=NUMBERS),
     Case("long sum", row_sum, normal(MOST, 128256, dtype=jnp.float32)),
