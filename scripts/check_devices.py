@@ -59,7 +59,23 @@ _GEMMA = {
     "query_pre_attn_scalar": 32,
     "hidden_activation": "gelu_pytorch_tanh",
 }
-_INDEXED = {"model_type": "jaxspec_indexed_window", "sliding_window": 24, "compress_ratios": [1, 4, 1, 4]}
+_COMPRESSED = {
+    "model_type": "deepseek_v4",
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "q_lora_rank": 128,
+    "moe_intermediate_size": 128,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "compress_ratios": [0, 4, 128, 4],
+    "sliding_window": 24,
+    "index_n_heads": 8,
+    "index_head_dim": 32,
+    "index_topk": 8,
+    "o_groups": 8,
+    "o_lora_rank": 32,
+}
 
 CASES: Mapping[str, tuple[Shape, int]] = {
     "llama, eagle3": (Shape({"model_type": "llama", **_SIZES}, draft_vocab_size=512), 3),
@@ -94,7 +110,7 @@ CASES: Mapping[str, tuple[Shape, int]] = {
     "glm4_moe_lite, mtp": (Shape({**_SIZES, **_LATENT}, drafter="mtp"), 3),
     "glm4, eagle1": (Shape({"model_type": "glm4", **_SIZES, "head_dim": 32}, drafter="eagle1"), 3),
     "gemma3, eagle3": (Shape({**_SIZES, **_GEMMA}, draft_vocab_size=512), 3),
-    "indexed window, plain": (Shape({**_SIZES, **_INDEXED}), 0),
+    "deepseek_v4, mtp": (Shape({**_SIZES, **_COMPRESSED}, drafter="mtp"), 3),
 }
 """Shape and K of every case, by name."""
 

@@ -26,6 +26,8 @@ import torch
 import transformers
 from goldens import (
     deepseek_targets,
+    deepseek_v4_mtp,
+    deepseek_v4_targets,
     dflash_heads,
     eagle1_heads,
     eagle3_exported,
@@ -65,6 +67,7 @@ FAMILIES = {
     "vision": vision_targets.write,
     "gemma4": gemma4_targets.write,
     "quantized": quantized_targets.write,
+    "deepseek-v4": deepseek_v4_targets.write,
     "smollm2": real_model.write,
     "gemma3-270m": gemma3_file.write,
     "eagle3-speculators": eagle3_speculators.write,
@@ -74,6 +77,7 @@ FAMILIES = {
     "peagle": peagle_heads.write,
     "dflash": dflash_heads.write,
     "mtp": mtp_layers.write,
+    "deepseek-v4-mtp": deepseek_v4_mtp.write,
     "tokenizers": tokenizer_folders.write,
 }
 GOLDENS = Path(__file__).resolve().parent.parent / "tests" / "goldens"

@@ -44,6 +44,14 @@ DFLASH_TARGETS = {
     "dflash-speculators": "llama-tied",
     "dflash-speculators-non-causal": "llama-tied",
 }
+V4_TARGETS = (
+    "deepseek-v4",
+    "deepseek-v4-odd-ratios",
+    "deepseek-v4-one-group",
+    "deepseek-v4-wide-window",
+    "deepseek-v4-default-layers",
+    "deepseek-v4-windows",
+)
 HEADS = {
     "eagle3": EAGLE3_TARGETS,
     "eagle1": EAGLE1_TARGETS,
@@ -60,6 +68,8 @@ MTP_TARGETS = {
     "glm4-moe-lite-mtp": "glm4-moe-lite",
     "qwen3-next-mtp": "qwen3-next",
     "qwen3-5-mtp": "qwen3-5",
+    "deepseek-v4-mtp": "deepseek-v4",
+    "deepseek-v4-odd-ratios-mtp": "deepseek-v4-odd-ratios",
 }
 """Multi-token-prediction layers, which belong in the target's checkpoint."""
 DRAFTER_TARGETS = HEAD_TARGETS | MTP_TARGETS

@@ -35,6 +35,9 @@ WHOLE = {
     "integrations/test_lm_eval.py": r"^test_(?!a_missing_package)",
     "integrations/test_tunix.py": r"^test_rewards|^test_an_answer",
     "models/test_full_size.py": r"\[(?!qwen3-8b)",
+    "models/test_deepseek_v4.py": (
+        r"transformers\[(?!deepseek-v4-odd-ratios-11-4\])|in_the_goldens\[(?!deepseek-v4-sinks)|without_a_cache"
+    ),
     "models/test_packed_experts.py": r"full_size|an_engine",
     "models/test_real_gemma3.py": "",
     "models/test_real_target.py": "",
@@ -47,7 +50,7 @@ WHOLE = {
     "engine/test_choice.py": r"never_much.*\[(?!1-)",
     "engine/test_compiled_programs.py": r"the_last_layer|every_cache.*\[(near|ngram)",
     "engine/test_distribution.py": r"\[(?!ngram|random eagle3|draft model\])",
-    "engine/test_drafter_state.py": r"\[(?!full)\w+(?<!-eagle3)\]$|\[latent",
+    "engine/test_drafter_state.py": r"\[(?!full)\w+(?<!-eagle3)\]$|\[(latent|compressed)",
     "engine/test_fresh_metadata.py": r"stays_behind_alone|\[(?!full)",
     "engine/test_greedy_equality.py": (
         r"test_drafting.*\[(?!.*-5)|whole_text\[(?!full)|sizes.*\[page_size|goldens|noise.*\[(?!.*eagle3)"
@@ -56,7 +59,7 @@ WHOLE = {
         r"every_drafter\[(?!(ngram|eagle3)-greedy)|masked_logits\[(?!full-random)|wait_until|host_drives|inspection_sees"
     ),
     "engine/test_heads_on_targets.py": "",
-    "engine/test_indexed_window_engine.py": "",
+    "engine/test_compressed_engine.py": "",
     "engine/test_inspection.py": r"at_the_end|every_step_leaves|how_a_step_looks|from.*near|\[(ngram|dflash)",
     "engine/test_invariance.py": r"several_steps|\[(near|ngram)",
     "engine/test_lifecycle.py": r"waits_for_the_thread|holds_no_array",

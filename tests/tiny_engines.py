@@ -18,7 +18,7 @@ from tiny_models import (
     write_peagle,
     write_target,
 )
-from tiny_mtp import LATENT, write_with_mtp
+from tiny_mtp import COMPRESSED, LATENT, write_with_mtp
 
 import jaxspec
 from jaxspec import Engine, Generation
@@ -46,11 +46,7 @@ RECURRENT: dict[str, Any] = {
 ATTENTION: dict[str, dict[str, Any]] = {
     "full": {},
     "sliding": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6},
-    "indexed window": {
-        "model_type": "jaxspec_indexed_window",
-        "sliding_window": 6,
-        "compress_ratios": [1, 4],
-    },
+    "compressed": COMPRESSED,
     "latent": LATENT,
     "recurrent": RECURRENT,
     "own family": {
@@ -67,7 +63,7 @@ DRAFTERS = {"ngram": 3, "eagle3": 7, "eagle1": 5, "near": 7, "peagle": 7, "dflas
 """Every drafter by name, the last from docs/writing-a-drafter.md, and K where tests run it over every
 attention."""
 ONLY_OVER = {
-    "mtp": ("latent", "recurrent"),
+    "mtp": ("compressed", "latent", "recurrent"),
     "bigram": ("full", "own family"),
     "near": tuple(kind for kind in ATTENTION if kind != "recurrent"),
 }
@@ -91,11 +87,11 @@ KINDS = dict.fromkeys(("self", "near", "fewer rows", "more rows"), "draft_model"
 class TinyEngines:
     """A target with 48 tokens, drafters for it by name, and the engines loaded most recently.
 
-    "eagle3", "eagle1", "peagle", "dflash" and "mtp" (only with latent attention and states) repeat the last
-    token; the same names after "random" have random weights. "bigram" is a table, "self" is the target
-    itself, "near" is a noisy copy of it, and "ngram" and "none" have no weights. "fewer rows" and "more rows"
-    are the target with 40 and 56 tokens. `attention` is the kind of attention of the target and its copies;
-    if it has a window, so have EAGLE heads.
+    "eagle3", "eagle1", "peagle", "dflash" and "mtp" (only with compressed and latent attention and states)
+    repeat the last token; the same names after "random" have random weights. "bigram" is a table, "self" is
+    the target itself, "near" is a noisy copy of it, and "ngram" and "none" have no weights. "fewer rows" and
+    "more rows" are the target with 40 and 56 tokens. `attention` is the kind of attention of the target and
+    its copies; if it has a window, so have EAGLE heads.
     """
 
     root: Path

@@ -44,15 +44,18 @@ def write_target(folder: Path, *, seed: int = 0, gain: float = 2.5, **changes: A
     rng = np.random.default_rng(seed)
     shape = ModelConfig.from_hf(config)
     model = nnx.eval_shape(lambda: make_target(shape, dtype=jnp.float32, rngs=nnx.Rngs(0)))
-    shapes = dict(tensor for _, source in declared(model) for tensor in source.tensors)
-    tensors = {
-        name: gain * _matrix(rng, shape) if len(shape) >= 2 else np.ones(shape, np.float32)
-        for name, shape in shapes.items()
-    }
+    kinds = {name: (source.kind, size) for _, source in declared(model) for name, size in source.tensors}
+    tensors: dict[str, np.ndarray] = {}
+    for name, (kind, size) in kinds.items():
+        if kind == "int":
+            assert shape.moe is not None
+            tensors[name] = rng.integers(shape.moe.num_experts, size=size)
+        else:
+            tensors[name] = gain * _matrix(rng, size) if len(size) >= 2 else np.ones(size, np.float32)
     # States that last for one token or for fifty.
     tensors |= {
-        name: rng.uniform(-4, 0, shapes[name]).astype(np.float32)
-        for name in tensors
+        name: rng.uniform(-4, 0, tensor.shape).astype(np.float32)
+        for name, tensor in tensors.items()
         if name.endswith(".A_log")
     }
     return write_folder(folder, config, tensors)
@@ -62,7 +65,9 @@ def perturb(source: Path, folder: Path, *, scale: float, seed: int = 0) -> Path:
     """Writes a copy with noise of `scale` standard deviations on every matrix: a good draft model."""
     rng = np.random.default_rng(seed)
     tensors = {
-        name: (array + scale * array.std() * rng.normal(size=array.shape)).astype(np.float32)
+        name: array
+        if array.dtype.kind == "i"
+        else (array + scale * array.std() * rng.normal(size=array.shape)).astype(np.float32)
         for name, array in load_file(source / "model.safetensors").items()
     }
     return write_folder(folder, json.loads((source / "config.json").read_text("utf-8")), tensors)
@@ -76,6 +81,8 @@ def with_rows(source: Path, folder: Path, rows: int, *, seed: int = 0) -> Path:
         array = tensors[name][:rows]
         more = rng.normal(size=(rows - len(array), array.shape[1])) * 20 * array.std()
         tensors[name] = np.concatenate([array, more.astype(np.float32)])
+    for name in (name for name in tensors if name.endswith(".tid2eid")):
+        tensors[name] = np.resize(tensors[name], (rows, tensors[name].shape[1]))
     config = json.loads((source / "config.json").read_text("utf-8"))
     return write_folder(folder, {**config, "vocab_size": rows}, tensors)
 

@@ -9,14 +9,20 @@ from jaxspec.attention.cache import (
     StateShape,
     init_cache,
 )
+from jaxspec.attention.compressed import CompressedAttention, CompressedMetadata
 from jaxspec.attention.full import FullAttention
-from jaxspec.attention.indexed_window import IndexedWindow, IndexedWindowMetadata
-from jaxspec.attention.memory import AnyMemory, Memory, Pool, Recurrence, States
+from jaxspec.attention.memory import AnyMemory, Choice, Entries, Memory, Recurrence, States
 from jaxspec.attention.metadata import AttentionMetadata, build, build_range, visible_range
 from jaxspec.attention.packed import PackedMemory
 from jaxspec.attention.paged import PagedMemory
 from jaxspec.attention.recurrent import Recurrent, has_states
-from jaxspec.attention.rope import RopeTables, apply_rope, pairs_to_halves, within_to_halves
+from jaxspec.attention.rope import (
+    RopeTables,
+    apply_rope,
+    halves_to_pairs,
+    pairs_to_halves,
+    within_to_halves,
+)
 from jaxspec.attention.rows import (
     PageTable,
     RowBlock,
@@ -35,9 +41,11 @@ __all__ = [
     "AttentionKind",
     "AttentionMetadata",
     "CacheShape",
+    "Choice",
+    "CompressedAttention",
+    "CompressedMetadata",
+    "Entries",
     "FullAttention",
-    "IndexedWindow",
-    "IndexedWindowMetadata",
     "LayerCache",
     "LayerCacheShape",
     "Memory",
@@ -45,7 +53,6 @@ __all__ = [
     "PackedMemory",
     "PageTable",
     "PagedMemory",
-    "Pool",
     "Recurrence",
     "Recurrent",
     "RopeTables",
@@ -59,6 +66,7 @@ __all__ = [
     "build",
     "build_metadata",
     "build_range",
+    "halves_to_pairs",
     "has_states",
     "init_cache",
     "join_rows",

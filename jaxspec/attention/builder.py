@@ -8,14 +8,14 @@ data never outlives the forward pass that it was built for, so it cannot be stal
 from collections.abc import Iterable
 from typing import Any
 
+from jaxspec.attention.compressed import CompressedAttention
 from jaxspec.attention.full import FullAttention
-from jaxspec.attention.indexed_window import IndexedWindow
 from jaxspec.attention.metadata import build
 from jaxspec.attention.recurrent import Recurrent
 from jaxspec.attention.rows import RowBlock
 from jaxspec.attention.sliding_window import SlidingWindow
 
-AttentionKind = FullAttention | SlidingWindow | IndexedWindow | Recurrent
+AttentionKind = FullAttention | SlidingWindow | CompressedAttention | Recurrent
 
 
 def build_metadata(kinds: Iterable[AttentionKind], block: RowBlock) -> dict[AttentionKind, Any]:

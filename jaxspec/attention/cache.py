@@ -25,14 +25,14 @@ _STATE_AXES = ("slots", "kv_heads")
 
 @dataclass(frozen=True)
 class CacheShape:
-    """The shape of one array of a layer's cache, [pages, H, planes, P / positions_per_entry, D].
+    """The shape of one array of a layer's cache, [pages, H, planes, ceil(P / positions_per_entry), D].
 
     Attributes:
       num_kv_heads: H.
       head_dim: D.
       planes: 2 for keys and values; 1 if a single vector per position is both, as in latent attention.
       positions_per_entry: how many positions share an entry. A page covers P positions in every array, so
-        that one page table serves them all, and holds P / positions_per_entry entries.
+        that one page table serves them all, and holds the entries that end in it.
     """
 
     num_kv_heads: int
@@ -95,18 +95,10 @@ def init_cache(
       pair_dtype: dtype of a layer's keys and values if they are its only array; None takes `dtype`.
       is_split: split the arrays over `mesh` by key/value heads; otherwise every device holds all of them.
       num_states: how many states recurrent layers keep; None if there are no such layers.
-
-    Raises:
-      ValueError: `page_size` is not a multiple of an array's positions per entry.
     """
 
     def array(shape: CacheShape, dtype: jnp.dtype) -> jax.Array:
-        if page_size % shape.positions_per_entry:
-            raise ValueError(
-                f"page_size {page_size} is not a multiple of the {shape.positions_per_entry} positions "
-                "that share an entry of the model's cache"
-            )
-        entries = page_size // shape.positions_per_entry
+        entries = -(-page_size // shape.positions_per_entry)
         size = (num_pages, shape.num_kv_heads, shape.planes, entries, shape.head_dim)
         return jnp.zeros(size, dtype, device=sharding(mesh, CACHE_AXES if is_split else None, size))
 

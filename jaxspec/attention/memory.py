@@ -16,19 +16,35 @@ from jaxspec.attention.rope import RopeTables
 
 
 @dataclass(frozen=True)
-class Pool:
-    """How a layer compresses r positions into one entry.
+class Choice:
+    """Which entries the rows of a layer see: those with the largest scores (`choose_entries`).
 
     Attributes:
-      contents, gates: [N, H, D] of the rows, H key/value heads. The memory stores them until all r rows of
-        an entry are there.
-      entry: (contents [N, r, H, D], gates [N, r, H, D], positions i32[N]) -> keys and values [N, H, D] of
-        the entries that start at these positions.
+      queries: [N, I, D] of I heads.
+      weights: [N, I], the factors of the heads' scores.
+      keep: how many entries a row sees at most.
     """
 
-    contents: jax.Array
-    gates: jax.Array
-    entry: Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+    queries: jax.Array
+    weights: jax.Array
+    keep: int
+
+
+@dataclass(frozen=True)
+class Entries:
+    """How a layer compresses positions into entries, as its kind of attention says.
+
+    Attributes:
+      states: [N, W], what the entries are made of. The memory stores it until all of an entry's positions are
+        there, because they come in several passes, and drafts among them are replaced.
+      make: (states [F, R, W], which of them there are, bool[F, R], the first position of each entry without
+        its overlap, i32[F]) -> the entries [F, D]; with a choice also their keys for it, [F, D'].
+      choice: None if rows see every entry of their past.
+    """
+
+    states: jax.Array
+    make: Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, ...]]
+    choice: Choice | None = None
 
 
 States = tuple[jax.Array, ...]
@@ -122,17 +138,27 @@ class Memory(Protocol):
         """
         ...
 
-    def attend_indexed(
-        self, layer: int, projected: jax.Array, rope: RopeTables, pool: Pool | None, *, scale: float
+    def attend_compressed(
+        self,
+        layer: int,
+        queries: jax.Array,
+        rows: jax.Array,
+        entries: Entries | None,
+        *,
+        scale: float,
+        sinks: jax.Array,
     ) -> tuple[jax.Array, Self]:
-        """`attend` over a window of positions and over the entries that `pool` makes of the whole past.
+        """Attention over a window of positions and over compressed entries of the whole past.
 
         Args:
-          projected, rope, scale: as in `attend`.
-          pool: makes the layer's entries; None for a layer without entries.
+          queries: [N, heads, D].
+          rows: [N, D], each row's vector, which is key and value for all heads.
+          entries: of the same form as `rows`; None for a layer without them.
+          scale: factor of the dot products.
+          sinks: [heads], one more logit per head in the softmax.
 
         Returns:
-          [N', H, G, D], and the memory.
+          [N', heads, D], and the memory.
         """
         ...
 

@@ -11,8 +11,8 @@ from jax import lax
 from jaxspec_kernels.packed_attention import packed_attention, packed_attention_gradients
 
 from jaxspec.attention.builder import AttentionKind
-from jaxspec.attention.indexed_window import IndexedWindow
-from jaxspec.attention.memory import Pool, Recurrence, States
+from jaxspec.attention.compressed import CompressedAttention
+from jaxspec.attention.memory import Choice, Entries, Recurrence, States
 from jaxspec.attention.metadata import visible_range
 from jaxspec.attention.rope import RopeTables, apply_rope
 
@@ -83,29 +83,65 @@ class PackedMemory:
         memory = self._with(layer, keys, keys[..., :value_dim])
         return memory._attend(layer, self._by_sequence(queries[:, None]), scale)[:, 0], memory
 
-    def attend_indexed(
-        self, layer: int, projected: jax.Array, rope: RopeTables, pool: Pool | None, *, scale: float
+    def attend_compressed(
+        self,
+        layer: int,
+        queries: jax.Array,
+        rows: jax.Array,
+        entries: Entries | None,
+        *,
+        scale: float,
+        sinks: jax.Array,
     ) -> tuple[jax.Array, "PackedMemory"]:
+        keys = self._by_sequence(rows[:, None])
+        memory = self._with(layer, keys, keys)
+        queries = self._by_sequence(queries[:, None])
         kind = self.kinds[layer]
-        assert isinstance(kind, IndexedWindow)
-        assert layer not in self.kept, "draft steps do not support this kind of attention"
-        queries, keys, values = self._rotated(projected, rope)
-        memory = self._with(layer, keys, values)
+        assert isinstance(kind, CompressedAttention)
+        if entries is None or self.positions.shape[1] < kind.ratio:  # no row ends an entry
+            return memory._attend(layer, queries, scale, sinks)[:, 0], memory
+        assert layer not in self.kept, "draft steps do not support compressed entries"
+        made, visible = self._compressed(kind, entries)
+        _, first = self._first(layer, 0)
         row = jnp.arange(self.positions.shape[1])
+        window = (row >= first[:, :, None]) & (row <= row[:, None])
+        vectors = jnp.concatenate([keys, made[:, :, None]], axis=1)
+        seen = jnp.concatenate([window, visible], axis=2)
+        attended = _attend_visible(queries, vectors, vectors, seen, scale=scale, sinks=sinks)
+        return attended.reshape(-1, *attended.shape[3:]), memory
 
-        def visible_from(first: jax.Array) -> jax.Array:
-            return (row >= first[:, :, None]) & (row <= row[:, None])
+    def _compressed(self, kind: CompressedAttention, entries: Entries) -> tuple[jax.Array, jax.Array]:
+        """The entries of every sequence, [B, E, D], and which of them each row sees, bool[B, S, E]."""
+        size = self.positions.shape[1]
+        count = size // kind.ratio
+        is_end = (self.positions + 1) % kind.ratio == 0
+        # Behind the last entry of a sequence stand ends past all rows.
+        ends = jax.vmap(lambda each: jnp.nonzero(each, size=count, fill_value=size)[0])(is_end)
 
-        visible = visible_from(self._first(layer, 0)[1])
-        if pool is not None:
-            ends = (self.positions + 1) % kind.ratio == 0
-            entry_keys, entry_values = self._entries(pool, kind.ratio)
-            keys = jnp.concatenate([keys, entry_keys], axis=1)
-            values = jnp.concatenate([values, entry_values], axis=1)
-            entries = visible_from(self._starts()) & ends[:, None, :]
-            visible = jnp.concatenate([visible, entries], axis=2)
-        attended = _attend_visible(queries, keys, values, visible, scale=scale)
-        return attended.reshape(-1, *attended.shape[2:]), memory
+        def at(x: jax.Array, rows: jax.Array) -> jax.Array:
+            return jax.vmap(lambda x, rows: x.at[rows].get(mode="clip"))(x, rows)
+
+        starts = self._starts()
+        begins = at(starts, ends)
+        sources = ends[..., None] + jnp.arange(1 - kind.num_sources, 1)
+        there = (sources >= begins[..., None]) & (ends < size)[..., None]
+        states = at(self._by_sequence(entries.states), jnp.maximum(sources, 0))
+        first = at(self.positions, ends) - (kind.ratio - 1)
+        flat = (x.reshape(-1, *x.shape[2:]) for x in (states, there, first))
+        made, *keys = (x.reshape(*ends.shape, -1) for x in entries.make(*flat))
+        rows = jnp.arange(size)[:, None]
+        visible = (ends[:, None] <= rows) & (ends[:, None] >= starts[..., None])
+        if entries.choice is not None and entries.choice.keep < count:
+            visible &= self._chosen(entries.choice, keys[0], visible)
+        return made, visible
+
+    def _chosen(self, choice: Choice, keys: jax.Array, visible: jax.Array) -> jax.Array:
+        """Which entries each row chooses, bool[B, S, E], by their keys [B, E, D']."""
+        queries, weights = self._by_sequence(choice.queries), self._by_sequence(choice.weights)
+        by_head = jax.nn.relu(_einsum("bqid,bsd->bqis", queries, keys))
+        scores = _einsum("bqi,bqis->bqs", weights, by_head)
+        _, chosen = lax.top_k(jnp.where(visible, scores, -jnp.inf), choice.keep)
+        return (chosen[..., None] == jnp.arange(keys.shape[1])).any(axis=2)
 
     def recur(self, layer: int, recurrence: Recurrence) -> tuple[jax.Array, "PackedMemory"]:
         rows = self._by_sequence(recurrence.rows)
@@ -151,19 +187,6 @@ class PackedMemory:
         row = jnp.arange(self.positions.shape[1], dtype=jnp.int32)
         is_start = self.segments != jnp.pad(self.segments, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
         return lax.cummax(jnp.where(is_start, row, 0), axis=1)
-
-    def _entries(self, pool: Pool, ratio: int) -> KeysValues:
-        """For every row, the keys and values of the entry that would end at it, [B, S, H, D] each."""
-
-        def last_rows(x: jax.Array) -> jax.Array:
-            x = self._by_sequence(x)
-            padded = jnp.pad(x, [(0, 0), (ratio - 1, 0), (0, 0), (0, 0)])
-            shifted = [padded[:, j : j + x.shape[1]] for j in range(ratio)]
-            return jnp.stack(shifted, axis=2).reshape(-1, ratio, *x.shape[2:])
-
-        starts = (self.positions - (ratio - 1)).reshape(-1)
-        keys, values = pool.entry(last_rows(pool.contents), last_rows(pool.gates), starts)
-        return self._by_sequence(keys), self._by_sequence(values)
 
     def _rotated(self, projected: jax.Array, rope: RopeTables) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries [B, S, H, G, D], keys and values [B, S, H, D]."""
@@ -278,11 +301,19 @@ def _by_head(sinks: jax.Array, queries: jax.Array) -> jax.Array:
 
 
 def _attend_visible(
-    queries: jax.Array, keys: jax.Array, values: jax.Array, visible: jax.Array, *, scale: float
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    visible: jax.Array,
+    *,
+    scale: float,
+    sinks: jax.Array,
 ) -> jax.Array:
     """`attend` over keys and values [B, R, H, D] that need not be rows, where `visible`, bool[B, S, R]."""
     scores = _einsum("bqhgd,bshd->bhgqs", queries, keys) * scale
-    weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1)
+    scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
+    column = jnp.broadcast_to(_by_head(sinks, queries)[..., None, None], (*scores.shape[:-1], 1))
+    weights = jax.nn.softmax(jnp.concatenate([scores, column], axis=-1), axis=-1)[..., :-1]
     return _einsum("bhgqs,bshd->bqhgd", weights.astype(queries.dtype), values).astype(queries.dtype)
 
 

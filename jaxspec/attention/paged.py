@@ -6,16 +6,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxspec_kernels.indexed_attention import indexed_attention
-from jaxspec_kernels.kv_write import kv_write
+from jaxspec_kernels.choose_entries import choose_entries
 from jaxspec_kernels.latent_attention import latent_attention
 from jaxspec_kernels.latent_write import latent_write
+from jaxspec_kernels.listed_attention import listed_attention
 from jaxspec_kernels.paged_attention import paged_attention
 from jaxspec_kernels.rope_kv_write import rope_kv_write
 
 from jaxspec.attention.builder import AttentionKind, build_metadata
 from jaxspec.attention.cache import LayerCache
-from jaxspec.attention.memory import Pool, Recurrence
+from jaxspec.attention.memory import Entries, Recurrence
 from jaxspec.attention.recurrent import StateMetadata, run_block
 from jaxspec.attention.rope import RopeTables, apply_rope
 from jaxspec.attention.rows import RowBlocks, join_rows, output_rows, split_rows, take_rows
@@ -124,32 +124,64 @@ class PagedMemory:
 
         return self._by_block(layer, queries, attend), self._with(layer, cache)
 
-    def attend_indexed(
-        self, layer: int, projected: jax.Array, rope: RopeTables, pool: Pool | None, *, scale: float
+    def attend_compressed(
+        self,
+        layer: int,
+        queries: jax.Array,
+        rows: jax.Array,
+        entries: Entries | None,
+        *,
+        scale: float,
+        sinks: jax.Array,
     ) -> tuple[jax.Array, "PagedMemory"]:
         kept = self.caches[layer]
-        window = kept[0] if isinstance(kept, tuple) else kept
-        window, queries = self._rotate_and_write(layer, window, projected, rope)
-        entries = None
-        new: LayerCache = window
-        if pool is not None:
-            _, states, entries = kept
-            states, entries = self._write_entries(layer, states, entries, pool)
-            new = (window, states, entries)
+        window, *others = kept if isinstance(kept, tuple) else (kept,)
+        window = latent_write(window, self._joined(layer, "slots")[None], rows[None])
+        if entries is not None:
+            others = self._write_compressed(layer, others, entries)
+        choice = None if entries is None else entries.choice
 
-        def attend(queries: jax.Array, metadata: Any) -> jax.Array:
-            return indexed_attention(
+        def attend(queries: jax.Array, metadata: Any, *chooser: jax.Array) -> jax.Array:
+            every, seen = metadata.entries, metadata.num_entries
+            listed = every[:, None]
+            if choice is not None and choice.keep < every.shape[1]:
+                asked, weights = chooser
+                listed = choose_entries(asked, weights, others[2], every, seen, keep=choice.keep)
+                seen = jnp.minimum(seen, choice.keep)
+            return listed_attention(
                 queries,
                 window,
                 metadata.window_slots,
                 metadata.window_lengths,
-                entries,
-                metadata.page_table,
-                metadata.num_entries,
+                others[1] if others else None,
+                listed,
+                seen,
+                sinks,
                 scale=scale,
             )
 
-        return self._by_block(layer, queries, attend), self._with(layer, new)
+        chooser = (choice.queries, choice.weights) if choice else ()
+        new = (window, *others) if others else window
+        return self._by_block(layer, queries, attend, *chooser), self._with(layer, new)
+
+    def _write_compressed(self, layer: int, caches: Sequence[jax.Array], entries: Entries) -> list[jax.Array]:
+        """Writes the rows' states and the entries that they end.
+
+        Args:
+          caches: [pages, 1, 1, P, W], the states by position; then by entry what `entries.make` returns.
+
+        Returns:
+          All of them, written. All rows are written before any is read, so an entry may include rows of this
+          pass.
+        """
+        states, *made = caches
+        states = latent_write(states, self._joined(layer, "slots")[None], entries.states[None])
+        page, offset = jnp.divmod(self._joined(layer, "entry_sources"), states.shape[3])
+        new = entries.make(
+            states[page, 0, 0, offset], self._joined(layer, "entry_seen"), self._joined(layer, "entry_starts")
+        )
+        slots = self._joined(layer, "written_entries")[None]
+        return [states, *(latent_write(old, slots, each[None]) for old, each in zip(made, new, strict=True))]
 
     def recur(self, layer: int, recurrence: Recurrence) -> tuple[jax.Array, "PagedMemory"]:
         kept, outputs = self.caches[layer], []
@@ -176,37 +208,23 @@ class PagedMemory:
         cache, queries = rope_kv_write(cache, slots[None], projected[None], cos[None], sin[None])
         return cache, queries.squeeze(0)
 
-    def _write_entries(
-        self, layer: int, states: jax.Array, entries: jax.Array, pool: Pool
-    ) -> tuple[jax.Array, jax.Array]:
-        """Writes the rows' contents and gates, and an entry for each row that is the last of an entry.
-
-        Args:
-          states: [pages, H, 2, P, D], contents and gates by position.
-          entries: [pages, H, 2, P/r, D], keys and values.
-
-        Returns:
-          Both, written. All rows are written before any is read, so an entry may include rows of this pass.
-        """
-        states = kv_write(states, self._joined(layer, "slots")[None], pool.contents[None], pool.gates[None])
-        page, offset = jnp.divmod(self._joined(layer, "entry_sources"), states.shape[3])
-        read = states[page, :, :, offset]  # [N, r, H, 2, D]
-        keys, values = pool.entry(read[..., 0, :], read[..., 1, :], self._joined(layer, "entry_starts"))
-        return states, kv_write(entries, self._joined(layer, "entry_slots")[None], keys[None], values[None])
-
     def _by_block(
-        self, layer: int, queries: jax.Array, attend: Callable[[jax.Array, Any], jax.Array]
+        self, layer: int, queries: jax.Array, attend: Callable[..., jax.Array], *more: jax.Array
     ) -> jax.Array:
         """Calls `attend` with each block's queries [G, Q, heads, D] and metadata, for the rows that attend.
 
-        Takes queries [N, ..., D]; returns [N', ..., D'] with the last axis that `attend` returns.
+        Takes queries [N, ..., D]; returns [N', ..., D'] with the last axis that `attend` returns. Each of
+        `more`, [N, ...], is a further argument, [G, Q, ...].
         """
         queries = self.outputs(layer, queries)
         is_last = layer == len(self.caches) - 1
         metadata = self.output_metadata if is_last and self.output_metadata else self.metadata[layer]
         heads = queries.reshape(len(queries), -1, queries.shape[-1])
-        parts = split_rows(heads, [block.slots.shape for block in metadata])
-        attended = join_rows(attend(part, block) for part, block in zip(parts, metadata, strict=True))
+        shapes = [block.slots.shape for block in metadata]
+        parts = (split_rows(x, shapes) for x in (heads, *(self.outputs(layer, x) for x in more)))
+        attended = join_rows(
+            attend(part, block, *others) for block, part, *others in zip(metadata, *parts, strict=True)
+        )
         return attended.reshape(*queries.shape[:-1], attended.shape[-1])
 
     def _joined(self, layer: int, name: str) -> jax.Array:

@@ -32,3 +32,8 @@ def pairs_to_halves(x: jax.Array) -> jax.Array:
     Applied to queries and keys alike, it leaves their dot products unchanged.
     """
     return jnp.swapaxes(x.reshape(*x.shape[:-1], -1, 2), -1, -2).reshape(x.shape)
+
+
+def halves_to_pairs(x: jax.Array) -> jax.Array:
+    """The inverse of `pairs_to_halves`."""
+    return jnp.swapaxes(x.reshape(*x.shape[:-1], 2, -1), -1, -2).reshape(x.shape)

@@ -45,6 +45,25 @@ class Mxfp4Tensor:
         return result
 
 
+@dataclass(frozen=True)
+class Mxfp4Matrix:
+    """A matrix [out, in], stored as `values` i8[out, in / 2] and `scales` float8_e8m0fnu[out, in / 32]."""
+
+    values: TensorSource
+    scales: TensorSource
+    dtype: np.dtype = np.dtype(ml_dtypes.bfloat16)  # noqa: RUF009 - a dtype does not change
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, half = self.values.shape
+        return rows, 2 * half
+
+    def read(self) -> np.ndarray:
+        scales = self.scales.read().view(np.uint8)
+        blocks = self.values.read().view(np.uint8).reshape(*scales.shape, 16)
+        return dequantize_mxfp4(blocks, scales).astype(self.dtype)
+
+
 def dequantize_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """f32[..., in] from `blocks` u8[..., in / 32, 16] and biased exponents `scales` u8[..., in / 32]."""
     values = _PAIRS[blocks].reshape(*blocks.shape[:-1], -1)

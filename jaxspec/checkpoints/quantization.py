@@ -16,7 +16,7 @@ from jaxspec.checkpoints.packed_integers import (
     expand_compressed,
     expand_gptq,
 )
-from jaxspec.checkpoints.scaled import expand_scaled
+from jaxspec.checkpoints.scaled import expand_scaled, with_usual_scales
 
 Tensors = Mapping[str, TensorSource]
 
@@ -88,6 +88,7 @@ def _mxfp4(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dict[str
 
 def _fp8(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dict[str, TensorSource]:
     block = settings.get("weight_block_size")
+    tensors = with_usual_scales(tensors, name)
     return expand_scaled(tensors, None if block is None else _block(block, "weight_block_size", name), name)
 
 

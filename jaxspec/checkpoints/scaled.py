@@ -1,21 +1,26 @@
 """Matrices in eight-bit floats or integers beside their scales: one to a tensor, to a channel or to a block.
 
 Sources: deepseek-ai/DeepSeek-V3, `README_WEIGHTS.md` and `inference/fp8_cast_bf16.py` (blocks);
-compressed-tensors, `compressors/naive_quantized/base.py`; NVIDIA ModelOpt's unified checkpoints.
+compressed-tensors, `compressors/naive_quantized/base.py`; transformers 5.24,
+`integrations/finegrained_fp8.py` (DeepSeek-V4); NVIDIA ModelOpt's unified checkpoints.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 from jaxspec.checkpoints.checkpoint import TensorSource
 from jaxspec.checkpoints.codes import KINDS, Codes, QuantizedTensor
 from jaxspec.checkpoints.errors import CheckpointError
+from jaxspec.checkpoints.mxfp4 import Mxfp4Matrix
 
 _SUFFIXES = ("_scale_inv", "_scale")
 """What the name of a matrix's scale adds to its own. Both are factors, whatever DeepSeek's is called."""
 _ZERO = "_zero_point"
+_V4_SCALE = ".scale"
+_POWERS_OF_TWO = np.dtype(ml_dtypes.float8_e8m0fnu)
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,10 @@ class ScaledTensor(QuantizedTensor):
     def read_codes(self) -> Codes:
         shape = _blocks(self.shape, self.block)
         zero = None if self.zero is None else self.zero.read().reshape(shape)
-        return Codes(self.values.read(), self.scale.read().reshape(shape), self.block, zero)
+        scale = self.scale.read().reshape(shape)
+        if scale.dtype == _POWERS_OF_TWO:
+            scale = scale.astype(np.float32)
+        return Codes(self.values.read(), scale, self.block, zero)
 
 
 def expand_scaled(
@@ -63,6 +71,8 @@ def expand_scaled(
             raise CheckpointError(f"{name}: tensor {stem!r} is missing; {key!r} is its scale")
         if key.endswith(_ZERO) and key.removesuffix(_ZERO) in tensors:
             continue
+        if suffix and values.dtype == _POWERS_OF_TWO:
+            continue
         if values.dtype not in KINDS:
             if values.dtype.name.startswith("float8"):
                 raise CheckpointError(
@@ -82,6 +92,39 @@ def expand_scaled(
             )
         expanded[key] = ScaledTensor((values.shape[0], values.shape[1]), shared, values, scale, zero)
     return expanded
+
+
+def with_usual_scales(tensors: Mapping[str, TensorSource], name: str) -> dict[str, TensorSource]:
+    """Renames the scales of pairs X.weight, X.scale, as DeepSeek-V4 calls them, for `expand_scaled`.
+
+    Pairs whose weights are 8-bit integers, each of them two four-bit floats, become one tensor.
+
+    Args:
+      tensors, name: see `expand_scaled`.
+
+    Raises:
+      CheckpointError: a scale without a matrix, or four-bit floats with a scale of another shape or dtype.
+    """
+    renamed = dict(tensors)
+    for key, scale in tensors.items():
+        stem = f"{key.removesuffix(_V4_SCALE)}.weight"
+        values = tensors.get(stem)
+        if not key.endswith(_V4_SCALE) or (values is None and scale.dtype != _POWERS_OF_TWO):
+            continue
+        if values is None:
+            raise CheckpointError(f"{name}: tensor {stem!r} is missing; {key!r} is its scale")
+        del renamed[key]
+        if values.dtype != np.int8:
+            renamed[f"{stem}{_SUFFIXES[0]}"] = scale
+            continue
+        expected = _blocks(values.shape, (1, 16)) if len(values.shape) == 2 else ()
+        if not expected or values.shape[1] % 16 or (scale.dtype, scale.shape) != (_POWERS_OF_TWO, expected):
+            raise CheckpointError(
+                f"{name}: {stem!r} of shape {list(values.shape)} and its scale, {scale.dtype} of shape "
+                f"{list(scale.shape)}, are not MXFP4: int8[out, in / 2] and float8_e8m0fnu[out, in / 32]"
+            )
+        renamed[stem] = Mxfp4Matrix(values, scale)
+    return renamed
 
 
 def _blocks(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:

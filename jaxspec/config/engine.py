@@ -47,7 +47,7 @@ class EngineConfig:
         "float32" does not round. None takes "int8" where it is supported.
       cache_dtype: dtype of cached keys and values: `dtype`, or "float16" on a CPU where `dtype` is "float32",
         which halves what attention reads. None takes "float16" where activations are rounded to "int8", and
-        `dtype` elsewhere. Latent caches and those of an indexed window always have `dtype`.
+        `dtype` elsewhere. Latent caches and those with compressed entries always have `dtype`.
       synthetic_acceptance_length: benchmarks only: accepts so many tokens per step on average, whatever the
         drafts are, so the text is meaningless; None turns this off.
       tensor_parallel: devices over which weights and cache are split. It should divide the number of

@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from jaxspec.config.compressed import CompressedConfig
 from jaxspec.config.delta import DeltaConfig
 from jaxspec.config.errors import ConfigError
 from jaxspec.config.keys import check_keys, without_nulls
 from jaxspec.config.latent import LatentConfig
 from jaxspec.config.moe import MoeConfig
 from jaxspec.config.rope import RopeConfig
+from jaxspec.config.streams import StreamsConfig
 from jaxspec.errors import page
 from jaxspec.registry import Registry
 
@@ -25,8 +27,6 @@ class ModelConfig:
       layer_types: for every layer "full_attention", "sliding_attention" or, with `delta`, "linear_attention".
       sliding_window: positions that a sliding layer sees, or None.
       local_rope: rope of the sliding layers, if it differs from that of the others.
-      compress_ratios: positions per compressed entry, for every layer; 1 for a layer without such entries.
-        Empty in families without compression.
       attention_bias: all projections of attention have biases, including the output projection.
       qkv_bias: the projections of queries, keys and values have biases.
       mlp_bias: the projections of the feed-forward network have biases.
@@ -36,6 +36,9 @@ class ModelConfig:
       moe: the routed experts; None if every layer is dense.
       delta: the sizes of layers of gated delta rules; None without such layers.
       latent: latent attention, or None; `head_dim` is then the size of the rotated part.
+      compressed: attention over compressed entries, or None; `head_dim` is then the size of the rotated part,
+        `rope` that of layers with entries and `local_rope` that of the others.
+      streams: several residual streams with hyper-connections, or None for one.
       kv_copies: how often each key/value head is held, with a part of its queries each; see `over`.
       num_nextn_predict_layers: multi-token-prediction layers that the checkpoint holds after the last layer.
     """
@@ -59,12 +62,13 @@ class ModelConfig:
     layer_types: tuple[str, ...] = ()
     sliding_window: int | None = None
     local_rope: RopeConfig | None = None
-    compress_ratios: tuple[int, ...] = ()
     attention_scale: float | None = None
     attention_sinks: bool = False
     moe: MoeConfig | None = None
     delta: DeltaConfig | None = None
     latent: LatentConfig | None = None
+    compressed: CompressedConfig | None = None
+    streams: StreamsConfig | None = None
     kv_copies: int = 1
     num_nextn_predict_layers: int = 0
 
@@ -86,14 +90,6 @@ class ModelConfig:
             raise ConfigError(f"layer_types: unknown kind {unknown[0]!r}")
         if "sliding_attention" in self.layer_types and not self.sliding_window:
             raise ConfigError("layer_types has 'sliding_attention', but sliding_window is not set")
-        if any(not isinstance(ratio, int) or ratio < 1 for ratio in self.compress_ratios):
-            raise ConfigError(f"compress_ratios must be integers from 1 on, got {list(self.compress_ratios)}")
-        if self.compress_ratios and not self.sliding_window:
-            raise ConfigError("compress_ratios is set, but sliding_window is not")
-        if len(self.compress_ratios) not in (0, self.num_hidden_layers):
-            raise ConfigError(
-                f"compress_ratios has {len(self.compress_ratios)} entries for {self.num_hidden_layers} layers"
-            )
 
     @property
     def num_cached_heads(self) -> int:
@@ -105,7 +101,8 @@ class ModelConfig:
         head and a part of its queries, where that divides evenly."""
         copies, left = divmod(devices, self.num_key_value_heads)
         group = self.num_attention_heads // self.num_key_value_heads
-        if self.latent is not None or left or not copies or group % copies:
+        has_one_vector = self.latent is not None or self.compressed is not None
+        if has_one_vector or left or not copies or group % copies:
             return self
         return replace(self, kv_copies=copies)
 

@@ -16,11 +16,12 @@ class MoeConfig:
       normalize: the weights of the chosen experts are scaled to sum to 1; otherwise they are the router's
         softmax over all experts, or its sigmoid scores in families that score each expert separately.
       dense_layers: indices of layers with a dense feed-forward network instead.
-      swiglu_limit: bound to which gate and up projections are clamped (gpt-oss).
+      swiglu_limit: bound to which gate and up projections are clamped (gpt-oss, DeepSeek-V4).
       swiglu_alpha: slope of the gate's sigmoid (gpt-oss).
       num_groups: groups of consecutive experts (DeepSeek-V3).
       groups_per_token: groups from which a token's experts are chosen.
       scale: factor of the final weights.
+      hash_layers: indices of layers whose experts are chosen by the token alone (DeepSeek-V4).
       shared_size: F of an additional network that every token goes through; 0 for none.
       is_stacked: a checkpoint has one tensor for all experts of a layer, in families that have both forms.
     """
@@ -35,6 +36,7 @@ class MoeConfig:
     num_groups: int = 1
     groups_per_token: int = 1
     scale: float = 1.0
+    hash_layers: tuple[int, ...] = ()
     shared_size: int = 0
     is_stacked: bool = False
 

@@ -81,7 +81,8 @@ class Target(Protocol):
           memory: the memory of this pass, built for `kinds`.
           capture: hidden states to return. A number i below the number of layers stands for the residual
             stream before layer i. The number of layers stands for the stream after the last layer, before the
-            final norm; it has only N' rows.
+            final norm; it has only N' rows. `LAST_STREAMS` is that, too. Of several streams, the others are
+            the mean.
 
         Returns:
           The hidden states after the final norm [N', M] of the rows whose output is needed (see `Memory`),

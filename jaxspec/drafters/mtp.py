@@ -9,6 +9,9 @@ tell which one is right. Qwen3-Next and Qwen3.5 recycle the normed output, give 
 model's, `mtp.*`, and read the token at position 0 like every other (vLLM 0.33, `qwen3_next_mtp.py` and
 `qwen3_5_mtp.py`).
 
+DeepSeek-V4's layer reads and recycles all residual streams, and its token and hidden states have projections
+of their own, which are added (vLLM 0.33, `models/deepseek_v4/nvidia/mtp.py`).
+
 Source: DeepSeek-V3, arXiv 2412.19437, section 2.2; vLLM 0.26, as above.
 """
 
@@ -20,16 +23,19 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import AnyMemory, FullAttention, LayerCacheShape
+from jaxspec.attention import AnyMemory, LayerCacheShape, RopeTables
 from jaxspec.checkpoints import Checkpoint, open_checkpoint
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.drafters.base import Build, Description, DrafterReader, Needs, Target
 from jaxspec.drafters.flags import RECYCLED, Flag
 from jaxspec.drafters.layer_config import LAST_LAYER
+from jaxspec.models.decoder import LAST_STREAMS
+from jaxspec.models.hyper_connections import StreamHead
+from jaxspec.models.language_model import language_model
 from jaxspec.models.layers import Linear
 from jaxspec.models.loading import IGNORED, matching, plan_module, target_config
-from jaxspec.models.mtp_names import NEXT_LAYER, OWN_MODEL, MtpNames
+from jaxspec.models.mtp_names import NEXT_LAYER, OWN_LAYER, OWN_MODEL, MtpNames
 from jaxspec.models.registry import FAMILIES
 from jaxspec.models.rope import rope_tables
 from jaxspec.sharding import total
@@ -49,7 +55,7 @@ def mtp_config(checkpoint: Checkpoint, target: ModelConfig) -> ModelConfig:
     Raises:
       ConfigError: the family has no such layer, the checkpoint has none, or it does not fit the target.
     """
-    config = target_config(checkpoint)
+    config, tensors = target_config(checkpoint), language_model(checkpoint).tensors
     if FAMILIES[config.family].recycles_normed is None:
         known = ", ".join(name for name, family in FAMILIES.items() if family.recycles_normed is not None)
         raise ConfigError(
@@ -65,7 +71,7 @@ def mtp_config(checkpoint: Checkpoint, target: ModelConfig) -> ModelConfig:
                 f"the target has {getattr(target, name)!r}"
             )
     root = layer_names(config).root
-    if not any(name.startswith(root) for name in checkpoint.tensors):
+    if not any(name.startswith(root) for name in tensors):
         raise ConfigError(f"{checkpoint.name}: holds no layer to draft with, {root}*")
     return config
 
@@ -86,21 +92,31 @@ class Mtp(AutoregressiveDrafter):
         self.config = config
         self.needs = Needs(hidden=True, state_size=width)
         self.trained_length = config.max_position_embeddings
-        self.kinds = (FullAttention(),)
         family = FAMILIES[config.family]
+        self.kinds = (family.mtp_kind(config),)
         self.recycles_normed = family.recycles_normed
         self.draft_vocab_size = config.vocab_size
         norm = partial(family.norm_type, width, eps, **args)
         self.token_norm, self.hidden_norm = norm(self.names.token_norm), norm(self.names.hidden_norm)
-        self.projection = Linear(2 * width, width, self.names.projection, axes=("embed", "embed"), **args)
+        self.declare(config, **args)
         self.layer = family.make_mtp_layer(config, **args)
         self.norm = norm(self.names.norm)
+
+    @classmethod
+    def for_model(cls, config: ModelConfig) -> "type[Mtp]":
+        """The class of a layer of this model."""
+        return StreamsMtp if config.streams else cls
+
+    def declare(self, config: ModelConfig, **args: Any) -> None:
+        """Declares what joins token and hidden state."""
+        width = config.hidden_size
+        self.projection = Linear(2 * width, width, self.names.projection, axes=("embed", "embed"), **args)
 
     @classmethod
     def recognise(cls, checkpoint: Checkpoint) -> str | None:
         config = checkpoint.config.get("text_config") or checkpoint.config
         last = config.get("num_hidden_layers")
-        places = (f"{names.of(last or 0).projection}.weight" for names in (NEXT_LAYER, OWN_MODEL))
+        places = (f"{names.of(last or 0).projection}.weight" for names in (NEXT_LAYER, OWN_MODEL, OWN_LAYER))
         is_there = any(place in checkpoint.tensors for place in places)
         return f"model_type {config.get('model_type')}" if is_there else None
 
@@ -112,7 +128,10 @@ class Mtp(AutoregressiveDrafter):
             target="the model itself",
             layers=LAST_LAYER,
             flags=(Flag(RECYCLED, recycled, None, f"as vLLM runs the layer of {own.family}"),),
-            ignored=matching(checkpoint, tuple(layer_names(own).root + p.removeprefix("*.") for p in COPIES)),
+            ignored=matching(
+                language_model(checkpoint),
+                tuple(layer_names(own).root + p.removeprefix("*.") for p in COPIES),
+            ),
             stand_in=own,
         )
 
@@ -123,8 +142,9 @@ class Mtp(AutoregressiveDrafter):
             config.source, file=config.file, sha256=config.sha256, progress=build.progress
         )
         layer = mtp_config(checkpoint, target).over(build.devices)
+        make = cls.for_model(layer)
         plan = plan_module(
-            lambda rngs: cls(layer, **config.settings, dtype=build.dtype, rngs=rngs),
+            lambda rngs: make(layer, **config.settings, dtype=build.dtype, rngs=rngs),
             _of_layer(checkpoint, layer),
             ignore=cls.ignored,
         )
@@ -146,17 +166,53 @@ class Mtp(AutoregressiveDrafter):
         if self.names.drops_first:  # as in vLLM
             embedded = jnp.where(positions[:, None] == 0, 0, embedded)
         x = self.projection(jnp.concatenate([self.token_norm(embedded), self.hidden_norm(hidden)], axis=-1))
-        rope = rope_tables(self.config.rope, self.config.head_dim, positions)
-        x, memory = self.layer(x, memory, 0, rope)
+        x, memory = self.layer(x, memory, 0, self.rope(positions))
         return (self.norm(x) if self.recycles_normed else total(x)), memory
+
+    def rope(self, positions: jax.Array) -> RopeTables:
+        """The tables of the layer's rope."""
+        return rope_tables(self.config.local_rope or self.config.rope, self.config.head_dim, positions)
 
     def normed(self, hidden: jax.Array) -> jax.Array:
         # The output head reads a state that is normed exactly once, whichever form is recycled.
         return hidden if self.recycles_normed else self.norm(hidden)
 
 
+class StreamsMtp(Mtp):
+    """A layer of a family with several residual streams, all of which it reads and hands on side by side."""
+
+    def declare(self, config: ModelConfig, **args: Any) -> None:
+        assert config.streams is not None
+        width, self.num_streams = config.hidden_size, config.streams.count
+        self.needs = Needs(capture=(LAST_STREAMS,), state_size=width * self.num_streams)
+        self.token_projection, self.hidden_projection = (
+            Linear(width, width, name, axes=("embed", "embed"), **args)
+            for name in (self.names.projection, f"{self.names.root}h_proj")
+        )
+        self.stream_head = StreamHead(config, f"{self.names.root}hc_head", rngs=args["rngs"])
+
+    def fuse(self, hidden: jax.Array | None, captured: tuple[jax.Array, ...]) -> jax.Array:
+        (streams,) = captured
+        return streams
+
+    def advance(
+        self, target: Target, tokens: jax.Array, hidden: jax.Array, positions: jax.Array, memory: AnyMemory
+    ) -> tuple[jax.Array, AnyMemory]:
+        embedded = jnp.where(positions[:, None] == 0, 0, target.embedding(tokens))
+        token = self.token_projection(self.token_norm(embedded))
+        x = token[:, None] + self.hidden_projection(self.hidden_norm(self._streams(hidden)))
+        x, memory = self.layer(x, memory, 0, self.rope(positions), tokens)
+        return x.reshape(len(x), -1), memory
+
+    def normed(self, hidden: jax.Array) -> jax.Array:
+        return self.norm(self.stream_head(self._streams(hidden)))
+
+    def _streams(self, hidden: jax.Array) -> jax.Array:
+        return hidden.reshape(len(hidden), self.num_streams, -1)
+
+
 def _of_layer(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
     """The checkpoint with the layer's tensors alone."""
-    root = layer_names(config).root
+    checkpoint, root = language_model(checkpoint), layer_names(config).root
     own = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(root)}
     return replace(checkpoint, tensors=own)

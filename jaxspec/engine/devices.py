@@ -24,9 +24,12 @@ def check_devices(config: EngineConfig, target: ModelConfig) -> None:
     _check_feed_forward(asked, count, target)
     if platform() == "gpu" and not _has_nccl():
         raise ConfigError(f"{asked}, but NCCL is missing: pip install nvidia-nccl-cu13 (or -cu12)")
-    heads = target.num_attention_heads if target.latent else target.over(count).num_cached_heads
+    heads, kind = target.over(count).num_cached_heads, "key/value heads"
+    if target.latent:
+        heads, kind = target.num_attention_heads, "heads"
+    if target.compressed:
+        heads, kind = target.compressed.o_groups, "groups of heads"
     if not divides(count, "kv_heads", heads):
-        kind = "heads" if target.latent else "key/value heads"
         warnings.warn(
             f"{asked}: it does not divide the model's {heads} {kind}, so every device keeps all of attention "
             "and of the cache",

@@ -6,13 +6,13 @@ A family is a file here and a line below; `register_family` adds others from out
 from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.deepseek import Deepseek
+from jaxspec.models.deepseek_v4 import DeepseekV4
 from jaxspec.models.gemma3 import Gemma3
 from jaxspec.models.gemma4 import Gemma4
 from jaxspec.models.glm4 import Glm4
 from jaxspec.models.glm4_moe_lite import Glm4MoeLite
 from jaxspec.models.gpt_oss import GptOss
 from jaxspec.models.granite import Granite
-from jaxspec.models.indexed_window import IndexedWindowModel
 from jaxspec.models.layers import (
     MLP,
     Attention,
@@ -47,6 +47,7 @@ __all__ = [
     "Decoder",
     "DecoderLayer",
     "Deepseek",
+    "DeepseekV4",
     "Embedding",
     "Fused",
     "GGUFArchitecture",
@@ -56,7 +57,6 @@ __all__ = [
     "Glm4MoeLite",
     "GptOss",
     "Granite",
-    "IndexedWindowModel",
     "Linear",
     "Llama",
     "MiniMaxM2",
@@ -101,8 +101,8 @@ register_family("gemma3_text", Gemma3)
 register_family("gemma4_text", Gemma4)
 register_family("glm4", Glm4)
 register_family("deepseek_v3", Deepseek)
+register_family("deepseek_v4", DeepseekV4)
 register_family("glm4_moe_lite", Glm4MoeLite)
-register_family("jaxspec_indexed_window", IndexedWindowModel)
 register_family("gpt_oss", GptOss)
 register_family("olmo2", Olmo2)
 register_family("olmo3", Olmo3)

@@ -1,6 +1,6 @@
 """The base class of all families of target networks: reads a `config.json` and runs a stack of layers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -30,7 +30,10 @@ from jaxspec.models.moe import MoE
 from jaxspec.models.mtp_names import NEXT_LAYER, MtpNames
 from jaxspec.models.parameters import product
 from jaxspec.models.rope import rope_tables
-from jaxspec.sharding import total
+from jaxspec.sharding import PendingSum, total
+
+LAST_STREAMS = -1
+"""In `capture`, the residual stream after the last layer; of several, all side by side, [N', streams * M]."""
 
 
 class Decoder(nnx.Module):
@@ -179,6 +182,11 @@ class Decoder(nnx.Module):
         return cls.make_layer(config, config.num_hidden_layers, **args)
 
     @classmethod
+    def mtp_kind(cls, config: ModelConfig) -> AttentionKind:
+        """The kind of attention of that layer."""
+        return FullAttention()
+
+    @classmethod
     def layer_cache(cls, config: ModelConfig, kind: AttentionKind) -> LayerCacheShape:
         """The shape of a layer's cache."""
         return CacheShape(config.num_cached_heads, config.head_dim)
@@ -216,7 +224,8 @@ class Decoder(nnx.Module):
           memory: the memory of this pass, built for the layers' `kinds`.
           capture: hidden states to return. A number i below the number of layers stands for the residual
             stream before layer i. The number of layers stands for the stream after the last layer, before the
-            final norm; it has only N' rows.
+            final norm; it has only N' rows. `LAST_STREAMS` is that, too. Of several streams, the others are
+            the mean.
 
         Returns:
           The hidden states after the final norm [N', M] of the rows whose output is needed (see `Memory`),
@@ -231,7 +240,15 @@ class Decoder(nnx.Module):
             x = x if getattr(layer, "takes_pending", False) else total(x)
             x, memory = layer(x, memory, i, tables[rope], *inputs[i])
             streams.append(x)
-        return self.norm(x), tuple(total(streams[i]) for i in capture), memory
+        return self.finish(x), tuple(self.captured(streams, i) for i in capture), memory
+
+    def finish(self, x: jax.Array | PendingSum) -> jax.Array:
+        """The hidden states after the final norm, [N', M], from the last layer's output."""
+        return self.norm(x)
+
+    def captured(self, streams: Sequence[Any], i: int) -> jax.Array:
+        """Entry i of `capture`, from the input of every layer and the output of the last."""
+        return total(streams[i])
 
     @property
     def output_kernel(self) -> jax.Array:

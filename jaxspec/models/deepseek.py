@@ -56,7 +56,7 @@ class DeepseekMoE(MoE):
         shared = replace(config, intermediate_size=moe.shared_size)
         self.shared = MLP(shared, f"{name}.shared_experts", **args) if moe.shared_size else None
 
-    def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def route(self, x: jax.Array, *tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `MoE.route`. The bias affects which experts are chosen, but not their weights."""
         scores = jax.nn.sigmoid(self.router(x, out_dtype=jnp.float32))
         _, chosen = jax.lax.top_k(
@@ -78,8 +78,8 @@ class DeepseekMoE(MoE):
         is_kept = (chosen[:, :, None] == jnp.arange(groups)).any(axis=1)
         return jnp.where(is_kept[:, :, None], grouped, -jnp.inf).reshape(choice.shape)
 
-    def __call__(self, x: jax.Array) -> jax.Array | PendingSum:
-        routed = super().__call__(x)
+    def __call__(self, x: jax.Array, *tokens: jax.Array) -> jax.Array | PendingSum:
+        routed = super().__call__(x, *tokens)
         return routed if self.shared is None else routed + self.shared(x)
 
 

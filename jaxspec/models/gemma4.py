@@ -169,9 +169,9 @@ class Gemma4MoE(MoE):
     def expert_input(self, rows: jax.Array) -> jax.Array:
         return self.input_norm(rows)
 
-    def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def route(self, x: jax.Array, *tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         rows = _unscaled_norm(x, self.eps) * self.scale[...] * x.shape[-1] ** -0.5
-        weights, chosen = super().route(rows)
+        weights, chosen = super().route(rows, *tokens)
         return weights * self.expert_scale[...].astype(jnp.float32)[chosen], chosen
 
 

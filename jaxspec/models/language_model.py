@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from jaxspec.checkpoints import Checkpoint
+from jaxspec.models.deepseek_v4_names import has_published_names, module_name
 
 _RENAMED = {
     "model.language_model.": "model.",
@@ -27,6 +28,9 @@ def language_model(checkpoint: Checkpoint) -> Checkpoint:
     Knows the names of published files and of transformers 5, and names without "model." in front: those of
     models that were saved without their output projection.
     """
+    if has_published_names(checkpoint):
+        tensors = {module_name(name): tensor for name, tensor in checkpoint.tensors.items()}
+        return replace(checkpoint, tensors=tensors)
     if has_bare_names(checkpoint):
         tensors = {
             name if name.startswith("lm_head.") else f"model.{name}": tensor

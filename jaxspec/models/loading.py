@@ -32,7 +32,7 @@ from jaxspec.models.array_weights import (
 )
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.language_model import NESTED, language_model
-from jaxspec.models.mtp_names import OWN_MODEL
+from jaxspec.models.mtp_names import NEXT_LAYER
 from jaxspec.models.packed_weights import Activations, Packed, floats_of, packed_sharding, stored_weight
 from jaxspec.models.parameters import HeadRows, Source
 from jaxspec.models.registry import FAMILIES
@@ -253,9 +253,9 @@ def _ignored(config: ModelConfig) -> tuple[str, ...]:
     """Patterns of the tensors that a target's loading ignores."""
     # Layers past the last one are read by the MTP drafter.
     further = range(config.num_hidden_layers, config.num_hidden_layers + config.num_nextn_predict_layers)
-    own = FAMILIES[config.family].ignored(config)
-    beside = ["mtp.*"] if FAMILIES[config.family].mtp_names is OWN_MODEL else []
-    return (*IGNORED, *own, *(f"model.layers.{i}.*" for i in further), *beside)
+    family = FAMILIES[config.family]
+    beside = [] if family.mtp_names is NEXT_LAYER else ["mtp.*"]
+    return (*IGNORED, *family.ignored(config), *(f"model.layers.{i}.*" for i in further), *beside)
 
 
 def _check_depth(num_layers: int, checkpoint: Checkpoint) -> None:

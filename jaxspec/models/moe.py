@@ -104,8 +104,12 @@ class MoE(nnx.Module):
         """What the experts read of the rows [R, M] by which they are chosen."""
         return rows
 
-    def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Chooses k experts for each row of x [R, M]: their weights f32[R, k] and indices i32[R, k]."""
+    def route(self, x: jax.Array, *tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Chooses k experts for each row of x [R, M]: their weights f32[R, k] and indices i32[R, k].
+
+        Args:
+          tokens: i32[R], for a router that reads them.
+        """
         logits = self.router(x, out_dtype=jnp.float32)
         chosen_logits, chosen = jax.lax.top_k(logits, self.config.experts_per_token)
         # The largest comes first.
@@ -115,9 +119,9 @@ class MoE(nnx.Module):
         total = row_sum(jnp.exp(logits - chosen_logits[:, :1]))
         return weights / total[:, None], chosen
 
-    def __call__(self, x: jax.Array) -> jax.Array | PendingSum:
+    def __call__(self, x: jax.Array, *tokens: jax.Array) -> jax.Array | PendingSum:
         rows = x.reshape(-1, x.shape[-1])
-        weights, chosen = self._route_each(rows)
+        weights, chosen = self._route_each(rows, *tokens)
         # Reading only the chosen experts pays for few rows. For many rows it pays only if the kernel reads
         # each expert once; a gather would copy most experts several times.
         stored = (self.gate_up[...], self.down[...])
@@ -126,13 +130,18 @@ class MoE(nnx.Module):
         y = run(self.expert_input(rows), weights, chosen).astype(x.dtype).reshape(x.shape)
         return later_psum(y, self._inner_axis or self._expert_axis)
 
-    def _route_each(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _route_each(self, *rows: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Like `route`; with packed experts, a row's result does not depend on the number of rows."""
         if not isinstance(self.gate_up[...], PackedExperts):
-            return self.route(rows)
+            return self.route(*rows)
+
         # XLA's products and sums depend on the number of rows in the last bits. One row at a time costs
         # little beside the experts.
-        return jax.lax.map(lambda row: jax.tree.map(lambda each: each[0], self.route(row[None])), rows)
+        def one(row: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+            weights, chosen = self.route(*(each[None] for each in row))
+            return weights[0], chosen[0]
+
+        return jax.lax.map(one, rows)
 
     @property
     def _inner_axis(self) -> str | None:
@@ -163,12 +172,15 @@ class MoE(nnx.Module):
         y = y.reshape(*chosen.shape, -1)
         return sum_in_order(weights[:, :, None] * y, axis=1)[:, 0]
 
+    def shares(self, weights: jax.Array, chosen: jax.Array) -> jax.Array:
+        """The weight of every expert, f32[R, E], from the result of `route`, which chose none twice."""
+        share = jnp.zeros((len(chosen), self.config.num_experts), jnp.float32)
+        return share.at[jnp.arange(len(chosen))[:, None], chosen].set(weights)
+
     def _every(self, rows: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:
         """f32[R, M], running every row through all experts; those that it did not choose have weight 0."""
-        count, part = self.config.num_experts, self.gate_up[...].shape[0]
-        share = jnp.zeros((len(rows), count), jnp.float32)
-        share = share.at[jnp.arange(len(rows))[:, None], chosen].set(weights)
-        share = local_part(share, part, along=1)
+        part = self.gate_up[...].shape[0]
+        share = local_part(self.shares(weights, chosen), part, along=1)
         fused = _einsum("rm,emcf->recf", rows, self.gate_up[...])
         if self.gate_up_bias is not None:
             fused = fused + self.gate_up_bias[...]

@@ -12,7 +12,7 @@ class MtpNames:
     Attributes:
       root: what the names of all its tensors begin with.
       token_norm, hidden_norm: the norms of a token's embedding and of a hidden state.
-      projection: of the two together.
+      projection: of the two together, or of the embedding if each has its own.
       norm: the norm of the layer's output.
       drops_first: whether the row at position 0 gets zeros instead of its token's embedding.
     """
@@ -53,3 +53,13 @@ OWN_MODEL = MtpNames(
     drops_first=False,
 )
 """A model of its own beside the target's (Qwen3-Next)."""
+
+OWN_LAYER = MtpNames(
+    root="mtp.0.",
+    token_norm="mtp.0.enorm",
+    hidden_norm="mtp.0.hnorm",
+    projection="mtp.0.e_proj",
+    norm="mtp.0.shared_head.norm",
+    drops_first=True,
+)
+"""The first of the layers beside the target's (DeepSeek-V4)."""

@@ -92,8 +92,8 @@ class SharedMoE(MoE):
         shared = replace(config, intermediate_size=config.moe.shared_size)
         self.shared = _SharedMLP(shared, f"{name}.shared_expert", dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array | PendingSum:
-        return super().__call__(x) + self.shared(x)
+    def __call__(self, x: jax.Array, *tokens: jax.Array) -> jax.Array | PendingSum:
+        return super().__call__(x, *tokens) + self.shared(x)
 
 
 class Qwen3Next(Decoder):

@@ -32,7 +32,9 @@ def operations_per_token(target: Decoder, head: Eagle3, *, row_length: int, num_
 def _layers(layers: Any, config: ModelConfig, row_length: int) -> float:
     """Operations per token of the forward pass of decoder layers."""
     latent = config.latent
-    width = 2 * latent.kv_lora_rank + latent.qk_rope_head_dim if latent else 2 * config.head_dim
+    width = 2 * (config.compressed or config).head_dim
+    if latent:
+        width = 2 * latent.kv_lora_rank + latent.qk_rope_head_dim
     attention = 2 * row_length * config.num_attention_heads * width
     return sum(_products(layer, config) + attention for layer in layers)
 

@@ -1,5 +1,6 @@
 """Random weights, generated on the devices that hold them, so that no device holds another's part."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -7,11 +8,13 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
 from bench.random_codes import random_coded_experts, random_codes
 from bench.random_mxfp4 import random_mxfp4
+from jaxspec.models.deepseek_v4 import ExpertTable
 from jaxspec.models.expert_sources import Stacked
 from jaxspec.models.loading import declared
 from jaxspec.models.packed_weights import packed_sharding
@@ -46,9 +49,13 @@ def random_module(
     key = jax.random.key(seed)
     for i, (variable, _) in enumerate(declared(module)):
         axes, shape = variable.get_metadata("axes"), variable.get_value().shape
+        placed_by = axes if is_split else None
+        if isinstance(table := variable.get_metadata("source"), ExpertTable):
+            experts = np.arange(math.prod(shape), dtype=np.int32).reshape(shape) % table.num_experts
+            variable.set_value(jax.device_put(experts, sharding(mesh, placed_by, shape)))
+            continue
         if not isinstance(variable, nnx.Param):
             continue  # a table, filled by the caller
-        placed_by = axes if is_split else None
         if packed_experts and {"embed", "expert_inner"} <= set(axes):
             fill, place = _packed(partial(random_mxfp4, shape=shape), mesh, placed_by)
         elif codes and _is_quantised(variable.get_metadata("source"), quantised):

@@ -164,6 +164,23 @@ SHAPES: Mapping[str, Shape] = {
         },
         drafter="mtp",
     ),
+    # Four of 43 layers, of every kind: in bfloat16 a layer has 13 GB.
+    "deepseek-v4-flash-4-layers": Shape(
+        target={
+            "model_type": "deepseek_v4",
+            "vocab_size": 129280,
+            "hidden_size": 4096,
+            "moe_intermediate_size": 2048,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 64,
+            "compress_ratios": [0, 4, 128, 4],
+            "num_hash_layers": 1,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 6,
+            "max_position_embeddings": 1 << 20,
+        },
+        drafter="mtp",
+    ),
     "tiny": Shape(
         target={
             "model_type": "llama",
@@ -228,7 +245,7 @@ def build_models(
 def _drafter(shape: Shape, config: ModelConfig) -> tuple[Callable[..., Drafter], Any]:
     """The drafter's class, and its constructor's first argument."""
     if shape.drafter == "mtp":
-        return Mtp, config
+        return Mtp.for_model(config), config
     sizes = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     layer = ModelConfig.from_hf(
         {

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.attention import FullAttention, IndexedWindow, PackedMemory, SlidingWindow
+from jaxspec.attention import CompressedAttention, Entries, FullAttention, PackedMemory, SlidingWindow
 from jaxspec.attention.packed import attend
 
 
@@ -69,15 +69,16 @@ def test_a_text_is_what_has_one_number_wherever_its_positions_begin():
     assert memory._first(1, 1)[1].tolist() == [[0, 1, 2, 3, 4, 5]]
 
 
-def test_draft_steps_over_an_indexed_window_are_refused():
+def test_draft_steps_over_compressed_entries_are_refused():
     positions = jnp.arange(5)
-    memory = PackedMemory((IndexedWindow(3),), positions[None], jnp.ones((1, 5), jnp.int32))
-    rows = jnp.ones((5, 1, 3, 4))
-    tables = jnp.ones((5, 2)), jnp.zeros((5, 2))
-    attended, memory = memory.attend_indexed(0, rows, tables, None, scale=1.0)
-    assert attended.shape == (5, 1, 1, 4)
-    with pytest.raises(AssertionError, match="draft steps do not support this kind of attention"):
-        memory.attend_indexed(0, rows, tables, None, scale=1.0)
+    memory = PackedMemory((CompressedAttention(3, 2),), positions[None], jnp.ones((1, 5), jnp.int32))
+    rows = jnp.ones((5, 4))
+    entries = Entries(rows, lambda states, there, starts: (states[:, -1],))
+    given = (jnp.ones((5, 3, 4)), rows, entries)
+    attended, memory = memory.attend_compressed(0, *given, scale=1.0, sinks=jnp.zeros(3))
+    assert attended.shape == (5, 3, 4)
+    with pytest.raises(AssertionError, match="draft steps do not support compressed entries"):
+        memory.attend_compressed(0, *given, scale=1.0, sinks=jnp.zeros(3))
 
 
 def test_keys_and_values_are_rounded_as_in_a_cache_of_another_dtype():

@@ -30,6 +30,7 @@ from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import DrafterConfig
 from jaxspec.drafters.base import Rows
 from jaxspec.drafters.loading import Build, load_drafter
+from jaxspec.models.decoder import LAST_STREAMS
 from jaxspec.models.loading import load_target
 from jaxspec.sharding import make_mesh
 
@@ -38,7 +39,8 @@ ATTENTION = [kind for kind in EVERY_KIND if kind != "recurrent"]
 """Those that take the pieces of a text in any order; for the others see `test_recurrent.py`."""
 DRAFTED = [("full", name) for name in DRAFTERS if name not in ("ngram", "mtp")] + [
     ("sliding", "eagle3"),
-    ("indexed window", "near"),
+    ("compressed", "near"),
+    ("compressed", "mtp"),
     ("latent", "near"),
     ("latent", "mtp"),
 ]
@@ -194,7 +196,9 @@ def test_a_drafter_takes_in_blocks_as_it_takes_in_each_alone(tiny, target_of, ki
     drafter = load_drafter(config, target, Build(jnp.dtype(jnp.float32)))
     positions = np.asarray(row_positions(BLOCKS))
     rng = np.random.default_rng(3)
-    features = rng.normal(size=(1 + len(drafter.needs.capture), len(positions), 32)).astype(np.float32)
+    # A layer that reads all residual streams keeps them, too.
+    width = drafter.needs.state_size if drafter.needs.capture == (LAST_STREAMS,) else 32
+    features = rng.normal(size=(1 + len(drafter.needs.capture), len(positions), width)).astype(np.float32)
 
     def rows(blocks):
         return Rows(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from extensions import write_bigram
 from paged_rows import PagedTarget
-from tiny_engines import ATTENTION, RECURRENT
+from tiny_engines import RECURRENT
 from tiny_models import (
     perturb,
     with_rows,
@@ -22,7 +22,7 @@ from tiny_models import (
     write_peagle,
     write_target,
 )
-from tiny_mtp import LATENT, write_with_mtp
+from tiny_mtp import COMPRESSED, LATENT, write_with_mtp
 
 import jaxspec
 from jaxspec import SamplingParams
@@ -46,8 +46,9 @@ def folder(tmp_path_factory):
     write_peagle(root / "peagle", target, draft_vocab_size=12)
     write_dflash(root / "dflash", target, draft_vocab_size=12)
     write_bigram(root / "bigram", vocab_size=VOCABULARY)
-    indexed = write_target(root / "indexed", vocab_size=VOCABULARY, gain=1.2, **ATTENTION["indexed window"])
-    perturb(indexed, root / "near indexed", scale=0.3)
+    compressed = write_target(root / "compressed alone", vocab_size=VOCABULARY, gain=1.2, **COMPRESSED)
+    perturb(compressed, root / "near compressed", scale=0.1)
+    write_with_mtp(root / "compressed", compressed)
     latent = write_target(root / "latent alone", vocab_size=VOCABULARY, gain=1.2, **LATENT)
     write_with_mtp(root / "latent", latent)
     states = write_target(root / "states alone", vocab_size=VOCABULARY, gain=1.2, **RECURRENT)
@@ -104,11 +105,12 @@ DRAFTERS = {
     "draft model": {"kind": "draft_model", "source": "near"},
     "draft model of fewer rows": {"kind": "draft_model", "source": "fewer rows"},
     "draft model of more rows": {"kind": "draft_model", "source": "more rows"},
-    "draft model of the indexed window": {
-        "target": "indexed",
+    "draft model of compressed entries": {
+        "target": "compressed",
         "kind": "draft_model",
-        "source": "near indexed",
+        "source": "near compressed",
     },
+    "mtp of compressed entries": {"target": "compressed", "kind": "mtp"},
     "peagle": {"kind": "peagle", "source": "peagle"},
     "dflash": {"kind": "dflash", "source": "dflash"},
     "mtp": {"target": "latent", "kind": "mtp"},

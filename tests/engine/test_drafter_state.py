@@ -31,18 +31,31 @@ def packed(monkeypatch):
 
 
 def cached(engine, packed, count):
-    """Keys and values of the first `count` positions of the last dispatch's first slot, one array per layer
-    of target and drafter."""
+    """What is cached of the first `count` positions of the last dispatch's first slot, entries that end there
+    included, one array for each of target and drafter."""
     state = engine.core.state
     page_size = engine.config.page_size
-    position = np.arange(count)
-    page = np.asarray(packed[-1].page_table.pages[0])[position // page_size]
-    assert (page > 0).all()
-    layers = (*state.target_cache, *state.draft_cache)
-    return [np.asarray(layer)[page, :, :, position % page_size] for layer in layers]
+    pages = np.asarray(packed[-1].page_table.pages[0])
+    shapes = jax.tree.leaves((engine.target.cache_shapes, engine.drafter.cache_shapes))
+    found = []
+    for shape, array in zip(shapes, jax.tree.leaves((state.target_cache, state.draft_cache)), strict=True):
+        ratio = shape.positions_per_entry
+        end = np.arange(ratio - 1, count, ratio)
+        page = pages[end // page_size]
+        assert (page > 0).all()
+        found.append(np.asarray(array)[page, :, :, end % page_size // ratio])
+    return found
 
 
-@pytest.mark.parametrize(("kind", "name"), [*(("full", name) for name in WITH_CACHE), ("latent", "mtp")])
+PAIRS = [
+    *(("full", name) for name in WITH_CACHE),
+    ("latent", "mtp"),
+    ("compressed", "near"),
+    ("compressed", "mtp"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), PAIRS)
 def test_after_decoding_the_cache_holds_what_prefilling_the_text_would_have_put_there(
     engines_of, prompts, packed, kind, name
 ):

@@ -1,11 +1,19 @@
 """With activations of 8 bits, an answer has the same bits whatever decides when it is computed."""
 
+from types import SimpleNamespace
+
+import jax.numpy as jnp
 import pytest
+from flax import nnx
+from tiny_engines import ATTENTION
 from tiny_gguf import write_packed_gguf
+from tiny_models import TARGET
 
 import jaxspec
-from jaxspec.config import ConfigError
+from jaxspec.config import ConfigError, ModelConfig
+from jaxspec.engine.programs import Programs
 from jaxspec.models import packed_weights
+from jaxspec.models.loading import make_target
 
 LENGTHS = (3, 9, 17, 24)
 PROMPTS = [[(7 * i + 3 * j) % 40 + 2 for j in range(length)] for i, length in enumerate(LENGTHS)]
@@ -85,3 +93,12 @@ def test_sampled_answers_do_not_depend_on_the_batch(answers):
 def test_more_rows_than_the_kernel_of_a_cpu_takes_are_refused(answers, drafts, sizes):
     with pytest.raises(ConfigError, match=r"engine.exact on a CPU allows 16 rows, and .* is 17"):
         answers(drafts, **sizes)
+
+
+@pytest.mark.parametrize("kind", ["latent", "compressed", "recurrent"])
+def test_attention_that_has_no_kernel_for_it_is_refused(kind):
+    config = ModelConfig.from_hf({**TARGET, **ATTENTION[kind]})
+    target = nnx.eval_shape(lambda: make_target(config, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+    models, settings = SimpleNamespace(target=target), SimpleNamespace(exact=True)
+    with pytest.raises(ConfigError, match=f"not supported for {config.family}: .* no kernel"):
+        Programs(models, settings, state=None, mesh=None)

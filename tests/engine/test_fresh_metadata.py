@@ -14,9 +14,9 @@ STALE_PARTS = [
     ("full", "slots"),
     ("full", "last"),
     ("sliding", "first"),
-    ("indexed window", "window_slots"),
-    ("indexed window", "entry_slots"),
-    ("indexed window", "num_entries"),
+    ("compressed", "window_slots"),
+    ("compressed", "written_entries"),
+    ("compressed", "num_entries"),
 ]
 """Parts of metadata that, left behind alone while all else moves on, draft wrong tokens."""
 

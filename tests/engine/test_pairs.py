@@ -26,7 +26,7 @@ BATCH, WIDTH, VOCABULARY = 3, 32, 48
 # Of two key/value heads, four devices have two copies each. P-EAGLE, DFlash and the latent kind have four.
 ON_FOUR = {
     "full": ("ngram", "eagle3", "eagle1", "near", "peagle", "dflash", "bigram"),
-    "indexed window": ("ngram",),
+    "compressed": ("ngram", "mtp"),
     "latent": ("ngram", "mtp"),
 }
 # What is split depends on the attention and on the drafter, not on both together.
@@ -179,7 +179,7 @@ def test_every_kernel_runs_on_shards():
     results = [result for kind in ATTENTION for result in on_devices(kind).values()]
     assert {name for result in results for name in result["kernels"]} == {
         *("matmul", "place_rows", "slot_mapping", "gumbel_sample", "rope_kv_write", "paged_attention"),
-        *("latent_write", "latent_attention", "kv_write", "indexed_attention", "rms_norm"),
+        *("latent_write", "latent_attention", "listed_attention", "choose_entries", "rms_norm"),
         *("argmax", "gumbel_argmax", "random_words", "process_logits", "expert_matmul", "row_max"),
     }
 

@@ -28,11 +28,13 @@ PARAMETERS = {
     "glm-4-32b-0414": 32.57e9,
     "glm-4.7-flash": 29.94e9,
     "deepseek-v3": 671.03e9,
+    "deepseek-v4-flash": 284.33e9,
 }
 """What the model cards say, without what sees images; a tied output head counts once."""
 SLOW = (
     *("qwen3-32b", "qwen3-30b-a3b", "gpt-oss-120b", "gemma-3-4b", "gemma-3-27b", "glm-4-32b-0414"),
     "deepseek-v3",
+    "deepseek-v4-flash",
 )
 
 
@@ -56,4 +58,7 @@ def drafter_of(config):
     """A model's own prediction layer where it has one."""
     if not config.num_nextn_predict_layers:
         return NGramDrafter(3)
-    return nnx.eval_shape(lambda: Mtp(config, num_speculative_tokens=3, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
+    made = Mtp.for_model(config)
+    return nnx.eval_shape(
+        lambda: made(config, num_speculative_tokens=3, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    )

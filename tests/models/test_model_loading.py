@@ -28,15 +28,9 @@ def test_export_gives_back_every_bit(case):
         assert exported[name].tobytes() == stored.tobytes(), name
 
 
-@pytest.mark.parametrize("case", ["llama-tied", "qwen2-windowed", "gpt-oss", "indexed-window"])
-def test_heads_copied_for_more_devices_are_stored_once(case, tmp_path):
-    indexed = {"model_type": "jaxspec_indexed_window", "sliding_window": 6, "compress_ratios": [1, 4]}
-    is_golden = case != "indexed-window"
-    checkpoint = (
-        golden_checkpoint(case)
-        if is_golden
-        else open_checkpoint(write_target(tmp_path / "target", **indexed))
-    )
+@pytest.mark.parametrize("case", ["llama-tied", "qwen2-windowed", "gpt-oss"])
+def test_heads_copied_for_more_devices_are_stored_once(case):
+    checkpoint = golden_checkpoint(case)
     shape = target_config(checkpoint).over(4)
     assert shape.kv_copies == 4 // shape.num_key_value_heads > 1
     plan = plan_target(checkpoint, dtype=jnp.float32, devices=4)

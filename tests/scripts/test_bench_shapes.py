@@ -44,12 +44,8 @@ def test_packed_experts_count_with_the_bytes_that_they_have(monkeypatch):
     assert dense - packed == pytest.approx(saved, rel=1e-3)
 
 
-@pytest.mark.parametrize("changes", [{}, {"sliding_window": 6, "compress_ratios": [1, 4, 1, 4]}])
-def test_copied_heads_have_the_numbers_of_the_network_without_copies(changes):
-    family = {"model_type": "jaxspec_indexed_window"} if changes else {}
-    hf = {**golden_checkpoint("llama-tied").config, **changes, **family}
-    hf["compress_ratios"] = hf.get("compress_ratios", [])[: hf["num_hidden_layers"]]
-    plain = ModelConfig.from_hf(hf)
+def test_copied_heads_have_the_numbers_of_the_network_without_copies():
+    plain = ModelConfig.from_hf(golden_checkpoint("llama-tied").config)
     assert plain.over(4).kv_copies == 2
 
     def random(config):

@@ -36,6 +36,7 @@ GOLDENS = {
     "glm4": "glm4",
     "gpt_oss": "gpt-oss",
     "deepseek_v3": "deepseek-v3",
+    "deepseek_v4": "deepseek-v4",
     "glm4_moe_lite": "glm4-moe-lite",
     "olmo2": "olmo2",
     "olmo3": "olmo3",
@@ -46,7 +47,6 @@ GOLDENS = {
 }
 WRITTEN = {
     "mistral": {"model_type": "mistral", "sliding_window": 6},
-    "jaxspec_indexed_window": ATTENTION["indexed window"],
     "parallel": ATTENTION["own family"],
     "chunked": {"model_type": "chunked"},
 }

@@ -31,6 +31,7 @@ from jaxspec.engine.device.outcome import Outcome, Outcomes
 from jaxspec.engine.device.plan import Plan, Size
 from jaxspec.engine.device.state import EngineState, put_rows
 from jaxspec.grammar import MAX_FORCED
+from jaxspec.models.decoder import LAST_STREAMS
 from jaxspec.sampling import (
     Columns,
     Constrained,
@@ -172,7 +173,7 @@ def verify(models: Models, plan: Plan, carry: Carry) -> Carry:
     groups = (*decoding, chunks_of_prompts(plan, state)) if plan.size.chunks else decoding
     blocks = tuple(group.block for group in groups)
     tokens = join_rows(group.tokens for group in groups)
-    reads_last_layer = needs.hidden or len(target.kinds) in needs.capture
+    reads_last_layer = needs.hidden or not {len(target.kinds), LAST_STREAMS}.isdisjoint(needs.capture)
     run = tuple(replace(block, output=None) for block in blocks) if reads_last_layer else blocks
     hidden, captured, memory = target(
         tokens,

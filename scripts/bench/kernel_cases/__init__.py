@@ -1,12 +1,13 @@
 """Sizes for the tests and the benchmark of each kernel."""
 
 from bench.kernel_cases import (
+    choose_entries,
     expert_matmul,
     gumbel_sample,
-    indexed_attention,
     kv_write,
     latent_attention,
     latent_write,
+    listed_attention,
     matmul,
     packed_attention,
     packed_matmul,
@@ -17,12 +18,13 @@ from bench.kernel_cases import (
 )
 
 __all__ = [
+    "choose_entries",
     "expert_matmul",
     "gumbel_sample",
-    "indexed_attention",
     "kv_write",
     "latent_attention",
     "latent_write",
+    "listed_attention",
     "matmul",
     "packed_attention",
     "packed_matmul",

@@ -1,0 +1,8 @@
+"""The compressed entries of a slot that an indexer chooses for each query row."""
+
+from jaxspec_kernels.choose_entries import reference
+from jaxspec_kernels.op import Op
+
+choose_entries = Op("choose_entries", xla=reference.choose_entries)
+
+__all__ = ["choose_entries"]
