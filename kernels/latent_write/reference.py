@@ -18,7 +18,7 @@ def latent_write(cache: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Arr
       The cache, same shape and dtype.
     """
     if slots.size == 1:
-        # See `kv_write.reference`: XLA on a CPU would copy the cache.
+        # See `rope_kv_write.reference`: XLA on a CPU would copy the cache.
         slots, rows = (jnp.concatenate([x, x], axis=1) for x in (slots, rows))
     page, offset = jnp.divmod(slots, cache.shape[3])
     rows = rows.astype(cache.dtype)

@@ -2,13 +2,14 @@
 
 import jax
 import jax.numpy as jnp
-from jaxspec_kernels.kv_write.reference import kv_write
 
 
 def rope_kv_write(
     cache: jax.Array, slots: jax.Array, projected: jax.Array, cos: jax.Array, sin: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Rotates queries and keys by their positions, and writes keys and values as `kv_write` does.
+    """Rotates queries and keys by their positions, and writes one key and one value row per slot.
+
+    If several rows have the same slot, which is allowed only in page 0, any of them may remain.
 
     Rotates in float32 and in the NeoX order: element i is paired with element i + D/2.
 
@@ -23,7 +24,18 @@ def rope_kv_write(
     """
     queries, keys, values = projected[..., :-2, :], projected[..., -2:-1, :], projected[..., -1, :]
     queries, keys = _rotate(queries, cos, sin), _rotate(keys, cos, sin)[..., 0, :]
-    return kv_write(cache, slots, keys, values), queries
+    return _write(cache, slots, keys, values), queries
+
+
+def _write(cache: jax.Array, slots: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+    """The cache with keys and values [B, Q, H, D] in the slots."""
+    if slots.size == 1:
+        # On a CPU, XLA fuses the write of a single row into the following gather and, to keep the old cache,
+        # copies all of it. It does not do so for a scatter of two rows, even equal ones.
+        slots, keys, values = (jnp.concatenate([x, x], axis=1) for x in (slots, keys, values))
+    page, offset = jnp.divmod(slots, cache.shape[3])
+    rows = jnp.stack([keys, values], axis=3).astype(cache.dtype)  # [B, Q, H, 2, D]
+    return cache.at[page, :, :, offset].set(rows, mode="promise_in_bounds", unique_indices=False)
 
 
 def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

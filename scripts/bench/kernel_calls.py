@@ -10,7 +10,6 @@ import numpy as np
 from jaxspec_kernels.expert_matmul import BLOCK as SCALE_BLOCK
 from jaxspec_kernels.expert_matmul import expert_matmul
 from jaxspec_kernels.gumbel_sample import gumbel_sample
-from jaxspec_kernels.kv_write import kv_write
 from jaxspec_kernels.latent_attention import latent_attention
 from jaxspec_kernels.latent_write import latent_write
 from jaxspec_kernels.matmul import BLOCK, PackedWeight, matmul, pack
@@ -57,7 +56,6 @@ class Call:
 
 def all_calls() -> Iterator[Call]:
     """Every case of every operation that has a kernel."""
-    yield from map(_kv_write, cases.kv_write.CASES)
     yield from map(_rope_kv_write, cases.rope_kv_write.CASES)
     yield from map(_gumbel_sample, cases.gumbel_sample.CASES)
     yield from map(_process_logits, cases.process_logits.CASES)
@@ -79,21 +77,6 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> jax
 def _own_slots(rng: np.random.Generator, slots: int, rows: int, pages: int, page_size: int) -> jax.Array:
     owned = page_size + rng.permutation((pages - 1) * page_size)
     return jnp.asarray(owned[: slots * rows].reshape(slots, rows), jnp.int32)
-
-
-def _kv_write(case: cases.kv_write.Case) -> Call:
-    size = (case.slots, case.rows, case.kv_heads, case.head_dim)
-
-    def arguments(seed: int) -> tuple:
-        rng = np.random.default_rng(seed)
-        cache = jnp.zeros(
-            (case.pages, case.kv_heads, 2, case.page_size, case.head_dim), jnp.dtype(case.dtype)
-        )
-        slots = _own_slots(rng, case.slots, case.rows, case.pages, case.page_size)
-        return cache, slots, _normal(rng, size, case.dtype), _normal(rng, size, case.dtype)
-
-    moved = 4 * int(np.prod(size)) * jnp.dtype(case.dtype).itemsize
-    return Call(kv_write, case.name, arguments, {}, 1, moved, 0.0)
 
 
 def _rope_kv_write(case: cases.rope_kv_write.Case) -> Call:

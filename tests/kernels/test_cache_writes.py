@@ -5,7 +5,6 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 from bench import kernel_cases
-from jaxspec_kernels.kv_write import kv_write
 from jaxspec_kernels.latent_write import latent_write
 from jaxspec_kernels.rope_kv_write import rope_kv_write
 from op_base import OpTest
@@ -53,23 +52,6 @@ class WriteTest(OpTest):
         np.testing.assert_array_equal(written, expected.astype(jnp.float16))
         for result, other in zip(others, same, strict=True):
             np.testing.assert_array_equal(result, other)
-
-
-class TestKvWrite(WriteTest):
-    op = kv_write
-    cases = kernel_cases.kv_write.CASES
-    by_row = (1, 2, 3)
-    only_updates = True
-
-    def new_rows(self, case, rng):
-        size = (case.slots, case.rows, case.kv_heads, case.head_dim)
-        return (jnp.asarray(rng.normal(size=size), case.dtype) for _ in range(2))
-
-    def definition(self, case, cache, slots, keys, values):
-        cache = np.array(cache)
-        for row, page, offset in self.places(case, slots):
-            cache[page, :, 0, offset], cache[page, :, 1, offset] = keys[row], values[row]
-        return cache
 
 
 class TestLatentWrite(WriteTest):

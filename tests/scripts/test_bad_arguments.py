@@ -80,7 +80,7 @@ def test_a_folder_cannot_be_imported(refused, tmp_path):
 
 def test_names_that_are_not_known(capsys):
     assert bench_kernels.main(["--op", "nothing"]) == 2
-    assert "--op: 'nothing' is unknown; known: kv_write, " in capsys.readouterr().err
+    assert "--op: 'nothing' is unknown; known: rope_kv_write, " in capsys.readouterr().err
     with pytest.raises(SystemExit) as left:
         check_devices.main(["--only", "llama, eagle3; nothing"])
     assert left.value.code == 2
