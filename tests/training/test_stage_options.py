@@ -122,6 +122,7 @@ def test_the_engine_is_the_runs_and_ends_answers_where_the_target_does(files, tm
         "slot_sizes": (2,),
         "steps_per_dispatch": 2,
         "dtype": "bfloat16",
+        "exact": True,
         "cpu_activations": "float32",
         "cache_dtype": "bfloat16",
         "synthetic_acceptance_length": 2.0,
