@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jaxspec_kernels.packed_array import PackedArray
 
 BLOCK = 32
 """Inputs that share an exponent."""
@@ -21,7 +22,7 @@ _VALUES = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.
 
 @partial(jax.tree_util.register_dataclass, data_fields=("values", "scale"), meta_fields=())
 @dataclass(frozen=True)
-class Mxfp4Weight:
+class Mxfp4Weight(PackedArray):
     """Weights [E, M, out axes] of experts; every weight is exact in bfloat16.
 
     Attributes:
@@ -38,23 +39,8 @@ class Mxfp4Weight:
         return count, 4 * words, *outputs
 
     @property
-    def ndim(self) -> int:
-        return self.values.ndim
-
-    @property
-    def size(self) -> int:
-        return 4 * self.values.size
-
-    @property
     def dtype(self) -> np.dtype:
         return jnp.dtype(jnp.bfloat16)
-
-    def __getitem__(self, index: object) -> "Mxfp4Weight":
-        assert index is Ellipsis, "a packed weight can only be read as a whole, with [...]"
-        return self
-
-    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.dense(), dtype)
 
     def dense(self) -> jax.Array:
         """The weights as bfloat16, of `shape`."""

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels.expert_matmul.mxfp4_weight import BLOCK
 from jaxspec_kernels.matmul.packed_weight import QUAD, TILE, PackedWeight, tiled
+from jaxspec_kernels.packed_array import PackedArray
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("stack",), meta_fields=("shape",))
 @dataclass(frozen=True)
-class PackedExperts:
+class PackedExperts(PackedArray):
     """Packed weights [E, M, out axes] of experts, which stand for exact float32 values.
 
     Attributes:
@@ -29,21 +30,6 @@ class PackedExperts:
     @property
     def dtype(self) -> np.dtype:
         return np.dtype(np.float32)
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    def __getitem__(self, index: object) -> "PackedExperts":
-        assert index is Ellipsis, "a packed weight is read whole, as a parameter is"
-        return self
-
-    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.dense(), dtype)
 
     def dense(self) -> jax.Array:
         """The weights as float32, of `shape`."""

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax import lax
+from jaxspec_kernels.packed_array import PackedArray
 
 BLOCK = 32
 """Inputs that share a scale of the weight; in Q6_K it is 16."""
@@ -29,7 +30,7 @@ DOUBLED = 2 * np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype
     meta_fields=("shape", "activations", "row_block"),
 )
 @dataclass(frozen=True)
-class PackedWeight:
+class PackedWeight(PackedArray):
     """A weight with fewer bits than float32, whose values are defined exactly in float32.
 
     Outputs are stored in tiles; the last tile is padded.
@@ -75,11 +76,6 @@ class PackedWeight:
         return np.dtype(np.float32)
 
     @property
-    def size(self) -> int:
-        """The number of weights."""
-        return math.prod(self.shape)
-
-    @property
     def form(self) -> str:
         """The kind of `values`: "bfloat16", "int8", "int6", "uint8" or "mxfp4"."""
         if self.scale is not None and self.scale.dtype == np.uint8:
@@ -114,13 +110,6 @@ class PackedWeight:
     def outputs(self) -> int:
         """The number of outputs, without padding."""
         return self.size // self.width
-
-    def __getitem__(self, index: object) -> "PackedWeight":
-        assert index is Ellipsis, "a packed weight can only be read as a whole, with [...]"
-        return self
-
-    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.dense(), dtype)
 
     def reshape(self, *shape: int) -> "PackedWeight":
         """The weight with other axes. The boundary between input and output axes must stay the same."""
@@ -174,7 +163,7 @@ class PackedWeight:
 
 @partial(jax.tree_util.register_dataclass, data_fields=("columns",), meta_fields=())
 @dataclass(frozen=True)
-class PackedRows:
+class PackedRows(PackedArray):
     """A packed table [rows, M] that is read in single rows, such as an embedding.
 
     Attributes:
@@ -191,16 +180,9 @@ class PackedRows:
     def shape(self) -> tuple[int, ...]:
         return self.columns.shape[::-1]
 
-    @property
-    def size(self) -> int:
-        return self.columns.size
-
-    def __getitem__(self, index: object) -> "PackedRows":
-        assert index is Ellipsis, "a packed table can only be read as a whole, with [...]"
-        return self
-
-    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.columns.dense().T, dtype)
+    def dense(self) -> jax.Array:
+        """The table as float32."""
+        return self.columns.dense().T
 
     def rows(self, index: jax.Array) -> jax.Array:
         """The rows f32[..., M] at i32[...]; indices outside the table are clamped."""

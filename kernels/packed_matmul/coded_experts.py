@@ -1,6 +1,5 @@
 """Experts of a bfloat16 network in codes of eight or four bits, with scales."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,6 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxspec_kernels.packed_array import PackedArray
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
 
 
@@ -17,7 +17,7 @@ from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
     meta_fields=("has_zero", "bits"),
 )
 @dataclass(frozen=True)
-class CodedExperts:
+class CodedExperts(PackedArray):
     """Weights [E, M, out axes], each of which is a `CodedWeight` with one axis of inputs.
 
     Attributes:
@@ -36,23 +36,8 @@ class CodedExperts:
         return count, blocks * words * 16 // self.bits, *first, tiles * rows
 
     @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
     def dtype(self) -> np.dtype:
         return jnp.dtype(jnp.bfloat16)
-
-    def __getitem__(self, index: object) -> "CodedExperts":
-        assert index is Ellipsis, "a packed weight can only be read as a whole, with [...]"
-        return self
-
-    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.dense(), dtype)
 
     def expert(self, words: jax.Array, scale: jax.Array) -> CodedWeight:
         """An expert, from its part of the arrays."""

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxspec_kernels.packed_array import PackedArray
 
 BLOCK_WORDS = 64
 """Words that hold a block of adjacent inputs; half as many for groups of 32 inputs, and for widths that whole
@@ -25,7 +26,7 @@ _ZERO_BITS = 0x1F
     meta_fields=("inner", "has_zero", "bits"),
 )
 @dataclass(frozen=True)
-class CodedWeight:
+class CodedWeight(PackedArray):
     """A weight whose values are (code - zero point) * scale.
 
     Attributes:
@@ -69,14 +70,6 @@ class CodedWeight:
         return self.width // math.prod(self.inner), *self.inner, *self.out_axes
 
     @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
     def dtype(self) -> np.dtype:
         return jnp.dtype(jnp.bfloat16)
 
@@ -89,13 +82,6 @@ class CodedWeight:
     def scale_rows(self) -> int:
         """Outputs that share a scale."""
         return self.out_axes[-1] // self.scale.shape[-1]
-
-    def __getitem__(self, index: object) -> "CodedWeight":
-        assert index is Ellipsis, "a packed weight can only be read as a whole, with [...]"
-        return self
-
-    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.dense(), dtype)
 
     def reshape(self, width: int, *outputs: int) -> "CodedWeight":
         """The weight with a single axis of inputs."""
