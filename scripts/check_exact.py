@@ -7,9 +7,8 @@ Every prompt is answered greedily without drafts at batch 1 (CONFIG with its own
 ones). Every other way to answer must give the same tokens, and the same log-probabilities of each token and
 of the 20 most likely ones in its place, to the last bit: other batches, 1, 4 and 7 drafts, prompts from the
 prefix cache, few pages (so that requests are put back), other chunks, strangers beside; `Engine.score` must
-report the same. Sampled answers with 4 drafts are compared between batches. On a GPU engines are loaded with
-`engine.exact`, unless --fast is given, which shows how many answers differ without it. The exit status is 1
-if any does.
+report the same. Sampled answers with 4 drafts are compared between batches. Engines are loaded with
+`engine.exact`; --fast shows how many answers differ without it. The exit status is 1 if any does.
 """
 
 import argparse

@@ -7,8 +7,9 @@ import pytest
 from flax import nnx
 from jaxspec_kernels import collectives
 
+from jaxspec import sharding
 from jaxspec.models.layers import RMSNorm
-from jaxspec.sharding import PendingSum, later_psum, total
+from jaxspec.sharding import PendingSum, later_add, later_psum, total
 
 ROWS = jnp.asarray([[1.0, 2.0], [3.0, 5.0]])
 STREAM = jnp.asarray([[10.0, 20.0], [30.0, 40.0]])
@@ -103,3 +104,28 @@ def test_a_norm_takes_the_sum_from_its_kernel(sums, monkeypatch):
     np.testing.assert_array_equal(factors, norm.scale[...])
     assert isinstance(norm(pending()), jax.Array)  # no stream: the norm of a sum alone has no kernel
     assert len(given) == 1
+
+
+def test_what_a_kernel_norms_is_added_with_its_norm(monkeypatch):
+    """On one device in exact mode, which needs a GPU: here the reference stands for the kernel."""
+    monkeypatch.setattr(sharding, "is_exact", lambda: True)
+    norm = RMSNorm(2, 1e-5, "norm", dtype=jnp.dtype(jnp.float32), rngs=nnx.Rngs(0))
+    added = later_add(later_add(STREAM, ROWS), ROWS)
+    assert isinstance(added, PendingSum)
+    expected = STREAM + ROWS + ROWS
+    np.testing.assert_array_equal(norm(added), norm(expected))
+    np.testing.assert_array_equal(total(added), expected)
+    monkeypatch.setattr(sharding, "is_exact", lambda: False)
+    np.testing.assert_array_equal(later_add(STREAM, ROWS), STREAM + ROWS)
+
+
+def test_a_sum_of_what_was_gathered_is_in_the_order_of_the_devices():
+    parts = jnp.asarray([[1.0], [2.0**-9], [2.0**-9], [-1.0]], jnp.bfloat16) * jnp.asarray(
+        [1, 3], jnp.bfloat16
+    )
+    together = jax.vmap(lambda x: collectives._sum_of_gathered(x, "device"), axis_name="device")(parts)
+    wide = np.zeros(2, np.float32)
+    for part in np.asarray(parts, np.float32):
+        wide += part
+    assert (np.asarray(together) == wide.astype(jnp.bfloat16)).all()
+    assert (wide != 0).all()  # in bfloat16 the small terms would be lost

@@ -61,7 +61,7 @@ _BAND = 8
 
 
 def tile(rows: int, columns: int) -> Tile:
-    """The largest tile of which there are enough; measured on an H100 (docs/measurements.md)."""
+    """The largest tile of which there are enough; chosen by timing on an H100."""
     few = min(max(triton.next_power_of_2(rows), 16), 64)
     tiles = [
         Tile(few, 64, 128, 4, 4 if few > 32 else 6),

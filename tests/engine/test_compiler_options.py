@@ -57,3 +57,13 @@ def test_large_programs_for_prompts_alone_run_without_a_graph(monkeypatch):
 
     assert graph_size(LARGE, decodes=False) > 10_000
     assert graph_size(LARGE, decodes=True) == graph_size(SMALL, decodes=False) == 0
+
+
+def test_exact_programs_round_every_result(monkeypatch):
+    monkeypatch.setattr(programs, "platform", lambda: "gpu")
+    monkeypatch.setenv("XLA_FLAGS", "")
+    options = compiler_options([weight(SMALL)], rows=1, is_exact=True)
+    assert options == {"xla_allow_excess_precision": False}
+    lowered = jax.jit(lambda x: x + 1).lower(jnp.ones(3))
+    assert lowered.compile(options)(jnp.ones(3)).sum() == 6  # XLA knows it
+    assert "xla_allow_excess_precision" not in compiler_options([weight(SMALL)], rows=1)
