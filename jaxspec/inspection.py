@@ -2,7 +2,7 @@
 
 The phases are those of `engine/device/step.py`. Here each phase, and each draft of a draft loop, is a program
 of its own, so that intermediate results can be recorded and phases timed. Tokens and acceptance are the same
-as in the compiled step.
+as in the compiled step of an engine with one slot.
 """
 
 import time

@@ -131,7 +131,7 @@ def coded_sharding(
     groups, *rows = weight.scale.shape[count:]
     parts = mesh.size
     order = None if isinstance(weight, CodedExperts) else weight.order
-    if inputs and order is not None:
+    if inputs and parts > 1 and order is not None:
         return None
     if inputs and (weight.words.shape[-3] % parts or (groups > 1 and groups % parts)):
         return None

@@ -268,6 +268,17 @@ def test_inspection_sees_the_masked_distributions(load, prompts):
         read += len(step.tokens)
 
 
+def test_inspection_leaves_out_rows_for_forced_tokens_where_a_compiled_step_does(load, prompts):
+    engine = load("eagle3", 3, batch_size=1)
+    seen = set()
+    for text in ("([ab]{2}c){6}", "([ab]{3}c){5}", "([ab]{4}c){4}"):
+        params = {"regex": text, "max_new_tokens": 30, "stop_token_ids": [END]}
+        steps = engine.generate(prompts[1], **params).verified
+        seen |= {drafts for drafts, _ in steps}
+        assert jaxspec.inspect_steps(engine, prompts[1], **params).generation.verified == steps
+    assert seen == {3, 9}
+
+
 @pytest.mark.parametrize(
     ("asked", "problem"),
     [

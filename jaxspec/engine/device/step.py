@@ -140,6 +140,11 @@ def num_rows(size: Size) -> int:
     return size.width + num_forced(size)
 
 
+def _may_be_narrow(plan: Plan) -> bool:
+    """Whether a step leaves out the rows for forced tokens where too few tokens are forced."""
+    return num_forced(plan.size) > 0 and not plan.size.chunks and can_branch()
+
+
 def draft(models: Models, plan: Plan, carry: Carry) -> Carry:
     """K drafts for each of the b slots."""
     if not plan.size.drafts:
@@ -158,9 +163,13 @@ def with_drafts(models: Models, plan: Plan, carry: Carry, proposed: tuple[Propos
     proposal, cache = checked_proposal(models.drafter, models.target, state.draft_cache, proposed, **sizes)
     proposal = replace(proposal, count=jnp.minimum(proposal.count, plan.limit))
     if plan.size.constraints & Constraints.GRAMMAR:
-        proposal = proposal.with_more(num_forced(plan.size))
+        drafts, forced = plan.size.drafts, num_forced(plan.size)
+        proposal = proposal.with_more(forced)
         tokens, count = state.context(plan).constrained.with_forced(proposal.tokens, proposal.count)
         count = jnp.where(state.active, jnp.minimum(count, plan.limit), 0)
+        if _may_be_narrow(plan):
+            is_wide = jnp.maximum(count - drafts, 0).sum() * _WORTH > forced * len(count)
+            count = jnp.where(is_wide, count, jnp.minimum(count, drafts))
         proposal = replace(proposal, tokens=tokens, count=count)
     return replace(carry, state=replace(state, draft_cache=cache), proposal=proposal)
 
@@ -254,11 +263,10 @@ def engine_step(models: Models, plan: Plan, state: EngineState) -> Carry:
             carry = phase(models, plan, carry)
         return carry
 
-    if not (forced := num_forced(plan.size)) or plan.size.chunks or not can_branch():
+    if not _may_be_narrow(plan):
         return run(carry)
     proposal, drafts = carry.proposal, plan.size.drafts
-    more = jnp.maximum(proposal.count - drafts, 0).sum()
-    is_wide = more * _WORTH > forced * len(state.length)
+    is_wide = (proposal.count > drafts).any()
     outcome = _no_outcome(models, plan, *proposal.tokens.shape[:1], num_rows(plan.size))
     state = carry.state
     for is_wanted, columns in ((is_wide, proposal), (~is_wide, proposal.first(drafts))):
