@@ -63,7 +63,7 @@ DRAFTERS = {"ngram": 3, "eagle3": 7, "eagle1": 5, "near": 7, "peagle": 7, "dflas
 """Every drafter by name, the last from docs/writing-a-drafter.md, and K where tests run it over every
 attention."""
 ONLY_OVER = {
-    "mtp": ("compressed", "latent", "recurrent"),
+    "mtp": ("latent", "recurrent", "compressed"),
     "bigram": ("full", "own family"),
     "near": tuple(kind for kind in ATTENTION if kind != "recurrent"),
 }
