@@ -122,15 +122,18 @@ def _target(folder: Path) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
     config = json.loads((folder / "config.json").read_text("utf-8"))
     weights = load_file(folder / "model.safetensors")
     rows = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-    scale = weights["model.norm.weight"] + (config["model_type"] in ("gemma3_text", "qwen3_5_text"))
+    name = "embedding_norm" if config["model_type"] == "lfm2" else "norm"
+    scale = weights[f"model.{name}.weight"]
+    scale = scale + (config["model_type"] in ("gemma3_text", "qwen3_5_text"))
     return config, scale, rows
 
 
 def _head_config(config: dict[str, Any], style: str) -> dict[str, Any]:
     """The config of a head with one "llama" or "qwen3" layer for a target."""
-    same = ("vocab_size", "hidden_size", "intermediate_size", "rms_norm_eps")
+    same = ("vocab_size", "hidden_size", "intermediate_size")
     layers = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
     kept = {key: config[key] for key in same} | {"max_position_embeddings": 128}
+    kept["rms_norm_eps"] = config["norm_eps" if config["model_type"] == "lfm2" else "rms_norm_eps"]
     return {"model_type": style, "head_dim": config["hidden_size"] // 4, **kept, **layers}
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from jaxspec.config.compressed import CompressedConfig
 from jaxspec.config.delta import DeltaConfig
@@ -24,7 +24,9 @@ class ModelConfig:
 
     Attributes:
       family: `model_type`, a name in `FAMILIES`.
-      layer_types: for every layer "full_attention", "sliding_attention" or, with `delta`, "linear_attention".
+      own_layer_types: values of `layer_types` that only this family has.
+      layer_types: for every layer "full_attention", "sliding_attention", one of `own_layer_types` or, with
+        `delta`, "linear_attention".
       sliding_window: positions that a sliding layer sees, or None.
       local_rope: rope of the sliding layers, if it differs from that of the others.
       attention_bias: all projections of attention have biases, including the output projection.
@@ -42,6 +44,8 @@ class ModelConfig:
       kv_copies: how often each key/value head is held, with a part of its queries each; see `over`.
       num_nextn_predict_layers: multi-token-prediction layers that the checkpoint holds after the last layer.
     """
+
+    own_layer_types: ClassVar[tuple[str, ...]] = ()
 
     family: str
     vocab_size: int
@@ -84,7 +88,8 @@ class ModelConfig:
             raise ConfigError(
                 f"layer_types has {len(self.layer_types)} entries for {self.num_hidden_layers} layers"
             )
-        known = {"full_attention", "sliding_attention", *(["linear_attention"] if self.delta else [])}
+        own = (*self.own_layer_types, *(["linear_attention"] if self.delta else []))
+        known = {"full_attention", "sliding_attention", *own}
         unknown = sorted(set(self.layer_types) - known)
         if unknown:
             raise ConfigError(f"layer_types: unknown kind {unknown[0]!r}")

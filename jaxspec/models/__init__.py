@@ -22,6 +22,7 @@ from jaxspec.models.layers import (
     RMSNorm,
     SandwichLayer,
 )
+from jaxspec.models.lfm2 import Lfm2
 from jaxspec.models.llama import Llama
 from jaxspec.models.loading import ModulePlan, export_tensors, load_target, plan_module
 from jaxspec.models.minimax_m2 import MiniMaxM2
@@ -57,6 +58,7 @@ __all__ = [
     "Glm4MoeLite",
     "GptOss",
     "Granite",
+    "Lfm2",
     "Linear",
     "Llama",
     "MiniMaxM2",
@@ -110,3 +112,4 @@ register_family("smollm3", SmolLM3)
 register_family("phi3", Phi3)
 register_family("granite", Granite)
 register_family("minimax_m2", MiniMaxM2)
+register_family("lfm2", Lfm2)

@@ -54,7 +54,7 @@ class Decoder(nnx.Module):
       gguf: how GGUFs store the family's models; None if they are not supported.
       attention_type, moe_type: the classes of a layer's attention and, for a config with experts, of its
         feed-forward network.
-      norm_type: the class of the final norm.
+      norm_type, norm_name: the class of the final norm, and its name in a checkpoint.
       built: keys that are refused for other families, and which the family has.
       kinds: the kind of attention of every layer.
       ropes: the rotary embedding of every layer; None for a layer without one.
@@ -69,6 +69,7 @@ class Decoder(nnx.Module):
     attention_type: ClassVar[Callable[..., Any]] = Attention
     moe_type: ClassVar[Callable[..., Any]] = MoE
     norm_type: ClassVar[Callable[..., Any]] = RMSNorm
+    norm_name: ClassVar[str] = "model.norm"
     built: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
@@ -143,7 +144,7 @@ class Decoder(nnx.Module):
         tied, sizes = config.tie_word_embeddings, (config.vocab_size, config.hidden_size)
         self.embedding: Any = (TiedEmbedding if tied else Embedding)(*sizes, "model.embed_tokens", **args)
         self.layers = nnx.List([self.make_layer(config, i, **args) for i in range(len(self.kinds))])
-        self.norm = self.norm_type(config.hidden_size, config.rms_norm_eps, "model.norm", **args)
+        self.norm = self.norm_type(config.hidden_size, config.rms_norm_eps, self.norm_name, **args)
         self.head = (
             None
             if tied

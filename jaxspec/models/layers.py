@@ -21,7 +21,6 @@ from jaxspec.models.parameters import (
     Source,
     Whole,
     bias_parameter,
-    fused_gate_up,
     parameter,
     product,
 )
@@ -153,16 +152,20 @@ class Attention(nnx.Module):
 
     Attributes:
       norm_type: the class of the norms of queries and keys, for a config with `qk_norm`.
+      norm_names: the names of those two.
       query_rows: vectors of size D that `q_proj` has for each query head.
       projections: the names of what is projected, in the order of the rows of a key/value head.
+      output_name: the name of the output projection.
       is_joined: whether a checkpoint has the three projections in one tensor, `qkv_proj`.
       rotates_neighbours: whether rope rotates neighbouring entries as pairs, instead of entries of the two
         halves of what it rotates.
     """
 
     norm_type: ClassVar[Callable[..., Any]] = RMSNorm
+    norm_names: ClassVar[tuple[str, str]] = ("q_norm", "k_norm")
     query_rows: ClassVar[int] = 1
     projections: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
+    output_name: ClassVar[str] = "o_proj"
     is_joined: ClassVar[bool] = False
     rotates_neighbours: ClassVar[bool] = False
 
@@ -206,7 +209,7 @@ class Attention(nnx.Module):
             rngs,
             (kv_heads, group, size, width),
             ("kv_heads", "group", "head_dim", "embed"),
-            Projection(f"{name}.o_proj.weight", (kv_heads, group, size), (width,)),
+            Projection(f"{name}.{self.output_name}.weight", (kv_heads, group, size), (width,)),
             dtype=dtype,
             fan_in=heads * size,
         )
@@ -223,7 +226,7 @@ class Attention(nnx.Module):
             rngs,
             (width,),
             ("embed",),
-            Whole(f"{name}.o_proj.bias", (width,)),
+            Whole(f"{name}.{self.output_name}.bias", (width,)),
             dtype=dtype,
         )
         self.kv_heads = kv_heads
@@ -242,7 +245,8 @@ class Attention(nnx.Module):
     def head_norms(self, config: ModelConfig, name: str, **args: Any) -> tuple[nnx.Module, nnx.Module]:
         """The norms of queries and keys; here each head is normed by itself."""
         norm = partial(self.norm_type, config.head_dim, config.rms_norm_eps, **args)
-        return norm(f"{name}.q_norm"), norm(f"{name}.k_norm")
+        queries, keys = (norm(f"{name}.{leaf}") for leaf in self.norm_names)
+        return queries, keys
 
     def project(self, x: jax.Array) -> jax.Array:
         """Maps x [N, in] to [N, H, G + 2, D]: for each key/value head its queries, its key and its value."""
@@ -295,10 +299,10 @@ class MLP(nnx.Module):
     Maps [..., M] to [..., M].
 
     Attributes:
-      gate_up_source: where a checkpoint keeps the two; takes the arguments of `fused_gate_up`.
+      projections: the names of gate, up and down.
     """
 
-    gate_up_source: ClassVar[Callable[..., Source]] = staticmethod(fused_gate_up)
+    projections: ClassVar[tuple[str, str, str]] = ("gate_proj", "up_proj", "down_proj")
 
     def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         width, inner = config.hidden_size, config.intermediate_size
@@ -321,12 +325,18 @@ class MLP(nnx.Module):
         self.down = Linear(
             inner,
             width,
-            f"{name}.down_proj",
+            f"{name}.{self.projections[2]}",
             axes=("feed_forward", "embed"),
             bias=config.mlp_bias,
             dtype=dtype,
             rngs=rngs,
         )
+
+    @classmethod
+    def gate_up_source(cls, name: str, leaf: str, in_shape: tuple[int, ...], inner: int) -> Source:
+        """Where a checkpoint keeps gate and up, [in, 2, F], or their biases, [2, F]."""
+        names = (f"{name}.{projection}.{leaf}" for projection in cls.projections[:2])
+        return Fused(tuple(Projection(each, in_shape, (1, inner)) for each in names), axis=-2)
 
     def activation(self, x: jax.Array) -> jax.Array:
         """The activation function of the gate."""
@@ -346,8 +356,8 @@ class MLP(nnx.Module):
 class JoinedMLP(MLP):
     """An `MLP` whose gate and up projections are one tensor in a checkpoint, gate first."""
 
-    @staticmethod
-    def gate_up_source(name: str, leaf: str, in_shape: tuple[int, ...], inner: int) -> Projection:
+    @classmethod
+    def gate_up_source(cls, name: str, leaf: str, in_shape: tuple[int, ...], inner: int) -> Projection:
         return Projection(f"{name}.gate_up_proj.{leaf}", in_shape, (2, inner))
 
 
@@ -359,10 +369,12 @@ class DecoderLayer(nnx.Module):
 
     Attributes:
       takes_pending: whether x may be a `PendingSum`; layers without this attribute get an array.
-      mlp_name: the feed-forward network's name in a checkpoint.
+      norm_names: the names of the two norms in a checkpoint.
+      mlp_name: that of the feed-forward network.
     """
 
     takes_pending: ClassVar[bool] = True
+    norm_names: ClassVar[tuple[str, str]] = ("input_layernorm", "post_attention_layernorm")
     mlp_name: ClassVar[str] = "mlp"
 
     def __init__(
@@ -378,10 +390,11 @@ class DecoderLayer(nnx.Module):
         rngs: nnx.Rngs,
     ):
         args: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
-        eps = config.rms_norm_eps
-        self.input_norm = norm(config.hidden_size, eps, f"{name}.input_layernorm", **args)
+        width, eps = config.hidden_size, config.rms_norm_eps
+        before, mlp_before = (norm(width, eps, f"{name}.{leaf}", **args) for leaf in self.norm_names)
+        self.input_norm = before
         self.attention = attention(config, f"{name}.{attention_name}", **args)
-        self.mlp_norm = norm(config.hidden_size, eps, f"{name}.post_attention_layernorm", **args)
+        self.mlp_norm = mlp_before
         self.mlp = mlp(config, f"{name}.{self.mlp_name}", **args)
 
     def __call__(

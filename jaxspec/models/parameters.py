@@ -195,12 +195,6 @@ def row_order(source: Projection | Fused, counts: Sequence[int]) -> np.ndarray:
     return np.asarray(source.per_output().join(rows)).reshape(-1)
 
 
-def fused_gate_up(name: str, leaf: str, in_shape: tuple[int, ...], inner: int) -> Fused:
-    """Gate and up projections as one parameter [in, 2, F], or their biases as [2, F]."""
-    names = (f"{name}.{projection}_proj.{leaf}" for projection in ("gate", "up"))
-    return Fused(tuple(Projection(each, in_shape, (1, inner)) for each in names), axis=-2)
-
-
 @dataclass(frozen=True)
 class HeadRows:
     """Rows `start` to `stop - 1` of every head in a matrix [heads * rows, in], as [heads, stop - start, in].

@@ -98,13 +98,14 @@ def run(model: LlamaForCausalLM, input_ids: torch.Tensor) -> dict[str, torch.Ten
     `hidden[i]` enters layer i (capture id i); `hidden[L]` leaves the last layer; `normed` is its final norm.
     """
     text = getattr(model.model, "language_model", model.model)
+    last_norm = text.embedding_norm if hasattr(text, "embedding_norm") else text.norm
     hidden: list[torch.Tensor] = []
     hooks = [
         module.register_forward_pre_hook(
             lambda _, args, kwargs: hidden.append((args[0] if args else kwargs["hidden_states"]).clone()),
             with_kwargs=True,
         )
-        for module in [*text.layers, text.norm]
+        for module in [*text.layers, last_norm]
     ]
     with torch.no_grad():
         output = model(input_ids, output_hidden_states=True, use_cache=False)

@@ -7,6 +7,8 @@ import torch
 from transformers import (
     GraniteConfig,
     GraniteForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     MiniMaxM2Config,
     MiniMaxM2ForCausalLM,
     Olmo2Config,
@@ -135,6 +137,32 @@ CASES: dict[str, tuple[type, type, dict[str, Any], tuple[int, ...]]] = {
         },
         LENGTHS,
     ),
+    "lfm2": (
+        Lfm2Config,
+        Lfm2ForCausalLM,
+        {
+            "num_hidden_layers": 4,
+            "full_attn_idxs": [2],
+            "norm_eps": 1e-2,
+            "block_multiple_of": 20,
+            "block_ffn_dim_multiplier": 1.5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+        },
+        LENGTHS,
+    ),
+    "lfm2-biased": (
+        Lfm2Config,
+        Lfm2ForCausalLM,
+        {
+            "layer_types": ["full_attention", "conv", "full_attention"],
+            "conv_bias": True,
+            "conv_L_cache": 5,
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": False,
+            "num_key_value_heads": 1,
+        },
+        LENGTHS,
+    ),
     "minimax-m2": (
         MiniMaxM2Config,
         MiniMaxM2ForCausalLM,
@@ -153,15 +181,17 @@ CASES: dict[str, tuple[type, type, dict[str, Any], tuple[int, ...]]] = {
         LENGTHS,
     ),
 }
-SEEDS = dict.fromkeys(CASES, 501) | {"olmo3": 502, "smollm3": 502, "phi3-long": 504}
+SEEDS = dict.fromkeys(CASES, 501) | {"olmo3": 502, "smollm3": 502, "phi3-long": 504, "lfm2-biased": 502}
 
 
 def prepare(model: PreTrainedModel, generator: torch.Generator) -> None:
-    """Sets router biases that change the choice of experts."""
-    for layer in model.model.layers:
-        bias = getattr(layer.mlp, "e_score_correction_bias", None)
-        if bias is not None:
+    """Sets router biases that change the choice of experts, and lets convolutions see far."""
+    for name, bias in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
             bias.data = 0.3 * torch.randn(bias.shape, generator=generator)
+    for name, weight in model.named_parameters():
+        if name.endswith("conv.conv.weight"):
+            weight.data *= 3
 
 
 def write(root: Path) -> None:

@@ -16,8 +16,9 @@ from jaxspec.checkpoints import open_checkpoint
 from jaxspec.checkpoints.codes import Codes, QuantizedTensor
 from jaxspec.models.coded_weights import coded_experts, coded_sharding, coded_weight
 from jaxspec.models.expert_sources import tensor_per_expert
+from jaxspec.models.layers import MLP
 from jaxspec.models.loading import declared, load_target, plan_target
-from jaxspec.models.parameters import Fused, Projection, fused_gate_up
+from jaxspec.models.parameters import Fused, Projection
 
 PACKED = {
     "fp8-blocks": 4,
@@ -223,7 +224,7 @@ class UnequalGroups(Ordered):
     "kinds", [(Ordered,) * 2, (Ordered, OtherOrder), (Ordered, Integers), (UnequalGroups,) * 2]
 )
 def test_an_order_of_inputs_that_fused_matrices_share_stays_packed(kinds):
-    source = fused_gate_up("x", "weight", (256,), 128)
+    source = MLP.gate_up_source("x", "weight", (256,), 128)
     stored = [kind((128, 256), (1, 128)) for kind in kinds]
     weight = coded_weight(source, (256, 2, 128), stored)
     if set(kinds) != {Ordered}:

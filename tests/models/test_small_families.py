@@ -13,12 +13,16 @@ from tiny_models import write_dflash, write_eagle1, write_eagle3, write_peagle
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.models.loading import load_target, plan_target
 
-CASES = ("olmo2", "olmo3", "smollm3", "smollm3-windowed", "phi3", "phi3-long", "minimax-m2", "granite")
+CASES = (
+    *("olmo2", "olmo3", "smollm3", "smollm3-windowed", "phi3", "phi3-long", "minimax-m2", "granite"),
+    *("lfm2-biased", "lfm2"),
+)
 HEADS = {
     "olmo3": (write_eagle1, "eagle1"),
     "smollm3-windowed": (write_peagle, "peagle"),
     "granite": (write_dflash, "dflash"),
     "minimax-m2": (write_eagle3, "eagle3"),
+    "lfm2": (write_eagle3, "eagle3"),
 }
 """For some families a head that repeats the last token, whose drafts are sometimes accepted."""
 
@@ -28,7 +32,7 @@ def test_one_pass_equals_transformers(case):
     check_one_pass(case)
 
 
-@pytest.mark.parametrize("case", ["olmo3", "smollm3-windowed", "phi3"])
+@pytest.mark.parametrize("case", ["olmo3", "smollm3-windowed", "phi3", "lfm2-biased"])
 def test_pieces_through_the_cache_equal_one_pass(case):
     check_pieces(case, 5)
 
@@ -68,6 +72,8 @@ def test_heads_draft_for_them(case, tmp_path):
         ("granite", {"logits_scaling": 2.0}),
         ("minimax-m2", {"num_experts_per_tok": 2}),
         ("minimax-m2", {"rope_parameters": {"rope_theta": 100.0}}),
+        ("lfm2", {"norm_eps": 1e-5}),
+        ("lfm2", {"rope_parameters": None}),
     ],
 )
 def test_every_part_shows_in_the_goldens(case, change):
@@ -145,6 +151,8 @@ def test_what_published_files_say():
         ({"model_type": "phi3", "rope_scaling": {"type": "su"}}, "needs short_factor, long_factor"),
         ({"model_type": "minimax_m2", "attn_type_list": [1, 0]}, "attn_type_list with linear attention"),
         ({"model_type": "minimax_m2", "qk_norm_type": "per_head"}, "qk_norm_type 'per_head' is not supp"),
+        ({"model_type": "lfm2", "conv_L_cache": 1}, "conv_L_cache 1 is not supported"),
+        ({"model_type": "lfm2", "layer_types": ["mamba"] * 5}, "layer_types: unknown kind 'mamba'"),
         ({"model_type": "olmo2", "hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
     ],
 )

@@ -44,6 +44,7 @@ GOLDENS = {
     "phi3": "phi3",
     "granite": "granite",
     "minimax_m2": "minimax-m2",
+    "lfm2": "lfm2",
 }
 WRITTEN = {
     "mistral": {"model_type": "mistral", "sliding_window": 6},
