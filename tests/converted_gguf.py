@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "deepseek_v3": "deepseek2",
     "glm4_moe_lite": "deepseek2",
     "minimax_m2": "minimax-m2",
+    "lfm2": "lfm2",
     "qwen2_5_vl_text": "qwen2vl",
     "qwen3_vl_text": "qwen3vl",
     "olmo2": "olmo2",
@@ -66,7 +67,7 @@ def metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.key_length": config.get("head_dim"),
         "attention.value_length": config.get("head_dim"),
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps", config.get("norm_eps")),
         "rope.freq_base": float(whole["rope_theta"]),
         "expert_count": config.get("num_experts")
         or config.get("num_local_experts")
@@ -163,7 +164,20 @@ def _minimax_m2(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str,
     }
 
 
+def _lfm2(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    heads, inner = config["num_key_value_heads"], config["intermediate_size"]
+    if config["block_auto_adjust_ff_dim"]:
+        unit = config["block_multiple_of"]
+        inner = math.ceil(int(config["block_ffn_dim_multiplier"] * int(2 * inner / 3)) / unit) * unit
+    return {
+        "attention.head_count_kv": [heads * (kind != "conv") for kind in config["layer_types"]],
+        "feed_forward_length": inner,
+        "shortconv.l_cache": config["conv_L_cache"],
+    }
+
+
 OWN = {
+    "lfm2": _lfm2,
     "minimax_m2": _minimax_m2,
     "olmo3": _olmo3,
     "phi3": _phi3,
@@ -224,6 +238,8 @@ def _own_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Any]]:
             keys, values = np.split(halves, [config["qk_nope_head_dim"]], axis=1)
             yield name.replace("kv_b", "k_b"), np.ascontiguousarray(keys.swapaxes(1, 2))
             yield name.replace("kv_b", "v_b"), np.ascontiguousarray(values)
+        elif name.endswith(".conv.conv.weight"):
+            yield name, tensor.read()[:, 0]
         else:
             renamed = name.replace("e_score_correction_bias", "e_score_correction.bias")
             yield renamed + ".weight" * name.endswith(".sinks"), tensor.read()

@@ -38,7 +38,8 @@ def folder(tmp_path, monkeypatch):
     """A working directory with a target and a bigram table for it."""
     write_target(tmp_path / "model")
     extensions.write_bigram(tmp_path / "bigram")
-    write_target(tmp_path / "chunked", model_type="chunked")
+    for family in ("chunked", "fading"):
+        write_target(tmp_path / family, model_type=family)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -52,7 +53,7 @@ def refused(call, *args, **kwargs):
 
 
 def test_the_pages_run(folder):
-    assert list(extensions.FILES) == ["bigram.py", "parallel.py", "chunked.py"]
+    assert list(extensions.FILES) == ["bigram.py", "parallel.py", "chunked.py", "fading.py"]
     for block in extensions.BLOCKS:
         extensions.run(block)
 

@@ -54,6 +54,7 @@ def config_from_gguf(
         raise CheckpointError(f"{meta.file}: tensor 'token_embd.weight' is missing")
     hidden, heads = own.size("embedding_length"), own.size("attention.head_count")
     head_dim = own.positive("attention.key_length", hidden // heads)
+    of_family = architecture.config(own)
     config: dict[str, Any] = {
         "model_type": model_type,
         **({"architectures": [architecture.model_class]} if architecture.model_class else {}),
@@ -62,7 +63,8 @@ def config_from_gguf(
         "intermediate_size": own.size("feed_forward_length"),
         "num_hidden_layers": own.size("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": own.positive("attention.head_count_kv", heads),
+        "num_key_value_heads": of_family.get("num_key_value_heads")
+        or own.positive("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": own.size("context_length"),
         "rms_norm_eps": own.decimal("attention.layer_norm_rms_epsilon", 1e-5),
@@ -74,7 +76,7 @@ def config_from_gguf(
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         "rope_scaling": None,
     }
-    config |= architecture.config(own)
+    config |= of_family
     # With latent attention only a part of each head is rotated, and its size has a key of its own.
     rotated = config.get("qk_rope_head_dim", head_dim)
     stated = own.positive("rope.dimension_count", rotated)

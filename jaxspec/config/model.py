@@ -24,9 +24,7 @@ class ModelConfig:
 
     Attributes:
       family: `model_type`, a name in `FAMILIES`.
-      own_layer_types: values of `layer_types` that only this family has.
-      layer_types: for every layer "full_attention", "sliding_attention", one of `own_layer_types` or, with
-        `delta`, "linear_attention".
+      layer_types: for every layer one of `layer_kinds` or, with `delta`, "linear_attention".
       sliding_window: positions that a sliding layer sees, or None.
       local_rope: rope of the sliding layers, if it differs from that of the others.
       attention_bias: all projections of attention have biases, including the output projection.
@@ -44,8 +42,6 @@ class ModelConfig:
       kv_copies: how often each key/value head is held, with a part of its queries each; see `over`.
       num_nextn_predict_layers: multi-token-prediction layers that the checkpoint holds after the last layer.
     """
-
-    own_layer_types: ClassVar[tuple[str, ...]] = ()
 
     family: str
     vocab_size: int
@@ -75,6 +71,7 @@ class ModelConfig:
     streams: StreamsConfig | None = None
     kv_copies: int = 1
     num_nextn_predict_layers: int = 0
+    layer_kinds: ClassVar[tuple[str, ...]] = ("full_attention", "sliding_attention")
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -88,8 +85,7 @@ class ModelConfig:
             raise ConfigError(
                 f"layer_types has {len(self.layer_types)} entries for {self.num_hidden_layers} layers"
             )
-        own = (*self.own_layer_types, *(["linear_attention"] if self.delta else []))
-        known = {"full_attention", "sliding_attention", *own}
+        known = {*self.layer_kinds, *(["linear_attention"] if self.delta else [])}
         unknown = sorted(set(self.layer_types) - known)
         if unknown:
             raise ConfigError(f"layer_types: unknown kind {unknown[0]!r}")

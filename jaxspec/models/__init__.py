@@ -3,7 +3,10 @@
 A family is a file here and a line below; `register_family` adds others from outside.
 """
 
+from jaxspec.attention import FullAttention, Recurrence, Recurrent, SlidingWindow, StateShape
 from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
+from jaxspec.config import ModelConfig, RopeConfig
+from jaxspec.models.causal_conv import causal_conv, last_inputs
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.deepseek import Deepseek
 from jaxspec.models.deepseek_v4 import DeepseekV4
@@ -30,7 +33,7 @@ from jaxspec.models.mistral import Mistral
 from jaxspec.models.moe import MoE
 from jaxspec.models.olmo2 import Olmo2
 from jaxspec.models.olmo3 import Olmo3
-from jaxspec.models.parameters import Fused, Projection, Whole, parameter
+from jaxspec.models.parameters import Fused, Projection, Whole, bias_parameter, parameter, product
 from jaxspec.models.phi3 import Phi3
 from jaxspec.models.qwen2 import Qwen2
 from jaxspec.models.qwen3 import Qwen3
@@ -41,6 +44,7 @@ from jaxspec.models.qwen_vl import Qwen3VL, Qwen25VL
 from jaxspec.models.registry import register_family
 from jaxspec.models.rope import rope_tables
 from jaxspec.models.smollm3 import SmolLM3
+from jaxspec.sharding import later_psum, local_part, split_over, total
 
 __all__ = [
     "MLP",
@@ -50,6 +54,7 @@ __all__ = [
     "Deepseek",
     "DeepseekV4",
     "Embedding",
+    "FullAttention",
     "Fused",
     "GGUFArchitecture",
     "Gemma3",
@@ -64,6 +69,7 @@ __all__ = [
     "MiniMaxM2",
     "Mistral",
     "MoE",
+    "ModelConfig",
     "ModulePlan",
     "Olmo2",
     "Olmo3",
@@ -78,15 +84,28 @@ __all__ = [
     "Qwen3_5Moe",
     "Qwen25VL",
     "RMSNorm",
+    "Recurrence",
+    "Recurrent",
+    "RopeConfig",
     "SandwichLayer",
+    "SlidingWindow",
     "SmolLM3",
+    "StateShape",
     "Whole",
+    "bias_parameter",
+    "causal_conv",
     "export_tensors",
+    "last_inputs",
+    "later_psum",
     "load_target",
+    "local_part",
     "parameter",
     "plan_module",
+    "product",
     "register_family",
     "rope_tables",
+    "split_over",
+    "total",
 ]
 
 register_family("llama", Llama)

@@ -5,8 +5,8 @@ Source: the `Lfm2ForCausalLM` of transformers.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +23,18 @@ from jaxspec.attention import (
     States,
     StateShape,
 )
+from jaxspec.checkpoints import CheckpointError, TensorSource
+from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
+from jaxspec.checkpoints.gguf_metadata import Metadata
 from jaxspec.config import ConfigError, ModelConfig, RopeConfig
 from jaxspec.models.causal_conv import causal_conv, last_inputs
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import MLP, Attention, DecoderLayer
 from jaxspec.models.parameters import Projection, Whole, bias_parameter, parameter, product
 from jaxspec.sharding import PendingSum, later_psum, local_part, split_over
+
+if TYPE_CHECKING:
+    from jaxspec.checkpoints.gguf_tensor import GGUFTensor
 
 
 @dataclass(frozen=True)
@@ -40,10 +46,9 @@ class Lfm2Config(ModelConfig):
       conv_bias: the convolutions and the projections around them have biases.
     """
 
-    own_layer_types: ClassVar[tuple[str, ...]] = ("conv",)
-
     conv_L_cache: int = 3
     conv_bias: bool = False
+    layer_kinds: ClassVar[tuple[str, ...]] = ("full_attention", "conv")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -172,11 +177,52 @@ class Lfm2Layer(DecoderLayer):
     mlp_name = "feed_forward"
 
 
+def _gguf_config(meta: Metadata) -> dict[str, Any]:
+    """Layers without key/value heads are convolutions."""
+    heads = meta.list("attention.head_count_kv", int, [])
+    if len(set(heads) - {0}) != 1:
+        key = f"{meta.prefix}attention.head_count_kv"
+        raise CheckpointError(f"{meta.file}: metadata {key} must list one number of heads and 0, got {heads}")
+    if window := meta.positive("attention.sliding_window", None):
+        key = f"{meta.prefix}attention.sliding_window"
+        raise CheckpointError(f"{meta.file}: metadata {key} {window} is not supported")
+    return {
+        "num_key_value_heads": max(heads),
+        "layer_types": ["full_attention" if count else "conv" for count in heads],
+        "norm_eps": meta.decimal("attention.layer_norm_rms_epsilon", 1e-5),
+        "conv_L_cache": meta.size("shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _gguf_tensors(tensors: Mapping[str, "GGUFTensor"]) -> dict[str, TensorSource]:
+    """The converter dropped the middle axis of filters [M, 1, W]."""
+    found: dict[str, TensorSource] = {}
+    for name, tensor in tensors.items():
+        found[name] = tensor
+        if name.endswith(".conv.conv.weight"):
+            width, *others = tensor.shape
+            found[name] = replace(tensor, info=replace(tensor.info, shape=(width, 1, *others)))
+    return found
+
+
 class Lfm2(Decoder):
     """A target network."""
 
     config_type = Lfm2Config
     norm_name = "model.embedding_norm"
+    gguf = GGUFArchitecture(
+        "lfm2",
+        "Lfm2ForCausalLM",
+        (
+            *Lfm2Layer.norm_names,
+            *(f"self_attn.{leaf}" for leaf in (*Lfm2Attention.norm_names, Lfm2Attention.output_name)),
+            *(f"feed_forward.{leaf}" for leaf in Lfm2MLP.projections),
+            *("conv.in_proj", "conv.conv", "conv.out_proj"),
+        ),
+        config=_gguf_config,
+        tensors=_gguf_tensors,
+    )
     defaults: ClassVar = {
         "vocab_size": 65536,
         "hidden_size": 2560,

@@ -64,6 +64,7 @@ CASES = {
     "phi3-long": None,
     "granite": None,
     "minimax-m2": None,
+    "lfm2": None,
 }
 """Goldens, with what a file cannot say of them replaced by what it says."""
 

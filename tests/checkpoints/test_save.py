@@ -132,6 +132,7 @@ FAMILIES = {
     "phi3-long": "Phi3ForCausalLM",
     "granite": "GraniteForCausalLM",
     "minimax-m2": "MiniMaxM2ForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
 }
 
 

@@ -53,7 +53,10 @@ def folder(tmp_path_factory):
     write_with_mtp(root / "latent", latent)
     states = write_target(root / "states alone", vocab_size=VOCABULARY, gain=1.2, **RECURRENT)
     write_with_mtp(root / "states", states)
-    write_eagle3(root / "repeats over states", states, draft_vocab_size=12)
+    for name, kind in HEADS.items():
+        written = compressed if name.endswith("compressed") else states
+        smaller = {} if kind == "eagle1" else {"draft_vocab_size": 12}
+        WRITE[kind](root / name, written, **smaller)
     return root
 
 
@@ -96,6 +99,9 @@ def excess(counts, probabilities):
     return (((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom)
 
 
+WRITE = {"eagle3": write_eagle3, "eagle1": write_eagle1, "peagle": write_peagle, "dflash": write_dflash}
+HEADS = {f"{kind} over {target}": kind for target in ("states", "compressed") for kind in WRITE}
+"""A head of every kind over a hybrid, and over DeepSeek-V4; the other kinds draft for them below."""
 DRAFTERS = {
     "plain": {},
     "ngram": {"kind": "ngram"},
@@ -105,18 +111,19 @@ DRAFTERS = {
     "draft model": {"kind": "draft_model", "source": "near"},
     "draft model of fewer rows": {"kind": "draft_model", "source": "fewer rows"},
     "draft model of more rows": {"kind": "draft_model", "source": "more rows"},
-    "draft model of compressed entries": {
+    "draft model over compressed": {
         "target": "compressed",
         "kind": "draft_model",
         "source": "near compressed",
     },
-    "mtp of compressed entries": {"target": "compressed", "kind": "mtp"},
+    "mtp over compressed": {"target": "compressed", "kind": "mtp"},
     "peagle": {"kind": "peagle", "source": "peagle"},
     "dflash": {"kind": "dflash", "source": "dflash"},
     "mtp": {"target": "latent", "kind": "mtp"},
     "ngram over states": {"target": "states", "kind": "ngram"},
     "mtp over states": {"target": "states", "kind": "mtp"},
-    "eagle3 over states": {"target": "states", "kind": "eagle3", "source": "repeats over states"},
+    **{name: {"target": name.split()[-1], "kind": kind, "source": name} for name, kind in HEADS.items()},
+    "ngram over compressed": {"target": "compressed", "kind": "ngram"},
     "bigram": {"kind": "bigram", "source": "bigram"},
     "one-hot eagle3": {"kind": "eagle3", "source": "repeats", "sampling": "greedy"},
 }

@@ -13,7 +13,7 @@ from jaxspec.models.loading import declared, make_target
 
 @pytest.mark.parametrize("length", [1, 2, 9])
 def test_a_chunk_is_its_rows_one_after_another(length):
-    """Also with rows of padding, which are NaN, behind those of a shorter text, and fewer than a state has."""
+    """Also with rows of padding, which are NaN, and where a text is shorter than a state."""
     rule, rng = _rule(), np.random.default_rng(length)
     (state,) = states = (_normal(rng, 2, 2, 3, 5),)
     rows = _normal(rng, 2, length, 2, 5)

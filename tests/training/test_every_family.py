@@ -50,6 +50,7 @@ WRITTEN = {
     "mistral": {"model_type": "mistral", "sliding_window": 6},
     "parallel": ATTENTION["own family"],
     "chunked": {"model_type": "chunked"},
+    "fading": {"model_type": "fading"},
 }
 LEARN = ("llama", "gemma4_text", "gpt_oss", "deepseek_v3", "qwen3_5_text")
 """Families that differ in how rows of a text see one another, and in what is scaled."""
@@ -100,7 +101,7 @@ BATCH, LENGTH, BATCHES, UPDATES = 8, 32, 9, 40
 
 
 def texts_of(tokens):
-    positions = jnp.broadcast_to(jnp.arange(LENGTH), tokens.shape)
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     return PackedRows(tokens, positions, jnp.ones_like(positions), positions >= 2)
 
 
@@ -138,23 +139,18 @@ def ngram_acceptance(tokens, chances):
     return np.mean([of[draft[0]] if draft else 0.0 for draft, (_, of) in zip(drafts, texts, strict=True)])
 
 
-@pytest.mark.parametrize("target", LEARN, indirect=True)
-def test_a_head_learns_and_is_accepted_more_than_ngrams(target):
-    """Loss and acceptance at temperature 1, of batches that the head has not seen yet.
-
-    What a head gets of the other families is tested above; it learns from it as from these.
-    """
+def learn(target, batches):
+    """Trains a head on tokens i32[B, S] of each batch: its trainer, parameters before, the state after, and
+    the means of every update."""
     depth, ids = target.config.num_hidden_layers, np.arange(target.config.vocab_size)
-    sharpen(target, 3)
-    tokens, chances = map(np.asarray, sampled(target, BATCH * BATCHES))
     shape = HeadConfig(capture=(1, max(depth // 2, 1), depth), norm_before_residual=True, fc_norm=True)
     head = new_head(
-        head_config(shape, target.config, ids.size), target, ids, num_speculative_tokens=2, seed=0
+        head_config(shape, target.config, ids.size), target, ids, num_speculative_tokens=4, seed=0
     )
     config = TrainConfig(
-        steps=UPDATES,
-        batch_size=BATCH,
-        row_length=LENGTH,
+        steps=len(batches),
+        batch_size=len(batches[0]),
+        row_length=len(batches[0][0]),
         learning_rate=2e-2,
         warmup_steps=3,
         clip_norm=1.0,
@@ -164,10 +160,23 @@ def test_a_head_learns_and_is_accepted_more_than_ngrams(target):
     trainer = Trainer(head, target, config)
     state, means = trainer.initial_state(), []
     before = jax.tree.map(np.asarray, state.params)
-    *seen, unseen = np.split(tokens, BATCHES)
-    for batch in [seen[i % len(seen)] for i in range(UPDATES - 1)] + [unseen]:
+    for batch in batches:
         state, sums = trainer.update(state, texts_of(jnp.asarray(batch)))
         means.append(sums.means())
+    return trainer, before, state, means
+
+
+@pytest.mark.parametrize("target", LEARN, indirect=True)
+def test_a_head_learns_and_is_accepted_more_than_ngrams(target):
+    """Loss and acceptance at temperature 1, of batches that the head has not seen yet.
+
+    What a head gets of the other families is tested above; it learns from it as from these.
+    """
+    sharpen(target, 3)
+    tokens, chances = map(np.asarray, sampled(target, BATCH * BATCHES))
+    *seen, unseen = np.split(tokens, BATCHES)
+    batches = [seen[i % len(seen)] for i in range(UPDATES - 1)]
+    _, before, state, means = learn(target, [*batches, unseen])
     assert (means[-1]["loss"] < 0.7 * means[0]["loss"]).all()
     assert (means[-1]["overlap"] > ngram_acceptance(unseen, chances[-BATCH:])).all()
     assert (means[-1]["overlap"] > 2 * means[0]["overlap"]).all()
