@@ -131,7 +131,7 @@ DRAFTERS = {
 
 SEEDS = {"peagle over states": 2 * 10**6}
 """The first seed of a case, if it is not 0. This one is 5.1 above the mean with seeds from 0 on, by chance:
-16,000 others give -0.6."""
+48,000 others give 0.2."""
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
