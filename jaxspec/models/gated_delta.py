@@ -21,8 +21,9 @@ from jax import lax
 from jaxspec.attention import AnyMemory, Recurrence, RopeTables, States, StateShape
 from jaxspec.config import ModelConfig
 from jaxspec.config.delta import DeltaConfig
-from jaxspec.models.delta_sources import ConvByHead, DeltaInputs
+from jaxspec.models.causal_conv import causal_conv, last_inputs
 from jaxspec.models.parameters import Projection, Source, Whole, parameter, product
+from jaxspec.models.sources_by_head import ConvByHead, InputsByHead
 from jaxspec.sharding import PendingSum, later_psum, local_part, split_over
 
 
@@ -60,7 +61,12 @@ class GatedDeltaNet(nnx.Module):
             rngs,
             (heads, delta.conv_width, num_channels(delta)),
             ("kv_heads", None, None),
-            ConvByHead(f"{name}.conv1d.weight", heads, delta.key_size, group * size, delta.conv_width),
+            ConvByHead(
+                f"{name}.conv1d.weight",
+                heads,
+                (delta.key_size, delta.key_size, group * size),
+                delta.conv_width,
+            ),
             dtype=dtype,
             fan_in=delta.conv_width,
         )
@@ -83,7 +89,7 @@ class GatedDeltaNet(nnx.Module):
     @classmethod
     def input_source(cls, delta: DeltaConfig, name: str, width: int) -> Source:
         """Where a checkpoint keeps what a row is projected to, [M, H, F + rV + …] in the order of `split`."""
-        return DeltaInputs.by_kind(name, delta, width)
+        return InputsByHead.by_kind(name, delta, width)
 
     def __call__(
         self, x: jax.Array, memory: AnyMemory, layer: int, rope: RopeTables
@@ -136,7 +142,7 @@ class DeltaRule:
         state, inputs = states
         mixed, strength, log_decay = self._split(rows)
         window = jnp.concatenate([inputs, mixed.astype(inputs.dtype)[:, :, None]], axis=2)
-        query, key, value = self._convolved(self._sums(window, 1)[:, :, 0])
+        query, key, value = self._convolved(causal_conv(window, self.conv)[:, :, 0])
         state = state * jnp.exp(log_decay)[..., None, None]
         known = (state * key[:, :, None, :, None]).sum(axis=3)
         change = (value - known) * strength[..., None]
@@ -158,10 +164,9 @@ class DeltaRule:
         log_decay = jnp.where(valid[:, :, None, None], log_decay, 0)
         mixed = jnp.moveaxis(mixed, 1, 2).astype(inputs.dtype)  # [n, H, C, channels]
         text = jnp.concatenate([inputs, mixed], axis=2)
-        length, before = rows.shape[1], inputs.shape[2]
-        query, key, value = self._convolved(self._sums(text, length))
-        last = count[:, None] + jnp.arange(before, dtype=count.dtype)
-        inputs = jnp.take_along_axis(text, last[:, None, :, None], axis=2, mode="clip")
+        length = rows.shape[1]
+        query, key, value = self._convolved(causal_conv(text, self.conv))
+        inputs = last_inputs(text, count, inputs.shape[2])
 
         strength, log_decay = (jnp.moveaxis(x, 1, -1) for x in (strength, log_decay))  # [n, H, r, C]
         total = jnp.cumsum(log_decay, axis=-1)
@@ -188,15 +193,6 @@ class DeltaRule:
         mixed, strength, step = jnp.split(rows, [channels, channels + group], axis=-1)
         step = jax.nn.softplus(step.astype(jnp.float32) + self.step_bias)
         return mixed, jax.nn.sigmoid(strength.astype(jnp.float32)), -jnp.exp(self.log_decay) * step
-
-    def _sums(self, text: jax.Array, length: int) -> jax.Array:
-        """[n, H, length, channels] of the inputs [n, H, W - 1 + length, channels]. Term by term, so that a
-        row's sum does not depend on the number of rows."""
-        terms = (
-            text[:, :, j : j + length].astype(jnp.float32) * self.conv[:, j, None].astype(jnp.float32)
-            for j in range(self.config.conv_width)
-        )
-        return sum(terms, start=jnp.float32(0)).astype(text.dtype)
 
     def _convolved(self, sums: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries and keys f32[n, H, …, D], and values f32[n, H, r, …, V], of sums [n, H, …, channels]."""

@@ -23,13 +23,13 @@ from jaxspec.attention import (
 from jaxspec.config import ConfigError, ModelConfig, MoeConfig, RopeConfig
 from jaxspec.config.delta import DeltaConfig
 from jaxspec.models.decoder import Decoder
-from jaxspec.models.delta_sources import DeltaInputs
 from jaxspec.models.gated_delta import GatedDeltaNet, delta_state_shape
 from jaxspec.models.gemma3 import Gemma3Norm
 from jaxspec.models.layers import MLP, Attention, DecoderLayer, Linear
 from jaxspec.models.moe import MoE
 from jaxspec.models.mtp_names import OWN_MODEL
 from jaxspec.models.parameters import Source
+from jaxspec.models.sources_by_head import InputsByHead
 from jaxspec.sharding import PendingSum
 
 
@@ -65,7 +65,7 @@ class _GroupedDeltaNet(GatedDeltaNet):
 
     @classmethod
     def input_source(cls, delta: DeltaConfig, name: str, width: int) -> Source:
-        return DeltaInputs.by_head(name, delta, width)
+        return InputsByHead.by_head(name, delta, width)
 
 
 class _SharedMLP(MLP):

@@ -1,4 +1,7 @@
-"""How checkpoints store the weights of gated delta rules, which are used by key head."""
+"""How checkpoints store the weights of recurrent layers, which are used by head.
+
+A tensor has sections of rows, such as all queries, then all keys; each section has the rows of all heads.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +14,13 @@ from jaxspec.models.parameters import Index, array_functions
 
 
 @dataclass(frozen=True)
-class DeltaInputs:
-    """What a row is projected to, [M, H, F]: for each key head its query, key, values, gates, strengths and
-    decays.
+class InputsByHead:
+    """What a row is projected to, [M, H, F]: for each head its part of every section.
 
     Attributes:
       names: of the tensors.
-      sections: for each tensor, its sections one after another: of each, the rows for one key head.
-      grouped: whether a tensor has all rows of a key head together, and not all of a section.
+      sections: for each tensor, its sections one after another: of each, the rows for one head.
+      grouped: whether a tensor has all rows of a head together, and not all of a section.
       heads: H.
       width: M.
     """
@@ -31,7 +33,7 @@ class DeltaInputs:
     width: int
 
     @classmethod
-    def by_kind(cls, name: str, config: DeltaConfig, width: int) -> "DeltaInputs":
+    def by_kind(cls, name: str, config: DeltaConfig, width: int) -> "InputsByHead":
         """Queries, keys and values in one tensor, all heads' queries first, and three tensors more."""
         key, group, values = config.key_size, config.group, config.group * config.value_size
         names = tuple(f"{name}.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a"))
@@ -39,7 +41,7 @@ class DeltaInputs:
         return cls(names, sections, False, config.num_key_heads, width)
 
     @classmethod
-    def by_head(cls, name: str, config: DeltaConfig, width: int) -> "DeltaInputs":
+    def by_head(cls, name: str, config: DeltaConfig, width: int) -> "InputsByHead":
         """Two tensors, each key head's rows together."""
         key, group, values = config.key_size, config.group, config.group * config.value_size
         names = tuple(f"{name}.in_proj_{part}.weight" for part in ("qkvz", "ba"))
@@ -74,36 +76,59 @@ class DeltaInputs:
         return tensors
 
     def _parts(self, tensor: Any, sections: tuple[int, ...]) -> list[Any]:
-        if self.grouped:
-            return [tensor]
-        ends = np.cumsum([self.heads * size for size in sections])
-        return [tensor[end - self.heads * size : end] for size, end in zip(sections, ends, strict=True)]
+        return [tensor] if self.grouped else _parts(tensor, self.heads, sections)
 
 
 @dataclass(frozen=True)
-class ConvByHead:
-    """The weights of a convolution over all queries, then all keys, then all values, as [H, W, channels]."""
+class BiasByHead:
+    """One number for each row of a tensor in `sections`, as [H, F]."""
 
     kind: ClassVar[str] = "float"
     name: str
     heads: int
-    key_size: int
-    value_size: int
+    sections: tuple[int, ...]
+
+    @property
+    def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return ((self.name, (self.heads * sum(self.sections),)),)
+
+    def join(self, tensors: Sequence[Any], index: Index = ()) -> Any:
+        parts = [part.reshape(self.heads, -1) for part in _parts(tensors[0], self.heads, self.sections)]
+        return array_functions(tensors).concatenate(parts, axis=-1)[index]
+
+    def split(self, value: np.ndarray) -> list[np.ndarray]:
+        parts = np.split(value, np.cumsum(self.sections)[:-1], axis=-1)
+        return [np.concatenate([part.reshape(-1) for part in parts])]
+
+
+@dataclass(frozen=True)
+class ConvByHead:
+    """The weights of a convolution over W rows, whose channels are in `sections`, as [H, W, channels]."""
+
+    kind: ClassVar[str] = "float"
+    name: str
+    heads: int
+    sections: tuple[int, ...]
     width: int
 
     @property
     def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        return ((self.name, (self.heads * (2 * self.key_size + self.value_size), 1, self.width)),)
+        return ((self.name, (self.heads * sum(self.sections), 1, self.width)),)
 
     def join(self, tensors: Sequence[Any], index: Index = ()) -> Any:
-        start, parts = 0, []
-        for size in (self.key_size, self.key_size, self.value_size):
-            stop = start + self.heads * size
-            parts.append(tensors[0][start:stop, 0].reshape(self.heads, size, self.width).swapaxes(1, 2))
-            start = stop
+        parts = [
+            part.reshape(self.heads, -1, self.width).swapaxes(1, 2)
+            for part in _parts(tensors[0], self.heads, self.sections)
+        ]
         return array_functions(tensors).concatenate(parts, axis=-1)[index]
 
     def split(self, value: np.ndarray) -> list[np.ndarray]:
-        parts = np.split(value, [self.key_size, 2 * self.key_size], axis=-1)
+        parts = np.split(value, np.cumsum(self.sections)[:-1], axis=-1)
         rows = [part.swapaxes(1, 2).reshape(-1, 1, self.width) for part in parts]
         return [np.ascontiguousarray(np.concatenate(rows))]
+
+
+def _parts(tensor: Any, heads: int, sections: tuple[int, ...]) -> list[Any]:
+    """A tensor's sections, of which each has so many rows for every head."""
+    ends = np.cumsum([heads * size for size in sections])
+    return [tensor[end - heads * size : end] for size, end in zip(sections, ends, strict=True)]
