@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from golden_files import assert_close, golden_checkpoint, golden_folder, golden_outputs
 from paged_rows import PagedTarget
 
 import jaxspec
+from jaxspec.attention import StateShape
 from jaxspec.models.loading import export_tensors, load_target
 
 
@@ -80,6 +82,43 @@ def check_greedy(case: str, drafter: Mapping[str, Any] = {"kind": "ngram"}) -> N
     assert [each.token_ids for each in together] == list(expected)
     assert alone.token_ids == expected[0]
     assert sum(each.stats.accepted for each in together) > 0
+
+
+def check_rule_in_chunks(rule: Any, shape: StateShape, length: int) -> None:
+    """Checks that a chunk is its rows one after another, of two texts; the shorter one ends in NaN."""
+    states, rows = random_rows(shape, 2, length, seed=length)
+    counts = np.array([length, max(length - 3, 0)])
+    valid = np.arange(length) < counts[:, None]
+    outputs, after = rule.chunk(states, jnp.where(valid[..., None, None], rows, jnp.nan), jnp.asarray(valid))
+    for text, count in enumerate(counts):
+        state = tuple(array[text : text + 1] for array in states)
+        for i in range(count):
+            output, state = rule.step(state, rows[text : text + 1, i])
+            assert_close(outputs[text, i], np.asarray(output[0]), relative=1e-5)
+        for one, other in zip(after, state, strict=True):
+            assert_close(one[text], np.asarray(other[0]), relative=1e-5)
+
+
+def check_rule_alone(rule: Any, shape: StateShape) -> None:
+    """Checks that a row of a step has the same bits whatever the sequences beside it are."""
+    states, rows = random_rows(shape, 5, 1)
+    step = jax.jit(rule.step)
+    together = step(states, rows[:, 0])
+    alone = step(tuple(array[3:4] for array in states), rows[3:4, 0])
+    for one, other in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
+        np.testing.assert_array_equal(one[3], other[0])
+
+
+def random_rows(shape: StateShape, texts: int, length: int, *, seed: int = 0) -> Any:
+    """Random states of so many texts, and rows [n, C, H, F]."""
+    rng = np.random.default_rng(seed)
+    sizes = [(texts, shape.num_heads, *each) for each, _ in shape.states]
+    rows = normal(rng, texts, length, shape.num_heads, shape.row)
+    return tuple(normal(rng, *size) for size in sizes), rows
+
+
+def normal(rng: np.random.Generator, *shape: int) -> jax.Array:
+    return jnp.asarray(rng.normal(size=shape), jnp.float32)
 
 
 def log_softmax(x):

@@ -66,7 +66,8 @@ WHOLE = {
     "engine/test_pairs.py": r"device|exchange|on_shards|loop.*\[(?!full-eagle3)|\[(?!full|.*-eagle3\])",
     "engine/test_program_sizes.py": r"every_size|\[(?!eagle3)",
     "engine/test_states.py": (
-        r"transformers\[(?!qwen3-5\])|whatever_k|cut\[(?!greedy-mtp)|hardly.*\[(?!1-mtp)|copies_it\[(?!mtp)"
+        r"transformers\[(?!qwen3-5\])|whatever_k|cut\[(?!greedy-(recurrent-mtp|mamba))|hardly.*\[(?!1-recurrent-mtp)"
+        r"|copies_it\[(?!recurrent-mtp)|changes_nothing\[.*mamba|after_decoding.*\[mamba|draft_model_without"
     ),
     "engine/test_scores.py": r"transformers\[(?!llama-tied)|forward_pass\[(?!full|own)|no_update_comes",
     "grammar/test_grammar_texts.py": r"\b(smollm2|llama)\]$|explodes",

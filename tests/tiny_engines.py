@@ -43,12 +43,28 @@ RECURRENT: dict[str, Any] = {
     "linear_value_head_dim": 8,
 }
 """A state in the last layer, as changes to `tiny_models.TARGET`."""
+MAMBA: dict[str, Any] = {
+    "model_type": "nemotron_h",
+    "layers_block_type": ["full_attention", "moe", "linear_attention", "mlp"],
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 8,
+    "n_groups": 2,
+    "ssm_state_size": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "moe_shared_expert_intermediate_size": 16,
+}
+"""A state in one of four layers, of which two have neither states nor attention."""
 ATTENTION: dict[str, dict[str, Any]] = {
     "full": {},
     "sliding": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6},
     "compressed": COMPRESSED,
     "latent": LATENT,
     "recurrent": RECURRENT,
+    "mamba": MAMBA,
     "own family": {
         "model_type": "parallel",
         "attention_multiplier": 1.0,
@@ -62,10 +78,14 @@ tests of every kind run over these."""
 DRAFTERS = {"ngram": 3, "eagle3": 7, "eagle1": 5, "near": 7, "peagle": 7, "dflash": 7, "mtp": 7, "bigram": 3}
 """Every drafter by name, the last from docs/writing-a-drafter.md, and K where tests run it over every
 attention."""
+STATES = ("recurrent", "mamba")
+"""Those with recurrent layers."""
 ONLY_OVER = {
     "mtp": ("latent", "recurrent", "compressed"),
     "bigram": ("full", "own family"),
-    "near": tuple(kind for kind in ATTENTION if kind != "recurrent"),
+    "near": tuple(kind for kind in ATTENTION if kind not in STATES),
+    # To these the second kind of state is like the first.
+    **dict.fromkeys(("eagle1", "peagle", "dflash"), tuple(kind for kind in ATTENTION if kind != "mamba")),
 }
 PAIRS = [(kind, name) for kind in ATTENTION for name in DRAFTERS if kind in ONLY_OVER.get(name, ATTENTION)]
 """Every drafter with every kind of attention that it supports and that makes a difference to it."""

@@ -15,6 +15,7 @@ from jaxspec.attention.memory import AnyMemory, Choice, Entries, Memory, Recurre
 from jaxspec.attention.metadata import AttentionMetadata, build, build_range, visible_range
 from jaxspec.attention.packed import PackedMemory
 from jaxspec.attention.paged import PagedMemory
+from jaxspec.attention.position_wise import PositionWise
 from jaxspec.attention.recurrent import Recurrent, has_states
 from jaxspec.attention.rope import (
     RopeTables,
@@ -53,6 +54,7 @@ __all__ = [
     "PackedMemory",
     "PageTable",
     "PagedMemory",
+    "PositionWise",
     "Recurrence",
     "Recurrent",
     "RopeTables",

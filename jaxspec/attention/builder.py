@@ -11,11 +11,12 @@ from typing import Any
 from jaxspec.attention.compressed import CompressedAttention
 from jaxspec.attention.full import FullAttention
 from jaxspec.attention.metadata import build
+from jaxspec.attention.position_wise import PositionWise
 from jaxspec.attention.recurrent import Recurrent
 from jaxspec.attention.rows import RowBlock
 from jaxspec.attention.sliding_window import SlidingWindow
 
-AttentionKind = FullAttention | SlidingWindow | CompressedAttention | Recurrent
+AttentionKind = FullAttention | SlidingWindow | CompressedAttention | Recurrent | PositionWise
 
 
 def build_metadata(kinds: Iterable[AttentionKind], block: RowBlock) -> dict[AttentionKind, Any]:

@@ -57,7 +57,7 @@ class StateShape:
 
 
 LayerCacheShape = CacheShape | tuple[CacheShape, ...] | StateShape
-"""The array or arrays of one layer's cache."""
+"""The array or arrays of one layer's cache; () for a layer without one."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ class MoeConfig:
       scale: factor of the final weights.
       hash_layers: indices of layers whose experts are chosen by the token alone (DeepSeek-V4).
       shared_size: F of an additional network that every token goes through; 0 for none.
+      latent_size: M of the experts, to which rows are projected before and from which behind them
+        (Nemotron-H); 0 for that of the model.
       is_stacked: a checkpoint has one tensor for all experts of a layer, in families that have both forms.
     """
 
@@ -38,6 +40,7 @@ class MoeConfig:
     scale: float = 1.0
     hash_layers: tuple[int, ...] = ()
     shared_size: int = 0
+    latent_size: int = 0
     is_stacked: bool = False
 
     def __post_init__(self) -> None:

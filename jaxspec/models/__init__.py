@@ -31,6 +31,7 @@ from jaxspec.models.loading import ModulePlan, export_tensors, load_target, plan
 from jaxspec.models.minimax_m2 import MiniMaxM2
 from jaxspec.models.mistral import Mistral
 from jaxspec.models.moe import MoE
+from jaxspec.models.nemotron_h import NemotronH
 from jaxspec.models.olmo2 import Olmo2
 from jaxspec.models.olmo3 import Olmo3
 from jaxspec.models.parameters import Fused, Projection, Whole, bias_parameter, parameter, product
@@ -71,6 +72,7 @@ __all__ = [
     "MoE",
     "ModelConfig",
     "ModulePlan",
+    "NemotronH",
     "Olmo2",
     "Olmo3",
     "Phi3",
@@ -132,3 +134,4 @@ register_family("phi3", Phi3)
 register_family("granite", Granite)
 register_family("minimax_m2", MiniMaxM2)
 register_family("lfm2", Lfm2)
+register_family("nemotron_h", NemotronH)

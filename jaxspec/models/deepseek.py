@@ -3,7 +3,7 @@
 Source: the `DeepseekV3ForCausalLM` of transformers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,9 +35,11 @@ class DeepseekMoE(MoE):
 
     Attributes:
       bias_name: the name, in a checkpoint, of the bias on the choice of experts.
+      shared_type: the class of the shared network.
     """
 
     bias_name: ClassVar[str] = "gate.e_score_correction_bias"
+    shared_type: ClassVar[Callable[..., Any]] = MLP
 
     def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         assert config.moe is not None
@@ -54,7 +56,7 @@ class DeepseekMoE(MoE):
             init="zeros",
         )
         shared = replace(config, intermediate_size=moe.shared_size)
-        self.shared = MLP(shared, f"{name}.shared_experts", **args) if moe.shared_size else None
+        self.shared = self.shared_type(shared, f"{name}.shared_experts", **args) if moe.shared_size else None
 
     def route(self, x: jax.Array, *tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `MoE.route`. The bias affects which experts are chosen, but not their weights."""

@@ -1,5 +1,6 @@
 """The names of a text-only model, for checkpoints that give its tensors others."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from jaxspec.checkpoints import Checkpoint
@@ -18,6 +19,12 @@ _OTHERS = tuple(
         *("audio_tower", "embed_vision", "embed_audio"),
     )
 )
+_OTHER_TOPS = {
+    "backbone.embeddings.": "model.embed_tokens.",
+    "backbone.norm_f.": "model.norm.",
+    "backbone.": "model.",
+}
+"""How names of Nemotron-H's files begin, and those of other families."""
 NESTED = (*_RENAMED, *_OTHERS)
 """How the names of such a checkpoint's tensors begin, those of its text model and others."""
 
@@ -37,10 +44,13 @@ def language_model(checkpoint: Checkpoint) -> Checkpoint:
             for name, tensor in checkpoint.tensors.items()
         }
         return replace(checkpoint, tensors=tensors)
+    if "backbone.embeddings.weight" in checkpoint.tensors:
+        tensors = {_renamed(name, _OTHER_TOPS): tensor for name, tensor in checkpoint.tensors.items()}
+        return replace(checkpoint, tensors=tensors)
     if not checkpoint.config.keys() & {"text_config", "vision_config"}:
         return checkpoint
     tensors = {
-        _text_name(name): tensor
+        _renamed(name, _RENAMED): tensor
         for name, tensor in checkpoint.tensors.items()
         if not name.startswith(_OTHERS)
     }
@@ -54,8 +64,9 @@ def has_bare_names(checkpoint: Checkpoint) -> bool:
     return not is_head and "layers.0.input_layernorm.weight" in names and "norm.weight" in names
 
 
-def _text_name(name: str) -> str:
-    for prefix, text in _RENAMED.items():
-        if name.startswith(prefix):
-            return text + name.removeprefix(prefix)
+def _renamed(name: str, beginnings: Mapping[str, str]) -> str:
+    """The name with the first of these beginnings that it has replaced."""
+    for old, new in beginnings.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
     return name

@@ -41,12 +41,14 @@ class MoE(nnx.Module):
     Attributes:
       router_name: the router's name in a checkpoint.
       router_bias: whether the router has a bias.
+      num_inner: how many projections of a row an expert's activation takes: gate and up, or up alone.
       has_both_forms: whether a checkpoint may have one tensor for all experts instead of one for each
         (`MoeConfig.is_stacked`).
     """
 
     router_name: ClassVar[str] = "gate"
     router_bias: ClassVar[bool] = False
+    num_inner: ClassVar[int] = 2
     has_both_forms: ClassVar[bool] = False
 
     def __init__(self, config: ModelConfig, name: str, *, dtype: jnp.dtype, rngs: nnx.Rngs):
@@ -54,7 +56,8 @@ class MoE(nnx.Module):
         self.config = config.moe
         count, width, inner = config.moe.num_experts, config.hidden_size, config.moe.intermediate_size
         sources = stacked_experts if config.moe.is_stacked else self.sources
-        experts = sources(f"{name}.experts", count, width, inner)
+        expert_width, parts = config.moe.latent_size or width, self.num_inner
+        experts = sources(f"{name}.experts", count, expert_width, inner)
         self.router = Linear(
             width,
             count,
@@ -66,15 +69,15 @@ class MoE(nnx.Module):
         )
         self.gate_up = parameter(
             rngs,
-            (count, width, 2, inner),
+            (count, expert_width, parts, inner),
             ("experts", "embed", None, "expert_inner"),
             experts.gate_up,
             dtype=dtype,
-            fan_in=width,
+            fan_in=expert_width,
         )
         self.down = parameter(
             rngs,
-            (count, inner, width),
+            (count, inner, expert_width),
             ("experts", "expert_inner", "embed"),
             experts.down,
             dtype=dtype,
@@ -87,22 +90,29 @@ class MoE(nnx.Module):
                 return None
             return parameter(rngs, shape, names, source, dtype=dtype, init="zeros")
 
-        inner_axes = (("experts", count), (None, 2), ("expert_inner", inner))
+        inner_axes = (("experts", count), (None, parts), ("expert_inner", inner))
         self.gate_up_bias = bias(experts.gate_up_bias, *inner_axes)
-        self.down_bias = bias(experts.down_bias, (None, count), ("embed", width))
+        self.down_bias = bias(experts.down_bias, (None, count), ("embed", expert_width))
 
     @classmethod
     def sources(cls, name: str, count: int, width: int, inner: int) -> ExpertSources:
-        """Where a checkpoint stores the `count` experts, of width M and inner width F, called `name`."""
+        """Where a checkpoint stores the `count` experts, of width M and inner width F, called `name`.
+
+        What they give as gate and up is what `activate` takes, [E, M, num_inner, F].
+        """
         return tensor_per_expert(name, count, width, inner)
 
     def activate(self, gate: jax.Array, up: jax.Array) -> jax.Array:
-        """The input of the down projection, from the outputs of gate and up, [..., F] each."""
+        """The input of the down projection, from the `num_inner` outputs, [..., F] each."""
         return jax.nn.silu(gate) * up
 
     def expert_input(self, rows: jax.Array) -> jax.Array:
         """What the experts read of the rows [R, M] by which they are chosen."""
         return rows
+
+    def expert_output(self, y: jax.Array | PendingSum) -> jax.Array | PendingSum:
+        """What is added to the stream, from the weighted sum of the experts' outputs."""
+        return y
 
     def route(self, x: jax.Array, *tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Chooses k experts for each row of x [R, M]: their weights f32[R, k] and indices i32[R, k].
@@ -127,8 +137,8 @@ class MoE(nnx.Module):
         stored = (self.gate_up[...], self.down[...])
         reads_once = all(reads_each_expert_once(rows.dtype, weight) for weight in stored)
         run = self._chosen if reads_once or chosen.size <= self.config.num_experts else self._every
-        y = run(self.expert_input(rows), weights, chosen).astype(x.dtype).reshape(x.shape)
-        return later_psum(y, self._inner_axis or self._expert_axis)
+        y = run(self.expert_input(rows), weights, chosen).astype(x.dtype).reshape(*x.shape[:-1], -1)
+        return self.expert_output(later_psum(y, self._inner_axis or self._expert_axis))
 
     def _route_each(self, *rows: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Like `route`; with packed experts, a row's result does not depend on the number of rows."""
@@ -165,7 +175,7 @@ class MoE(nnx.Module):
         fused = expert_matmul(repeated, mine, self.gate_up[...])
         if self.gate_up_bias is not None:
             fused = fused + self.gate_up_bias[...][mine]
-        inner = self.activate(fused[:, 0], fused[:, 1]).astype(rows.dtype)
+        inner = self.activate(*jnp.unstack(fused, axis=1)).astype(rows.dtype)
         y = expert_matmul(inner, mine, self.down[...])
         if self.down_bias is not None:
             y = y + on_first_device(self.down_bias[...], self._inner_axis)[experts]
@@ -184,7 +194,7 @@ class MoE(nnx.Module):
         fused = _einsum("rm,emcf->recf", rows, self.gate_up[...])
         if self.gate_up_bias is not None:
             fused = fused + self.gate_up_bias[...]
-        inner = self.activate(fused[:, :, 0], fused[:, :, 1])
+        inner = self.activate(*jnp.unstack(fused, axis=2))
         y = _einsum("ref,efm->rm", (share[..., None] * inner).astype(rows.dtype), self.down[...])
         if self.down_bias is None:
             return y

@@ -98,7 +98,8 @@ def run(model: LlamaForCausalLM, input_ids: torch.Tensor) -> dict[str, torch.Ten
     `hidden[i]` enters layer i (capture id i); `hidden[L]` leaves the last layer; `normed` is its final norm.
     """
     text = getattr(model.model, "language_model", model.model)
-    last_norm = text.embedding_norm if hasattr(text, "embedding_norm") else text.norm
+    names = ("embedding_norm", "norm_f", "norm")
+    last_norm = next(getattr(text, name) for name in names if hasattr(text, name))
     hidden: list[torch.Tensor] = []
     hooks = [
         module.register_forward_pre_hook(

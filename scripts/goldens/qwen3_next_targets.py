@@ -126,13 +126,16 @@ def answers(model: PreTrainedModel, prompts: Tensor) -> Tensor:
     return texts[:, prompts.shape[1] :].contiguous()
 
 
+def add_answers(folder: Path, model: PreTrainedModel, seed: int) -> None:
+    """Adds prompts and the model's answers to a golden's outputs."""
+    generator = torch.Generator().manual_seed(seed)
+    prompts = torch.randint(3, VOCABULARY - 8, (PROMPTS, PROMPT_LENGTH), generator=generator)
+    path = folder / "outputs.safetensors"
+    save_file({**load_file(path), "prompts": prompts, "answers": answers(model, prompts)}, path)
+
+
 def write(root: Path) -> None:
     """Write `root/<case>/checkpoint` and `root/<case>/outputs.safetensors` for every case."""
     for seed, (case, model) in enumerate(models().items(), start=1101):
         write_target(root / case, model, seed=seed, prepare=prepare)
-        generator = torch.Generator().manual_seed(seed)
-        size = (PROMPTS, PROMPT_LENGTH)
-        prompts = torch.randint(3, VOCABULARY - 8, size, generator=generator)
-        path = root / case / "outputs.safetensors"
-        more = {"prompts": prompts, "answers": answers(model, prompts)}
-        save_file({**load_file(path), **more}, path)
+        add_answers(root / case, model, seed)

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 from golden_files import assert_close
 from tiny_engines import ATTENTION as EVERY_KIND
-from tiny_engines import DRAFTERS, KINDS, TinyEngines
+from tiny_engines import DRAFTERS, KINDS, STATES, TinyEngines
 
 from jaxspec.attention import (
     PagedMemory,
@@ -35,7 +35,7 @@ from jaxspec.models.loading import load_target
 from jaxspec.sharding import make_mesh
 
 PAGE, PAGES, COMMITTED = 4, 6, 10
-ATTENTION = [kind for kind in EVERY_KIND if kind != "recurrent"]
+ATTENTION = [kind for kind in EVERY_KIND if kind not in STATES]
 """Those that take the pieces of a text in any order; for the others see `test_recurrent.py`."""
 DRAFTED = [("full", name) for name in DRAFTERS if name not in ("ngram", "mtp")] + [
     ("sliding", "eagle3"),

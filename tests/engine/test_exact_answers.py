@@ -95,7 +95,7 @@ def test_more_rows_than_the_kernel_of_a_cpu_takes_are_refused(answers, drafts, s
         answers(drafts, **sizes)
 
 
-@pytest.mark.parametrize("kind", ["latent", "compressed", "recurrent"])
+@pytest.mark.parametrize("kind", ["latent", "compressed", "recurrent", "mamba"])
 def test_attention_that_has_no_kernel_for_it_is_refused(kind):
     config = ModelConfig.from_hf({**TARGET, **ATTENTION[kind]})
     target = nnx.eval_shape(lambda: make_target(config, dtype=jnp.float32, rngs=nnx.Rngs(0)))

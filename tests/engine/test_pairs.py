@@ -16,7 +16,7 @@ import pytest
 from conversations import assert_as_alone, conversation
 from memory import is_large
 from several_devices import answers, run
-from tiny_engines import ATTENTION, DRAFTERS, PAIRS, drive_from_python, start_afresh, tokens_of
+from tiny_engines import ATTENTION, DRAFTERS, PAIRS, STATES, drive_from_python, start_afresh, tokens_of
 
 from jaxspec import SamplingParams
 from jaxspec.engine import oracle
@@ -116,7 +116,7 @@ def test_a_cached_prefix_changes_no_token(engine, pair, prompts):
     start_afresh(engine)
     answers = conversation(engine, prompts)
     # Of answers, no states are kept.
-    assert all(answer.cached_tokens >= (16 if pair[0] == "recurrent" else 24) for _, answer in answers[4:])
+    assert all(answer.cached_tokens >= (16 if pair[0] in STATES else 24) for _, answer in answers[4:])
     assert_as_alone(engine, answers)
 
 

@@ -18,7 +18,8 @@ from jaxspec.sharding import on_shards
 FAMILIES = {
     2: (
         *("llama-tied", "qwen2-tied", "gemma3", "gpt-oss", "inner width", "qwen3-moe", "glm4", "deepseek-v3"),
-        *("qwen3-next", "qwen3-5", "olmo3", "phi3", "minimax-m2", "gemma4", "gemma4-moe", "lfm2-biased"),
+        *("qwen3-next", "qwen3-5", "nemotron-h", "olmo3", "phi3", "minimax-m2", "gemma4", "gemma4-moe"),
+        "lfm2-biased",
     ),
     4: ("llama-tied", "gpt-oss", "qwen3-moe", "deepseek-v3", "qwen3-5"),
 }

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conversations import assert_as_alone, conversation
 from golden_files import golden_folder, golden_outputs
-from tiny_engines import compile_all, limit_pages, start_afresh, tokens_of
+from tiny_engines import SIZES, STATES, compile_all, limit_pages, start_afresh, tokens_of
 from tiny_models import write_target
 
 import jaxspec
@@ -17,28 +17,40 @@ from jaxspec import ConfigError
 from jaxspec.engine.host.scheduler import Choice
 
 NAMES = ("none", "ngram", "eagle3", "mtp")
+MAMBA = "eagle3"
+"""The one drafter that is tried over the second kind of states."""
 SAMPLED = {"temperature": 1.0, "top_p": 0.95, "seed": 11}
 
 
-@pytest.fixture(scope="module")
-def engines(engines_of):
-    return engines_of["recurrent"]
+@pytest.fixture
+def engines(engines_of, kind):
+    return engines_of[kind]
+
+
+def over(*names):
+    """Runs a test over kinds of states and drafters."""
+    pairs = [*(("recurrent", name) for name in names), *(("mamba", name) for name in names if name == MAMBA)]
+    return pytest.mark.parametrize(("kind", "name"), pairs)
+
+
+first_kind = pytest.mark.parametrize("kind", ["recurrent"])
 
 
 def states_of(engine):
     """The places of a layer with states among the target's caches."""
-    return [i for i, cache in enumerate(engine.core.state.target_cache) if isinstance(cache, tuple)]
+    return [i for i, cache in enumerate(engine.core.state.target_cache) if isinstance(cache, tuple) and cache]
 
 
 def with_states(state, change):
     """The state with `change` applied to the arrays of every layer that has states, as a list."""
     caches = tuple(
-        tuple(change(list(cache))) if isinstance(cache, tuple) else cache for cache in state.target_cache
+        tuple(change(list(cache))) if isinstance(cache, tuple) and cache else cache
+        for cache in state.target_cache
     )
     return replace(state, target_cache=caches)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@over(*NAMES)
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_nan_in_states_that_nobody_has_changes_nothing(engines, prompts, name, sampling):
     """Those of idle slots, the inputs of old drafts, and copies that are not kept."""
@@ -65,7 +77,7 @@ def test_nan_in_states_that_nobody_has_changes_nothing(engines, prompts, name, s
         assert [a.stats.accepted_at for a in poisoned] == [a.stats.accepted_at for a in clean]
 
 
-@pytest.mark.parametrize("name", ["ngram", "eagle3", "mtp"])
+@over("ngram", "eagle3", "mtp")
 def test_nan_in_the_inputs_of_rejected_drafts_changes_nothing(engines, prompts, name, monkeypatch):
     engine = engines.load(name, batch_size=1, sampling_modes=("greedy",), steps_per_dispatch=1)
     start_afresh(engine)
@@ -92,7 +104,7 @@ def test_nan_in_the_inputs_of_rejected_drafts_changes_nothing(engines, prompts, 
     assert [a.stats.accepted_at for a in after] == [a.stats.accepted_at for a in clean]
 
 
-@pytest.mark.parametrize("name", ["none", "eagle3", "mtp"])
+@over("none", "eagle3", "mtp")
 def test_after_decoding_a_state_is_what_reading_the_text_would_have_made(engines, prompts, name):
     engine = engines.load(name, batch_size=1, sampling_modes=("greedy",))
     start_afresh(engine)
@@ -115,7 +127,7 @@ def test_after_decoding_a_state_is_what_reading_the_text_would_have_made(engines
     assert accepted > 5 or name == "none"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@over(*NAMES)
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_tokens_do_not_depend_on_company_or_on_how_work_is_cut(engines, prompts, name, sampling):
     ask = {"max_new_tokens": 30, **sampling}
@@ -130,7 +142,7 @@ def test_tokens_do_not_depend_on_company_or_on_how_work_is_cut(engines, prompts,
             assert tokens_of(engine.generate(prompts * copies, params)) == alone * copies
 
 
-@pytest.mark.parametrize("name", ["none", "ngram", "mtp"])
+@over("none", "ngram", "mtp")
 def test_a_state_is_found_in_the_step_that_copies_it(engines, prompts, name):
     sizes = {"prefill_batch_size": 8, "mixed_prefill_tokens": 16, "steps_per_dispatch": 2, "page_size": 4}
     engine = engines.load(name, batch_size=4, sampling_modes=("sampled",), **sizes)
@@ -141,7 +153,7 @@ def test_a_state_is_found_in_the_step_that_copies_it(engines, prompts, name):
     assert_as_alone(engine, answers)
 
 
-@pytest.mark.parametrize("name", ["ngram", "eagle3", "mtp"])
+@over("ngram", "eagle3", "mtp")
 @pytest.mark.parametrize("copies", [0, 1, 8])
 def test_with_hardly_any_pages_or_copies_tokens_stay(engines, prompts, name, copies, monkeypatch):
     engine = engines.load(name)
@@ -158,7 +170,7 @@ def test_with_hardly_any_pages_or_copies_tokens_stay(engines, prompts, name, cop
     assert any(answer.cached_tokens for _, answer in answers) == bool(copies)
 
 
-@pytest.mark.parametrize("name", ["ngram", "eagle3", "mtp"])
+@over("ngram", "eagle3", "mtp")
 def test_tokens_are_those_of_plain_decoding_whatever_k_comes_next(engines, prompts, name, monkeypatch):
     expected = tokens_of(engines.load().generate(prompts, max_new_tokens=40))
     engine = engines.load(name, "auto", sampling_modes=("sampled",))
@@ -176,6 +188,7 @@ def test_tokens_are_those_of_plain_decoding_whatever_k_comes_next(engines, promp
     assert sum(answer.stats.accepted for answer in answers)
 
 
+@first_kind
 def test_without_prefix_caching_there_are_no_copies(engines, prompts):
     engine = engines.load("ngram", prefix_caching=False)
     assert engine.config.state_copies == 0
@@ -186,6 +199,7 @@ def test_without_prefix_caching_there_are_no_copies(engines, prompts):
         assert not any(answer.cached_tokens for answer in answers)
 
 
+@first_kind
 def test_a_request_that_fails_leaves_no_state_behind(engines, prompts):
     """Neither behind its own pages nor behind those of another request that it did not use."""
     engine = engines.load("none", batch_size=1)
@@ -211,7 +225,13 @@ def test_a_request_that_fails_leaves_no_state_behind(engines, prompts):
     assert engine.generate(texts[2], max_new_tokens=8).token_ids == clean
 
 
-@pytest.mark.parametrize("case", ["qwen3-next", "qwen3-next-odd", "qwen3-5", "qwen3-5-nested", "qwen3-5-moe"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("qwen3-next", "qwen3-next-odd", "qwen3-5", "qwen3-5-nested", "qwen3-5-moe"),
+        *("nemotron-h", "nemotron-h-latent", "nemotron-h-dense"),
+    ],
+)
 def test_answers_equal_those_of_transformers(case):
     """Prompts of three chunks, and 64 tokens, alone and eight at a time."""
     golden = golden_outputs(case)
@@ -227,6 +247,20 @@ def test_answers_equal_those_of_transformers(case):
         assert tokens_of(engine.generate(prompts, **ask)) == expected
 
 
+@pytest.mark.parametrize("kind", STATES)
+def test_a_draft_model_without_states_drafts_for_a_target_with_them(engines, engines_of, prompts):
+    drafter = {"kind": "draft_model", "source": str(engines_of["full"].folders["target"])}
+    drafter |= {"num_speculative_tokens": 3}
+    expected = tokens_of(engines.load().generate(prompts, max_new_tokens=30))
+    with jaxspec.load(
+        engines.folders["target"], drafter=drafter, progress=False, sampling_modes=("greedy",), **SIZES
+    ) as engine:
+        answers = engine.generate(prompts, max_new_tokens=30)
+    assert tokens_of(answers) == expected
+    assert sum(answer.stats.accepted for answer in answers)
+
+
+@first_kind
 def test_a_draft_model_with_states_is_refused(engines, tmp_path):
     target = write_target(tmp_path / "target", vocab_size=48)
     drafter = {"kind": "draft_model", "source": str(engines.folders["target"])}

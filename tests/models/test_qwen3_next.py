@@ -10,12 +10,19 @@ import pytest
 from flax import nnx
 from full_size_run import assert_runs
 from golden_files import golden_checkpoint
-from target_checks import check_export, check_one_pass, check_pieces
+from target_checks import (
+    check_export,
+    check_one_pass,
+    check_pieces,
+    check_rule_alone,
+    check_rule_in_chunks,
+    normal,
+)
 
 from jaxspec.checkpoints.memory import ArrayTensor
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.mtp import Mtp
-from jaxspec.models.gated_delta import DeltaRule
+from jaxspec.models.gated_delta import DeltaRule, delta_state_shape
 from jaxspec.models.loading import declared, export_tensors, load_target, make_target
 
 CASES = ("qwen3-next", "qwen3-next-odd", "qwen3-5", "qwen3-5-nested", "qwen3-5-moe")
@@ -75,41 +82,18 @@ def test_experts_may_be_in_one_tensor():
 
 @pytest.mark.parametrize("length", [1, 2, 13, 64])
 def test_a_chunk_is_its_rows_one_after_another(length):
-    """Also with rows of padding, which are NaN, behind those of a shorter text; states last for long."""
-    rule, rng = _rule(), np.random.default_rng(length)
-    states = (_normal(rng, 2, 2, 2, 8, 12), _normal(rng, 2, 2, 3, 40))
-    rows = _normal(rng, 2, length, 2, 44)
-    counts = np.array([length, max(length - 3, 0)])
-    valid = np.arange(length) < counts[:, None]
-    outputs, after = rule.chunk(states, jnp.where(valid[..., None, None], rows, jnp.nan), jnp.asarray(valid))
-    for text, count in enumerate(counts):
-        state = tuple(array[text : text + 1] for array in states)
-        for i in range(count):
-            output, state = rule.step(state, rows[text : text + 1, i])
-            np.testing.assert_allclose(outputs[text, i], output[0], atol=1e-5)
-        for one, other in zip(after, state, strict=True):
-            np.testing.assert_allclose(one[text], other[0], atol=1e-5)
+    """States last for long."""
+    check_rule_in_chunks(_rule(), delta_state_shape(_rule().config), length)
 
 
 def test_a_row_of_a_step_does_not_depend_on_those_beside_it():
-    rule, rng = _rule(), np.random.default_rng(0)
-    states = (_normal(rng, 5, 2, 2, 8, 12), _normal(rng, 5, 2, 3, 40))
-    rows = _normal(rng, 5, 2, 44)
-    step = jax.jit(rule.step)
-    together = step(states, rows)
-    alone = step(tuple(array[3:4] for array in states), rows[3:4])
-    for one, other in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
-        np.testing.assert_array_equal(one[3], other[0])
+    check_rule_alone(_rule(), delta_state_shape(_rule().config))
 
 
 def _rule():
     config = ModelConfig.from_hf(golden_checkpoint("qwen3-5").config).delta
     rng = np.random.default_rng(9)
-    return DeltaRule(config, _normal(rng, 2, 4, 40), _normal(rng, 2, 2) - 4, _normal(rng, 2, 2))
-
-
-def _normal(rng, *shape):
-    return jnp.asarray(rng.normal(size=shape), jnp.float32)
+    return DeltaRule(config, normal(rng, 2, 4, 40), normal(rng, 2, 2) - 4, normal(rng, 2, 2))
 
 
 def test_shapes_of_nine_billion_parameters_run_with_their_mtp_layer():

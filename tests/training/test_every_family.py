@@ -29,6 +29,7 @@ GOLDENS = {
     "qwen3_next": "qwen3-next-odd",
     "qwen3_5_text": "qwen3-5",
     "qwen3_5_moe_text": "qwen3-5-moe",
+    "nemotron_h": "nemotron-h",
     "qwen2_5_vl_text": "qwen2.5-vl",
     "qwen3_vl_text": "qwen3-vl",
     "gemma3_text": "gemma3",
