@@ -56,6 +56,7 @@ MAMBA: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
     "moe_shared_expert_intermediate_size": 16,
+    "gain": 3.5,
 }
 """A state in one of four layers, of which two have neither states nor attention."""
 ATTENTION: dict[str, dict[str, Any]] = {
