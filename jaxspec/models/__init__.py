@@ -3,7 +3,14 @@
 A family is a file here and a line below; `register_family` adds others from outside.
 """
 
-from jaxspec.attention import FullAttention, Recurrence, Recurrent, SlidingWindow, StateShape
+from jaxspec.attention import (
+    FullAttention,
+    PositionWise,
+    Recurrence,
+    Recurrent,
+    SlidingWindow,
+    StateShape,
+)
 from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.config import ModelConfig, RopeConfig
 from jaxspec.models.causal_conv import causal_conv, last_inputs
@@ -76,6 +83,7 @@ __all__ = [
     "Olmo2",
     "Olmo3",
     "Phi3",
+    "PositionWise",
     "Projection",
     "Qwen2",
     "Qwen3",
