@@ -36,6 +36,7 @@ from goldens import (
     eagle_repository,
     gemma3_file,
     gemma3_targets,
+    gemma4_assistants,
     gemma4_targets,
     glm4_targets,
     gpt_oss_targets,
@@ -68,6 +69,7 @@ FAMILIES = {
     "small": small_targets.write,
     "vision": vision_targets.write,
     "gemma4": gemma4_targets.write,
+    "gemma4-assistants": gemma4_assistants.write,
     "quantized": quantized_targets.write,
     "deepseek-v4": deepseek_v4_targets.write,
     "smollm2": real_model.write,
@@ -82,6 +84,8 @@ FAMILIES = {
     "deepseek-v4-mtp": deepseek_v4_mtp.write,
     "tokenizers": tokenizer_folders.write,
 }
+NEWER = "gemma4-assistants"
+"""Made only by name: it needs transformers 5.24.0."""
 GOLDENS = Path(__file__).resolve().parent.parent / "tests" / "goldens"
 
 
@@ -90,7 +94,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "families", nargs="*", metavar="FAMILY", help=f"of {', '.join(FAMILIES)}; default: all"
+        "families", nargs="*", metavar="FAMILY", help=f"of {', '.join(FAMILIES)}; default: all but {NEWER}"
     )
     parser.add_argument(
         "--check", action="store_true", help="write to a temporary folder and compare byte for byte"
@@ -109,7 +113,7 @@ def main() -> int:
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch) if args.check else GOLDENS
-        for family in args.families or FAMILIES:
+        for family in args.families or [each for each in FAMILIES if each != NEWER]:
             FAMILIES[family](root)
         status = compare(root) if args.check else 0
     if args.eagle_repository:

@@ -52,11 +52,13 @@ V4_TARGETS = (
     "deepseek-v4-default-layers",
     "deepseek-v4-windows",
 )
+ASSISTANT_TARGETS = {"gemma4-assistant": "gemma4", "gemma4-assistant-clusters": "gemma4-moe"}
 HEADS = {
     "eagle3": EAGLE3_TARGETS,
     "eagle1": EAGLE1_TARGETS,
     "peagle": PEAGLE_TARGETS,
     "dflash": DFLASH_TARGETS,
+    "gemma4_assistant": ASSISTANT_TARGETS,
 }
 """Every head and its target, by kind of drafter."""
 

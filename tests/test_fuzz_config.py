@@ -27,7 +27,10 @@ TARGETS = (
     *("llama-untied-llama3-rope", "llama-yarn-rope", "qwen3-windowed", "qwen3-moe-windowed", "gpt-oss-mxfp4"),
     *("gemma3", "glm4-yarn-rope", "deepseek-v3", "glm4-moe-lite"),
 )
-HEADS = ("eagle3-norm-output", "eagle3-safeailab", "eagle1", "peagle", "dflash-sliding", "dflash-speculators")
+HEADS = (
+    *("eagle3-norm-output", "eagle3-safeailab", "eagle1", "peagle", "dflash-sliding", "dflash-speculators"),
+    "gemma4-assistant-clusters",
+)
 FLOAT32 = jnp.dtype(jnp.float32)
 FEWER = settings().max_examples // 10
 

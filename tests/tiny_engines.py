@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from extensions import write_bigram
+from tiny_assistant import GEMMA4, write_assistant
 from tiny_models import (
     perturb,
     with_rows,
@@ -76,19 +77,33 @@ ATTENTION: dict[str, dict[str, Any]] = {
 }
 """The kinds of attention, and the family of docs/adding-a-family.md, as changes to `tiny_models.TARGET`;
 tests of every kind run over these."""
-DRAFTERS = {"ngram": 3, "eagle3": 7, "eagle1": 5, "near": 7, "peagle": 7, "dflash": 7, "mtp": 7, "bigram": 3}
+TARGETS = ATTENTION | {"gemma4": GEMMA4}
+"""Also Gemma 4, whose caches an assistant reads, and whose embedding and logits are scaled."""
+DRAFTERS = {
+    "ngram": 3,
+    "eagle3": 7,
+    "eagle1": 5,
+    "near": 7,
+    "peagle": 7,
+    "gemma4_assistant": 7,
+    "dflash": 7,
+    "mtp": 7,
+    "bigram": 3,
+}
 """Every drafter by name, the last from docs/writing-a-drafter.md, and K where tests run it over every
 attention."""
 STATES = ("recurrent", "mamba")
 """Those with recurrent layers."""
 ONLY_OVER = {
     "mtp": ("latent", "recurrent", "compressed"),
+    "gemma4_assistant": ("gemma4",),
+    "dflash": (*ATTENTION, "gemma4"),
     "bigram": ("full", "own family"),
     "near": tuple(kind for kind in ATTENTION if kind not in STATES),
     # To these the second kind of state is like the first.
     **dict.fromkeys(("eagle1", "peagle", "dflash"), tuple(kind for kind in ATTENTION if kind != "mamba")),
 }
-PAIRS = [(kind, name) for kind in ATTENTION for name in DRAFTERS if kind in ONLY_OVER.get(name, ATTENTION)]
+PAIRS = [(kind, name) for kind in TARGETS for name in DRAFTERS if kind in ONLY_OVER.get(name, ATTENTION)]
 """Every drafter with every kind of attention that it supports and that makes a difference to it."""
 ONCE = {name: ONLY_OVER.get(name, ("full",))[0] for name in DRAFTERS}
 """Every drafter with one kind of attention, full attention if it supports that."""
@@ -108,11 +123,11 @@ KINDS = dict.fromkeys(("self", "near", "fewer rows", "more rows"), "draft_model"
 class TinyEngines:
     """A target with 48 tokens, drafters for it by name, and the engines loaded most recently.
 
-    "eagle3", "eagle1", "peagle", "dflash" and "mtp" (only with compressed and latent attention and states)
-    repeat the last token; the same names after "random" have random weights. "bigram" is a table, "self" is
-    the target itself, "near" is a noisy copy of it, and "ngram" and "none" have no weights. "fewer rows" and
-    "more rows" are the target with 40 and 56 tokens. `attention` is the kind of attention of the target and
-    its copies; if it has a window, so have EAGLE heads.
+    "eagle3", "eagle1", "peagle", "dflash", "mtp" (only with compressed and latent attention and states) and
+    "gemma4_assistant" (only with Gemma 4) repeat the last token; "eagle3", "eagle1", "peagle" and "dflash"
+    after "random" have random weights. "bigram" is a table, "self" is the target itself, "near" is a noisy
+    copy of it, and "ngram" and "none" have no weights. "fewer rows" and "more rows" are the target with 40
+    and 56 tokens. `attention` is a name in `TARGETS`; if the target has a window, so have EAGLE heads.
     """
 
     root: Path
@@ -121,7 +136,7 @@ class TinyEngines:
     loaded: dict[Any, Engine] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        changes = ATTENTION[self.attention]
+        changes = TARGETS[self.attention]
         target = write_target(self.root / "target", **changes)
         window = changes.get("sliding_window")
         self.folders = {
@@ -142,6 +157,8 @@ class TinyEngines:
         }
         if self.attention in ONLY_OVER["mtp"]:
             self.folders["mtp"] = write_with_mtp(self.root / "mtp", target)
+        if self.attention in ONLY_OVER["gemma4_assistant"]:
+            self.folders["gemma4_assistant"] = write_assistant(self.root / "assistant", target)
 
     def load(
         self, name: str = "none", k: int = 3, *, sampling: str = "probabilistic", **engine: Any

@@ -40,6 +40,7 @@ class ModelConfig:
         `rope` that of layers with entries and `local_rope` that of the others.
       streams: several residual streams with hyper-connections, or None for one.
       kv_copies: how often each key/value head is held, with a part of its queries each; see `over`.
+      embedding_scale: factor of token embeddings, as far as it belongs to the embedding in transformers.
       num_nextn_predict_layers: multi-token-prediction layers that the checkpoint holds after the last layer.
     """
 
@@ -70,6 +71,7 @@ class ModelConfig:
     compressed: CompressedConfig | None = None
     streams: StreamsConfig | None = None
     kv_copies: int = 1
+    embedding_scale: float = 1.0
     num_nextn_predict_layers: int = 0
     layer_kinds: ClassVar[tuple[str, ...]] = ("full_attention", "sliding_attention")
 

@@ -21,6 +21,7 @@ from jaxspec.drafters.eagle1 import Eagle1, Eagle1Config
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config
 from jaxspec.drafters.flags import Flag, key_flag, tensor_flag
 from jaxspec.drafters.formats import open_drafter
+from jaxspec.drafters.gemma4_assistant import Gemma4Assistant
 from jaxspec.drafters.head import Head
 from jaxspec.drafters.mtp import Mtp
 from jaxspec.drafters.ngram import NGramDrafter
@@ -43,6 +44,7 @@ __all__ = [
     "Eagle3",
     "Eagle3Config",
     "Flag",
+    "Gemma4Assistant",
     "Head",
     "Mtp",
     "NGramDrafter",
@@ -66,4 +68,5 @@ register_drafter("peagle", PEagle)
 register_drafter("dflash", DFlash)
 register_drafter("draft_model", DraftModel)
 register_drafter("mtp", Mtp)
+register_drafter("gemma4_assistant", Gemma4Assistant)
 register_drafter("none", NoDrafter)

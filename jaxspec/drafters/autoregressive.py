@@ -157,11 +157,31 @@ class AutoregressiveDrafter(Drafter):
         previous, automaton = self.to_target(previous), state.automaton
         if state.constrained is not None:
             previous, automaton = state.constrained.follow(automaton, previous)
-        positions = context.length - 1 + self.lead + i
-        block = RowBlock(positions[:, None], context.active[:, None], context.page_table)
-        hidden, cache = self.run(target, previous, state.hidden, (block,), state.cache)
+        hidden, cache = self.run_ahead(target, context, previous, state.hidden, state.cache, i)
         state = replace(state, hidden=hidden, cache=cache, automaton=automaton)
         return self._draw(self.logits(target, hidden), context, state, i)
+
+    def run_ahead(
+        self,
+        target: Target,
+        context: Context,
+        tokens: jax.Array,
+        hidden: jax.Array,
+        cache: tuple[LayerCache, ...],
+        i: jax.Array,
+    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        """Runs the row that draft i is drawn from.
+
+        Args:
+          tokens: i32[B], draft i - 1, as ids of the target's vocabulary.
+          hidden: [B, M'], what this returned for draft i - 1.
+
+        Returns:
+          [B, M'], and the cache.
+        """
+        positions = context.length - 1 + self.lead + i
+        block = RowBlock(positions[:, None], context.active[:, None], context.page_table)
+        return self.run(target, tokens, hidden, (block,), cache)
 
     def finish(self, context: Context, state: DraftState) -> tuple[Proposal, tuple[LayerCache, ...]]:
         """The drafts in the form that the engine takes, and the cache."""

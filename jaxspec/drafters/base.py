@@ -145,6 +145,8 @@ class Context:
       active: bool[B], the slots to draft for.
       page_table: of shape [B, T].
       sampling: the sampling parameters of each slot.
+      target_caches: those of the target's layers in `Needs.target_caches`. They hold the positions before the
+        last token, and behind them what is left of rejected drafts.
       constrained: what changes the target's logits. A drafter that changes its own alike wastes fewer drafts;
         see `Drafter.constrained_rows`.
     """
@@ -156,6 +158,7 @@ class Context:
     page_table: PageTable
     sampling: SamplingState
     constrained: Constrained = field(default_factory=Constrained.none)
+    target_caches: tuple[LayerCache, ...] = ()
 
     @property
     def last_token(self) -> jax.Array:
@@ -255,6 +258,7 @@ class Needs:
         tokens found in the prefix cache are missing, since the host would take milliseconds to add a large
         batch's.
       state_size: M', the width of the state that `refresh` returns and the engine keeps for each slot.
+      target_caches: the target's layers whose caches `propose` reads, in `Context.target_caches`.
       is_split: whether weights and caches are split over devices as the target's are. If not, every device
         has all of them, and drafting needs no communication.
     """
@@ -263,6 +267,7 @@ class Needs:
     capture: tuple[int, ...] = ()
     history: bool = False
     state_size: int = 0
+    target_caches: tuple[int, ...] = ()
     is_split: bool = True
 
 

@@ -49,7 +49,8 @@ class DFlashConfig:
       causal: for each layer, whether a row of the block sees only the rows before it instead of all rows.
       window_before_block: whether a window counts back from the start of the block, for all of its rows alike
         (speculators), instead of from each row (z-lab).
-      embedding_scale: factor of the token embeddings.
+      embedding_scale: factor of the token embeddings. z-lab's heads take those of transformers' target, whose
+        scale is part of them; speculators' are trained with its rows alone.
       own_embedding, own_head: whether the checkpoint has a token embedding or an output head of its own.
     """
 
@@ -110,7 +111,8 @@ class DFlashConfig:
             draft_vocab_size=draft_vocab_size,
             causal=_causal(config, layers, speculators),
             window_before_block=speculators,
-            embedding_scale=float(config.get("input_embedding_scale", 1.0)),
+            embedding_scale=float(config.get("input_embedding_scale", 1.0))
+            * (1.0 if speculators or own_embedding else target.embedding_scale),
             own_embedding=own_embedding,
             own_head=own_head,
         )

@@ -83,8 +83,8 @@ class Head(Drafter):
     """
 
     weights_from = "own"
-    reads = ("draft_vocab_size", "dtype")
-    ignored = _IGNORED
+    reads: ClassVar[tuple[str, ...]] = ("draft_vocab_size", "dtype")
+    ignored: ClassVar[tuple[str, ...]] = _IGNORED
     config_type: ClassVar[type[HeadConfig]]
     config: Any
     most_drafted: int | None = None
@@ -118,7 +118,7 @@ class Head(Drafter):
         plan = plan_module(
             lambda rngs: make(head, **config.settings, dtype=build.dtype, rngs=rngs),
             checkpoint,
-            ignore=_IGNORED,
+            ignore=cls.ignored,
         )
 
         def read(target: Target) -> Drafter:
@@ -162,9 +162,9 @@ class Head(Drafter):
 
     @classmethod
     def describe(cls, checkpoint: Checkpoint, target: ModelConfig | None) -> Description:
-        own = _stand_in(checkpoint)
+        own = cls.stand_in(checkpoint)
         known = Description(
-            target=_fitting(checkpoint, own), ignored=matching(checkpoint, _IGNORED), stand_in=own
+            target=_fitting(checkpoint, own), ignored=matching(checkpoint, cls.ignored), stand_in=own
         )
         for fitting in (own,) if target is None else (target, own):
             try:
@@ -175,6 +175,15 @@ class Head(Drafter):
             return replace(known, layers=layers, flags=tuple(head.flags(checkpoint)))
         return known
 
+    @classmethod
+    def stand_in(cls, checkpoint: Checkpoint) -> ModelConfig:
+        """A made-up target that fits what a head's config says, deep enough for any layer it names.
+
+        Raises:
+          ConfigError: a size in the config is missing or not an integer.
+        """
+        return _stand_in(checkpoint)
+
 
 def _filled(tensor: TensorSource, rows: "OutputRows", filled: "OutputRows") -> TensorSource:
     """The tensor, or `filled` in the place of `rows`."""
@@ -184,7 +193,6 @@ def _filled(tensor: TensorSource, rows: "OutputRows", filled: "OutputRows") -> T
 
 
 def _stand_in(checkpoint: Checkpoint) -> ModelConfig:
-    """A made-up target that fits what a head's config says, deep enough for any layer it names."""
     config, tensors = checkpoint.config, checkpoint.tensors
     layers = config["transformer_layer_config"] if is_speculators(config) else config
 

@@ -99,7 +99,7 @@ class Oracle:
 
     def _draft(self, drafter: AutoregressiveDrafter, plan: Plan, carry: Carry) -> Carry:
         """`draft`, with a program for each draft."""
-        context = carry.state.context(plan)
+        context = carry.state.context(plan, drafter.needs.target_caches)
         state = self.call(_start, plan, context, donated=carry.state.draft_cache)
         # It holds arrays of the context, which are not to be donated.
         constrained, state = state.constrained, replace(state, constrained=None)

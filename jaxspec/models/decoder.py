@@ -25,6 +25,7 @@ from jaxspec.models.layers import (
     Linear,
     RMSNorm,
     TiedEmbedding,
+    scaled,
 )
 from jaxspec.models.moe import MoE
 from jaxspec.models.mtp_names import NEXT_LAYER, MtpNames
@@ -194,7 +195,7 @@ class Decoder(nnx.Module):
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """The first layer's input [N, M] for `tokens` i32[N]. Draft heads share `embedding` instead."""
-        return self.embedding(tokens)
+        return scaled(self.embedding(tokens), self.config.embedding_scale)
 
     @classmethod
     def ignored(cls, config: ModelConfig) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxspec_kernels.row_sum import sum_in_order
 
@@ -29,28 +28,15 @@ from jaxspec.models.hyper_connections import HyperConnection, StreamHead, expand
 from jaxspec.models.layers import MLP
 from jaxspec.models.moe import MoE
 from jaxspec.models.mtp_names import OWN_LAYER
-from jaxspec.models.parameters import Buffer, Index, Whole, parameter, product
+from jaxspec.models.parameters import Buffer, Integers, Whole, parameter, product
 from jaxspec.sharding import PendingSum, total
 
 
 @dataclass(frozen=True)
-class ExpertTable:
+class ExpertTable(Integers):
     """The source of i32[V, k], the experts of every token, of `num_experts`."""
 
-    kind: ClassVar[str] = "int"
-    name: str
-    shape: tuple[int, ...]
     num_experts: int
-
-    @property
-    def tensors(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        return ((self.name, self.shape),)
-
-    def join(self, tensors: Sequence[Any], index: Index = ()) -> Any:
-        return tensors[0].astype(np.int32)[index]
-
-    def split(self, value: np.ndarray) -> list[np.ndarray]:
-        return [value.astype(np.int64)]
 
 
 def _clipped(gate: jax.Array, up: jax.Array, limit: float) -> jax.Array:

@@ -128,12 +128,8 @@ class Gemma3(Decoder):
             "rope": RopeConfig.from_hf(whole, default_theta=1e6),
             "local_rope": RopeConfig.from_hf(local, default_theta=1e4),
             "attention_scale": scalar and scalar**-0.5,
+            "embedding_scale": config["hidden_size"] ** 0.5,
         }
-
-    def embed(self, tokens: jax.Array) -> jax.Array:
-        x = self.embedding(tokens)
-        # The factor is rounded to the weights' dtype, as in training.
-        return x * jnp.asarray(self.config.hidden_size**0.5, x.dtype)
 
     @classmethod
     def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:

@@ -18,7 +18,7 @@ from jaxspec.config import ConfigError, ModelConfig, MoeConfig, RopeConfig
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.expert_sources import ExpertMatrices, ExpertSources
 from jaxspec.models.gemma3 import Gemma3MLP
-from jaxspec.models.layers import Attention, Embedding, Linear, RMSNorm
+from jaxspec.models.layers import Attention, Embedding, Linear, RMSNorm, scaled
 from jaxspec.models.moe import MoE
 from jaxspec.models.parameters import Whole, parameter, product
 from jaxspec.sharding import PendingSum, total
@@ -60,11 +60,14 @@ class Gemma4Config(ModelConfig):
         return layer >= self.num_hidden_layers - self.num_kv_shared_layers
 
     def source_of(self, layer: int) -> int:
-        """The layer whose cache a layer reads."""
-        if not self.is_shared(layer):
-            return layer
+        """The layer whose cache a layer reads; itself in a network that reads the caches of another."""
+        last = self.last_of(self.layer_types[layer]) if self.is_shared(layer) else None
+        return layer if last is None else last
+
+    def last_of(self, kind: str) -> int | None:
+        """The last layer of a kind of attention among those with caches of their own; None if none is."""
         before = range(self.num_hidden_layers - self.num_kv_shared_layers)
-        return max(i for i in before if self.layer_types[i] == self.layer_types[layer])
+        return max((i for i in before if self.layer_types[i] == kind), default=None)
 
     def of_layer(self, layer: int) -> "Gemma4Config":
         """The shape of one layer."""
@@ -241,7 +244,7 @@ _ROPES: Mapping[str, Mapping[str, Any]] = {
 
 
 class Gemma4(Decoder):
-    """A target network. Heads share the unscaled embedding, as those of Gemma 3 do."""
+    """A target network."""
 
     config: Gemma4Config
     config_type = Gemma4Config
@@ -295,6 +298,7 @@ class Gemma4(Decoder):
             "layer_types": types,
             "qk_norm": True,
             "attention_scale": 1.0,
+            "embedding_scale": config["hidden_size"] ** 0.5,
             "rope": rope,
             "local_rope": local,
             "moe": _experts(config),
@@ -338,16 +342,13 @@ class Gemma4(Decoder):
             for layer, shape in enumerate(shapes)
         )
 
-    def embed(self, tokens: jax.Array) -> jax.Array:
-        return _scaled(self.embedding(tokens), self.config.hidden_size**0.5)
-
     def layer_inputs(self, tokens: jax.Array, x: jax.Array) -> tuple[tuple[jax.Array, ...], ...]:
         table, projection, norm = self.embedding_per_layer, self.input_projection, self.input_norm
         if table is None or projection is None or norm is None:
             return super().layer_inputs(tokens, x)
         size = self.config.hidden_size_per_layer_input
         shape = (len(tokens), self.config.num_hidden_layers, size)
-        of_tokens = _scaled(table(tokens), size**0.5).reshape(shape)
+        of_tokens = scaled(table(tokens), size**0.5).reshape(shape)
         of_stream = norm((projection(x) * self.config.hidden_size**-0.5).reshape(shape))
         inputs = (of_stream + of_tokens) * 2**-0.5
         return tuple((inputs[:, layer],) for layer in range(shape[1]))
@@ -355,11 +356,6 @@ class Gemma4(Decoder):
     def logits(self, hidden: jax.Array) -> jax.Array:
         logits, bound = super().logits(hidden), self.config.final_logit_softcapping
         return jnp.tanh(logits / bound) * bound if bound else logits
-
-
-def _scaled(x: jax.Array, factor: float) -> jax.Array:
-    """x times a factor that is rounded to its dtype, as in training."""
-    return x * jnp.asarray(factor, x.dtype)
 
 
 def _global_heads(config: Mapping[str, Any], types: tuple[str, ...]) -> dict[str, int]:

@@ -57,6 +57,11 @@ class RMSNorm(nnx.Module):
         return rms_norm(total(x), self.scale[...], self.eps)
 
 
+def scaled(x: jax.Array, factor: float) -> jax.Array:
+    """x times a factor that is rounded to its dtype, as in training."""
+    return x if factor == 1.0 else x * jnp.asarray(factor, x.dtype)
+
+
 class Linear(nnx.Module):
     """x @ kernel, and an optional bias: maps [..., in] to [..., out].
 

@@ -83,6 +83,19 @@ class Rows(Whole):
 
 
 @dataclass(frozen=True)
+class Integers(Whole):
+    """An index table, i32 on the device and i64 in a checkpoint."""
+
+    kind: ClassVar[str] = "int"
+
+    def join(self, tensors: Sequence[Any], index: Index = ()) -> Any:
+        return tensors[0].astype(np.int32)[index]
+
+    def split(self, value: np.ndarray) -> list[np.ndarray]:
+        return [value.astype(np.int64)]
+
+
+@dataclass(frozen=True)
 class Projection:
     """A matrix stored [out, in], used as in_shape + out_shape; with an empty in_shape a bias, stored [out].
 

@@ -1,17 +1,23 @@
 """DFlash heads against the goldens, at the end of their pages, and those that do not fit."""
 
+import json
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 from golden_files import DFLASH_TARGETS, assert_close, golden_checkpoint, golden_folder
 from golden_heads import ROWS, GoldenHead
+from paged_rows import PagedTarget
+from safetensors.numpy import load_file
+from tiny_models import write_dflash, write_folder
 
 from jaxspec.attention import FullAttention, PageTable, RowBlock, SlidingWindow, build_metadata
 from jaxspec.config import ConfigError, DrafterConfig
 from jaxspec.drafters.dflash import DFlashConfig, block_metadata
 from jaxspec.drafters.loading import Build, load_drafter
-from jaxspec.models.loading import target_config
+from jaxspec.models.loading import load_target, target_config
 from jaxspec.sampling import SamplingMode
 
 CHUNK, DRAFTS, SHORT = 16, 7, 3
@@ -155,3 +161,28 @@ def test_more_drafts_than_a_block_has_masks_are_refused():
     target = target_config(golden_checkpoint("llama-tied"))
     with pytest.raises(ConfigError, match=r"drafts at most 7 \(block_size 8\)"):
         load_drafter(config, type("Target", (), {"config": target}), Build(jnp.dtype(jnp.float32)))
+
+
+def test_the_embedding_that_heads_of_zlab_share_with_gemma_4_is_scaled(tmp_path):
+    """As that of transformers' class is, which z-lab's code calls; speculators' heads have its rows."""
+    checkpoint = golden_checkpoint("gemma4")
+    target = load_target(checkpoint, dtype=jnp.float32)
+    shared = write_dflash(tmp_path / "shared", golden_folder("gemma4"), repeats=False)
+    config = json.loads((shared / "config.json").read_text("utf-8"))
+    rows = checkpoint.tensors["model.embed_tokens.weight"].read() * np.float32(32**0.5)
+    tensors = {**load_file(shared / "model.safetensors"), "embed_tokens.weight": rows}
+    own = write_folder(tmp_path / "own", config, tensors)
+    paged = PagedTarget(target, 2, 48, page_size=8, width=ROWS)
+    history = jnp.zeros((2, 64), jnp.int32).at[0, ROWS].set(5)
+    context = GoldenHead.context(SimpleNamespace(paged=paged), jnp.zeros((2 * ROWS, 0)), history=history)
+    logits = []
+    for source in (shared, own):
+        made = DrafterConfig("dflash", num_speculative_tokens=3, source=str(source))
+        head = load_drafter(made, target, Build(jnp.dtype(jnp.float32)))
+        proposal, _ = propose(head, target, context, paged.new_cache(head.cache_shapes))
+        logits.append(np.asarray(proposal.logits[:1]))
+    assert_close(*logits)
+    assert np.abs(logits[0]).max() < 20  # bounded like the target's
+
+    repeats = json.loads((write_dflash(tmp_path / "s", golden_folder("gemma4")) / "config.json").read_text())
+    assert DFlashConfig.from_hf(repeats, {}, target.config).embedding_scale == 1.0

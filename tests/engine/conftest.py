@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from memory import is_large
 from paged_rows import PagedTarget
-from tiny_engines import ATTENTION, TinyEngines, assert_idle
+from tiny_engines import TARGETS, TinyEngines, assert_idle
 
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.models.loading import load_target
@@ -15,8 +15,8 @@ from jaxspec.models.loading import load_target
 
 @pytest.fixture(scope="session")
 def engines_of(tmp_path_factory):
-    """`TinyEngines` over every kind of attention, by its name."""
-    return {kind: TinyEngines(tmp_path_factory.mktemp("engines"), kind) for kind in ATTENTION}
+    """`TinyEngines` over every kind of attention, and Gemma 4, by its name."""
+    return {kind: TinyEngines(tmp_path_factory.mktemp("engines"), kind) for kind in TARGETS}
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from extensions import write_bigram
 from paged_rows import PagedTarget
+from tiny_assistant import GEMMA4, write_assistant
 from tiny_engines import RECURRENT
 from tiny_models import (
     perturb,
@@ -57,6 +58,10 @@ def folder(tmp_path_factory):
         written = compressed if name.endswith("compressed") else states
         smaller = {} if kind == "eagle1" else {"draft_vocab_size": 12}
         WRITE[kind](root / name, written, **smaller)
+    gemma4 = write_target(root / "gemma4", vocab_size=VOCABULARY, gain=1.2, **GEMMA4)
+    write_assistant(root / "assistant", gemma4)
+    write_assistant(root / "assistant of clusters", gemma4, clusters=8)
+    write_dflash(root / "dflash over gemma4", gemma4, repeats=False)
     return root
 
 
@@ -124,6 +129,13 @@ DRAFTERS = {
     "mtp over states": {"target": "states", "kind": "mtp"},
     **{name: {"target": name.split()[-1], "kind": kind, "source": name} for name, kind in HEADS.items()},
     "ngram over compressed": {"target": "compressed", "kind": "ngram"},
+    "assistant": {"target": "gemma4", "kind": "gemma4_assistant", "source": "assistant"},
+    "assistant of clusters": {
+        "target": "gemma4",
+        "kind": "gemma4_assistant",
+        "source": "assistant of clusters",
+    },
+    "dflash over gemma4": {"target": "gemma4", "kind": "dflash", "source": "dflash over gemma4"},
     "bigram": {"kind": "bigram", "source": "bigram"},
     "one-hot eagle3": {"kind": "eagle3", "source": "repeats", "sampling": "greedy"},
 }

@@ -16,7 +16,16 @@ import pytest
 from conversations import assert_as_alone, conversation
 from memory import is_large
 from several_devices import answers, run
-from tiny_engines import ATTENTION, DRAFTERS, PAIRS, STATES, drive_from_python, start_afresh, tokens_of
+from tiny_engines import (
+    ATTENTION,
+    DRAFTERS,
+    PAIRS,
+    STATES,
+    TARGETS,
+    drive_from_python,
+    start_afresh,
+    tokens_of,
+)
 
 from jaxspec import SamplingParams
 from jaxspec.engine import oracle
@@ -28,6 +37,7 @@ ON_FOUR = {
     "full": ("ngram", "eagle3", "eagle1", "near", "peagle", "dflash", "bigram"),
     "compressed": ("ngram", "mtp"),
     "latent": ("ngram", "mtp"),
+    "gemma4": ("gemma4_assistant",),
 }
 # What is split depends on the attention and on the drafter, not on both together.
 SPLIT = [
@@ -36,7 +46,7 @@ SPLIT = [
     if kind == "full" or name == "eagle3" or name in ON_FOUR.get(kind, ())
 ]
 # The program for sampling serves greedy requests as well; the other one is compared over one kind.
-MODES = {kind: ("greedy", "sampled") if kind == "full" else ("sampled",) for kind in ATTENTION}
+MODES = {kind: ("greedy", "sampled") if kind == "full" else ("sampled",) for kind in TARGETS}
 SAMPLED = ("eagle3", "eagle3 reference", "peagle", "dflash", "near split")
 
 
@@ -176,7 +186,7 @@ def test_a_small_draft_model_is_whole_on_every_device():
 
 def test_every_kernel_runs_on_shards():
     """XLA cannot split a kernel: one outside of `on_shards` would be given whole caches, if it ran at all."""
-    results = [result for kind in ATTENTION for result in on_devices(kind).values()]
+    results = [result for kind in TARGETS for result in on_devices(kind).values()]
     assert {name for result in results for name in result["kernels"]} == {
         *("matmul", "place_rows", "slot_mapping", "gumbel_sample", "rope_kv_write", "paged_attention"),
         *("latent_write", "latent_attention", "listed_attention", "choose_entries", "rms_norm"),

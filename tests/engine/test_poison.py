@@ -6,7 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import pytest
-from tiny_engines import tokens_of
+from tiny_engines import ONCE, tokens_of
 
 from jaxspec.engine.device.plan import Plan
 
@@ -47,15 +47,16 @@ def test_nan_in_pages_that_nobody_wrote_changes_nothing(tiny_engines, prompts, n
 
 
 @pytest.mark.parametrize(
-    ("name", "ahead"), [("eagle3", 0), ("eagle1", 0), ("near", 1), ("peagle", 0), ("dflash", 0)]
+    ("name", "ahead"),
+    [("eagle3", 0), ("eagle1", 0), ("near", 1), ("peagle", 0), ("gemma4_assistant", 0), ("dflash", 0)],
 )
-def test_nan_at_rejected_positions_changes_nothing(tiny_engines, prompts, name, ahead, monkeypatch):
+def test_nan_at_rejected_positions_changes_nothing(engines_of, prompts, name, ahead, monkeypatch):
     """After every step all that lies past the committed tokens of each slot is poisoned, and page 0.
 
     `ahead`: positions that the drafter has cached beyond the target. EAGLE's last row pairs the last token
     with the position before it, and DFlash keeps none for the last token; a draft model has read it.
     """
-    engine = tiny_engines.load(name, batch_size=1, sampling_modes=("greedy",))
+    engine = engines_of[ONCE[name]].load(name, batch_size=1, sampling_modes=("greedy",))
     clean = engine.generate(prompts, max_new_tokens=30)
     engine.forget_prefixes()
     enqueue = engine.programs.enqueue

@@ -64,8 +64,12 @@ class EngineState:
         }
         return replace(state, **put)
 
-    def context(self, plan: Plan) -> Context:
-        """What the drafter sees of this state, which `gather` has cut to the b slots of the plan."""
+    def context(self, plan: Plan, target_caches: tuple[int, ...] = ()) -> Context:
+        """What the drafter sees of this state, which `gather` has cut to the b slots of the plan.
+
+        Args:
+          target_caches: see `Needs`.
+        """
         constrained = Constrained(
             plan.constraints,
             plan.stop_tokens,
@@ -85,6 +89,7 @@ class EngineState:
             plan.page_table,
             plan.sampling,
             constrained if plan.size.constraints else Constrained.none(len(self.length)),
+            tuple(self.target_cache[layer] for layer in target_caches),
         )
 
 

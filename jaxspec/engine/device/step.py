@@ -149,7 +149,8 @@ def draft(models: Models, plan: Plan, carry: Carry) -> Carry:
     """K drafts for each of the b slots."""
     if not plan.size.drafts:
         return carry
-    context, cache = carry.state.context(plan), carry.state.draft_cache
+    context = carry.state.context(plan, models.drafter.needs.target_caches)
+    cache = carry.state.draft_cache
     proposed = models.drafter.propose(
         models.target, context, cache, num_drafts=plan.size.drafts, mode=plan.size.mode
     )
