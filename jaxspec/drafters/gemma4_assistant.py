@@ -127,6 +127,8 @@ class Gemma4AssistantConfig:
     def flags(self, checkpoint: Checkpoint) -> Iterator[Flag]:
         scored = f"of {self.num_scored} of {self.num_clusters} clusters"
         yield tensor_flag("logits", scored, "of all tokens", checkpoint.tensors, _ORDERING)
+        reason = "transformers takes it; vLLM and SGLang take the one before"
+        yield Flag("position of its queries", "that of the last token", None, reason)
 
 
 def _own_layers(config: Mapping[str, Any]) -> Gemma4Config:

@@ -133,6 +133,8 @@ def test_what_the_config_does_not_say_is_assumed_for_a_reason(changed, case, nam
         ("dflash", "output head", "rows of the target's"),
         ("dflash-sliding-non-causal", SIGHT, "bidirectional, bidirectional"),
         ("dflash-sliding", "window counts positions", "before each row"),
+        ("gemma4-assistant", "logits", "of all tokens"),
+        ("gemma4-assistant-clusters", "logits", "of 3 of 12 clusters"),
     ],
 )
 def test_flags(case, name, value):
