@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _check(call: Call, kernel: str) -> str | None:
     """Compares a case with its reference; returns what is wrong, or None."""
     results = [
-        jax.jit(partial(call.op, **call.static, implementation=kind))(*call.arguments(0))
+        call.compared(jax.jit(partial(call.op, **call.static, implementation=kind))(*call.arguments(0)))
         for kind in (kernel, "xla")
     ]
     for mine, reference in zip(*map(jax.tree.leaves, results), strict=True):

@@ -3,6 +3,10 @@
 from jaxspec_kernels.choose_entries import reference
 from jaxspec_kernels.op import Op
 
-choose_entries = Op("choose_entries", xla=reference.choose_entries)
+choose_entries = Op(
+    "choose_entries",
+    xla=reference.choose_entries,
+    triton="choose_entries.triton_kernel",
+)
 
 __all__ = ["choose_entries"]

@@ -31,7 +31,7 @@ def choose_entries(
       keep: how many to choose, at most N.
 
     Returns:
-      i32[B, Q, keep], the best first. A row with fewer entries has arbitrary ones behind them. Entries that a
+      i32[B, Q, keep], in any order. A row with fewer entries has arbitrary ones behind them. Entries that a
       row may not see have no effect, even if they hold NaN.
 
     Source: DeepSeek-V4 in transformers 5.24, `modeling_deepseek_v4.py`.

@@ -3,6 +3,10 @@
 from jaxspec_kernels.listed_attention import reference
 from jaxspec_kernels.op import Op
 
-listed_attention = Op("listed_attention", xla=reference.listed_attention)
+listed_attention = Op(
+    "listed_attention",
+    xla=reference.listed_attention,
+    triton="listed_attention.triton_kernel",
+)
 
 __all__ = ["listed_attention"]

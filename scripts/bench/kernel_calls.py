@@ -7,11 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxspec_kernels.choose_entries import choose_entries
 from jaxspec_kernels.expert_matmul import BLOCK as SCALE_BLOCK
 from jaxspec_kernels.expert_matmul import expert_matmul
 from jaxspec_kernels.gumbel_sample import gumbel_sample
 from jaxspec_kernels.latent_attention import latent_attention
 from jaxspec_kernels.latent_write import latent_write
+from jaxspec_kernels.listed_attention import listed_attention
 from jaxspec_kernels.matmul import BLOCK, PackedWeight, matmul, pack
 from jaxspec_kernels.op import Op
 from jaxspec_kernels.packed_attention import packed_attention, packed_attention_gradients
@@ -43,6 +45,7 @@ class Call:
       in_place: number of arrays updated in place.
       bytes_moved: bytes to read each needed input once and to write each output once.
       bound: the largest relative error; 0 if every bit must agree.
+      compared: makes what is compared of a result.
     """
 
     op: Op
@@ -52,6 +55,7 @@ class Call:
     in_place: int
     bytes_moved: int
     bound: float
+    compared: Callable[[Any], Any] = lambda result: result
 
 
 def all_calls() -> Iterator[Call]:
@@ -64,6 +68,8 @@ def all_calls() -> Iterator[Call]:
     yield from map(_packed_attention_gradients, cases.packed_attention.LARGE)
     yield from map(_latent_write, cases.latent_write.CASES)
     yield from map(_latent_attention, cases.latent_attention.CASES)
+    yield from map(_listed_attention, cases.listed_attention.CASES)
+    yield from map(_choose_entries, cases.choose_entries.CASES)
     yield from map(_matmul, cases.matmul.CASES)
     yield from map(_packed_matmul, cases.packed_matmul.CASES)
     yield from map(_expert_matmul, cases.expert_matmul.CASES)
@@ -126,22 +132,12 @@ def _process_logits(case: cases.process_logits.Case) -> Call:
         )
 
     moved = 2 * 4 * case.slots * case.rows * case.vocabulary
+
+    def finite(processed: jax.Array) -> jax.Array:
+        return jnp.where(jnp.isfinite(processed), processed, 0)  # the difference of infinities is NaN
+
     # Sums over the vocabulary in another order may keep another last token.
-    return Call(_Finite(process_logits), case.name, arguments, {}, 0, moved, 1e-2)
-
-
-class _Finite(Op):
-    """`process_logits` with 0 instead of -inf, whose differences are not NaN."""
-
-    def __init__(self, op: Op):
-        self.op, self.name = op, op.name
-
-    def why_not(self, implementation: str) -> str | None:
-        return self.op.why_not(implementation)
-
-    def __call__(self, *arrays: Any, implementation: str | None = None) -> Any:
-        processed = self.op(*arrays, truncated=True, implementation=implementation)
-        return jnp.where(jnp.isfinite(processed), processed, 0)
+    return Call(process_logits, case.name, arguments, {"truncated": True}, 0, moved, 1e-2, finite)
 
 
 class _Reordered(Op):
@@ -219,6 +215,71 @@ def _latent_attention(case: cases.latent_attention.Case) -> Call:
     moved = (seen * width + rows * (width + case.value_dim)) * dtype.itemsize
     static = {"value_dim": case.value_dim, "scale": width**-0.5}
     return Call(latent_attention, case.name, arguments, static, 0, moved, _SUM_BOUND[case.dtype])
+
+
+def _listed_attention(case: cases.listed_attention.Case) -> Call:
+    slots, rows, window, page_size = case.slots, case.rows, case.window, case.page_size
+    width, pool = -(-(window + rows - 1) // page_size), -(-2 * case.entries // case.per_page)
+    size, dtype = (slots, rows, case.heads, case.head_dim), jnp.dtype(case.dtype)
+
+    def lists(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """The window's slots, consecutive positions in pages anywhere, and half of the slot's entries."""
+        position = np.arange(rows)[:, None] + np.arange(window)
+        table = rng.permutation(slots * width).reshape(slots, width)
+        listed = table[:, position // page_size] * page_size + position % page_size
+        entries = np.tile(np.arange(pool * case.per_page), (slots, 1 if case.shared else rows, 1))
+        entries = np.sort(rng.permuted(entries, axis=-1)[..., : case.entries], axis=-1)
+        return listed, entries + np.arange(slots)[:, None, None] * pool * case.per_page
+
+    def arguments(seed: int) -> tuple:
+        rng = np.random.default_rng(seed)
+        listed, entries = lists(rng)
+        keys = jax.random.split(jax.random.key(seed))
+        cache = jax.random.normal(keys[0], (slots * width, 1, 1, page_size, case.head_dim), dtype)
+        made = jax.random.normal(keys[1], (slots * pool, 1, 1, case.per_page, case.head_dim), dtype)
+        return (
+            _normal(rng, size, case.dtype),
+            cache,
+            jnp.asarray(listed, jnp.int32),
+            jnp.full((slots, rows), window, jnp.int32),
+            made if case.entries else None,
+            jnp.asarray(entries, jnp.int32),
+            jnp.full((slots, rows), case.entries, jnp.int32),
+            _normal(rng, (case.heads,), "float32"),
+        )
+
+    read = sum(len(np.unique(listed)) for listed in lists(np.random.default_rng(0)))
+    moved = (read * case.head_dim + 2 * int(np.prod(size))) * dtype.itemsize
+    static = {"scale": case.head_dim**-0.5}
+    return Call(listed_attention, case.name, arguments, static, 0, moved, _SUM_BOUND[case.dtype])
+
+
+def _choose_entries(case: cases.choose_entries.Case) -> Call:
+    slots, rows, pages = case.slots, case.rows, -(-case.entries // case.per_page)
+    size, dtype = (slots, rows, case.heads, case.head_dim), jnp.dtype(case.dtype)
+
+    def arguments(seed: int) -> tuple:
+        rng = np.random.default_rng(seed)
+        table = rng.permutation(slots * pages).reshape(slots, pages)
+        listed = (table[..., None] * case.per_page + np.arange(case.per_page)).reshape(slots, -1)
+        shape = (slots * pages, 1, 1, case.per_page, case.head_dim)
+        return (
+            _normal(rng, size, case.dtype),
+            _normal(rng, size[:-1], "float32"),
+            jax.random.normal(jax.random.key(seed), shape, dtype),
+            jnp.asarray(listed[:, : case.entries], jnp.int32),
+            jnp.full((slots, rows), case.entries, jnp.int32),
+        )
+
+    keys, queries = slots * case.entries * case.head_dim, int(np.prod(size))
+    moved = (keys + queries) * dtype.itemsize + 4 * slots * rows * (case.heads + case.keep)
+
+    def is_chosen(chosen: jax.Array) -> jax.Array:
+        marks = jnp.zeros((slots * rows, slots * pages * case.per_page), jnp.float32)
+        return marks.at[jnp.arange(slots * rows)[:, None], chosen.reshape(-1, case.keep)].set(1.0)
+
+    # Sums in another order may choose another entry where two scores are all but equal.
+    return Call(choose_entries, case.name, arguments, {"keep": case.keep}, 0, moved, 2e-2, is_chosen)
 
 
 def _packed_attention(case: cases.packed_attention.Case) -> Call:

@@ -1,4 +1,4 @@
-"""Sizes for the tests of `listed_attention`."""
+"""Sizes for the tests and the benchmark of `listed_attention`."""
 
 from dataclasses import dataclass
 
@@ -31,5 +31,7 @@ CASES = (
     Case("odd, empty slots", 7, 5, 9, 5, page_size=6, window=7, entries=33, per_page=2, empty=True),
     Case("whole blocks", 2, 2, 3, 8, page_size=16, window=128, entries=256, per_page=4),
     Case("several blocks", 2, 3, 4, 16, page_size=16, window=129, entries=300, per_page=4, shared=True),
+    Case("many heads", 1, 2, 70, 8, page_size=4, window=20, entries=30),
+    Case("DeepSeek-V4-Flash", 1, 4, 64, 512, 64, window=128, entries=512, per_page=16, dtype="bfloat16"),
     Case("prefill", 2, 48, 4, 16, page_size=16, window=32, entries=40, per_page=4, dtype="bfloat16"),
 )
