@@ -7,6 +7,7 @@ choose_entries = Op(
     "choose_entries",
     xla=reference.choose_entries,
     triton="choose_entries.triton_kernel",
+    numba="choose_entries.numba_kernel",
 )
 
 __all__ = ["choose_entries"]

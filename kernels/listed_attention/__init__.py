@@ -7,6 +7,7 @@ listed_attention = Op(
     "listed_attention",
     xla=reference.listed_attention,
     triton="listed_attention.triton_kernel",
+    numba="listed_attention.numba_kernel",
 )
 
 __all__ = ["listed_attention"]
