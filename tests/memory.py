@@ -29,3 +29,11 @@ def _exceeds() -> bool:
         return False
     resident = int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return resident > 2e9 or maps.read_text().count("\n") > 35_000
+
+
+def live_bytes() -> int:
+    """The bytes of all arrays of this process's devices; memory that several share counts once."""
+    import jax  # slow, and not needed by the others
+
+    parts = [shard.data for array in jax.live_arrays() for shard in array.addressable_shards]
+    return sum({part.unsafe_buffer_pointer(): part.nbytes for part in parts if part.size}.values())

@@ -10,6 +10,7 @@
 JAX fixes the number of devices when it starts. Prints one line of JSON; the tests read it through `run`.
 """
 
+import gc
 import json
 import re
 import subprocess
@@ -28,6 +29,7 @@ from flax import nnx
 from golden_files import golden_folder
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxspec_kernels.op import _WHY_NOT, Op
+from memory import live_bytes
 from tiny_engines import DRAFTERS, SIZES, TinyEngines
 from tiny_grammars import END, tiny_tokenizer
 from tiny_models import write_target
@@ -38,6 +40,7 @@ from jaxspec.config import MESH_AXIS
 from jaxspec.drafters import draft_model
 from jaxspec.drafters.draft_model import SPLIT_FROM
 from jaxspec.engine.programs import Programs
+from jaxspec.models.array_weights import Batch
 from jaxspec.models.loading import export_tensors, load_target
 from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import bytes_by_device, make_mesh
@@ -292,7 +295,52 @@ def weights():
                 engine.update_weights(make())
                 same = places == [leaf.sharding for leaf in engine.programs.leaves]
                 result[name] = same and answers(engine, "greedy") == expected
+            for name, moved in OWN.items():
+                result[f"own, {name}"] = takes_its_own(engine, moved)
     return result
+
+
+def turned(tree):
+    """With the layers in each other's place."""
+    return tree | {"layers": {0: tree["layers"][1], 1: tree["layers"][0]}}
+
+
+def renamed(array):
+    """The same memory, over a mesh whose axis has another name."""
+    mesh = Mesh(array.sharding.mesh.devices, ("other",))
+    axes = [name and "other" for name in array.sharding.spec]
+    return jax.device_put(array, NamedSharding(mesh, PartitionSpec(*axes)))
+
+
+OWN = {
+    "turned": turned,
+    "in another mesh": partial(jax.tree.map, renamed),
+    "on the first device": lambda tree: jax.device_put(tree, jax.devices()[0]),
+    "whole": lambda tree: jax.device_put(tree, NamedSharding(make_mesh(2), PartitionSpec())),
+}
+"""Where the engine's own arrays are put before they come back; those that do not move share its memory."""
+
+
+def takes_its_own(engine, moved):
+    """Whether new weights that share memory with the old ones are right, and never all copied."""
+    tree = nnx.to_pure_dict(engine.weights)
+    largest = max(leaf.nbytes for leaf in jax.tree.leaves(tree))
+    tree = moved(tree)
+    expected = jax.tree.map(lambda array: np.array(array, copy=True), tree)
+    peaks, read = [], Batch.read
+
+    def watched(batch, into):
+        peaks.append(live_bytes())
+        return read(batch, into)
+
+    gc.collect()
+    before = live_bytes()
+    with patch.object(Batch, "read", watched):
+        engine.update_weights(tree)
+    found = jax.tree.leaves(nnx.to_pure_dict(engine.weights))
+    same = all(map(np.array_equal, found, jax.tree.leaves(expected)))
+    # A copy on each of the two devices.
+    return same and max(peaks) - before <= 2 * largest
 
 
 def split_otherwise(tensors, axis_type):

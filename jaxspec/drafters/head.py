@@ -157,7 +157,8 @@ class Head(Drafter):
         if not self.copies_rows:
             return {}
         every = jnp.arange(target.config.vocab_size, dtype=jnp.int32)
-        ids = every if self.target_ids is None else self.target_ids[...]
+        # A copy, since new ids may take the place of these before they are used.
+        ids = every if self.target_ids is None else jnp.copy(self.target_ids[...])
         return {"lm_head.weight": TargetRows(ids, target=target)}
 
     @classmethod

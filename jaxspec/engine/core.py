@@ -58,6 +58,8 @@ class EngineCore:
       grammars: the automata of grammars.
       target, drafter: the networks, with their weights; absent once the engine is closed.
       weights_lock: held while weights are replaced, and while another thread reads them.
+      updating: held by a client that looks at weights until new ones, which may be made of these, are in
+        place.
       error: why no more requests are accepted; None while they are.
       when_idle: functions to call once, as soon as there is nothing to do.
       when_closed: functions to call once it is closed.
@@ -84,6 +86,7 @@ class EngineCore:
         self.error: EngineError | None = None
         self.target, self.drafter, self.grammars = target, drafter, grammars
         self.weights_lock = threading.Lock()
+        self.updating = threading.RLock()
         self._updates: deque[WeightUpdate] = deque()
         self.when_idle: list[Callable[[], object]] = []
         self.when_closed: list[Callable[[], object]] = []

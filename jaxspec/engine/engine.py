@@ -492,7 +492,8 @@ class Engine:
         Everything is checked before anything is changed. The new weights are written into the memory of the
         old ones, a few parameters at a time and from device to device; the caller keeps its arrays, and may
         donate them as soon as this returns. Nothing is compiled but at the first update from arrays of these
-        shapes and places. Requests that have not begun wait meanwhile, and prefixes are forgotten.
+        shapes and places. Requests that have not begun wait meanwhile, and prefixes are forgotten. Updates of
+        several threads come one after another.
 
         Args:
           weights: the target's, as for `jaxspec.load`, every parameter of it; None keeps them. Copies of them
@@ -511,12 +512,14 @@ class Engine:
           ValueError: another argument is wrong.
           EngineError: the engine is closed, or its device failed.
         """
-        with own_settings(self.core.device):
-            update = plan_weight_update(
-                cast(Decoder, self.target), self.drafter, weights, drafter, in_flight=in_flight, names=names
-            )
-        self._thread.put(lambda core: core.update(update))
-        return update.done.result()
+        with self.core.updating:
+            target = cast(Decoder, self.target)
+            with own_settings(self.core.device):
+                update = plan_weight_update(
+                    target, self.drafter, weights, drafter, in_flight=in_flight, names=names
+                )
+            self._thread.put(lambda core: core.update(update))
+            return update.done.result()
 
     @property
     def weights_version(self) -> int:

@@ -12,6 +12,7 @@ from jaxspec.drafters.base import Drafter
 from jaxspec.models.array_weights import (
     Batch,
     Parameters,
+    are_gone,
     array_of,
     batches,
     finite_check,
@@ -82,10 +83,15 @@ def follow(target: Decoder, drafter: Drafter, weights: Any, names: Names | None)
         given = Checkpoint("weights", {}, array_tensors(arrays, names, "weights"))
         if drafter.update_tensors(given, target).tensors:
             return _plan(target, drafter, weights, names)
+    copies = _copies(target, drafter)
+    if copies:
+        check_dense(drafter, "drafter")
+    return copies
+
+
+def _copies(target: Decoder, drafter: Drafter) -> Parameters:
+    """The drafter's parameters that are copies of the target's weights."""
     copies = drafter.copies(target)
-    if not copies:
-        return []
-    check_dense(drafter, "drafter")
     named = [(variable, variable.get_metadata("source").tensors) for variable in variables(drafter).values()]
     return [
         (variable, [copies[name] for name, _ in tensors])
@@ -100,7 +106,15 @@ def _plan(target: Decoder, drafter: Drafter, weights: Any, names: Names | None) 
     def prepare(checkpoint: Checkpoint) -> Checkpoint:
         return drafter.update_tensors(checkpoint, target)
 
-    return plan_update(drafter, weights, names, prepare=prepare, ignore=drafter.ignored)
+    found = plan_update(drafter, weights, names, prepare=prepare, ignore=drafter.ignored)
+    if not any(are_gone(stored) for _, stored in found):
+        return found
+    # A copy that has followed the target since the caller took it follows on.
+    copies = {id(variable): stored for variable, stored in _copies(target, drafter)}
+    return [
+        (variable, copies.get(id(variable), stored) if are_gone(stored) else stored)
+        for variable, stored in found
+    ]
 
 
 def check_dense(module: Any, what: str) -> None:

@@ -6,7 +6,7 @@ converted a batch at a time, so that beside the caller's arrays and the network'
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -136,12 +136,33 @@ def on_device(stored: Sequence[TensorSource]) -> bool:
     return all(isinstance(t, ArrayTensor) and isinstance(t.array, jax.Array) for t in stored)
 
 
+def are_gone(stored: Sequence[TensorSource]) -> bool:
+    """Whether one of these tensors is an array that has been donated or deleted."""
+    return any(array.is_deleted() for array in _jax_arrays(stored))
+
+
+def check_there(parameters: Parameters) -> None:
+    """Checks that no array has been donated or deleted.
+
+    Raises:
+      CheckpointError: one has.
+    """
+    for variable, stored in parameters:
+        if are_gone(stored):
+            name = variable.get_metadata("source").tensors[0][0]
+            raise CheckpointError(f"weights: an array of {name!r} has been donated or deleted")
+
+
 def finite_check(parameters: Parameters) -> Callable[[], None]:
     """Begins to check arrays for NaN and infinity where they are.
 
     Returns:
       A function that waits for the result; it raises CheckpointError if an array holds some.
+
+    Raises:
+      CheckpointError: an array has been donated or deleted.
     """
+    check_there(parameters)
     bad: list[str] = []
     # One program for all arrays of a mesh: hundreds of small ones would cost the host more than the device.
     by_place: dict[Any, dict[int, tuple[str, jax.Array]]] = {}
@@ -309,25 +330,9 @@ def overwrite(every: Sequence[Batch]) -> dict[int, jax.Array]:
     Raises:
       CheckpointError: an array has been deleted since; nothing has been written then.
     """
-    parameters = [parameter for batch in every for parameter in batch.parameters]
-    for variable, stored in parameters:
-        if any(array.is_deleted() for array in _jax_arrays(stored)):
-            name = variable.get_metadata("source").tensors[0][0]
-            raise CheckpointError(f"weights: an array of {name!r} has been donated or deleted")
-    held = set[int]().union(*(_pointers(array_of(variable)) for variable, _ in parameters))
-    changing = [
-        Batch(
-            batch.conversion,
-            [
-                (variable, [_apart(tensor, held) for tensor in stored])
-                for variable, stored in batch.parameters
-                if not (isinstance(stored[0], WholeParameter) and stored[0].array is array_of(variable))
-            ],
-        )
-        for batch in every
-    ]
+    check_there([parameter for batch in every for parameter in batch.parameters])
     replaced: dict[int, jax.Array] = {}
-    for batch in changing:
+    for batch in _before_they_are_gone(every):
         old = [array_of(variable) for variable, _ in batch.parameters]
         for (variable, _), before, after in zip(batch.parameters, old, batch.read(old), strict=True):
             variable.set_value(after)
@@ -335,11 +340,69 @@ def overwrite(every: Sequence[Batch]) -> dict[int, jax.Array]:
     return replaced
 
 
-def _apart(tensor: TensorSource, held: set[int]) -> TensorSource:
-    """The tensor, as a copy if it shares memory with an array that is about to be donated."""
-    if isinstance(tensor, ArrayTensor) and not held.isdisjoint(_pointers(tensor.array)):
-        return dataclasses.replace(tensor, array=jnp.copy(tensor.array))
-    return tensor
+def _before_they_are_gone(every: Sequence[Batch]) -> Iterator[Batch]:
+    """Batches in an order in which nothing that is still to be read has been overwritten.
+
+    A tree may hold the network's own arrays, or others that share their memory, in other places. Parameters
+    made of such come first, one at a time, each before those that it reads. Where they read one another in a
+    circle, as two layers that change places, one of them reads a copy, which goes before there is a next.
+    """
+    changing = [
+        Batch(batch.conversion, [each for each in batch.parameters if not _is_kept(each)]) for batch in every
+    ]
+    place = {
+        pointer: id(variable)
+        for batch in changing
+        for variable, _ in batch.parameters
+        for pointer in _pointers(array_of(variable))
+    }
+    readers: dict[int, Batch] = {}
+    reads: dict[int, set[int]] = {}
+    for batch in changing:
+        for variable, stored in batch.parameters:
+            read = [pointer for array in _jax_arrays(stored) for pointer in _pointers(array)]
+            if found := {place[pointer] for pointer in read if pointer in place}:
+                readers[id(variable)] = Batch(batch.conversion, [(variable, stored)])
+                reads[id(variable)] = found
+    waiting = {i: {reader for reader in readers if i in reads[reader]} for i in readers}
+    last: nnx.Variable | None = None
+    while waiting:
+        free = next((i for i, by in waiting.items() if not by), None)
+        if free is not None:
+            yield readers.pop(free)
+            del waiting[free]
+        else:
+            free = _on_circle(waiting)
+            if last is not None:
+                jax.block_until_ready(array_of(last))
+            ((last, stored),) = readers[free].parameters
+            readers[free] = Batch(readers[free].conversion, [(last, list(map(_copied, stored)))])
+        for by in waiting.values():
+            by.discard(free)
+    for batch in changing:
+        yield Batch(batch.conversion, [each for each in batch.parameters if id(each[0]) not in reads])
+
+
+def _on_circle(waiting: Mapping[int, Collection[int]]) -> int:
+    """One of the parameters that wait for one another, each of which waits for some."""
+    seen: set[int] = set()
+    i = next(iter(waiting))
+    while i not in seen:
+        seen.add(i)
+        i = next(iter(waiting[i]))
+    return i
+
+
+def _is_kept(parameter: tuple[nnx.Variable, list[TensorSource]]) -> bool:
+    """Whether a parameter's new array is its present one."""
+    variable, stored = parameter
+    return isinstance(stored[0], WholeParameter) and stored[0].array is array_of(variable)
+
+
+def _copied(tensor: TensorSource) -> TensorSource:
+    if not isinstance(tensor, ArrayTensor):
+        return tensor
+    return dataclasses.replace(tensor, array=jnp.copy(tensor.array))
 
 
 def _jax_arrays(stored: Sequence[TensorSource]) -> list[jax.Array]:

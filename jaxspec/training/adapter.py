@@ -77,8 +77,8 @@ def adapt(
     stay what they are; its embedding and its output rows stay, too. Nothing is compiled but at the first call
     with answers of about this length: rows have a power of two of tokens and are filled with padding.
 
-    Requests may run meanwhile; `Engine.update_weights` says what becomes of them at the end. If the target's
-    weights are replaced meanwhile by another thread, either call may be refused.
+    Requests may run meanwhile; `Engine.update_weights` says what becomes of them at the end, and of updates
+    by other threads meanwhile: they come one after another.
 
     Args:
       engine: an engine on one device, that drafts by a head which reads the target's hidden states and drafts
@@ -183,8 +183,9 @@ class _TrainedHead:
         """Puts the trained weights into the engine; returns the new version of its weights."""
         assert self.state is not None
         trained = _by_path(self.state.params)
-        kept = {path: variable.get_value() for path, variable in variables(engine.drafter).items()}
-        version = engine.update_weights(drafter=kept | trained, in_flight=in_flight)
+        with engine.core.updating:  # otherwise another update could delete what is kept
+            kept = {path: variable.get_value() for path, variable in variables(engine.drafter).items()}
+            version = engine.update_weights(drafter=kept | trained, in_flight=in_flight)
         with engine.core.weights_lock:
             self._in_place = {path: variables(engine.drafter)[path].get_value() for path in trained}
         return version

@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
-from several_devices import run
+from several_devices import OWN, run
 from tiny_engines import SIZES, assert_idle, assert_scored, tokens_of
 from tiny_gguf import write_packed_gguf
 from tiny_models import changed, on_device, write_eagle3, write_folder, write_target
@@ -101,7 +101,9 @@ def test_a_copy_of_the_targets_rows_follows_the_target(engine, files, prompts, t
     head = load_file(files / "head" / "model.safetensors")
     engine.update_weights(on_device(target), on_device(head))
     target = changed(files / "target", 31)
+    own = nnx.state(engine.drafter)
     engine.update_weights(on_device(target))
+    engine.update_weights(drafter=own)  # with a copy that has followed since
     fresh = write_folder(tmp_path / "target", config_of(files / "target"), target)
     with load(fresh, files / "head") as loaded:
         assert answers(engine, prompts) == answers(loaded, prompts)
@@ -145,6 +147,36 @@ def test_requests_run_while_weights_change(engine, files, prompts):
             assert answer.token_ids == whole
     assert {answer.finish_reason for _, answer in ended} >= {"length"}
     assert_idle(engine)
+
+
+def test_updates_of_several_threads_queue(engine, files, prompts, tmp_path):
+    """Of the target and the head at once, also by the head's own arrays, some of which follow the target."""
+    tensors = changed(files / "target", 40)
+    target, head = on_device(tensors), on_device(load_file(files / "head" / "model.safetensors"))
+    first, problems, versions = engine.weights_version, [], []
+
+    def update(make):
+        for _ in range(30):
+            try:
+                versions.append(engine.update_weights(**make()))
+            except Exception as error:
+                problems.append(error)
+
+    of_target, of_head = (lambda: {"weights": target}), (lambda: {"drafter": head})
+    for makers in (
+        [of_target, of_target, of_head, of_head],
+        [of_target, lambda: {"drafter": nnx.state(engine.drafter)}],
+    ):
+        threads = [threading.Thread(target=update, args=(make,)) for make in makers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert problems == []
+    assert sorted(versions) == list(range(first + 1, first + 181))
+    fresh = write_folder(tmp_path / "target", config_of(files / "target"), tensors)
+    with load(fresh, files / "head") as loaded:
+        assert answers(engine, prompts) == answers(loaded, prompts)
 
 
 def test_requests_in_flight_finish_or_are_aborted(engine, files, prompts):
@@ -266,7 +298,7 @@ def test_other_arguments_that_do_not_fit(engine, files):
     stream = engine.stream([1, 2, 3], max_new_tokens=80)
     next(stream)
     gone["model.norm.weight"].delete()
-    with pytest.raises((CheckpointError, RuntimeError), match="deleted"):
+    with pytest.raises(CheckpointError, match=r"'model\.norm\.weight' has been donated or deleted"):
         engine.update_weights(gone)
     assert list(stream)[-1].generation.finish_reason == "length"
     assert engine.weights_version == version
@@ -392,5 +424,7 @@ def test_packed_weights_are_updated_if_they_were_expanded(tmp_path, monkeypatch,
 
 
 def test_several_devices():
-    """Arrays on one device, split otherwise, of NumPy and of the engine."""
-    assert run("weights") == dict.fromkeys(("numpy", "one device", "split", "explicit", "tree"), True)
+    """Arrays on one device, split otherwise, of NumPy and of the engine; then its own, in other places."""
+    own = [f"own, {place}" for place in OWN]
+    forms = ("numpy", "one device", "split", "explicit", "tree", *own)
+    assert run("weights") == dict.fromkeys(forms, True)

@@ -1,11 +1,15 @@
 """Weights in memory become the parameters that the same weights in a file become."""
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 from golden_files import golden_checkpoint
+from jax.sharding import NamedSharding, PartitionSpec
+from memory import live_bytes
 
 from jaxspec.checkpoints import Checkpoint, CheckpointError
 from jaxspec.models import array_weights
@@ -100,6 +104,52 @@ def test_copies_from_elsewhere_are_made_for_one_batch_at_a_time(seven_layers, mo
     monkeypatch.setattr(array_weights, "_near", near)
     overwrite(every)
     assert not events
+
+
+def turned(layers):
+    """Each in the place of the next, in two circles."""
+    return [*layers[1:4], layers[0], *layers[5:], layers[4]]
+
+
+def in_line(layers):
+    """Some in two places, and some in none."""
+    return [*layers[1:], layers[-1]]
+
+
+def mixed(layers):
+    """Half of each in the next one's place."""
+    return [
+        layer | {"attention": other["attention"]} for layer, other in zip(layers, turned(layers), strict=True)
+    ]
+
+
+def shared(layers):
+    """Each in its own place, as another array of the same memory."""
+    place = NamedSharding(jax.make_mesh((1,), ("other",)), PartitionSpec())
+    return jax.device_put(layers, place)
+
+
+@pytest.mark.parametrize("move", [turned, in_line, mixed, shared])
+def test_own_arrays_come_back_in_other_places(seven_layers, monkeypatch, move):
+    """With memory for a copy of one of them, and never of all."""
+    target, _ = seven_layers
+    tree = nnx.to_pure_dict(nnx.state(target))
+    layers = [tree["layers"][i] for i in range(7)]
+    tree["layers"] = dict(enumerate(move(layers)))
+    expected = jax.tree.map(lambda leaf: np.array(leaf, copy=True), tree)
+    largest = max(leaf.nbytes for leaf in leaves(target))
+    peaks, read = [], array_weights.Batch.read
+
+    def watched(batch, into):
+        peaks.append(live_bytes())
+        return read(batch, into)
+
+    monkeypatch.setattr(array_weights.Batch, "read", watched)
+    gc.collect()
+    before = live_bytes()
+    overwrite(batches(plan_target_update(target, tree, None)))
+    assert max(peaks) - before <= largest
+    jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state(target)), expected)
 
 
 def test_two_tensors_of_one_name_are_both_checked(seven_layers):
