@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("answer.svg"), help="default: %(default)s")
     parser.add_argument("--width", type=int, default=84, help="characters per line; default: %(default)s")
     add_model_options(parser)
-    add_sampling_options(parser)
+    add_sampling_options(parser, without=("logprobs", "logprobs_mode"))
     add_speculation_options(parser)
     args = parser.parse_args(arguments)
     try:

@@ -1,8 +1,10 @@
 """The engine and the answers of the command lines for one prompt and for a chat."""
 
 import argparse
+import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxspec.commands.command_line import (
@@ -41,8 +43,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add_device_option(parser)
 
 
-def load_engine(args: argparse.Namespace, params: SamplingParams) -> "Engine":
-    """Loads an engine of one slot for the options of a command line.
+def load_engine(args: argparse.Namespace, params: SamplingParams, *, answers: int = 1) -> "Engine":
+    """Loads an engine for the options of a command line, with a slot for each of so many answers if the
+    configuration has so many.
 
     Raises:
       OneLineError: the model, the drafter or an option is bad.
@@ -59,7 +62,7 @@ def load_engine(args: argparse.Namespace, params: SamplingParams) -> "Engine":
         drafter=drafter,
         device=args.device,
         sampling_modes=(required_mode(params),),
-        batch_size=1,
+        batch_size=min(answers, config.engine.batch_size),
     )
 
 
@@ -112,15 +115,76 @@ def stream_answer(
     except EngineError as error:
         raise CommandError(error) from None
     seconds = time.perf_counter() - start
-    write("\n")
     assert delta.generation is not None  # set in the last piece
     generation = delta.generation
-    count, stats = len(generation.token_ids), generation.stats
+    write("\n" + _logprobs(generation))
+    count = len(generation.token_ids)
     rate = f", then {(count - first) / (seconds - first_seconds):.1f} tokens/s" if count > first else ""
-    seed = f"; seed {generation.seed}" if params.temperature else ""
+    _say(generation, f"the first after {first_seconds:.2f} s{rate}", has_seed=bool(params.temperature))
+    return generation
+
+
+def generate_answers(
+    engine: "Engine", prompt: "Prompt", params: SamplingParams, *, n: int, best_of: int | None, **options: Any
+) -> "list[Generation]":
+    """Several answers to a prompt, as `Engine.generate` returns them, with its options.
+
+    Raises:
+      CommandError: the prompt is too long or cannot be formatted, or the engine failed.
+    """
+    from jaxspec.engine import EngineError
+
+    try:
+        return engine.generate(prompt, params, n=n, best_of=best_of, **options)
+    except (ValueError, EngineError) as error:
+        raise CommandError(error) from None
+
+
+def write_answers(answers: "Sequence[Generation]", *, as_json: bool, has_logprobs: bool) -> None:
+    """Writes answers to stdout: each as a line of JSON, or as text with a line of statistics on stderr.
+
+    Args:
+      has_logprobs: whether the text is followed by log-probabilities.
+
+    Raises:
+      CommandError: stdout cannot be written.
+    """
+    for i, answer in enumerate(answers):
+        if as_json:
+            write(json.dumps(answer.to_dict(), ensure_ascii=False) + "\n")
+        else:
+            write(("\n" if i else "") + answer.text + "\n" + (_logprobs(answer) if has_logprobs else ""))
+            _say(answer, f"answer {i + 1} of {len(answers)}", has_seed=True)
+
+
+def _logprobs(generation: "Generation") -> str:
+    """A line for each token: its log-probability, the token, and the most likely tokens in its place; empty
+    if they were not asked for."""
+    if generation.logprobs is None:
+        return ""
+    top = generation.top_logprobs or [{}] * len(generation.logprobs)
+    told = zip(generation.logprobs, generation.token_texts, top, strict=True)
+    return "".join(
+        "  ".join([f"{logprob:9.4f}", repr(text), *(_likely(generation, *each) for each in likely.items())])
+        + "\n"
+        for logprob, text, likely in told
+    )
+
+
+def _likely(generation: "Generation", token: int, logprob: float) -> str:
+    text = (
+        str(token)
+        if generation.tokenizer is None
+        else repr(generation.tokenizer.decode([token], skip_special_tokens=False))
+    )
+    return f"{text} {logprob:.4f}"
+
+
+def _say(generation: "Generation", how: str, *, has_seed: bool) -> None:
+    """Writes a line of statistics to stderr."""
+    stats, seed = generation.stats, f"; seed {generation.seed}" if has_seed else ""
     print(
-        f"[{count} tokens: the first after {first_seconds:.2f} s{rate}; {stats.steps} target passes, "
+        f"[{len(generation.token_ids)} tokens: {how}; {stats.steps} target passes, "
         f"acceptance length {stats.acceptance_length:.2f}{seed}]",
         file=sys.stderr,
     )
-    return generation

@@ -19,6 +19,7 @@ from jaxspec.commands.command_line import (
     CommandError,
     Parser,
     add_device_option,
+    add_number_of_samples,
     add_prompt_options,
     add_sampling_options,
     add_speculation_options,
@@ -124,7 +125,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--summary", type=Path, metavar="FILE.json", help="speed and acceptance, as JSON")
     add_device_option(parser)
     add_sampling_options(parser)
+    add_number_of_samples(parser, "each row that does not say how many")
     add_prompt_options(parser)
+    parser.add_argument(
+        "--continue-final-message",
+        action="store_true",
+        help="the rows' last message is the assistant's, and the beginning of the answer",
+    )
     add_speculation_options(parser)
     return parser.parse_args(arguments)
 

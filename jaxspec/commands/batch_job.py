@@ -162,11 +162,14 @@ def _form(args: argparse.Namespace) -> Form:
     """How rows are read."""
     kept = args.keep_columns
     kept = () if kept is None else kept or True
-    return Form(prompt_key=args.prompt_key, kept=kept, defaults=prompt_options(args), openai=True)
+    asked = {name: getattr(args, name) for name in ("n", "continue_final_message")}
+    defaults = prompt_options(args) | {name: value for name, value in asked.items() if value}
+    return Form(prompt_key=args.prompt_key, kept=kept, defaults=defaults, openai=True)
 
 
 def _check_ray_options(args: argparse.Namespace) -> None:
-    for option in ("resume", "prompt_key", "keep_columns", "chat_template_kwargs", "special_tokens_as_text"):
+    of_rows = ("n", "chat_template_kwargs", "continue_final_message", "special_tokens_as_text")
+    for option in ("resume", "prompt_key", "keep_columns", *of_rows):
         if getattr(args, option) not in (None, False):
             raise CommandError(f"--{option.replace('_', '-')} cannot be used with --ray")
     if STDIN in args.input:

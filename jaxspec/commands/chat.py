@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="jaxspec chat", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add_model_options(parser)
     parser.add_argument("--system", metavar="TEXT", help="the system's turn, before all others")
-    add_sampling_options(parser, raw=False)
+    add_sampling_options(parser, without=("raw", "logprobs", "logprobs_mode"))
     add_prompt_options(parser)
     add_speculation_options(parser)
     args = parser.parse_args(arguments)

@@ -6,14 +6,15 @@ import json
 import os
 import runpy
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn, TextIO
+from collections.abc import Collection, Sequence
+from typing import Any, NoReturn, TextIO, get_args
 
 from jaxspec import __version__
 from jaxspec.config import Config, resolve_config
 from jaxspec.errors import OneLineError
 from jaxspec.grammar.grammar import MAX_TEXT as MAX_GRAMMAR
 from jaxspec.sampling import DEFAULT_MAX_NEW_TOKENS, SamplingParams, generation_defaults
+from jaxspec.sampling.params import MAX_LOGPROBS, LogprobsMode
 
 
 class CommandError(OneLineError):
@@ -110,83 +111,29 @@ def _open_stderr() -> None:
         os.dup2(sys.stderr.fileno(), 2)
 
 
-def add_sampling_options(parser: argparse.ArgumentParser, *, raw: bool = True) -> None:
-    """Adds options for the fields of `SamplingParams`, --sampling-defaults, and --raw if `raw`."""
+def add_sampling_options(parser: argparse.ArgumentParser, *, without: Collection[str] = ()) -> None:
+    """Adds options for the fields of `SamplingParams`, --sampling-defaults and --raw.
+
+    Args:
+      without: names of those that this command has no use for.
+    """
     group = parser.add_argument_group("sampling")
-    group.add_argument(
-        "--max-new-tokens",
-        type=int,
-        metavar="N",
-        help=f"default: {DEFAULT_MAX_NEW_TOKENS}, or as many as the model has positions for",
-    )
-    group.add_argument(
-        "--temperature",
-        type=float,
-        metavar="T",
-        help="default: 0, greedy",
-    )
-    group.add_argument("--top-p", type=float, metavar="P", help="default: 1, all")
-    group.add_argument("--top-k", type=int, metavar="K", help="default: 0, all")
-    group.add_argument("--min-p", type=float, metavar="P", help="default: 0, all")
-    group.add_argument("--seed", type=int, metavar="N", help="of draws; default: at random, and reported")
-    group.add_argument(
-        "--stop",
-        action="append",
-        metavar="TEXT",
-        help="ends the answer; may be given several times",
-    )
-    group.add_argument("--ignore-eos", action="store_true", help="do not stop at end-of-sequence tokens")
+    for name, options in _SAMPLING.items():
+        if name not in without:
+            group.add_argument(_flag(name), **options)
     group.add_argument(
         "--sampling-defaults",
         action="store_true",
         help="take what is not given from the model's generation_config.json",
     )
-    if raw:
+    if "raw" not in without:
         group.add_argument("--raw", action="store_true", help="pass prompts without the chat template")
-    _add_constraint_options(parser)
-
-
-def _add_constraint_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("constraints")
-    for name, text in (
-        ("repetition_penalty", "divides the logits of tokens in the prompt and the answer; default: 1, off"),
-        ("presence_penalty", "less for the logits of tokens in the answer; default: 0"),
-        ("frequency_penalty", "less for every time that a token is in the answer; default: 0"),
-    ):
-        group.add_argument(_flag(name), type=float, metavar="X", help=text)
-    group.add_argument(
-        "--logit-bias",
-        type=_bias,
-        action="append",
-        metavar="ID=X",
-        help="adds X to the logit of a token; may be given several times",
-    )
-    group.add_argument(
-        "--bad-words",
-        action="append",
-        metavar="TEXT",
-        help="what must not be in the answer; may be given several times",
-    )
-    group.add_argument(
-        "--min-tokens",
-        type=int,
-        metavar="N",
-        help="tokens before the answer may end; default: 0",
-    )
-    group.add_argument(
-        "--no-repeat-ngram-size",
-        type=int,
-        metavar="N",
-        help="repeats no sequence of N tokens; default: 0, off",
-    )
+    for name, options in _CONSTRAINTS.items():
+        group.add_argument(_flag(name), **options)
     grammar = group.add_mutually_exclusive_group()
-    grammar.add_argument(
-        "--choice", action="append", metavar="TEXT", help="the answer is one of these; one option for each"
-    )
-    grammar.add_argument("--regex", metavar="PATTERN", help="matches all of the answer; in Python's syntax")
-    grammar.add_argument(
-        "--json-schema", type=_text_of, metavar="FILE", help="a JSON schema, which the answer follows"
-    )
+    for name, options in _GRAMMARS.items():
+        grammar.add_argument(_flag(name), **options)
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -213,6 +160,98 @@ def _text_of(path: str) -> str:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+# The fields of `SamplingParams`, but for two that the options about the drafter stand for.
+_SAMPLING: dict[str, dict[str, Any]] = {
+    "max_new_tokens": {
+        "type": int,
+        "metavar": "N",
+        "help": f"default: {DEFAULT_MAX_NEW_TOKENS}, or as many as the model has positions for",
+    },
+    "temperature": {"type": float, "metavar": "T", "help": "default: 0, greedy"},
+    "top_p": {"type": float, "metavar": "P", "help": "default: 1, all"},
+    "top_k": {"type": int, "metavar": "K", "help": "default: 0, all"},
+    "min_p": {"type": float, "metavar": "P", "help": "default: 0, all"},
+    "seed": {"type": int, "metavar": "N", "help": "of draws; default: at random, and reported"},
+    "stop": {"action": "append", "metavar": "TEXT", "help": "ends the answer; may be given several times"},
+    "stop_token_ids": {
+        "type": int,
+        "action": "append",
+        "metavar": "ID",
+        "help": "a token that ends the answer; may be given several times",
+    },
+    "ignore_eos": {"action": "store_true", "help": "do not stop at end-of-sequence tokens"},
+    "logprobs": {
+        "type": int,
+        "metavar": "N",
+        "help": "the log-probability of every token, and of the N likeliest in its place; 0 to "
+        f"{MAX_LOGPROBS}",
+    },
+    "logprobs_mode": {
+        "choices": get_args(LogprobsMode),
+        "help": "of the model's own distribution, or of the one that was sampled from; default: raw_logprobs",
+    },
+}
+_CONSTRAINTS: dict[str, dict[str, Any]] = {
+    "repetition_penalty": {
+        "type": float,
+        "metavar": "X",
+        "help": "divides the logits of tokens in the prompt and the answer; default: 1, off",
+    },
+    "presence_penalty": {
+        "type": float,
+        "metavar": "X",
+        "help": "less for the logits of tokens in the answer; default: 0",
+    },
+    "frequency_penalty": {
+        "type": float,
+        "metavar": "X",
+        "help": "less for every time that a token is in the answer; default: 0",
+    },
+    "logit_bias": {
+        "type": _bias,
+        "action": "append",
+        "metavar": "ID=X",
+        "help": "adds X to the logit of a token; may be given several times",
+    },
+    "bad_words": {
+        "action": "append",
+        "metavar": "TEXT",
+        "help": "what must not be in the answer; may be given several times",
+    },
+    "min_tokens": {"type": int, "metavar": "N", "help": "tokens before the answer may end; default: 0"},
+    "no_repeat_ngram_size": {
+        "type": int,
+        "metavar": "N",
+        "help": "repeats no sequence of N tokens; default: 0, off",
+    },
+}
+_GRAMMARS: dict[str, dict[str, Any]] = {
+    "choice": {
+        "action": "append",
+        "metavar": "TEXT",
+        "help": "the answer is one of these; one option for each",
+    },
+    "regex": {"metavar": "PATTERN", "help": "matches all of the answer; in Python's syntax"},
+    "json_schema": {"type": _text_of, "metavar": "FILE", "help": "a JSON schema, which the answer follows"},
+}
+
+
+def add_number_of_samples(parser: argparse.ArgumentParser, what: str) -> None:
+    """Adds --n."""
+    parser.add_argument("--n", type=_count, metavar="N", help=f"answers to {what}; needs a temperature")
+
+
+def _count(text: str) -> int:
+    """Parses a number, 1 or more.
+
+    Raises:
+      ArgumentTypeError: it is none.
+    """
+    if not text.isascii() or not text.isdecimal() or not int(text[:9]) >= 1 or len(text) > 9:
+        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, got {text!r}")
+    return int(text)
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
@@ -308,8 +347,10 @@ def sampling_params(args: argparse.Namespace, model: str, *, may_sample: bool = 
     if params.temperature or may_sample:
         return params
     default = SamplingParams()
-    for name in ("top_p", "top_k", "min_p"):
-        if getattr(args, name) is not None and getattr(params, name) != getattr(default, name):
+    for name in ("top_p", "top_k", "min_p", "n", "best_of"):
+        value = getattr(args, name, None)
+        # A value of `SamplingParams` may have another form there.
+        if value is not None and getattr(params, name, value) != getattr(default, name, 1):
             raise CommandError(f"{_flag(name)} has no effect without --temperature: at 0, decoding is greedy")
     return params
 

@@ -86,6 +86,8 @@ def row_values(asked: Asked, defaults: Mapping[str, Any]) -> dict[str, Any]:
     own = options.pop("chat_template_kwargs", None)
     options.pop("raw", None)
     flags = {name: value for name, value in defaults.items() if isinstance(value, bool)}
+    if not asked.is_chat:  # it has no messages
+        flags.pop("continue_final_message", None)
     arguments = own or (defaults.get("chat_template_kwargs") if asked.is_chat else None)
     prompt: Any = asked.prompts[0]
     return {

@@ -101,7 +101,7 @@ def test_a_copy_of_the_targets_rows_follows_the_target(engine, files, prompts, t
     head = load_file(files / "head" / "model.safetensors")
     engine.update_weights(on_device(target), on_device(head))
     target = changed(files / "target", 31)
-    own = nnx.state(engine.drafter)
+    own = nnx.to_pure_dict(nnx.state(engine.drafter))
     engine.update_weights(on_device(target))
     engine.update_weights(drafter=own)  # with a copy that has followed since
     fresh = write_folder(tmp_path / "target", config_of(files / "target"), target)
@@ -165,7 +165,7 @@ def test_updates_of_several_threads_queue(engine, files, prompts, tmp_path):
     of_target, of_head = (lambda: {"weights": target}), (lambda: {"drafter": head})
     for makers in (
         [of_target, of_target, of_head, of_head],
-        [of_target, lambda: {"drafter": nnx.state(engine.drafter)}],
+        [of_target, lambda: {"drafter": nnx.to_pure_dict(nnx.state(engine.drafter))}],
     ):
         threads = [threading.Thread(target=update, args=(make,)) for make in makers]
         for thread in threads:

@@ -21,9 +21,10 @@ from jaxspec.commands import batch_job
 from jaxspec.commands import chat as chat_command
 from jaxspec.sampling import SamplingMode, required_mode
 
-ONLY_FROM_PYTHON = {"stop_token_ids", "speculate", "num_speculative_tokens", "logprobs", "logprobs_mode"}
+ONLY_FROM_PYTHON = {"speculate", "num_speculative_tokens"}
 FLAGS = {name: change for name, change in SAMPLING.items() if name not in ONLY_FROM_PYTHON}
 """The sampling parameters that command lines take. Theirs of this name sets the drafter's K."""
+OF_CHAT = {name: change for name, change in FLAGS.items() if not name.startswith("logprobs")}
 
 
 def write_json(value):
@@ -67,12 +68,86 @@ def test_every_sampling_option_of_the_command_reaches_the_answer(engine, plain, 
             assert command.main([PROMPT, *flags(options), *(["--raw"] if raw else [])]) == 0
         expected = answer_to(engine, PROMPT, options, raw=raw)
         assert same(requests[0].generation()) == same(expected), options
+        out = capsys.readouterr().out
+        assert out.startswith(expected.text + "\n")
+        assert ("logprobs" in options) == (out != expected.text + "\n")
+
+
+def printed(answer):
+    """The lines of an answer's log-probabilities: each, the token, and the most likely ones."""
+    decode = answer.tokenizer.decode
+    return [
+        "  ".join(
+            [f"{logprob:9.4f}", repr(text)]
+            + [f"{decode([token], skip_special_tokens=False)!r} {value:.4f}" for token, value in top.items()]
+        )
+        for logprob, text, top in zip(answer.logprobs, answer.token_texts, answer.top_logprobs, strict=True)
+    ]
+
+
+def test_several_answers_of_the_command(engine, monkeypatch, capsys):
+    """As text with log-probabilities, as lines of JSON, and the best of some."""
+    monkeypatch.setattr(jaxspec, "load", lambda model, **settings: engine)
+    options = {"temperature": 1.0, "seed": 4, "max_new_tokens": 4, "logprobs": 2}
+    words = flags(options)
+    drawn = engine.generate(PROMPT, n=3, **options)
+    assert command.main([PROMPT, *words, "--n", "3"]) == 0
+    told = capsys.readouterr()
+    assert told.out == "\n".join("\n".join([answer.text, *printed(answer), ""]) for answer in drawn)
+    assert [f"seed {answer.seed}]" in told.err for answer in drawn] == [True] * 3
+    for more, expected in (
+        ({"n": 3}, drawn),
+        ({"n": 2, "best_of": 3}, engine.generate(PROMPT, n=2, best_of=3, **options)),
+        ({"best_of": 3}, engine.generate(PROMPT, n=1, best_of=3, **options)),
+        ({}, drawn[:1]),
+    ):
+        assert command.main([PROMPT, *words, *flags(more), "--json"]) == 0
+        found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [each["seed"] for each in found] == [each.seed for each in expected]
+        assert [each["token_ids"] for each in found] == [each.token_ids for each in expected]
+        assert found[0].keys() == expected[0].to_dict().keys()
+    del options["logprobs"]
+    assert command.main([PROMPT, *flags(options), "--best-of", "3"]) == 0
+    assert capsys.readouterr().out == engine.generate(PROMPT, best_of=3, **options).text + "\n"
+
+
+def test_an_answer_of_the_command_that_is_begun(engine, monkeypatch, capsys):
+    monkeypatch.setattr(jaxspec, "load", lambda model, **settings: engine)
+    messages = [{"role": "user", "content": PROMPT}, {"role": "assistant", "content": "w8"}]
+    expected = engine.generate(messages, continue_final_message=True)
+    for more in ([], ["--n", "1"]):
+        with submitted(engine) as requests:
+            assert command.main([PROMPT, "--continue-final-message", "w8", *more]) == 0
+        assert requests[0].prompt == expected.prompt_token_ids
         assert capsys.readouterr().out == expected.text + "\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--n", "0"], "argument --n: must be a whole number, 1 or more, got '0'"),
+        (["--n", "2"], "--n has no effect without --temperature: at 0, decoding is greedy"),
+        (["--best-of", "2"], "--best-of has no effect without --temperature"),
+        (["--temperature", "1", "--n", "3", "--best-of", "2"], "--best-of must be at least 3, got 2"),
+        (["--logprobs", "21"], "logprobs must be an integer, 0 to 20, got 21"),
+        (["--logprobs-mode", "raw_logprobs"], "--logprobs-mode has no effect without --logprobs"),
+        (["--continue-final-message", ""], "the prompt is empty"),
+        (["--continue-final-message", "w8", "--raw"], "--continue-final-message has no effect with --raw"),
+    ],
+)
+def test_what_several_answers_cannot_be_is_one_line(words, problem, capsys):
+    try:
+        status = command.main([PROMPT, *words])
+    except SystemExit as error:
+        status = error.code
+    assert status == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert problem in line
 
 
 def test_every_sampling_option_of_a_chat_reaches_the_answer(engine, plain, monkeypatch, capsys):
     monkeypatch.setattr(jaxspec, "load", lambda model, **settings: engine)
-    for options in ({}, *(change.options(name, plain) for name, change in FLAGS.items())):
+    for options in ({}, *(change.options(name, plain) for name, change in OF_CHAT.items())):
         monkeypatch.setattr(sys, "stdin", io.StringIO(PROMPT + "\n"))
         with submitted(engine) as requests:
             assert chat_command.main(flags(options)) == 0
@@ -107,6 +182,8 @@ def test_every_option_of_the_command_about_the_model_reaches_load(monkeypatch, t
     assert loads("--num-speculative-tokens", "auto")[1]["drafter"] == {"num_speculative_tokens": "auto"}
     assert loads("--no-speculation")[1]["drafter"] == {"kind": "none"}
     assert loads("--device", "cpu")[1]["device"] == "cpu"
+    assert loads("--n", "3", "--temperature", "1")[1]["batch_size"] == 3
+    assert loads("--n", "30", "--temperature", "1")[1]["batch_size"] == 4  # as configured
     assert "imported by --import" not in sys.modules
     loads("--import", str(importable))
     assert "imported by --import" in sys.modules
@@ -119,12 +196,13 @@ MODEL = {"model", "drafter", "device", "num_speculative_tokens", "no_speculation
 
 
 def test_no_option_of_the_commands_is_without_a_test():
-    assert_complete("jaxspec", arguments(command.main), {"prompt", "raw"}, FLAGS, MODEL, PROMPTS)
+    samples = {"n", "continue_final_message"}
+    own = {"prompt", "raw", "best_of", "json", *samples}
+    assert_complete("jaxspec", arguments(command.main), own, FLAGS, MODEL, PROMPTS)
     # `--system` is tested with the chat; both commands load by one function.
-    assert_complete("jaxspec chat", arguments(chat_command.main), {"system"}, FLAGS, MODEL, PROMPTS)
-    assert_complete(
-        "jaxspec batch", arguments(batch_command.main), {"raw"}, FLAGS, BATCH, PROMPTS, {"resume"}
-    )
+    assert_complete("jaxspec chat", arguments(chat_command.main), {"system"}, OF_CHAT, MODEL, PROMPTS)
+    own = {"raw", "resume", *samples}
+    assert_complete("jaxspec batch", arguments(batch_command.main), own, FLAGS, BATCH, PROMPTS)
 
 
 ROWS = [{"id": f"row {i}", "prompt": PROMPT} for i in range(3)]
@@ -240,7 +318,8 @@ def test_every_option_of_a_batch_reaches_its_engines_in_each_way(asked, tiny_con
     assert default["replicas"] == (2 if asked.way == "replicas" else None)
     assert default["address"] == ("here" if asked.way == "ray" else None)
     options = {"temperature": 0.7, "top_k": 5, "top_p": 0.3, "min_p": 0.2, "seed": 3}
-    options |= {"max_new_tokens": 7, "stop": ["w9", "w8"], "ignore_eos": True}
+    options |= {"max_new_tokens": 7, "stop": ["w9", "w8"], "stop_token_ids": [7, 8], "ignore_eos": True}
+    options |= {"logprobs": 2, "logprobs_mode": "processed_logprobs"}
     options |= {"repetition_penalty": 1.5, "presence_penalty": -1.0, "frequency_penalty": 0.5}
     options |= {
         "logit_bias": {7: 2.0},
@@ -308,9 +387,20 @@ def test_every_option_about_the_rows_of_a_batch_reaches_them(engine, batch, monk
     (tmp_path / "in.jsonl").write_text('{"prompt": "w6 </s>"}\n', "utf-8")
     assert batch("--special-tokens-as-text")[1] == 1
     assert "special_tokens_as_text: this tokenizer has no other tokens for '</s>'" in capsys.readouterr().err
-    for option in ("--prompt-key=q", "--keep-columns", "--special-tokens-as-text", "--resume"):
+    for option in ("--prompt-key=q", "--keep-columns", "--special-tokens-as-text", "--resume", "--n=2"):
         assert batch(option, "--ray")[1] == 2
         assert f"{option.partition('=')[0]} cannot be used with --ray" in capsys.readouterr().err
+    messages = [{"role": "user", "content": PROMPT}, {"role": "assistant", "content": "w8"}]
+    own = {"messages": messages, "n": 1, "continue_final_message": False}
+    rows = [{"messages": messages}, own]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    output, status = batch("--n", 2, "--temperature", 1, "--continue-final-message", "--keep-order")
+    assert status == 0
+    found = [json.loads(line) for line in output.read_text("utf-8").splitlines()]
+    assert [len(row["samples"]) for row in found] == [2, 1]
+    begun = len(engine.generate(messages, continue_final_message=True).prompt_token_ids)
+    whole = len(engine.generate(messages).prompt_token_ids)
+    assert [row["prompt_tokens"] for row in found] == [begun, whole]
 
 
 @pytest.mark.parametrize("main", [command.main, chat_command.main], ids=["jaxspec", "chat"])
