@@ -62,12 +62,16 @@ class Recurrence:
         sequence's result does not depend on the others.
       chunk: (states, rows [n, C, H, F], valid bool[n, C]) -> outputs [n, C, H, ...] and the states behind
         the valid rows, which are the first ones. Rows that are not valid may hold anything.
+      verify, read: kernels that do what `jaxspec_kernels.state_loops.verify_rows` and `read_rows` make of
+        `step` and `chunk`, without these arguments; None if there are none.
     """
 
     shape: StateShape
     rows: jax.Array
     step: Callable[[States, jax.Array], tuple[jax.Array, States]]
     chunk: Callable[[States, jax.Array, jax.Array], tuple[jax.Array, States]]
+    verify: Callable[..., tuple[States, jax.Array, jax.Array]] | None = None
+    read: Callable[..., tuple[States, jax.Array]] | None = None
 
 
 class Memory(Protocol):

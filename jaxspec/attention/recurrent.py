@@ -7,12 +7,13 @@ and a rejected draft leaves nothing behind.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jaxspec_kernels.state_loops import read_rows, verify_rows
 
 from jaxspec.attention.memory import Recurrence, States
 from jaxspec.attention.metadata import build
@@ -86,77 +87,13 @@ def run_block(
     Returns:
       Their outputs [G, Q, H, ...], and the cache.
     """
-    is_final = block.unapplied.size == 0
-    return (_read if is_final else _verify)(block, kept, rows, recurrence)
-
-
-def _read(
-    block: StateMetadata, kept: States, rows: jax.Array, recurrence: Recurrence
-) -> tuple[jax.Array, States]:
-    """Groups all of whose rows are final, one after another, as each may go on from the one before it."""
     *arrays, pending = kept
-
-    def read(states: States, group: tuple[StateMetadata, jax.Array]) -> tuple[States, jax.Array]:
-        of, rows = group
-        before = tuple(jnp.take(array, of.source[None], axis=0, mode="clip") for array in states)
-        before = tuple(jnp.where(of.is_start, 0, array).astype(array.dtype) for array in before)
-        outputs, after = recurrence.chunk(before, rows[None], of.valid[None])
-        for place in (of.place, of.copy):
-            states = tuple(_put(array, place[None], new) for array, new in zip(states, after, strict=True))
-        return states, outputs[0]
-
-    whole = replace(block, unapplied=block.place)  # of the groups' number, for the scan
-    states, outputs = lax.scan(read, tuple(arrays), (whole, rows))
+    states = tuple(arrays)
+    if block.unapplied.size:
+        verify = recurrence.verify or partial(verify_rows, recurrence.step)
+        states, pending, outputs = verify(states, pending, rows, block.place, block.unapplied)
+    else:
+        read = recurrence.read or partial(read_rows, recurrence.chunk)
+        count = block.valid.sum(axis=1, dtype=jnp.int32)
+        states, outputs = read(states, rows, count, block.is_start, block.source, block.place, block.copy)
     return outputs, (*states, pending)
-
-
-def _verify(
-    block: StateMetadata, kept: States, rows: jax.Array, recurrence: Recurrence
-) -> tuple[jax.Array, States]:
-    """Groups of a slot's last token and its drafts.
-
-    The inputs of the last pass's accepted drafts change the state first, then the last token does. The state
-    is kept as it is then, with the inputs of the drafts.
-    """
-    *arrays, pending = kept
-    count = rows.shape[1] - 1
-    states = tuple(jnp.take(array, block.source, axis=0, mode="clip") for array in arrays)
-    accepted = jnp.take(pending, block.source, axis=0, mode="clip")
-
-    def apply(states: States, draft: tuple[jax.Array, jax.Array]) -> tuple[States, None]:
-        i, row = draft
-        _, after = recurrence.step(states, row)
-        return _where(i < block.unapplied, after, states), None
-
-    if most := accepted.shape[1]:
-        index = jnp.arange(most, dtype=jnp.int32)
-        states, _ = lax.scan(apply, states, (index, jnp.swapaxes(accepted, 0, 1)))
-    first, states = recurrence.step(states, rows[:, 0])
-    arrays = [_put(array, block.place, new) for array, new in zip(arrays, states, strict=True)]
-    if not count:
-        return first[:, None], (*arrays, pending)
-    drafts = rows[:, 1:]
-    place = jnp.minimum(block.place, len(pending))[:, None]  # past the last, it is dropped
-    pending = pending.at[place, jnp.arange(count)[None]].set(
-        drafts.astype(pending.dtype), mode="drop", wrap_negative_indices=False
-    )
-
-    def go_on(states: States, row: jax.Array) -> tuple[States, jax.Array]:
-        outputs, states = recurrence.step(states, row)
-        return states, outputs
-
-    _, others = lax.scan(go_on, states, jnp.swapaxes(drafts, 0, 1))
-    return jnp.concatenate([first[:, None], jnp.swapaxes(others, 0, 1)], axis=1), (*arrays, pending)
-
-
-def _put(into: jax.Array, place: jax.Array, states: jax.Array) -> jax.Array:
-    """Writes states [n, H, ...] to their places in [places, H, ...]; those past the last are dropped."""
-    return into.at[place].set(states.astype(into.dtype), mode="drop", wrap_negative_indices=False)
-
-
-def _where(condition: jax.Array, new: States, old: States) -> States:
-    """Of each sequence the new state where bool[n] says so."""
-    return tuple(
-        jnp.where(condition.reshape(-1, *(1 for _ in one.shape[1:])), one, other)
-        for one, other in zip(new, old, strict=True)
-    )

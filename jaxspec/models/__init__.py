@@ -3,6 +3,8 @@
 A family is a file here and a line below; `register_family` adds others from outside.
 """
 
+from jaxspec_kernels.causal_conv import causal_conv, last_inputs
+
 from jaxspec.attention import (
     FullAttention,
     PositionWise,
@@ -13,7 +15,6 @@ from jaxspec.attention import (
 )
 from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.config import ModelConfig, RopeConfig
-from jaxspec.models.causal_conv import causal_conv, last_inputs
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.deepseek import Deepseek
 from jaxspec.models.deepseek_v4 import DeepseekV4

@@ -1,27 +1,19 @@
-"""The gated delta rule: a recurrent layer whose state maps keys to values.
+"""Layers of gated delta rules, whose states map keys to values (`jaxspec_kernels.delta_rule`).
 
-A row's key and value replace what the state gave for this key. With decay d_t and strength b_t,
-
-    S_t = d_t S_{t-1} + k_t (b_t (v_t - d_t S_{t-1}^T k_t))^T,    o_t = S_t^T q_t.
-
-Queries, keys and values come out of a short causal convolution; each of the H key heads serves r value heads,
-and each of these has a state of its own.
-
-Source: S. Yang et al., arXiv 2412.06464; the `Qwen3NextGatedDeltaNet` of transformers.
+Source: the `Qwen3NextGatedDeltaNet` of transformers.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jaxspec_kernels.delta_rule import DeltaRule, delta_scan, delta_step
 
 from jaxspec.attention import AnyMemory, Recurrence, RopeTables, States, StateShape
 from jaxspec.config import ModelConfig
 from jaxspec.config.delta import DeltaConfig
-from jaxspec.models.causal_conv import causal_conv, last_inputs
 from jaxspec.models.parameters import Projection, Source, Whole, parameter, product
 from jaxspec.models.sources_by_head import ConvByHead, InputsByHead
 from jaxspec.sharding import PendingSum, later_psum, local_part, split_over
@@ -99,15 +91,13 @@ class GatedDeltaNet(nnx.Module):
         heads, channels = projected.shape[1], num_channels(self.config)
         gated = self.config.group * self.config.value_size
         mixed, gates, scalars = jnp.split(projected, [channels, channels + gated], axis=-1)
-        rule = DeltaRule(
-            self.config,
+        weights = (
             self.conv[...],
             local_part(self.log_decay[...].reshape(-1, self.config.group), heads),
             local_part(self.step_bias[...].reshape(-1, self.config.group), heads),
         )
         rows = jnp.concatenate([mixed, scalars], axis=-1)
-        recurrence = Recurrence(delta_state_shape(self.config), rows, rule.step, rule.chunk)
-        read, memory = memory.recur(layer, recurrence)
+        read, memory = memory.recur(layer, _recurrence(self.config, rows, weights))
         gates = memory.outputs(layer, gates).reshape(read.shape)
         wide = read.astype(x.dtype).astype(jnp.float32)
         wide = wide * lax.rsqrt(jnp.square(wide).mean(axis=-1, keepdims=True) + self.eps)
@@ -122,90 +112,33 @@ def _by_value_head(name: str, config: DeltaConfig, *, init: str, **args: Any) ->
     return parameter(args["rngs"], shape, (None,), Whole(name, shape), dtype=args["dtype"], init=init)
 
 
-@dataclass(frozen=True)
-class DeltaRule:
-    """The rule with a layer's weights; its methods are those of a `Recurrence`.
+def _recurrence(
+    config: DeltaConfig, rows: jax.Array, weights: tuple[jax.Array, jax.Array, jax.Array]
+) -> Recurrence:
+    """The rule with its kernels; `weights` are the last arguments of the operations."""
+    rule = DeltaRule(*weights, config.key_size)
 
-    Attributes:
-      config: the sizes.
-      conv: [H, W, channels], the weights of the convolution.
-      log_decay, step_bias: f32[H, r].
-    """
+    def verify(
+        arrays: States, pending: jax.Array, rows: jax.Array, place: jax.Array, unapplied: jax.Array
+    ) -> tuple[States, jax.Array, jax.Array]:
+        state, inputs = arrays
+        state, inputs, pending, outputs = delta_step(state, inputs, pending, rows, place, unapplied, *weights)
+        return (state, inputs), pending, outputs
 
-    config: DeltaConfig
-    conv: jax.Array
-    log_decay: jax.Array
-    step_bias: jax.Array
+    def read(
+        arrays: States,
+        rows: jax.Array,
+        count: jax.Array,
+        is_start: jax.Array,
+        source: jax.Array,
+        place: jax.Array,
+        copy: jax.Array,
+    ) -> tuple[States, jax.Array]:
+        state, inputs = arrays
+        state, inputs, outputs = delta_scan(
+            state, inputs, rows, count, is_start, source, place, copy, *weights
+        )
+        return (state, inputs), outputs
 
-    def step(self, states: States, rows: jax.Array) -> tuple[jax.Array, States]:
-        """See `Recurrence.step`: outputs f32[n, H, r, V]."""
-        state, inputs = states
-        mixed, strength, log_decay = self._split(rows)
-        window = jnp.concatenate([inputs, mixed.astype(inputs.dtype)[:, :, None]], axis=2)
-        query, key, value = self._convolved(causal_conv(window, self.conv)[:, :, 0])
-        state = state * jnp.exp(log_decay)[..., None, None]
-        known = (state * key[:, :, None, :, None]).sum(axis=3)
-        change = (value - known) * strength[..., None]
-        state = state + key[:, :, None, :, None] * change[..., None, :]
-        read = (state * query[:, :, None, :, None]).sum(axis=3)
-        return read, (state, window[:, :, 1:])
-
-    def chunk(self, states: States, rows: jax.Array, valid: jax.Array) -> tuple[jax.Array, States]:
-        """See `Recurrence.chunk`: outputs f32[n, C, H, r, V].
-
-        The changes u_t of all rows solve (I + A) u = b (v - D S k), where A holds the products of each key
-        with those before it, D the decays since the start: one triangular system for each state.
-        """
-        state, inputs = states
-        count = valid.sum(axis=1)
-        rows = jnp.where(valid[:, :, None, None], rows, 0)
-        mixed, strength, log_decay = self._split(rows)
-        strength = jnp.where(valid[:, :, None, None], strength, 0)
-        log_decay = jnp.where(valid[:, :, None, None], log_decay, 0)
-        mixed = jnp.moveaxis(mixed, 1, 2).astype(inputs.dtype)  # [n, H, C, channels]
-        text = jnp.concatenate([inputs, mixed], axis=2)
-        length = rows.shape[1]
-        query, key, value = self._convolved(causal_conv(text, self.conv))
-        inputs = last_inputs(text, count, inputs.shape[2])
-
-        strength, log_decay = (jnp.moveaxis(x, 1, -1) for x in (strength, log_decay))  # [n, H, r, C]
-        total = jnp.cumsum(log_decay, axis=-1)
-        since = total[..., :, None] - total[..., None, :]
-        index = jnp.arange(length)
-        decay = jnp.where(index[:, None] >= index, jnp.exp(jnp.minimum(since, 0)), 0)
-        earlier = jnp.where(index[:, None] > index, decay, 0)
-        keys = _einsum("nhtk,nhsk->nhts", key, key)[:, :, None] * earlier * strength[..., None]
-        from_state = _einsum("nhtk,nhrkv->nhrtv", key, state) * jnp.exp(total)[..., None]
-        wanted = strength[..., None] * (value - from_state)
-        change = lax.linalg.triangular_solve(keys, wanted, left_side=True, lower=True, unit_diagonal=True)
-        products = _einsum("nhtk,nhsk->nhts", query, key)[:, :, None] * decay
-        read = _einsum("nhtk,nhrkv->nhrtv", query, state) * jnp.exp(total)[..., None]
-        read = read + _einsum("nhrts,nhrsv->nhrtv", products, change)
-        left = jnp.exp(total[..., -1:] - total)
-        state = state * jnp.exp(total[..., -1])[..., None, None]
-        state = state + _einsum("nhtk,nhrtv->nhrkv", key, change * left[..., None])
-        return jnp.moveaxis(read, 3, 1), (state, inputs)
-
-    def _split(self, rows: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The convolution's inputs [..., H, channels], and strengths and logarithms of decays f32[..., H, r]
-        of rows [..., H, F]."""
-        channels, group = num_channels(self.config), self.config.group
-        mixed, strength, step = jnp.split(rows, [channels, channels + group], axis=-1)
-        step = jax.nn.softplus(step.astype(jnp.float32) + self.step_bias)
-        return mixed, jax.nn.sigmoid(strength.astype(jnp.float32)), -jnp.exp(self.log_decay) * step
-
-    def _convolved(self, sums: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries and keys f32[n, H, …, D], and values f32[n, H, r, …, V], of sums [n, H, …, channels]."""
-        size, group = self.config.key_size, self.config.group
-        active = jax.nn.silu(sums).astype(jnp.float32)
-        query, key, values = jnp.split(active, [size, 2 * size], axis=-1)
-        values = values.reshape(*values.shape[:-1], group, self.config.value_size)
-        return _unit(query) * size**-0.5, _unit(key), jnp.moveaxis(values, -2, 2)
-
-
-def _unit(x: jax.Array) -> jax.Array:
-    return x * lax.rsqrt(jnp.square(x).sum(axis=-1, keepdims=True) + 1e-6)
-
-
-def _einsum(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.einsum(axes, x, y, precision="highest")
+    shape = delta_state_shape(config)
+    return Recurrence(shape, rows, rule.step, rule.chunk, verify, read)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxspec_kernels.causal_conv import causal_conv, last_inputs
 
 from jaxspec.attention import (
     AnyMemory,
@@ -27,7 +28,6 @@ from jaxspec.checkpoints import CheckpointError, TensorSource
 from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.checkpoints.gguf_metadata import Metadata
 from jaxspec.config import ConfigError, ModelConfig, RopeConfig
-from jaxspec.models.causal_conv import causal_conv, last_inputs
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import MLP, Attention, DecoderLayer
 from jaxspec.models.parameters import Projection, Whole, bias_parameter, parameter, product

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jaxspec_kernels.causal_conv import causal_conv, last_inputs
 
 from jaxspec.attention import AnyMemory, Recurrence, RopeTables, States, StateShape
 from jaxspec.config.mamba import MambaConfig
-from jaxspec.models.causal_conv import causal_conv, last_inputs
 from jaxspec.models.parameters import Projection, bias_parameter, parameter, product
 from jaxspec.models.sources_by_head import BiasByHead, ConvByHead, InputsByHead
 from jaxspec.sharding import PendingSum, later_psum, split_over

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels.choose_entries import choose_entries
+from jaxspec_kernels.delta_rule import delta_scan, delta_step
 from jaxspec_kernels.expert_matmul import BLOCK as SCALE_BLOCK
 from jaxspec_kernels.expert_matmul import expert_matmul
 from jaxspec_kernels.gumbel_sample import gumbel_sample
@@ -74,6 +76,8 @@ def all_calls() -> Iterator[Call]:
     yield from map(_packed_matmul, cases.packed_matmul.CASES)
     yield from map(_expert_matmul, cases.expert_matmul.CASES)
     yield from map(_place_rows, cases.slot_mapping.CASES)
+    yield from map(_delta_step, (*cases.delta_rule.STEPS, *cases.delta_rule.LARGE_STEPS))
+    yield from map(_delta_scan, (*cases.delta_rule.SCANS, *cases.delta_rule.LARGE_SCANS))
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> jax.Array:
@@ -397,3 +401,80 @@ def _place_rows(case: cases.slot_mapping.Case) -> Call:
 
     static = {"page_size": case.page_size, "window": case.window}
     return Call(place_rows, case.name, arguments, static, 0, 21 * int(np.prod(size)), 0.0)
+
+
+_DeltaCase = cases.delta_rule.StepCase | cases.delta_rule.ScanCase
+
+
+def _delta_arrays(
+    rng: np.random.Generator, case: _DeltaCase, places: int
+) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...], int]:
+    """States and last inputs, the layer's weights, and the numbers of a row for each head."""
+    channels = 2 * case.key_size + case.group * case.value_size
+    state = (places, case.heads, case.group, case.key_size, case.value_size)
+    before = (places, case.heads, case.conv_width - 1, channels)
+    arrays = _normal(rng, state, "float32"), _normal(rng, before, case.dtype)
+    weights = (
+        _normal(rng, (case.heads, case.conv_width, channels), case.dtype),
+        # States last for several rows.
+        _normal(rng, (case.heads, case.group), "float32") - 3,
+        _normal(rng, (case.heads, case.group), "float32"),
+    )
+    return arrays, weights, channels + 2 * case.group
+
+
+def delta_step_arguments(case: cases.delta_rule.StepCase, seed: int) -> tuple:
+    """The arguments of a step."""
+    rng = np.random.default_rng(seed)
+    arrays, weights, width = _delta_arrays(rng, case, 2 * case.slots + case.spare)
+    pending = _normal(rng, (case.slots, case.drafts, case.heads, width), case.dtype)
+    rows = _normal(rng, (case.slots, case.rows, case.heads, width), case.dtype)
+    place = rng.permutation(case.slots)
+    if case.empty:
+        place[1::3] = np.iinfo(np.int32).max
+    unapplied = np.arange(case.slots)[::-1] % (case.drafts + 1)
+    ints = (jnp.asarray(x, jnp.int32) for x in (place, unapplied))
+    return *arrays, pending, rows, *ints, *weights
+
+
+def _delta_step(case: cases.delta_rule.StepCase) -> Call:
+    given = jax.eval_shape(lambda: delta_step_arguments(case, 0))
+    state, inputs, pending, rows = (x.size * x.dtype.itemsize for x in given[:4])
+    # Half of the places are not the slots' own.
+    moved = state + inputs + 2 * pending + rows
+    moved += case.slots * case.rows * case.heads * case.group * case.value_size * 4
+    bound = _SUM_BOUND[case.dtype]
+    return Call(delta_step, case.name, partial(delta_step_arguments, case), {}, 3, moved, bound)
+
+
+def delta_scan_arguments(case: cases.delta_rule.ScanCase, seed: int) -> tuple:
+    """The arguments of a pass over prompts. The texts' places come first, then as many for copies."""
+    rng = np.random.default_rng(seed)
+    texts, chunks = case.texts, case.chunks
+    arrays, weights, width = _delta_arrays(rng, case, 2 * texts + case.spare)
+    rows = rng.standard_normal((texts * chunks, case.rows, case.heads, width), np.float32)
+    text, chunk = np.divmod(np.arange(texts * chunks), chunks)
+    left = np.maximum(chunks * case.rows - case.short - chunk * case.rows, 0)
+    count = np.minimum(left, case.rows)
+    rows[np.arange(case.rows) >= count[:, None]] = np.nan
+    nowhere = np.iinfo(np.int32).max
+    place = np.where(count > 0, text, nowhere)
+    source, copy = text.copy(), np.full_like(text, nowhere)
+    source[0] = texts
+    if case.copies:
+        copy[(chunk == 0) & (text < texts - 1)] = texts + 1 + np.arange(texts - 1)
+        first = np.flatnonzero((chunk == 0) & (text > 0))
+        source[first] = texts + text[first]
+    is_start = (chunk == 0) & (text == texts - 1) & (text > 0) & (not case.copies)
+    ints = (jnp.asarray(x, jnp.int32) for x in (source, place, copy))
+    given = jnp.asarray(rows, jnp.dtype(case.dtype)), jnp.asarray(count, jnp.int32), jnp.asarray(is_start)
+    return *arrays, *given, *ints, *weights
+
+
+def _delta_scan(case: cases.delta_rule.ScanCase) -> Call:
+    given = jax.eval_shape(lambda: delta_scan_arguments(case, 0))
+    state, inputs, rows = (x.size * x.dtype.itemsize for x in given[:3])
+    moved = state + inputs + rows
+    moved += case.texts * case.chunks * case.rows * case.heads * case.group * case.value_size * 4
+    bound = _SUM_BOUND[case.dtype]
+    return Call(delta_scan, case.name, partial(delta_scan_arguments, case), {}, 2, moved, bound)

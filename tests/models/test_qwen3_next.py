@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 from full_size_run import assert_runs
 from golden_files import golden_checkpoint
+from jaxspec_kernels.delta_rule import DeltaRule
 from target_checks import (
     check_export,
     check_one_pass,
@@ -22,7 +23,7 @@ from target_checks import (
 from jaxspec.checkpoints.memory import ArrayTensor
 from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.mtp import Mtp
-from jaxspec.models.gated_delta import DeltaRule, delta_state_shape
+from jaxspec.models.gated_delta import delta_state_shape
 from jaxspec.models.loading import declared, export_tensors, load_target, make_target
 
 CASES = ("qwen3-next", "qwen3-next-odd", "qwen3-5", "qwen3-5-nested", "qwen3-5-moe")
@@ -83,17 +84,22 @@ def test_experts_may_be_in_one_tensor():
 @pytest.mark.parametrize("length", [1, 2, 13, 64])
 def test_a_chunk_is_its_rows_one_after_another(length):
     """States last for long."""
-    check_rule_in_chunks(_rule(), delta_state_shape(_rule().config), length)
+    check_rule_in_chunks(_rule(), _shape(), length)
 
 
 def test_a_row_of_a_step_does_not_depend_on_those_beside_it():
-    check_rule_alone(_rule(), delta_state_shape(_rule().config))
+    check_rule_alone(_rule(), _shape())
+
+
+def _shape():
+    config = ModelConfig.from_hf(golden_checkpoint("qwen3-5").config).delta
+    assert config is not None
+    return delta_state_shape(config)
 
 
 def _rule():
-    config = ModelConfig.from_hf(golden_checkpoint("qwen3-5").config).delta
     rng = np.random.default_rng(9)
-    return DeltaRule(config, normal(rng, 2, 4, 40), normal(rng, 2, 2) - 4, normal(rng, 2, 2))
+    return DeltaRule(normal(rng, 2, 4, 40), normal(rng, 2, 2) - 4, normal(rng, 2, 2), 8)
 
 
 def test_shapes_of_nine_billion_parameters_run_with_their_mtp_layer():

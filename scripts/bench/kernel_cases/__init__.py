@@ -2,6 +2,7 @@
 
 from bench.kernel_cases import (
     choose_entries,
+    delta_rule,
     expert_matmul,
     gumbel_sample,
     latent_attention,
@@ -18,6 +19,7 @@ from bench.kernel_cases import (
 
 __all__ = [
     "choose_entries",
+    "delta_rule",
     "expert_matmul",
     "gumbel_sample",
     "latent_attention",

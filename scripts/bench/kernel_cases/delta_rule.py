@@ -1,0 +1,79 @@
+"""Sizes for the tests and the benchmark of `delta_step` and `delta_scan`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """One step of `slots` slots, and of as many places behind them and `spare` more.
+
+    H is `heads`, r is `group`. Each slot has `drafts` pending inputs, of which 0, 1, … count. With `empty`,
+    slots 1, 4, 7, … have no rows.
+    """
+
+    name: str
+    slots: int
+    rows: int
+    drafts: int
+    heads: int
+    group: int
+    key_size: int
+    value_size: int
+    conv_width: int = 4
+    empty: bool = False
+    spare: int = 0
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class ScanCase:
+    """One pass over prompts. Each of `texts` has its rows in `chunks` groups of `rows`, each behind the one
+    before it, and ends `short` rows before the end of its last group. There are as many places for copies as
+    for texts, and `spare` more.
+
+    The first text goes on from a copy, the last begins, and the others go on from their own states. With
+    `copies`, each text but the last leaves a copy behind its first group, from which the next text begins.
+    """
+
+    name: str
+    texts: int
+    chunks: int
+    rows: int
+    heads: int
+    group: int
+    key_size: int
+    value_size: int
+    conv_width: int = 4
+    short: int = 0
+    copies: bool = False
+    spare: int = 0
+    dtype: str = "float32"
+
+
+STEPS = (
+    StepCase("one", 1, 1, 0, 1, 1, key_size=1, value_size=1, conv_width=2),
+    StepCase("odd sizes, empty slots", 5, 3, 2, 3, 2, key_size=5, value_size=7, empty=True, spare=90),
+    StepCase("fewer drafts", 3, 2, 4, 2, 1, key_size=8, value_size=12, conv_width=3),
+    StepCase("sixteen rows", 2, 16, 15, 2, 2, key_size=16, value_size=8),
+    StepCase("a wide head", 2, 4, 3, 2, 2, key_size=128, value_size=128, empty=True),
+    StepCase("bfloat16", 3, 4, 3, 2, 2, key_size=32, value_size=64, dtype="bfloat16"),
+)
+
+LARGE_STEPS = tuple(
+    StepCase(f"Qwen3.5-9B, {slots} x {rows}", slots, rows, rows - 1, 16, 2, 128, 128, dtype=dtype)
+    for slots, rows, dtype in ((1, 4, "float32"), (1, 4, "bfloat16"), (32, 4, "bfloat16"))
+)
+
+SCANS = (
+    ScanCase("one", 1, 1, 1, 1, 1, key_size=1, value_size=1, conv_width=2),
+    ScanCase("odd sizes", 3, 1, 5, 3, 2, key_size=5, value_size=7, short=2, spare=90),
+    ScanCase("short groups", 2, 5, 2, 2, 1, key_size=8, value_size=12, conv_width=6, short=1),
+    ScanCase("copies", 4, 3, 3, 2, 2, key_size=16, value_size=16, copies=True, short=3),
+    ScanCase("several tiles", 2, 2, 150, 1, 2, key_size=32, value_size=48, short=61),
+    ScanCase("bfloat16", 3, 2, 64, 2, 2, key_size=128, value_size=128, short=7, dtype="bfloat16"),
+)
+
+LARGE_SCANS = tuple(
+    ScanCase(f"Qwen3.5-9B, {texts} x {chunks} x 64", texts, chunks, 64, 16, 2, 128, 128, dtype="bfloat16")
+    for texts, chunks in ((1, 8), (4, 8))
+)
