@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
+from jaxspec_kernels.coded_product import coded_product
 from jaxspec_kernels.matmul import PackedWeight, matmul
-from jaxspec_kernels.packed_matmul import CodedWeight, packed_matmul
+from jaxspec_kernels.packed_matmul import CodedWeight
 
 Index = tuple[slice, ...]
 """A part of an array: a slice for each axis; () is the whole array."""
@@ -329,5 +330,5 @@ def product(
     width = math.prod(ins)
     x, kernel = x.reshape(*batch, width), kernel.reshape(width, *outs)
     if isinstance(kernel, CodedWeight):
-        return packed_matmul(x, kernel, out_dtype=out_dtype)
+        return coded_product(x, kernel, out_dtype=out_dtype)
     return matmul(x, kernel, out_dtype=out_dtype)

@@ -23,7 +23,7 @@ _ZERO_BITS = 0x1F
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("words", "scale", "order"),
-    meta_fields=("inner", "has_zero", "bits"),
+    meta_fields=("inner", "has_zero", "bits", "activations"),
 )
 @dataclass(frozen=True)
 class CodedWeight(PackedArray):
@@ -41,6 +41,8 @@ class CodedWeight(PackedArray):
       inner: the axes of the inputs after the first one.
       has_zero: whether scales hold zero points. Otherwise codes of four bits are less 8.
       bits: of a code.
+      activations: "float8_e4m3fn" rounds the rows of `coded_product` to FP8 where they are many and codes are
+        FP8; None never rounds them.
     """
 
     words: jax.Array
@@ -49,6 +51,7 @@ class CodedWeight(PackedArray):
     inner: tuple[int, ...] = ()
     has_zero: bool = False
     bits: int = 8
+    activations: str | None = None
 
     @property
     def per_word(self) -> int:

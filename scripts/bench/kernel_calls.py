@@ -1,7 +1,7 @@
 """Calls of every kernel for its cases: arguments, bytes to move, and the allowed error."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from jaxspec_kernels.choose_entries import choose_entries
 from jaxspec_kernels.delta_rule import delta_scan, delta_step
 from jaxspec_kernels.expert_matmul import BLOCK as SCALE_BLOCK
 from jaxspec_kernels.expert_matmul import expert_matmul
+from jaxspec_kernels.fp8_matmul import fp8_matmul
 from jaxspec_kernels.gumbel_sample import gumbel_sample
 from jaxspec_kernels.latent_attention import latent_attention
 from jaxspec_kernels.latent_write import latent_write
@@ -19,7 +20,7 @@ from jaxspec_kernels.listed_attention import listed_attention
 from jaxspec_kernels.matmul import BLOCK, PackedWeight, matmul, pack
 from jaxspec_kernels.op import Op
 from jaxspec_kernels.packed_attention import packed_attention, packed_attention_gradients
-from jaxspec_kernels.packed_matmul import packed_matmul
+from jaxspec_kernels.packed_matmul import expand_codes, packed_matmul
 from jaxspec_kernels.paged_attention import paged_attention
 from jaxspec_kernels.process_logits import process_logits
 from jaxspec_kernels.random import Purpose
@@ -74,6 +75,8 @@ def all_calls() -> Iterator[Call]:
     yield from map(_choose_entries, cases.choose_entries.CASES)
     yield from map(_matmul, cases.matmul.CASES)
     yield from map(_packed_matmul, cases.packed_matmul.CASES)
+    yield from map(_expand_codes, cases.packed_matmul.CASES)
+    yield from map(_fp8_matmul, cases.packed_matmul.FP8)
     yield from map(_expert_matmul, cases.expert_matmul.CASES)
     yield from map(_place_rows, cases.slot_mapping.CASES)
     yield from map(_delta_step, (*cases.delta_rule.STEPS, *cases.delta_rule.LARGE_STEPS))
@@ -351,7 +354,7 @@ def _matmul(case: cases.matmul.Case) -> Call:
     return Call(matmul, case.name, arguments, {}, 0, moved, bound)
 
 
-def _packed_matmul(case: cases.packed_matmul.Case) -> Call:
+def _packed_matmul(case: cases.packed_matmul.Case, op: Op = packed_matmul) -> Call:
     def arguments(seed: int) -> tuple:
         x = _normal(np.random.default_rng(seed), (case.rows, case.width), case.dtype)
         return x, random_codes(
@@ -366,7 +369,17 @@ def _packed_matmul(case: cases.packed_matmul.Case) -> Call:
     groups = case.width // (case.group or case.width)
     moved = case.width * case.outputs * case.bits // 8 + 4 * groups * case.outputs // case.scale_rows
     moved += case.rows * (case.width + case.outputs) * jnp.dtype(case.dtype).itemsize
-    return Call(packed_matmul, case.name, arguments, {}, 0, moved, _SUM_BOUND[case.dtype])
+    return Call(op, case.name, arguments, {}, 0, moved, _SUM_BOUND[case.dtype])
+
+
+def _fp8_matmul(case: cases.packed_matmul.Case) -> Call:
+    return _packed_matmul(case, fp8_matmul)
+
+
+def _expand_codes(case: cases.packed_matmul.Case) -> Call:
+    product = _packed_matmul(case)
+    moved = product.bytes_moved - 2 * case.rows * (case.width + case.outputs) + 2 * case.width * case.outputs
+    return replace(product, op=expand_codes, bytes_moved=moved, bound=0.0)
 
 
 def _expert_matmul(case: cases.expert_matmul.Case) -> Call:

@@ -1,12 +1,14 @@
 """Products with weights in codes: what codes stand for, and what the kernel's PTX makes of them."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 from bench.kernel_cases.packed_matmul import CASES
-from jaxspec_kernels.packed_matmul import codes_ptx, pack_codes, packed_matmul
+from jaxspec_kernels.packed_matmul import codes_ptx, expand_codes, pack_codes, packed_matmul
 from op_base import OpTest
 from ptx import run_ptx
 
@@ -56,6 +58,28 @@ class TestPackedMatmul(OpTest):
 
     def definition(self, case, x, kernel):
         return np.asarray(x, np.float64) @ np.asarray(kernel, np.float64)
+
+
+class TestExpandCodes(OpTest):
+    op = expand_codes
+    cases = (*CASES, replace(CASES[-1], name="an order of inputs", width=512, outputs=200))
+    usual = ("FP8, half a block", "INT4, groups of 32", "an order of inputs")
+    by_row = ()
+
+    @staticmethod
+    def is_for(case, implementation):
+        return implementation == "triton" or case.width * case.outputs <= 1 << 20
+
+    def arguments(self, case):
+        weight = pack_codes(*random(case), (case.outputs,))
+        if case.name == "an order of inputs":
+            order = np.random.default_rng(2).permutation(case.width).astype(np.int32)
+            weight = replace(weight, order=order)
+        return jnp.zeros((1, case.width), jnp.bfloat16), jax.tree.map(jnp.asarray, weight)
+
+    def definition(self, case, x, kernel):
+        rounded = weights(case, *random(case)).astype(np.float32).astype(jnp.bfloat16)
+        return rounded if kernel.order is None else rounded[np.argsort(kernel.order)]
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.width < 1024], ids=lambda case: case.name)

@@ -1,4 +1,4 @@
-"""Sizes for the tests and the benchmark of `packed_matmul`."""
+"""Sizes for the tests and the benchmarks of `packed_matmul`, `expand_codes` and `fp8_matmul`."""
 
 from dataclasses import dataclass
 
@@ -46,3 +46,15 @@ CASES = (
         for name, bits, group, scale_rows, has_zero in _FORMATS
     ),
 )
+FP8 = (
+    Case("one row", 1, 256, 130, 8, 128),
+    Case("blocks, odd sizes", 33, 1024, 384, 8, 128, 128),
+    Case("channels, odd sizes", 150, 1024, 384, 8, 0),
+    Case("tensor", 17, 256, 128, 8, 0, 128),
+    *(
+        Case(f"8B {shape}, 2048 rows, {name}", 2048, width, outputs, bits, group, scale_rows)
+        for shape, width, outputs in (("gate and up", 4096, 28672), ("down", 14336, 4096))
+        for name, bits, group, scale_rows, _ in _FORMATS[:2]
+    ),
+)
+"""Of `fp8_matmul`."""

@@ -1,0 +1,47 @@
+"""Product of rows rounded to FP8 with a weight in FP8, in pure JAX."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
+from jaxspec_kernels.packed_matmul.reference import packed_matmul
+
+BLOCK = 128
+"""Inputs of a row that share a scale."""
+LARGEST = 448
+"""The largest number of float8_e4m3fn."""
+
+
+def fp8_matmul(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | None = None) -> jax.Array:
+    """`packed_matmul` with x rounded by `round_to_fp8`.
+
+    Args:
+      x: [..., M].
+      kernel: [M, out axes]; one that `reads` is true for.
+      out_dtype: the dtype of the result; that of x by default.
+
+    Returns:
+      [..., out axes]; sums are float32.
+    """
+    values, scale = round_to_fp8(x)
+    blocks = values.astype(jnp.float32).reshape(*scale.shape, BLOCK) * scale[..., None]
+    return packed_matmul(blocks.reshape(x.shape), kernel, out_dtype=out_dtype or x.dtype)
+
+
+def round_to_fp8(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rounds x [..., M] by blocks of inputs, whose largest magnitudes become `LARGEST`.
+
+    Returns:
+      float8_e4m3fn[..., M] and scales f32[..., M / BLOCK]; their products are the rounded numbers.
+    """
+    blocks = x.astype(jnp.float32).reshape(*x.shape[:-1], x.shape[-1] // BLOCK, BLOCK)
+    largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
+    # Blocks that are zero, or so small that LARGEST / largest overflows, are rounded to zero.
+    values = blocks * jnp.where(largest > 2.0**-100, LARGEST / largest, 0)
+    return lax.reshape(values, x.shape).astype(jnp.float8_e4m3fn), largest[..., 0] / LARGEST
+
+
+def reads(kernel: CodedWeight) -> bool:
+    """Whether the kernel reads a weight: FP8 in whole blocks, with scales by block or by channel."""
+    return kernel.bits == 8 and 2 * kernel.words.shape[-1] == BLOCK and kernel.order is None

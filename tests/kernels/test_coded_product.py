@@ -1,0 +1,56 @@
+"""What products with weights in codes multiply, by the number of rows."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jaxspec_kernels import coded_product as module
+from jaxspec_kernels.coded_product import FEW_ROWS, coded_product
+from jaxspec_kernels.matmul import matmul
+from jaxspec_kernels.op import recorded
+from jaxspec_kernels.packed_matmul import pack_codes
+
+
+def weight(bits, activations=None):
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 16 if bits == 4 else 120, (64, 256), np.uint8)
+    codes = codes if bits == 4 else codes.view(ml_dtypes.float8_e4m3fn)
+    scale = rng.uniform(0.01, 0.02, (64, 2)).astype(np.float32)
+    packed = jax.tree.map(jnp.asarray, pack_codes(codes, scale, None, (2, 32)))
+    return replace(packed, activations=activations)
+
+
+def rows(number, dtype=jnp.bfloat16):
+    return jnp.asarray(np.random.default_rng(1).standard_normal((number, 256)), dtype)
+
+
+def operations(x, kernel):
+    with recorded() as results:
+        jax.eval_shape(lambda *given: coded_product(*given), x, kernel)  # traced anew
+    return [name for name, _ in results]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_many_rows_have_the_bits_of_a_network_without_codes(bits):
+    kernel, x = weight(bits), rows(FEW_ROWS[bits] + 1)
+    dense = jnp.asarray(np.asarray(kernel).astype(ml_dtypes.bfloat16))
+    expected = jax.jit(matmul)(x, dense)
+    np.testing.assert_array_equal(jax.jit(coded_product)(x, kernel), expected)
+    assert operations(x, kernel) == ["expand_codes", "matmul"]
+    assert operations(x[:-1], kernel) == ["packed_matmul"]
+    assert operations(x.astype(jnp.float32), kernel) == ["packed_matmul"]
+
+
+@pytest.mark.parametrize(("bits", "name"), [(8, "fp8_matmul"), (4, "matmul")])
+def test_rows_are_rounded_only_if_they_are_many_and_codes_are_fp8(bits, name):
+    kernel, x = weight(bits, "float8_e4m3fn"), rows(FEW_ROWS[bits] + 1)
+    assert operations(x, kernel)[-1] == name
+    assert operations(x[:-1], kernel) == ["packed_matmul"]
+
+
+def test_exact_mode_multiplies_all_numbers_of_rows_with_the_codes(monkeypatch):
+    monkeypatch.setattr(module, "is_exact", lambda: True)
+    assert operations(rows(999), weight(8, "float8_e4m3fn")) == ["packed_matmul"]

@@ -1,0 +1,68 @@
+"""Products of rows rounded to FP8: what is rounded how, and that kernels multiply exactly that."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from bench.kernel_cases.packed_matmul import CASES, FP8
+from jaxspec_kernels.fp8_matmul import fp8_matmul, reads
+from jaxspec_kernels.fp8_matmul.reference import round_to_fp8
+from jaxspec_kernels.packed_matmul import pack_codes
+from op_base import OpTest
+from test_packed_matmul import random, weights
+
+
+def rounded(x):
+    """Rows as they are multiplied, by the formula: float64."""
+    blocks = x.astype(np.float32).reshape(*x.shape[:-1], -1, 128)
+    largest = np.abs(blocks).max(axis=-1, keepdims=True)
+    inverse = np.divide(np.float32(448), largest, where=largest > 2.0**-100, out=np.zeros_like(largest))
+    codes = (blocks * inverse).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    return (codes * (largest / np.float32(448))).reshape(x.shape)
+
+
+class TestFp8Matmul(OpTest):
+    op = fp8_matmul
+    cases = FP8
+    usual = ("blocks, odd sizes", "channels, odd sizes")
+    bound = 5e-3
+    by_row = (0,)
+    exact = ("triton",)
+
+    @staticmethod
+    def is_for(case, implementation):
+        return implementation == "triton" or case.width * case.outputs <= 1 << 20
+
+    def arguments(self, case):
+        rng = np.random.default_rng(1)
+        size = (case.rows, case.width)
+        x = rng.standard_normal(size) * np.exp(rng.standard_normal(size))
+        x[0, :128] = 0
+        x[-1, -128:] *= 2.0**-110
+        kernel = pack_codes(*random(case), (case.outputs,))
+        assert reads(kernel)
+        return jnp.asarray(x, case.dtype), jax.tree.map(jnp.asarray, kernel)
+
+    def definition(self, case, x, kernel):
+        return rounded(x) @ weights(case, *random(case))
+
+
+def test_blocks_of_rows_are_rounded_by_their_largest_number():
+    x = np.random.default_rng(0).standard_normal((3, 256), np.float32)
+    x[1, :128], x[2, 128:] = 0, np.nan
+    values, scale = round_to_fp8(jnp.asarray(x))
+    assert (values.dtype, values.shape, scale.shape) == (jnp.float8_e4m3fn, (3, 256), (3, 2))
+    wide = np.asarray(values, np.float64).reshape(3, 2, 128) * np.asarray(scale, np.float64)[..., None]
+    good = ~np.isnan(x)
+    np.testing.assert_allclose(wide.reshape(3, 256)[good], rounded(x)[good], rtol=1e-6)
+    assert np.isnan(wide.reshape(3, 256)[~good]).all()
+    np.testing.assert_allclose(np.abs(wide[0]).max(-1), np.abs(x[0]).reshape(2, 128).max(-1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_only_whole_blocks_in_fp8_are_read(case):
+    if case.width > 1024:
+        return
+    kernel = pack_codes(*random(case), (case.outputs,))
+    assert reads(kernel) == (case.bits == 8 and case.name != "FP8, half a block")
