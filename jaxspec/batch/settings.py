@@ -66,6 +66,8 @@ def run_settings(
         # Left out where it is the default, as in the records of runs that were begun without it.
         **({} if engine.packed is None else {"engine.packed": engine.packed}),
         **({"engine.exact": True} if engine.exact else {}),
+        **({} if engine.output_dtype is None else {"engine.output_dtype": engine.output_dtype}),
+        **({} if engine.gpu_activations is None else {"engine.gpu_activations": engine.gpu_activations}),
         **dataclasses.asdict(params),
         "max_new_tokens": params.max_new_tokens or DEFAULT_MAX_NEW_TOKENS,
         "raw": raw,

@@ -24,6 +24,11 @@ _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)
 _ROWS = 256
 
 
+def form_of(dtype: str) -> str:
+    """The one of `FORMATS` that an option names as "float8_e4m3fn" or "int4"."""
+    return {"float8_e4m3fn": "fp8"}.get(dtype, dtype)
+
+
 def is_rounded(name: str, tensor: TensorSource, form: str) -> bool:
     """Whether a tensor is a matrix that is rounded: of a layer, and not its router."""
     if not (".layers." in name and name.endswith("_proj.weight") and len(tensor.shape) == 2):
@@ -91,6 +96,24 @@ def round_matrices(tensors: Mapping[str, TensorSource], form: str) -> dict[str, 
         return RoundedTensor((outputs, inputs), (1, _GROUP if form == "int4" else inputs), name, tensor, form)
 
     return {name: each(name, tensor) for name, tensor in tensors.items()}
+
+
+def round_output_rows(tensors: Mapping[str, TensorSource], form: str) -> dict[str, TensorSource]:
+    """The tensors of a model with its output rows rounded when they are read; its embedding stays as it is.
+
+    Args:
+      tensors: by their names in a checkpoint of the language model.
+      form: one of `FORMATS`.
+
+    Raises:
+      CheckpointError: the rows' width does not divide into groups.
+    """
+    rows = tensors.get("lm_head.weight") or tensors["model.embed_tokens.weight"]
+    if form == "int4" and rows.shape[1] % _GROUP:
+        raise CheckpointError(
+            f"output rows of {rows.shape[1]} inputs cannot be rounded in groups of {_GROUP}"
+        )
+    return {**tensors, **round_matrices({"lm_head.weight": rows}, form)}
 
 
 def _round_parts(name: str, matrix: np.ndarray, form: str) -> tuple[np.ndarray, np.ndarray]:

@@ -42,6 +42,12 @@ class EngineConfig:
       packed: keep weights in their checkpoint's quantised format where a kernel reads it. False expands them,
         so that they can be updated (`Engine.update_weights`); weights from memory are never packed. None
         expands FP8 and INT4 on a GPU, where True makes steps faster and the reading of long prompts slower.
+      output_dtype: "float8_e4m3fn" or "int4" rounds the target's output rows when they are loaded, as
+        `jaxspec convert --quantize` rounds matrices of layers, and keeps them packed on a GPU. A step reads
+        fewer bytes, and the target's answers are those of the rounded rows. None leaves them as they are.
+      gpu_activations: "float8_e4m3fn" rounds activations, by blocks of 128 inputs, for products of more than
+        256 rows, mostly of prompts, with packed matrices in FP8 on a GPU, which multiplies them faster then.
+        It changes answers, and what an answer is then depends on the requests beside it. None rounds none.
       cpu_activations: rounding of activations for products with packed weights on a CPU. "int8" makes integer
         formats (Q8_0, Q4_0, Q4_1, …) several times faster, and rounds the weights of a head to Q4_1;
         "float32" does not round. None takes "int8" where it is supported.
@@ -67,6 +73,8 @@ class EngineConfig:
     dtype: str | None = None
     exact: bool | None = None
     packed: bool | None = None
+    output_dtype: str | None = None
+    gpu_activations: str | None = None
     cpu_activations: str | None = None
     cache_dtype: str | None = None
     synthetic_acceptance_length: float | None = None
@@ -101,6 +109,16 @@ class EngineConfig:
             raise ConfigError(f"engine.page_size must be a power of two, not {self.page_size}")
         if self.dtype not in (None, "float32", "bfloat16"):
             raise ConfigError(f"engine.dtype must be 'float32' or 'bfloat16', not {self.dtype!r}")
+        if self.output_dtype not in (None, "float8_e4m3fn", "int4"):
+            raise ConfigError(
+                f"engine.output_dtype must be 'float8_e4m3fn' or 'int4', not {self.output_dtype!r}"
+            )
+        if self.gpu_activations not in (None, "float8_e4m3fn"):
+            raise ConfigError(f"engine.gpu_activations must be 'float8_e4m3fn', not {self.gpu_activations!r}")
+        if self.gpu_activations and self.exact:
+            raise ConfigError("engine.gpu_activations has no effect with engine.exact")
+        if self.gpu_activations and not self.packed:
+            raise ConfigError("engine.gpu_activations has no effect without engine.packed = true")
         if self.cpu_activations not in (None, "int8", "float32"):
             raise ConfigError(
                 f"engine.cpu_activations must be 'int8' or 'float32', not {self.cpu_activations!r}"
@@ -199,6 +217,7 @@ class EngineConfig:
             adapts_steps=on_cpu and self.steps_per_dispatch is None,
             dtype=self.dtype_on(backend),
             exact=bool(self.exact),
+            output_dtype=self.output_dtype,
             cache_dtype=self.cache_dtype or self._cache_dtypes(backend)[-1 if rounds_activations else 0],
             synthetic_acceptance_length=self.synthetic_acceptance_length,
             has_states=has_states,
@@ -216,6 +235,8 @@ class EngineOptions(TypedDict, total=False):
     prefix_caching: bool
     exact: bool | None
     packed: bool | None
+    output_dtype: str | None
+    gpu_activations: str | None
     prefill_chunk: int | None
     prefill_batch_size: int | None
     mixed_prefill_tokens: int | None
@@ -252,6 +273,7 @@ class ResolvedEngineConfig:
     adapts_steps: bool
     dtype: str
     exact: bool
+    output_dtype: str | None
     cache_dtype: str
     synthetic_acceptance_length: float | None
     has_states: bool = False

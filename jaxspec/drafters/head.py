@@ -14,7 +14,7 @@ from jaxspec.attention import CacheShape, LayerCacheShape
 from jaxspec.checkpoints import Checkpoint, CheckpointError, TensorSource
 from jaxspec.checkpoints.blocks import Blocks
 from jaxspec.checkpoints.memory import ArrayTensor
-from jaxspec.checkpoints.quantize import RoundedTensor, round_matrices
+from jaxspec.checkpoints.quantize import RoundedTensor, form_of, round_matrices
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.base import Build, Description, Drafter, DrafterReader, Target
 from jaxspec.drafters.flags import Flag
@@ -112,7 +112,7 @@ class Head(Drafter):
         elif head.own_head:
             tensors["lm_head.weight"] = rows
         if config.dtype is not None:
-            tensors = round_matrices(tensors, {"float8_e4m3fn": "fp8"}.get(config.dtype, config.dtype))
+            tensors = round_matrices(tensors, form_of(config.dtype))
         checkpoint = replace(checkpoint, tensors=tensors)
         make: Callable[..., Head] = cls
         plan = plan_module(

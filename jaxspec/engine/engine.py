@@ -18,7 +18,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jaxspec.attention import has_states
-from jaxspec.checkpoints import Tokenizer
+from jaxspec.checkpoints import CheckpointError, Tokenizer
 from jaxspec.checkpoints.memory import Names
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.documents import plain_number
@@ -512,6 +512,8 @@ class Engine:
           ValueError: another argument is wrong.
           EngineError: the engine is closed, or its device failed.
         """
+        if weights is not None and self.config.output_dtype is not None:
+            raise CheckpointError("weights: engine.output_dtype rounds output rows only when they are loaded")
         with self.core.updating:
             target = cast(Decoder, self.target)
             with own_settings(self.core.device):

@@ -32,7 +32,7 @@ from jaxspec.engine.weights import follow
 from jaxspec.jax_settings import Device, choose_devices, own_settings, platform
 from jaxspec.models.array_weights import batches, finite_check, overwrite
 from jaxspec.models.loading import plan_target, plan_weights, target_config
-from jaxspec.models.packed_weights import keeps_packed, resolve_activations
+from jaxspec.models.packed_weights import keeps_packed, resolve_activations, resolve_gpu_activations
 from jaxspec.sampling import SamplingMode, required_mode
 from jaxspec.sharding import make_mesh
 
@@ -109,8 +109,12 @@ def _load(
     max_model_len = config.engine.max_model_len_on(platform(), shape.max_position_embeddings)
     sizes: dict[str, Any] = {"dtype": dtype, "devices": mesh.size, "max_model_len": max_model_len}
     activations = resolve_activations(config.engine.cpu_activations, dtype, devices=mesh.size)
+    if config.engine.gpu_activations is not None:
+        activations = resolve_gpu_activations(config.engine.gpu_activations, dtype)
+    if given is not None and config.engine.output_dtype is not None:
+        raise ConfigError("engine.output_dtype has no effect on weights from memory, which are never rounded")
     if given is None:
-        plan = plan_target(checkpoint, **sizes)
+        plan = plan_target(checkpoint, **sizes, output_dtype=config.engine.output_dtype)
     else:
         plan = plan_weights(checkpoint, given.weights, given.names, **sizes)
     # Decoding is bound by the bandwidth for weights, so packed ones stay packed where that works.

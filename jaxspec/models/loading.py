@@ -1,6 +1,8 @@
 """Loads networks from checkpoints, and exports their weights."""
 
 import re
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -17,6 +19,7 @@ from jax.sharding import Mesh
 from jaxspec.checkpoints import Checkpoint, CheckpointError, StrictTensors, TensorSource
 from jaxspec.checkpoints.finite import is_finite
 from jaxspec.checkpoints.memory import Names, array_tensors
+from jaxspec.checkpoints.quantize import form_of, round_output_rows
 from jaxspec.config import ModelConfig
 from jaxspec.jax_settings import own_settings
 from jaxspec.models.array_weights import (
@@ -98,8 +101,16 @@ class ModulePlan(Generic[Module]):
         if packed:
             read = partial(stored_weight, codes=codes, activations=activations, rounded=rounded)
             with ThreadPoolExecutor(_PACKED_AT_ONCE) as pool:
-                put = partial(self._put_packed, read=read, mesh=mesh, is_split=is_split)
+                cut: list[str] = []
+                put = partial(self._put_packed, read=read, mesh=mesh, is_split=is_split, cut=cut)
                 is_put = list(pool.map(put, self.parameters))
+            if cut:
+                kinds = Counter(re.sub(r"\.\d+\.", ".*.", name) for name in cut)
+                shown = ", ".join(f"{name} ({count})" for name, count in sorted(kinds.items()))
+                warnings.warn(
+                    f"{self.name}: expanded, because {mesh.size} devices would cut their blocks: {shown}",
+                    stacklevel=2,
+                )
             dense = [parameter for parameter, is_done in zip(dense, is_put, strict=True) if not is_done]
         before: Any = None
         for variable, stored in dense:
@@ -126,8 +137,12 @@ class ModulePlan(Generic[Module]):
         read: Callable[..., Packed | None],
         mesh: Mesh,
         is_split: bool,
+        cut: list[str],
     ) -> bool:
-        """Puts a parameter on the devices as it is stored; False if it has to be dense."""
+        """Puts a parameter on the devices as it is stored; False if it has to be dense.
+
+        The first tensor of one that is dense because devices would cut its blocks is added to `cut`.
+        """
         variable, stored = parameter
         source, array = variable.get_metadata("source"), variable.get_value()
         weight = read(source, array.shape, array.dtype, stored)
@@ -137,6 +152,7 @@ class ModulePlan(Generic[Module]):
         axes = variable.get_metadata("axes") if is_split else None
         places = packed_sharding(weight, mesh, axes)
         if places is None:
+            cut.append(source.tensors[0][0])
             return False
         variable.set_value(jax.block_until_ready(jax.device_put(weight, places)))
         return True
@@ -164,14 +180,23 @@ def load_target(checkpoint: Checkpoint, *, dtype: jnp.dtype, mesh: Mesh | None =
 
 
 def plan_target(
-    checkpoint: Checkpoint, *, dtype: jnp.dtype, devices: int = 1, max_model_len: int | None = None
+    checkpoint: Checkpoint,
+    *,
+    dtype: jnp.dtype,
+    devices: int = 1,
+    max_model_len: int | None = None,
+    output_dtype: str | None = None,
 ) -> ModulePlan[Decoder]:
     """`load_target` for so many devices, without reading the weights; raises the same errors.
 
     Args:
       max_model_len: positions of the longest text; None takes as many as the model supports.
+      output_dtype: "float8_e4m3fn" or "int4" rounds the output rows; the embedding stays as it is.
     """
     checkpoint = _one_matrix(language_model(checkpoint))
+    if output_dtype is not None:
+        tensors = round_output_rows(checkpoint.tensors, form_of(output_dtype))
+        checkpoint = replace(checkpoint, tensors=tensors)
     config = target_config(checkpoint).over(devices).within(max_model_len)
     _check_depth(config.num_hidden_layers, checkpoint)
     return plan_module(

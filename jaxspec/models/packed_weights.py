@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import jax
@@ -18,19 +19,21 @@ from jaxspec_kernels.expert_matmul import (
     stack_experts,
     stack_mxfp4,
 )
+from jaxspec_kernels.fp8_matmul import fp8_matmul
 from jaxspec_kernels.matmul import BLOCK, MIN_WEIGHT_BYTES, PackedRows, PackedWeight, matmul, pack
 from jaxspec_kernels.packed_matmul import CodedExperts, CodedWeight
 
 from jaxspec.checkpoints import TensorSource
 from jaxspec.checkpoints.blocks import Blocks, BlockSource, MatrixStack, Rated, alike, round_to_blocks
 from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
+from jaxspec.checkpoints.quantize import RoundedTensor
 from jaxspec.config import ConfigError
 from jaxspec.models.coded_weights import coded_experts, coded_sharding, coded_weight
 from jaxspec.models.expert_sources import InterleavedGateUp, Stacked, tensor_per_expert
 from jaxspec.models.parameters import Fused, Projection, Rows, Source, Whole, row_order
 from jaxspec.sharding import replicated, sharding
 
-Activations = Literal["int8", "float32"]
+Activations = Literal["int8", "float32", "float8_e4m3fn"]
 Packed = PackedWeight | PackedRows | PackedExperts | Mxfp4Weight | CodedWeight | CodedExperts
 
 
@@ -64,6 +67,26 @@ def resolve_activations(asked: str | None, dtype: jnp.dtype, *, devices: int = 1
     if asked is not None and reason:
         raise ConfigError(f"engine.cpu_activations is 'int8': {reason}")
     return "float32" if reason else "int8"
+
+
+def resolve_gpu_activations(asked: str, dtype: jnp.dtype) -> Activations:
+    """The format of activations in products of many rows with packed weights in FP8.
+
+    Args:
+      asked: `EngineConfig.gpu_activations`.
+      dtype: the network's dtype.
+
+    Raises:
+      ConfigError: it does not work here.
+    """
+    reason = fp8_matmul.why_not("triton")
+    if reason is not None:
+        reason = f"its kernel {reason}"
+    elif dtype != jnp.bfloat16:
+        reason = f"it needs engine.dtype 'bfloat16', not '{dtype}'"
+    if reason:
+        raise ConfigError(f"engine.gpu_activations is {asked!r}: {reason}")
+    return "float8_e4m3fn"
 
 
 def rounds_activations(weights: Any) -> bool:
@@ -106,11 +129,16 @@ def stored_weight(
         return None
     if not isinstance(source, Stacked) and (experts := mxfp4_experts(source, stored)) is not None:
         return experts
-    if not codes:
+    # What is rounded while it is loaded is rounded in order to stay packed.
+    if not codes and not all(isinstance(tensor, RoundedTensor) for tensor in stored):
         return None
     if isinstance(source, Stacked):
         return coded_experts(source, shape, stored)
-    return coded_weight(source, shape, stored)
+    weight = coded_weight(source, shape, stored)
+    # Logits are read from rows as they are.
+    if weight is None or activations != "float8_e4m3fn" or source.tensors[0][0] == "lm_head.weight":
+        return weight
+    return replace(weight, activations=activations)
 
 
 def packed_sharding(weight: Packed, mesh: Mesh, axes: tuple[str | None, ...] | None) -> Packed | None:

@@ -310,6 +310,8 @@ class TrainingRun:
             raise ConfigError("engine.cpu_activations: a training run rounds none; leave it out")
         if self.engine.packed is not None:
             raise ConfigError("engine.packed: a training run packs no weights; leave it out")
+        if self.engine.output_dtype is not None:
+            raise ConfigError("engine.output_dtype: a training run rounds no weights; leave it out")
         if self.engine.tensor_parallel != 1:
             raise ConfigError("engine.tensor_parallel: a training run splits no weights; leave it out")
 

@@ -11,6 +11,7 @@ from tiny_folder import write_folder
 
 from jaxspec.checkpoints import CheckpointError, open_checkpoint, save_safetensors
 from jaxspec.checkpoints.codes import stored_forms
+from jaxspec.checkpoints.quantize import round_output_rows
 from jaxspec.commands.convert import main as convert
 
 NAME = "model.layers.0.mlp.down_proj.weight"
@@ -98,3 +99,19 @@ def test_what_cannot_be_rounded_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit):
         convert(["a", "b", "--format", "orbax", "--quantize", "fp8"])
     assert "--quantize writes safetensors, not orbax" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+def test_output_rows_are_rounded_and_the_embedding_is_not(has_own):
+    rows, table = Stored(matrix()), Stored(matrix())
+    named = {"model.embed_tokens.weight": table, **({"lm_head.weight": rows} if has_own else {})}
+    found = round_output_rows(named, "fp8")
+    assert found["model.embed_tokens.weight"] is table
+    assert found["lm_head.weight"].tensor is (rows if has_own else table)
+    assert found["lm_head.weight"].form == "FP8 by channel"
+
+
+def test_output_rows_that_do_not_divide_into_groups_are_not_rounded():
+    rows = Stored(np.zeros((8, 192), np.float32))
+    with pytest.raises(CheckpointError, match="output rows of 192 inputs cannot be rounded in groups of 128"):
+        round_output_rows({"lm_head.weight": rows}, "int4")

@@ -14,6 +14,7 @@ from jaxspec_kernels.packed_matmul import CodedWeight, pack_codes
 
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.checkpoints.codes import Codes, QuantizedTensor
+from jaxspec.models import loading
 from jaxspec.models.coded_weights import coded_experts, coded_sharding, coded_weight
 from jaxspec.models.expert_sources import tensor_per_expert
 from jaxspec.models.layers import MLP
@@ -234,3 +235,27 @@ def test_an_order_of_inputs_that_fused_matrices_share_stays_packed(kinds):
     mesh = AbstractMesh((2,), ("tensor",))
     assert coded_sharding(weight, mesh, ("embed", None, "feed_forward")).order.is_fully_replicated
     assert coded_sharding(weight, mesh, ("feed_forward", None, "embed")) is None
+
+
+@pytest.mark.parametrize("activations", ["float32", "float8_e4m3fn"])
+def test_output_rows_that_are_rounded_while_loading_stay_packed(activations):
+    checkpoint = open_checkpoint(quantized_folder("fp8-blocks"))
+    plan = plan_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16), output_dtype="float8_e4m3fn")
+    target = plan.read(packed=True, activations=activations)
+    packed = [each.get_value() for each, _ in declared(target) if isinstance(each.get_value(), CodedWeight)]
+    assert packed == [target.output_kernel]
+    assert target.output_kernel.activations is None
+    every = plan_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16)).read(
+        packed=True, codes=True, activations=activations
+    )
+    weight = every.layers[0].mlp.gate_up.get_value()
+    assert weight.activations == (None if activations == "float32" else activations)
+
+
+def test_what_devices_would_cut_is_named(monkeypatch):
+    monkeypatch.setattr(loading, "packed_sharding", lambda *_: None)
+    plan = plan_target(open_checkpoint(quantized_folder("fp8-blocks")), dtype=jnp.dtype(jnp.bfloat16))
+    named = r"cut their blocks: .*model\.layers\.\*\.mlp\.down_proj\.weight \(1\)"
+    with pytest.warns(UserWarning, match=named):
+        target = plan.read(packed=True, codes=True)
+    assert not any(isinstance(each.get_value(), CodedWeight) for each, _ in declared(target))

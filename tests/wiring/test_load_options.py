@@ -84,6 +84,8 @@ ENGINE = {
     "dtype": ("bfloat16", lambda e: {e.programs.leaves[0].dtype, cache(e).dtype} == {np.dtype("bfloat16")}),
     "exact": (True, lambda e: e.programs.config.exact),
     "packed": (False, lambda e: {leaf.dtype for leaf in e.programs.leaves} == {np.dtype(np.float32)}),
+    "output_dtype": ("float8_e4m3fn", lambda e: has_few_values(models(e).target, e)),
+    "gpu_activations": ("float8_e4m3fn", None),
     "cpu_activations": ("float32", lambda e: cache(e).dtype == np.float32),
     "cache_dtype": ("float16", lambda e: cache(e).dtype == np.float16),
     "synthetic_acceptance_length": (2.0, lambda e: e.programs.config.synthetic_acceptance_length == 2.0),
@@ -100,8 +102,9 @@ def test_every_size_of_the_engine_arrives(name, load, files, monkeypatch):
         monkeypatch.setattr(packed_weights, "MIN_WEIGHT_BYTES", 0)
         settings["model"] = files / "packed.gguf"
     if is_there is None:
-        with pytest.raises(ConfigError, match=f"engine.{name} is {value}"):  # there is one device
-            load(**settings, **{name: value})
+        needed = {"packed": True} if name == "gpu_activations" else {}
+        with pytest.raises(ConfigError, match=f"engine.{name} is '?{value}"):  # there is one device, a CPU
+            load(**settings, **needed, **{name: value})
         return
     with load(**settings, **{name: value}) as asked, load(**settings) as default:
         assert is_there(asked)
