@@ -52,7 +52,9 @@ class DeltaTest(OpTest):
 
     def check(self, case, results, expected):
         """The last inputs keep their dtype, and are those of the rows."""
-        arrays = [np.asarray(x).astype(r.dtype) for x, r in zip(expected, results, strict=True)]
+        arrays = [
+            np.asarray(x).astype(r.dtype) for x, r in zip(jax.tree.leaves(expected), results, strict=True)
+        ]
         super().check(case, results, arrays)
 
     def test_updates_its_buffers_in_place(self, usual_case, implementation):
@@ -67,7 +69,7 @@ class TestDeltaStep(DeltaTest):
     usual = ("odd sizes, empty slots", "a wide head")
     by_row = (3, 4, 5)
     in_place = (0, 1, 2)
-    exact = ("xla", "numba", "triton")
+    exact = ("numba", "triton")  # XLA on a CPU sums products of wide heads in an order of its own
 
     @staticmethod
     def is_for(case, implementation):

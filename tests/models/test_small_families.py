@@ -102,6 +102,7 @@ LEAST = {
     "num_hidden_layers": 5,
     "num_attention_heads": 4,
 }
+LFM2 = {"model_type": "lfm2", "num_key_value_heads": 2}
 
 
 def test_what_published_files_say():
@@ -151,8 +152,8 @@ def test_what_published_files_say():
         ({"model_type": "phi3", "rope_scaling": {"type": "su"}}, "needs short_factor, long_factor"),
         ({"model_type": "minimax_m2", "attn_type_list": [1, 0]}, "attn_type_list with linear attention"),
         ({"model_type": "minimax_m2", "qk_norm_type": "per_head"}, "qk_norm_type 'per_head' is not supp"),
-        ({"model_type": "lfm2", "conv_L_cache": 1}, "conv_L_cache 1 is not supported"),
-        ({"model_type": "lfm2", "layer_types": ["mamba"] * 5}, "layer_types: unknown kind 'mamba'"),
+        ({**LFM2, "conv_L_cache": 1}, "conv_L_cache 1 is not supported"),
+        ({**LFM2, "layer_types": ["mamba"] * 5}, "layer_types: unknown kind 'mamba'"),
         ({"model_type": "olmo2", "hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
     ],
 )

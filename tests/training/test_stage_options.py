@@ -127,8 +127,8 @@ def test_the_engine_is_the_runs_and_ends_answers_where_the_target_does(files, tm
         "cache_dtype": "bfloat16",
         "synthetic_acceptance_length": 2.0,
     }
-    # A training run refuses to split weights, and packs none.
-    refused = {"max_model_len", "tensor_parallel", "packed"}
+    # A training run splits, rounds and packs no weights; activations are rounded only beside packed ones.
+    refused = {"max_model_len", "tensor_parallel", "packed", "output_dtype", "gpu_activations"}
     assert_complete("[engine]", fields(EngineConfig), settings, refused)
     run = opened(files, tmp_path, engine=EngineConfig(**settings))
     (target, drafter), options = given(run._engine, 50)

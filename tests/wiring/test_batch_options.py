@@ -118,7 +118,8 @@ def test_replicas_ask_their_engines_for_what_they_are_told(importable):
 
 
 # What decides an answer, and what only decides when it comes.
-COUNTS = {"dtype", "exact", "cache_dtype", "packed", "cpu_activations", "max_model_len"}
+COUNTS = {"dtype", "exact", "cache_dtype", "packed", "cpu_activations", "max_model_len", "output_dtype"}
+COUNTS |= {"gpu_activations"}
 COUNTS |= {"synthetic_acceptance_length"}
 SPEED = {"batch_size", "page_size", "num_pages", "prefix_caching", "prefill_chunk", "prefill_batch_size"}
 SPEED |= {"mixed_prefill_tokens", "slot_sizes", "steps_per_dispatch", "tensor_parallel"}
@@ -145,9 +146,12 @@ def test_a_run_is_resumed_only_with_what_decides_its_answers(tiny_config):
 
     config = load_config(tiny_config)
     default = settings(config)
-    chosen = settings(config.replace(engine={"packed": False, "exact": True}))
-    assert {f"engine.{name}" for name in COUNTS} == {name for name in chosen if name.startswith("engine.")}
-    assert chosen.keys() - default.keys() == {"engine.packed", "engine.exact"}
+    chosen = settings(config.replace(engine={"packed": False, "exact": True, "output_dtype": "int4"}))
+    rounded = settings(config.replace(engine={"packed": True, "gpu_activations": "float8_e4m3fn"}))
+    assert rounded["engine.gpu_activations"] == "float8_e4m3fn"
+    names = {name for name in {**chosen, **rounded} if name.startswith("engine.")}
+    assert {f"engine.{name}" for name in COUNTS} == names
+    assert chosen.keys() - default.keys() == {"engine.packed", "engine.exact", "engine.output_dtype"}
     for name, value in DRAFTER.items():
         source = {"source": str(tiny_config.parent / "model")} if name == "kind" else {}
         auto = {"num_speculative_tokens": "auto"} if name == "max_speculative_tokens" else {}

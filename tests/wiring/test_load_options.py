@@ -206,6 +206,7 @@ def write_toml(path, **sections):
 def test_every_key_of_a_configuration_file_is_read(tmp_path, monkeypatch):
     monkeypatch.setitem(DRAFTERS, "with options", WithOptions)
     engine = {name: value for name, (value, _) in ENGINE.items()}
+    rounded = {"packed": True, "gpu_activations": engine.pop("gpu_activations")}
     drafter = {key: value for settings, _ in DRAFTER.values() for key, value in settings.items()}
     drafter = {**drafter, "kind": "with options", "source": "s", "file": "f", "sha256": "0"}
     del drafter["options"]
@@ -213,7 +214,9 @@ def test_every_key_of_a_configuration_file_is_read(tmp_path, monkeypatch):
     config = load_config(write_toml(tmp_path / "a.toml", target=target, drafter=drafter, engine=engine))
     assert config.target == SourceConfig(**target)
     assert config.drafter == DrafterConfig(**drafter)
-    assert dataclasses.asdict(config.engine) == {**engine, "slot_sizes": [3]}
+    assert dataclasses.asdict(config.engine) == {**engine, "slot_sizes": [3], "gpu_activations": None}
+    other = load_config(write_toml(tmp_path / "b.toml", target=target, engine=rounded)).engine
+    assert {name: getattr(other, name) for name in rounded} == rounded
 
 
 LOAD = {"model", "weights", "names", "drafter", "device", "sampling_modes", "progress"}
