@@ -72,7 +72,8 @@ ATTENTION: dict[str, dict[str, Any]] = {
         "attention_multiplier": 1.0,
         "residual_multiplier": 0.7,
         "layers_without_rope": [1],
-        "seed": 1,
+        "seed": 14,
+        "gain": 1.8,
     },
 }
 """The kinds of attention, and the family of docs/adding-a-family.md, as changes to `tiny_models.TARGET`;
@@ -97,11 +98,11 @@ STATES = ("recurrent", "mamba")
 ONLY_OVER = {
     "mtp": ("latent", "recurrent", "compressed"),
     "gemma4_assistant": ("gemma4",),
-    "dflash": (*ATTENTION, "gemma4"),
     "bigram": ("full", "own family"),
     "near": tuple(kind for kind in ATTENTION if kind not in STATES),
     # To these the second kind of state is like the first.
-    **dict.fromkeys(("eagle1", "peagle", "dflash"), tuple(kind for kind in ATTENTION if kind != "mamba")),
+    **dict.fromkeys(("eagle1", "peagle"), tuple(kind for kind in ATTENTION if kind != "mamba")),
+    "dflash": (*(kind for kind in ATTENTION if kind != "mamba"), "gemma4"),
 }
 PAIRS = [(kind, name) for kind in TARGETS for name in DRAFTERS if kind in ONLY_OVER.get(name, ATTENTION)]
 """Every drafter with every kind of attention that it supports and that makes a difference to it."""

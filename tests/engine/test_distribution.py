@@ -195,4 +195,6 @@ def test_pairs_of_tokens_are_as_likely_as_in_plain_decoding(folder, exact, name)
         assert excess(counts.sum(0), expected.sum(0)) < 5
         assert excess(counts.sum(1), expected.sum(1)) < 5
     if drafter:
-        assert 0.02 < accepted / drafted < 0.95
+        # A repetition in a text of DeepSeek-V4's is hardly ever what comes next.
+        least = 0.02 if name == "ngram over compressed" else 0.05
+        assert least < accepted / drafted < 0.95

@@ -75,7 +75,7 @@ def test_a_target_that_drafts_for_itself_has_all_accepted(load, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_frozen_metadata_loses_acceptance(load, kind, monkeypatch):
     freeze(load(kind), monkeypatch)
-    assert acceptance_length(load(kind)) < 5.7
+    assert acceptance_length(load(kind)) < 5.0
 
 
 @pytest.mark.parametrize(("kind", "part"), STALE_PARTS)

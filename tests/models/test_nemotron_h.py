@@ -78,7 +78,7 @@ def test_older_files_give_the_layers_as_letters_or_other_names():
 @pytest.mark.parametrize("length", [1, 2, 13, 64])
 def test_a_chunk_is_its_rows_one_after_another(length):
     """States last for long."""
-    check_rule_in_chunks(_rule(), mamba_state_shape(_rule().config), length)
+    check_rule_in_chunks(_rule(), mamba_state_shape(_rule().config), length, size=100)
 
 
 def test_a_row_of_a_step_does_not_depend_on_those_beside_it():
