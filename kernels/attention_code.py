@@ -1,5 +1,6 @@
 """Inner loops of attention kernels for a CPU: Numba intrinsics over float32 rows and cached vectors."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,12 @@ from jaxspec_kernels.vector_code import FLOAT, HALF, INTEGER, VectorCode, word
 from llvmlite import ir
 from numba import types
 from numba.core.cgutils import alloca_once_value, for_range, for_range_slice
+
+
+def lanes_of(dim: int) -> int:
+    """The numbers of a vector that divides a head of this width."""
+    widest = 16 if "avx512f" in call.features() else 8
+    return math.gcd(dim, widest)
 
 
 def widening_code(kind: ir.Type, lanes: int, count: int) -> Any:
@@ -32,6 +39,26 @@ def widening_code(kind: ir.Type, lanes: int, count: int) -> Any:
         return types.int64(types.int64, types.int64), generate
 
     return widen
+
+
+def copying(lanes: int, dim: int, is_half: bool) -> Any:
+    """A function for kernels that copies a vector, from one address to another, as float32.
+
+    Args:
+      is_half: whether it is float16 where it comes from.
+    """
+    widen = widening_code(HALF, lanes, dim)
+
+    @call.njit
+    def copy(held, to):
+        if is_half:
+            widen(held, to)
+        else:
+            source, target = call.floats_at(held), call.floats_at(to)
+            for d in range(dim):
+                target[d] = source[d]
+
+    return copy
 
 
 def scores_code(tile: int, lanes: int, dim: int, kind: ir.Type) -> Any:

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels import numba_call as call
-from jaxspec_kernels.attention_code import scores_code, widening_code
+from jaxspec_kernels.attention_code import copying, lanes_of, scores_code
 from jaxspec_kernels.choose_entries.reference import choose_entries as reference
-from jaxspec_kernels.vector_code import FLOAT, HALF
+from jaxspec_kernels.vector_code import FLOAT
 
 _TILE = 16
 """Entries whose scores are computed together."""
@@ -26,17 +26,10 @@ def choose_entries(
     is_float = queries.dtype == jnp.float32 and keys.dtype in (jnp.float32, jnp.float16)
     if not (is_float and queries.size and keep):
         return reference(queries, weights, keys, entry_slots, num_entries, keep=keep)
-    target = _target(queries.shape[3], is_half=keys.dtype == jnp.float16)
+    target = _registered(queries.shape[3], keys.dtype == jnp.float16)
     return jax.ffi.ffi_call(target, jax.ShapeDtypeStruct((*queries.shape[:2], keep), jnp.int32))(
         queries, weights.astype(jnp.float32), keys, entry_slots, num_entries
     )
-
-
-def _target(dim: int, *, is_half: bool) -> str:
-    """The name of the kernel for these sizes; there are few different ones."""
-    widest = 16 if "avx512f" in call.features() else 8
-    lanes = next(lanes for lanes in (16, 8, 4, 2, 1) if lanes <= widest and not dim % lanes)
-    return _registered(lanes, dim, is_half)
 
 
 @call.njit
@@ -49,25 +42,16 @@ def _reached(ranks, count, least):
 
 
 @call.once
-def _registered(lanes: int, dim: int, is_half: bool) -> str:
+def _registered(dim: int, is_half: bool) -> str:
     """Compiles and registers a kernel; returns its name.
 
     Args:
-      lanes: of a vector; divides `_TILE` and `dim`.
       dim: the width of a head.
       is_half: whether the keys are float16.
     """
+    lanes = lanes_of(dim)
     row_bytes, held_bytes = 4 * dim, (2 if is_half else 4) * dim
-    products, widen = scores_code(_TILE, lanes, dim, FLOAT), widening_code(HALF, lanes, dim)
-
-    @call.njit
-    def copy(held, to):
-        if is_half:
-            widen(held, to)
-        else:
-            source, target = call.floats_at(held), call.floats_at(to)
-            for d in range(dim):
-                target[d] = source[d]
+    products, copy = scores_code(_TILE, lanes, dim, FLOAT), copying(lanes, dim, is_half)
 
     def kernel(frame, part, parts):
         queries_, weights = call.argument(frame, 0), call.floats(call.argument(frame, 1))

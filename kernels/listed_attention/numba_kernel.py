@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels import numba_call as call
-from jaxspec_kernels.attention_code import scores_code, softmax_code, values_code, widening_code
+from jaxspec_kernels.attention_code import copying, lanes_of, scores_code, softmax_code, values_code
 from jaxspec_kernels.listed_attention.reference import listed_attention as reference
-from jaxspec_kernels.vector_code import FLOAT, HALF
+from jaxspec_kernels.vector_code import FLOAT
 
 _TILE = 16
 """Slots whose scores are computed together."""
@@ -37,7 +37,7 @@ def listed_attention(
         return reference(queries, cache, *lists, sinks, scale=scale)
     if entries is None:
         entries, num_entries = cache, jnp.zeros_like(window_lengths)
-    target = _target(queries.shape[3], is_half=cache.dtype == jnp.float16)
+    target = _registered(queries.shape[3], cache.dtype == jnp.float16)
     return jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(queries.shape, jnp.float32))(
         queries,
         *(cache, window_slots, window_lengths),
@@ -47,38 +47,22 @@ def listed_attention(
     )
 
 
-def _target(dim: int, *, is_half: bool) -> str:
-    """The name of the kernel for these sizes; there are few different ones."""
-    widest = 16 if "avx512f" in call.features() else 8
-    lanes = next(lanes for lanes in (16, 8, 4, 2, 1) if lanes <= widest and not dim % lanes)
-    return _registered(lanes, dim, is_half)
-
-
 @call.once
-def _registered(lanes: int, dim: int, is_half: bool) -> str:
+def _registered(dim: int, is_half: bool) -> str:
     """Compiles and registers a kernel; returns its name.
 
     Args:
-      lanes: of a vector; divides `_TILE` and `dim`.
       dim: the width of a head.
       is_half: whether the caches are float16.
     """
+    lanes = lanes_of(dim)
     # Bytes of a vector in float32, and as a cache holds it.
     row_bytes, held_bytes = 4 * dim, (2 if is_half else 4) * dim
     # As many heads as there are registers for their sums.
     joined = 4 if lanes == 16 else 2
     scores, softmax = scores_code(_TILE, lanes, dim, FLOAT), softmax_code(lanes)
     add, add_joined = values_code(lanes, dim, 1, FLOAT), values_code(lanes, dim, joined, FLOAT)
-    widen = widening_code(HALF, lanes, dim)
-
-    @call.njit
-    def copy(held, to):
-        if is_half:
-            widen(held, to)
-        else:
-            source, target = call.floats_at(held), call.floats_at(to)
-            for d in range(dim):
-                target[d] = source[d]
+    copy = copying(lanes, dim, is_half)
 
     def kernel(frame, part, parts):
         queries_, output_ = call.argument(frame, 0), call.result(frame, 0)

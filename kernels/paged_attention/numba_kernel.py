@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels import numba_call as call
-from jaxspec_kernels.attention_code import scores_code, softmax_code, values_code, widening_code
+from jaxspec_kernels.attention_code import lanes_of, scores_code, softmax_code, values_code, widening_code
 from jaxspec_kernels.paged_attention.reference import paged_attention as reference
 from jaxspec_kernels.vector_code import FLOAT, HALF, VectorCode, word
 from numba import types
@@ -48,10 +48,7 @@ def paged_attention(
 
 def _target(page_size: int, dim: int, *, is_half: bool) -> str:
     """The name of the kernel for these sizes; there are few different ones."""
-    widest = 16 if "avx512f" in call.features() else 8
-    lanes = next(lanes for lanes in (16, 8, 4, 2, 1) if lanes <= widest and not dim % lanes)
-    lanes = min(lanes, page_size)
-    return _registered(min(page_size, 16), lanes, dim, is_half)
+    return _registered(min(page_size, 16), min(lanes_of(dim), page_size), dim, is_half)
 
 
 @call.once
