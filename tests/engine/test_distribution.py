@@ -141,6 +141,8 @@ DRAFTERS = {
 }
 
 
+LEAST = {"ngram over compressed": 0.02, "dflash over gemma4": 0.02}
+"""Where less than a twentieth is accepted: over a target that hardly repeats itself, and by a random head."""
 SEEDS = {"peagle over states": 2 * 10**6}
 """The first seed of a case, if it is not 0. This one is 5.1 above the mean with seeds from 0 on, by chance:
 48,000 others give 0.2."""
@@ -195,6 +197,4 @@ def test_pairs_of_tokens_are_as_likely_as_in_plain_decoding(folder, exact, name)
         assert excess(counts.sum(0), expected.sum(0)) < 5
         assert excess(counts.sum(1), expected.sum(1)) < 5
     if drafter:
-        # A repetition in a text of DeepSeek-V4's is hardly ever what comes next.
-        least = 0.02 if name == "ngram over compressed" else 0.05
-        assert least < accepted / drafted < 0.95
+        assert LEAST.get(name, 0.05) < accepted / drafted < 0.95
