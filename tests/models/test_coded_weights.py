@@ -242,8 +242,11 @@ def test_output_rows_that_are_rounded_while_loading_stay_packed(activations):
     checkpoint = open_checkpoint(quantized_folder("fp8-blocks"))
     plan = plan_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16), output_dtype="float8_e4m3fn")
     target = plan.read(packed=True, activations=activations)
-    packed = [each.get_value() for each, _ in declared(target) if isinstance(each.get_value(), CodedWeight)]
-    assert packed == [target.output_kernel]
+    (packed,) = (
+        each.get_value() for each, _ in declared(target) if isinstance(each.get_value(), CodedWeight)
+    )
+    assert isinstance(target.output_kernel, CodedWeight)
+    np.testing.assert_array_equal(np.asarray(packed), np.asarray(target.output_kernel))
     assert target.output_kernel.activations is None
     every = plan_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16)).read(
         packed=True, codes=True, activations=activations
