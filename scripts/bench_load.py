@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from bench.engines import build_engine
+from bench.engines import add_engine_option, build_engine
 from bench.load import run, summary
 from bench.shapes import SHAPES
 from bench.timeline import kernel_table, read_kernels
@@ -272,14 +272,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--max-model-len", type=int, default=4608, metavar="N", help="the most tokens of a request"
     )
-    parser.add_argument(
-        "--engine",
-        action="append",
-        default=[],
-        type=_setting,
-        metavar="NAME=VALUE",
-        help="another field of the engine's configuration, as JSON",
-    )
+    add_engine_option(parser)
     parser.add_argument(
         "--stream", action="store_true", help="stream answers, and time the waits between pieces"
     )
@@ -318,16 +311,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         if args.acceptance is None and args.num_speculative_tokens:
             args.acceptance = 3.0
     return args
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals or name not in EngineConfig.__dataclass_fields__:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE for a field of EngineConfig")
-    try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
-        return name, value
 
 
 if __name__ == "__main__":

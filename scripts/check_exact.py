@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench.engines import build_engine
+from bench.engines import add_engine_option, build_engine
 from bench.shapes import SHAPES
 
 import jaxspec
@@ -81,6 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
         begin = time.perf_counter()
         sizes = {"batch_size": way.batch, "slot_sizes": (way.batch,), "max_model_len": _LONGEST, **way.sizes}
         sizes |= {"exact": not args.fast, "sampling_modes": ("sampled" if way.temperature else "greedy",)}
+        sizes |= dict(args.engine)
         with load(way.drafts, sizes) as engine:
             answers = _answer(engine, way, prompts, args)
             notes = [f"{sum(answer.cached_tokens for answer in answers)} cached"] if way.again else []
@@ -165,6 +166,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--only", default="", metavar="TEXT", help="only ways whose name contains this")
     parser.add_argument("--fast", action="store_true", help="without `engine.exact`")
+    add_engine_option(parser)
     return parser.parse_args(arguments)
 
 

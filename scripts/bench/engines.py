@@ -1,5 +1,7 @@
 """Engines over networks with random weights."""
 
+import argparse
+import json
 from typing import Any
 
 import jax
@@ -47,3 +49,25 @@ def build_engine(
             progress=False,
             **settings,
         )
+
+
+def add_engine_option(parser: argparse.ArgumentParser) -> None:
+    """Adds --engine NAME=VALUE, which may be repeated; `engine` is a list of names and values."""
+    parser.add_argument(
+        "--engine",
+        action="append",
+        default=[],
+        type=_setting,
+        metavar="NAME=VALUE",
+        help="another field of the engine's configuration, as JSON",
+    )
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or name not in EngineConfig.__dataclass_fields__:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE for a field of EngineConfig")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
