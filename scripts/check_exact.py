@@ -74,7 +74,8 @@ SAMPLED = (
 def main(arguments: list[str] | None = None) -> int:
     args = _parse(sys.argv[1:] if arguments is None else arguments)
     load, prompts = _source(args)
-    chosen = [way for way in (FIRST, *WAYS, *SAMPLED) if way is FIRST or args.only in way.name]
+    ways = (FIRST, *WAYS, *SAMPLED)
+    chosen = [way for way in ways if way is FIRST or any(text in way.name for text in args.only)]
     first: dict[float, list[Generation]] = {}
     failed = False
     for way in chosen:
@@ -164,7 +165,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--input", type=Path, nargs="+", metavar="FILE", help="of prompts")
     parser.add_argument("--limit", type=int, default=20, help="prompts, of each file")
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--only", default="", metavar="TEXT", help="only ways whose name contains this")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="TEXT", help="only ways whose name contains one of these"
+    )
     parser.add_argument("--fast", action="store_true", help="without `engine.exact`")
     add_engine_option(parser)
     return parser.parse_args(arguments)
