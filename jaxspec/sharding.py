@@ -98,8 +98,40 @@ def on_shards(
     def specs(tree: Any) -> Any:
         return jax.tree.map(lambda sharding: sharding.spec, tree)
 
-    # JAX cannot check which results of kernels are equal on all devices.
-    return jax.shard_map(program, mesh=mesh, in_specs=specs(places), out_specs=specs(out), check_vma=False)
+    def whole(*arguments: Any) -> Any:
+        results: list[Any] = []
+
+        def on_device(*parts: Any) -> Any:
+            results.append(program(*_emptied(parts, arguments)))
+            return _filled(results[0], mesh.size)
+
+        # JAX cannot check which results of kernels are equal on all devices.
+        mapped = jax.shard_map(
+            on_device, mesh=mesh, in_specs=specs(places), out_specs=specs(out), check_vma=False
+        )
+        return _emptied(mapped(*_filled(arguments, mesh.size)), results[0])
+
+    return whole
+
+
+def _filled(tree: Any, size: int) -> Any:
+    """The arrays of a tree, those without elements with axes of this size in place of empty ones.
+
+    XLA of jax 0.11.2 removes arrays without elements that enter or leave a program on shards, but not their
+    shardings, and dies while it compiles such a program.
+    """
+    return jax.tree.map(
+        lambda x: x if x.size else jnp.zeros([length or size for length in x.shape], x.dtype), tree
+    )
+
+
+def _emptied(tree: Any, like: Any) -> Any:
+    """The inverse of `_filled`; `like` has the axes that are empty."""
+
+    def emptied(x: jax.Array, shape: jax.Array) -> jax.Array:
+        return x if shape.size else x[tuple(slice(None if n else 0) for n in shape.shape)]
+
+    return jax.tree.map(emptied, tree, like)
 
 
 def split_over(part: int, whole: int) -> str | None:

@@ -1,15 +1,18 @@
-"""Which axis of an array is split, on meshes without devices."""
+"""Which axis of an array is split, on meshes without devices, and what enters programs on shards."""
+
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxspec_kernels.expert_matmul import Mxfp4Weight
 
 from jaxspec.config import MESH_AXIS
 from jaxspec.models.packed_weights import packed_sharding
-from jaxspec.sharding import sharding
+from jaxspec.sharding import on_shards, sharding
 
 T = MESH_AXIS
 GATE_UP = ("experts", "embed", None, "expert_inner")
@@ -57,3 +60,30 @@ def test_packed_experts_are_cut_where_the_weights_are(devices, cut):
     words = placed.values.shard_shape(weight.values.shape)
     assert scales[axis] == size
     assert (words[0], words[1], words[2] * 4) == (scales[0], scales[2], scales[1] * 32)
+
+
+def test_no_array_without_elements_enters_or_leaves_a_program_on_shards(monkeypatch):
+    """XLA of jax 0.11.2 would die of it; the state of an engine without a head has one."""
+    passed = []
+
+    def on_one(program, **_):
+        def run(*parts):
+            results = program(*parts)
+            passed.extend(jax.tree.leaves((parts, results)))
+            return results
+
+        return run
+
+    def program(kept, rest):
+        assert [kept["hidden"].shape, kept["words"].shape, rest] == [(2, 0), (3,), None]
+        return {"hidden": kept["hidden"] + 1, "words": kept["words"] + 1}, jnp.zeros((0, 5), jnp.int32)
+
+    monkeypatch.setattr(jax, "shard_map", on_one)
+    kept = {"hidden": jnp.zeros((2, 0), jnp.bfloat16), "words": jnp.arange(3)}
+    whole = NamedSharding(Mesh(np.asarray(jax.devices()[:1]), (T,)), P())
+    split = on_shards(program, SimpleNamespace(size=4), (whole, whole), (whole, whole))
+    results, nothing = jax.jit(split)(kept, None)
+    assert [x.shape for x in passed] == [(2, 4), (3,), (2, 4), (3,), (4, 5)]
+    assert (results["hidden"].shape, results["hidden"].dtype) == ((2, 0), jnp.bfloat16)
+    np.testing.assert_array_equal(results["words"], [1, 2, 3])
+    assert (nothing.shape, nothing.dtype) == ((0, 5), jnp.int32)
