@@ -46,7 +46,7 @@ def psum(x: jax.Array, axis: str) -> jax.Array:
     links = _peers.get()
     is_float = x.dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
     if links is None or not is_float or x.nbytes % 4 or not _is_small(x, links):
-        return _sum_of_gathered(x, axis) if is_exact() else lax.psum(x, axis)
+        return _sum_of_gathered(x, axis) if is_float and is_exact() else lax.psum(x, axis)
     from jaxspec_kernels.collectives.triton_kernel import peer_sum
 
     return peer_sum(x, links)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxspec_kernels import collectives
 from jaxspec_kernels.collectives import all_gather, peer_links, peer_memory, psum, psum_norm, through_peers
 
 from jaxspec.config import MESH_AXIS
@@ -161,6 +162,31 @@ def test_exchanges_of_all_sizes_follow_each_other():
     jax.tree.map(
         partial(np.testing.assert_allclose, rtol=1e-5), first, jax.tree.map(np.asarray, through_xla())
     )
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("devices", [2, 3, 8])
+def test_an_exact_sum_that_is_left_to_xla_is_the_one_of_the_kernel(monkeypatch, dtype, devices):
+    """In the order of devices, in float32, rounded once: for every number of rows."""
+    monkeypatch.setattr(collectives, "is_exact", lambda: True)
+    rng = np.random.default_rng(0)
+    wide = rng.normal(size=(devices, 300, 96)) * np.exp(2 * rng.normal(size=(devices, 300, 96)))
+    x = jnp.asarray(wide, dtype)
+    over = jax.jit(jax.vmap(partial(psum, axis=MESH_AXIS), axis_name=MESH_AXIS))
+    total, *others = np.asarray(x, np.float32)
+    for part in others:
+        total = total + part
+    wanted = np.asarray(jnp.asarray(total).astype(dtype))
+    for number in (1, 2, 5, 16, 129, 300):
+        for got in np.asarray(over(x[:, :number])):
+            np.testing.assert_array_equal(got, wanted[:number])
+
+
+def test_an_exact_sum_of_integers_has_all_their_bits(monkeypatch):
+    monkeypatch.setattr(collectives, "is_exact", lambda: True)
+    x = jnp.asarray([[(1 << 24) + 1, -7], [1 << 28, 3]], jnp.int32)
+    got = jax.vmap(partial(psum, axis=MESH_AXIS), axis_name=MESH_AXIS)(x)
+    np.testing.assert_array_equal(got, np.broadcast_to(np.asarray(x).sum(axis=0), (2, 2)))
 
 
 def test_large_arrays_are_left_to_xla():
