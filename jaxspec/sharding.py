@@ -117,8 +117,8 @@ def on_shards(
 def _filled(tree: Any, size: int) -> Any:
     """The arrays of a tree, those without elements with axes of this size in place of empty ones.
 
-    XLA of jax 0.11.2 removes arrays without elements that enter or leave a program on shards, but not their
-    shardings, and dies while it compiles such a program.
+    XLA of jax 0.11.2 (not 0.11.1 or 0.12.0) removes arrays without elements that enter or leave a program on
+    shards, but not their shardings, and dies while it compiles such a program.
     """
     return jax.tree.map(
         lambda x: x if x.size else jnp.zeros([length or size for length in x.shape], x.dtype), tree
