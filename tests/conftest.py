@@ -21,6 +21,7 @@ import pytest
 import tiers
 import tokenizers
 from memory import give_back, is_large
+from programs_when_run import compile_ahead, compile_when_run
 
 import jaxspec
 from jaxspec.engine.programs import Programs
@@ -158,11 +159,19 @@ COMPILE_IN_BACKGROUND = Programs.compile_in_background
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nothing_is_compiled_behind():
-    """Turns off background compilation, a third of the suite's time: the first programs serve any request."""
+def only_what_runs_is_compiled():
+    """Programs are compiled when they first run, and none in the background: tests spend most of their time
+    compiling, the first programs serve any request, and of these a test runs about half."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Programs, "compile", compile_when_run)
         patch.setattr(Programs, "compile_in_background", lambda programs, sizes: None)
         yield
+
+
+@pytest.fixture
+def compiled_ahead(monkeypatch):
+    """Engines compile their programs before they run, as outside of the tests."""
+    monkeypatch.setattr(Programs, "compile", compile_ahead)
 
 
 @pytest.fixture

@@ -108,13 +108,19 @@ PAIRS = [(kind, name) for kind in TARGETS for name in DRAFTERS if kind in ONLY_O
 """Every drafter with every kind of attention that it supports and that makes a difference to it."""
 ONCE = {name: ONLY_OVER.get(name, ("full",))[0] for name in DRAFTERS}
 """Every drafter with one kind of attention, full attention if it supports that."""
+IN_BOTH_MODES = [("full", "ngram"), ("full", "eagle3"), ("full", "dflash")]
+"""Drafters that tests run in the programs for greedy requests, too: without a network, one by one, and all at
+once. Those for sampling serve any request, and otherwise drafters share what these do."""
 DRAWS = [
-    *((kind, name, "probabilistic") for name, kind in ONCE.items()),
-    *(("full", name, "probabilistic") for name in ("random eagle3", "fewer rows", "more rows")),
-    ("full", "eagle3", "greedy"),
-]
+    (ONCE.get(name, "full"), name, "probabilistic")
+    for name in (
+        *("near", "random eagle3", "peagle", "dflash", "ngram", "mtp", "gemma4_assistant", "eagle1"),
+        *("fewer rows", "more rows", "eagle3", "bigram"),
+    )
+] + [("full", "eagle3", "greedy")]
 """Ways to draw drafts, as kind of attention, drafter and `drafter.sampling`: from every drafter, from random
-weights, from vocabularies smaller and larger than the target's, and one-hot."""
+weights, from vocabularies smaller and larger than the target's, and one-hot. Of those that are next to each
+other and share their code, what draws from changed logits is tested with one."""
 MOST_LOADED = 30
 """The number of engines kept for one kind of attention; each takes 20 MB and 300 memory maps."""
 KINDS = dict.fromkeys(("self", "near", "fewer rows", "more rows"), "draft_model")
@@ -184,6 +190,11 @@ class TinyEngines:
         """Closes all engines and forgets them."""
         while self.loaded:
             self.loaded.popitem()[1].close()
+
+
+def modes_of(kind: str, name: str) -> tuple[str, ...]:
+    """The `sampling_modes` with which tests load a pair."""
+    return ("greedy", "sampled") if (kind, name) in IN_BOTH_MODES else ("sampled",)
 
 
 def tokens_of(generations: Iterable[Generation]) -> list[list[int]]:

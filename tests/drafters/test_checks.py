@@ -183,7 +183,7 @@ def test_what_can_be_used_is_taken(plain):
     step_of(plain, mine(num_speculative_tokens=K))
 
 
-def test_loading_names_it(target, monkeypatch):
+def test_loading_names_it(target, monkeypatch, compiled_ahead):
     monkeypatch.setattr(Wrong, "propose", proposed(logits=np.zeros((3, K, V - 8), np.float32)))
     with pytest.raises(DrafterError, match=r"^Wrong\.propose returned logits "):
         load(target, SETTINGS)

@@ -1,11 +1,13 @@
 """What an engine counts of its work."""
 
 import pytest
+from programs_when_run import compile_now
 
 
 @pytest.mark.parametrize("name", ["none", "eagle3"])
 def test_counts_are_those_of_the_answers(tiny_engines, prompts, name):
     engine = tiny_engines.load(name, 3, steps_per_dispatch=2)
+    compile_now(engine.programs)
     engine.forget_prefixes()
     before = engine.counters
     answers = engine.generate(prompts, max_new_tokens=11)

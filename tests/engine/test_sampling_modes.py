@@ -2,10 +2,12 @@
 
 import pytest
 from jaxspec_kernels.process_logits import process_logits
+from programs_when_run import compile_ahead
 from tiny_engines import SIZES, tokens_of
 
 import jaxspec
 from jaxspec import SamplingParams
+from jaxspec.engine.programs import Programs
 from jaxspec.sampling import SamplingMode, mode
 
 PLAIN = {"temperature": 1.0, "min_p": 0.02, "seed": 3}
@@ -22,6 +24,7 @@ def engine(tiny_engines, drafter):
     """An engine with the programs that one on a GPU has: a search in them always runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mode, "can_branch", lambda: False)
+        patch.setattr(Programs, "compile", compile_ahead)
         patch.setitem(process_logits._kernels, "numba", None)
         engine = jaxspec.load(
             tiny_engines.folders["target"],

@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 from golden_files import TARGETS, assert_close, golden_folder, golden_outputs
 from options import submitted
+from programs_when_run import compile_now
 from target_checks import log_softmax
 from tiny_engines import ATTENTION, SIZES, assert_idle, assert_scored, limit_pages, tokens_of
 from tiny_models import changed, on_device
@@ -191,6 +192,7 @@ def test_answers_stream_meanwhile(tiny_engines, prompts, compiled, forward_of):
     assert_scores(first, given, lambda text: forward_of("full", text))
     is_over, streamed, scored = threading.Event(), [], []
     engine.wait_prepared(60)
+    compile_now(engine.programs)
     before = len(compiled)
 
     def stream(i):

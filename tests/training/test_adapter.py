@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from programs_when_run import compile_now
 from tiny_engines import SIZES, assert_idle, tokens_of
 from tiny_models import write_eagle1, write_eagle3, write_target
 from tiny_mtp import LATENT, write_with_mtp
@@ -105,6 +106,7 @@ def test_a_second_call_goes_on_and_compiles_nothing(eagle3, compiled):
     assert first.tokens == sum(len(answer.token_ids) for answer in answers)
     assert (len(first.overlap), len(first.accuracy)) == (2, 2)
     assert first.weights_version == eagle3.weights_version
+    compile_now(eagle3.programs)
     before = len(compiled)
     # Longer and shorter ones, in lists.
     second = adapt(eagle3, [eagle3.generate(PROMPTS[:6], seed=4, n=3, max_new_tokens=40)], **LEARN)
