@@ -23,6 +23,7 @@ from tiny_engines import (
     STATES,
     TARGETS,
     drive_from_python,
+    modes_of,
     start_afresh,
     tokens_of,
 )
@@ -45,8 +46,8 @@ SPLIT = [
     for kind, name in PAIRS
     if kind == "full" or name == "eagle3" or name in ON_FOUR.get(kind, ())
 ]
-# The program for sampling serves greedy requests as well; the other one is compared over one kind.
-MODES = {kind: ("greedy", "sampled") if kind == "full" else ("sampled",) for kind in TARGETS}
+# Of the loop, likewise.
+LOOPS = [pair for pair in PAIRS if pair in SPLIT or pair[1] == "mtp"]
 SAMPLED = ("eagle3", "eagle3 reference", "peagle", "dflash", "near split")
 
 
@@ -69,7 +70,7 @@ def pair(request, engines_of):
 @pytest.fixture
 def engine(engines_of, pair):
     kind, name = pair
-    return engines_of[kind].load(name, DRAFTERS[name], sampling_modes=MODES[kind])
+    return engines_of[kind].load(name, DRAFTERS[name], sampling_modes=modes_of(kind, name))
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +105,7 @@ def assert_same(compiled, host):
         np.testing.assert_allclose(one[1:], other[1:], rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("pair", LOOPS, ids="-".join, indirect=True, scope="module")
 def test_the_compiled_loop_drafts_what_the_host_driven_one_does(engine, pair, prompts, monkeypatch):
     """For greedy requests beside sampled ones."""
     compiled = answers_and_caches(engine, prompts, temperatures=[0.0, 1.0])
@@ -157,7 +159,7 @@ def test_several_devices_sample_as_one(engines_of):
     results = run("pairs", "full", "sampled", *(f"{name}@2" for name in SAMPLED))
     for name, result in zip(SAMPLED, results.values(), strict=True):
         drafter = name.split()[0]
-        engine = engines_of["full"].load(drafter, DRAFTERS[drafter], sampling_modes=MODES["full"])
+        engine = engines_of["full"].load(drafter, DRAFTERS[drafter], sampling_modes=modes_of("full", drafter))
         assert result["answers"] == answers(engine, "sampled"), name
         assert_only_meant(result["moves"], 2, BATCH * (DRAFTERS["near"] + 1) * VOCABULARY)
     assert len({str(result["answers"]) for result in results.values()}) > 1
