@@ -10,6 +10,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
+from programs_when_run import share_programs
 from safetensors.numpy import load_file, save_file
 from several_devices import OWN, run
 from tiny_engines import SIZES, assert_idle, assert_scored, tokens_of
@@ -39,9 +40,13 @@ def files(tmp_path_factory):
     return root
 
 
-def load(folder, head, **options):
+def load(folder, head, of=None, **options):
+    """An engine, with the programs of one that was loaded before if that one is given."""
     drafter = {"kind": "eagle3", "source": str(head), "num_speculative_tokens": 3}
-    return jaxspec.load(folder, drafter=drafter, progress=False, **{**SIZES, **options})
+    engine = jaxspec.load(folder, drafter=drafter, progress=False, **{**SIZES, **options})
+    if of is not None:
+        share_programs(engine.programs, of.programs)
+    return engine
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +92,9 @@ def test_after_twenty_updates_it_is_a_fresh_engine(engine, files, prompts, tmp_p
     assert max(sizes[10:]) <= max(sizes[2:10])
     fresh = write_folder(tmp_path / "target", config_of(files / "target"), target)
     fresh_head = write_folder(tmp_path / "head", config_of(files / "head"), head)
+    answered = answers(engine, prompts)
     with load(fresh, fresh_head) as loaded:
-        assert answers(engine, prompts) == answers(loaded, prompts)
+        assert answers(loaded, prompts) == answered
         found, expected = (each.score(prompts, top=2, hidden=1) for each in (engine, loaded))
         for name in ("logprobs", "top_logprobs"):
             np.testing.assert_allclose(getattr(found, name), getattr(expected, name), atol=1e-5)
@@ -105,8 +111,9 @@ def test_a_copy_of_the_targets_rows_follows_the_target(engine, files, prompts, t
     engine.update_weights(on_device(target))
     engine.update_weights(drafter=own)  # with a copy that has followed since
     fresh = write_folder(tmp_path / "target", config_of(files / "target"), target)
-    with load(fresh, files / "head") as loaded:
-        assert answers(engine, prompts) == answers(loaded, prompts)
+    expected = answers(engine, prompts)
+    with load(fresh, files / "head", engine) as loaded:
+        assert answers(loaded, prompts) == expected
 
 
 def test_requests_run_while_weights_change(engine, files, prompts):
@@ -175,8 +182,9 @@ def test_updates_of_several_threads_queue(engine, files, prompts, tmp_path):
     assert problems == []
     assert sorted(versions) == list(range(first + 1, first + 181))
     fresh = write_folder(tmp_path / "target", config_of(files / "target"), tensors)
-    with load(fresh, files / "head") as loaded:
-        assert answers(engine, prompts) == answers(loaded, prompts)
+    expected = answers(engine, prompts)
+    with load(fresh, files / "head", engine) as loaded:
+        assert answers(loaded, prompts) == expected
 
 
 def test_requests_in_flight_finish_or_are_aborted(engine, files, prompts):
@@ -232,9 +240,9 @@ def test_the_engines_own_arrays_may_come_back_in_other_places(engine, files, pro
     assert answers(engine, prompts) == expected
 
 
-def test_what_depends_on_weights_is_forgotten(files, prompts):
+def test_what_depends_on_weights_is_forgotten(engine, files, prompts):
     prompt = prompts[2]
-    with load(files / "target", files / "head") as fixed:
+    with load(files / "target", files / "head", engine) as fixed:
         fixed.generate(prompt, **ASK)
         before = jaxspec.inspect_steps(fixed, prompt, **ASK)
         head = load_file(files / "head" / "model.safetensors")
@@ -321,7 +329,7 @@ def test_the_engines_own_tree_loads_and_updates(engine, files, prompts, tmp_path
     restored = checkpointer.restore(tmp_path / "saved")
     head = files / "head"
     for tree in (engine.weights, restored, engine.target):
-        with load(config, head, weights=tree) as loaded:
+        with load(config, head, engine, weights=tree) as loaded:
             assert answers(loaded, prompts) == expected
             assert loaded.tokenizer is None
     engine.update_weights(changed(files / "target", 8), nnx.state(engine.drafter))
@@ -365,7 +373,7 @@ def test_another_librarys_tree(engine, files, prompts):
     engine.update_weights(changed(files / "target", 8))
     engine.update_weights(tree, names=tunix_names)
     assert answers(engine, prompts) == expected
-    with load(files / "target", files / "head", weights=tree, names=tunix_names) as loaded:
+    with load(files / "target", files / "head", engine, weights=tree, names=tunix_names) as loaded:
         assert answers(loaded, prompts) == expected
     tree["extra"] = np.zeros(3)
     engine.update_weights(tree, names=lambda path: None if path == "extra" else tunix_names(path))
@@ -398,6 +406,7 @@ def test_a_mtp_layer_comes_with_the_target(prompts, tmp_path):
         engine.update_weights(on_device(tensors))
         assert answers(engine, prompts) == expected
     with jaxspec.load(folder, weights=on_device(tensors), **options) as engine:
+        share_programs(engine.programs, loaded.programs)
         assert answers(engine, prompts) == expected
 
 
