@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from target_checks import log_softmax
-from tiny_engines import ATTENTION, DRAFTERS, ONCE, assert_scored, limit_pages, tokens_of
+from tiny_engines import ATTENTION, DRAFTERS, ONCE, assert_scored, limit_pages, modes_of, tokens_of
 
 from jaxspec.engine.device.plan import Size
 from jaxspec.sampling import Logprobs, SamplingMode
@@ -75,9 +75,7 @@ def assert_exact(forward, kind, answer, way):
 
 @pytest.mark.parametrize(("kind", "name"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
 def test_they_are_those_of_a_plain_forward_pass(engines_of, prompts, forward_of, kind, name, monkeypatch):
-    # As in `test_pairs.py`.
-    modes = ("greedy", "sampled") if kind == "full" else ("sampled",)
-    engine = engines_of[kind].load(name, DRAFTERS[name], sampling_modes=modes)
+    engine = engines_of[kind].load(name, DRAFTERS[name], sampling_modes=modes_of(kind, name))
     params = [{**way, "max_new_tokens": 30, "ignore_eos": True} for way in WAYS]
     engine.forget_prefixes()
     silent = [{key: value for key, value in own.items() if "logprobs" not in key} for own in params]
