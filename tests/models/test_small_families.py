@@ -42,9 +42,9 @@ def test_export_gives_back_every_tensor(case):
     check_export(case)
 
 
-@pytest.mark.parametrize("case", [*CASES, "phi3-short"])
+@pytest.mark.parametrize("case", [case for case in (*CASES, "phi3-short") if case not in HEADS])
 def test_greedy_answers_are_those_of_transformers(case):
-    """ "phi3-short" is LongRoPE in an engine whose texts are never long."""
+    """Of families without a head below. "phi3-short" is LongRoPE in an engine whose texts are never long."""
     check_greedy(case)
 
 
