@@ -106,9 +106,9 @@ def test_a_cached_prefix_changes_no_token(engines_of, drafter, prompts):
     assert_as_alone(engine, conversation(engine, prompts))
 
 
-@pytest.mark.parametrize("k", range(1, 8))
+@pytest.mark.parametrize("k", [1, 3])
 def test_any_number_of_drafts_gives_the_tokens_of_plain_decoding(engines_of, prompts, k):
-    """More than two made vLLM crash (docs/stale-metadata.md)."""
+    """More than two made vLLM crash (docs/stale-metadata.md). Five are above, and seven in test_pairs.py."""
     engines, options = engines_of["compressed"], {"sampling_modes": ("greedy",)}
     plain = engines.load(**options).generate(prompts, max_new_tokens=40)
     drafted = engines.load("mtp", k, **options).generate(prompts, max_new_tokens=40)

@@ -8,8 +8,8 @@ from tiny_engines import ATTENTION, ONLY_OVER, start_afresh
 from jaxspec.attention import paged
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 
-KINDS = [kind for kind in ATTENTION if kind in ONLY_OVER["near"]]
-"""Those of targets that can draft for themselves."""
+KINDS = [kind for kind in ATTENTION if kind in ONLY_OVER["near"] and kind != "own family"]
+"""Those of targets that can draft for themselves; that family's attention is full."""
 STALE_PARTS = [
     ("full", "slots"),
     ("full", "last"),

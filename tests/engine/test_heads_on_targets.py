@@ -12,22 +12,15 @@ HEADS = {
     "eagle3": lambda folder, target: write_eagle3(folder, target),
     "eagle3 qwen3": lambda folder, target: write_eagle3(folder, target, style="qwen3"),
     "eagle3 windowed": lambda folder, target: write_eagle3(folder, target, window=6),
-    "eagle3 norm before fc": lambda folder, target: write_eagle3(folder, target, norm_before_fc=True),
     "eagle1": lambda folder, target: write_eagle1(folder, target),
-    "eagle1 qwen3": lambda folder, target: write_eagle1(folder, target, style="qwen3"),
     "peagle": lambda folder, target: write_peagle(folder, target),
     "dflash": lambda folder, target: write_dflash(folder, target),
 }
 PAIRS = [
     ("qwen3-windowed", "eagle3 qwen3"),
-    ("qwen3-windowed", "dflash"),
-    ("qwen3-moe-windowed", "eagle3"),
-    ("qwen3-moe-windowed", "eagle1 qwen3"),
-    ("gpt-oss", "eagle3 norm before fc"),
+    ("qwen3-moe-windowed", "dflash"),
     ("gpt-oss", "peagle"),
     ("gemma3", "eagle3 windowed"),
-    ("gemma3", "eagle1"),
-    ("glm4", "eagle3"),
     ("qwen2-windowed", "eagle1"),
     ("deepseek-v3-direct", "eagle3"),
 ]
