@@ -6,7 +6,7 @@ from tiny_engines import tokens_of
 from jaxspec import SamplingParams
 
 SAMPLED = {"temperature": 1.0, "top_p": 0.95, "seed": 11}
-NAMES = ("ngram", "eagle3", "near")
+NAMES = ("eagle3", "near")
 
 
 @pytest.fixture(params=NAMES, scope="module")

@@ -12,7 +12,7 @@ from jaxspec.sampling import SamplingMode
 
 pytestmark = pytest.mark.usefixtures("compiled_behind")
 WAYS = {"greedy": {}, "sampled": {"temperature": 1.0, "top_p": 0.95, "seed": 11}}
-NAMES = ("none", "ngram", "eagle3", "near", "dflash")
+NAMES = ("none", "eagle3")
 SIZES = {
     "batch_size": 4,
     "slot_sizes": (1,),

@@ -92,6 +92,8 @@ def test_every_way_to_ask_gives_the_answer_that_was_asked_for(way, engine, plain
     with pytest.raises(CheckpointError, match="no other tokens for '</s>'"):
         asked(way, engine, {}, "w6 </s>", **AS_TEXT)
     for name, change in SAMPLING.items():
+        if "," in way and name not in ("max_new_tokens", "temperature", "stop"):
+            continue  # they are passed on as one object
         options = change.options(name, plain)
         if way.startswith("inspect") and options.get("temperature") and name not in ("temperature", "seed"):
             continue  # each mode compiles programs of its own: see the test below
