@@ -39,9 +39,7 @@ ATTENTION = [kind for kind in EVERY_KIND if kind not in STATES]
 """Those that take the pieces of a text in any order; for the others see `test_recurrent.py`."""
 DRAFTED = [("full", name) for name in DRAFTERS if name not in ("ngram", "mtp", "gemma4_assistant")] + [
     ("sliding", "eagle3"),
-    ("compressed", "near"),
     ("compressed", "mtp"),
-    ("latent", "near"),
     ("latent", "mtp"),
 ]
 

@@ -50,7 +50,6 @@ def cached(engine, packed, count):
 PAIRS = [
     *(("full", name) for name in WITH_CACHE),
     ("latent", "mtp"),
-    ("compressed", "near"),
     ("compressed", "mtp"),
 ]
 

@@ -50,7 +50,7 @@ def test_a_block_at_the_end_of_an_answer_is_drafted_as_in_the_engine(tiny_engine
     engine = tiny_engines.load("dflash", 4)
     prompt = prompts[1]
     to_the_end_of_a_page = 16 - len(prompt) % 8
-    for seed in range(30):
+    for seed in range(10):
         options = {"max_new_tokens": to_the_end_of_a_page, "temperature": 1.2, "seed": seed}
         expected = engine.generate(prompt, **options)
         inspected = inspect_steps(engine, prompt, **options).generation
