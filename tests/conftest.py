@@ -43,6 +43,12 @@ hypothesis.settings.register_profile(
     "short", derandomize=True, database=None, deadline=None, max_examples=100, print_blob=False
 )
 hypothesis.settings.register_profile("long", database=None, deadline=None, max_examples=2_000)
+# faults/run.py wants to know that a test fails, not the smallest example that it fails with.
+hypothesis.settings.register_profile(
+    "fault",
+    parent=hypothesis.settings.get_profile("short"),
+    phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
+)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
 # A shell's background job ignores Ctrl-C, and so would the processes that tests interrupt.

@@ -90,6 +90,7 @@ def run_test(fault: Fault, root: Path) -> tuple[int, str]:
         "PYTHONPATH": os.pathsep.join([str(root), str(root / "src")]),
         # Python would reuse bytecode for a file of the same length changed within the same second.
         "PYTHONDONTWRITEBYTECODE": "1",
+        "HYPOTHESIS_PROFILE": "fault",
     }
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
