@@ -58,9 +58,7 @@ class Liar(DraftModel):
         return replace(proposal, logits=lie), cache
 
 
-@pytest.mark.parametrize(
-    ("samples", "outcome"), [(20, "cannot tell"), (200, "cannot tell"), (600, "different")]
-)
+@pytest.mark.parametrize(("samples", "outcome"), [(20, "cannot tell"), (600, "different")])
 def test_a_lie_about_the_distribution_is_never_called_lossless(
     drafter, target, monkeypatch, samples, outcome
 ):

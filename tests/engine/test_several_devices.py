@@ -17,13 +17,13 @@ from jaxspec.sharding import on_shards
 
 FAMILIES = {
     2: (
-        *("llama-tied", "qwen2-tied", "gemma3", "gpt-oss", "inner width", "qwen3-moe", "glm4", "deepseek-v3"),
-        *("qwen3-next", "qwen3-5", "nemotron-h", "olmo3", "phi3", "minimax-m2", "gemma4", "gemma4-moe"),
-        "lfm2-biased",
+        *("llama-tied", "gemma3", "gpt-oss", "inner width", "qwen3-moe", "deepseek-v3", "qwen3-next"),
+        *("nemotron-h", "olmo3", "phi3", "minimax-m2", "gemma4-moe", "lfm2-biased"),
     ),
-    4: ("llama-tied", "gpt-oss", "qwen3-moe", "deepseek-v3", "qwen3-5"),
+    4: ("llama-tied", "deepseek-v3", "qwen3-5"),
 }
-"""By the number of devices; more of them than key/value heads copy those."""
+"""By the number of devices; more of them than key/value heads copy those. Families whose parameters are all
+split as another one's are left out."""
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_greedy_answers_and_scores_have_the_log_probabilities_of_one_device():
 
 def test_constrained_answers_are_those_of_one_device():
     """Greedy logits stay split over the devices, and so do those of EAGLE-3's and DFlash's drafts."""
-    names = ("ngram", "eagle3", "dflash")
+    names = ("eagle3", "dflash")
     found = run("constraints", *(f"{name}@{count}" for name in names for count in (1, 2)))
     for name in names:
         assert found[f"{name}@2"] == found[f"{name}@1"], name

@@ -53,8 +53,8 @@ WRITTEN = {
     "chunked": {"model_type": "chunked"},
     "fading": {"model_type": "fading"},
 }
-LEARN = ("llama", "gemma4_text", "gpt_oss", "deepseek_v3", "qwen3_5_text")
-"""Families that differ in how rows of a text see one another, and in what is scaled."""
+LEARN = ("llama", "gemma4_text")
+"""Families that differ in what is scaled; how rows of a text see one another shows in the features."""
 LENGTHS = (17, 11)
 """Of the texts in one row, behind which there is padding."""
 WIDTH = sum(LENGTHS) + 3
