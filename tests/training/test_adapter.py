@@ -1,7 +1,6 @@
 """A head that is adapted to what its engine generates follows a policy that moves."""
 
 import threading
-from functools import partial
 
 import jax
 import numpy as np
@@ -9,12 +8,11 @@ import pytest
 from flax import nnx
 from programs_when_run import compile_now
 from tiny_engines import SIZES, assert_idle, tokens_of
-from tiny_models import write_eagle1, write_eagle3, write_target
+from tiny_models import write_eagle3, write_target
 from tiny_mtp import LATENT, write_with_mtp
 
 import jaxspec
 from jaxspec import AcceptanceStats, ConfigError, EngineError
-from jaxspec.drafters import Eagle1
 from jaxspec.engine.samples import Samples
 from jaxspec.models.array_weights import flatten
 from jaxspec.training import adapt
@@ -36,8 +34,8 @@ def load(root, kind):
     if kind == "mtp":
         target, own = write_with_mtp(root / "head", target), {}
     else:
-        write = {"eagle1": write_eagle1, "eagle3": partial(write_eagle3, draft_vocab_size=20)}[kind]
-        own = {"source": str(write(root / "head", target, repeats=False))}
+        head = write_eagle3(root / "head", target, draft_vocab_size=20, repeats=False)
+        own = {"source": str(head)}
     drafter = {"kind": kind, "num_speculative_tokens": 2, **own}
     engine = jaxspec.load(target, drafter=drafter, progress=False, **{**SIZES, "batch_size": 8})
     weights = nnx.to_pure_dict(engine.weights)
@@ -46,7 +44,7 @@ def load(root, kind):
     return engine
 
 
-@pytest.fixture(scope="module", params=["eagle3", "eagle1", "mtp"])
+@pytest.fixture(scope="module", params=["eagle3", "mtp"])
 def engine(request, tmp_path_factory):
     with load(tmp_path_factory.mktemp("adapter"), request.param) as engine:
         yield engine
@@ -83,7 +81,7 @@ def test_acceptance_recovers_after_the_policy_has_moved(engine):
     untrained = acceptance(engine)
     rounds(engine, 6, seed=10)
     before = acceptance(engine)
-    move(engine, 0.8 if isinstance(engine.drafter, Eagle1) else 0.5)
+    move(engine, 0.5)
     fallen = acceptance(engine)
     greedy = tokens_of(engine.generate(HELD_OUT[:4], max_new_tokens=16))
     rounds(engine, 14, seed=20)
