@@ -70,6 +70,8 @@ MTP_TARGETS = {
     "glm4-moe-lite-mtp": "glm4-moe-lite",
     "qwen3-next-mtp": "qwen3-next",
     "qwen3-5-mtp": "qwen3-5",
+    "nemotron-h-mtp": "nemotron-h",
+    "nemotron-h-latent-mtp": "nemotron-h-latent",
     "deepseek-v4-mtp": "deepseek-v4",
     "deepseek-v4-odd-ratios-mtp": "deepseek-v4-odd-ratios",
 }

@@ -96,7 +96,7 @@ attention."""
 STATES = ("recurrent", "mamba")
 """Those with recurrent layers."""
 ONLY_OVER = {
-    "mtp": ("latent", "recurrent", "compressed"),
+    "mtp": ("latent", "recurrent", "compressed", "mamba"),
     "gemma4_assistant": ("gemma4",),
     "bigram": ("full", "own family"),
     "near": tuple(kind for kind in ATTENTION if kind not in STATES),

@@ -51,7 +51,7 @@ class PackedMemory:
     @property
     def ahead(self) -> int:
         """By how many positions the rows of the next pass are ahead of `positions`."""
-        return len(self.kept.get(0, ()))
+        return max(map(len, self.kept.values()), default=0)
 
     def outputs(self, layer: int, x: jax.Array) -> jax.Array:
         return x

@@ -10,7 +10,9 @@ model's, `mtp.*`, and read the token at position 0 like every other (vLLM 0.33, 
 `qwen3_5_mtp.py`).
 
 DeepSeek-V4's layer reads and recycles all residual streams, and its token and hidden states have projections
-of their own, which are added (vLLM 0.33, `models/deepseek_v4/nvidia/mtp.py`).
+of their own, which are added (vLLM 0.33, `models/deepseek_v4/nvidia/mtp.py`). Nemotron-H's is a row of layers
+of the target's kinds, attention and experts; it reads the token at position 0 and recycles the normed output
+(vLLM 0.33, `nemotron_h_mtp.py`).
 
 Source: DeepSeek-V3, arXiv 2412.19437, section 2.2; vLLM 0.26, as above.
 """
@@ -35,7 +37,7 @@ from jaxspec.models.hyper_connections import StreamHead
 from jaxspec.models.language_model import language_model
 from jaxspec.models.layers import Linear
 from jaxspec.models.loading import IGNORED, matching, plan_module, target_config
-from jaxspec.models.mtp_names import NEXT_LAYER, OWN_LAYER, OWN_MODEL, MtpNames
+from jaxspec.models.mtp_names import ALL_NAMES, MtpNames
 from jaxspec.models.registry import FAMILIES
 from jaxspec.models.rope import rope_tables
 from jaxspec.sharding import total
@@ -46,7 +48,8 @@ COPIES = ("*.embed_tokens.weight", "*.shared_head.head.weight")
 
 def layer_names(config: ModelConfig) -> MtpNames:
     """The names of the layer's parts in a checkpoint."""
-    return FAMILIES[config.family].mtp_names.of(config.num_hidden_layers)
+    family = FAMILIES[config.family]
+    return family.mtp_names.of(config.num_hidden_layers, len(family.mtp_kinds(config)))
 
 
 def mtp_config(checkpoint: Checkpoint, target: ModelConfig) -> ModelConfig:
@@ -93,7 +96,7 @@ class Mtp(AutoregressiveDrafter):
         self.needs = Needs(hidden=True, state_size=width)
         self.trained_length = config.max_position_embeddings
         family = FAMILIES[config.family]
-        self.kinds = (family.mtp_kind(config),)
+        self.kinds = family.mtp_kinds(config)
         self.recycles_normed = family.recycles_normed
         self.draft_vocab_size = config.vocab_size
         norm = partial(family.norm_type, width, eps, **args)
@@ -116,7 +119,7 @@ class Mtp(AutoregressiveDrafter):
     def recognise(cls, checkpoint: Checkpoint) -> str | None:
         config = checkpoint.config.get("text_config") or checkpoint.config
         last = config.get("num_hidden_layers")
-        places = (f"{names.of(last or 0).projection}.weight" for names in (NEXT_LAYER, OWN_MODEL, OWN_LAYER))
+        places = (f"{names.of(last or 0, 1).projection}.weight" for names in ALL_NAMES)
         is_there = any(place in checkpoint.tensors for place in places)
         return f"model_type {config.get('model_type')}" if is_there else None
 
@@ -157,7 +160,8 @@ class Mtp(AutoregressiveDrafter):
 
     @property
     def cache_shapes(self) -> tuple[LayerCacheShape, ...]:
-        return (FAMILIES[self.config.family].layer_cache(self.config, self.kinds[0]),)
+        family = FAMILIES[self.config.family]
+        return tuple(family.layer_cache(self.config, kind) for kind in self.kinds)
 
     def advance(
         self, target: Target, tokens: jax.Array, hidden: jax.Array, positions: jax.Array, memory: AnyMemory
@@ -171,7 +175,9 @@ class Mtp(AutoregressiveDrafter):
 
     def rope(self, positions: jax.Array) -> RopeTables:
         """The tables of the layer's rope."""
-        return rope_tables(self.config.local_rope or self.config.rope, self.config.head_dim, positions)
+        return rope_tables(
+            FAMILIES[self.config.family].mtp_rope(self.config), self.config.head_dim, positions
+        )
 
     def normed(self, hidden: jax.Array) -> jax.Array:
         # The output head reads a state that is normed exactly once, whichever form is recycled.

@@ -184,9 +184,14 @@ class Decoder(nnx.Module):
         return cls.make_layer(config, config.num_hidden_layers, **args)
 
     @classmethod
-    def mtp_kind(cls, config: ModelConfig) -> AttentionKind:
-        """The kind of attention of that layer."""
-        return FullAttention()
+    def mtp_kinds(cls, config: ModelConfig) -> tuple[AttentionKind, ...]:
+        """The kind of attention of that layer, or of each of its parts."""
+        return (FullAttention(),)
+
+    @classmethod
+    def mtp_rope(cls, config: ModelConfig) -> RopeConfig | None:
+        """The rotary embedding of that layer; None for one whose queries and keys are not rotated."""
+        return config.local_rope or config.rope
 
     @classmethod
     def layer_cache(cls, config: ModelConfig, kind: AttentionKind) -> LayerCacheShape:

@@ -259,9 +259,9 @@ class DeepseekV4(Decoder):
         return DeepseekV4Layer(config, config.num_hidden_layers, "mtp.0", **args)
 
     @classmethod
-    def mtp_kind(cls, config: ModelConfig) -> AttentionKind:
+    def mtp_kinds(cls, config: ModelConfig) -> tuple[AttentionKind, ...]:
         assert config.compressed is not None
-        return compressed_kind(config.compressed, config.sliding_window or 0, config.num_hidden_layers)
+        return (compressed_kind(config.compressed, config.sliding_window or 0, config.num_hidden_layers),)
 
     @classmethod
     def layer_cache(cls, config: ModelConfig, kind: AttentionKind) -> LayerCacheShape:

@@ -7,7 +7,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class MtpNames:
-    """The names of the layer's parts; "{last}" stands for the target's number of layers.
+    """The names of the layer's parts.
+
+    "{last}" stands for the target's number of layers, "{end}" for the number of the last part of a layer that
+    has several.
 
     Attributes:
       root: what the names of all its tensors begin with.
@@ -24,10 +27,10 @@ class MtpNames:
     norm: str
     drops_first: bool
 
-    def of(self, num_layers: int) -> "MtpNames":
-        """The names in a checkpoint of a target with so many layers."""
+    def of(self, num_layers: int, num_parts: int) -> "MtpNames":
+        """The names in a checkpoint of a target with so many layers, for a layer with so many parts."""
         named: Mapping[str, Any] = {
-            name: getattr(self, name).format(last=num_layers)
+            name: getattr(self, name).format(last=num_layers, end=num_parts - 1)
             for name in ("root", "token_norm", "hidden_norm", "projection", "norm")
         }
         return MtpNames(**named, drops_first=self.drops_first)
@@ -63,3 +66,15 @@ OWN_LAYER = MtpNames(
     drops_first=True,
 )
 """The first of the layers beside the target's (DeepSeek-V4)."""
+
+OWN_LAYERS = MtpNames(
+    root="mtp.",
+    token_norm="mtp.layers.0.enorm",
+    hidden_norm="mtp.layers.0.hnorm",
+    projection="mtp.layers.0.eh_proj",
+    norm="mtp.layers.{end}.final_layernorm",
+    drops_first=False,
+)
+"""Several layers beside the target's, one after another (Nemotron-H)."""
+
+ALL_NAMES = (NEXT_LAYER, OWN_MODEL, OWN_LAYER, OWN_LAYERS)

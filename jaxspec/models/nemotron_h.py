@@ -1,9 +1,9 @@
 """Nemotron-H and Nemotron 3: every layer is one of Mamba-2, attention without rope, an MLP or routed experts.
 
-Source: the `NemotronHForCausalLM` of transformers.
+Source: the `NemotronHForCausalLM` of transformers; the MTP layer is vLLM's `nemotron_h_mtp.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,15 +27,17 @@ from jaxspec.models.deepseek import DeepseekMoE
 from jaxspec.models.expert_sources import ExpertSources, Stacked
 from jaxspec.models.layers import Attention, Linear, RMSNorm
 from jaxspec.models.mamba2 import Mamba2, mamba_state_shape
+from jaxspec.models.mtp_names import OWN_LAYERS
 from jaxspec.models.parameters import Projection
 from jaxspec.sharding import PendingSum, later_add, total
 
 
 @dataclass(frozen=True)
 class NemotronHConfig(ModelConfig):
-    """Adds the sizes of Mamba-2 layers."""
+    """Adds the sizes of Mamba-2 layers, and the kinds of the layers that draft."""
 
     mamba: MambaConfig | None = None
+    mtp_types: tuple[str, ...] = ()
     layer_kinds: ClassVar[tuple[str, ...]] = ("full_attention", "linear_attention", "moe", "mlp")
 
 
@@ -117,8 +119,29 @@ class NemotronHLayer(nnx.Module):
         return later_add(memory.outputs(layer, total(x)), mixed), memory
 
 
+class _InTurn(nnx.Module):
+    """Layers one after another, as one."""
+
+    def __init__(self, layers: Iterable[nnx.Module]):
+        self.layers = nnx.List(layers)
+
+    def __call__(
+        self, x: jax.Array | PendingSum, memory: AnyMemory, layer: int, rope: RopeTables
+    ) -> tuple[jax.Array | PendingSum, AnyMemory]:
+        """As of `NemotronHLayer`; `layer` is the first one's index."""
+        for i, each in enumerate(self.layers, start=layer):
+            x, memory = each(x, memory, i, rope)
+        return x, memory
+
+
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "E": "moe", "-": "mlp"}
 _OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
+_PATTERN = (
+    "layers_block_type",
+    "hybrid_override_pattern",
+    ("linear_attention", "moe", "full_attention", "mlp"),
+)
+_MTP_PATTERN = ("mtp_layers_block_type", "mtp_hybrid_override_pattern", ("full_attention", "moe"))
 _BUILT = {"mamba_hidden_act": "silu", "n_shared_experts": 1}
 
 
@@ -152,10 +175,12 @@ class NemotronH(Decoder):
         "routed_scaling_factor": 1.0,
     }
     activation = ("mlp_hidden_act", "relu2")
+    recycles_normed = True
+    mtp_names = OWN_LAYERS
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> ModelConfig:
-        kinds = _layer_types(config)
+        kinds = _layer_types(config, _PATTERN)
         return super().read_config({**config, "layer_types": kinds, "num_hidden_layers": len(kinds)})
 
     @classmethod
@@ -172,6 +197,7 @@ class NemotronH(Decoder):
             "tie_word_embeddings": False,
             "rope": RopeConfig(),
             "mamba": MambaConfig.from_hf(config),
+            "mtp_types": tuple(_layer_types(config, _MTP_PATTERN)),
             "moe": MoeConfig(
                 num_experts=config["n_routed_experts"],
                 experts_per_token=config["num_experts_per_tok"],
@@ -197,7 +223,35 @@ class NemotronH(Decoder):
 
     @classmethod
     def make_layer(cls, config: ModelConfig, index: int, **args: Any) -> nnx.Module:
-        name, kind = f"model.layers.{index}", config.layer_types[index]
+        return cls._layer(config, f"model.layers.{index}", config.layer_types[index], **args)
+
+    @classmethod
+    def make_mtp_layer(cls, config: ModelConfig, **args: Any) -> nnx.Module:
+        assert isinstance(config, NemotronHConfig)
+        kinds = enumerate(config.mtp_types)
+        return _InTurn(cls._layer(config, f"mtp.layers.{i}", kind, **args) for i, kind in kinds)
+
+    @classmethod
+    def mtp_kinds(cls, config: ModelConfig) -> tuple[AttentionKind, ...]:
+        assert isinstance(config, NemotronHConfig)
+        if config.num_nextn_predict_layers > 1:
+            raise ConfigError(
+                f"num_nextn_predict_layers {config.num_nextn_predict_layers} is not supported; supported: 1"
+            )
+        kinds = config.mtp_types
+        built: dict[str, AttentionKind] = {"full_attention": FullAttention(), "moe": PositionWise()}
+        if "full_attention" not in kinds or set(kinds) - set(built):
+            raise ConfigError(
+                f"mtp_layers_block_type {list(kinds)} is not supported; supported: full_attention and moe"
+            )
+        return tuple(built[kind] for kind in kinds)
+
+    @classmethod
+    def mtp_rope(cls, config: ModelConfig) -> RopeConfig | None:
+        return None
+
+    @classmethod
+    def _layer(cls, config: ModelConfig, name: str, kind: str, **args: Any) -> nnx.Module:
         mixer: Any
         if kind == "linear_attention":
             assert isinstance(config, NemotronHConfig)
@@ -218,25 +272,22 @@ class NemotronH(Decoder):
             return mamba_state_shape(config.mamba)
         return super().layer_cache(config, kind)
 
-    @classmethod
-    def ignored(cls, config: ModelConfig) -> tuple[str, ...]:
-        return ("mtp.*",)
 
-
-def _layer_types(config: Mapping[str, Any]) -> list[str]:
-    """The kind of every layer.
+def _layer_types(config: Mapping[str, Any], keys: tuple[str, str, tuple[str, ...]]) -> list[str]:
+    """The kind of every layer, from the keys that list kinds or letters, or else the default.
 
     Raises:
       ConfigError: a kind is not known.
     """
-    kinds = config.get("layers_block_type")
-    if kinds is None and (pattern := config.get("hybrid_override_pattern")) is not None:
+    key, older, default = keys
+    kinds = config.get(key)
+    if kinds is None and (pattern := config.get(older)) is not None:
         if unknown := sorted(set(pattern) - set(_LETTERS)):
-            raise ConfigError(f"hybrid_override_pattern: unknown letter {unknown[0]!r}")
+            raise ConfigError(f"{older}: unknown letter {unknown[0]!r}")
         return [_LETTERS[letter] for letter in pattern]
-    kinds = [_OLDER.get(kind, kind) for kind in kinds or ("linear_attention", "moe", "full_attention", "mlp")]
+    kinds = [_OLDER.get(kind, kind) for kind in kinds or default]
     if unknown := sorted(set(kinds) - set(NemotronHConfig.layer_kinds)):
-        raise ConfigError(f"layers_block_type: unknown kind {unknown[0]!r}")
+        raise ConfigError(f"{key}: unknown kind {unknown[0]!r}")
     return kinds
 
 

@@ -1,16 +1,19 @@
 """MTP layers of targets' goldens: of DeepSeek-V3 and GLM-4.7-Flash with the layer that transformers drafts
-with, of Qwen3-Next and Qwen3.5 with a full-attention layer of their class.
+with, of Qwen3-Next and Qwen3.5 with a full-attention layer of their class, of Nemotron-H with several
+layers of its class.
 
 Formula: vLLM 0.26 `deepseek_mtp.py` and `glm4_moe_lite_mtp.py`. Row i pairs token i+1, whose embedding is
 zero at position 0, with the target's final hidden state i, at position i. DeepSeek-V3 recycles its output
 after `shared_head.norm`, GLM-4.7-Flash before it. Every step recomputes all rows. In vLLM 0.33's
 `qwen3_next_mtp.py` and `qwen3_5_mtp.py` tensors have other names, and position 0 has its token's embedding;
-the normed output is recycled.
+the normed output is recycled. So it is in `nemotron_h_mtp.py`, whose first layer has the norms and the
+projection in front of it, and whose last one has the norm behind it.
 """
 
 import json
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,6 +22,7 @@ from transformers import AutoConfig
 from transformers.modeling_layers import MtpLayer
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.glm4_moe_lite import modeling_glm4_moe_lite
+from transformers.models.nemotron_h import modeling_nemotron_h
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_next import modeling_qwen3_next
 
@@ -35,6 +39,11 @@ QWEN_CASES = {
     "qwen3-next-mtp": ("qwen3-next", modeling_qwen3_next, "Qwen3Next", "Qwen3NextRotaryEmbedding"),
     "qwen3-5-mtp": ("qwen3-5", modeling_qwen3_5, "Qwen3_5", "Qwen3_5TextRotaryEmbedding"),
 }
+NEMOTRON_CASES = {
+    "nemotron-h-mtp": ("nemotron-h", ["full_attention", "moe"]),
+    "nemotron-h-latent-mtp": ("nemotron-h-latent", ["moe", "full_attention", "full_attention"]),
+}
+EMBEDDINGS = ("model.embed_tokens.weight", "backbone.embeddings.weight")
 
 
 class GoldenTarget(Target):
@@ -45,7 +54,7 @@ class GoldenTarget(Target):
         weights = load_file(folder / "checkpoint" / "model.safetensors")
         outputs = load_file(folder / "outputs.safetensors")
         self.config = json.loads((folder / "checkpoint" / "config.json").read_text())
-        self.embedding = weights["model.embed_tokens.weight"]
+        self.embedding = next(weights[name] for name in EMBEDDINGS if name in weights)
         self.lm_head = weights["lm_head.weight"]
         self.tokens = outputs["input_ids"][0, 1 : ROWS + 1]
         self.normed = outputs["normed"][0, :ROWS]
@@ -163,11 +172,62 @@ class QwenLayer:
         return named
 
 
+class NemotronLayers:
+    """Layers of the target's class between two norms and a projection, and the norm behind them."""
+
+    def __init__(self, case: str, target: GoldenTarget, seed: int) -> None:
+        self.target = target
+        name, kinds = NEMOTRON_CASES[case]
+        target.config |= {"num_nextn_predict_layers": 1, "mtp_layers_block_type": kinds}
+        config = deepcopy(AutoConfig.from_pretrained(GOLDENS / name / "checkpoint"))
+        config._attn_implementation, config.layers_block_type = "eager", kinds
+        width, eps, last = config.hidden_size, config.layer_norm_epsilon, len(kinds) - 1
+        self.layers = torch.nn.ModuleList(
+            [modeling_nemotron_h.NemotronHBlock(config, i) for i in range(len(kinds))]
+        )
+        self.first, self.last = self.layers[0], self.layers[last]
+        self.first.enorm, self.first.hnorm, self.last.final_layernorm = (
+            modeling_nemotron_h.NemotronHRMSNorm(width, eps) for _ in range(3)
+        )
+        self.first.eh_proj = torch.nn.Linear(2 * width, width, bias=False)
+        self.layers.eval()
+        generator = torch.Generator().manual_seed(seed)
+        for name, tensor in self.layers.state_dict().items():
+            tensor.copy_(random_weight(name, tensor.shape, generator))
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """As of `Layer`."""
+        count = len(tokens)
+        mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
+        both = [self.first.enorm(self.target.embedding[tokens]), self.first.hnorm(rows)]
+        x = self.first.eh_proj(torch.cat(both, dim=-1))[None]
+        for layer in self.layers:
+            x = layer(x, attention_mask=mask)
+        normed = self.last.final_layernorm(x)[0]
+        return normed @ self.target.lm_head.T, normed
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights by their published names."""
+        named: dict[str, Tensor] = {}
+        for name, tensor in self.layers.state_dict().items():
+            stem, leaf = name.rsplit(".", 1)
+            if stem.endswith(".experts"):
+                named |= {
+                    f"mtp.layers.{stem}.{expert}.{leaf}.weight": rows.contiguous()
+                    for expert, rows in enumerate(tensor)
+                }
+            else:
+                named[f"mtp.layers.{name}"] = tensor
+        return named
+
+
 def write(root: Path) -> None:
     """Write `root/<case>/checkpoint`, with this layer only, and `root/<case>/outputs.safetensors`."""
-    kinds = dict.fromkeys(CASES, Layer) | dict.fromkeys(QWEN_CASES, QwenLayer)
+    kinds: dict[str, Any] = dict.fromkeys(CASES, Layer) | dict.fromkeys(QWEN_CASES, QwenLayer)
     targets = {case: chosen["target"] for case, chosen in CASES.items()}
-    targets |= {case: name for case, (name, *_) in QWEN_CASES.items()}
+    kinds |= dict.fromkeys(NEMOTRON_CASES, NemotronLayers)
+    targets |= {case: name for case, (name, *_) in (QWEN_CASES | NEMOTRON_CASES).items()}
     for seed, (case, kind) in enumerate(kinds.items(), start=551):
         target = GoldenTarget(targets[case])
         layer = kind(case, target, seed)

@@ -21,8 +21,9 @@ from jaxspec.attention import (
 )
 from jaxspec.checkpoints.memory import ArrayTensor
 from jaxspec.config import ConfigError, ModelConfig
+from jaxspec.drafters.mtp import mtp_config
 from jaxspec.models.language_model import language_model
-from jaxspec.models.loading import declared, export_tensors, load_target, make_target
+from jaxspec.models.loading import declared, export_tensors, load_target, make_target, target_config
 from jaxspec.models.mamba2 import Mamba2Rule, mamba_state_shape
 from jaxspec.sharding import make_mesh
 
@@ -64,13 +65,16 @@ def test_export_gives_back_every_tensor(case):
 
 
 def test_older_files_give_the_layers_as_letters_or_other_names():
-    """And an MTP layer beside the model, which is left out."""
+    """And layers that draft beside the model, which are left out."""
     checkpoint = golden_checkpoint("nemotron-h")
     config = {key: value for key, value in checkpoint.config.items() if key != "layers_block_type"}
     expected = ModelConfig.from_hf(checkpoint.config)
     kinds = ["mamba", "moe", "attention", "mamba", "moe"]
     for older in ({"hybrid_override_pattern": "ME*ME", "num_hidden_layers": 5}, {"layers_block_type": kinds}):
         assert ModelConfig.from_hf({**config, **older}) == expected
+    older = {"mtp_layers_block_type": None, "mtp_hybrid_override_pattern": "*EE"}
+    assert ModelConfig.from_hf({**config, **older}).mtp_types == ("full_attention", "moe", "moe")
+    assert expected.mtp_types == ("full_attention", "moe")
     extra = {"mtp.layers.0.norm.weight": ArrayTensor(np.ones(32, np.float32))}
     load_target(replace(checkpoint, tensors={**checkpoint.tensors, **extra}), dtype=jnp.float32)
 
@@ -171,6 +175,10 @@ def test_shapes_of_thirty_billion_parameters():
         ({"mlp_hidden_act": "silu"}, "mlp_hidden_act 'silu' is not supported; supported: relu2"),
         ({"mamba_hidden_act": "gelu"}, "mamba_hidden_act 'gelu' is not supported; supported: silu"),
         ({"n_shared_experts": 2}, "n_shared_experts 2 is not supported; supported: 1"),
+        (
+            {"mtp_layers_block_type": None, "mtp_hybrid_override_pattern": "*Y"},
+            "mtp_hybrid_override_pattern: unknown letter 'Y'",
+        ),
         ({"time_step_limit": [0.001, 0.1]}, r"time_step_limit \[0.001, 0.1\] is not supported"),
     ],
 )
@@ -178,3 +186,22 @@ def test_what_is_not_supported_is_named(changes, message):
     config = {**golden_checkpoint("nemotron-h").config, **changes}
     with pytest.raises(ConfigError, match=message):
         ModelConfig.from_hf(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_nextn_predict_layers": 2}, "num_nextn_predict_layers 2 is not supported; supported: 1"),
+        (
+            {"mtp_layers_block_type": ["mamba", "attention"]},
+            "mtp_layers_block_type .*linear_attention.* is not",
+        ),
+        ({"mtp_layers_block_type": ["moe"]}, r"mtp_layers_block_type \['moe'\] is not supported"),
+    ],
+)
+def test_layers_that_cannot_draft_are_named_where_they_should(changes, message):
+    """The target without them loads."""
+    checkpoint = golden_checkpoint("nemotron-h-mtp")
+    checkpoint = replace(checkpoint, config={**checkpoint.config, **changes})
+    with pytest.raises(ConfigError, match=message):
+        mtp_config(checkpoint, target_config(golden_checkpoint("nemotron-h")))
