@@ -18,6 +18,7 @@ ARCHITECTURES = {
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "glm4": "glm4",
     "gpt_oss": "gpt-oss",
     "deepseek_v3": "deepseek2",
@@ -87,6 +88,32 @@ def _gemma3(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any
         "attention.sliding_window": config["sliding_window"],
         "attention.sliding_window_pattern": config["layer_types"].index("full_attention") + 1,
         "rope.freq_base_swa": float(rope["sliding_attention"]["rope_theta"]),
+    }
+
+
+def _gemma4(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    types, shared = config["layer_types"], config["num_kv_shared_layers"]
+    full = next(config["per_layer_config"][str(i)] for i, kind in enumerate(types) if kind[0] == "f")
+    heads = {"sliding_attention": config["num_key_value_heads"]}
+    heads["full_attention"] = full.get("num_key_value_heads", config["num_key_value_heads"])
+    before = config["num_hidden_layers"] - shared
+    inner, wide = config["intermediate_size"], 2 if config["use_double_wide_mlp"] else 1
+    size = full["head_dim"]
+    return {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in types],
+        "attention.shared_kv_layers": shared,
+        "attention.key_length": size,
+        "attention.value_length": size,
+        "attention.key_length_swa": config["head_dim"],
+        "attention.value_length_swa": config["head_dim"],
+        "attention.head_count_kv": [heads[kind] for kind in types],
+        "feed_forward_length": [inner * (wide if i >= before else 1) for i in range(len(types))],
+        "rope.freq_base_swa": float(rope["sliding_attention"]["rope_theta"]),
+        "rope.dimension_count": size,
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "final_logit_softcapping": config["final_logit_softcapping"],
+        "expert_used_count": config["top_k_experts"],
     }
 
 
@@ -183,6 +210,7 @@ OWN = {
     "phi3": _phi3,
     "granite": _granite,
     "gemma3_text": _gemma3,
+    "gemma4_text": _gemma4,
     "glm4": _glm4,
     "gpt_oss": _gpt_oss,
     "deepseek_v3": _deepseek,
@@ -197,7 +225,7 @@ def tensors(checkpoint: Checkpoint, architecture: str) -> Iterator[tuple[str, An
     names = gguf.get_tensor_name_map(kinds[architecture], config["num_hidden_layers"])
 
     def stored(name: str) -> str:
-        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        found = names.get_name(name, try_suffixes=(".weight", ".bias", ".scale"))
         assert found is not None, name
         return found
 
@@ -212,6 +240,9 @@ def tensors(checkpoint: Checkpoint, architecture: str) -> Iterator[tuple[str, An
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") == "llama3":
         yield "rope_freqs.weight", _llama3_factors(rope, config["head_dim"])
+    if whole := rope.get("full_attention", {}).get("partial_rotary_factor"):
+        half = config["per_layer_config"][str(config["layer_types"].index("full_attention"))]["head_dim"] // 2
+        yield "rope_freqs.weight", np.where(np.arange(half) < int(half * whole), 1, 1e30).astype(np.float32)
     for length in ("short", "long"):
         if factors := rope.get(f"{length}_factor"):
             yield f"rope_factors_{length}.weight", np.asarray(factors, np.float32)
@@ -225,6 +256,10 @@ def _own_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Any]]:
         if isinstance(tensor, Mxfp4Tensor):
             blocks = _ggml_blocks(tensor)
             yield from _apart(f"{stem}.experts.", leaf, [blocks], lambda each: (each, "MXFP4"))
+        elif config["model_type"] == "gemma4_text" and not name.endswith(".weight"):
+            renamed = name.replace("router.per_expert_scale", "experts.down_proj.scale")
+            renamed = renamed.replace("router.scale", "router.proj.scale")
+            yield renamed + ".weight" * (not renamed.endswith(".scale")), tensor.read()
         elif found and leaf[0].isdigit():
             index, _, projection = leaf.partition(".")
             stacks.setdefault(f"{stem}.experts.{projection}", []).append((int(index), tensor.read()))

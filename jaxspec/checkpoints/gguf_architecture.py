@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # imports slowly
     from jaxspec.checkpoints.gguf_tensor import GGUFTensor
 
 
-def _nothing(meta: Metadata) -> dict[str, Any]:
+def _nothing(*given: Any) -> dict[str, Any]:
     return {}
 
 
@@ -63,6 +63,7 @@ class GGUFArchitecture:
       norm_offset: number that the converter added to the weights of norms.
       scales: keys of factors that the family has and `config` reads; in files of others they are refused.
       config: reads the keys of `config.json` that Llama lacks, from metadata under "{name}.".
+      from_tensors: further keys, from the keys so far and the file's tensors by their names there.
       tensors: converts tensors with stacked experts, by Hugging Face names, to those of a Hub checkpoint.
     """
 
@@ -73,6 +74,7 @@ class GGUFArchitecture:
     norm_offset: float = 0.0
     scales: tuple[str, ...] = ()
     config: Callable[[Metadata], dict[str, Any]] = _nothing
+    from_tensors: Callable[[Mapping[str, Any], Mapping[str, "GGUFTensor"]], dict[str, Any]] = _nothing
     tensors: Callable[[Mapping[str, "GGUFTensor"]], dict[str, TensorSource]] = split_experts
 
 

@@ -60,7 +60,7 @@ def config_from_gguf(
         **({"architectures": [architecture.model_class]} if architecture.model_class else {}),
         "torch_dtype": usual_dtype(tensors.values()),
         "hidden_size": hidden,
-        "intermediate_size": own.size("feed_forward_length"),
+        "intermediate_size": of_family.get("intermediate_size") or own.size("feed_forward_length"),
         "num_hidden_layers": own.size("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": of_family.get("num_key_value_heads")
@@ -86,7 +86,7 @@ def config_from_gguf(
         raise CheckpointError(f"{meta.file}: rope over {stated} of {rotated} dimensions is not supported")
     if scaling := _rope_scaling(own, tensors, rotated):
         config["rope_scaling"] = {**(config["rope_scaling"] or {}), **scaling}
-    return config
+    return config | architecture.from_tensors(config, tensors)
 
 
 def _rope_scaling(meta: Metadata, tensors: Mapping[str, GGUFTensor], rotated: int) -> dict[str, Any] | None:

@@ -8,7 +8,15 @@ import gguf
 
 from jaxspec.checkpoints.errors import CheckpointError
 
-_TOP = ("model.embed_tokens", "model.norm", "model.embedding_norm", "lm_head")
+_TOP = (
+    "model.embed_tokens",
+    "model.norm",
+    "model.embedding_norm",
+    "lm_head",
+    "model.embed_tokens_per_layer",
+    "model.per_layer_model_projection",
+    "model.per_layer_projection_norm",
+)
 _LAYER = (
     "input_layernorm",
     "self_attn.q_proj",
@@ -20,7 +28,7 @@ _LAYER = (
     "mlp.up_proj",
     "mlp.down_proj",
 )
-_NAME = re.compile(r"(?:blk\.(\d+)\.)?([\w.]+)\.(weight|bias)")
+_NAME = re.compile(r"(?:blk\.(\d+)\.)?([\w.]+)\.(weight|bias|scale)")
 
 
 def layer_of(name: str) -> int | None:

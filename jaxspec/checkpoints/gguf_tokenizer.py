@@ -27,6 +27,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "gpt2": {"bos": 11, "eos": 11},
+    "gemma4": {},
 }
 
 # Models end a turn, a text or a tool call with these, and files name only some of them. They are those of
@@ -65,9 +66,11 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer | N
     model = meta.text("tokenizer.ggml.model", "none")
     if model in ("none", "no_vocab"):
         return None
-    builders = {"gpt2": _byte_level, "llama": _sentence_piece}
+    builders = {"gpt2": _byte_level, "llama": _by_score, "gemma4": _by_merges}
     if model not in builders:
-        raise CheckpointError(f"{name}: tokenizer model {model!r} is not supported; supported: gpt2, llama")
+        raise CheckpointError(
+            f"{name}: tokenizer model {model!r} is not supported; supported: {', '.join(builders)}"
+        )
     tokens = meta.list("tokenizer.ggml.tokens", str, [])
     if not tokens:
         raise CheckpointError(f"{name}: metadata tokenizer.ggml.tokens is missing")
@@ -129,7 +132,7 @@ def _byte_level(meta: Metadata, tokens: list[str], ids: Mapping[str, int | None]
         raise CheckpointError(
             f"{meta.file}: pre-tokenizer {pre!r} is not supported; supported: {', '.join(PRE_TOKENIZERS)}"
         )
-    merges = [tuple(merge.split(" ")) for merge in meta.list("tokenizer.ggml.merges", str, [])]
+    merges = _merges(meta)
     cuts = PRE_TOKENIZERS[pre]
     vocabulary = _vocabulary(meta, tokens)
     with foreign(meta.file, "metadata tokenizer.ggml.merges"):
@@ -139,6 +142,10 @@ def _byte_level(meta: Metadata, tokens: list[str], ids: Mapping[str, int | None]
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+def _merges(meta: Metadata) -> list[Any]:
+    return [tuple(merge.split(" ")) for merge in meta.list("tokenizer.ggml.merges", str, [])]
 
 
 def _vocabulary(meta: Metadata, tokens: Sequence[str]) -> dict[str, int]:
@@ -152,19 +159,35 @@ def _vocabulary(meta: Metadata, tokens: Sequence[str]) -> dict[str, int]:
     return vocabulary
 
 
-def _sentence_piece(meta: Metadata, tokens: list[str], ids: Mapping[str, int | None]) -> Backend:
-    """SentencePiece BPE (Llama 1 and 2, Mistral): merges by descending score, with byte fallback."""
+def _by_score(meta: Metadata, tokens: list[str], ids: Mapping[str, int | None]) -> Backend:
+    """SentencePiece BPE (Llama 1 and 2, Mistral): merges by descending score."""
     scores = meta.list("tokenizer.ggml.scores", float, [])
     if len(scores) != len(tokens):
         raise CheckpointError(f"{meta.file}: metadata tokenizer.ggml.scores does not fit the tokens")
     vocabulary = _vocabulary(meta, tokens)
     by_score = sorted(range(len(tokens)), key=lambda i: -scores[i])
     merges = merges_of((tokens[i] for i in by_score), vocabulary)
+    return _sentence_piece(meta, tokens, ids, vocabulary, merges)
+
+
+def _by_merges(meta: Metadata, tokens: list[str], ids: Mapping[str, int | None]) -> Backend:
+    """SentencePiece BPE whose file lists the merges (Gemma 4)."""
+    return _sentence_piece(meta, tokens, ids, _vocabulary(meta, tokens), _merges(meta))
+
+
+def _sentence_piece(
+    meta: Metadata,
+    tokens: list[str],
+    ids: Mapping[str, int | None],
+    vocabulary: dict[str, int],
+    merges: list[Any],
+) -> Backend:
+    """Merges over a text whose spaces are marked, with byte fallback."""
     unknown = tokens[ids["unknown"] or 0]
     backend = Backend(
         models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
-    prefix = meta.flag("tokenizer.ggml.add_space_prefix", True)
+    prefix = meta.flag("tokenizer.ggml.add_space_prefix", meta.text("tokenizer.ggml.model", "") == "llama")
     marks = [normalizers.Prepend("▁")] if prefix else []
     backend.normalizer = normalizers.Sequence([*marks, normalizers.Replace(" ", "▁")])
     strip = [decoders.Strip(" ", 1, 0)] if prefix else []
@@ -184,11 +207,11 @@ def _add_special_tokens(backend: Backend, tokens: list[str], types: list[int]) -
 
 def _add_bos(backend: Backend, meta: Metadata, tokens: list[str], bos: int | None) -> None:
     """Prepends the beginning-of-text token, if the file or its kind of tokenizer asks for it."""
-    if meta.text("tokenizer.ggml.model", "") == "llama":
-        by_kind = True
-    else:
-        by_kind = PRE_TOKENIZERS[meta.text("tokenizer.ggml.pre", "default")].adds_bos
-    if meta.flag("tokenizer.ggml.add_bos_token", by_kind) and bos is not None:
+    model = meta.text("tokenizer.ggml.model", "")
+    by_kind = model != "gpt2" or PRE_TOKENIZERS[meta.text("tokenizer.ggml.pre", "default")].adds_bos
+    # Some files of Gemma 4 state the wrong value; llama.cpp overrides it.
+    is_added = model == "gemma4" or meta.flag("tokenizer.ggml.add_bos_token", by_kind)
+    if is_added and bos is not None:
         backend.post_processor = processors.TemplateProcessing(
             single=[tokens[bos], "$A"], special_tokens=[(tokens[bos], bos)]
         )

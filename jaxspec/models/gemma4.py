@@ -3,10 +3,10 @@
 Source: the `Gemma4ForCausalLM` of transformers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,9 @@ from flax import nnx
 from jaxspec_kernels.rms_norm import rms_norm
 
 from jaxspec.attention import AnyMemory, CacheShape, LayerCacheShape, RopeTables
+from jaxspec.checkpoints import CheckpointError, TensorSource
+from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture, check_experts
+from jaxspec.checkpoints.gguf_metadata import Metadata
 from jaxspec.config import ConfigError, ModelConfig, MoeConfig, RopeConfig
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.expert_sources import ExpertMatrices, ExpertSources
@@ -21,7 +24,11 @@ from jaxspec.models.gemma3 import Gemma3MLP
 from jaxspec.models.layers import Attention, Embedding, Linear, RMSNorm, scaled
 from jaxspec.models.moe import MoE
 from jaxspec.models.parameters import Whole, parameter, product
+from jaxspec.models.qwen3 import QK_NORMS
 from jaxspec.sharding import PendingSum, total
+
+if TYPE_CHECKING:
+    from jaxspec.checkpoints.gguf_tensor import GGUFTensor
 
 
 @dataclass(frozen=True)
@@ -243,9 +250,147 @@ _ROPES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+def _gguf_config(meta: Metadata) -> dict[str, Any]:
+    """Sizes under a usual key are those of layers without a window, and some are listed layer by layer.
+
+    Raises:
+      CheckpointError: a list does not fit the layers, or differs among layers of one kind.
+    """
+    count, window = meta.size("block_count"), meta.list("attention.sliding_window_pattern", bool, [])
+    types = ["sliding_attention" if each else "full_attention" for each in window]
+    if len(types) != count:
+        key = f"{meta.prefix}attention.sliding_window_pattern"
+        raise CheckpointError(f"{meta.file}: metadata {key} has {len(types)} entries for {count} layers")
+    shared = meta.count("attention.shared_kv_layers", 0)
+    heads = _by_kind(meta, "attention.head_count_kv", types)
+    is_shared = ["shared" if layer >= count - shared else "own" for layer in range(count)]
+    widths = _by_kind(meta, "feed_forward_length", is_shared)
+    width = widths.get("own", widths.get("shared", 0))
+    if widths.get("shared", width) not in (width, 2 * width):
+        raise CheckpointError(f"{meta.file}: metadata {meta.prefix}feed_forward_length is not supported")
+    full, local = heads.get("full_attention"), heads.get("sliding_attention")
+    experts = meta.count("expert_count", 0)
+    bound = meta.decimal("final_logit_softcapping", 0.0)
+    return {
+        "layer_types": types,
+        "head_dim": meta.size("attention.key_length_swa"),
+        "global_head_dim": meta.size("attention.key_length"),
+        "num_key_value_heads": local or full,
+        "num_global_key_value_heads": full,
+        "intermediate_size": width,
+        "use_double_wide_mlp": widths.get("shared", width) != width,
+        "num_kv_shared_layers": shared,
+        "sliding_window": meta.size("attention.sliding_window"),
+        "hidden_size_per_layer_input": meta.count("embedding_length_per_layer_input", 0),
+        "final_logit_softcapping": bound or None,
+        "enable_moe_block": bool(experts),
+        "num_experts": experts or None,
+        "top_k_experts": meta.size("expert_used_count") if experts else None,
+        "moe_intermediate_size": meta.size("expert_feed_forward_length") if experts else None,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 1.0,
+                "rope_theta": meta.decimal("rope.freq_base", 1e6),
+            },
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": meta.decimal("rope.freq_base_swa", 1e4),
+            },
+        },
+    }
+
+
+def _by_kind(meta: Metadata, key: str, kinds: Sequence[str]) -> dict[str, int]:
+    """A number that may be listed layer by layer, for every kind of layer.
+
+    Raises:
+      CheckpointError: layers of one kind differ.
+    """
+    if not isinstance(meta.values.get(meta.prefix + key), list):
+        return dict.fromkeys(kinds, meta.size(key))
+    stated = meta.list(key, int, [])
+    pairs = set(zip(kinds, stated, strict=False))
+    found = dict(pairs)
+    if len(stated) != len(kinds) or len(found) != len(pairs) or min(stated) < 1:
+        raise CheckpointError(f"{meta.file}: metadata {meta.prefix}{key} {stated} is not supported")
+    return found
+
+
+_UNROTATED = 1e29
+"""Divisors of frequencies from here on stand for no rotation."""
+
+
+def _gguf_from_tensors(config: Mapping[str, Any], tensors: Mapping[str, "GGUFTensor"]) -> dict[str, Any]:
+    """Which share of a head is rotated, and which layers' values are the keys.
+
+    Raises:
+      CheckpointError: the divisors of frequencies stand for something else.
+    """
+    full = config["rope_parameters"]["full_attention"]
+    if (divisors := (config["rope_scaling"] or {}).get("factors")) is not None:
+        rotated = sum(each < _UNROTATED for each in divisors)
+        if any(each != 1 for each in divisors[:rotated]):
+            file = tensors["rope_freqs.weight"].header.path
+            raise CheckpointError(f"{file}: 'rope_freqs.weight' divides frequencies, which is not supported")
+        full = {**full, "partial_rotary_factor": rotated / len(divisors)}
+    own = config["num_hidden_layers"] - config["num_kv_shared_layers"]
+    kinds = enumerate(config["layer_types"][:own])
+    values = {f"blk.{i}.attn_v.weight" in tensors for i, kind in kinds if kind == "full_attention"}
+    table = tensors.get("per_layer_token_embd.weight")
+    return {
+        "attention_k_eq_v": values == {False},
+        **({"vocab_size_per_layer_input": table.shape[0]} if table else {}),
+        "rope_scaling": None,
+        "rope_parameters": {**config["rope_parameters"], "full_attention": full},
+    }
+
+
+_LEAVES = {
+    ".layer_scalar.weight": ".layer_scalar",
+    ".router.proj.scale": ".router.scale",
+    ".experts.down_proj.scale": ".router.per_expert_scale",
+    ".experts.gate_up_proj.weight": ".experts.gate_up_proj",
+    ".experts.down_proj.weight": ".experts.down_proj",
+}
+
+
+def _gguf_tensors(tensors: Mapping[str, "GGUFTensor"]) -> dict[str, TensorSource]:
+    found: dict[str, TensorSource] = {}
+    for name, tensor in tensors.items():
+        if name.endswith("_proj.weight") and ".experts." in name:
+            check_experts(name, tensor)
+        leaf = next((leaf for leaf in _LEAVES if name.endswith(leaf)), "")
+        found[name.removesuffix(leaf) + _LEAVES.get(leaf, "")] = tensor
+    return found
+
+
 class Gemma4(Decoder):
     """A target network."""
 
+    gguf = GGUFArchitecture(
+        "gemma4",
+        "Gemma4ForCausalLM",
+        (
+            *QK_NORMS,
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+            "pre_feedforward_layernorm_2",
+            "post_feedforward_layernorm_1",
+            "post_feedforward_layernorm_2",
+            "post_per_layer_input_norm",
+            "per_layer_input_gate",
+            "per_layer_projection",
+            "layer_scalar",
+            "router.proj",
+            "experts.gate_up_proj",
+            "experts.down_proj",
+        ),
+        scales=("final_logit_softcapping",),
+        config=_gguf_config,
+        from_tensors=_gguf_from_tensors,
+        tensors=_gguf_tensors,
+    )
     config: Gemma4Config
     config_type = Gemma4Config
     defaults: ClassVar = {

@@ -37,6 +37,7 @@ def with_rope(**changes):
     )(checkpoint)
 
 
+THIRD = {"rope_type": "proportional", "partial_rotary_factor": 1 / 3, "rope_theta": 1e6}
 TABLE = np.zeros((266, 256), np.float32)
 
 CASES = {
@@ -48,6 +49,8 @@ CASES = {
     "qwen3-tied": None,
     "qwen3-moe": without_dense_layers,
     "gemma3": with_config(query_pre_attn_scalar=16),
+    "gemma4": None,
+    "gemma4-moe": lambda checkpoint: with_rope(full_attention=THIRD)(checkpoint),
     "glm4": None,
     "glm4-yarn-rope": None,
     "gpt-oss": None,
@@ -188,6 +191,13 @@ def refused(tmp_path, case, tensors=None, **changes):
         ("llama-linear-rope", {"rope__scaling__type": "wide"}, "unknown rope_type 'wide'"),
         ("qwen3-moe", {"expert_count": None}, "qwen3moe.expert_count must be a positive integer"),
         ("gemma3", {"attention__sliding_window": None}, "gemma3.attention.sliding_window must be"),
+        ("gemma4", {"attention__sliding_window_pattern": [True]}, "pattern has 1 entries for 6 layers"),
+        (
+            "gemma4",
+            {"attention__head_count_kv": [2, 2, 2, 1, 2, 2]},
+            "head_count_kv [2, 2, 2, 1, 2, 2] is not",
+        ),
+        ("gemma4", {"feed_forward_length": [48] * 4 + [50, 50]}, "feed_forward_length is not supported"),
         ("glm4", {"rope__dimension_count": 5}, "is 5 of 12 entries, and rope rotates pairs"),
         ("glm4", {"rope__dimension_count": 14}, "rope over 14 of 12 dimensions is not supported"),
         ("glm4", {"rope__dimension_sections": [2, 2, 2]}, "glm4.rope.dimension_sections is not supported"),
@@ -216,6 +226,8 @@ def test_metadata_that_is_missing_or_not_supported_is_named(tmp_path, case, chan
         ),
         ("glm4", "blk.1.ffn_gate.weight", (48, 32), "'blk.1.ffn_gate.weight' is not part of the glm4"),
         ("glm4", "blk.1.attn_output.bias", (32,), "tensor 'model.layers.1.self_attn.o_proj.bias'"),
+        ("gemma4-moe", "blk.1.ffn_down_exps.weight", (8, 9), "down_proj.weight' of shape [8, 9] is not"),
+        ("gemma4", "rope_freqs.weight", (8,), "'rope_freqs.weight' divides frequencies"),
         ("gemma3", "blk.1.post_ffw_norm.weight", (9,), "post_feedforward_layernorm.weight' has shape [9]"),
         (
             "qwen3-moe",

@@ -208,6 +208,29 @@ def test_sentence_piece_merges_by_score():
     assert tokenizer.decode(tokenizer.encode("hit hi é")) == "hit hi é"
 
 
+def test_gemma_4_merges_in_the_order_of_its_file_and_always_begins_with_bos():
+    """Over whole texts, so a token may hold spaces and line ends."""
+    merges = ["h i", "i t", "▁ hi", "\n \n", "▁ ▁"]
+    words = ["h", "i", "t", "▁", "\n", *(merge.replace(" ", "") for merge in merges)]
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{b:02X}>" for b in range(256)), *words]
+    values = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.token_type": [3, 3, 3, 2] + [6] * 256 + [1] * len(words),
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    tokenizer = tokenizer_from_gguf(values, "file")
+    ids = tokenizer.encode("hit  hi\n\n é")
+    found = [tokenizer.backend.id_to_token(i) for i in ids]
+    assert found == ["<bos>", "hi", "t", "▁", "▁hi", "\n\n", "▁", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(ids) == "hit  hi\n\n é"
+    assert tokenizer.eos_token_ids == (1,)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
