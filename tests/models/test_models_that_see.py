@@ -64,6 +64,18 @@ def test_older_files_have_the_language_models_keys_beside_the_vision_towers():
     same_logits(replace(checkpoint, config=config), "qwen2.5-vl")
 
 
+def test_gemma_4_as_published_beside_what_sees_and_hears():
+    text = golden_checkpoint("gemma4")
+    tensors = {
+        name.replace("model.", "model.language_model.", 1): each for name, each in text.tensors.items()
+    }
+    some = next(iter(tensors.values()))
+    for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio"):
+        tensors[f"model.{part}.proj.weight"] = some
+    config = {"model_type": "gemma4", "text_config": text.config, "vision_config": {}, "audio_config": {}}
+    same_logits(replace(text, config=config, tensors=tensors), "gemma4")
+
+
 def same_logits(checkpoint, case):
     golden = golden_outputs(case)
     ids = golden["input_ids"].astype(np.int32)
