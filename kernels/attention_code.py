@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from jaxspec_kernels import numba_call as call
-from jaxspec_kernels.vector_code import FLOAT, HALF, INTEGER, VectorCode, word
+from jaxspec_kernels.vector_code import BYTE, FLOAT, HALF, HALF_WORD, INTEGER, VectorCode, word
 from llvmlite import ir
 from numba import types
 from numba.core.cgutils import alloca_once_value, for_range, for_range_slice
@@ -39,6 +39,43 @@ def widening_code(kind: ir.Type, lanes: int, count: int) -> Any:
         return types.int64(types.int64, types.int64), generate
 
     return widen
+
+
+def decoding_code(lanes: int, dim: int, count: int) -> Any:
+    """A Numba intrinsic that expands `count` rows of a `CodedCache` to float32.
+
+    Its arguments are the addresses of the codes [count, dim], of the exponents [count], and of the result. It
+    returns the latter.
+    """
+
+    @call.intrinsic
+    def decode(typing_context, codes, exponents, result):
+        def generate(context, builder, signature, arguments):
+            codes, exponents, result = arguments
+            code = VectorCode(builder, lanes)
+            bytes_, halves = (ir.VectorType(kind, lanes) for kind in (BYTE, HALF_WORD))
+            constant = lambda value: ir.Constant(halves, [value] * lanes)  # noqa: E731
+            with for_range(builder, word(count)) as loop:
+                exponent = builder.zext(code.load(code.at(exponents, loop.index, 1), BYTE), INTEGER)
+                scale = builder.shl(exponent, ir.Constant(INTEGER, 23))
+                scale = code.spread(builder.bitcast(scale, FLOAT))
+                row = code.at(codes, loop.index, dim)
+                wide = code.at(result, loop.index, 4 * dim)
+                for part in range(dim // lanes):
+                    packed = builder.zext(code.load(code.at(row, part, lanes), bytes_), halves)
+                    magnitude = builder.and_(packed, constant(0x7F))
+                    is_nan = builder.icmp_unsigned("==", magnitude, constant(0x7F))
+                    # As float16, whose exponents are 8 larger, so that subnormal codes are none in float32.
+                    bits = builder.select(is_nan, constant(0x7E00), builder.shl(magnitude, constant(7)))
+                    sign = builder.shl(builder.and_(packed, constant(0x80)), constant(8))
+                    half = builder.bitcast(builder.or_(bits, sign), ir.VectorType(HALF, lanes))
+                    value = builder.fmul(builder.fpext(half, code.floats), code.constant(256.0))
+                    code.store(builder.fmul(value, scale), code.at(wide, part, 4 * lanes), align=4)
+            return result
+
+        return types.int64(types.int64, types.int64, types.int64), generate
+
+    return decode
 
 
 def copying(lanes: int, dim: int, is_half: bool) -> Any:

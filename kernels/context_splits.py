@@ -51,6 +51,13 @@ def absorb_scores(scores, peak, total):
 
 
 @triton.jit
+def load_scales(exponents, mask):
+    """The scales f32 of rows of a `CodedCache`, by pointers to their exponents."""
+    exponent = tl.load(exponents, mask=mask, other=0).to(tl.int32)
+    return (exponent << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def merge_kernel(
     parts,
     peaks,

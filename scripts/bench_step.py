@@ -87,6 +87,7 @@ def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
         dtype=dtype,
         mesh=mesh,
         exact=args.exact,
+        cache_dtype=args.cache_dtype,
     )
     cases = list(product(args.params, args.batch))
     # Compile all programs in parallel before timing any.
@@ -100,6 +101,7 @@ def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
             batch_size=batch_size,
             context=args.context + args.new_tokens // 2,
             itemsize=dtype.itemsize,
+            is_coded=args.cache_dtype == "float8_e4m3fn",
             devices=mesh.size,
         )
         row |= {"batch": batch_size, "temperature": params.temperature}
@@ -129,6 +131,7 @@ def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
             "shape": args.shape,
             "num_drafts": num_drafts,
             "exact": args.exact,
+            "cache_dtype": args.cache_dtype or args.dtype,
             "tensor_parallel": mesh.size,
             "whole_drafter": args.whole_drafter,
             "top_k": args.top_k,
@@ -207,6 +210,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="devices")
     parser.add_argument("--whole-drafter", action="store_true", help="put the whole drafter on every device")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--cache-dtype", metavar="DTYPE", help="`engine.cache_dtype`")
     parser.add_argument("--exact", action="store_true", help="with `engine.exact`")
     parser.add_argument("--runs", type=int, default=3, help="timed runs")
     parser.add_argument("--copy-bytes", type=int, default=1 << 31, help="size of the timed copy")

@@ -131,8 +131,8 @@ def named(text):
 
 
 def pairs(kind, way, *texts):
-    """Runs drafters over a kind of attention; "split" splits the draft model even if it is small, and
-    "reference" runs the reference kernels."""
+    """Runs drafters over a kind of attention; "split" splits the draft model even if it is small,
+    "reference" runs the reference kernels, and "coded" has caches in 8 bits."""
     result = {}
     with tempfile.TemporaryDirectory() as folder:
         engines = TinyEngines(Path(folder), kind)
@@ -141,9 +141,11 @@ def pairs(kind, way, *texts):
             drafter, *how = name.split()
             draft_model.SPLIT_FROM = 0 if "split" in how else SPLIT_FROM
 
-            def load(devices, drafter=drafter):
+            cache = {"cache_dtype": "float8_e4m3fn"} if "coded" in how else {}
+
+            def load(devices, drafter=drafter, cache=cache):
                 k = DRAFTERS.get(drafter, 0)
-                return engines.load(drafter, k, sampling_modes=(way,), tensor_parallel=devices)
+                return engines.load(drafter, k, sampling_modes=(way,), tensor_parallel=devices, **cache)
 
             with patch.dict(_WHY_NOT, {"numba": lambda: "is left out"} if "reference" in how else {}):
                 result[text] = observed(load, devices, way)

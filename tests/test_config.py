@@ -312,6 +312,8 @@ def test_a_cache_has_the_dtype_of_the_network_unless_activations_are_rounded():
     assert resolved("cpu", cache_dtype="float16") == "float16"
     assert resolved("cpu", rounds=True) == "float16"
     assert resolved("cpu", rounds=True, cache_dtype="float32") == "float32"
+    for backend in ("cpu", "gpu"):
+        assert resolved(backend, cache_dtype="float8_e4m3fn") == "float8_e4m3fn"
     for backend, fields in (
         ("gpu", {"cache_dtype": "float16"}),
         ("cpu", {"cache_dtype": "bfloat16"}),

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from jaxspec_kernels.coded_cache import CodedCache
 
 from jaxspec.sharding import sharding
 
-LayerCache = jax.Array | tuple[jax.Array, ...]
+LayerCache = jax.Array | CodedCache | tuple[jax.Array, ...]
 """[pages, H, 2, P, D] for most layers, in the engine's `cache_dtype`; axis 2 holds keys, then values. A
 head's page is two contiguous [P, D] tiles, the unit that attention reads, so no program changes the cache's
-layout, and splitting the cache over devices splits heads. A layer with several arrays has a tuple, one per
-`CacheShape`. Page 0 has no owner: rows that must not be kept write there, and it is never read.
+layout, and splitting the cache over devices splits heads. Keys and values in 8 bits are a `CodedCache`. A
+layer with several arrays has a tuple, one per `CacheShape`. Page 0 has no owner: rows that must not be kept
+write there, and it is never read.
 
 A recurrent layer has a tuple of the arrays of its states [places, H, ...], and last the inputs of drafts that
 may still count, [B, K, H, F] (`StateShape`)."""
@@ -97,10 +99,19 @@ def init_cache(
       num_states: how many states recurrent layers keep; None if there are no such layers.
     """
 
+    def zeros(size: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+        axes = CACHE_AXES[: len(size)] if is_split else None
+        return jnp.zeros(size, dtype, device=sharding(mesh, axes, size))
+
     def array(shape: CacheShape, dtype: jnp.dtype) -> jax.Array:
         entries = -(-page_size // shape.positions_per_entry)
-        size = (num_pages, shape.num_kv_heads, shape.planes, entries, shape.head_dim)
-        return jnp.zeros(size, dtype, device=sharding(mesh, CACHE_AXES if is_split else None, size))
+        return zeros((num_pages, shape.num_kv_heads, shape.planes, entries, shape.head_dim), dtype)
+
+    def pair(shape: CacheShape, dtype: jnp.dtype) -> jax.Array | CodedCache:
+        codes = array(shape, dtype)
+        if dtype != jnp.float8_e4m3fn:
+            return codes
+        return CodedCache(codes, zeros(codes.shape[:-1], jnp.dtype(jnp.uint8)))
 
     def states(shape: StateShape, count: NumStates) -> tuple[jax.Array, ...]:
         heads, places = shape.num_heads, count.slots + count.copies
@@ -119,6 +130,6 @@ def init_cache(
             return states(shape, num_states)
         if isinstance(shape, tuple):
             return tuple(array(part, dtype) for part in shape)
-        return array(shape, pair_dtype if pair_dtype and shape.planes == 2 else dtype)
+        return pair(shape, pair_dtype) if pair_dtype and shape.planes == 2 else array(shape, dtype)
 
     return tuple(layer(shape) for shape in shapes)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxspec_kernels.coded_cache import decode, encode
 from jaxspec_kernels.packed_attention import packed_attention, packed_attention_gradients
 
 from jaxspec.attention.builder import AttentionKind
@@ -66,7 +67,7 @@ class PackedMemory:
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, "PackedMemory"]:
         queries, *pair = self._rotated(projected, rope)
-        keys, values = (x.astype(self.cache_dtype or x.dtype).astype(x.dtype) for x in pair)
+        keys, values = map(self._as_cached, pair)
         memory = self._with(layer, keys, values)
         return memory._attend(layer, queries, scale, sinks), memory
 
@@ -193,6 +194,12 @@ class PackedMemory:
         queries, keys, values = projected[..., :-2, :], projected[..., -2, :], projected[..., -1, :]
         queries, keys = apply_rope(queries, rope), apply_rope(keys, rope)
         return self._by_sequence(queries), self._by_sequence(keys), self._by_sequence(values)
+
+    def _as_cached(self, x: jax.Array) -> jax.Array:
+        """Keys or values as a cache of `cache_dtype` holds them."""
+        if self.cache_dtype == jnp.float8_e4m3fn:
+            return decode(*encode(x)).astype(x.dtype)
+        return x.astype(self.cache_dtype or x.dtype).astype(x.dtype)
 
     def _by_sequence(self, x: jax.Array) -> jax.Array:
         """Reshapes x [N, ...] to [B, S, ...]."""

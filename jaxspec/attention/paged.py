@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxspec_kernels.choose_entries import choose_entries
+from jaxspec_kernels.coded_cache import Cache, CodedCache
 from jaxspec_kernels.latent_attention import latent_attention
 from jaxspec_kernels.latent_write import latent_write
 from jaxspec_kernels.listed_attention import listed_attention
@@ -74,19 +75,19 @@ class PagedMemory:
         scale: float,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, "PagedMemory"]:
-        cache, queries = self._rotate_and_write(layer, self._cache(layer), projected, rope)
+        cache, queries = self._rotate_and_write(layer, self._pair(layer), projected, rope)
         return self._attended(layer, queries, cache, scale=scale, sinks=sinks), self._with(layer, cache)
 
     def attend_again(
         self, layer: int, source: int, queries: jax.Array, rope: RopeTables, *, scale: float
     ) -> tuple[jax.Array, "PagedMemory"]:
-        return self._attended(layer, apply_rope(queries, rope), self._cache(source), scale=scale), self
+        return self._attended(layer, apply_rope(queries, rope), self._pair(source), scale=scale), self
 
     def _attended(
         self,
         layer: int,
         queries: jax.Array,
-        cache: jax.Array,
+        cache: Cache,
         *,
         scale: float,
         sinks: jax.Array | None = None,
@@ -135,7 +136,7 @@ class PagedMemory:
         sinks: jax.Array,
     ) -> tuple[jax.Array, "PagedMemory"]:
         kept = self.caches[layer]
-        window, *others = kept if isinstance(kept, tuple) else (kept,)
+        window, *others = kept if isinstance(kept, tuple) else (self._cache(layer),)
         window = latent_write(window, self._joined(layer, "slots")[None], rows[None])
         if entries is not None:
             others = self._write_compressed(layer, others, entries)
@@ -195,12 +196,12 @@ class PagedMemory:
 
     def write(self, layer: int, projected: jax.Array, rope: RopeTables) -> "PagedMemory":
         """Writes the keys and values of rows that do not attend; arguments as in `attend`."""
-        cache, _ = self._rotate_and_write(layer, self._cache(layer), projected, rope)
+        cache, _ = self._rotate_and_write(layer, self._pair(layer), projected, rope)
         return self._with(layer, cache)
 
     def _rotate_and_write(
-        self, layer: int, cache: jax.Array, projected: jax.Array, rope: RopeTables
-    ) -> tuple[jax.Array, jax.Array]:
+        self, layer: int, cache: Cache, projected: jax.Array, rope: RopeTables
+    ) -> tuple[Cache, jax.Array]:
         """Returns the written cache and the rotated queries [N, H, G, D]."""
         cos, sin = rope
         slots = self._joined(layer, "slots")
@@ -230,6 +231,11 @@ class PagedMemory:
     def _joined(self, layer: int, name: str) -> jax.Array:
         """One attribute of a layer's metadata for the rows of all blocks, [N, ...]."""
         return join_rows(getattr(block, name) for block in self.metadata[layer])
+
+    def _pair(self, layer: int) -> Cache:
+        cache = self.caches[layer]
+        assert isinstance(cache, jax.Array | CodedCache)
+        return cache
 
     def _cache(self, layer: int) -> jax.Array:
         cache = self.caches[layer]

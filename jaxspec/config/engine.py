@@ -51,8 +51,10 @@ class EngineConfig:
       cpu_activations: rounding of activations for products with packed weights on a CPU. "int8" makes integer
         formats (Q8_0, Q4_0, Q4_1, …) several times faster, and rounds the weights of a head to Q4_1;
         "float32" does not round. None takes "int8" where it is supported.
-      cache_dtype: dtype of cached keys and values: `dtype`, or "float16" on a CPU where `dtype` is "float32",
-        which halves what attention reads. None takes "float16" where activations are rounded to "int8", and
+      cache_dtype: dtype of cached keys and values: `dtype`; "float16" on a CPU where `dtype` is "float32",
+        which halves what attention reads; or "float8_e4m3fn", which takes 8 bits a number and one more byte
+        for the scale of every head's key and value, so that the same memory holds nearly twice the tokens,
+        and changes answers slightly. None takes "float16" where activations are rounded to "int8", and
         `dtype` elsewhere. Latent caches and those with compressed entries always have `dtype`.
       synthetic_acceptance_length: benchmarks only: accepts so many tokens per step on average, whatever the
         drafts are, so the text is meaningless; None turns this off.
@@ -123,9 +125,10 @@ class EngineConfig:
             raise ConfigError(
                 f"engine.cpu_activations must be 'int8' or 'float32', not {self.cpu_activations!r}"
             )
-        if self.cache_dtype not in (None, "float16", "float32", "bfloat16"):
+        if self.cache_dtype not in (None, "float16", "float32", "bfloat16", "float8_e4m3fn"):
             raise ConfigError(
-                f"engine.cache_dtype must be 'float16', 'float32' or 'bfloat16', not {self.cache_dtype!r}"
+                "engine.cache_dtype must be 'float16', 'float32', 'bfloat16' or 'float8_e4m3fn', not "
+                f"{self.cache_dtype!r}"
             )
         length = self.synthetic_acceptance_length
         if length is not None and not length >= 1.0:
@@ -153,7 +156,7 @@ class EngineConfig:
         Raises:
           ConfigError: max_model_len is past the model's limit, or the cache cannot have its dtype here.
         """
-        dtypes = self._cache_dtypes(backend)
+        dtypes = [*self._cache_dtypes(backend), "float8_e4m3fn"]
         if self.exact and backend != "cpu" and dtypes[0] == "float32":
             raise ConfigError("engine.exact needs engine.dtype 'bfloat16' on a GPU, not 'float32'")
         if self.cache_dtype not in (None, *dtypes):
@@ -167,7 +170,7 @@ class EngineConfig:
             )
 
     def _cache_dtypes(self, backend: str) -> list[str]:
-        """The dtypes that the cache may have: `dtype`, then others."""
+        """The dtypes of 16 bits or more that the cache may have: `dtype`, then others."""
         dtype = self.dtype_on(backend)
         return [dtype, "float16"] if backend == "cpu" and dtype == "float32" else [dtype]
 

@@ -7,6 +7,7 @@ from typing import Any, Unpack, overload
 
 import jax.numpy as jnp
 
+from jaxspec.attention import CacheShape
 from jaxspec.checkpoints import Checkpoint, open_checkpoint
 from jaxspec.checkpoints.memory import Names
 from jaxspec.config import (
@@ -14,11 +15,12 @@ from jaxspec.config import (
     Config,
     ConfigError,
     DrafterConfig,
+    EngineConfig,
     EngineOptions,
     SourceConfig,
     resolve_config,
 )
-from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.base import Drafter, Target
 from jaxspec.drafters.formats import DrafterChoice, drafter_keys
 from jaxspec.drafters.loading import Build, place_drafter, plan_drafter
 from jaxspec.engine.compilation_cache import compilation_cache
@@ -117,6 +119,7 @@ def _load(
         plan = plan_target(checkpoint, **sizes, output_dtype=config.engine.output_dtype)
     else:
         plan = plan_weights(checkpoint, given.weights, given.names, **sizes)
+    _check_cache(config.engine, plan.module, mesh.devices.flat[0])
     # Decoding is bound by the bandwidth for weights, so packed ones stay packed where that works.
     packed = config.engine.packed is not False and given is None and keeps_packed(dtype, devices=mesh.size)
     codes = config.engine.packed is True
@@ -145,6 +148,20 @@ def _load(
             generation=checkpoint.generation,
             progress=progress,
         )
+
+
+def _check_cache(config: EngineConfig, target: Target, device: Any) -> None:
+    """Raises ConfigError if no layer can have keys and values in 8 bits, or the device cannot read them."""
+    if config.cache_dtype != "float8_e4m3fn":
+        return
+    asked = "engine.cache_dtype 'float8_e4m3fn'"
+    if not any(isinstance(shape, CacheShape) and shape.planes == 2 for shape in target.cache_shapes):
+        raise ConfigError(
+            f"{asked} is not supported for {target.config.family}: its cache has no keys and values by head"
+        )
+    capability = getattr(device, "compute_capability", None)
+    if capability is not None and float(capability) < 8.9:
+        raise ConfigError(f"{asked} needs a GPU of compute capability 8.9 or more, and this has {capability}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels import numba_call as call
-from jaxspec_kernels.attention_code import lanes_of, scores_code, softmax_code, values_code, widening_code
+from jaxspec_kernels.attention_code import (
+    decoding_code,
+    lanes_of,
+    scores_code,
+    softmax_code,
+    values_code,
+    widening_code,
+)
+from jaxspec_kernels.coded_cache import Cache, CodedCache
 from jaxspec_kernels.paged_attention.reference import paged_attention as reference
 from jaxspec_kernels.vector_code import FLOAT, HALF, VectorCode, word
 from numba import types
@@ -28,7 +36,7 @@ tile of a head of 64."""
 
 def paged_attention(
     queries: jax.Array,
-    cache: jax.Array,
+    cache: Cache,
     page_table: jax.Array,
     first: jax.Array,
     last: jax.Array,
@@ -37,38 +45,44 @@ def paged_attention(
     sinks: jax.Array | None = None,
 ) -> jax.Array:
     """See `jaxspec_kernels.paged_attention.reference`, which is called for cases that the kernel lacks."""
-    is_float = queries.dtype == jnp.float32 and cache.dtype in (jnp.float32, jnp.float16)
-    if not (is_float and queries.shape[1] <= MAX_ROWS and sinks is None):
+    reads = cache.dtype in (jnp.float32, jnp.float16) or isinstance(cache, CodedCache)
+    if not (queries.dtype == jnp.float32 and reads and queries.shape[1] <= MAX_ROWS and sinks is None):
         return reference(queries, cache, page_table, first, last, scale=scale, sinks=sinks)
-    target = _target(*cache.shape[3:], is_half=cache.dtype == jnp.float16)
+    held = [cache.codes, cache.exponents] if isinstance(cache, CodedCache) else [cache]
+    target = _target(*cache.shape[3:], dtype=str(cache.dtype))
     return jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(queries.shape, jnp.float32))(
-        queries, cache, page_table, first, last, np.array([scale], np.float32)
+        queries, held[0], page_table, first, last, np.array([scale], np.float32), *held[1:]
     )
 
 
-def _target(page_size: int, dim: int, *, is_half: bool) -> str:
+def _target(page_size: int, dim: int, *, dtype: str) -> str:
     """The name of the kernel for these sizes; there are few different ones."""
-    return _registered(min(page_size, 16), min(lanes_of(dim), page_size), dim, is_half)
+    return _registered(min(page_size, 16), min(lanes_of(dim), page_size), dim, dtype)
+
+
+_SUFFIXES = {"float32": "", "float16": "_half", "float8_e4m3fn": "_coded"}
 
 
 @call.once
-def _registered(tile_size: int, lanes: int, dim: int, is_half: bool) -> str:
+def _registered(tile_size: int, lanes: int, dim: int, dtype: str) -> str:
     """Compiles and registers a kernel; returns its name.
 
     Args:
       tile_size: positions whose scores are computed together; pages consist of whole tiles.
       lanes: of a vector; divides `tile_size` and `dim`.
       dim: the width of a head.
-      is_half: whether the cache is float16.
+      dtype: that of the cache; float8_e4m3fn is a `CodedCache`.
     """
-    kind, size = (HALF, 2) if is_half else (FLOAT, 4)
+    is_coded = dtype == "float8_e4m3fn"
+    kind, size = (FLOAT, 4) if dtype == "float32" else (HALF, 1 if is_coded else 2)
     # Bytes of a row in float32, and as the cache holds it.
     row_bytes, held_bytes = 4 * dim, size * dim
     # As many rows as there are registers for their sums.
     joined = 4 if lanes == 16 else 2
     # More rows than this share a tile that is converted to float32 once.
-    few = joined // 2 if is_half else 0
-    fetch, widen = _fetch_code(tile_size * held_bytes), widening_code(kind, lanes, tile_size * dim)
+    few = joined // 2 if dtype == "float16" else 0
+    fetch, widen = _fetch_code(tile_size * held_bytes), _widening(is_coded, kind, tile_size, lanes, dim)
+    exponents_at = 6 if is_coded else 1
     scores, scores_held = (scores_code(tile_size, lanes, dim, of) for of in (FLOAT, kind))
     add, add_held = (values_code(lanes, dim, 1, of) for of in (FLOAT, kind))
     add_joined, softmax = values_code(lanes, dim, joined, FLOAT), softmax_code(lanes)
@@ -113,6 +127,7 @@ def _registered(tile_size: int, lanes: int, dim: int, is_half: bool) -> str:
                     low, high = min(low, begin[i]), max(high, end[i])
             head = call.address(cache_) + 2 * page_size * held_bytes * kv_head
             page = 2 * page_size * held_bytes * kv_heads
+            exponents = call.address(call.argument(frame, exponents_at)) + 2 * page_size * kv_head
             entry = table_width * b
             for tile in range(low // tile_size, -(-high // tile_size)):
                 left, later = tile * tile_size, (tile + _AHEAD) * tile_size
@@ -121,7 +136,8 @@ def _registered(tile_size: int, lanes: int, dim: int, is_half: bool) -> str:
                     fetch(head + page * table[entry + later // page_size] + held_bytes * (later % page_size))
                 fetch(keys + held_bytes * page_size)
                 if count > few:
-                    keys = widen(keys, wide)
+                    of_tile = exponents + 2 * page_size * kv_heads * table[entry + left // page_size]
+                    keys = widen(keys, of_tile + left % page_size, wide)
                 for i in range(count):
                     if begin[i] < left + tile_size and left < end[i]:
                         of_row = weights + 4 * (width * i + left)
@@ -137,7 +153,8 @@ def _registered(tile_size: int, lanes: int, dim: int, is_half: bool) -> str:
                 keys = head + page * table[entry + left // page_size] + held_bytes * (left % page_size)
                 values = keys + held_bytes * page_size
                 if count > few:
-                    values = widen(values, wide)
+                    of_tile = exponents + 2 * page_size * kv_heads * table[entry + left // page_size]
+                    values = widen(values, of_tile + page_size + left % page_size, wide)
                 i = 0
                 if full_low <= left and left + tile_size <= full_high:
                     while i + joined <= count:
@@ -176,8 +193,21 @@ def _registered(tile_size: int, lanes: int, dim: int, is_half: bool) -> str:
         call.release(bounds)
         return 0
 
-    name = f"jaxspec_paged_attention_{tile_size}_{lanes}_{dim}{'_half' * is_half}"
+    name = f"jaxspec_paged_attention_{tile_size}_{lanes}_{dim}{_SUFFIXES[dtype]}"
     return call.register(name, kernel, fastmath=set())
+
+
+def _widening(is_coded: bool, kind: Any, rows: int, lanes: int, dim: int) -> Any:
+    """A function of the addresses of rows, of their exponents and of memory for them as float32."""
+    if is_coded:
+        return decoding_code(lanes, dim, rows)
+    widen = widening_code(kind, lanes, rows * dim)
+
+    @call.inlined
+    def without_exponents(held, exponents, result):
+        return widen(held, result)
+
+    return without_exponents
 
 
 def _fetch_code(size: int) -> Any:

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
+from jaxspec_kernels.coded_cache import Cache, CodedCache
+from jaxspec_kernels.context_splits import load_scales
 from jaxspec_kernels.triton_call import triton_call
 
 _KEYS = tl.constexpr(64)
@@ -38,7 +40,7 @@ def num_ranges(context: int) -> int:
 @partial(jax.jit, static_argnames="scale")
 def paged_attention(
     queries: jax.Array,
-    cache: jax.Array,
+    cache: Cache,
     page_table: jax.Array,
     first: jax.Array,
     last: jax.Array,
@@ -46,7 +48,7 @@ def paged_attention(
     scale: float,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """See `reference.paged_attention`, for queries and a cache of one dtype of 16 bits."""
+    """See `reference.paged_attention`, for queries and a cache of one dtype of 16 bits, or a `CodedCache`."""
     batch, num_rows, num_heads, head_dim = queries.shape
     heads, page_size, width = cache.shape[1], cache.shape[3], page_table.shape[1]
     group = num_heads // heads
@@ -71,12 +73,14 @@ def paged_attention(
     }
     # Without sinks, this pointer is never read.
     sink = first if sinks is None else sinks
+    # Without exponents, that pointer is never read.
+    held = (cache.codes, cache.exponents) if isinstance(cache, CodedCache) else (cache, first)
     whole = jax.ShapeDtypeStruct(queries.shape, queries.dtype)
     shape = (batch, heads, ranges, rows)
     partial = [jax.ShapeDtypeStruct(of, jnp.float32) for of in ((*shape, head_dim), shape, shape)]
     parts = triton_call(
         _ranges_kernel,
-        (queries, cache, page_table, first, last, sink),
+        (queries, *held, page_table, first, last, sink),
         # A single split writes the result directly; the kernel takes the same number of pointers.
         [whole, *(jax.ShapeDtypeStruct((1,), jnp.float32) for _ in range(2))] if splits == 1 else partial,
         grid=(batch * heads, tiles, splits),
@@ -88,6 +92,7 @@ def paged_attention(
         splits=splits,
         # In powers of two, which the GPU computes faster.
         scale=scale * math.log2(math.e),
+        is_coded=isinstance(cache, CodedCache),
         block_rows=block_rows,
         **sizes,
     )
@@ -145,6 +150,7 @@ def _merge(peak, total, output, range_peak, range_total, range_output):
 def _ranges_kernel(
     queries,
     cache,
+    exponents,
     page_table,
     first,
     last,
@@ -162,6 +168,7 @@ def _ranges_kernel(
     splits: tl.constexpr,
     scale: tl.constexpr,
     has_sinks: tl.constexpr,
+    is_coded: tl.constexpr,
     block_rows: tl.constexpr,
     block_dim: tl.constexpr,
 ):
@@ -221,9 +228,11 @@ def _ranges_kernel(
         key_row = (page.to(tl.int64) * heads + head) * 2 * page_size + position % page_size
         in_cache = used[:, None] & in_dim[None, :]
         at = key_row[:, None] * head_dim + dim[None, :]
-        key = tl.load(cache + at, mask=in_cache, other=0.0)
-        value = tl.load(cache + at + page_size * head_dim, mask=in_cache, other=0.0)
+        key = tl.load(cache + at, mask=in_cache, other=0.0).to(query.dtype)
+        value = tl.load(cache + at + page_size * head_dim, mask=in_cache, other=0.0).to(query.dtype)
         scores = tl.dot(query, tl.trans(key))
+        if is_coded:
+            scores *= load_scales(exponents + key_row, used)[None, :]
         if (start < all_see_from) | (start + _KEYS > all_see_to):
             visible = (position[None, :] >= row_first[:, None]) & (position[None, :] <= row_last[:, None])
             scores = tl.where(visible & used[None, :], scores, float("-inf"))
@@ -234,6 +243,9 @@ def _ranges_kernel(
         weights = tl.exp2(tl.fma(scores, tl.full(scores.shape, scale, tl.float32), below)).to(query.dtype)
         range_peak = new_peak
         range_total = tl.dot(weights, ones, range_total * shrink[:, None])
+        if is_coded:
+            # Powers of two round nothing.
+            weights *= load_scales(exponents + key_row + page_size, used)[None, :].to(query.dtype)
         range_output = tl.dot(weights, value, range_output * shrink[:, None])
         if _is_last_block(start) | (start + _KEYS >= end):
             sums = tl.max(range_total, 1)  # all columns are equal

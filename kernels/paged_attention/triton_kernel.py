@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
-from jaxspec_kernels.context_splits import absorb_scores, merge_kernel, num_splits, split_bounds
+from jaxspec_kernels.coded_cache import Cache, CodedCache
+from jaxspec_kernels.context_splits import absorb_scores, load_scales, merge_kernel, num_splits, split_bounds
 from jaxspec_kernels.op import is_exact
 from jaxspec_kernels.paged_attention import mosaic_kernel, triton_exact
 from jaxspec_kernels.triton_call import triton_call
@@ -17,7 +18,7 @@ _LONGEST_WHOLE = 8192
 
 def paged_attention(
     queries: jax.Array,
-    cache: jax.Array,
+    cache: Cache,
     page_table: jax.Array,
     first: jax.Array,
     last: jax.Array,
@@ -36,7 +37,8 @@ def paged_attention(
     heads, page_size, width = cache.shape[1], cache.shape[3], page_table.shape[1]
     if queries.size == 0:
         return queries
-    if is_exact() and queries.dtype == cache.dtype and queries.dtype.itemsize == 2:
+    is_coded = isinstance(cache, CodedCache)
+    if is_exact() and (is_coded or queries.dtype == cache.dtype) and queries.dtype.itemsize == 2:
         return triton_exact.paged_attention(queries, cache, page_table, first, last, scale=scale, sinks=sinks)
     group = num_heads // heads
     rows = group * num_rows
@@ -64,7 +66,7 @@ def paged_attention(
     if light and count >= 256 and context <= _LONGEST_WHOLE:
         programs = count  # a split each: merging two or three takes longer than they gain
     splits = num_splits(count, context, block_keys, programs=programs)
-    if splits == 1 and mosaic_kernel.is_faster(queries, cache):
+    if not isinstance(cache, CodedCache) and splits == 1 and mosaic_kernel.is_faster(queries, cache):
         return mosaic_kernel.paged_attention(
             queries, cache, page_table, first, last, scale=scale, sinks=sinks
         )
@@ -86,8 +88,16 @@ def paged_attention(
     whole = jax.ShapeDtypeStruct(queries.shape, queries.dtype)
     parts = triton_call(
         _split_kernel,
-        # Without sinks, this pointer is never read.
-        (queries, cache, page_table, first, last, first if sinks is None else sinks),
+        # Without sinks or exponents, these pointers are never read.
+        (
+            queries,
+            cache.codes if isinstance(cache, CodedCache) else cache,
+            cache.exponents if isinstance(cache, CodedCache) else first,
+            page_table,
+            first,
+            last,
+            first if sinks is None else sinks,
+        ),
         # A single split writes the result directly; the kernel takes the same number of pointers.
         [whole, *(jax.ShapeDtypeStruct((1,), jnp.float32) for _ in range(2))] if splits == 1 else partial,
         grid=(batch * heads, tiles, splits),
@@ -98,6 +108,7 @@ def paged_attention(
         # In powers of two, which the GPU computes faster.
         scale=scale * math.log2(math.e),
         has_sinks=sinks is not None,
+        is_coded=is_coded,
         block_rows=block_rows,
         block_keys=block_keys,
         **sizes,
@@ -120,6 +131,7 @@ def paged_attention(
 def _split_kernel(
     queries,
     cache,
+    exponents,
     page_table,
     first,
     last,
@@ -136,6 +148,7 @@ def _split_kernel(
     splits: tl.constexpr,
     scale: tl.constexpr,
     has_sinks: tl.constexpr,
+    is_coded: tl.constexpr,
     block_rows: tl.constexpr,
     block_keys: tl.constexpr,
     block_dim: tl.constexpr,
@@ -186,10 +199,14 @@ def _split_kernel(
             key = tl.load(cache + at, mask=mask, other=0.0).to(query.dtype)
             value = tl.load(cache + at + page_size * head_dim, mask=mask, other=0.0).to(query.dtype)
             scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+            if is_coded:
+                scores *= load_scales(exponents + key_row, used)[None, :]
             if (start < all_see_from) | (start + block_keys > all_see_to):
                 visible = (position[None, :] >= row_first[:, None]) & (position[None, :] <= row_last[:, None])
                 scores = tl.where(visible & used[None, :], scores, float("-inf"))
             weights, peak, total, shrink = absorb_scores(scores, peak, total)
+            if is_coded:
+                weights *= load_scales(exponents + key_row + page_size, used)[None, :]
             output = tl.dot(weights.to(query.dtype), value, output * shrink[:, None], input_precision="ieee")
 
     mask = in_rows[:, None] & in_dim[None, :]

@@ -2,11 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+from jaxspec_kernels.coded_cache import Cache, CodedCache, encode
 
 
 def rope_kv_write(
-    cache: jax.Array, slots: jax.Array, projected: jax.Array, cos: jax.Array, sin: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+    cache: Cache, slots: jax.Array, projected: jax.Array, cos: jax.Array, sin: jax.Array
+) -> tuple[Cache, jax.Array]:
     """Rotates queries and keys by their positions, and writes one key and one value row per slot.
 
     If several rows have the same slot, which is allowed only in page 0, any of them may remain.
@@ -14,7 +15,8 @@ def rope_kv_write(
     Rotates in float32 and in the NeoX order: element i is paired with element i + D/2.
 
     Args:
-      cache: [pages, H, 2, P, D]; axis 2 holds keys, then values. It is updated in place if it is donated.
+      cache: [pages, H, 2, P, D]; axis 2 holds keys, then values. It is updated in place if it is donated. In
+        a `CodedCache`, rows are rounded by `encode`.
       slots: i32[B, Q] from `slot_mapping`; must lie in the cache.
       projected: [B, Q, H, G + 2, D]: for every key/value head its queries, its key, its value.
       cos, sin: f32[B, Q, D/2] of every row's position.
@@ -27,15 +29,22 @@ def rope_kv_write(
     return _write(cache, slots, keys, values), queries
 
 
-def _write(cache: jax.Array, slots: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+def _write(cache: Cache, slots: jax.Array, keys: jax.Array, values: jax.Array) -> Cache:
     """The cache with keys and values [B, Q, H, D] in the slots."""
     if slots.size == 1:
         # On a CPU, XLA fuses the write of a single row into the following gather and, to keep the old cache,
         # copies all of it. It does not do so for a scatter of two rows, even equal ones.
         slots, keys, values = (jnp.concatenate([x, x], axis=1) for x in (slots, keys, values))
     page, offset = jnp.divmod(slots, cache.shape[3])
-    rows = jnp.stack([keys, values], axis=3).astype(cache.dtype)  # [B, Q, H, 2, D]
-    return cache.at[page, :, :, offset].set(rows, mode="promise_in_bounds", unique_indices=False)
+    rows = jnp.stack([keys, values], axis=3)  # [B, Q, H, 2, D]
+
+    def put(into: jax.Array, rows: jax.Array) -> jax.Array:
+        return into.at[page, :, :, offset].set(rows, mode="promise_in_bounds", unique_indices=False)
+
+    if isinstance(cache, CodedCache):
+        codes, exponents = encode(rows)
+        return CodedCache(put(cache.codes, codes), put(cache.exponents, exponents))
+    return put(cache, rows.astype(cache.dtype))
 
 
 def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

@@ -25,9 +25,12 @@ from jaxspec.sharding import make_mesh, replicated
 
 @cache
 def _noise(shape: tuple[int, ...], dtype: jnp.dtype, sharding: NamedSharding) -> Any:
-    return jax.jit(
-        lambda key: jax.random.normal(key, shape, jnp.bfloat16).astype(dtype), out_shardings=sharding
-    )
+    def noise(key: jax.Array) -> jax.Array:
+        if dtype == jnp.uint8:  # exponents of scales of one
+            return jnp.full(shape, 127, dtype)
+        return jax.random.normal(key, shape, jnp.bfloat16).astype(dtype)
+
+    return jax.jit(noise, out_shardings=sharding)
 
 
 @dataclass
@@ -78,6 +81,7 @@ def start(
     params: SamplingParams,
     mesh: Mesh | None = None,
     exact: bool = False,
+    cache_dtype: str | None = None,
 ) -> Running:
     """Compiles the decode program and fills the slots' caches with noise.
 
@@ -86,9 +90,9 @@ def start(
       batch_size: B, number of slots.
       context: committed tokens of every slot.
       new_tokens: room for new tokens in every slot.
-      max_model_len, page_size, steps_per_dispatch, exact: as in `EngineConfig`.
+      max_model_len, page_size, steps_per_dispatch, exact, cache_dtype: as in `EngineConfig`.
       acceptance: synthetic tokens per step; None verifies the drafts.
-      dtype: of weights and cache.
+      dtype: of weights, and of the cache if `cache_dtype` is None.
       params: of every slot; they decide what the program can do.
       mesh: the devices of the models; one device by default.
     """
@@ -103,6 +107,7 @@ def start(
         steps_per_dispatch=steps_per_dispatch,
         dtype=str(dtype),
         exact=exact,
+        cache_dtype=cache_dtype,
         synthetic_acceptance_length=acceptance,
     )
     limit = models.target.config.max_position_embeddings

@@ -38,20 +38,26 @@ def weight_bytes(models: Models, *, batch_size: int) -> int:
     return total
 
 
-def cache_bytes(models: Models, *, batch_size: int, context: int, itemsize: int, devices: int = 1) -> int:
+def cache_bytes(
+    models: Models, *, batch_size: int, context: int, itemsize: int, is_coded: bool = False, devices: int = 1
+) -> int:
     """Bytes of keys and values that one step reads on each device, with `context` tokens in every slot, and
-    of states that it reads and writes."""
+    of states that it reads and writes.
+
+    Args:
+      itemsize: bytes of a number.
+      is_coded: whether keys and values are in 8 bits, each with a byte for its scale.
+    """
+
+    def of_head(shape: CacheShape) -> int:
+        return shape.head_dim + 1 if is_coded and shape.planes == 2 else shape.head_dim * itemsize
 
     def heads(count: int, is_split: bool = True) -> int:
         return count // devices if is_split and count % devices == 0 else count
 
     def per_position(shapes: tuple, is_split: bool = True) -> int:
         return sum(
-            shape.planes
-            * heads(shape.num_kv_heads, is_split)
-            * shape.head_dim
-            * itemsize
-            // shape.positions_per_entry
+            shape.planes * heads(shape.num_kv_heads, is_split) * of_head(shape) // shape.positions_per_entry
             for layer in shapes
             for shape in (layer if isinstance(layer, tuple) else (layer,))
             if isinstance(shape, CacheShape)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxspec_kernels.coded_cache import decode, encode
 
 from jaxspec.attention import CompressedAttention, Entries, FullAttention, PackedMemory, SlidingWindow
 from jaxspec.attention.packed import attend
@@ -87,9 +88,12 @@ def test_keys_and_values_are_rounded_as_in_a_cache_of_another_dtype():
     tables = jnp.ones((5, 4)), jnp.zeros((5, 4))
     memories = [
         PackedMemory((FullAttention(),), positions[None], jnp.ones((1, 5), jnp.int32), cache_dtype=dtype)
-        for dtype in (None, jnp.dtype(jnp.float16))
+        for dtype in (None, jnp.dtype(jnp.float16), jnp.dtype(jnp.float8_e4m3fn))
     ]
-    (exact, full), (rounded, half) = (m.attend(0, projected, tables, scale=0.3) for m in memories)
-    for given, kept in zip(full.kept[0][0], half.kept[0][0], strict=True):
+    (exact, full), (rounded, half), (coarse, byte) = (
+        m.attend(0, projected, tables, scale=0.3) for m in memories
+    )
+    for given, kept, coded in zip(full.kept[0][0], half.kept[0][0], byte.kept[0][0], strict=True):
         np.testing.assert_array_equal(kept, given.astype(jnp.float16).astype(jnp.float32))
-    assert 0 < np.abs(exact - rounded).max() < 2e-3
+        np.testing.assert_array_equal(coded, decode(*encode(given)))
+    assert 0 < np.abs(exact - rounded).max() < 2e-3 < np.abs(exact - coarse).max() < 0.2

@@ -55,7 +55,7 @@ def on_devices(kind):
     """What engines of the pairs of this kind in `SPLIT` do on two devices, and of some on four."""
     on_two = [f"{name}@2" for of, name in SPLIT if of == kind]
     if kind == "full":
-        on_two += ["none@2", "near split@2"]
+        on_two += ["none@2", "near split@2", "eagle3 coded@2"]
     return run("pairs", kind, "greedy", *on_two, *(f"{name}@4" for name in ON_FOUR.get(kind, ())))
 
 
@@ -153,6 +153,14 @@ def test_several_devices_answer_as_one(engine, pair):
         assert result["kernels"]["matmul"] == count
         # An index and a value of every row, from each device.
         assert_only_meant(result["moves"], count, 2 * count * BATCH * (DRAFTERS[name] + 1))
+
+
+def test_a_cache_in_8_bits_is_split_by_heads(engines_of):
+    coded = {"cache_dtype": "float8_e4m3fn", "sampling_modes": ("greedy",)}
+    engine = engines_of["full"].load("eagle3", DRAFTERS["eagle3"], **coded)
+    result = on_devices("full")["eagle3 coded@2"]
+    assert result["answers"] == answers(engine, "greedy")
+    assert result["kernels"]["rope_kv_write"] == 2
 
 
 def test_several_devices_sample_as_one(engines_of):
