@@ -44,6 +44,7 @@ _KINDS: dict[str, tuple[Activations, jnp.dtype | None]] = {
     "float32": ("float32", None),
     "int8": ("int8", None),
     "int8 and a float16 cache": ("int8", jnp.dtype(jnp.float16)),
+    "8-bit cache": ("float32", jnp.dtype(jnp.float8_e4m3fn)),
     "int8 and an 8-bit cache": ("int8", jnp.dtype(jnp.float8_e4m3fn)),
 }
 """Activations and the cache's dtype by name; the first is what others are compared with."""

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
 import ml_dtypes
 import numpy as np
@@ -17,7 +17,7 @@ _ROWS = 128
 
 @dataclass(frozen=True)
 class Codes:
-    """A matrix [out, in] of codes: a weight is (code - zero) * scale, rounded once to float32.
+    """A matrix [out, in] of codes: a weight is (code - zero) * scale + offset, rounded once to float32.
 
     Attributes:
       values: float8_e4m3fn, i8 or u8[out, in].
@@ -25,6 +25,7 @@ class Codes:
       block: (rows, columns) that share a scale.
       zero: integers of the scale's shape; None for codes that stand for themselves.
       group: i32[in], the column of `scale` of every input; None for input // columns.
+      offset: f32 of the scale's shape; None for no offsets.
     """
 
     values: np.ndarray
@@ -32,6 +33,7 @@ class Codes:
     block: tuple[int, int]
     zero: np.ndarray | None = None
     group: np.ndarray | None = None
+    offset: np.ndarray | None = None
 
     def dense(self) -> np.ndarray:
         """The weights, f32[out, in]."""
@@ -44,7 +46,25 @@ class Codes:
             if self.zero is not None:
                 part -= self.zero[at][:, group]
             part *= self.scale[at].astype(np.float32)[:, group]
+            if self.offset is not None:
+                part += self.offset[at][:, group]
         return result
+
+
+@runtime_checkable
+class CodeSource(Protocol):
+    """A `TensorSource` of a matrix in codes.
+
+    Attributes:
+      kind: the kind of its codes: "FP8", "INT8" or "INT4", or another that has no `Codes`.
+    """
+
+    @property
+    def kind(self) -> str: ...
+
+    def read_codes(self) -> Codes:
+        """The codes and scales as they are stored."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -91,10 +111,11 @@ class QuantizedTensor(ABC):
 
 def stored_forms(tensors: Mapping[str, TensorSource]) -> tuple[str, ...]:
     """A line for every format of quantised matrices, and one for the rest; empty if nothing is quantised."""
-    counts = Counter(tensor.form for tensor in tensors.values() if isinstance(tensor, QuantizedTensor))
+    forms = {name: getattr(tensor, "form", None) for name, tensor in tensors.items()}
+    counts = Counter(form for form in forms.values() if form is not None)
     if not counts:
         return ()
-    wide = [name for name, tensor in tensors.items() if not isinstance(tensor, QuantizedTensor)]
+    wide = [name for name, form in forms.items() if form is None]
     matrices = sorted(name for name in wide if len(tensors[name].shape) > 1)
     vectors = len(wide) - len(matrices)
     dtype = usual_dtype(tensors[name] for name in wide)

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxspec.checkpoints.blocks import Blocks
 from jaxspec.checkpoints.checkpoint import TensorSource
+from jaxspec.checkpoints.codes import Codes
 from jaxspec.checkpoints.gguf_blocks import unpack_ggml
 from jaxspec.checkpoints.gguf_header import GGUFHeader, TensorInfo
 
@@ -18,6 +19,8 @@ PLAIN = {
     gguf.GGMLQuantizationType.F16: np.dtype(np.float16),
     gguf.GGMLQuantizationType.BF16: np.dtype(ml_dtypes.bfloat16),
 }
+
+_IN_FOUR_BITS = tuple(gguf.GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q4_K"))
 
 
 @cache
@@ -80,6 +83,33 @@ class GGUFTensor:
             return blocks
         return blocks.map(lambda rows: _undo_interleaving(rows, self.interleaved_heads))
 
+    @property
+    def form(self) -> str | None:
+        """The name of the block format and its bits for a weight; None for floats."""
+        kind = self.info.quantization
+        if kind in PLAIN:
+            return None
+        values, size = gguf.GGML_QUANT_SIZES[kind]
+        return f"{kind.name} ({8 * size / values:g} bits)"
+
+    @property
+    def kind(self) -> str:
+        """The kind of codes that `read_codes` returns; for formats without it, their name."""
+        kind = self.info.quantization
+        return "INT4" if kind in _IN_FOUR_BITS and len(self.shape) == 2 else kind.name
+
+    def read_codes(self) -> Codes:
+        """A matrix in codes of four bits, in groups of 32 inputs."""
+        assert self.kind == "INT4", self.kind
+        blocks = self.read_blocks()
+        assert blocks is not None
+        blocks = blocks.with_float_scales()
+        assert blocks.scale is not None
+        if self.info.quantization == gguf.GGMLQuantizationType.Q4_0:
+            return Codes(blocks.values, blocks.scale, (1, 32), np.full(blocks.scale.shape, 8, np.uint8))
+        none = np.zeros(blocks.scale.shape, np.uint8)
+        return Codes(blocks.values, blocks.scale, (1, 32), none, offset=blocks.offset)
+
     def read(self) -> np.ndarray:
         """The values: unquantised formats as stored, quantised blocks as float32 by ggml's formulas."""
         if self.info.quantization in PLAIN:
@@ -113,6 +143,12 @@ class JoinedTensor:
         """The sources' dtype, or float32 if they differ."""
         dtypes = {source.dtype for source in self.sources}
         return dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
+
+    @property
+    def form(self) -> str | None:
+        """That of the sources, if they have one block format."""
+        forms = {getattr(source, "form", None) for source in self.sources}
+        return forms.pop() if len(forms) == 1 else None
 
     def read(self) -> np.ndarray:
         return self.join(*(source.read().astype(self.dtype, copy=False) for source in self.sources))

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxspec_kernels.packed_matmul import CodedExperts, CodedWeight, pack_codes, stack_codes
 
 from jaxspec.checkpoints import TensorSource
-from jaxspec.checkpoints.codes import Codes, QuantizedTensor
+from jaxspec.checkpoints.codes import Codes, CodeSource
 from jaxspec.models.expert_sources import Stacked
 from jaxspec.models.parameters import Fused, Projection, Source, row_order
 from jaxspec.sharding import replicated, sharding
@@ -56,7 +56,7 @@ def coded_weight(
         return None
     if source.tensors[0][0].endswith("embed_tokens.weight"):
         return None  # a table that is read by columns, too
-    quantized = [tensor for tensor in stored if isinstance(tensor, QuantizedTensor)]
+    quantized = [tensor for tensor in stored if isinstance(tensor, CodeSource)]
     kinds = {tensor.kind for tensor in quantized}
     if len(quantized) < len(stored) or kinds not in ({"FP8"}, {"INT4"}):
         return None
@@ -83,12 +83,19 @@ def coded_weight(
         zero = np.concatenate([_each_output(codes, codes.zero) for codes in tensors])[order]
         has_own = any(getattr(tensor, "zero", None) is not None for tensor in quantized)
         zero = None if (zero == _ZERO).all() and not (keep_zero and has_own) else zero
+    offset: Any = None
+    if any(codes.offset is not None for codes in tensors):
+        if any(codes.offset is None for codes in tensors):
+            return None  # with offsets, codes stand for themselves
+        offset = np.concatenate([_each_output(codes, codes.offset) for codes in tensors])[order]
+        if not np.isfinite(offset).all():
+            return None
     if not np.array_equal(order, np.arange(len(order))):
         values = values[order]
     if kinds == {"FP8"}:
         values = values.view(ml_dtypes.float8_e4m3fn)
     inner = len(source.in_shape)
-    return pack_codes(values, scale, zero, shape[inner:], shape[1:inner], inputs)
+    return pack_codes(values, scale, zero, shape[inner:], shape[1:inner], inputs, offset)
 
 
 def _grouped_inputs(groups: Sequence[np.ndarray | None], size: int) -> np.ndarray | None:
@@ -141,6 +148,8 @@ def coded_sharding(
         return None
     words = NamedSharding(mesh, PartitionSpec(*first, *outputs, inputs))
     scale = NamedSharding(mesh, PartitionSpec(*first, inputs if groups > 1 else None, *outputs))
+    if not isinstance(weight, CodedExperts) and weight.offset is not None:
+        return replace(weight, words=words, scale=scale, offset=scale)  # type: ignore[arg-type]
     if order is not None:
         return replace(weight, words=words, scale=scale, order=replicated(mesh))  # type: ignore[arg-type]
     return replace(weight, words=words, scale=scale)  # type: ignore[arg-type]

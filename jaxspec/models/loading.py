@@ -37,7 +37,7 @@ from jaxspec.models.decoder import Decoder
 from jaxspec.models.language_model import NESTED, language_model
 from jaxspec.models.mtp_names import NEXT_LAYER
 from jaxspec.models.packed_weights import Activations, Packed, floats_of, packed_sharding, stored_weight
-from jaxspec.models.parameters import HeadRows, Source
+from jaxspec.models.parameters import HeadRows, Rows, Source
 from jaxspec.models.registry import FAMILIES
 from jaxspec.sharding import make_mesh, sharding
 
@@ -105,12 +105,11 @@ class ModulePlan(Generic[Module]):
                 put = partial(self._put_packed, read=read, mesh=mesh, is_split=is_split, cut=cut)
                 is_put = list(pool.map(put, self.parameters))
             if cut:
-                kinds = Counter(re.sub(r"\.\d+\.", ".*.", name) for name in cut)
-                shown = ", ".join(f"{name} ({count})" for name, count in sorted(kinds.items()))
-                warnings.warn(
-                    f"{self.name}: expanded, because {mesh.size} devices would cut their blocks: {shown}",
-                    stacklevel=2,
-                )
+                reason = f"{mesh.size} devices would cut their blocks"
+                warnings.warn(f"{self.name}: expanded, because {reason}: {_shown(cut)}", stacklevel=2)
+            if codes and (unread := list(self._unread(is_put, cut))):
+                reason = "no kernel reads them as they are stored"
+                warnings.warn(f"{self.name}: expanded, because {reason}: {_shown(unread)}", stacklevel=2)
             dense = [parameter for parameter, is_done in zip(dense, is_put, strict=True) if not is_done]
         before: Any = None
         for variable, stored in dense:
@@ -129,6 +128,16 @@ class ModulePlan(Generic[Module]):
                 del tensors  # before the next ones are read
             variable.set_value(before)
         return self.module
+
+    def _unread(self, is_put: Sequence[bool], cut: Sequence[str]) -> Iterator[str]:
+        """The matrices of layers in a bfloat16 network that have to be dense, except those in `cut`."""
+        for (variable, stored), is_done in zip(self.parameters, is_put, strict=True):
+            source, dtype = variable.get_metadata("source"), variable.get_value().dtype
+            forms = {form for tensor in stored if (form := getattr(tensor, "form", None)) is not None}
+            name = source.tensors[0][0]
+            is_table = isinstance(source, Rows)
+            if forms and not (is_done or is_table) and dtype == jnp.bfloat16 and name not in cut:
+                yield f"{name} in {' and '.join(sorted(forms))}"
 
     def _put_packed(
         self,
@@ -165,6 +174,12 @@ class ModulePlan(Generic[Module]):
         names = (name for name, _ in source.tensors)
         name = next(name for name, tensor in zip(names, stored, strict=True) if not is_finite(tensor.read()))
         raise CheckpointError(f"{self.name}: tensor {name!r} holds NaN or infinity")
+
+
+def _shown(names: Sequence[str]) -> str:
+    """Names of parameters, those of several layers as one with their number."""
+    kinds = Counter(re.sub(r"\.\d+\.", ".*.", name) for name in names)
+    return ", ".join(f"{name} ({count})" for name, count in sorted(kinds.items()))
 
 
 @own_settings()

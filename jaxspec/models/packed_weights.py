@@ -132,6 +132,8 @@ def stored_weight(
     # What is rounded while it is loaded is rounded in order to stay packed.
     if not codes and not all(isinstance(tensor, RoundedTensor) for tensor in stored):
         return None
+    if not isinstance(source, Stacked) and isinstance(stored[0], MatrixStack):
+        source, stored = _by_expert(source, shape), stored[0].matrices()
     if isinstance(source, Stacked):
         return coded_experts(source, shape, stored)
     weight = coded_weight(source, shape, stored)

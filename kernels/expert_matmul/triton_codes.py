@@ -39,6 +39,7 @@ def coded_expert_matmul(
             taken[None, :],
             words + at * (columns * (width // per_word)),
             scale + at * (width // group * (columns // scale_rows)),
+            scale,
             tl.minimum(column, columns - 1),
             0,
             width // (per_word * block_words),
@@ -50,6 +51,7 @@ def coded_expert_matmul(
             group,
             scale_rows,
             has_zero,
+            False,
             block_rows,
             block_outputs,
         )

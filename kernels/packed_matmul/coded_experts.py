@@ -49,10 +49,10 @@ class CodedExperts(PackedArray):
 
 
 def stack_codes(experts: Sequence[CodedWeight]) -> CodedExperts | None:
-    """Experts from weights on the host; None if they have several forms, or an order of their inputs."""
+    """Experts from weights on the host; None if they have several forms, orders of inputs, or offsets."""
     first = experts[0]
     forms = {(e.words.shape, e.scale.shape, e.has_zero, e.bits) for e in experts}
-    if len(forms) > 1 or any(each.order is not None for each in experts):
+    if len(forms) > 1 or any(each.order is not None or each.offset is not None for each in experts):
         return None
     words, scale = (np.stack([getattr(each, name) for each in experts]) for name in ("words", "scale"))
     return CodedExperts(words, scale, first.has_zero, first.bits)  # type: ignore[arg-type]

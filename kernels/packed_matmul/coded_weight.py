@@ -22,12 +22,12 @@ _ZERO_BITS = 0x1F
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("words", "scale", "order"),
+    data_fields=("words", "scale", "order", "offset"),
     meta_fields=("inner", "has_zero", "bits", "activations"),
 )
 @dataclass(frozen=True)
 class CodedWeight(PackedArray):
-    """A weight whose values are (code - zero point) * scale.
+    """A weight whose values are (code - zero point) * scale + offset.
 
     Attributes:
       words: u16[out axes but the last, tiles, blocks, tile, block]: two codes of FP8 (float8_e4m3fn), or
@@ -43,6 +43,8 @@ class CodedWeight(PackedArray):
       bits: of a code.
       activations: "float8_e4m3fn" rounds the rows of `coded_product` to FP8 where they are many and codes are
         FP8; None never rounds them.
+      offset: f32[groups, out axes], of codes of four bits in groups of 32 or 64 inputs, with zero points of
+        0; None for no offsets.
     """
 
     words: jax.Array
@@ -52,6 +54,7 @@ class CodedWeight(PackedArray):
     has_zero: bool = False
     bits: int = 8
     activations: str | None = None
+    offset: jax.Array | None = None
 
     @property
     def per_word(self) -> int:
@@ -105,6 +108,8 @@ class CodedWeight(PackedArray):
             values = codes.astype(jnp.float32) - jnp.asarray(zero, jnp.float32)
         own = scale & jnp.uint32(~_ZERO_BITS & 0xFFFFFFFF) if self.has_zero else scale
         weights = values * lax.bitcast_convert_type(own, jnp.float32)[..., None]
+        if self.offset is not None:
+            weights += self.offset[..., None]
         weights = jnp.moveaxis(weights, -1, 1).reshape(self.width, *self.out_axes)
         if self.order is not None:
             weights = weights[jnp.argsort(self.order)]
@@ -135,6 +140,7 @@ def pack_codes(
     shape: tuple[int, ...],
     inner: tuple[int, ...] = (),
     order: np.ndarray | None = None,
+    offset: np.ndarray | None = None,
 ) -> CodedWeight | None:
     """A packed weight, on the host; None if the kernels do not read such a weight.
 
@@ -144,13 +150,14 @@ def pack_codes(
       zero: u8[outputs, width / columns], at most 16; None if it is 8 everywhere, or for FP8.
       shape: the axes of the outputs. `rows` divides the last one, or is 1.
       inner, order: see `CodedWeight`.
+      offset: f32[outputs, width / columns] with zero points of 0, or None.
     """
     outputs, width = codes.shape
     bits = 4 if codes.dtype == np.uint8 else 8
     groups = scale.shape[1]
     columns = width // groups
     words = block_words(width, bits, columns) if width % groups == 0 else None
-    if words is None:
+    if words is None or (offset is not None and words != columns):
         return None
     bits_of_scale = np.ascontiguousarray(scale.T, np.float32).view(np.uint32)
     if zero is not None:
@@ -173,4 +180,5 @@ def pack_codes(
         inner,
         zero is not None,
         bits,
+        offset=None if offset is None else np.ascontiguousarray(offset.T).reshape(groups, *shape),  # type: ignore[arg-type]
     )

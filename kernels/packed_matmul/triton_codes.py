@@ -17,6 +17,7 @@ def coded_matmul(
     x,
     words,
     scale,
+    offset,
     y,
     rows: tl.constexpr,
     width: tl.constexpr,
@@ -27,6 +28,7 @@ def coded_matmul(
     columns: tl.constexpr,
     scale_rows: tl.constexpr,
     has_zero: tl.constexpr,
+    has_offset: tl.constexpr,
     sections: tl.constexpr,
     is_split: tl.constexpr,
     block_rows: tl.constexpr,
@@ -51,8 +53,8 @@ def coded_matmul(
         section = tl.program_id(1)
         first = section * length
         sums = section_sums(
-            inputs, taken, words, scale, at, first, tl.minimum(steps, first + length),
-            width, out_width, per_word, block_words, tile, columns, scale_rows, has_zero,
+            inputs, taken, words, scale, offset, at, first, tl.minimum(steps, first + length),
+            width, out_width, per_word, block_words, tile, columns, scale_rows, has_zero, has_offset,
             block_rows, block_outputs,
         )  # fmt: skip
         y += section.to(tl.int64) * (rows * out_width)
@@ -61,8 +63,9 @@ def coded_matmul(
         total = tl.zeros((block_outputs, block_rows), tl.float32)
         for first in range(0, steps, length):
             total += section_sums(
-                inputs, taken, words, scale, at, first, tl.minimum(steps, first + length), width, out_width,
-                per_word, block_words, tile, columns, scale_rows, has_zero, block_rows, block_outputs,
+                inputs, taken, words, scale, offset, at, first, tl.minimum(steps, first + length), width,
+                out_width, per_word, block_words, tile, columns, scale_rows, has_zero, has_offset, block_rows,
+                block_outputs,
             )  # fmt: skip
         tl.store(y + out, total.to(y.dtype.element_ty), mask=stored)
 
@@ -73,6 +76,7 @@ def section_sums(
     taken,
     words,
     scale,
+    offset,
     column,
     first,
     last,
@@ -84,6 +88,7 @@ def section_sums(
     columns: tl.constexpr,
     scale_rows: tl.constexpr,
     has_zero: tl.constexpr,
+    has_offset: tl.constexpr,
     block_rows: tl.constexpr,
     block_outputs: tl.constexpr,
 ):
@@ -95,6 +100,7 @@ def section_sums(
     words += (column % tile * block_words)[:, None] + tl.arange(0, block_words)[None, :]
     inputs += tl.arange(0, block_words)[:, None]
     scale += column // scale_rows
+    offset += column
     groups: tl.constexpr = out_width // scale_rows
     sums = tl.zeros((block_outputs, block_rows), tl.float32)
     for step in range(first, last):
@@ -139,6 +145,14 @@ def section_sums(
                 sums += tl.dot(w1, x1) * _factor(s1)
                 sums += tl.dot(w2, x2) * _factor(s2)
                 sums += tl.dot(w3, x3) * _factor(s3)
+                if has_offset:
+                    # Sums as products, whose order does not depend on the tile.
+                    ones = tl.full((block_outputs, block_words), 1.0, tl.bfloat16)
+                    own = offset + start // columns * groups
+                    sums += tl.dot(ones, x0) * tl.load(own)[:, None]
+                    sums += tl.dot(ones, x1) * tl.load(own + groups)[:, None]
+                    sums += tl.dot(ones, x2) * tl.load(own + 2 * groups)[:, None]
+                    sums += tl.dot(ones, x3) * tl.load(own + 3 * groups)[:, None]
             elif by_group and per_group == 2:
                 s1 = tl.load(scale + (start // columns + 1) * groups)
                 if has_zero:

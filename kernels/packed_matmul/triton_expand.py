@@ -17,7 +17,14 @@ def expand_codes(x: jax.Array, kernel: CodedWeight) -> jax.Array:
     outputs = math.prod(kernel.out_axes)
     (dense,) = triton_call(
         expand_kernel,
-        (x, kernel.words, kernel.scale, kernel.scale if kernel.order is None else kernel.order),
+        # Without offsets or an order, these pointers are never read.
+        (
+            x,
+            kernel.words,
+            kernel.scale,
+            kernel.scale if kernel.offset is None else kernel.offset,
+            kernel.scale if kernel.order is None else kernel.order,
+        ),
         [jax.ShapeDtypeStruct((kernel.width, outputs), jnp.bfloat16)],
         grid=(triton.cdiv(outputs, _BLOCK_OUTPUTS), kernel.words.shape[-3]),
         width=kernel.width,
@@ -28,6 +35,7 @@ def expand_codes(x: jax.Array, kernel: CodedWeight) -> jax.Array:
         columns=kernel.columns,
         scale_rows=kernel.scale_rows,
         has_zero=kernel.has_zero,
+        has_offset=kernel.offset is not None,
         has_order=kernel.order is not None,
         block_outputs=_BLOCK_OUTPUTS,
     )
@@ -39,6 +47,7 @@ def expand_kernel(
     x,
     words,
     scale,
+    offset,
     order,
     y,
     width: tl.constexpr,
@@ -49,6 +58,7 @@ def expand_kernel(
     columns: tl.constexpr,
     scale_rows: tl.constexpr,
     has_zero: tl.constexpr,
+    has_offset: tl.constexpr,
     has_order: tl.constexpr,
     block_outputs: tl.constexpr,
 ):
@@ -71,7 +81,10 @@ def expand_kernel(
             value = ((packed >> 4 * i & 15) - 8).to(tl.float32)
         if has_zero:
             factor = factor & 0xFFFFFFE0
-        weight = (value * factor.to(tl.float32, bitcast=True)[:, None]).to(tl.bfloat16)
+        weight = value * factor.to(tl.float32, bitcast=True)[:, None]
+        if has_offset:
+            weight += tl.load(offset + first // columns * out_width + at)[:, None]
+        weight = weight.to(tl.bfloat16)
         index = first + tl.arange(0, block_words)
         if has_order:
             index = tl.load(order + index)

@@ -54,7 +54,8 @@ def multiply(
     constants: dict[str, Any] = tiles._asdict()
     (y,) = triton_call(
         coded_matmul,
-        (x, kernel.words, kernel.scale),
+        # Without offsets, that pointer is never read.
+        (x, kernel.words, kernel.scale, kernel.scale if kernel.offset is None else kernel.offset),
         [
             jax.ShapeDtypeStruct((sections, rows, outputs), jnp.float32)
             if is_split
@@ -70,6 +71,7 @@ def multiply(
         columns=kernel.columns,
         scale_rows=kernel.scale_rows,
         has_zero=kernel.has_zero,
+        has_offset=kernel.offset is not None,
         sections=sections,
         is_split=is_split,
         **constants,

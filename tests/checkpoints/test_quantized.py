@@ -12,6 +12,7 @@ from golden_files import FOLDER, QUANTIZED, quantized_folder
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
+from tiny_gguf import write_packed_gguf
 
 from jaxspec.checkpoints import CheckpointError, open_checkpoint
 from jaxspec.checkpoints.quantization import expand_quantized
@@ -253,6 +254,13 @@ def test_older_zero_points_and_blocks_mean_the_same(tmp_path):
     np.testing.assert_array_equal(open_checkpoint(folder).tensors[f"{Q}.weight"].read(), expected.read())
     folder = copy(tmp_path / "blocks", "fp8-blocks", settings={"weight_block_size": "32x64"})
     assert open_checkpoint(folder).tensors[f"{Q}.weight"].form == "FP8 in blocks of 32 x 64"
+
+
+def test_inspect_says_the_formats_of_a_gguf(capsys, tmp_path):
+    assert inspect([str(write_packed_gguf(tmp_path / "tiny.gguf"))]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    at = lines.index("weights Q8_0 (8.5 bits): 9 matrices")
+    assert lines[at + 1] == "float32: 3 vectors"
 
 
 def test_inspect_says_formats_and_what_stays_wide(capsys):

@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from bench.kernel_cases.packed_matmul import CASES
+from bench.kernel_cases.packed_matmul import CASES, Case
 from jaxspec_kernels.packed_matmul import codes_ptx, expand_codes, pack_codes, packed_matmul
 from op_base import OpTest
 from ptx import run_ptx
 
 OP = packed_matmul
+OFFSETS = Case("INT4, offsets", 19, 384, 96, 4, 32)
+"""As of GGUF's Q4_1 and Q4_K."""
 
 
 def random(case, *, zero=True):
@@ -39,10 +41,31 @@ def weights(case, codes, scale, zero):
     return (wide * each(scale)).T
 
 
+def with_offsets(case):
+    """A weight of codes that stand for themselves, and the weights [width, outputs] by their definition."""
+    codes, scale, _ = random(case)
+    offset = np.random.default_rng(3).standard_normal(scale.shape, np.float32)
+    weight = pack_codes(codes, scale, np.zeros(scale.shape, np.uint8), (case.outputs,), offset=offset)
+    wide = (codes * scale.repeat(case.group, 1)).astype(np.float64) + offset.repeat(case.group, 1)
+    return weight, wide.astype(np.float32).T
+
+
+def packed(case):
+    return with_offsets(case)[0] if case is OFFSETS else pack_codes(*random(case), (case.outputs,))
+
+
+def test_offsets_are_added_to_scaled_codes():
+    weight, expected = with_offsets(OFFSETS)
+    np.testing.assert_array_equal(np.asarray(jax.tree.map(jnp.asarray, weight)), expected)
+    codes, scale, _ = random(replace(OFFSETS, group=128, width=512))
+    zero = np.zeros(scale.shape, np.uint8)
+    assert pack_codes(codes, scale, zero, (OFFSETS.outputs,), offset=scale) is None  # no kernel reads it
+
+
 class TestPackedMatmul(OpTest):
     op = packed_matmul
-    cases = CASES
-    usual = ("FP8, blocks, odd sizes", "INT4, 128, zero points, odd sizes")
+    cases = (*CASES, OFFSETS)
+    usual = ("FP8, blocks, odd sizes", "INT4, 128, zero points, odd sizes", "INT4, offsets")
     bound = 5e-3
     by_row = (0,)
     exact = ("triton",)
@@ -54,7 +77,7 @@ class TestPackedMatmul(OpTest):
     def arguments(self, case):
         rng = np.random.default_rng(1)
         x = jnp.asarray(rng.standard_normal((case.rows, case.width), np.float32), case.dtype)
-        return x, jax.tree.map(jnp.asarray, pack_codes(*random(case), (case.outputs,)))
+        return x, jax.tree.map(jnp.asarray, packed(case))
 
     def definition(self, case, x, kernel):
         return np.asarray(x, np.float64) @ np.asarray(kernel, np.float64)
@@ -62,7 +85,7 @@ class TestPackedMatmul(OpTest):
 
 class TestExpandCodes(OpTest):
     op = expand_codes
-    cases = (*CASES, replace(CASES[-1], name="an order of inputs", width=512, outputs=200))
+    cases = (*CASES, OFFSETS, replace(CASES[-1], name="an order of inputs", width=512, outputs=200))
     usual = ("FP8, half a block", "INT4, groups of 32", "an order of inputs")
     by_row = ()
 
@@ -71,14 +94,15 @@ class TestExpandCodes(OpTest):
         return implementation == "triton" or case.width * case.outputs <= 1 << 20
 
     def arguments(self, case):
-        weight = pack_codes(*random(case), (case.outputs,))
+        weight = packed(case)
         if case.name == "an order of inputs":
             order = np.random.default_rng(2).permutation(case.width).astype(np.int32)
             weight = replace(weight, order=order)
         return jnp.zeros((1, case.width), jnp.bfloat16), jax.tree.map(jnp.asarray, weight)
 
     def definition(self, case, x, kernel):
-        rounded = weights(case, *random(case)).astype(np.float32).astype(jnp.bfloat16)
+        exact = with_offsets(case)[1] if case is OFFSETS else weights(case, *random(case))
+        rounded = exact.astype(np.float32).astype(jnp.bfloat16)
         return rounded if kernel.order is None else rounded[np.argsort(kernel.order)]
 
 

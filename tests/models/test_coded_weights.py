@@ -21,6 +21,8 @@ from jaxspec.models.layers import MLP
 from jaxspec.models.loading import declared, load_target, plan_target
 from jaxspec.models.parameters import Fused, Projection
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*no kernel reads them as they are stored")
+
 PACKED = {
     "fp8-blocks": 4,
     "fp8-channel": 4,

@@ -1,10 +1,13 @@
 """Matrices in further block formats stay packed, and are to the last bit what dense loading makes of them."""
 
+import warnings
+
 import gguf
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec_kernels.matmul import PackedRows, PackedWeight
+from jaxspec_kernels.packed_matmul import CodedWeight
 from tiny_gguf import gguf_tensors, hf_weights, write_gguf
 
 from jaxspec.checkpoints import open_checkpoint
@@ -12,6 +15,8 @@ from jaxspec.models import packed_weights
 from jaxspec.models.loading import declared, load_target, plan_target
 
 HALVES = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
     "Q5_0": (0,),
     "Q5_1": (0, 2),
     "IQ4_NL": (0,),
@@ -38,15 +43,20 @@ def random_matrix(kind, shape):
     return packed.reshape(shape[0], -1), kind
 
 
-@pytest.mark.parametrize("kind", [*HALVES, "Q4_K_M"])
-def test_packed_is_dense(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(packed_weights, "MIN_WEIGHT_BYTES", 0)
+def checkpoint_of(kind, folder):
+    """A model whose matrices are in a format."""
     tensors = gguf_tensors({name: w for name, w in hf_weights().items() if not name.endswith(".bias")})
     for name, weight in tensors.items():
         # The mix of llama.cpp's files: values and what the layers end with have more bits.
         own = {"Q4_K_M": "Q6_K" if "attn_v" in name or "ffn_down" in name else "Q4_K"}.get(kind, kind)
         tensors[name] = random_matrix(own, weight.shape) if weight.ndim == 2 else weight
-    checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf", tensors=tensors))
+    return open_checkpoint(write_gguf(folder / "tiny.gguf", tensors=tensors))
+
+
+@pytest.mark.parametrize("kind", [*(kind for kind in HALVES if kind not in ("Q4_0", "Q4_1")), "Q4_K_M"])
+def test_packed_is_dense(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(packed_weights, "MIN_WEIGHT_BYTES", 0)
+    checkpoint = checkpoint_of(kind, tmp_path)
     packed = plan_target(checkpoint, dtype=jnp.dtype(jnp.float32)).read(packed=True)
     dense = load_target(checkpoint, dtype=jnp.float32)
     pairs = [
@@ -58,3 +68,44 @@ def test_packed_is_dense(tmp_path, monkeypatch, kind):
         np.testing.assert_array_equal(np.asarray(one), other)
     tokens = jnp.asarray([3, 0, 299])
     np.testing.assert_array_equal(packed.embedding(tokens), dense.embedding(tokens), strict=True)
+
+
+ON_A_GPU = {"Q4_0": 5, "Q4_1": 5, "Q4_K": 5, "Q4_K_M": 3, "Q6_K": 0}
+"""Matrices in codes: queries, keys and values are one, and so are gate and up."""
+
+_LAYER = "model.layers.*."
+EXPANDED = {
+    "Q4_K_M": [
+        f"{_LAYER}mlp.down_proj.weight in Q6_K (6.5625 bits) (1), "
+        f"{_LAYER}self_attn.q_proj.weight in Q4_K (4.5 bits) and Q6_K (6.5625 bits) (1)"
+    ],
+    "Q6_K": [
+        "lm_head.weight in Q6_K (6.5625 bits) (1), "
+        + ", ".join(
+            f"{_LAYER}{name}.weight in Q6_K (6.5625 bits) (1)"
+            for name in ("mlp.down_proj", "mlp.gate_proj", "self_attn.o_proj", "self_attn.q_proj")
+        )
+    ],
+}
+"""What loading says of the others."""
+
+
+@pytest.mark.parametrize("kind", ON_A_GPU)
+def test_codes_of_four_bits_are_dense_in_a_bfloat16_network(tmp_path, kind):
+    checkpoint = checkpoint_of(kind, tmp_path)
+    with warnings.catch_warnings(record=True) as found_warnings:
+        warnings.simplefilter("always")
+        packed = plan_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16)).read(packed=True, codes=True)
+    expanded = [str(each.message).partition("as they are stored: ")[2] for each in found_warnings]
+    assert expanded == EXPANDED.get(kind, [])
+    dense = load_target(checkpoint, dtype=jnp.float32)
+    found = 0
+    for (one, _), (other, _) in zip(declared(packed), declared(dense), strict=True):
+        weight = one.get_value()
+        if isinstance(weight, CodedWeight):
+            found += 1
+            assert (weight.offset is not None) == (kind != "Q4_0")
+            np.testing.assert_array_equal(np.asarray(weight), other.get_value())
+        else:
+            np.testing.assert_array_equal(weight, other.get_value().astype(jnp.bfloat16))
+    assert found == ON_A_GPU[kind]
