@@ -96,7 +96,5 @@ def test_a_cache_in_8_bits_has_the_answers_of_the_oracle_and_of_any_company(
 
 @pytest.mark.parametrize("kind", ["latent", "compressed"])
 def test_caches_without_keys_and_values_by_head_are_refused(engines_of, kind):
-    with pytest.raises(
-        ConfigError, match=r"engine\.cache_dtype 'float8_e4m3fn' is not supported for "
-    ):
+    with pytest.raises(ConfigError, match=r"engine\.cache_dtype 'float8_e4m3fn' is not supported for "):
         engines_of[kind].load(**CODED)
