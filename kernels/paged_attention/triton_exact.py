@@ -245,7 +245,8 @@ def _ranges_kernel(
         range_total = tl.dot(weights, ones, range_total * shrink[:, None])
         if is_coded:
             # Powers of two round nothing.
-            weights *= load_scales(exponents + key_row + page_size, used)[None, :].to(query.dtype)
+            wide = weights.to(tl.float32) * load_scales(exponents + key_row + page_size, used)[None, :]
+            weights = wide.to(query.dtype)
         range_output = tl.dot(weights, value, range_output * shrink[:, None])
         if _is_last_block(start) | (start + _KEYS >= end):
             sums = tl.max(range_total, 1)  # all columns are equal
