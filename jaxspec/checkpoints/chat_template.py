@@ -73,6 +73,8 @@ def render_chat(
         what = "messages and chat_template_kwargs" if arguments else "messages"
         raise CheckpointError(f"{what} cannot be written as JSON: {error}") from None
     reply = _process.ask(request)
+    if "unread" in reply:
+        raise CheckpointError(f"chat_template_kwargs: the chat template {reply['unread']}")
     if "error" in reply:
         raise CheckpointError(f"the chat template failed: {reply['error']}")
     return reply["text"]

@@ -29,6 +29,10 @@ MEMORY = 200 * 10**6
 """Bytes of address space, including Python and jinja2, which take 25 MB, and the conversation."""
 
 
+class UnreadError(ValueError):
+    """A template was given an argument that it does not read."""
+
+
 def main() -> None:
     _limit_memory()
     sys.stdout.buffer.write(b"ready\n")
@@ -38,6 +42,8 @@ def main() -> None:
         try:
             request = json.loads(line.decode("utf-8", "surrogatepass"))
             reply = {"text": render(request["template"], request["variables"], request["arguments"])}
+        except UnreadError as error:
+            reply = {"unread": str(error)}
         except Exception as error:  # a template can raise anything
             reply = {"error": str(error) or type(error).__name__}
         encoded = json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -53,7 +59,7 @@ def render(template: str, variables: Mapping[str, Any], arguments: Mapping[str, 
     unread = [name for name in arguments if name not in read]
     if unread:
         own = ", ".join(sorted(read - set(variables) - set(environment.globals))) or "none"
-        raise ValueError(f"it does not read {unread[0]!r}; its arguments are: {own}")
+        raise UnreadError(f"does not read {unread[0]!r}; its arguments are: {own}")
     return compiled.render({**variables, **arguments})
 
 

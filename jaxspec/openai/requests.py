@@ -136,6 +136,8 @@ _NO_EFFECT_IN_CHAT: dict[str, Schema] = {
     "parallel_tool_calls": _FLAG,
     "prediction": {"type": "object"},
     "modalities": {"type": "array", "items": {"enum": ["text"]}},
+    "verbosity": {"enum": ["medium"]},
+    **{key: {"type": "null"} for key in ("audio", "function_call", "functions", "web_search_options")},
 }
 _OWN: dict[str, Schema] = {
     "top_k": {"type": "integer", "minimum": -1},
@@ -153,6 +155,8 @@ _OWN: dict[str, Schema] = {
     "regex": _STRING,
 }
 """Schemas of sampling parameters that OpenAI's API does not have, as far as this version has them."""
+_ARGUMENTS = ("tools", "reasoning_effort")
+"""Fields that are arguments of the chat template."""
 _READING = ("continue_final_message", "special_tokens_as_text")
 _ELSEWHERE = {"max_new_tokens", "json_schema"}
 """Sampling parameters that a body sets by other names."""
@@ -238,6 +242,9 @@ class Asked:
         text = str(error)
         for ours, theirs in {"json_schema": "response_format", **self.names}.items():
             text = re.sub(rf"\b{ours}\b", theirs, text, count=1)
+        for name in _ARGUMENTS:
+            if f"the chat template does not read {name!r}" in text:
+                text = text.replace("chat_template_kwargs", name, 1)
         begin = text.removeprefix("every id of ")
         word = begin[: next((i for i, c in enumerate(begin) if not (c.isalnum() or c == "_")), len(begin))]
         # Lengths that do not fit are what programs look for.
@@ -314,10 +321,9 @@ def _read_chat(asked: Asked, values: Mapping[str, Any], sampling: dict[str, Any]
     elif values.get("top_logprobs"):
         raise RequestError("top_logprobs: has no effect without logprobs", "top_logprobs")
     arguments = dict(values.get("chat_template_kwargs", {}))
-    if values.get("tools") and values.get("tool_choice") != "none":
-        arguments["tools"] = values["tools"]
-    if "reasoning_effort" in values:
-        arguments["reasoning_effort"] = values["reasoning_effort"]
+    for name in _ARGUMENTS:
+        if values.get(name) and not (name == "tools" and values.get("tool_choice") == "none"):
+            arguments[name] = values[name]
     return dataclasses.replace(
         asked,
         prompts=[values["messages"]],

@@ -109,10 +109,17 @@ def test_fields_that_cannot_change_an_answer_are_accepted(name):
     assert completion(**{name: value}).params() == completion().params()
 
 
+def test_what_a_client_writes_out_as_null_asks_for_nothing():
+    hosted = ("audio", "functions", "function_call", "web_search_options", "prediction", "tools", "seed")
+    assert chat(**dict.fromkeys(hosted), verbosity="medium") == chat()
+
+
 @pytest.mark.parametrize(
     ("fields", "field", "message"),
     [
         ({"model": None}, "model", "model is missing"),
+        ({"functions": [{"name": "f"}]}, "functions", "functions must be null"),
+        ({"verbosity": "low"}, "verbosity", "verbosity must be 'medium', got 'low'"),
         ({"messages": []}, "messages", "messages is empty"),
         ({"messages": "hi"}, "messages", "messages must be a list, got 'hi'"),
         ({"messages": [{"content": "hi"}]}, "messages[0].role", "messages[0].role is missing"),
