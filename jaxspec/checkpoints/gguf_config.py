@@ -86,7 +86,10 @@ def config_from_gguf(
         raise CheckpointError(f"{meta.file}: rope over {stated} of {rotated} dimensions is not supported")
     if scaling := _rope_scaling(own, tensors, rotated):
         config["rope_scaling"] = {**(config["rope_scaling"] or {}), **scaling}
-    return config | architecture.from_tensors(config, tensors)
+    config |= architecture.from_tensors(config, tensors)
+    if config["rope_scaling"] is None and "rope_parameters" in config:
+        del config["rope_scaling"]  # transformers takes None for all of `rope_parameters`
+    return config
 
 
 def _rope_scaling(meta: Metadata, tensors: Mapping[str, GGUFTensor], rotated: int) -> dict[str, Any] | None:

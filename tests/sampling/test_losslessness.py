@@ -16,7 +16,7 @@ from optimised import optimised
 
 from jaxspec.sampling import DraftVocabulary, SamplingMode, process_logits, rejection, verify
 
-TRIALS = 100_000
+TRIALS = 200_000
 
 
 def propose(draft_logits, state, positions, draft_ids):
