@@ -62,7 +62,7 @@ WHOLE = {
     ),
     "engine/test_heads_on_targets.py": "",
     "engine/test_compressed_engine.py": "",
-    "engine/test_hybrids.py": r"likely|plain_decoding\[(?!3)|preempted.*\[(?!lfm2)",
+    "engine/test_hybrids.py": r"plain_decoding\[(?!3)|preempted.*\[(?!lfm2)",
     "engine/test_inspection.py": r"at_the_end|every_step_leaves|how_a_step_looks|from.*near|\[(ngram|dflash)",
     "engine/test_invariance.py": r"several_steps|\[(near|ngram)",
     "engine/test_lifecycle.py": r"waits_for_the_thread|holds_no_array",
