@@ -15,7 +15,7 @@ from triton.backends.nvidia.compiler import get_ptxas, ptx_get_version
 
 def triton_call(
     kernel: Any,
-    inputs: Sequence[jax.Array | int],
+    inputs: Sequence["jax.Array | int | jax_triton.TensorDescriptor"],
     outputs: Sequence[jax.ShapeDtypeStruct] = (),
     *,
     in_place: int = 0,
@@ -28,9 +28,9 @@ def triton_call(
     """Launches `kernel` once.
 
     Args:
-      kernel: a `triton.jit` function. Its parameters are a pointer or a number per input, a pointer per
-        output, and the constants.
-      inputs: arrays, and numbers.
+      kernel: a `triton.jit` function. Its parameters are a pointer, a number or a descriptor per input, a
+        pointer per output, and the constants.
+      inputs: arrays, numbers, and descriptors of arrays whose blocks the card's copy engine (TMA) loads.
       outputs: shapes and dtypes of new arrays; elements that the kernel does not write are undefined.
       in_place: how many of the inputs, from the first on, the kernel updates in place.
       grid: the number of programs along up to three axes.

@@ -234,6 +234,20 @@ def test_attention_of_a_row_does_not_depend_on_its_block(head_dim, window, has_s
         np.testing.assert_array_equal(found[row, 0], alone[0, at])
 
 
+@pytest.mark.parametrize("columns", [1024, 1028])
+def test_all_tiles_of_a_product_give_the_same_bits(columns):
+    """With rows of 16 bytes the copy engine loads the tiles of many rows, otherwise threads do."""
+    from jaxspec_kernels.matmul.triton_kernel import MANY, product, tile
+
+    rng = np.random.default_rng(0)
+    (x,), (weight,) = normal(1000, 4104)(rng), normal(4104, columns)(rng)
+    few = np.asarray(product(x[:40], weight, tile(40, columns), jnp.float32))
+    for each in MANY:
+        many = np.asarray(product(x, weight, each, jnp.float32))
+        np.testing.assert_array_equal(many[:40], few)
+        np.testing.assert_array_equal(np.asarray(product(x[40:], weight, each, jnp.float32)), many[40:])
+
+
 def test_cublas_would_fail_these_tests():
     """What the tests are for: with XLA's products, a row depends on the number of rows."""
     rng = np.random.default_rng(0)
