@@ -8,7 +8,6 @@ choose_entries = Op(
     xla=reference.choose_entries,
     triton="choose_entries.triton_kernel",
     numba="choose_entries.numba_kernel",
-    only_by_name=("triton",),
 )
 
 __all__ = ["choose_entries"]

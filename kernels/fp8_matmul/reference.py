@@ -24,7 +24,8 @@ def fp8_matmul(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | None
     Returns:
       [..., out axes]; sums are float32.
     """
-    values, scale = round_to_fp8(x)
+    # On a GPU, XLA would leave out a rounding whose result it reads as float32 again.
+    values, scale = lax.optimization_barrier(round_to_fp8(x))
     blocks = values.astype(jnp.float32).reshape(*scale.shape, BLOCK) * scale[..., None]
     return packed_matmul(blocks.reshape(x.shape), kernel, out_dtype=out_dtype or x.dtype)
 

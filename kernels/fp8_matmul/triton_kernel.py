@@ -29,7 +29,7 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-_TILE = Tile(128, 128, 8, 4)
+_TILE = Tile(64, 128, 4, 4)
 
 
 # All layers share one trace and one lowering.

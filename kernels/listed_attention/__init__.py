@@ -8,7 +8,6 @@ listed_attention = Op(
     xla=reference.listed_attention,
     triton="listed_attention.triton_kernel",
     numba="listed_attention.numba_kernel",
-    only_by_name=("triton",),
 )
 
 __all__ = ["listed_attention"]
