@@ -51,16 +51,18 @@ _FEW = 64
 """Rows for which reading the weight takes longer than multiplying."""
 _ENOUGH = 90
 """Programs that keep a Hopper GPU busy with reading."""
+_HALF = 60
+"""Programs from which on the tiles of `MANY` are faster than more programs with smaller tiles."""
 _MULTIPROCESSORS = 132
 _BAND = 8
 """Tiles of rows that share a block of columns while it is in the cache."""
 MANY = {
     Tile(128, 64, 256, 8, 4): 1.0,
-    Tile(128, 64, 128, 8, 4): 0.62,
-    Tile(64, 128, 128, 4, 4): 0.36,
-    Tile(64, 128, 64, 4, 4): 0.22,
+    Tile(128, 64, 128, 8, 4): 0.6,
+    Tile(64, 64, 256, 4, 4): 0.62,
+    Tile(64, 128, 128, 4, 4): 0.37,
 }
-"""Tiles for many rows, and how long each takes, relative to the first. Timed on an H200."""
+"""Tiles for many rows, and how long a program takes, relative to the first; timed on an H200."""
 
 
 def tile(rows: int, columns: int) -> Tile:
@@ -69,9 +71,9 @@ def tile(rows: int, columns: int) -> Tile:
     def programs(each: Tile) -> int:
         return triton.cdiv(rows, each.block_rows) * triton.cdiv(columns, each.block_columns)
 
-    if rows > _FEW:
+    if rows > _FEW and max(map(programs, MANY)) >= _HALF:
         return min(MANY, key=lambda each: triton.cdiv(programs(each), _MULTIPROCESSORS) * MANY[each])
-    few = max(triton.next_power_of_2(rows), 16)
+    few = min(max(triton.next_power_of_2(rows), 16), _FEW)
     tiles = [
         Tile(few, 64, 128, 4, 4 if few > 32 else 6),
         Tile(few, 128, 64, 4, 6),
@@ -85,7 +87,7 @@ def product(rows: jax.Array, weight: jax.Array, chosen: Tile, out_dtype: DTypeLi
     """Multiplies rows [N, width] with a weight [width, columns] in tiles; gives [N, columns]."""
     (count, width), columns = rows.shape, weight.shape[1]
     inputs: list[Any] = [rows, weight]
-    is_copied = count > _FEW and width % 8 == columns % 8 == 0  # rows of 16 bytes
+    is_copied = chosen in MANY and width % 8 == columns % 8 == 0  # rows of 16 bytes
     if is_copied:
         blocks = (chosen.block_rows, chosen.block_width), (chosen.block_width, chosen.block_columns)
         inputs = [TensorDescriptor.from_array(*each) for each in zip(inputs, blocks, strict=True)]
