@@ -277,10 +277,9 @@ class EngineCore:
             told = cast(Scoring, dispatch.batch[0].request.scoring)
             need = Size(len(dispatch.batch), len(dispatch.chunks), scores=told.report, layers=told.layers)
         else:
-            need = self._need([running.request for running in dispatch.batch])
-            need = replace(need, chunks=len(dispatch.chunks), width=dispatch.drafts + 1)
-            if not dispatch.decodes:
-                need = replace(need, mode=SamplingMode.GREEDY, width=0)
+            width = dispatch.drafts + 1 if dispatch.decodes else 0
+            requests = [running.request for running in dispatch.batch]
+            need = self._need(requests, len(dispatch.chunks), width)
         size = self.programs.best(need)
         assert size is not None, need
         if not dispatch.scores:
@@ -384,11 +383,14 @@ class EngineCore:
             counts = min(counts, more, key=lambda counts: counts[-1:])
         return counts
 
-    def _need(self, requests: Sequence[Request]) -> Size:
-        """What plain decoding for these requests needs, with the least compiled mode that serves them all."""
-        required = max(required_mode(request.params) for request in requests)
-        mode = min(mode for mode in self.modes if mode >= required)
-        need = Size(len(requests), 0, mode, 1)
+    def _need(self, requests: Sequence[Request], chunks: int = 0, width: int = 1) -> Size:
+        """What these requests need, by default for plain decoding, with the least compiled mode that serves
+        them all."""
+        mode = SamplingMode.GREEDY
+        if width:
+            required = max(required_mode(request.params) for request in requests)
+            mode = min(mode for mode in self.modes if mode >= required)
+        need = Size(len(requests), chunks, mode, width)
         return need.doing(_asked(requests)) if self._prepared else need
 
     def prepare_scores(self, report: Logprobs, layers: tuple[int, ...]) -> None:

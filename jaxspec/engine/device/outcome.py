@@ -1,14 +1,14 @@
 """What rows that were judged emit; a dispatch's outcomes come back to the host as one array."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.engine.host.request import Reported
+from jaxspec.engine.host.request import NOTHING, Reported
 from jaxspec.engine.host.scheduler import Result
 from jaxspec.sampling import Logprobs, TokenLogprobs
 
@@ -50,6 +50,14 @@ Outcomes = tuple[Outcome, Outcome]
 """Those of a dispatch, with a leading axis of steps: of the slots that decode, and of the chunks."""
 
 
+class _Place(NamedTuple):
+    """Where an array stands among the words of its program's outcomes."""
+
+    words: slice
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PackedOutcomes:
@@ -58,31 +66,35 @@ class PackedOutcomes:
     Attributes:
       words: i32[N], all their arrays, one after another.
       hidden: hidden states that a program for scores returns, each of its own.
-      shapes: a `ShapeDtypeStruct` for each array in `words`; static.
+      places: where each array stands in `words`; static.
+      structure: their tree; static.
     """
 
     words: jax.Array
     hidden: tuple[jax.Array, ...]
-    shapes: Any = field(metadata={"static": True})
+    places: tuple[_Place, ...] = field(metadata={"static": True})
+    structure: Any = field(metadata={"static": True})
 
 
 def pack_outcomes(outcomes: Any, hidden: tuple[jax.Array, ...] = ()) -> PackedOutcomes:
     """Packs, inside a program, what `read_outcomes` unpacks on the host."""
-    words = jnp.concatenate([_words(leaf).ravel() for leaf in jax.tree.leaves(outcomes)])
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), outcomes)
-    return PackedOutcomes(words, hidden, shapes)
+    leaves, structure = jax.tree.flatten(outcomes)
+    words = jnp.concatenate([_words(leaf).ravel() for leaf in leaves])
+    places, start = [], 0
+    for leaf in leaves:
+        places.append(_Place(slice(start, start + leaf.size), leaf.shape, leaf.dtype))
+        start += leaf.size
+    return PackedOutcomes(words, hidden, tuple(places), structure)
 
 
 def read_outcomes(packed: PackedOutcomes) -> Any:
     """Unpacks what `pack_outcomes` packed into arrays on the host; waits for the program to end."""
-    leaves, structure = jax.tree.flatten(packed.shapes)
-    ends = np.cumsum([leaf.size for leaf in leaves])
-    parts = np.split(np.asarray(packed.words), ends[:-1])
+    words = np.asarray(packed.words)
     arrays = [
-        (part.view(leaf.dtype) if leaf.dtype == np.float32 else part.astype(leaf.dtype)).reshape(leaf.shape)
-        for part, leaf in zip(parts, leaves, strict=True)
+        (words[part] > 0 if dtype == np.bool_ else words[part].view(dtype)).reshape(shape)
+        for part, shape, dtype in packed.places
     ]
-    return jax.tree.unflatten(structure, arrays)
+    return jax.tree.unflatten(packed.structure, arrays)
 
 
 def _words(x: jax.Array) -> jax.Array:
@@ -92,6 +104,8 @@ def _words(x: jax.Array) -> jax.Array:
 
 def results(outcome: Outcome) -> list[Result]:
     """The result of every slot, or of every chunk, over all steps."""
+    if not outcome.num_tokens.size:
+        return []
     counts = np.asarray(outcome.num_tokens).T  # [n, S], as everything below
     has_tokens = counts > 0
     of_slot = np.asarray(outcome.tokens).swapaxes(0, 1)
@@ -100,6 +114,7 @@ def results(outcome: Outcome) -> list[Result]:
     reported = [
         np.asarray(x).swapaxes(0, 1)[is_emitted].tolist() if x.size else []
         for x in (outcome.logprobs.chosen, outcome.logprobs.top_tokens, outcome.logprobs.top)
+        if outcome.logprobs.chosen.size
     ]
     passes = [np.asarray(x).T[has_tokens].tolist() for x in (outcome.drafted, outcome.accepted)]
     verified = list(zip(*passes, strict=True))
@@ -107,8 +122,9 @@ def results(outcome: Outcome) -> list[Result]:
     ended = [np.asarray(x).any(axis=0) for x in (outcome.done, outcome.failed)]
     rows, token, step = [], 0, 0
     for more_tokens, more_passes, done, failed in np.stack([num_tokens, num_passes, *ended], axis=1).tolist():
-        of_tokens, of_passes = tokens[token : token + more_tokens], verified[step : step + more_passes]
-        logprobs = Reported(*(every[token : token + more_tokens] for every in reported))
-        rows.append(Result(of_tokens, of_passes, bool(done), bool(failed), logprobs))
-        token, step = token + more_tokens, step + more_passes
+        last_token, last_step = token + more_tokens, step + more_passes
+        logprobs = Reported(*(each[token:last_token] for each in reported)) if reported else NOTHING
+        of_passes = verified[step:last_step]
+        rows.append(Result(tokens[token:last_token], of_passes, bool(done), bool(failed), logprobs))
+        token, step = last_token, last_step
     return rows

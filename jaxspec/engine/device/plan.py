@@ -342,8 +342,14 @@ def pack(dispatch: Dispatch, size: Size, config: ResolvedEngineConfig) -> np.nda
     """i32[N] for `Plan.unpack`; floats and seeds as their bits."""
     words, places = empty_plan(size, config), _places(size, config)
 
+    views = {np.float32: words.view(np.float32), np.uint32: words.view(np.uint32)}
+
     def put(name: str, rows: list) -> None:
-        _view(words, places[name])[: len(rows)] = rows
+        part, shape, dtype, _ = places[name]
+        if len(shape) > 1:
+            _view(words, places[name])[: len(rows)] = rows
+        else:
+            views.get(dtype, words)[part.start : part.start + len(rows)] = rows
 
     batch, chunks = dispatch.batch, dispatch.chunks
     params = [running.request.params for running in batch]

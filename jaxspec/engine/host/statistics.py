@@ -85,8 +85,7 @@ class AcceptanceStats:
             (self.reached_at, min(accepted + 1, drafted)),
         ):
             counts += [0] * (drafted - len(counts))
-            for i in range(number):
-                counts[i] += times
+            counts[:number] = [count + times for count in counts[:number]]
 
     def add(self, other: "AcceptanceStats") -> None:
         """Adds another request's counts."""
