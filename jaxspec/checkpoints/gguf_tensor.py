@@ -20,7 +20,21 @@ PLAIN = {
     gguf.GGMLQuantizationType.BF16: np.dtype(ml_dtypes.bfloat16),
 }
 
-_IN_FOUR_BITS = tuple(gguf.GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q4_K"))
+_CODES: dict[str, tuple[str, int | None]] = {
+    "Q4_0": ("INT4", 8),
+    "Q4_1": ("INT4", None),
+    "Q4_K": ("INT4", None),
+    "Q8_0": ("INT8", 0),
+    "Q5_0": ("INT8", 0),
+    "Q5_1": ("INT8", None),
+    "Q2_K": ("INT8", None),
+    "Q3_K": ("INT8", 4),
+    "Q5_K": ("INT8", None),
+    "Q6_K": ("INT8", 0),
+    "IQ4_NL": ("INT8", 0),
+    "IQ4_XS": ("INT8", 0),
+}
+"""The kind of a format's codes, and the code that stands for 0; None for offsets."""
 
 
 @cache
@@ -95,20 +109,20 @@ class GGUFTensor:
     @property
     def kind(self) -> str:
         """The kind of codes that `read_codes` returns; for formats without it, their name."""
-        kind = self.info.quantization
-        return "INT4" if kind in _IN_FOUR_BITS and len(self.shape) == 2 else kind.name
+        name = self.info.quantization.name
+        return _CODES[name][0] if name in _CODES and len(self.shape) == 2 else name
 
     def read_codes(self) -> Codes:
-        """A matrix in codes of four bits, in groups of 32 inputs."""
-        assert self.kind == "INT4", self.kind
+        """A matrix in codes of four or eight bits, in groups of 32 or 16 inputs."""
+        kind, zero = _CODES[self.info.quantization.name]
         blocks = self.read_blocks()
         assert blocks is not None
-        blocks = blocks.with_float_scales()
+        with np.errstate(invalid="ignore"):  # NaN is found where the scales are used
+            blocks = blocks.with_float_scales()
         assert blocks.scale is not None
-        if self.info.quantization == gguf.GGMLQuantizationType.Q4_0:
-            return Codes(blocks.values, blocks.scale, (1, 32), np.full(blocks.scale.shape, 8, np.uint8))
-        none = np.zeros(blocks.scale.shape, np.uint8)
-        return Codes(blocks.values, blocks.scale, (1, 32), none, offset=blocks.offset)
+        offset = blocks.offset if zero is None else None
+        zeros = np.full(blocks.scale.shape, zero or 0, np.uint8) if kind == "INT4" or zero else None
+        return Codes(blocks.values, blocks.scale, (1, blocks.inputs), zeros, offset=offset)
 
     def read(self) -> np.ndarray:
         """The values: unquantised formats as stored, quantised blocks as float32 by ggml's formulas."""

@@ -58,7 +58,7 @@ def coded_weight(
         return None  # a table that is read by columns, too
     quantized = [tensor for tensor in stored if isinstance(tensor, CodeSource)]
     kinds = {tensor.kind for tensor in quantized}
-    if len(quantized) < len(stored) or kinds not in ({"FP8"}, {"INT4"}):
+    if len(quantized) < len(stored) or not (kinds == {"FP8"} or kinds <= {"INT4", "INT8"}):
         return None
     tensors = [tensor.read_codes() for tensor in quantized]
     groups = [codes.group for codes in tensors]
@@ -70,6 +70,12 @@ def coded_weight(
         tensors = [replace(codes, values=codes.values[:, inputs], group=None) for codes in tensors]
     width = tensors[0].values.shape[1]
     columns = {min(codes.block[1], width) for codes in tensors}
+    offsets = {codes.offset is not None for codes in tensors}
+    if kinds != {"FP8"} and (kinds != {"INT4"} or len(columns) > 1 or len(offsets) > 1):
+        found = _as_int8(tensors, width)
+        if found is None:
+            return None
+        kinds, tensors, columns = {"INT8"}, found, {found[0].block[1]}
     values = np.concatenate([codes.values.view(np.uint8) for codes in tensors])
     # Loading reports codes and scales that stand for no number when it expands them.
     if len(columns) > 1 or (kinds == {"FP8"} and ((values & 127) == 127).any()):
@@ -84,18 +90,40 @@ def coded_weight(
         has_own = any(getattr(tensor, "zero", None) is not None for tensor in quantized)
         zero = None if (zero == _ZERO).all() and not (keep_zero and has_own) else zero
     offset: Any = None
-    if any(codes.offset is not None for codes in tensors):
-        if any(codes.offset is None for codes in tensors):
-            return None  # with offsets, codes stand for themselves
+    if tensors[0].offset is not None:
         offset = np.concatenate([_each_output(codes, codes.offset) for codes in tensors])[order]
         if not np.isfinite(offset).all():
             return None
     if not np.array_equal(order, np.arange(len(order))):
         values = values[order]
-    if kinds == {"FP8"}:
-        values = values.view(ml_dtypes.float8_e4m3fn)
+    if kinds != {"INT4"}:
+        values = values.view(ml_dtypes.float8_e4m3fn if kinds == {"FP8"} else np.int8)
     inner = len(source.in_shape)
     return pack_codes(values, scale, zero, shape[inner:], shape[1:inner], inputs, offset)
+
+
+def _as_int8(tensors: Sequence[Codes], width: int) -> list[Codes] | None:
+    """Integers as int8 without zero points, in groups of one size, all with offsets or none; None if they do
+    not fit."""
+    columns = min(min(codes.block[1], width) for codes in tensors)
+    has_offset = any(codes.offset is not None for codes in tensors)
+    result: list[Codes] = []
+    for codes in tensors:
+        own = min(codes.block[1], width)
+        if own % columns or width % own:
+            return None
+        values = codes.values
+        if codes.zero is not None:
+            zero = np.repeat(_each_output(codes, codes.zero), own, axis=1)
+            wide = values.astype(np.int16) - zero
+            values = wide.astype(np.int8)
+            if (values != wide).any():
+                return None
+        factors = [codes.scale, np.zeros_like(codes.scale) if codes.offset is None else codes.offset]
+        scale, offset = (np.repeat(each, own // columns, axis=1) for each in factors)
+        block = codes.block[0], columns
+        result.append(Codes(values.view(np.int8), scale, block, offset=offset if has_offset else None))
+    return result
 
 
 def _grouped_inputs(groups: Sequence[np.ndarray | None], size: int) -> np.ndarray | None:
@@ -148,7 +176,7 @@ def coded_sharding(
         return None
     words = NamedSharding(mesh, PartitionSpec(*first, *outputs, inputs))
     scale = NamedSharding(mesh, PartitionSpec(*first, inputs if groups > 1 else None, *outputs))
-    if not isinstance(weight, CodedExperts) and weight.offset is not None:
+    if weight.offset is not None:
         return replace(weight, words=words, scale=scale, offset=scale)  # type: ignore[arg-type]
     if order is not None:
         return replace(weight, words=words, scale=scale, order=replicated(mesh))  # type: ignore[arg-type]

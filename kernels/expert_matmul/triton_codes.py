@@ -13,6 +13,7 @@ def coded_expert_matmul(
     starts,
     words,
     scale,
+    offset,
     y,
     rows: tl.constexpr,
     count: tl.constexpr,
@@ -28,6 +29,8 @@ def coded_expert_matmul(
     group: tl.constexpr,
     scale_rows: tl.constexpr,
     has_zero: tl.constexpr,
+    has_offset: tl.constexpr,
+    is_int8: tl.constexpr,
 ):
     expert, first, works = program_tile(experts_or_order, starts, rows, count, grouped, padded, block_rows)
     if works:
@@ -39,7 +42,7 @@ def coded_expert_matmul(
             taken[None, :],
             words + at * (columns * (width // per_word)),
             scale + at * (width // group * (columns // scale_rows)),
-            scale,
+            offset + at * (width // group * columns),
             tl.minimum(column, columns - 1),
             0,
             width // (per_word * block_words),
@@ -51,7 +54,8 @@ def coded_expert_matmul(
             group,
             scale_rows,
             has_zero,
-            False,
+            has_offset,
+            is_int8,
             block_rows,
             block_outputs,
         )

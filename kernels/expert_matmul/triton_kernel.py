@@ -50,7 +50,10 @@ def expert_matmul(
         is_wide = is_low and not is_exact()
         options |= {"block_width": 256 if is_wide else 128, "num_stages": 3 if block_rows < 64 else 4}
     elif isinstance(weights, CodedExperts):
-        kernel, arrays = coded_expert_matmul, [weights.words, weights.scale]
+        # Without offsets, that pointer is never read.
+        offset = weights.scale if weights.offset is None else weights.offset
+        kernel, arrays = coded_expert_matmul, [weights.words, weights.scale, offset]
+        options |= {"has_offset": weights.offset is not None, "is_int8": weights.is_int8}
         options |= {"per_word": 16 // weights.bits, "block_words": weights.words.shape[-1]}
         options |= {"tile": weights.words.shape[-2]}
         options |= {"group": width // weights.scale.shape[1], "has_zero": weights.has_zero}

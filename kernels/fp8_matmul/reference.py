@@ -45,4 +45,5 @@ def round_to_fp8(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def reads(kernel: CodedWeight) -> bool:
     """Whether the kernel reads a weight: FP8 in whole blocks, with scales by block or by channel."""
-    return kernel.bits == 8 and 2 * kernel.words.shape[-1] == BLOCK and kernel.order is None
+    is_fp8 = kernel.bits == 8 and not kernel.is_int8
+    return is_fp8 and 2 * kernel.words.shape[-1] == BLOCK and kernel.order is None

@@ -13,22 +13,24 @@ from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("words", "scale"),
-    meta_fields=("has_zero", "bits"),
+    data_fields=("words", "scale", "offset"),
+    meta_fields=("has_zero", "bits", "is_int8"),
 )
 @dataclass(frozen=True)
 class CodedExperts(PackedArray):
     """Weights [E, M, out axes], each of which is a `CodedWeight` with one axis of inputs.
 
     Attributes:
-      words, scale: with E as their first axis.
-      has_zero, bits: see `CodedWeight`.
+      words, scale, offset: with E as their first axis.
+      has_zero, bits, is_int8: see `CodedWeight`.
     """
 
     words: jax.Array
     scale: jax.Array
     has_zero: bool = False
     bits: int = 8
+    offset: jax.Array | None = None
+    is_int8: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -39,20 +41,24 @@ class CodedExperts(PackedArray):
     def dtype(self) -> np.dtype:
         return jnp.dtype(jnp.bfloat16)
 
-    def expert(self, words: jax.Array, scale: jax.Array) -> CodedWeight:
+    def expert(self, words: jax.Array, scale: jax.Array, offset: jax.Array | None) -> CodedWeight:
         """An expert, from its part of the arrays."""
-        return CodedWeight(words, scale, None, (), self.has_zero, self.bits)
+        return CodedWeight(
+            words, scale, None, (), self.has_zero, self.bits, offset=offset, is_int8=self.is_int8
+        )
 
     def dense(self) -> jax.Array:
         """The weights as float32, of `shape`."""
-        return jax.vmap(lambda words, scale: self.expert(words, scale).dense())(self.words, self.scale)
+        return jax.vmap(lambda *arrays: self.expert(*arrays).dense())(self.words, self.scale, self.offset)
 
 
 def stack_codes(experts: Sequence[CodedWeight]) -> CodedExperts | None:
-    """Experts from weights on the host; None if they have several forms, orders of inputs, or offsets."""
+    """Experts from weights on the host; None if they have several forms or orders of inputs."""
     first = experts[0]
-    forms = {(e.words.shape, e.scale.shape, e.has_zero, e.bits) for e in experts}
-    if len(forms) > 1 or any(each.order is not None or each.offset is not None for each in experts):
+    forms = {(e.words.shape, e.scale.shape, e.has_zero, e.bits, e.is_int8, e.offset is None) for e in experts}
+    if len(forms) > 1 or any(each.order is not None for each in experts):
         return None
-    words, scale = (np.stack([getattr(each, name) for each in experts]) for name in ("words", "scale"))
-    return CodedExperts(words, scale, first.has_zero, first.bits)  # type: ignore[arg-type]
+    stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *experts)
+    return CodedExperts(
+        stacked.words, stacked.scale, first.has_zero, first.bits, stacked.offset, first.is_int8
+    )

@@ -11,8 +11,8 @@ from jax import lax
 from jaxspec_kernels.packed_array import PackedArray
 
 BLOCK_WORDS = 64
-"""Words that hold a block of adjacent inputs; half as many for groups of 32 inputs, and for widths that whole
-blocks do not divide."""
+"""Words that hold a block of adjacent inputs; half as many, or for int8 a quarter, for small groups of inputs
+and for widths that whole blocks do not divide."""
 TILE = 64
 """Outputs of a tile, which is read as one stream; fewer if it does not divide the last axis of outputs."""
 ZERO = 8
@@ -23,15 +23,15 @@ _ZERO_BITS = 0x1F
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("words", "scale", "order", "offset"),
-    meta_fields=("inner", "has_zero", "bits", "activations"),
+    meta_fields=("inner", "has_zero", "bits", "activations", "is_int8"),
 )
 @dataclass(frozen=True)
 class CodedWeight(PackedArray):
     """A weight whose values are (code - zero point) * scale + offset.
 
     Attributes:
-      words: u16[out axes but the last, tiles, blocks, tile, block]: two codes of FP8 (float8_e4m3fn), or
-        four of four bits, the first in the lowest bits. A tile of outputs is read block after block of its
+      words: u16[out axes but the last, tiles, blocks, tile, block]: two codes of FP8 (float8_e4m3fn) or int8,
+        or four of four bits, the first in the lowest bits. A tile of outputs is read block after block of its
         inputs. Code i of word j of a block is its input i * words + j, so that the codes i are adjacent
         inputs, as a kernel reads x.
       scale: u32[groups, out axes], the bits of a float32: one for width / groups inputs. The last axis may be
@@ -43,8 +43,9 @@ class CodedWeight(PackedArray):
       bits: of a code.
       activations: "float8_e4m3fn" rounds the rows of `coded_product` to FP8 where they are many and codes are
         FP8; None never rounds them.
-      offset: f32[groups, out axes], of codes of four bits in groups of 32 or 64 inputs, with zero points of
-        0; None for no offsets.
+      offset: f32[groups, out axes], where a group is one code of every word of a block; codes of four bits
+        then have zero points of 0. None for no offsets.
+      is_int8: whether codes of eight bits are int8 instead of FP8.
     """
 
     words: jax.Array
@@ -55,6 +56,7 @@ class CodedWeight(PackedArray):
     bits: int = 8
     activations: str | None = None
     offset: jax.Array | None = None
+    is_int8: bool = False
 
     @property
     def per_word(self) -> int:
@@ -102,7 +104,8 @@ class CodedWeight(PackedArray):
         codes = jnp.moveaxis(codes.reshape(*self.out_axes, self.scale.shape[0], self.columns), -2, 0)
         scale = jnp.repeat(self.scale, self.scale_rows, axis=-1)
         if self.bits == 8:
-            values = lax.bitcast_convert_type(codes, jnp.float8_e4m3fn).astype(jnp.float32)
+            code = jnp.int8 if self.is_int8 else jnp.float8_e4m3fn
+            values = lax.bitcast_convert_type(codes, code).astype(jnp.float32)
         else:
             zero = (scale & _ZERO_BITS)[..., None] if self.has_zero else ZERO
             values = codes.astype(jnp.float32) - jnp.asarray(zero, jnp.float32)
@@ -116,18 +119,20 @@ class CodedWeight(PackedArray):
         return weights.reshape(self.shape)
 
 
-def block_words(width: int, bits: int, columns: int) -> int | None:
+def block_words(width: int, bits: int, columns: int, *, is_int8: bool = False) -> int | None:
     """The words of a block; None if the kernels do not read such a weight.
 
     Args:
       width: the number of inputs.
       bits: of a code.
       columns: inputs that share a scale.
+      is_int8: see `CodedWeight`.
     """
-    for words in (BLOCK_WORDS, BLOCK_WORDS // 2):
+    for words in (BLOCK_WORDS, BLOCK_WORDS // 2, *([BLOCK_WORDS // 4] if is_int8 else [])):
         inputs = words * 16 // bits
         # A group is the whole width, a block, or the codes 0 and 1, 2 and 3 of its words, or each of them.
-        groups = (inputs,) if bits == 8 else (inputs, inputs // 2, inputs // 4)
+        parts = (1, 2) if is_int8 else (1,) if bits == 8 else (1, 2, 4)
+        groups = [inputs // count for count in parts]
         if width % inputs == 0 and columns in (width, *groups):
             return words
     return None
@@ -145,18 +150,19 @@ def pack_codes(
     """A packed weight, on the host; None if the kernels do not read such a weight.
 
     Args:
-      codes: float8_e4m3fn or u8[outputs, width]; u8 are codes of four bits.
+      codes: float8_e4m3fn, i8 or u8[outputs, width]; u8 are codes of four bits.
       scale: f32[outputs / rows, width / columns].
-      zero: u8[outputs, width / columns], at most 16; None if it is 8 everywhere, or for FP8.
+      zero: u8[outputs, width / columns], at most 16; None if it is 8 everywhere, or for eight bits.
       shape: the axes of the outputs. `rows` divides the last one, or is 1.
       inner, order: see `CodedWeight`.
-      offset: f32[outputs, width / columns] with zero points of 0, or None.
+      offset: f32[outputs, width / columns], for four bits with zero points of 0; or None.
     """
     outputs, width = codes.shape
     bits = 4 if codes.dtype == np.uint8 else 8
     groups = scale.shape[1]
     columns = width // groups
-    words = block_words(width, bits, columns) if width % groups == 0 else None
+    is_int8 = codes.dtype == np.int8
+    words = block_words(width, bits, columns, is_int8=is_int8) if width % groups == 0 else None
     if words is None or (offset is not None and words != columns):
         return None
     bits_of_scale = np.ascontiguousarray(scale.T, np.float32).view(np.uint32)
@@ -181,4 +187,5 @@ def pack_codes(
         zero is not None,
         bits,
         offset=None if offset is None else np.ascontiguousarray(offset.T).reshape(groups, *shape),  # type: ignore[arg-type]
+        is_int8=is_int8,
     )

@@ -22,6 +22,26 @@ lowest bits of the exponent and the three highest of the mantissa. This bfloat16
 value, even of subnormal codes, and the factor f compensates. Adding -0 (s) keeps a product's sign.
 """
 
+INT8 = """{
+.reg .b32 a, b, q, s, h, f;
+mov.b32 q, 0x007F007F;
+mov.b32 s, 0x00800080;
+mov.b32 h, 0x43004300;
+mov.b32 f, 0xBF80BF80;
+lop3.b32 a, $2, q, h, 0xEA;
+lop3.b32 b, $2, s, h, 0xEA;
+fma.rn.bf16x2 $0, b, f, a;
+shr.b32 b, $2, 8;
+lop3.b32 a, b, q, h, 0xEA;
+lop3.b32 b, b, s, h, 0xEA;
+fma.rn.bf16x2 $1, b, f, a;
+}"""
+"""Outputs bf16x2 $0 and $1, the codes 0 and 1 of two words; input u16x2 $2, the words.
+
+The seven lowest bits of a code in the mantissa of the bfloat16 128 (h) are 128 plus these bits. Its sign bit
+in the place of the exponent's lowest is 128 or 256, which is subtracted.
+"""
+
 
 def _int4(offsets: tuple[str, str, str, str]) -> str:
     """Outputs bf16x2 $0 to $3, the codes 0 to 3 of two words, plus the offsets; input u16x2 $4, the words.

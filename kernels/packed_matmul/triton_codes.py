@@ -6,9 +6,21 @@ so expanded weights never go through shared memory.
 
 import triton
 import triton.language as tl
-from jaxspec_kernels.packed_matmul.codes_ptx import FP8, INT4, INT4_EACH_OFFSET, INT4_OFFSET, INT4_OFFSETS
+from jaxspec_kernels.packed_matmul.codes_ptx import (
+    FP8,
+    INT4,
+    INT4_EACH_OFFSET,
+    INT4_OFFSET,
+    INT4_OFFSETS,
+    INT8,
+)
 
-_FP8, _INT4, _INT4_OFFSET = tl.constexpr(FP8), tl.constexpr(INT4), tl.constexpr(INT4_OFFSET)
+_FP8, _INT8, _INT4, _INT4_OFFSET = (
+    tl.constexpr(FP8),
+    tl.constexpr(INT8),
+    tl.constexpr(INT4),
+    tl.constexpr(INT4_OFFSET),
+)
 _INT4_OFFSETS, _INT4_EACH_OFFSET = tl.constexpr(INT4_OFFSETS), tl.constexpr(INT4_EACH_OFFSET)
 
 
@@ -29,6 +41,7 @@ def coded_matmul(
     scale_rows: tl.constexpr,
     has_zero: tl.constexpr,
     has_offset: tl.constexpr,
+    is_int8: tl.constexpr,
     sections: tl.constexpr,
     is_split: tl.constexpr,
     block_rows: tl.constexpr,
@@ -55,7 +68,7 @@ def coded_matmul(
         sums = section_sums(
             inputs, taken, words, scale, offset, at, first, tl.minimum(steps, first + length),
             width, out_width, per_word, block_words, tile, columns, scale_rows, has_zero, has_offset,
-            block_rows, block_outputs,
+            is_int8, block_rows, block_outputs,
         )  # fmt: skip
         y += section.to(tl.int64) * (rows * out_width)
         tl.store(y + out, sums.to(y.dtype.element_ty), mask=stored)
@@ -64,8 +77,8 @@ def coded_matmul(
         for first in range(0, steps, length):
             total += section_sums(
                 inputs, taken, words, scale, offset, at, first, tl.minimum(steps, first + length), width,
-                out_width, per_word, block_words, tile, columns, scale_rows, has_zero, has_offset, block_rows,
-                block_outputs,
+                out_width, per_word, block_words, tile, columns, scale_rows, has_zero, has_offset, is_int8,
+                block_rows, block_outputs,
             )  # fmt: skip
         tl.store(y + out, total.to(y.dtype.element_ty), mask=stored)
 
@@ -89,6 +102,7 @@ def section_sums(
     scale_rows: tl.constexpr,
     has_zero: tl.constexpr,
     has_offset: tl.constexpr,
+    is_int8: tl.constexpr,
     block_rows: tl.constexpr,
     block_outputs: tl.constexpr,
 ):
@@ -111,10 +125,25 @@ def section_sums(
         s0 = tl.load(scale + start // columns * groups)
         if per_word == 2:
             w0, w1 = tl.inline_asm_elementwise(
-                _FP8, "=&r,=&r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+                _INT8 if is_int8 else _FP8,
+                "=&r,=&r,r",
+                [packed],
+                dtype=(tl.bfloat16, tl.bfloat16),
+                is_pure=True,
+                pack=2,
             )
-            if by_group:
-                sums += tl.dot(w1, x1, tl.dot(w0, x0)) * _factor(s0)
+            if by_group and per_group == 1:
+                s1 = tl.load(scale + (start // columns + 1) * groups)
+                sums += tl.dot(w0, x0) * _factor(s0, has_zero)
+                sums += tl.dot(w1, x1) * _factor(s1, has_zero)
+                if has_offset:
+                    # Sums as products, whose order does not depend on the tile.
+                    ones = tl.full((block_outputs, block_words), 1.0, tl.bfloat16)
+                    own = offset + start // columns * groups
+                    sums += tl.dot(ones, x0) * tl.load(own)[:, None]
+                    sums += tl.dot(ones, x1) * tl.load(own + groups)[:, None]
+            elif by_group:
+                sums += tl.dot(w1, x1, tl.dot(w0, x0)) * _factor(s0, has_zero)
             else:
                 sums = tl.dot(w1, x1, tl.dot(w0, x0, sums))
         else:
@@ -141,10 +170,10 @@ def section_sums(
                     )
                 else:
                     w0, w1, w2, w3 = _less_8(packed)
-                sums += tl.dot(w0, x0) * _factor(s0)
-                sums += tl.dot(w1, x1) * _factor(s1)
-                sums += tl.dot(w2, x2) * _factor(s2)
-                sums += tl.dot(w3, x3) * _factor(s3)
+                sums += tl.dot(w0, x0) * _factor(s0, has_zero)
+                sums += tl.dot(w1, x1) * _factor(s1, has_zero)
+                sums += tl.dot(w2, x2) * _factor(s2, has_zero)
+                sums += tl.dot(w3, x3) * _factor(s3, has_zero)
                 if has_offset:
                     # Sums as products, whose order does not depend on the tile.
                     ones = tl.full((block_outputs, block_words), 1.0, tl.bfloat16)
@@ -166,8 +195,8 @@ def section_sums(
                     )
                 else:
                     w0, w1, w2, w3 = _less_8(packed)
-                sums += tl.dot(w1, x1, tl.dot(w0, x0)) * _factor(s0)
-                sums += tl.dot(w3, x3, tl.dot(w2, x2)) * _factor(s1)
+                sums += tl.dot(w1, x1, tl.dot(w0, x0)) * _factor(s0, has_zero)
+                sums += tl.dot(w3, x3, tl.dot(w2, x2)) * _factor(s1, has_zero)
             else:
                 if has_zero:
                     w0, w1, w2, w3 = tl.inline_asm_elementwise(
@@ -182,12 +211,12 @@ def section_sums(
                     w0, w1, w2, w3 = _less_8(packed)
                 if by_group:
                     group = tl.dot(w1, x1, tl.dot(w0, x0))
-                    sums += tl.dot(w3, x3, tl.dot(w2, x2, group)) * _factor(s0)
+                    sums += tl.dot(w3, x3, tl.dot(w2, x2, group)) * _factor(s0, has_zero)
                 else:
                     sums = tl.dot(w1, x1, tl.dot(w0, x0, sums))
                     sums = tl.dot(w3, x3, tl.dot(w2, x2, sums))
     if not by_group:
-        sums *= _factor(tl.load(scale))
+        sums *= _factor(tl.load(scale), has_zero)
     return sums
 
 
@@ -205,9 +234,11 @@ def _less_8(packed):
 
 
 @triton.jit
-def _factor(scale):
+def _factor(scale, has_zero: tl.constexpr):
     """Scales f32[outputs, 1] without the zero points in their lowest bits."""
-    return (scale & 0xFFFFFFE0).to(tl.float32, bitcast=True)[:, None]
+    if has_zero:
+        scale = scale & 0xFFFFFFE0
+    return scale.to(tl.float32, bitcast=True)[:, None]
 
 
 @triton.jit

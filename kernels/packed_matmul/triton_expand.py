@@ -37,6 +37,7 @@ def expand_codes(x: jax.Array, kernel: CodedWeight) -> jax.Array:
         has_zero=kernel.has_zero,
         has_offset=kernel.offset is not None,
         has_order=kernel.order is not None,
+        is_int8=kernel.is_int8,
         block_outputs=_BLOCK_OUTPUTS,
     )
     return dense.reshape(kernel.width, *kernel.out_axes)
@@ -60,6 +61,7 @@ def expand_kernel(
     has_zero: tl.constexpr,
     has_offset: tl.constexpr,
     has_order: tl.constexpr,
+    is_int8: tl.constexpr,
     block_outputs: tl.constexpr,
 ):
     """A program expands a block of inputs for some outputs; x is not read (see the reference)."""
@@ -74,7 +76,7 @@ def expand_kernel(
         factor = tl.load(scale + first // columns * (out_width // scale_rows) + at // scale_rows)
         if per_word == 2:
             code = (packed >> 8 * i & 0xFF).to(tl.uint8)
-            value = code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+            value = code.to(tl.int8 if is_int8 else tl.float8e4nv, bitcast=True).to(tl.float32)
         elif has_zero:
             value = ((packed >> 4 * i & 15) - (factor & 31).to(tl.int32)[:, None]).to(tl.float32)
         else:

@@ -37,7 +37,7 @@ def packed_matmul(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
     y = multiply(
         x.reshape(rows, kernel.width),
         kernel,
-        choose_tiles(rows, kernel.bits),
+        choose_tiles(rows, is_fp8=kernel.bits == 8 and not kernel.is_int8),
         sections=count_sections(kernel),
         dtype=jnp.dtype(out_dtype or x.dtype),
     )
@@ -72,6 +72,7 @@ def multiply(
         scale_rows=kernel.scale_rows,
         has_zero=kernel.has_zero,
         has_offset=kernel.offset is not None,
+        is_int8=kernel.is_int8,
         sections=sections,
         is_split=is_split,
         **constants,
@@ -93,10 +94,10 @@ def count_sections(kernel: CodedWeight) -> int:
     return sections
 
 
-def choose_tiles(rows: int, bits: int) -> Tiles:
+def choose_tiles(rows: int, *, is_fp8: bool) -> Tiles:
     """The tiles for so many rows. A row of x is read by every tile of outputs: more rows want wider tiles."""
     if rows <= 32:
         return Tiles(16 if rows <= 16 else 32, 64, 4, 4)
-    if rows <= 64 or bits == 4:
+    if rows <= 64 or not is_fp8:
         return Tiles(64, 128, 8, 3)
     return Tiles(128, 128, 8, 3)

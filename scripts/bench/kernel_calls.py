@@ -364,6 +364,7 @@ def _packed_matmul(case: cases.packed_matmul.Case, op: Op = packed_matmul) -> Ca
             group=case.group,
             scale_rows=case.scale_rows,
             has_zero=case.has_zero,
+            is_int8=case.is_int8,
         )
 
     groups = case.width // (case.group or case.width)

@@ -17,34 +17,36 @@ def random_codes(
     group: int = 128,
     scale_rows: int = 1,
     has_zero: bool = False,
+    is_int8: bool = False,
 ) -> CodedWeight:
     """Random weights, scaled so that outputs are about as large as inputs.
 
     Args:
       key: of the random numbers.
       shape: axes of inputs, then of outputs.
-      bits: 8 for FP8, or 4.
+      bits: 8 for FP8 or int8, or 4.
       inner: the number of axes of inputs.
       group: inputs that share a scale; 0 for all.
       scale_rows: outputs that share a scale.
       has_zero: whether there are zero points.
+      is_int8: whether codes of eight bits are int8.
     """
     width, (*first, last) = math.prod(shape[:inner]), shape[inner:]
     group = group or width
-    blocks = block_words(width, bits, group)
+    blocks = block_words(width, bits, group, is_int8=is_int8)
     assert blocks is not None, "no kernel reads such a weight"
     codes, scales = jax.random.split(key)
     tile = math.gcd(last, TILE)
     steps = width * bits // 16 // blocks
     words = jax.random.bits(codes, (*first, last // tile, steps, tile, blocks), jnp.uint16)
-    if bits == 8:
+    if bits == 8 and not is_int8:
         words &= 0xBFBF  # no code above 1.875, and none of NaN
     scale = jax.random.uniform(scales, (width // group, *first, last // scale_rows), jnp.float32, 0.5, 2.0)
-    scale = scale * (width**-0.5 / (0.5 if bits == 8 else 4.6))
+    scale = scale * (width**-0.5 / (74.0 if is_int8 else 0.5 if bits == 8 else 4.6))
     stored = lax.bitcast_convert_type(scale, jnp.uint32)
     if has_zero:
         stored = stored & 0xFFFFFFE0 | 8
-    return CodedWeight(words, stored, None, shape[1:inner], has_zero, bits)
+    return CodedWeight(words, stored, None, shape[1:inner], has_zero, bits, is_int8=is_int8)
 
 
 def random_coded_experts(

@@ -15,13 +15,18 @@ from ptx import run_ptx
 OP = packed_matmul
 OFFSETS = Case("INT4, offsets", 19, 384, 96, 4, 32)
 """As of GGUF's Q4_1 and Q4_K."""
+INT8_OFFSETS = Case("INT8, offsets", 19, 320, 96, 8, 32, is_int8=True)
+"""As of GGUF's Q5_K."""
+WITH_OFFSETS = (OFFSETS, INT8_OFFSETS, replace(INT8_OFFSETS, name="INT8, offsets of 16", group=16))
 
 
 def random(case, *, zero=True):
     """Codes, scales and zero points of a case, as `pack_codes` takes them."""
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 256 if case.bits == 8 else 16, (case.outputs, case.width), np.uint8)
-    if case.bits == 8:
+    if case.is_int8:
+        codes = codes.view(np.int8)
+    elif case.bits == 8:
         codes[codes & 127 == 127] = 1  # NaN
         codes = codes.view(ml_dtypes.float8_e4m3fn)
     shape = case.outputs // case.scale_rows, case.width // (case.group or case.width)
@@ -45,27 +50,34 @@ def with_offsets(case):
     """A weight of codes that stand for themselves, and the weights [width, outputs] by their definition."""
     codes, scale, _ = random(case)
     offset = np.random.default_rng(3).standard_normal(scale.shape, np.float32)
-    weight = pack_codes(codes, scale, np.zeros(scale.shape, np.uint8), (case.outputs,), offset=offset)
+    zero = None if case.is_int8 else np.zeros(scale.shape, np.uint8)
+    weight = pack_codes(codes, scale, zero, (case.outputs,), offset=offset)
     wide = (codes * scale.repeat(case.group, 1)).astype(np.float64) + offset.repeat(case.group, 1)
     return weight, wide.astype(np.float32).T
 
 
 def packed(case):
-    return with_offsets(case)[0] if case is OFFSETS else pack_codes(*random(case), (case.outputs,))
+    return with_offsets(case)[0] if case in WITH_OFFSETS else pack_codes(*random(case), (case.outputs,))
 
 
-def test_offsets_are_added_to_scaled_codes():
-    weight, expected = with_offsets(OFFSETS)
+@pytest.mark.parametrize("case", WITH_OFFSETS, ids=lambda case: case.name)
+def test_offsets_are_added_to_scaled_codes(case):
+    weight, expected = with_offsets(case)
     np.testing.assert_array_equal(np.asarray(jax.tree.map(jnp.asarray, weight)), expected)
-    codes, scale, _ = random(replace(OFFSETS, group=128, width=512))
-    zero = np.zeros(scale.shape, np.uint8)
-    assert pack_codes(codes, scale, zero, (OFFSETS.outputs,), offset=scale) is None  # no kernel reads it
+    codes, scale, _ = random(replace(case, group=128, width=512))
+    zero = None if case.is_int8 else np.zeros(scale.shape, np.uint8)
+    assert pack_codes(codes, scale, zero, (case.outputs,), offset=scale) is None  # no kernel reads it
 
 
 class TestPackedMatmul(OpTest):
     op = packed_matmul
-    cases = (*CASES, OFFSETS)
-    usual = ("FP8, blocks, odd sizes", "INT4, 128, zero points, odd sizes", "INT4, offsets")
+    cases = (*CASES, *WITH_OFFSETS)
+    usual = (
+        "FP8, blocks, odd sizes",
+        "INT4, 128, zero points, odd sizes",
+        "INT4, offsets",
+        "INT8, offsets of 16",
+    )
     bound = 5e-3
     by_row = (0,)
     exact = ("triton",)
@@ -85,8 +97,8 @@ class TestPackedMatmul(OpTest):
 
 class TestExpandCodes(OpTest):
     op = expand_codes
-    cases = (*CASES, OFFSETS, replace(CASES[-1], name="an order of inputs", width=512, outputs=200))
-    usual = ("FP8, half a block", "INT4, groups of 32", "an order of inputs")
+    cases = (*CASES, *WITH_OFFSETS, replace(CASES[-1], name="an order of inputs", width=512, outputs=200))
+    usual = ("FP8, half a block", "INT4, groups of 32", "INT8, offsets", "an order of inputs")
     by_row = ()
 
     @staticmethod
@@ -101,7 +113,7 @@ class TestExpandCodes(OpTest):
         return jnp.zeros((1, case.width), jnp.bfloat16), jax.tree.map(jnp.asarray, weight)
 
     def definition(self, case, x, kernel):
-        exact = with_offsets(case)[1] if case is OFFSETS else weights(case, *random(case))
+        exact = with_offsets(case)[1] if case in WITH_OFFSETS else weights(case, *random(case))
         rounded = exact.astype(np.float32).astype(jnp.bfloat16)
         return rounded if kernel.order is None else rounded[np.argsort(kernel.order)]
 
@@ -137,6 +149,14 @@ def test_a_scale_without_room_for_a_zero_point_is_not_packed():
     codes, scale = np.zeros((8, 256), np.uint8), np.full((8, 2), 1 / 3, np.float32)
     assert pack_codes(codes, scale, np.zeros((8, 2), np.uint8), (8,)) is None
     assert pack_codes(codes, scale, None, (8,)) is not None
+
+
+def test_the_kernels_ptx_expands_every_code_of_int8():
+    words = np.arange(1 << 16, dtype=np.uint16)
+    written = run_ptx(codes_ptx.INT8, {"$2": words.view(np.uint32)}, 2)
+    for i, values in enumerate(written):
+        expected = (words >> 8 * i).astype(np.uint8).view(np.int8).astype(np.float32)
+        np.testing.assert_array_equal(values.view(np.uint16).view(ml_dtypes.bfloat16), expected)
 
 
 def test_the_kernels_ptx_expands_every_code_of_fp8():

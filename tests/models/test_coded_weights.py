@@ -27,6 +27,7 @@ PACKED = {
     "fp8-blocks": 4,
     "fp8-channel": 4,
     "fp8-tensor": 4,
+    "int8-channel": 4,
     # Kernels read whole blocks of 128 inputs: only `down_proj` has them.
     **dict.fromkeys(
         ("awq", "gptq", "gptq-act-order", "gptq-v2", "int4-channel", "int4-groups", "int4-zero-points"), 1

@@ -27,6 +27,7 @@ HALVES = {
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
+    "Q8_0": (0,),
 }
 """Where the float16 of a block lie."""
 
@@ -70,42 +71,35 @@ def test_packed_is_dense(tmp_path, monkeypatch, kind):
     np.testing.assert_array_equal(packed.embedding(tokens), dense.embedding(tokens), strict=True)
 
 
-ON_A_GPU = {"Q4_0": 5, "Q4_1": 5, "Q4_K": 5, "Q4_K_M": 3, "Q6_K": 0}
-"""Matrices in codes: queries, keys and values are one, and so are gate and up."""
-
-_LAYER = "model.layers.*."
-EXPANDED = {
-    "Q4_K_M": [
-        f"{_LAYER}mlp.down_proj.weight in Q6_K (6.5625 bits) (1), "
-        f"{_LAYER}self_attn.q_proj.weight in Q4_K (4.5 bits) and Q6_K (6.5625 bits) (1)"
-    ],
-    "Q6_K": [
-        "lm_head.weight in Q6_K (6.5625 bits) (1), "
-        + ", ".join(
-            f"{_LAYER}{name}.weight in Q6_K (6.5625 bits) (1)"
-            for name in ("mlp.down_proj", "mlp.gate_proj", "self_attn.o_proj", "self_attn.q_proj")
-        )
-    ],
-}
-"""What loading says of the others."""
+ON_A_GPU = {"Q4_0": False, "Q4_1": True, "Q4_K": True, "Q4_K_M": None, "Q8_0": False, "MXFP4": None}
+ON_A_GPU |= {kind: kind in ("Q5_1", "Q2_K", "Q5_K") for kind in HALVES if kind not in ON_A_GPU}
+"""Whether a format's codes have offsets; None for a mix of formats, and for one that is expanded."""
 
 
 @pytest.mark.parametrize("kind", ON_A_GPU)
-def test_codes_of_four_bits_are_dense_in_a_bfloat16_network(tmp_path, kind):
+def test_codes_in_a_bfloat16_network_are_dense_weights(tmp_path, kind):
     checkpoint = checkpoint_of(kind, tmp_path)
     with warnings.catch_warnings(record=True) as found_warnings:
         warnings.simplefilter("always")
         packed = plan_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16)).read(packed=True, codes=True)
     expanded = [str(each.message).partition("as they are stored: ")[2] for each in found_warnings]
-    assert expanded == EXPANDED.get(kind, [])
+    assert len(expanded) == (kind == "MXFP4")
     dense = load_target(checkpoint, dtype=jnp.float32)
-    found = 0
+    found = []
     for (one, _), (other, _) in zip(declared(packed), declared(dense), strict=True):
         weight = one.get_value()
         if isinstance(weight, CodedWeight):
-            found += 1
-            assert (weight.offset is not None) == (kind != "Q4_0")
+            found.append(weight)
             np.testing.assert_array_equal(np.asarray(weight), other.get_value())
         else:
             np.testing.assert_array_equal(weight, other.get_value().astype(jnp.bfloat16))
-    assert found == ON_A_GPU[kind]
+    # Queries, keys and values are one matrix, and so are gate and up.
+    assert len(found) == (0 if kind == "MXFP4" else 5)
+    if kind == "Q4_K_M":
+        # Queries and keys in Q4_K share the form of values in Q6_K.
+        assert sorted((w.bits, w.columns, w.offset is not None) for w in found) == [
+            (4, 32, True), (4, 32, True), (4, 32, True), (8, 16, False), (8, 16, True),
+        ]  # fmt: skip
+    else:
+        assert {weight.offset is not None for weight in found} <= {ON_A_GPU[kind]}
+        assert {weight.bits for weight in found} <= {4 if kind.startswith("Q4") else 8}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Case:
     """[rows, width] times [width, outputs], in codes of `bits`; `scale_rows` x `group` of them share a scale.
 
-    A group of 0 is the whole width.
+    A group of 0 is the whole width. Codes of eight bits are FP8, or int8.
     """
 
     name: str
@@ -19,6 +19,7 @@ class Case:
     scale_rows: int = 1
     has_zero: bool = False
     dtype: str = "bfloat16"
+    is_int8: bool = False
 
 
 _FORMATS: tuple[tuple[str, int, int, int, bool], ...] = (
@@ -35,9 +36,20 @@ CASES = (
     Case("INT4, groups of 32, no zero points", 2, 256, 64, 4, 32),
     Case("INT4, half a block", 33, 384, 72, 4, 128),
     Case("INT4, channels", 4, 512, 72, 4, 0),
+    Case("INT8, groups of 32", 19, 320, 160, 8, 32, is_int8=True),
+    Case("INT8, groups of 16", 5, 288, 96, 8, 16, is_int8=True),
+    Case("INT8, half a block", 2, 192, 72, 8, 64, is_int8=True),
+    Case("INT8, groups of 128", 17, 384, 64, 8, 128, is_int8=True),
+    Case("INT8, channels", 3, 288, 130, 8, 0, is_int8=True),
     *(
         Case(f"{name}, odd sizes", 7, 1024, 384, bits, group, scale_rows, has_zero)
         for name, bits, group, scale_rows, has_zero in _FORMATS
+    ),
+    *(
+        Case(f"8B {shape}, {rows} rows, INT8, {group}", rows, width, outputs, 8, group, is_int8=True)
+        for rows in (4, 128)
+        for shape, width, outputs in (("gate and up", 4096, 28672), ("down", 14336, 4096))
+        for group in (32, 16)
     ),
     *(
         Case(f"8B {shape}, {rows} rows, {name}", rows, width, outputs, bits, group, scale_rows, has_zero)
