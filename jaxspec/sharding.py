@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxspec_kernels import collectives
 from jaxspec_kernels.op import is_exact
 from jaxspec_kernels.rms_norm import add_rms_norm
@@ -37,7 +37,9 @@ def make_mesh(num_devices: int = 1, device: Device | None = None) -> Mesh:
     return Mesh(np.asarray(choose_devices(device, num_devices)), (MESH_AXIS,))
 
 
-def sharding(mesh: Mesh, axes: tuple[str | None, ...] | None, shape: tuple[int, ...]) -> NamedSharding:
+def sharding(
+    mesh: Mesh | AbstractMesh, axes: tuple[str | None, ...] | None, shape: tuple[int, ...]
+) -> NamedSharding:
     """The sharding of an array with these logical axes; None replicates it.
 
     A mesh axis splits one axis of the array: the first in the order of `config.AXIS_TO_MESH` that divides
@@ -63,7 +65,7 @@ def divides(devices: int, axis: str, size: int) -> bool:
     return size % (devices * AXIS_UNIT.get(axis, 1)) == 0
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """The sharding of an array that is whole on every device."""
     return NamedSharding(mesh, PartitionSpec())
 

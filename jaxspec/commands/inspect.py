@@ -1,9 +1,10 @@
 """Describe a drafter's checkpoint: its kind, the target that it fits, and what loading assumes.
 
-    jaxspec inspect HEAD [--target TARGET]
+    jaxspec inspect HEAD [--target TARGET] [--tensor-parallel N]
 
 HEAD is a folder, a .gguf file, a Hugging Face Hub id, or the name or file of a configuration, which stands
-for its drafter and target; TARGET likewise. No weights are read. Exit status: 0; 1 if the head cannot be
+for its drafter and target; TARGET likewise. No weights are read, unless N devices are to split those of a
+whole model. Exit status: 0; 1 if the head cannot be
 loaded or does not fit the target; 2 for bad input.
 """
 
@@ -27,8 +28,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--target", metavar="TARGET", help="the target that it should fit")
     parser.add_argument("--file", help="the .gguf inside HEAD, if that is a folder, repository or wheel")
     parser.add_argument("--sha256", help="the file's expected SHA-256")
+    parser.add_argument(
+        "--tensor-parallel", type=int, default=1, metavar="N", help="how N devices would split a model, too"
+    )
     args = parser.parse_args(arguments)
     try:
+        if args.tensor_parallel < 1:
+            raise ConfigError(f"--tensor-parallel is {args.tensor_parallel}; it must be at least 1")
         pair = _configuration(args.head)
         if pair is not None:
             parser.refuse(args, ["file", "sha256"], "on a configuration, which has its own")
@@ -39,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
             target = SourceConfig(args.target) if other is None else other.target
         from jaxspec.drafters.inspect import inspect  # imports JAX
 
-        found = inspect(head, target)
+        found = inspect(head, target, args.tensor_parallel)
     except OneLineError as error:
         return report(error)
     print(describe(found, None if target is None else target.source))
@@ -59,6 +65,7 @@ def describe(found: "Report", target: str | None) -> str:
         said = flag.found if flag.found is not None else f"assumed: {flag.reason}"
         lines.append(f"        {flag.name:{width}}  {flag.value}  ({said})")
     lines += [f"{'' if i else 'weights':8}{form}" for i, form in enumerate(found.weights)]
+    lines += [f"{'' if i else 'split':8}{where}" for i, where in enumerate(found.split)]
     lines.append(f"ignores {', '.join(found.ignored) or 'no tensor'}")
     return "\n".join(lines)
 

@@ -1,7 +1,7 @@
 """Describes a drafter's checkpoint: its kind, the target it fits, the layers it reads, loading's assumptions.
 
 It uses the config readers and the plan of loading itself. Of the weights, it reads only the map of a draft
-vocabulary.
+vocabulary, and quantised ones if it is asked how devices would split them.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from jaxspec.drafters.base import Build, Description
 from jaxspec.drafters.formats import identify
 from jaxspec.drafters.loading import plan_drafter
 from jaxspec.drafters.registry import DRAFTERS
-from jaxspec.models.loading import target_config
+from jaxspec.models.loading import plan_target, target_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,7 @@ class Report(Description):
       method: the kind of drafter, with an article.
       producer: the producer of its format.
       weights: the formats of its weights, if some are quantised.
+      split: how devices would split the weights of a whole model, if that was asked; see `ModulePlan.split`.
       problem: why it cannot be loaded, for the given target if there is one; None if it can.
     """
 
@@ -37,25 +38,36 @@ class Report(Description):
     method: str
     producer: str
     weights: tuple[str, ...] = ()
+    split: tuple[str, ...] = ()
     problem: str | None = None
 
 
-def inspect(drafter: SourceConfig, target: SourceConfig | None = None) -> Report:
+def inspect(drafter: SourceConfig, target: SourceConfig | None = None, devices: int = 1) -> Report:
     """Describes a drafter's checkpoint, and checks whether it fits a target.
 
     Args:
       drafter: where its checkpoint is.
       target: where the target's is; from the Hub, only its `config.json` is downloaded.
+      devices: with more than one, also says how they would split the weights of `drafter`, a whole model in
+        bfloat16. Quantised weights are read for it.
 
     Raises:
       CheckpointError: a checkpoint cannot be opened, or `drafter` is not a drafter of a known kind.
-      ConfigError: the config of the target, or a size in the drafter's, is not valid.
+      ConfigError: `devices` is given for a head, or cannot split the model; or the config
+        of the target, or a size in the drafter's, is not valid.
     """
     checkpoint = open_checkpoint(drafter.source, file=drafter.file, sha256=drafter.sha256)
     found = next(iter(identify(checkpoint).items()), None)
     if found is None:
         raise CheckpointError(f"{checkpoint.name}: neither a known head nor a whole model")
     kind, producer = found
+    split: dict[str, str] = {}
+    if devices > 1:
+        try:
+            plan = plan_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16), devices=devices)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; only a whole model can be split") from error
+        split = plan.split(devices)
     problem = None
     if kind not in DRAFTERS:
         problem = f"{kind} is not supported"
@@ -75,6 +87,7 @@ def inspect(drafter: SourceConfig, target: SourceConfig | None = None) -> Report
         producer=producer,
         problem=problem,
         weights=stored_forms(checkpoint.tensors),
+        split=tuple(f"{where}: {names}" for where, names in split.items()),
         **vars(description),
     )
 

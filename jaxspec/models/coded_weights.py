@@ -7,7 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxspec_kernels.packed_matmul import CodedExperts, CodedWeight, pack_codes, stack_codes
 
 from jaxspec.checkpoints import TensorSource
@@ -152,7 +152,7 @@ def _each_output(codes: Codes, factors: Any) -> Any:
 
 
 def coded_sharding(
-    weight: CodedWeight | CodedExperts, mesh: Mesh, axes: tuple[str | None, ...] | None
+    weight: CodedWeight | CodedExperts, mesh: Mesh | AbstractMesh, axes: tuple[str | None, ...] | None
 ) -> CodedWeight | CodedExperts | None:
     """The shardings of a weight's arrays; None if the devices' parts would cut a block, or a scale's inputs.
 

@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxspec.checkpoints import Checkpoint, CheckpointError, StrictTensors, TensorSource
 from jaxspec.checkpoints.finite import is_finite
 from jaxspec.checkpoints.memory import Names, array_tensors
 from jaxspec.checkpoints.quantize import form_of, round_output_rows
-from jaxspec.config import ModelConfig
+from jaxspec.config import MESH_AXIS, ModelConfig
 from jaxspec.jax_settings import own_settings
 from jaxspec.models.array_weights import (
     Conversion,
@@ -128,6 +128,26 @@ class ModulePlan(Generic[Module]):
                 del tensors  # before the next ones are read
             variable.set_value(before)
         return self.module
+
+    def split(self, devices: int) -> dict[str, str]:
+        """Which parameters devices would split, by the logical axis that is cut, and which are whole.
+
+        A parameter goes by the name of its first tensor. Quantised ones are read as `read` reads them for a
+        GPU; those that would be expanded, because devices would cut their blocks, have an entry of their own.
+        """
+        mesh = AbstractMesh((devices,), (MESH_AXIS,))
+        found: dict[str, list[str]] = {}
+        for variable, stored in self.parameters:
+            source, array = variable.get_metadata("source"), variable.get_value()
+            axes = variable.get_metadata("axes")
+            spec = sharding(mesh, axes, array.shape).spec
+            by = next((str(axis) for axis, over in zip(axes or (), spec, strict=False) if over), None)
+            where = "whole" if by is None else f"cut by {by}"
+            weight = stored_weight(source, array.shape, array.dtype, stored, codes=True)
+            if weight is not None and packed_sharding(weight, mesh, axes) is None:
+                where += ", expanded because its blocks would be cut"
+            found.setdefault(where, []).append(source.tensors[0][0])
+        return {where: _shown(names) for where, names in sorted(found.items())}
 
     def _unread(self, is_put: Sequence[bool], cut: Sequence[str]) -> Iterator[str]:
         """The matrices of layers in a bfloat16 network that have to be dense, except those in `cut`."""

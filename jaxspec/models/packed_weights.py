@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxspec_kernels.expert_matmul import (
     MAX_SCALE,
     Mxfp4Weight,
@@ -143,7 +143,9 @@ def stored_weight(
     return replace(weight, activations=activations)
 
 
-def packed_sharding(weight: Packed, mesh: Mesh, axes: tuple[str | None, ...] | None) -> Packed | None:
+def packed_sharding(
+    weight: Packed, mesh: Mesh | AbstractMesh, axes: tuple[str | None, ...] | None
+) -> Packed | None:
     """The shardings of a packed weight's arrays; None if it has to be dense. Only a GPU's weights are split.
 
     Args:

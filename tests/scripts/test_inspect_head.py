@@ -1,7 +1,7 @@
 """The command line, in this process."""
 
 import pytest
-from golden_files import golden_folder
+from golden_files import golden_folder, quantized_folder
 
 from jaxspec.commands import inspect as inspect_head
 
@@ -27,6 +27,18 @@ def test_a_head_with_its_target(run):
     assert text.endswith("ignores no tensor\n")
 
 
+def test_how_devices_would_split_a_model(run):
+    status, text = run(quantized_folder("fp8-blocks"), "--tensor-parallel", "2")
+    assert status == 0
+    split = text.partition("split   ")[2].partition("ignores ")[0]
+    lines = dict(line.strip().rsplit(": ", 1) for line in split.splitlines())
+    heads = "cut by kv_heads, expanded because its blocks would be cut"
+    assert lines["cut by kv_heads"] == "model.layers.*.self_attn.q_proj.weight (1)"
+    assert lines[heads] == "model.layers.*.self_attn.o_proj.weight (1)"
+    assert "model.norm.weight (1)" in lines["whole"]
+    assert "split" not in run(quantized_folder("fp8-blocks"))[1]
+
+
 def test_a_head_with_another_target(run):
     status, text = run(golden_folder("eagle3-safeailab"), "--target", golden_folder("llama-tied"))
     assert status == 1
@@ -47,6 +59,8 @@ def test_a_configuration_stands_for_its_drafter_and_its_target(run, tmp_path):
         (["no/such/folder/here"], "no such file or folder"),
         ([golden_folder("dflash"), "--target", "no/such/folder/here"], "no such file or folder"),
         (["smollm2-135m-ngram"], "its drafter 'ngram' has no checkpoint"),
+        ([golden_folder("dflash"), "--tensor-parallel", "2"], "only a whole model can be split"),
+        ([golden_folder("dflash"), "--tensor-parallel", "0"], "must be at least 1"),
         (["missing.toml"], "configuration file not found"),
     ],
 )

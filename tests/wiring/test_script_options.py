@@ -282,21 +282,22 @@ def test_convert(monkeypatch):
 
 
 def test_inspect(monkeypatch):
-    options = {"head", "target", "file", "sha256", "imports"}
+    options = {"head", "target", "file", "sha256", "tensor_parallel", "imports"}
     assert_complete("jaxspec inspect", arguments(inspect.main), options)
 
-    def inspecting(head, target):
-        raise InterruptedError(head, target)
+    def inspecting(head, target, devices):
+        raise InterruptedError((head, target, devices))
 
     def told(*words):
         with pytest.raises(InterruptedError) as error:
             inspect.main([*words])
-        return error.value.args
+        return error.value.args[0]
 
     monkeypatch.setattr(drafters_inspect, "inspect", inspecting)
-    assert told("a head") == (SourceConfig("a head"), None)
-    words = ["--target", "a target", "--file", "f", "--sha256", "0"]
-    assert told("a head", *words) == (SourceConfig("a head", "f", "0"), SourceConfig("a target"))
+    assert told("a head") == (SourceConfig("a head"), None, 1)
+    words = ["--target", "a target", "--file", "f", "--sha256", "0", "--tensor-parallel", "2"]
+    found = SourceConfig("a head", "f", "0"), SourceConfig("a target"), 2
+    assert told("a head", *words) == found
     target = load_config("smollm2-135m").target
     assert told("smollm2-135m-eagle3")[1] == target
     assert told("a head", "--target", "smollm2-135m")[1] == target
