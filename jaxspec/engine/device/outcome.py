@@ -53,7 +53,8 @@ Outcomes = tuple[Outcome, Outcome]
 class _Place(NamedTuple):
     """Where an array stands among the words of its program's outcomes."""
 
-    words: slice
+    start: int
+    stop: int
     shape: tuple[int, ...]
     dtype: np.dtype
 
@@ -82,7 +83,7 @@ def pack_outcomes(outcomes: Any, hidden: tuple[jax.Array, ...] = ()) -> PackedOu
     words = jnp.concatenate([_words(leaf).ravel() for leaf in leaves])
     places, start = [], 0
     for leaf in leaves:
-        places.append(_Place(slice(start, start + leaf.size), leaf.shape, leaf.dtype))
+        places.append(_Place(start, start + leaf.size, leaf.shape, leaf.dtype))
         start += leaf.size
     return PackedOutcomes(words, hidden, tuple(places), structure)
 
@@ -91,8 +92,8 @@ def read_outcomes(packed: PackedOutcomes) -> Any:
     """Unpacks what `pack_outcomes` packed into arrays on the host; waits for the program to end."""
     words = np.asarray(packed.words)
     arrays = [
-        (words[part] > 0 if dtype == np.bool_ else words[part].view(dtype)).reshape(shape)
-        for part, shape, dtype in packed.places
+        (words[start:stop] > 0 if dtype == np.bool_ else words[start:stop].view(dtype)).reshape(shape)
+        for start, stop, shape, dtype in packed.places
     ]
     return jax.tree.unflatten(packed.structure, arrays)
 
