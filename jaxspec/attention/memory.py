@@ -51,6 +51,14 @@ States = tuple[jax.Array, ...]
 """The state of n sequences in a recurrent layer: arrays [n, H, ...]."""
 
 
+class Rule(Protocol):
+    """How a recurrent layer's state goes on; see `Recurrence`."""
+
+    def step(self, states: States, rows: jax.Array) -> tuple[jax.Array, States]: ...
+
+    def chunk(self, states: States, rows: jax.Array, valid: jax.Array) -> tuple[jax.Array, States]: ...
+
+
 @dataclass(frozen=True)
 class Recurrence:
     """How a recurrent layer's state goes on from row to row.
@@ -72,6 +80,31 @@ class Recurrence:
     chunk: Callable[[States, jax.Array, jax.Array], tuple[jax.Array, States]]
     verify: Callable[..., tuple[States, jax.Array, jax.Array]] | None = None
     read: Callable[..., tuple[States, jax.Array]] | None = None
+
+    @classmethod
+    def with_kernels(
+        cls,
+        shape: StateShape,
+        rows: jax.Array,
+        rule: Rule,
+        kernels: tuple[Callable[..., tuple[jax.Array, ...]], Callable[..., tuple[jax.Array, ...]]],
+        weights: tuple[jax.Array | None, ...],
+    ) -> "Recurrence":
+        """A rule with the operations that are its `verify` and `read`.
+
+        These take and return the arrays one by one, and take the layer's weights last.
+        """
+        step, scan = kernels
+
+        def verify(arrays: States, *given: jax.Array) -> tuple[States, jax.Array, jax.Array]:
+            *updated, pending, outputs = step(*arrays, *given, *weights)
+            return tuple(updated), pending, outputs
+
+        def read(arrays: States, *given: jax.Array) -> tuple[States, jax.Array]:
+            *updated, outputs = scan(*arrays, *given, *weights)
+            return tuple(updated), outputs
+
+        return cls(shape, rows, rule.step, rule.chunk, verify, read)
 
 
 class Memory(Protocol):

@@ -11,7 +11,7 @@ from flax import nnx
 from jax import lax
 from jaxspec_kernels.delta_rule import DeltaRule, delta_scan, delta_step
 
-from jaxspec.attention import AnyMemory, Recurrence, RopeTables, States, StateShape
+from jaxspec.attention import AnyMemory, Recurrence, RopeTables, StateShape
 from jaxspec.config import ModelConfig
 from jaxspec.config.delta import DeltaConfig
 from jaxspec.models.parameters import Projection, Source, Whole, parameter, product
@@ -97,7 +97,11 @@ class GatedDeltaNet(nnx.Module):
             local_part(self.step_bias[...].reshape(-1, self.config.group), heads),
         )
         rows = jnp.concatenate([mixed, scalars], axis=-1)
-        read, memory = memory.recur(layer, _recurrence(self.config, rows, weights))
+        rule = DeltaRule(*weights, self.config.key_size)
+        recurrence = Recurrence.with_kernels(
+            delta_state_shape(self.config), rows, rule, (delta_step, delta_scan), weights
+        )
+        read, memory = memory.recur(layer, recurrence)
         gates = memory.outputs(layer, gates).reshape(read.shape)
         wide = read.astype(x.dtype).astype(jnp.float32)
         wide = wide * lax.rsqrt(jnp.square(wide).mean(axis=-1, keepdims=True) + self.eps)
@@ -110,35 +114,3 @@ class GatedDeltaNet(nnx.Module):
 def _by_value_head(name: str, config: DeltaConfig, *, init: str, **args: Any) -> nnx.Param:
     shape = (config.num_value_heads,)
     return parameter(args["rngs"], shape, (None,), Whole(name, shape), dtype=args["dtype"], init=init)
-
-
-def _recurrence(
-    config: DeltaConfig, rows: jax.Array, weights: tuple[jax.Array, jax.Array, jax.Array]
-) -> Recurrence:
-    """The rule with its kernels; `weights` are the last arguments of the operations."""
-    rule = DeltaRule(*weights, config.key_size)
-
-    def verify(
-        arrays: States, pending: jax.Array, rows: jax.Array, place: jax.Array, unapplied: jax.Array
-    ) -> tuple[States, jax.Array, jax.Array]:
-        state, inputs = arrays
-        state, inputs, pending, outputs = delta_step(state, inputs, pending, rows, place, unapplied, *weights)
-        return (state, inputs), pending, outputs
-
-    def read(
-        arrays: States,
-        rows: jax.Array,
-        count: jax.Array,
-        is_start: jax.Array,
-        source: jax.Array,
-        place: jax.Array,
-        copy: jax.Array,
-    ) -> tuple[States, jax.Array]:
-        state, inputs = arrays
-        state, inputs, outputs = delta_scan(
-            state, inputs, rows, count, is_start, source, place, copy, *weights
-        )
-        return (state, inputs), outputs
-
-    shape = delta_state_shape(config)
-    return Recurrence(shape, rows, rule.step, rule.chunk, verify, read)

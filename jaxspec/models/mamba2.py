@@ -1,26 +1,14 @@
-"""Mamba-2: a recurrent layer whose state maps keys to values and decays by a factor that each row chooses.
+"""Mamba-2 layers, whose states map keys to values (`jaxspec_kernels.mamba2`)."""
 
-With a head's step size t_t and decay d_t = exp(-exp(A) t_t), and keys k and queries q (B and C in the paper),
-
-    S_t = d_t S_{t-1} + k_t (t_t v_t)^T,    o_t = S_t^T q_t + D v_t.
-
-Values, keys and queries come out of a short causal convolution; the heads of a group share keys and queries.
-
-Source: T. Dao and A. Gu, arXiv 2405.21060; the `NemotronHMamba2Mixer` of transformers, apart from its lower
-bound `time_step_min` on t. That is applied to prompts and not to single tokens, so the same text would have
-two states; vLLM has no such bound.
-"""
-
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jaxspec_kernels.causal_conv import causal_conv, last_inputs
+from jaxspec_kernels.mamba2 import Mamba2Rule, mamba_scan, mamba_step
 
-from jaxspec.attention import AnyMemory, Recurrence, RopeTables, States, StateShape
+from jaxspec.attention import AnyMemory, Recurrence, RopeTables, StateShape
 from jaxspec.config.mamba import MambaConfig
 from jaxspec.models.parameters import Projection, bias_parameter, parameter, product
 from jaxspec.models.sources_by_head import BiasByHead, ConvByHead, InputsByHead
@@ -121,16 +109,19 @@ class Mamba2(nnx.Module):
         if self.input_bias is not None:
             projected = projected + self.input_bias[...]
         groups, values = projected.shape[1], self.config.sections[0]
-        rule = Mamba2Rule(
-            self.config,
+        weights = (
             self.conv[...],
             None if self.conv_bias is None else self.conv_bias[...],
             self.log_decay[...],
             self.step_bias[...],
             self.skip[...],
         )
-        recurrence = Recurrence(
-            mamba_state_shape(self.config), projected[..., values:], rule.step, rule.chunk
+        recurrence = Recurrence.with_kernels(
+            mamba_state_shape(self.config),
+            projected[..., values:],
+            Mamba2Rule(*weights, self.config.state_size),
+            (mamba_step, mamba_scan),
+            weights,
         )
         read, memory = memory.recur(layer, recurrence)
         gates = memory.outputs(layer, projected[..., :values]).astype(jnp.float32)
@@ -140,86 +131,3 @@ class Mamba2(nnx.Module):
         part = product(scaled, self.output[...], contracting=2)
         y = later_psum(part, split_over(groups, self.config.num_groups))
         return y if self.output_bias is None else y + self.output_bias[...], memory
-
-
-@dataclass(frozen=True)
-class Mamba2Rule:
-    """The rule with a layer's weights; its methods are those of a `Recurrence`. H counts groups.
-
-    Attributes:
-      config: the sizes.
-      conv: [H, W, channels], the weights of the convolution.
-      conv_bias: [H, channels], or None.
-      log_decay, step_bias, skip: f32[H, r], A, the bias of step sizes, and D.
-    """
-
-    config: MambaConfig
-    conv: jax.Array
-    conv_bias: jax.Array | None
-    log_decay: jax.Array
-    step_bias: jax.Array
-    skip: jax.Array
-
-    def step(self, states: States, rows: jax.Array) -> tuple[jax.Array, States]:
-        """See `Recurrence.step`: outputs f32[n, H, r, P]."""
-        state, inputs = states
-        mixed, size = self._split(rows)
-        window = jnp.concatenate([inputs, mixed.astype(inputs.dtype)[:, :, None]], axis=2)
-        value, key, query = self._convolved(window)
-        value, key, query = value[:, :, :, 0], key[:, :, 0], query[:, :, 0]
-        state = state * jnp.exp(self._rate * size)[..., None, None]
-        state = state + key[:, :, None, :, None] * (value * size[..., None])[..., None, :]
-        read = (state * query[:, :, None, :, None]).sum(axis=3)
-        return read + self.skip[..., None] * value, (state, window[:, :, 1:])
-
-    def chunk(self, states: States, rows: jax.Array, valid: jax.Array) -> tuple[jax.Array, States]:
-        """See `Recurrence.chunk`: outputs f32[n, C, H, r, P].
-
-        A row reads the state before the chunk, and the values of the chunk up to its own by the products of
-        their keys with its query; both have decayed since.
-        """
-        state, inputs = states
-        mixed, size = self._split(jnp.where(valid[:, :, None, None], rows, 0))
-        # A step of no size neither decays a state nor adds to it.
-        size = jnp.where(valid[:, :, None, None], size, 0)
-        mixed = jnp.moveaxis(mixed, 1, 2).astype(inputs.dtype)  # [n, H, C, channels]
-        text = jnp.concatenate([inputs, mixed], axis=2)
-        value, key, query = self._convolved(text)
-        inputs = last_inputs(text, valid.sum(axis=1), inputs.shape[2])
-
-        size = jnp.moveaxis(size, 1, -1)  # [n, H, r, C]
-        total = jnp.cumsum(self._rate[..., None] * size, axis=-1)
-        index = jnp.arange(rows.shape[1])
-        since = jnp.minimum(total[..., :, None] - total[..., None, :], 0)
-        decay = jnp.where(index[:, None] >= index, jnp.exp(since), 0)
-        added = value * size[..., None]
-        products = _einsum("nhtk,nhsk->nhts", query, key)[:, :, None] * decay
-        read = _einsum("nhtk,nhrkv->nhrtv", query, state) * jnp.exp(total)[..., None]
-        read = read + _einsum("nhrts,nhrsv->nhrtv", products, added)
-        read = read + self.skip[..., None, None] * value
-        left = jnp.exp(total[..., -1:] - total)
-        state = state * jnp.exp(total[..., -1])[..., None, None]
-        state = state + _einsum("nhtk,nhrtv->nhrkv", key, added * left[..., None])
-        return jnp.moveaxis(read, 3, 1), (state, inputs)
-
-    @property
-    def _rate(self) -> jax.Array:
-        return -jnp.exp(self.log_decay)
-
-    def _split(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The convolution's inputs [..., H, channels], and step sizes f32[..., H, r], of rows [..., H, F]."""
-        mixed, size = jnp.split(rows, [sum(self.config.sections)], axis=-1)
-        return mixed, jax.nn.softplus(size.astype(jnp.float32) + self.step_bias)
-
-    def _convolved(self, text: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Values f32[n, H, r, C, P], and keys and queries f32[n, H, C, state size], of inputs
-        [n, H, W - 1 + C, channels]."""
-        active = jax.nn.silu(causal_conv(text, self.conv, self.conv_bias)).astype(jnp.float32)
-        values, size, _ = self.config.sections
-        value, key, query = jnp.split(active, [values, values + size], axis=-1)
-        value = value.reshape(*value.shape[:-1], self.config.group, self.config.head_size)
-        return jnp.moveaxis(value, -2, 2), key, query
-
-
-def _einsum(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.einsum(axes, x, y, precision="highest")

@@ -7,9 +7,9 @@ from jaxspec_kernels.op import Op
 delta_step = Op(
     "delta_step",
     xla=reference.delta_step,
-    triton="delta_rule.triton_step",
-    numba="delta_rule.numba_kernel",
+    triton="linear_recurrence.triton_step",
+    numba="linear_recurrence.numba_step",
 )
-delta_scan = Op("delta_scan", xla=reference.delta_scan, triton="delta_rule.triton_scan")
+delta_scan = Op("delta_scan", xla=reference.delta_scan, triton="linear_recurrence.triton_scan")
 
 __all__ = ["DeltaRule", "delta_scan", "delta_step"]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from golden_files import golden_checkpoint
+from jaxspec_kernels.mamba2 import Mamba2Rule
 from target_checks import check_one_pass, check_pieces, check_rule_alone, check_rule_in_chunks, normal
 
 from jaxspec.attention import (
@@ -24,7 +25,7 @@ from jaxspec.config import ConfigError, ModelConfig
 from jaxspec.drafters.mtp import mtp_config
 from jaxspec.models.language_model import language_model
 from jaxspec.models.loading import declared, export_tensors, load_target, make_target, target_config
-from jaxspec.models.mamba2 import Mamba2Rule, mamba_state_shape
+from jaxspec.models.mamba2 import mamba_state_shape
 from jaxspec.sharding import make_mesh
 
 CASES = ("nemotron-h", "nemotron-h-latent", "nemotron-h-dense")
@@ -82,18 +83,21 @@ def test_older_files_give_the_layers_as_letters_or_other_names():
 @pytest.mark.parametrize("length", [1, 2, 13, 64])
 def test_a_chunk_is_its_rows_one_after_another(length):
     """States last for long."""
-    check_rule_in_chunks(_rule(), mamba_state_shape(_rule().config), length, size=100)
+    check_rule_in_chunks(_rule(), _shape(), length, size=100)
 
 
 def test_a_row_of_a_step_does_not_depend_on_those_beside_it():
-    check_rule_alone(_rule(), mamba_state_shape(_rule().config))
+    check_rule_alone(_rule(), _shape())
+
+
+def _shape():
+    return mamba_state_shape(ModelConfig.from_hf(golden_checkpoint("nemotron-h").config).mamba)
 
 
 def _rule():
-    config = ModelConfig.from_hf(golden_checkpoint("nemotron-h").config).mamba
     rng = np.random.default_rng(9)
     by_head = (normal(rng, 2, 3) - 4, normal(rng, 2, 3), normal(rng, 2, 3))
-    return Mamba2Rule(config, normal(rng, 2, 4, 28), normal(rng, 2, 28), *by_head)
+    return Mamba2Rule(normal(rng, 2, 4, 28), normal(rng, 2, 28), *by_head, key_size=8)
 
 
 @pytest.mark.parametrize("case", ["nemotron-h", "qwen3-5"])

@@ -1,4 +1,7 @@
-"""Sizes for the tests and the benchmark of `delta_step` and `delta_scan`."""
+"""Sizes for the tests and the benchmark of `delta_step` and `delta_scan`.
+
+The small ones are also those of Mamba-2.
+"""
 
 from dataclasses import dataclass
 
@@ -8,7 +11,7 @@ class StepCase:
     """One step of `slots` slots, and of as many places behind them and `spare` more.
 
     H is `heads`, r is `group`. Each slot has `drafts` pending inputs, of which 0, 1, … count. With `empty`,
-    slots 1, 4, 7, … have no rows.
+    slots 1, 4, 7, … have no rows. Only Mamba-2 has a `conv_bias`.
     """
 
     name: str
@@ -22,6 +25,7 @@ class StepCase:
     conv_width: int = 4
     empty: bool = False
     spare: int = 0
+    conv_bias: bool = True
     dtype: str = "float32"
 
 
@@ -47,6 +51,7 @@ class ScanCase:
     short: int = 0
     copies: bool = False
     spare: int = 0
+    conv_bias: bool = True
     dtype: str = "float32"
 
 

@@ -1,10 +1,12 @@
-"""The gated delta rule over rows of prompts in Triton, in tiles of 64 rows whose products are matrices.
+"""Rows of prompts in Triton, by the gated delta rule or by Mamba-2, in tiles of 64 rows.
 
-The changes of a tile's rows solve (I + A) u = b (v - D S k), as in the reference. The first of three kernels
-makes queries, keys and values of all rows, and the second the inverse of I + A, and the products of queries
-and keys, of all tiles. In the third, a program goes with some columns of a state from tile to tile.
+The first of three kernels makes queries, keys and values of all rows. By the delta rule, the changes of a
+tile's rows solve (I + A) u = b (v - D S k), as in the reference: the second kernel makes, for all tiles, the
+inverse of I + A and the products of queries and keys. By Mamba-2, a change is a value times its step, and the
+second kernel makes no more than the decays. In the third, a program goes with some columns of a state from
+tile to tile, by products of matrices.
 
-Source: S. Yang et al., arXiv 2412.06464, section 3.3.
+Source: S. Yang et al., arXiv 2412.06464, section 3.3; T. Dao and A. Gu, arXiv 2405.21060, section 6.
 """
 
 from typing import Any
@@ -14,8 +16,15 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 from jax import lax
-from jaxspec_kernels.delta_rule.reference import delta_scan as reference
-from jaxspec_kernels.delta_rule.triton_step import silu, softplus, unit_rows
+from jaxspec_kernels.delta_rule.reference import delta_scan as delta_reference
+from jaxspec_kernels.linear_recurrence.triton_step import (
+    delta_layout,
+    mamba_layout,
+    silu,
+    softplus,
+    unit_rows,
+)
+from jaxspec_kernels.mamba2.reference import mamba_scan as mamba_reference
 from jaxspec_kernels.triton_call import triton_call
 
 _NOWHERE = jnp.iinfo(jnp.int32).max
@@ -37,11 +46,56 @@ def delta_scan(
     log_decay: jax.Array,
     step_bias: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """See `reference.delta_scan`. Products of 16-bit rows have factors of 16 bits, and float32 sums."""
-    # Without tensor cores, as in float32, XLA's larger products are faster.
-    if not rows.size or (rows.dtype == jnp.float32 and state.shape[-2] >= 64):
-        given = (state, inputs, rows, count, is_start, source, place, copy, conv, log_decay, step_bias)
-        return reference(*given)
+    """See `delta_rule.reference`. Products of 16-bit rows have factors of 16 bits, and float32 sums."""
+    given = (state, inputs, rows, count, is_start, source, place, copy)
+    if _is_for_xla(state, rows):
+        return delta_reference(*given, conv, log_decay, step_bias)
+    return _scan(*given, conv, None, log_decay, step_bias, None, **delta_layout(state.shape))
+
+
+def mamba_scan(
+    state: jax.Array,
+    inputs: jax.Array,
+    rows: jax.Array,
+    count: jax.Array,
+    is_start: jax.Array,
+    source: jax.Array,
+    place: jax.Array,
+    copy: jax.Array,
+    conv: jax.Array,
+    conv_bias: jax.Array | None,
+    log_decay: jax.Array,
+    step_bias: jax.Array,
+    skip: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """See `mamba2.reference`. Products of 16-bit rows have factors of 16 bits, and float32 sums."""
+    given = (state, inputs, rows, count, is_start, source, place, copy)
+    if _is_for_xla(state, rows):
+        return mamba_reference(*given, conv, conv_bias, log_decay, step_bias, skip)
+    return _scan(*given, conv, conv_bias, log_decay, step_bias, skip, **mamba_layout(state.shape))
+
+
+def _is_for_xla(state: jax.Array, rows: jax.Array) -> bool:
+    """Without tensor cores, as in float32, XLA's larger products are faster."""
+    return not rows.size or (rows.dtype == jnp.float32 and state.shape[-2] >= 64)
+
+
+def _scan(
+    state: jax.Array,
+    inputs: jax.Array,
+    rows: jax.Array,
+    count: jax.Array,
+    is_start: jax.Array,
+    source: jax.Array,
+    place: jax.Array,
+    copy: jax.Array,
+    conv: jax.Array,
+    conv_bias: jax.Array | None,
+    log_decay: jax.Array,
+    step_bias: jax.Array,
+    skip: jax.Array | None,
+    **layout: Any,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     groups, length, heads, width = rows.shape
     places, _, group, key_size, value_size = state.shape
     before, channels = inputs.shape[2:]
@@ -51,6 +105,7 @@ def delta_scan(
     source = jnp.where(is_start, -1, source)
     place, copy = (jnp.where(count > 0, x, _NOWHERE) for x in (place, copy))
     sizes: dict[str, Any] = {
+        **layout,
         "length": length,
         "heads": heads,
         "group": group,
@@ -64,12 +119,16 @@ def delta_scan(
     precision = "ieee" if rows.dtype == jnp.float32 else "tf32x3"
     active, last = triton_call(
         _inputs_kernel,
-        (inputs, rows, count, *_rows_before(source, place, copy, count, length, before), conv),
+        (
+            *(inputs, rows, count, *_rows_before(source, place, copy, count, length, before), conv),
+            conv if conv_bias is None else conv_bias,  # never read if there is none
+        ),
         [
             jax.ShapeDtypeStruct((groups, tiles * tile, heads, channels), rows.dtype),
             jax.ShapeDtypeStruct((groups, *inputs.shape[1:]), inputs.dtype),
         ],
         grid=(groups * tiles, heads, 2 + group),
+        has_bias=conv_bias is not None,
         before=before,
         width=width,
         block=max(triton.next_power_of_2(max(key_size, value_size)), 16),
@@ -77,22 +136,30 @@ def delta_scan(
         **sizes,
     )
     by_tile = (groups, tiles, heads * group)
-    squares = jax.ShapeDtypeStruct((*by_tile, tile, tile), rows.dtype)
-    decays, inverses, products = triton_call(
-        _solve_kernel,
-        (active, rows, count, log_decay, step_bias),
-        [jax.ShapeDtypeStruct((*by_tile, 2, tile), jnp.float32), squares, squares],
-        grid=(groups * tiles, heads * group),
-        width=width,
-        block_keys=block_keys,
-        levels=tile.bit_length() - 1,
-        precision=precision,
-        **sizes,
-    )
+    gates = (rows, count, log_decay, step_bias)
+    decays_shape = jax.ShapeDtypeStruct((*by_tile, 2, tile), jnp.float32)
+    of_tiles: dict[str, Any] = {"grid": (groups * tiles, heads * group), "width": width, **sizes}
+    if skip is None:
+        squares = jax.ShapeDtypeStruct((*by_tile, tile, tile), rows.dtype)
+        decays, inverses, products = triton_call(
+            _solve_kernel,
+            (*gates, active),
+            [decays_shape, squares, squares],
+            block_keys=block_keys,
+            levels=tile.bit_length() - 1,
+            precision=precision,
+            **of_tiles,
+        )
+    else:
+        (decays,) = triton_call(_decays_kernel, gates, [decays_shape], num_warps=1, **of_tiles)
+        inverses = products = active  # never read
     columns = min(max(triton.next_power_of_2(value_size), 16), _COLUMNS)
     state, outputs = triton_call(
         _scan_kernel,
-        (state, active, decays, inverses, products, count, _begins(source, place, count), place, copy),
+        (
+            *(state, active, decays, inverses, products, step_bias if skip is None else skip),
+            *(count, _begins(source, place, count), place, copy),
+        ),
         [jax.ShapeDtypeStruct((groups, length, heads, group, value_size), jnp.float32)],
         in_place=1,
         # In float32 two stages of tiles would not fit.
@@ -171,8 +238,13 @@ def _inputs_kernel(
     in_rows,
     kept,
     conv,
+    conv_bias,
     active,
     last,
+    query_of: tl.constexpr,
+    key_of: tl.constexpr,
+    value_of: tl.constexpr,
+    corrects: tl.constexpr,
     length: tl.constexpr,
     heads: tl.constexpr,
     group: tl.constexpr,
@@ -181,6 +253,7 @@ def _inputs_kernel(
     channels: tl.constexpr,
     tile: tl.constexpr,
     tiles: tl.constexpr,
+    has_bias: tl.constexpr,
     before: tl.constexpr,
     width: tl.constexpr,
     block: tl.constexpr,
@@ -195,7 +268,7 @@ def _inputs_kernel(
     if start >= stop:
         return
     dtype: tl.constexpr = inputs.dtype.element_ty
-    begin = tl.where(part < 2, part * key_size, 2 * key_size + (part - 2) * value_size)
+    begin = tl.where(part == 0, query_of, tl.where(part == 1, key_of, value_of + (part - 2) * value_size))
     size = tl.where(part < 2, key_size, value_size)
     column = tl.arange(0, block)[None, :]
     in_part = column < size
@@ -215,8 +288,10 @@ def _inputs_kernel(
         held = _load_rows(own_inputs, own_rows, in_rows, kept, index, stop, before, steps, in_part)
         weight = conv + (head * (before + 1) + tap) * channels + begin + column
         sums += held.to(dtype).to(tl.float32) * tl.load(weight, mask=in_part, other=0.0).to(tl.float32)
+    if has_bias:
+        sums += tl.load(conv_bias + head * channels + begin + column, mask=in_part, other=0.0).to(tl.float32)
     values = silu(sums, dtype)
-    if part < 2:
+    if part < (2 if corrects else 0):
         values = unit_rows(values) * tl.where(part == 0, key_size**-0.5, 1.0)
     values = tl.where(row < stop, values, 0.0)
     to = active + ((of.to(tl.int64) * tiles * tile + row) * heads + head) * channels + begin + column
@@ -231,15 +306,83 @@ def _inputs_kernel(
 
 
 @triton.jit
-def _solve_kernel(
-    active,
+def _write_decays(
     rows,
     count,
     log_decay,
     step_bias,
     decays,
+    corrects: tl.constexpr,
+    length: tl.constexpr,
+    heads: tl.constexpr,
+    group: tl.constexpr,
+    tile: tl.constexpr,
+    tiles: tl.constexpr,
+    width: tl.constexpr,
+):
+    """The logarithms of a tile's decays since its start, and the strengths of its rows, f32[tile] each."""
+    of = tl.program_id(0) // tiles
+    value_head = tl.program_id(1)
+    row = tl.arange(0, tile)
+    in_group = tl.program_id(0) % tiles * tile + row
+    is_row = in_group < tl.load(count + of)
+    at = (of.to(tl.int64) * length + in_group) * heads + value_head // group
+    # The steps are a row's last numbers.
+    of_step = rows + at * width + (width - group) + value_head % group
+    since = tl.load(of_step, mask=is_row, other=0.0).to(tl.float32)
+    step = tl.where(is_row, softplus(since + tl.load(step_bias + value_head)), 0.0)
+    total = tl.cumsum(-tl.exp(tl.load(log_decay + value_head)) * step, 0)
+    strength = step
+    if corrects:
+        given = tl.load(of_step - group, mask=is_row, other=0.0).to(tl.float32)
+        strength = tl.where(is_row, 1.0 / (1.0 + tl.exp(-given)), 0.0)
+    to = decays + (tl.program_id(0).to(tl.int64) * heads * group + value_head) * 2 * tile + row
+    tl.store(to, total)
+    tl.store(to + tile, strength)
+    return total, strength
+
+
+@triton.jit
+def _decays_kernel(
+    rows,
+    count,
+    log_decay,
+    step_bias,
+    decays,
+    query_of: tl.constexpr,
+    key_of: tl.constexpr,
+    value_of: tl.constexpr,
+    corrects: tl.constexpr,
+    length: tl.constexpr,
+    heads: tl.constexpr,
+    group: tl.constexpr,
+    key_size: tl.constexpr,
+    value_size: tl.constexpr,
+    channels: tl.constexpr,
+    tile: tl.constexpr,
+    tiles: tl.constexpr,
+    width: tl.constexpr,
+):
+    if tl.program_id(0) % tiles * tile < tl.load(count + tl.program_id(0) // tiles):
+        _write_decays(
+            rows, count, log_decay, step_bias, decays, corrects, length, heads, group, tile, tiles, width
+        )
+
+
+@triton.jit
+def _solve_kernel(
+    rows,
+    count,
+    log_decay,
+    step_bias,
+    active,
+    decays,
     inverses,
     products,
+    query_of: tl.constexpr,
+    key_of: tl.constexpr,
+    value_of: tl.constexpr,
+    corrects: tl.constexpr,
     length: tl.constexpr,
     heads: tl.constexpr,
     group: tl.constexpr,
@@ -261,26 +404,18 @@ def _solve_kernel(
     if start >= stop:
         return
     dtype: tl.constexpr = active.dtype.element_ty
+    total, strength = _write_decays(
+        rows, count, log_decay, step_bias, decays, corrects, length, heads, group, tile, tiles, width
+    )
     row = tl.arange(0, tile)
-    is_row = start + row < stop
-    at = (of.to(tl.int64) * length + start + row) * heads + head
-    of_row = rows + at * width + channels + value_head % group
-    strength = tl.load(of_row, mask=is_row, other=0.0).to(tl.float32)
-    since = tl.load(of_row + group, mask=is_row, other=0.0).to(tl.float32)
-    strength = tl.where(is_row, 1.0 / (1.0 + tl.exp(-strength)), 0.0)
-    rate = tl.exp(tl.load(log_decay + value_head))
-    total = tl.cumsum(tl.where(is_row, -rate * softplus(since + tl.load(step_bias + value_head)), 0.0), 0)
     to = tl.program_id(0).to(tl.int64) * heads * group + value_head
-    tl.store(decays + to * 2 * tile + row, total)
-    tl.store(decays + to * 2 * tile + tile + row, strength)
-
     key_at = tl.arange(0, block_keys)[None, :]
     of_tile = active + ((tl.program_id(0).to(tl.int64) * tile + row[:, None]) * heads + head) * channels
-    query = tl.load(of_tile + key_at, mask=key_at < key_size, other=0.0)
-    key = tl.load(of_tile + key_size + key_at, mask=key_at < key_size, other=0.0)
+    query = tl.load(of_tile + query_of + key_at, mask=key_at < key_size, other=0.0)
+    key = tl.load(of_tile + key_of + key_at, mask=key_at < key_size, other=0.0)
     # `down` counts rows, `over` columns.
     down, over = row[:, None], row[None, :]
-    decay = tl.where(down >= over, tl.exp(tl.minimum(total[:, None] - total[None, :], 0.0)), 0.0)
+    decay = _decays_between(total, tile)
     product = tl.dot(query, tl.trans(key), input_precision="ieee") * decay
     cells = to * tile * tile + down * tile + over
     tl.store(products + cells, product.to(dtype))
@@ -299,17 +434,30 @@ def _solve_kernel(
 
 
 @triton.jit
+def _decays_between(total, tile: tl.constexpr):
+    """How much of each row's change is left at each later one, [later, earlier]."""
+    row = tl.arange(0, tile)
+    since = tl.minimum(total[:, None] - total[None, :], 0.0)
+    return tl.where(row[:, None] >= row[None, :], tl.exp(since), 0.0)
+
+
+@triton.jit
 def _scan_kernel(
     state,
     active,
     decays,
     inverses,
     products,
+    skip,
     count,
     begins,
     place,
     copy,
     outputs,
+    query_of: tl.constexpr,
+    key_of: tl.constexpr,
+    value_of: tl.constexpr,
+    corrects: tl.constexpr,
     length: tl.constexpr,
     heads: tl.constexpr,
     group: tl.constexpr,
@@ -334,7 +482,7 @@ def _scan_kernel(
     in_column = in_value[None, :]
     cells = state + (value_head * key_size + key_at[:, None]) * value_size + column[None, :]
     between: tl.constexpr = heads * group * key_size * value_size
-    value_of = 2 * key_size + value_head % group * value_size + column[None, :]
+    value_at = value_of + value_head % group * value_size + column[None, :]
     square = row[:, None] * tile + row[None, :]
     held = tl.zeros((block_keys, columns), tl.float32)
     # 64 bits, because a pass may have more than 2^31 numbers.
@@ -352,21 +500,28 @@ def _scan_kernel(
         for index in range(filled):
             at = (wide + of) * tiles + index
             of_tile = active + ((at * tile + row[:, None]) * heads + head) * channels
-            query = tl.load(of_tile + key_at[None, :], mask=in_key[None, :], other=0.0)
-            key = tl.load(of_tile + key_size + key_at[None, :], mask=in_key[None, :], other=0.0)
-            value = tl.load(of_tile + value_of, mask=in_value[None, :], other=0.0).to(tl.float32)
+            query = tl.load(of_tile + query_of + key_at[None, :], mask=in_key[None, :], other=0.0)
+            key = tl.load(of_tile + key_of + key_at[None, :], mask=in_key[None, :], other=0.0)
+            value = tl.load(of_tile + value_at, mask=in_value[None, :], other=0.0).to(tl.float32)
             of_head = at * heads * group + value_head
             total = tl.load(decays + of_head * 2 * tile + row)
             strength = tl.load(decays + of_head * 2 * tile + tile + row)
             end = tl.load(decays + of_head * 2 * tile + tile - 1)
-            inverse = tl.load(inverses + of_head * tile * tile + square)
-            product = tl.load(products + of_head * tile * tile + square)
             since = tl.exp(total)[:, None]
             rounded = held.to(dtype)
-            known = tl.dot(key, rounded, input_precision="ieee") * since
-            wanted = strength[:, None] * (value - known)
-            change = tl.dot(inverse, wanted.to(dtype), input_precision="ieee")
             read = tl.dot(query, rounded, input_precision="ieee") * since
+            if corrects:
+                inverse = tl.load(inverses + of_head * tile * tile + square)
+                product = tl.load(products + of_head * tile * tile + square)
+                known = tl.dot(key, rounded, input_precision="ieee") * since
+                wanted = strength[:, None] * (value - known)
+                change = tl.dot(inverse, wanted.to(dtype), input_precision="ieee")
+            else:
+                # For all heads of a group the same, but reading it would take longer than the product.
+                product = tl.dot(query, tl.trans(key), input_precision="ieee") * _decays_between(total, tile)
+                product = product.to(dtype)
+                change = strength[:, None] * value
+                read += tl.load(skip + value_head) * value
             read = tl.dot(product, change.to(dtype), read, input_precision="ieee")
             left = (change * tl.exp(end - total)[:, None]).to(dtype)
             held = tl.dot(tl.trans(key), left, held * tl.exp(end), input_precision="ieee")

@@ -1,4 +1,4 @@
-"""The gated delta rule over a step's rows in Triton, which reads and writes each state once.
+"""A step's rows in Triton, by the gated delta rule or by Mamba-2; each state is read and written once.
 
 A first kernel makes queries, keys, values and gates of the rows, and moves the inputs on. In the second a
 program holds some columns of a state while all rows go over it, as no column depends on another.
@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
-from jaxspec_kernels.delta_rule.reference import delta_step as reference
 from jaxspec_kernels.triton_call import triton_call
 
 _COLUMNS = 16
@@ -28,14 +27,66 @@ def delta_step(
     log_decay: jax.Array,
     step_bias: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """See `reference.delta_step`."""
-    if not rows.size:
-        return reference(state, inputs, pending, rows, place, unapplied, conv, log_decay, step_bias)
+    """See `delta_rule.reference`."""
+    given = (state, inputs, pending, rows, place, unapplied)
+    return _step(*given, conv, None, log_decay, step_bias, None, **delta_layout(state.shape))
+
+
+def mamba_step(
+    state: jax.Array,
+    inputs: jax.Array,
+    pending: jax.Array,
+    rows: jax.Array,
+    place: jax.Array,
+    unapplied: jax.Array,
+    conv: jax.Array,
+    conv_bias: jax.Array | None,
+    log_decay: jax.Array,
+    step_bias: jax.Array,
+    skip: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """See `mamba2.reference`."""
+    given = (state, inputs, pending, rows, place, unapplied)
+    return _step(*given, conv, conv_bias, log_decay, step_bias, skip, **mamba_layout(state.shape))
+
+
+def delta_layout(state: tuple[int, ...]) -> dict[str, Any]:
+    """Where the queries, keys and values of a head are among its channels, by the shape of the states, and
+    whether what a state gave for a key is taken from the key's new value."""
+    size = state[3]
+    return {"query_of": 0, "key_of": size, "value_of": 2 * size, "corrects": True}
+
+
+def mamba_layout(state: tuple[int, ...]) -> dict[str, Any]:
+    """As of `delta_layout`."""
+    _, _, group, key_size, value_size = state
+    key = group * value_size
+    return {"query_of": key + key_size, "key_of": key, "value_of": 0, "corrects": False}
+
+
+def _step(
+    state: jax.Array,
+    inputs: jax.Array,
+    pending: jax.Array,
+    rows: jax.Array,
+    place: jax.Array,
+    unapplied: jax.Array,
+    conv: jax.Array,
+    conv_bias: jax.Array | None,
+    log_decay: jax.Array,
+    step_bias: jax.Array,
+    skip: jax.Array | None,
+    **layout: Any,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     groups, count, heads, width = rows.shape
     places, _, group, key_size, value_size = state.shape
     before, channels = inputs.shape[2:]
     most = pending.shape[1]
+    created = jax.ShapeDtypeStruct((groups, count, heads, group, value_size), jnp.float32)
+    if not rows.size:
+        return state, inputs, pending, jnp.zeros(created.shape, created.dtype)
     sizes: dict[str, Any] = {
+        **layout,
         "places": places,
         "heads": heads,
         "group": group,
@@ -45,9 +96,10 @@ def delta_step(
         "total": most + count,
         "fuses": False,
     }
-    # Without pending inputs, this pointer is never read.
+    # Another array in the place of one that there is not is never read.
     updated = [inputs, pending] if most else [inputs]
-    given = (*updated, *(() if most else (rows,)), rows, place, unapplied, conv, log_decay, step_bias)
+    bias = conv if conv_bias is None else conv_bias
+    given = (*updated, *(() if most else (rows,)), rows, place, unapplied, conv, bias, log_decay, step_bias)
     *updated, active, gates = triton_call(
         _inputs_kernel,
         given,
@@ -58,6 +110,7 @@ def delta_step(
         in_place=len(updated),
         grid=(groups, heads, 2 + group),
         most=most,
+        has_bias=conv_bias is not None,
         before=before,
         channels=channels,
         width=width,
@@ -70,8 +123,8 @@ def delta_step(
     columns = min(triton.next_power_of_2(value_size), _COLUMNS)
     state, outputs = triton_call(
         _step_kernel,
-        (state, active, gates, place, unapplied),
-        [jax.ShapeDtypeStruct((groups, count, heads, group, value_size), jnp.float32)],
+        (state, active, gates, place, unapplied, step_bias if skip is None else skip),
+        [created],
         in_place=1,
         grid=(triton.cdiv(value_size, columns), heads * group, groups),
         num_warps=1,
@@ -123,10 +176,15 @@ def _inputs_kernel(
     place,
     unapplied,
     conv,
+    conv_bias,
     log_decay,
     step_bias,
     active,
     gates,
+    query_of: tl.constexpr,
+    key_of: tl.constexpr,
+    value_of: tl.constexpr,
+    corrects: tl.constexpr,
     places: tl.constexpr,
     heads: tl.constexpr,
     group: tl.constexpr,
@@ -135,6 +193,7 @@ def _inputs_kernel(
     count: tl.constexpr,
     total: tl.constexpr,
     most: tl.constexpr,
+    has_bias: tl.constexpr,
     before: tl.constexpr,
     channels: tl.constexpr,
     width: tl.constexpr,
@@ -152,7 +211,7 @@ def _inputs_kernel(
         return
     accepted = tl.load(unapplied + of)
     dtype: tl.constexpr = inputs.dtype.element_ty
-    begin = tl.where(part < 2, part * key_size, 2 * key_size + (part - 2) * value_size)
+    begin = tl.where(part == 0, query_of, tl.where(part == 1, key_of, value_of + (part - 2) * value_size))
     size = tl.where(part < 2, key_size, value_size)
     column = tl.arange(0, block)[None, :]
     in_part = column < size
@@ -172,8 +231,10 @@ def _inputs_kernel(
         )
         weight = conv + (head * (before + 1) + tap) * channels + begin + column
         sums += held.to(dtype).to(tl.float32) * tl.load(weight, mask=in_part, other=0.0).to(tl.float32)
+    if has_bias:
+        sums += tl.load(conv_bias + head * channels + begin + column, mask=in_part, other=0.0).to(tl.float32)
     values = silu(sums, dtype)
-    if part < 2:
+    if part < (2 if corrects else 0):
         values = unit_rows(values) * tl.where(part == 0, key_size**-0.5, 1.0)
     to = active + ((of * total + row) * heads + head) * channels + begin + column
     tl.store(to, values, mask=is_row & in_part)
@@ -186,16 +247,23 @@ def _inputs_kernel(
     scalar = tl.arange(0, block_group)[None, :]
     if part == 0:
         in_group = is_row & (scalar < group)
-        of_strength = channels + scalar
-        strength = _scalars(own_pending + of_strength, own_rows + of_strength, step, row, accepted, in_group)
-        of_step = of_strength + group
+        of_step = channels + scalar
+        if corrects:
+            of_step += group
         since = _scalars(own_pending + of_step, own_rows + of_step, step, row, accepted, in_group)
         of_head = head * group + scalar
         bias = tl.load(step_bias + of_head, mask=scalar < group, other=0.0)
         rate = tl.exp(tl.load(log_decay + of_head, mask=scalar < group, other=0.0))
         to_gates = gates + ((of * total + row) * heads + head) * 2 * group + scalar
-        tl.store(to_gates, tl.exp(-rate * softplus(since + bias)), mask=in_group)
-        tl.store(to_gates + group, 1.0 / (1.0 + tl.exp(-strength)), mask=in_group)
+        strength = softplus(since + bias)
+        tl.store(to_gates, tl.exp(-rate * strength), mask=in_group)
+        if corrects:
+            of_strength = channels + scalar
+            strength = _scalars(
+                own_pending + of_strength, own_rows + of_strength, step, row, accepted, in_group
+            )
+            strength = 1.0 / (1.0 + tl.exp(-strength))
+        tl.store(to_gates + group, strength, mask=in_group)
     tl.debug_barrier()
     tl.store(own_inputs + last * channels, moved.to(dtype), mask=in_last)
     if most > 0:
@@ -203,8 +271,8 @@ def _inputs_kernel(
         draft = tl.load(texts[2] + (row + 1) * step, mask=is_draft & in_part, other=0.0)
         tl.store(texts[1] + row * step, draft.to(dtype), mask=is_draft & in_part)
         if part == 0:
-            # Strengths, then steps.
-            for each in tl.static_range(2):
+            # Strengths, if there are any, then steps.
+            for each in tl.static_range((width - channels) // group):
                 at = channels + each * group + scalar
                 is_scalar = is_draft & (scalar < group)
                 number = tl.load(own_rows + (row + 1) * step + at, mask=is_scalar, other=0.0)
@@ -226,7 +294,12 @@ def _step_kernel(
     gates,
     place,
     unapplied,
+    skip,
     outputs,
+    query_of: tl.constexpr,
+    key_of: tl.constexpr,
+    value_of: tl.constexpr,
+    corrects: tl.constexpr,
     places: tl.constexpr,
     heads: tl.constexpr,
     group: tl.constexpr,
@@ -261,27 +334,34 @@ def _step_kernel(
     of_rows = active + (of * total * heads + head) * channels
     of_gates = gates + (of * total * heads + head) * 2 * group + member
     end = accepted + count
-    value_of = 2 * key_size + member * value_size + column
-    query = tl.load(of_rows + key_at, mask=in_key, other=0.0)
-    key = tl.load(of_rows + key_size + key_at, mask=in_key, other=0.0)
-    value = tl.load(of_rows + value_of, mask=in_value, other=0.0)
+    value_at = value_of + member * value_size + column
+    query = tl.load(of_rows + query_of + key_at, mask=in_key, other=0.0)
+    key = tl.load(of_rows + key_of + key_at, mask=in_key, other=0.0)
+    value = tl.load(of_rows + value_at, mask=in_value, other=0.0)
     decay, strength = tl.load(of_gates), tl.load(of_gates + group)
     for i in range(end):
         # The next row, asked for before this one is awaited.
         following = tl.minimum(i + 1, end - 1)
         next_row = of_rows + following * (heads * channels)
         next_gates = of_gates + following * (heads * 2 * group)
-        next_query = tl.load(next_row + key_at, mask=in_key, other=0.0)
-        next_key = tl.load(next_row + key_size + key_at, mask=in_key, other=0.0)
-        next_value = tl.load(next_row + value_of, mask=in_value, other=0.0)
+        next_query = tl.load(next_row + query_of + key_at, mask=in_key, other=0.0)
+        next_key = tl.load(next_row + key_of + key_at, mask=in_key, other=0.0)
+        next_value = tl.load(next_row + value_at, mask=in_value, other=0.0)
         next_decay, next_strength = tl.load(next_gates), tl.load(next_gates + group)
-        known = tl.sum(held * key[:, None], 0)
-        read = tl.sum(held * query[:, None], 0)
-        change = strength * (value - decay * known)
-        held = decay * held + key[:, None] * change[None, :]
-        if i >= accepted:
-            read = decay * read + tl.sum(query * key, 0) * change
-            tl.store(to + (i - accepted) * between, read, mask=in_value)
+        if corrects:
+            known = tl.sum(held * key[:, None], 0)
+            read = tl.sum(held * query[:, None], 0)
+            change = strength * (value - decay * known)
+            held = decay * held + key[:, None] * change[None, :]
+            if i >= accepted:
+                read = decay * read + tl.sum(query * key, 0) * change
+                tl.store(to + (i - accepted) * between, read, mask=in_value)
+        else:
+            change = strength * value
+            held = decay * held + key[:, None] * change[None, :]
+            if i >= accepted:
+                read = tl.sum(held * query[:, None], 0) + tl.load(skip + value_head) * value
+                tl.store(to + (i - accepted) * between, read, mask=in_value)
         if i == accepted:
             tl.store(cells, held, mask=in_cells)
         query, key, value = next_query, next_key, next_value

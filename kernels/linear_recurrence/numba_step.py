@@ -1,8 +1,9 @@
-"""The gated delta rule over a step's rows on a CPU.
+"""A step's rows on a CPU, by the gated delta rule or by Mamba-2.
 
 XLA goes through a state several times for every row. Here a part of its columns stays in the nearest cache
-while all rows go over it, once each: a pass adds a row's change and multiplies by the next row's key and
-query. A row's sums do not depend on the slots beside it.
+while all rows go over it, once each. By the delta rule a change depends on what the state gives for its key,
+so a pass adds a row's change and multiplies by the next row's key and query; by Mamba-2 it multiplies by the
+row's own query. A row's sums do not depend on the slots beside it.
 """
 
 import math
@@ -12,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels import numba_call as call
-from jaxspec_kernels.delta_rule.reference import delta_step as reference
+from jaxspec_kernels.delta_rule.reference import delta_step as delta_reference
+from jaxspec_kernels.mamba2.reference import mamba_step as mamba_reference
 from jaxspec_kernels.vector_code import FLOAT, VectorCode, word
 from llvmlite import ir
 from numba import types
@@ -34,34 +36,73 @@ def delta_step(
     log_decay: jax.Array,
     step_bias: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """See `reference.delta_step`, which computes other cases."""
-    given = (state, inputs, pending, rows, place, unapplied, conv, log_decay, step_bias)
-    are_floats = all(x.dtype == jnp.float32 for x in (state, inputs, pending, rows, conv))
-    if not (are_floats and rows.size):
-        return reference(*given)
+    """See `delta_rule.reference`, which computes other cases than those in float32."""
+    given = (state, inputs, pending, rows, place, unapplied)
+    if not _is_for(state, inputs, pending, rows, conv):
+        return delta_reference(*given, conv, log_decay, step_bias)
+    return _call(given, (conv, log_decay, step_bias))
+
+
+def mamba_step(
+    state: jax.Array,
+    inputs: jax.Array,
+    pending: jax.Array,
+    rows: jax.Array,
+    place: jax.Array,
+    unapplied: jax.Array,
+    conv: jax.Array,
+    conv_bias: jax.Array | None,
+    log_decay: jax.Array,
+    step_bias: jax.Array,
+    skip: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """See `mamba2.reference`, which computes other cases than those in float32."""
+    given = (state, inputs, pending, rows, place, unapplied)
+    if not _is_for(state, inputs, pending, rows, conv):
+        return mamba_reference(*given, conv, conv_bias, log_decay, step_bias, skip)
+    if conv_bias is None:
+        conv_bias = jnp.zeros((conv.shape[0], conv.shape[2]), jnp.float32)
+    return _call(given, (conv, log_decay, step_bias, conv_bias.astype(jnp.float32), skip))
+
+
+def _is_for(*arrays: jax.Array) -> bool:
+    return all(x.dtype == jnp.float32 for x in arrays) and arrays[3].size > 0
+
+
+def _call(
+    given: tuple[jax.Array, ...], weights: tuple[jax.Array, ...]
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Runs the kernel; the last two of the `weights` are Mamba-2's own."""
+    state, inputs, pending, rows, *_ = given
+    conv, _, _, *own = weights
     groups, count, heads, _ = rows.shape
     _, _, group, key_size, value_size = state.shape
     updated = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (state, inputs, pending)]
     created = jax.ShapeDtypeStruct((groups, count, heads, group, value_size), jnp.float32)
     work = groups * heads * group * key_size * value_size * (count + pending.shape[1])
-    target = _target(key_size, value_size, conv.shape[1], work < _ALONE)
+    target = _target(not own, key_size, value_size, conv.shape[1], work < _ALONE)
     kernel = jax.ffi.ffi_call(target, [*updated, created], input_output_aliases={0: 0, 1: 1, 2: 2})
-    state, inputs, pending, outputs = kernel(*given)
+    state, inputs, pending, outputs = kernel(*given, *weights)
     return state, inputs, pending, outputs
 
 
 @call.once
-def _target(key_size: int, value_size: int, conv_width: int, alone: bool) -> str:
-    """Compiles and registers the kernel for these sizes; returns its name."""
+def _target(corrects: bool, key_size: int, value_size: int, conv_width: int, alone: bool) -> str:
+    """Compiles and registers the kernel for these sizes; returns its name.
+
+    `corrects` says by which rule: whether what the state gave for a key is taken from its new value.
+    """
     widest = 16 if "avx512f" in call.features() else 8
     lanes = math.gcd(math.gcd(key_size, value_size), widest)
     # A column tile's products with key and query, and its change, are in registers.
     joined = next(n for n in ((4, 2, 1) if widest == 16 else (2, 1)) if not value_size % (n * lanes))
     tile, before = joined * lanes, conv_width - 1
-    convolve = _convolution_code(lanes, conv_width)
-    begin, go_on = (_pass_code(lanes, joined, key_size, updates) for updates in (False, True))
+    convolve = _convolution_code(lanes, conv_width, has_bias=not corrects)
+    begin, go_on = (_pass_code(lanes, joined, key_size, updates, corrects) for updates in (False, True))
     normalise = _norm_code(lanes, key_size)
     one = np.float32(1)
+    # Arguments; other weights in the place of those that the delta rule does not have are never read.
+    bias_argument, skip_argument = (6, 8) if corrects else (9, 10)
 
     def kernel(frame, part, parts):
         state_, inputs_, pending_ = call.result(frame, 0), call.result(frame, 1), call.result(frame, 2)
@@ -72,10 +113,16 @@ def _target(key_size: int, value_size: int, conv_width: int, alone: bool) -> str
         channels = call.shape(conv_, 3)[2]
         place, unapplied = call.integers(call.argument(frame, 4)), call.integers(call.argument(frame, 5))
         log_decay, step_bias = call.floats(call.argument(frame, 7)), call.floats(call.argument(frame, 8))
+        bias_, skip = call.argument(frame, bias_argument), call.floats(call.argument(frame, skip_argument))
         inputs, pending, rows = call.floats(inputs_), call.floats(pending_), call.floats(rows_)
         outputs = call.floats(call.result(frame, 3))
         text_at = call.allocate(8 * (before + most + count))
         text = call.words_at(text_at)
+        # Of a row's channels.
+        values = group * value_size
+        query_of, key_of, value_of = (
+            (0, key_size, 2 * key_size) if corrects else (values + key_size, values, 0)
+        )
         # Of every row: its channels, its decays and strengths, and key times query.
         each = channels + 2 * group + 1
         acts_at = call.allocate(4 * each * (most + count))
@@ -108,14 +155,18 @@ def _target(key_size: int, value_size: int, conv_width: int, alone: bool) -> str
                 text[before + i] = at
                 row = each * i
                 weights = call.address(conv_) + 4 * channels * conv_width * h
-                convolve(text_at + 8 * i, weights, acts_at + 4 * row, channels // lanes)
-                acts[row + each - 1] = normalise(acts_at + 4 * row)
+                bias = call.address(bias_) + 4 * channels * h
+                convolve(text_at + 8 * i, weights, bias, acts_at + 4 * row, channels // lanes)
+                if corrects:
+                    acts[row + each - 1] = normalise(acts_at + 4 * row)
                 scalars = call.floats_at(at + 4 * channels)
                 for j in range(group):
-                    x = scalars[group + j] + step_bias[group * h + j]
+                    # Steps come last.
+                    x = scalars[width - channels - group + j] + step_bias[group * h + j]
                     step = max(x, np.float32(0)) + np.log1p(np.exp(-abs(x)))
                     acts[row + channels + j] = np.exp(-np.exp(log_decay[group * h + j]) * step)
-                    acts[row + channels + group + j] = one / (one + np.exp(-scalars[j]))
+                    strength = one / (one + np.exp(-scalars[j])) if corrects else step
+                    acts[row + channels + group + j] = strength
             # Each goes to a place before its own.
             for i in range(before):
                 last = call.floats_at(text[accepted + 1 + i])
@@ -130,47 +181,63 @@ def _target(key_size: int, value_size: int, conv_width: int, alone: bool) -> str
                 for column in range(0, value_size, tile):
                     at = key_size * value_size * (group * (heads * slot + h) + j) + column
                     source, stride = call.address(state_) + 4 * at, 4 * value_size
-                    begin(source, stride, source, stride, one, acts_at, acts_at, acts_at, products_at)
+                    if corrects:
+                        begin(source, stride, source, stride, one, acts_at, acts_at, acts_at, products_at)
                     for i in range(total):
                         row = each * i
                         decay, strength = acts[row + channels + j], acts[row + channels + group + j]
-                        value, both = row + 2 * key_size + value_size * j + column, acts[row + each - 1]
-                        for d in range(tile):
-                            change[d] = strength * (acts[value + d] - decay * products[tile + d])
-                        if i >= accepted:
-                            out = value_size * (group * (heads * (count * g + i - accepted) + h) + j) + column
+                        value = row + value_of + value_size * j + column
+                        out = value_size * (group * (heads * (count * g + i - accepted) + h) + j) + column
+                        of_key, of_query = acts_at + 4 * (row + key_of), acts_at + 4 * (row + query_of)
+                        if corrects:
                             for d in range(tile):
-                                outputs[out + d] = decay * products[d] + both * change[d]
-                        if i > accepted and i + 1 == total:
-                            break
-                        of_row, of_next = acts_at + 4 * row, acts_at + 4 * each * min(i + 1, total - 1)
+                                change[d] = strength * (acts[value + d] - decay * products[tile + d])
+                            if i >= accepted:
+                                both = acts[row + each - 1]
+                                for d in range(tile):
+                                    outputs[out + d] = decay * products[d] + both * change[d]
+                            if i > accepted and i + 1 == total:
+                                break
+                            of_query = acts_at + 4 * each * min(i + 1, total - 1)
+                        else:
+                            for d in range(tile):
+                                change[d] = strength * acts[value + d]
                         into, step_into = (source, stride) if i <= accepted else (scratch, 4 * tile)
-                        go_on(source, stride, into, step_into, decay, of_row, change_at, of_next, products_at)
+                        go_on(
+                            source, stride, into, step_into, decay, of_key, change_at, of_query, products_at
+                        )
+                        if not corrects and i >= accepted:
+                            for d in range(tile):
+                                outputs[out + d] = products[d] + skip[group * h + j] * acts[value + d]
                         source, stride = into, step_into
         call.release(text_at)
         call.release(acts_at)
         call.release(scratch)
         return 0
 
-    name = f"jaxspec_delta_step_{key_size}_{value_size}_{conv_width}{'_alone' * alone}"
+    rule = "delta" if corrects else "mamba"
+    name = f"jaxspec_{rule}_step_{key_size}_{value_size}_{conv_width}{'_alone' * alone}"
     return call.register(name, kernel, fastmath=_FASTMATH, alone=alone)
 
 
-def _convolution_code(lanes: int, width: int) -> Any:
+def _convolution_code(lanes: int, width: int, has_bias: bool) -> Any:
     """A Numba intrinsic that sums a row's last inputs, times weights, and applies SiLU.
 
     Its arguments are the address of the `width` addresses of the inputs f32[channels], and those of the
-    weights f32[width, channels] and of the result, and the number of vectors.
+    weights f32[width, channels], of the bias (not read unless `has_bias`) and of the result, and the number
+    of vectors.
     """
 
     @call.intrinsic
-    def convolve(typing_context, taps, weights, result, count):
+    def convolve(typing_context, taps, weights, bias, result, count):
         def generate(context, builder, signature, arguments):
             code = VectorCode(builder, lanes)
-            taps, weights, result, count = arguments
+            taps, weights, bias, result, count = arguments
             sources = [code.load(code.at(taps, i, 8), ir.IntType(64), align=8) for i in range(width)]
             with for_range(builder, count) as loop:
                 total = ir.Constant(code.floats, None)
+                if has_bias:
+                    total = code.load(code.at(bias, loop.index, 4 * lanes), code.floats, align=4)
                 for i, source in enumerate(sources):
                     place = code.at(weights, builder.add(builder.mul(count, word(i)), loop.index), 4 * lanes)
                     factor = code.load(place, code.floats, align=4)
@@ -185,7 +252,7 @@ def _convolution_code(lanes: int, width: int) -> Any:
                 code.store(builder.fmul(total, share), code.at(result, loop.index, 4 * lanes), align=4)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 4), generate
+        return types.void(*[types.int64] * 5), generate
 
     return convolve
 
@@ -232,23 +299,25 @@ def _norm_code(lanes: int, key_size: int) -> Any:
     return normalise
 
 
-def _pass_code(lanes: int, joined: int, key_size: int, updates: bool) -> Any:
+def _pass_code(lanes: int, joined: int, key_size: int, updates: bool, corrects: bool) -> Any:
     """A Numba intrinsic that goes through a column tile of a state.
 
     Its arguments are the tile's address and the distance of its rows in bytes, the same of where the updated
-    tile goes, the decay, and addresses: of a row's query and key, of the change f32[tile], of the next row's
-    query and key, and of the tile's products with these, f32[2, tile]. Without `updates` the tile stays.
+    tile goes, the decay, and addresses: of a row's key, of the change f32[tile], of a query, with the next
+    row's key behind it if `corrects`, and of the updated tile's products with these, f32[1 or 2, tile].
+    Without `updates` the tile stays.
     """
+    num_factors = 2 if corrects else 1
 
     @call.intrinsic
-    def go_on(typing_context, source, stride, into, step, decay, row, change, following, products):
+    def go_on(typing_context, source, stride, into, step, decay, key, change, query, products):
         def generate(context, builder, signature, arguments):
             code = VectorCode(builder, lanes)
-            source, stride, into, step, decay, row, change, following, products = arguments
+            source, stride, into, step, decay, key, change, query, products = arguments
             decay = code.spread(decay)
             changes = [code.load(code.at(change, i * lanes, 4), code.floats, align=4) for i in range(joined)]
             zero = ir.Constant(code.floats, None)
-            totals = [[alloca_once_value(builder, zero) for _ in range(joined)] for _ in range(2)]
+            totals = [[alloca_once_value(builder, zero) for _ in range(joined)] for _ in range(num_factors)]
             for total in (each for of_one in totals for each in of_one):
                 builder.store(zero, total)
 
@@ -257,17 +326,16 @@ def _pass_code(lanes: int, joined: int, key_size: int, updates: bool) -> Any:
 
             with for_range(builder, word(key_size)) as loop:
                 index = loop.index
-                at_key = builder.add(index, word(key_size))
                 from_, to = (
                     builder.add(base, builder.mul(index, each))
                     for base, each in ((source, stride), (into, step))
                 )
-                factors = factor(following, index), factor(following, at_key)
-                key = factor(row, at_key)
+                factors = [factor(query, builder.add(index, word(i * key_size))) for i in range(num_factors)]
+                of_key = factor(key, index)
                 for i in range(joined):
                     held = code.load(code.at(from_, i * lanes, 4), code.floats, align=4)
                     if updates:
-                        held = code.fma(key, changes[i], builder.fmul(decay, held))
+                        held = code.fma(of_key, changes[i], builder.fmul(decay, held))
                         code.store(held, code.at(to, i * lanes, 4), align=4)
                     for of_one, each in zip(totals, factors, strict=True):
                         builder.store(code.fma(each, held, builder.load(of_one[i])), of_one[i])
