@@ -507,17 +507,18 @@ def _scan_kernel(
             total = tl.load(decays + of_head * 2 * tile + row)
             strength = tl.load(decays + of_head * 2 * tile + tile + row)
             end = tl.load(decays + of_head * 2 * tile + tile - 1)
-            since = tl.exp(total)[:, None]
-            rounded = held.to(dtype)
-            read = tl.dot(query, rounded, input_precision="ieee") * since
             if corrects:
                 inverse = tl.load(inverses + of_head * tile * tile + square)
                 product = tl.load(products + of_head * tile * tile + square)
+            since = tl.exp(total)[:, None]
+            rounded = held.to(dtype)
+            if corrects:
                 known = tl.dot(key, rounded, input_precision="ieee") * since
                 wanted = strength[:, None] * (value - known)
                 change = tl.dot(inverse, wanted.to(dtype), input_precision="ieee")
-            else:
-                # For all heads of a group the same, but reading it would take longer than the product.
+            read = tl.dot(query, rounded, input_precision="ieee") * since
+            if not corrects:
+                # The same for all heads of a group, but decayed by each head's own steps.
                 product = tl.dot(query, tl.trans(key), input_precision="ieee") * _decays_between(total, tile)
                 product = product.to(dtype)
                 change = strength[:, None] * value
