@@ -15,7 +15,9 @@ from jaxspec.grammar.expression import Chain, Chars, Either, Expression, Listed,
 
 MAX_STATES = 1 << 14
 """The most states of an automaton over bytes."""
-_MAX_NODES = 1 << 18
+_MAX_SIZE = 1 << 18
+"""The most edges and nodes together; a node counts as `_NODE` edges."""
+_NODE = 3
 _MAX_WORK = 1 << 20
 """Bounds of the computation that keep it within a second and 200 MB."""
 
@@ -59,18 +61,37 @@ class _Nodes:
     def __init__(self) -> None:
         self.edges: list[list[_Edge]] = []
         self.silent: list[list[int]] = []
-        self._num_edges = 0
+        self._size = 0
+        self._known: dict[tuple[tuple[_Edge, ...], tuple[int, ...]], int] = {}
+        self._added: dict[tuple[int, int], int] = {}  # by an expression's id and what follows
 
     def new(self, edges: Iterable[_Edge] = (), silent: Iterable[int] = ()) -> int:
         self.edges.append(list(edges))
         self.silent.append(list(silent))
-        self._num_edges += len(self.edges[-1]) + 1
-        if self._num_edges > _MAX_NODES:
-            raise GrammarError("the grammar is too large: it repeats or lists too much")
+        self._grow(len(self.edges[-1]) + _NODE)
         return len(self.edges) - 1
+
+    def _grow(self, size: int) -> None:
+        self._size += size
+        if self._size > _MAX_SIZE:
+            raise GrammarError("the grammar is too large: it repeats or lists too much")
+
+    def shared(self, edges: Iterable[_Edge] = (), silent: Iterable[int] = ()) -> int:
+        """A node that does not change any more, so that alternatives which end alike share their ends."""
+        key = tuple(edges), tuple(silent)
+        if key not in self._known:
+            self._known[key] = self.new(*key)
+        return self._known[key]
 
     def add(self, expression: Expression, then: int) -> int:
         """The first node of an expression after which the node `then` comes."""
+        self._grow(1)  # also where it makes no node
+        key = id(expression), then
+        if key not in self._added:
+            self._added[key] = self._add(expression, then)
+        return self._added[key]
+
+    def _add(self, expression: Expression, then: int) -> int:
         if isinstance(expression, Chars):
             return self._chars(expression.ranges, then)
         if isinstance(expression, Chain):
@@ -78,14 +99,14 @@ class _Nodes:
                 then = self.add(part, then)
             return then
         if isinstance(expression, Either):
-            return self.new(silent=[self.add(part, then) for part in expression.parts])
+            return self.shared(silent=[self.add(part, then) for part in expression.parts])
         if isinstance(expression, Listed):
             return self._listed(expression, then)
         if isinstance(expression, Separated):
             after = self.new(silent=[then])
             here = self.add(expression.part, after)
             self.silent[after].append(self.add(expression.separator, here))
-            return self.new(silent=[here, then]) if expression.may_be_missing else here
+            return self.shared(silent=[here, then]) if expression.may_be_missing else here
         return self._repeat(expression, then)
 
     def _chars(self, chars: Ranges, then: int) -> int:
@@ -93,7 +114,7 @@ class _Nodes:
         placed: list[int] = []
         for row in rows:  # a row leads only to rows before it
             edges = [(low, high, then if to < 0 else placed[to]) for low, high, to in row]
-            placed.append(self.new(edges))
+            placed.append(self.shared(edges))
         return placed[-1]
 
     def _repeat(self, repeat: Repeat, then: int) -> int:
@@ -104,7 +125,7 @@ class _Nodes:
         else:
             after = then
             for _ in range(repeat.high - repeat.low):
-                then = self.new(silent=[self.add(repeat.part, then), after])
+                then = self.shared(silent=[self.add(repeat.part, then), after])
         for _ in range(repeat.low):
             before, then = then, self.add(repeat.part, then)
             if then == before:  # the empty text
@@ -117,8 +138,8 @@ class _Nodes:
         for part, is_optional in reversed(listed.parts):
             here = self.add(part, begun)
             after = self.add(listed.separator, here)
-            begun = self.new(silent=[after, begun]) if is_optional else after
-            nothing = self.new(silent=[here, nothing]) if is_optional else here
+            begun = self.shared(silent=[after, begun]) if is_optional else after
+            nothing = self.shared(silent=[here, nothing]) if is_optional else here
         return nothing
 
 
@@ -207,10 +228,12 @@ def _deterministic(nodes: _Nodes, start: int, end: int) -> ByteAutomaton:
     states, rows = {first: 0}, []
     for state in order:
         row = np.full(256, -1, np.int32)
-        edges = [edge for node in state for edge in nodes.edges[node]]
-        for low, high, targets in _split(edges) if edges else ():
-            reached = frozenset().union(*map(closure, targets))
-            count(len(edges) + len(reached))
+        own = [nodes.edges[node] for node in state if nodes.edges[node]]
+        is_split = len(own) < 2  # those of one node do not overlap
+        edges: list[Any] = [edge for each in own for edge in each]
+        for low, high, targets in edges if is_split else _split(edges):
+            reached = closure(targets) if is_split else frozenset().union(*map(closure, targets))
+            count(len(reached) + (1 if is_split else len(edges)))
             if reached not in states:
                 states[reached] = len(order)
                 order.append(reached)

@@ -10,10 +10,11 @@ from jaxspec.grammar.json_schema import json_schema_expression
 from jaxspec.grammar.regex import regex_expression
 from jaxspec.grammar.token_automaton import TokenAutomaton, token_automaton
 from jaxspec.grammar.vocabulary import Vocabulary
+from jaxspec.grammar.work import Work
 
 
 def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> TokenAutomaton:
-    """The automaton of a grammar over the tokens of a vocabulary; takes at most a few seconds.
+    """The automaton of a grammar over the tokens of a vocabulary; takes about a second at most.
 
     Raises:
       GrammarError: the grammar is malformed, not supported, or too large.
@@ -31,7 +32,7 @@ def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> TokenAutomaton:
 
 def _expression(grammar: Grammar) -> Expression:
     if grammar.kind == "regex":
-        return regex_expression(grammar.source)
+        return regex_expression(grammar.source, Work())
     value = json.loads(grammar.source)
     if grammar.kind == "choice":
         return Either(tuple(map(text, value)))

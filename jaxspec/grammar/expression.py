@@ -1,6 +1,7 @@
 """Expressions: what every kind of grammar becomes before it becomes an automaton."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from jaxspec.grammar.characters import Ranges, single
 
@@ -57,7 +58,12 @@ Expression = Chars | Chain | Either | Repeat | Listed | Separated
 
 def text(characters: str) -> Chain:
     """A text as it stands."""
-    return Chain(tuple(Chars(single(character)) for character in characters))
+    return Chain(tuple(map(_character, characters)))
+
+
+@lru_cache(maxsize=1024)
+def _character(character: str) -> Chars:
+    return Chars(single(character))
 
 
 def chain(*parts: Expression) -> Chain:

@@ -6,6 +6,7 @@ the schema. What a schema asks and this cannot keep is refused by name.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 from urllib.parse import unquote
@@ -24,6 +25,7 @@ from jaxspec.grammar.expression import (
     text,
 )
 from jaxspec.grammar.regex import regex_expression
+from jaxspec.grammar.work import Work
 
 _SAYS_NOTHING = {
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator"),
@@ -63,7 +65,9 @@ _FREE_DEPTH = 3
 """How deep values are nested of which a schema says nothing; a finite automaton knows no endless depth."""
 _MAX_DEPTH = 32
 _MAX_PARTS = 1 << 12
-"""The most schemas that references may unfold to."""
+"""The most schemas."""
+_COMPARISON = 5
+"""Steps to compare two schemas."""
 
 
 def json_schema_expression(schema: Any) -> Expression:
@@ -76,10 +80,28 @@ def json_schema_expression(schema: Any) -> Expression:
     return _Reader(schema).value(schema, "$", ())
 
 
+@dataclass(frozen=True)
+class _Told:
+    """What tells the values of a schema from those of others.
+
+    Attributes:
+      values: the only values, as JSON; None if there may be others.
+      kinds: their types; empty if the schema says nothing of them.
+      required: the properties that are always there, with their schemas.
+    """
+
+    values: set[str] | None
+    kinds: set[str]
+    required: Mapping[str, Any]
+
+
 class _Reader:
     def __init__(self, schema: Any):
         self._root = schema
         self._parts = 0
+        self._work = Work()
+        self._read: dict[str, Expression] = {}  # by reference
+        self._told: dict[int, _Told] = {}  # by the schema's id
 
     def value(self, schema: Any, at: str, path: tuple[str, ...]) -> Expression:
         """The expression of the schema at a place; `path` has the references that led to it."""
@@ -122,9 +144,13 @@ class _Reader:
     def ref(self, asked: Mapping[str, Any], at: str, path: tuple[str, ...]) -> Expression:
         _alone("$ref", asked, at)
         name = asked["$ref"]
-        if name in path:
+        if not isinstance(name, str) or name in path:
+            if not isinstance(name, str):
+                self._found(name, at)
             raise GrammarError(f"json_schema at {at}: {name} refers to itself, which no finite automaton can")
-        return self.value(self._found(name, at), at, (*path, name))
+        if name not in self._read:
+            self._read[name] = self.value(self._found(name, at), at, (*path, name))
+        return self._read[name]
 
     def any_of(self, asked: Mapping[str, Any], at: str, path: tuple[str, ...]) -> Expression:
         _alone("anyOf", asked, at)
@@ -142,34 +168,44 @@ class _Reader:
 
     def _are_apart(self, one: Any, other: Any, at: str) -> bool:
         """Whether no value fits both schemas: by their types, their values, or a property of both."""
-        pair = [self._resolved(schema, at) for schema in (one, other)]
-        if not all(isinstance(schema, Mapping) for schema in pair):
+        self._work.count(_COMPARISON)
+        first, second = self._tell(one, at), self._tell(other, at)
+        if first is None or second is None:
             return False
-        values = [_values_of(schema) for schema in pair]
-        if values[0] is not None and values[1] is not None:
-            written = [{_written(value, at) for value in each or ()} for each in values]
-            return not written[0] & written[1]
-        kinds = [
-            {kind for kind in _OF_TYPE for value in each if _is_a(value, kind)}
-            if each is not None
-            else set(self._types(schema, at))
-            for schema, each in zip(pair, values, strict=True)
-            if each is not None or {"type", "properties", "items"} & schema.keys()
-        ]
-        if len(kinds) < 2:
+        if first.values is not None and second.values is not None:
+            self._work.count(min(len(first.values), len(second.values)) // _COMPARISON)
+            return first.values.isdisjoint(second.values)
+        kinds = (first.kinds, second.kinds)
+        if not all(kinds):
             return False
         if not (kinds[0] & kinds[1] or all({"integer", "number"} & each for each in kinds)):
             return True
-        if kinds != [{"object"}, {"object"}]:
-            return False
-        first, second = (schema.get("properties") for schema in pair)
-        if not isinstance(first, Mapping) or not isinstance(second, Mapping):
-            return False
-        return any(
-            all(name in _list(schema.get("required", [""]), at, "required") for schema in pair)
-            and self._are_apart(first[name], second[name], at)
-            for name in first.keys() & second.keys()
+        return kinds == ({"object"}, {"object"}) and any(
+            self._are_apart(schema, second.required[name], at)
+            for name, schema in first.required.items()
+            if name in second.required
         )
+
+    def _tell(self, schema: Any, at: str) -> "_Told | None":
+        """What tells the values of a schema from those of others; None if it is no mapping."""
+        if id(schema) not in self._told:
+            resolved = self._resolved(schema, at)
+            if not isinstance(resolved, Mapping):
+                return None
+            values, properties = _values_of(resolved), resolved.get("properties")
+            kinds = set()
+            if values is not None:
+                kinds = {kind for kind in _OF_TYPE for value in values if _is_a(value, kind)}
+            elif {"type", "properties", "items"} & resolved.keys():
+                kinds = set(self._types(resolved, at))
+            required = _list(resolved.get("required", [""]), at, "required")
+            named = properties if isinstance(properties, Mapping) else {}
+            self._told[id(schema)] = _Told(
+                None if values is None else {_written(value, at) for value in values},
+                kinds,
+                {name: named[name] for name in required if isinstance(name, str) and name in named},
+            )
+        return self._told[id(schema)]
 
     def _resolved(self, schema: Any, at: str) -> Any:
         """A schema that is no reference; one that refers to itself is refused where it is read."""
@@ -236,7 +272,7 @@ class _Reader:
                 raise GrammarError(f"json_schema at {at}: format {pattern!r} is not supported; {known} are")
             pattern = _FORMATS[pattern]
         try:
-            inner = regex_expression(pattern, without=_NOT_AS_THEY_ARE, is_of_json=True)
+            inner = regex_expression(pattern, self._work, without=_NOT_AS_THEY_ARE, is_of_json=True)
         except GrammarError as error:
             raise GrammarError(f"json_schema at {at}: {error}") from None
         return chain(text('"'), inner, text('"'))
@@ -406,7 +442,7 @@ def _either(parts: Sequence[Expression]) -> Expression:
 
 
 _DIGIT = Chars(((ord("0"), ord("9")),))
-_NUMBER = regex_expression(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_NUMBER = regex_expression(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?", Work())
 _WHOLE: dict[str, Callable[[_Reader, Mapping[str, Any], str, tuple[str, ...]], Expression]] = {
     "$ref": _Reader.ref,
     "anyOf": _Reader.any_of,

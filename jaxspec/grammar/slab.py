@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.grammar.token_automaton import TokenAutomaton
+from jaxspec.grammar.token_automaton import TokenAutomaton, distinct_rows
 
 RECORD = 4
 """Words of a record."""
@@ -99,14 +99,16 @@ def packed(automaton: TokenAutomaton) -> Packed:
     """The words of an automaton."""
     (num_states, num_classes), vocab_size = automaton.next.shape, len(automaton.classes)
     states = np.arange(num_states, dtype=np.int32) * RECORD
-    rows, mask_of = np.unique(automaton.next >= 0, axis=0, return_inverse=True)
+    may_come = automaton.next >= 0
+    first, mask_of = distinct_rows(np.packbits(may_come, axis=1))
+    rows = may_come[first]
     words = -(-vocab_size // 32)
     masks_at = num_states * RECORD
     classes_at = masks_at + len(rows) * words
     table_at = classes_at + -(-vocab_size // 2)
     record = np.stack(
         [
-            masks_at + mask_of.reshape(-1) * words,
+            masks_at + mask_of * words,
             table_at + np.arange(num_states) * num_classes,
             np.full(num_states, classes_at),
             automaton.forced,

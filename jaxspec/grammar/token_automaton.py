@@ -16,6 +16,11 @@ _MAX_ENTRIES = 1 << 23
 """Entries of the table of transitions, 4 bytes each."""
 _MAX_CLASSES = 1 << 16
 """The device holds a class in 16 bits."""
+_MAX_STEPS = 1 << 23
+"""The most steps of walks through the trie, which keep the computation within a second."""
+_ENCODING = 1 << 9
+"""Steps that take as long as the tokenizer does for a short text; each byte takes as long as `_BYTE`."""
+_BYTE = 32
 _LONGEST_RUN = 4096
 
 
@@ -86,14 +91,14 @@ class _Product:
       kinds: i32[V], the kind of every token; 0 for tokens that are never allowed, 1 for those that end.
       spelled: by state over bytes, the only token to allow. Such a token is a kind of its own.
       classes: i64[kinds], kinds that lead alike from every state so far are one class.
-      table: i32[states so far, C], states over bytes.
+      rows: blocks i32[states, C] of the states so far, of states over bytes, by the classes of their time.
+      merged: where classes were split, the number of blocks before and, i64[C], the class that each was.
     """
 
     def __init__(self, automaton: ByteAutomaton, vocabulary: Vocabulary):
         self._automaton, self._vocabulary = automaton, vocabulary
         self._width = (automaton.next >= 0).sum(axis=1)
-        columns, classes = np.unique(_mixed_rows(automaton.next.T), return_inverse=True)
-        self._byte = np.array([np.argmax(classes == each) for each in range(len(columns))])
+        self._byte, classes = distinct_rows(automaton.next.T)
         self._trie = vocabulary.trie.merged(classes.astype(np.uint8))
         nodes, kinds = np.unique(self._trie.node, return_inverse=True)
         is_text = nodes >= 0
@@ -106,25 +111,32 @@ class _Product:
         self._kind[nodes[is_text]] = np.flatnonzero(is_text) + shift
         self._first_child = np.searchsorted(self._trie.parent[1:], np.arange(count)).astype(np.int32) + 1
         self._children = np.bincount(self._trie.parent[1:], minlength=count).astype(np.int32)
+        self._following = automaton.next[:, self._byte]
+        single = slice(*self._trie.levels[1:3])
+        self._single = self._trie.byte[single][self._kind[single] >= 0]  # classes of bytes that are tokens
         self._kind_of_spelled: dict[int, int] = {}
         self._general: list[int] = []  # of each kind of `_kind_of_spelled`, the kind of its text
         self._num_texts = int(is_text.sum()) + 2
         self.order = [0]
         self.spelled: dict[int, int] = {}
         self.classes = np.zeros(self._num_texts, np.int64)
-        self.table = np.zeros((0, 1), np.int32)
+        self.rows: list[np.ndarray] = []
+        self.merged: list[tuple[int, np.ndarray]] = []
+        self._num_rows = self._steps = 0
+        self._tokens_of: dict[bytes, list[int]] = {}
+        self._some = np.zeros(1, np.int64)  # a kind of each class
         self._seen = np.zeros(len(automaton.next), bool)
         self._seen[0] = True
 
     def run(self) -> None:
-        while len(self.table) < len(self.order):
+        while self._num_rows < len(self.order):
             rows = max(_ENTRIES_AT_ONCE // len(self.classes), 1)
-            self._add(np.array(self.order[len(self.table) :][:rows], np.int32))
+            self._add(np.array(self.order[self._num_rows :][:rows], np.int32))
 
     def result(self) -> TokenAutomaton:
         number = np.full(len(self._automaton.next) + 1, -1, np.int32)  # its last entry is that of -1
         number[self.order] = np.arange(len(self.order), dtype=np.int32)
-        table = number[self.table]
+        table = number[self._table()]
         ends = self._reaching(table, self._automaton.is_final[self.order])
         if not ends[0]:
             raise GrammarError("the grammar accepts no text that the model's tokens can spell")
@@ -137,6 +149,14 @@ class _Product:
         only = tokens[is_allowed.argmax(axis=1)]
         forced = np.where(is_allowed @ sizes == 1, only, -1)
         return TokenAutomaton(classes.astype(np.int32), table, forced.astype(np.int32))
+
+    def _table(self) -> np.ndarray:
+        """i32[S, C], states over bytes."""
+        column, blocks, end = np.arange(len(self._some)), [], len(self.rows)
+        for begin, merged in [*reversed(self.merged), (0, np.zeros(0, np.int64))]:
+            blocks += [block[:, column] for block in reversed(self.rows[begin:end])]
+            column, end = merged[column] if len(merged) else column, begin
+        return np.concatenate(blocks[::-1])
 
     @staticmethod
     def _reaching(table: np.ndarray, is_final: np.ndarray) -> np.ndarray:
@@ -159,43 +179,77 @@ class _Product:
             text = self._vocabulary.texts[token]
             block[row, self._kind_of_spelled[token]] = self._after(int(states[row]), text)
         walked = np.flatnonzero(~is_spelled).astype(np.int32)
-        self._walk(block, walked, states[walked])
+        if len(walked):
+            self._walk(block, walked, states[walked])
         block[walked, self._num_texts :] = block[walked[:, None], np.array(self._general, np.int32)]
         finals = np.flatnonzero(self._automaton.is_final[states])
         block[finals, 1] = states[finals]
         self._split_classes(block)
-        reached = np.unique(self.table[-len(states) :])
-        reached = reached[(reached >= 0) & ~self._seen[reached]]
-        self._seen[reached] = True
-        self.order += reached.tolist()
+        self._reach(np.unique(self.rows[-1]))
+
+    def _reach(self, states: np.ndarray) -> None:
+        """Puts states in order, and those that spelled tokens and those of one byte lead to.
+
+        So blocks are large, also where one part can only follow another.
+        """
+        while len(new := states[(states >= 0) & ~self._seen[states]]):
+            self._seen[new] = True
+            free = []
+            for state in new.tolist():
+                self.order.append(state)
+                while self._spell(state):
+                    state = self._after(state, self._vocabulary.texts[self.spelled[state]])
+                    if self._seen[state]:
+                        break
+                    self._seen[state] = True
+                    self.order.append(state)
+                else:
+                    free.append(state)
+            states = np.unique(self._following[np.array(free, np.int32)][:, self._single])
 
     def _walk(self, block: np.ndarray, rows: np.ndarray, states: np.ndarray) -> None:
         """Fills rows of a block with the states after all texts, by walking through the trie with each."""
-        following = self._automaton.next[:, self._byte]
+        width = self._following.shape[1]
         node = np.zeros(len(rows), np.int32)
         while len(node):
             count = self._children[node]
-            parent = np.repeat(np.arange(len(node), dtype=np.int32), count)
-            offset = (self._first_child[node] - (np.cumsum(count, dtype=np.int32) - count))[parent]
-            child = np.arange(len(parent), dtype=np.int32) + offset
-            states = following[states[parent], self._trie.byte[child]]
-            alive = states >= 0
-            states, node, rows = states[alive], child[alive], rows[parent[alive]]
+            total = int(count.sum())
+            self._count(total)
+            begin = self._first_child[node] + count - np.cumsum(count, dtype=np.int32)
+            child = np.arange(total, dtype=np.int32) + np.repeat(begin, count)
+            after = self._following.take(np.repeat(states * width, count) + self._trie.byte[child])
+            alive = np.flatnonzero(after >= 0)
+            node, states, rows = child[alive], after[alive], np.repeat(rows, count)[alive]
             kind = self._kind[node]
             is_text = kind >= 0
             block[rows[is_text], kind[is_text]] = states[is_text]
+            further = np.flatnonzero(self._children[node])
+            node, states, rows = node[further], states[further], rows[further]
+
+    def _count(self, steps: int) -> None:
+        self._steps += steps
+        if self._steps > _MAX_STEPS:
+            raise GrammarError(
+                f"the grammar is too large: {self._num_rows} of its states already allow too many tokens in "
+                "too many ways"
+            )
 
     def _split_classes(self, block: np.ndarray) -> None:
-        """Appends rows to the table; kinds of a class that lead apart in them become classes of their own."""
-        mixed = _mixed(self.classes.astype(np.uint64) + np.uint64(1))
-        for row in block:
-            mixed = _mixed(mixed ^ (row + 1).astype(np.uint64))
-        _, some, classes = np.unique(mixed, return_index=True, return_inverse=True)
-        self.table = np.concatenate([self.table[:, self.classes[some]], block[:, some]])
-        self.classes = classes
-        if self.table.size > _MAX_ENTRIES or len(some) > _MAX_CLASSES:
+        """Adds rows to the table; kinds of a class that lead apart in them become classes of their own."""
+        apart = (block[:, self._some[self.classes]] != block).any(axis=1)
+        if apart.any():
+            mixed = _mixed(self.classes.astype(np.uint64) + np.uint64(1))
+            for row in block[apart]:
+                mixed = _mixed(mixed ^ (row + 1).astype(np.uint64))
+            _, self._some, classes = np.unique(mixed, return_index=True, return_inverse=True)
+            self.merged.append((len(self.rows), self.classes[self._some]))
+            self.classes = classes
+        self.rows.append(block[:, self._some])
+        self._num_rows += len(block)
+        count = len(self._some)
+        if self._num_rows * count > _MAX_ENTRIES or count > _MAX_CLASSES:
             raise GrammarError(
-                f"the grammar is too large: {len(self.table)} states for {len(some)} kinds of tokens take "
+                f"the grammar is too large: {self._num_rows} states for {count} kinds of tokens take "
                 f"more than {_MAX_ENTRIES >> 18} MB"
             )
 
@@ -255,6 +309,12 @@ class _Product:
 
     def _tokens(self, run: bytes) -> list[int]:
         """The tokenizer's tokens of a text; none if they do not spell exactly it."""
+        if run not in self._tokens_of:
+            self._count(_ENCODING + _BYTE * len(run))
+            self._tokens_of[run] = self._encoded(run)
+        return self._tokens_of[run]
+
+    def _encoded(self, run: bytes) -> list[int]:
         vocabulary = self._vocabulary
         try:
             text = run.decode()
@@ -273,12 +333,11 @@ class _Product:
         return b"".join(self._vocabulary.texts.get(token, b"\xff") for token in tokens)
 
 
-def _mixed_rows(rows: np.ndarray) -> np.ndarray:
-    """A hash u64[N] of each row of i32[N, W]."""
-    mixed = np.zeros(len(rows), np.uint64)
-    for column in rows.T:
-        mixed = _mixed(mixed ^ (column + 1).astype(np.uint64))
-    return mixed
+def distinct_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A place of each different row of [N, W], and, i64[N], which of them each row is."""
+    found: dict[bytes, int] = {}
+    which = np.array([found.setdefault(row.tobytes(), len(found)) for row in rows])
+    return np.unique(which, return_index=True)[1], which
 
 
 def _mixed(words: np.ndarray) -> np.ndarray:

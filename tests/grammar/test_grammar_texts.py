@@ -197,6 +197,12 @@ def test_a_whole_text_without_a_choice_is_spelled_to_its_end():
     assert np.flatnonzero(automaton.allowed(state)).tolist() == sorted(words.ends)
 
 
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+DEEP = {
+    "type": "object",
+    "properties": {f"x{i}": {"$ref": "#/$defs/a"} for i in range(40)},
+    "required": [f"x{i}" for i in range(40)],
+}
 REFUSED = [
     ("regex", r"(a", "regex '(a': missing )"),
     ("regex", r"a(?=b)", "looks ahead or back"),
@@ -211,6 +217,22 @@ REFUSED = [
     ("regex", r"\w{1,2000}", "too large"),
     ("regex", r"(.{0,30}a){20}", "too large"),
     ("regex", r"(a?){3000}a{3000}", "too large"),
+    ("regex", "|".join("a" * i for i in range(1, 700)), "too large"),
+    ("regex", "".join(rf"[\w{chr(0x2000 + i)}]" for i in range(400)), "too large"),
+    ("regex", "(?i)" + "".join(rf"[\w{chr(0x2000 + i)}]" for i in range(100)), "too large"),
+    ("regex", "abc" * 50_000, "too large"),
+    ("regex", "|".join(f"{a}{b}[^{a}]*" for a in LETTERS for b in LETTERS), "too large"),
+    ("json_schema", {"oneOf": [{"enum": [f"{i} {j}" for j in range(20)]} for i in range(800)]}, "too large"),
+    ("json_schema", {"$defs": {"a": DEEP}, "oneOf": [{"$ref": "#/$defs/a"}] * 2}, "nested too deeply"),
+    (
+        "json_schema",
+        {
+            "$defs": {"a": {"type": "string", "pattern": "a{3}b|" * 3000 + "c"}},
+            "type": "object",
+            "properties": {f"p{i}": {"$ref": "#/$defs/a"} for i in range(3000)},
+        },
+        "too large",
+    ),
     ("json_schema", {"type": "object", "properties": {"a": 3}}, "$.a: must be an object or true"),
     ("json_schema", {"type": "text"}, "type must be among"),
     ("json_schema", {"type": "number", "minimum": 3}, "'minimum' is not supported"),
@@ -262,7 +284,7 @@ REFUSED = [
             }
             | {"n20": {"type": "null"}},
         },
-        "too large",
+        "nested too deeply",
     ),
 ]
 
@@ -277,6 +299,7 @@ def test_what_cannot_be_is_refused_in_one_line(kind, source, problem):
     assert problem in str(error.value)
     assert str(error.value).startswith(kind)
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 300
 
 
 EXPLODING = [(kind, source) for kind, source, problem in REFUSED if problem in ("too large", "more than")]
@@ -293,9 +316,9 @@ def test_what_explodes_is_refused_in_a_second_and_200_megabytes(kind, source):
         with pytest.raises(GrammarError):
             compile_grammar(make(source), words)
 
-    started = time.process_time()
+    started = time.thread_time()
     refuse()
-    assert time.process_time() - started < 2  # a second, on a machine that is half as fast
+    assert time.thread_time() - started < 2  # a second, on a machine that is half as fast
     tracemalloc.start()
     try:
         refuse()
