@@ -1,6 +1,8 @@
 """Vocabularies that grammars are compiled for: the default model's, a byte-level one, SentencePiece's."""
 
+from dataclasses import replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 from tiny_tokenizers import byte_level
@@ -28,3 +30,14 @@ def tokenizer(name: str) -> Tokenizer:
 def vocabulary(name: str) -> Vocabulary:
     tokens = tokenizer(name)
     return Vocabulary.of(tokens, tokens.vocab_size + 3, tokens.eos_token_ids)
+
+
+@cache
+def large_vocabulary() -> Vocabulary:
+    """As many tokens as Qwen's models have: SmolLM2's, and pairs of them."""
+    words = vocabulary("smollm2")
+    short = sorted(text for text in set(words.texts.values()) if len(text) < 6)
+    pairs = (one + short[place - shift] for shift in range(9) for place, one in enumerate(short))
+    new = islice(dict.fromkeys(pairs).keys() - set(words.texts.values()), 151_936 - words.size)
+    texts = {**words.texts, **dict(enumerate(sorted(new), words.size))}
+    return replace(words, texts=texts, size=words.size + len(texts) - len(words.texts))

@@ -14,7 +14,7 @@ from jaxspec.grammar.work import Work
 
 
 def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> TokenAutomaton:
-    """The automaton of a grammar over the tokens of a vocabulary; takes about a second at most.
+    """The automaton of a grammar over the tokens of a vocabulary; a large one takes some seconds.
 
     Raises:
       GrammarError: the grammar is malformed, not supported, or too large.

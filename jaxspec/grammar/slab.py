@@ -122,7 +122,7 @@ def packed(automaton: TokenAutomaton) -> Packed:
     is_record_place[:, 3] = False
     parts: list[tuple[np.ndarray, Any]] = [
         (record, is_record_place),
-        (_bits(rows[:, automaton.classes], words), False),
+        (_masks(rows, automaton.classes, words), False),
         ((halves[::2] | halves[1::2] << np.uint32(16)).view(np.int32), False),
         (transitions, automaton.next >= 0),
     ]
@@ -133,8 +133,11 @@ def packed(automaton: TokenAutomaton) -> Packed:
     )
 
 
-def _bits(rows: np.ndarray, words: int) -> np.ndarray:
-    """The masks of bool[R, V] as i32[R, words]."""
-    padded = np.zeros((len(rows), 32 * words), bool)
-    padded[:, : rows.shape[1]] = rows
-    return np.packbits(padded, axis=1, bitorder="little").view("<i4")
+def _masks(rows: np.ndarray, classes: np.ndarray, words: int) -> np.ndarray:
+    """i32[R, words]: a bit for every token, from the classes that are allowed, bool[R, C]."""
+    masks = np.empty((len(rows), words), "<i4")
+    padded = np.zeros(32 * words, bool)
+    for mask, row in zip(masks, rows, strict=True):  # not at once, which takes 32 times the memory
+        padded[: len(classes)] = row[classes]
+        mask[:] = np.packbits(padded, bitorder="little").view("<i4")
+    return masks

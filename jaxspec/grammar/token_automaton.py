@@ -16,11 +16,15 @@ _MAX_ENTRIES = 1 << 23
 """Entries of the table of transitions, 4 bytes each."""
 _MAX_CLASSES = 1 << 16
 """The device holds a class in 16 bits."""
-_MAX_STEPS = 1 << 23
-"""The most steps of walks through the trie, which keep the computation within a second."""
+_MAX_STEPS = 1 << 27
+"""The most steps of walks through the trie, of which a second has about `_TRIED`."""
+_TRIED = 3 << 21
+"""Steps after which those of the other states are estimated, so that too many are refused within a second."""
 _ENCODING = 1 << 9
 """Steps that take as long as the tokenizer does for a short text; each byte takes as long as `_BYTE`."""
 _BYTE = 32
+_COMPARED = 8
+"""Entries of the table that are compared in the time of a step."""
 _LONGEST_RUN = 4096
 
 
@@ -122,8 +126,9 @@ class _Product:
         self.classes = np.zeros(self._num_texts, np.int64)
         self.rows: list[np.ndarray] = []
         self.merged: list[tuple[int, np.ndarray]] = []
-        self._num_rows = self._steps = 0
+        self._num_rows = self._num_split = self._steps = 0
         self._tokens_of: dict[bytes, list[int]] = {}
+        self._known_staying: dict[bytes, tuple[np.ndarray, np.ndarray]] = {}
         self._some = np.zeros(1, np.int64)  # a kind of each class
         self._seen = np.zeros(len(automaton.next), bool)
         self._seen[0] = True
@@ -173,19 +178,23 @@ class _Product:
 
     def _add(self, states: np.ndarray) -> None:
         is_spelled = np.array([self._spell(state) for state in states.tolist()])
-        block = np.full((len(states), len(self.classes)), -1, np.int32)
+        walked = np.flatnonzero(~is_spelled).astype(np.int32)
+        free = states[walked]
+        block = np.full((len(walked), len(self.classes)), -1, np.int32)
+        if len(walked):
+            self._walk(block, np.arange(len(walked), dtype=np.int32), free)
+        block[:, self._num_texts :] = block[:, np.array(self._general, np.int32)]
+        finals = np.flatnonzero(self._automaton.is_final[free])
+        block[finals, 1] = free[finals]
+        self._split_classes(block)
+        rows = np.full((len(states), len(self._some)), -1, np.int32)
+        rows[walked] = block[:, self._some]
         for row in np.flatnonzero(is_spelled):
             token = self.spelled[int(states[row])]
-            text = self._vocabulary.texts[token]
-            block[row, self._kind_of_spelled[token]] = self._after(int(states[row]), text)
-        walked = np.flatnonzero(~is_spelled).astype(np.int32)
-        if len(walked):
-            self._walk(block, walked, states[walked])
-        block[walked, self._num_texts :] = block[walked[:, None], np.array(self._general, np.int32)]
-        finals = np.flatnonzero(self._automaton.is_final[states])
-        block[finals, 1] = states[finals]
-        self._split_classes(block)
-        self._reach(np.unique(self.rows[-1]))
+            after = self._after(int(states[row]), self._vocabulary.texts[token])
+            rows[row, self.classes[self._kind_of_spelled[token]]] = after
+        self._append(rows)
+        self._reach(np.unique(rows))
 
     def _reach(self, states: np.ndarray) -> None:
         """Puts states in order, and those that spelled tokens and those of one byte lead to.
@@ -208,44 +217,92 @@ class _Product:
             states = np.unique(self._following[np.array(free, np.int32)][:, self._single])
 
     def _walk(self, block: np.ndarray, rows: np.ndarray, states: np.ndarray) -> None:
-        """Fills rows of a block with the states after all texts, by walking through the trie with each."""
+        """Fills rows of a block with the states after all texts, by walking through the trie with each.
+
+        Texts of bytes that leave the state as it is, as most do inside a string, are found once for all
+        states with the same such bytes.
+        """
         width = self._following.shape[1]
-        node = np.zeros(len(rows), np.int32)
+        nodes, owners, afters = [], [], []
+        stays = self._following[states] == states[:, None]
+        first, which = distinct_rows(stays)
+        for group, own in enumerate(stays[first]):
+            kinds, leaving = self._staying(own)
+            for index in np.flatnonzero(which == group):
+                block[rows[index], kinds] = states[index]
+            each = states[which == group]
+            after = self._following[each[:, None], self._trie.byte[leaving]]
+            self._count(after.size)
+            owner, place = np.nonzero(after >= 0)
+            nodes.append(leaving[place])
+            owners.append(rows[which == group][owner])
+            afters.append(after[owner, place])
+        node, states, rows = (np.concatenate(parts) for parts in (nodes, afters, owners))
         while len(node):
-            count = self._children[node]
-            total = int(count.sum())
-            self._count(total)
-            begin = self._first_child[node] + count - np.cumsum(count, dtype=np.int32)
-            child = np.arange(total, dtype=np.int32) + np.repeat(begin, count)
-            after = self._following.take(np.repeat(states * width, count) + self._trie.byte[child])
-            alive = np.flatnonzero(after >= 0)
-            node, states, rows = child[alive], after[alive], np.repeat(rows, count)[alive]
             kind = self._kind[node]
             is_text = kind >= 0
             block[rows[is_text], kind[is_text]] = states[is_text]
             further = np.flatnonzero(self._children[node])
             node, states, rows = node[further], states[further], rows[further]
+            child, count = self._below(node)
+            after = self._following.take(np.repeat(states * width, count) + self._trie.byte[child])
+            alive = np.flatnonzero(after >= 0)
+            node, states, rows = child[alive], after[alive], np.repeat(rows, count)[alive]
+
+    def _below(self, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The children of nodes of the trie, and the number of those of each."""
+        count = self._children[node]
+        total = int(count.sum())
+        self._count(total)
+        begin = self._first_child[node] + count - np.cumsum(count, dtype=np.int32)
+        return np.arange(total, dtype=np.int32) + np.repeat(begin, count), count
+
+    def _staying(self, stays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Kinds of texts of some classes of bytes, bool[C], and the nodes where the trie leaves them."""
+        key = stays.tobytes()
+        if key not in self._known_staying:
+            inside, leaving, node = [], [], np.zeros(1, np.int32)
+            while len(node):
+                child, _ = self._below(node)
+                is_inside = stays[self._trie.byte[child]]
+                node = child[is_inside]
+                inside.append(node)
+                leaving.append(child[~is_inside])
+            kinds = self._kind[np.concatenate(inside)]
+            self._known_staying[key] = kinds[kinds >= 0], np.concatenate(leaving)
+        return self._known_staying[key]
 
     def _count(self, steps: int) -> None:
         self._steps += steps
-        if self._steps > _MAX_STEPS:
+        if self._steps < _TRIED:
+            return
+        share = (self._num_rows + 1) / len(self._seen)
+        if self._steps > _MAX_STEPS * min(share, 1):
             raise GrammarError(
                 f"the grammar is too large: {self._num_rows} of its states already allow too many tokens in "
                 "too many ways"
             )
 
     def _split_classes(self, block: np.ndarray) -> None:
-        """Adds rows to the table; kinds of a class that lead apart in them become classes of their own."""
+        """Kinds of a class that lead apart in a row, and spelled ones, become classes of their own."""
+        self._count(block.size // _COMPARED)
         apart = (block[:, self._some[self.classes]] != block).any(axis=1)
-        if apart.any():
-            mixed = _mixed(self.classes.astype(np.uint64) + np.uint64(1))
-            for row in block[apart]:
-                mixed = _mixed(mixed ^ (row + 1).astype(np.uint64))
-            _, self._some, classes = np.unique(mixed, return_index=True, return_inverse=True)
-            self.merged.append((len(self.rows), self.classes[self._some]))
-            self.classes = classes
-        self.rows.append(block[:, self._some])
-        self._num_rows += len(block)
+        own = np.arange(self._num_texts, len(self.classes))
+        if not apart.any() and self._num_split == len(self.classes):
+            return
+        self._num_split = len(self.classes)
+        mixed = _mixed(self.classes.astype(np.uint64) + np.uint64(1))
+        for row in block[apart]:
+            mixed = _mixed(mixed ^ (row + 1).astype(np.uint64))
+        mixed[own] = _mixed(mixed[own] ^ own.astype(np.uint64))
+        _, self._some, classes = np.unique(mixed, return_index=True, return_inverse=True)
+        self.merged.append((len(self.rows), self.classes[self._some]))
+        self.classes = classes
+
+    def _append(self, rows: np.ndarray) -> None:
+        """Adds rows, by the classes, to the table."""
+        self.rows.append(rows)
+        self._num_rows += len(rows)
         count = len(self._some)
         if self._num_rows * count > _MAX_ENTRIES or count > _MAX_CLASSES:
             raise GrammarError(

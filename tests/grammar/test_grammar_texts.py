@@ -6,12 +6,13 @@ import re
 import time
 import tracemalloc
 from itertools import product
+from string import ascii_lowercase
 from uuid import UUID
 
 import jsonschema
 import numpy as np
 import pytest
-from grammar_vocabularies import NAMES, tokenizer, vocabulary
+from grammar_vocabularies import NAMES, large_vocabulary, tokenizer, vocabulary
 from grammars import KEYWORDS, NO_KEYWORDS, REGEXES, SCHEMAS
 
 from jaxspec.grammar import Grammar, GrammarError, Vocabulary, compile_grammar
@@ -197,7 +198,6 @@ def test_a_whole_text_without_a_choice_is_spelled_to_its_end():
     assert np.flatnonzero(automaton.allowed(state)).tolist() == sorted(words.ends)
 
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 DEEP = {
     "type": "object",
     "properties": {f"x{i}": {"$ref": "#/$defs/a"} for i in range(40)},
@@ -221,7 +221,7 @@ REFUSED = [
     ("regex", "".join(rf"[\w{chr(0x2000 + i)}]" for i in range(400)), "too large"),
     ("regex", "(?i)" + "".join(rf"[\w{chr(0x2000 + i)}]" for i in range(100)), "too large"),
     ("regex", "abc" * 50_000, "too large"),
-    ("regex", "|".join(f"{a}{b}[^{a}]*" for a in LETTERS for b in LETTERS), "too large"),
+    ("regex", "|".join(f"{a}{b}[^{a}]*" for a in ascii_lowercase for b in ascii_lowercase), "too large"),
     ("json_schema", {"oneOf": [{"enum": [f"{i} {j}" for j in range(20)]} for i in range(800)]}, "too large"),
     ("json_schema", {"$defs": {"a": DEEP}, "oneOf": [{"$ref": "#/$defs/a"}] * 2}, "nested too deeply"),
     (
@@ -325,3 +325,24 @@ def test_what_explodes_is_refused_in_a_second_and_200_megabytes(kind, source):
         assert tracemalloc.get_traced_memory()[1] < 200 * 2**20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {}, "b": {}}, "required": ["a", "b"]},
+        {"type": "object", "properties": {"a": {"type": "string", "maxLength": 100}}, "required": ["a"]},
+        {"type": "array", "maxItems": 5},
+    ],
+    ids=["free values", "a bounded string", "free items"],
+)
+def test_what_takes_long_but_does_not_explode_is_compiled(schema):
+    words = large_vocabulary()
+    assert words.size > 150_000
+    grammar = Grammar.of_json_schema(schema)
+    automaton = compile_grammar(grammar, words)
+    few = compile_grammar(grammar, vocabulary("smollm2"))
+    for value in ({"a": "b, c", "b": [1, {"c": None}]}, {"a": "é"}, [True, {"a": ["b"]}], [{}] * 6):
+        tokens = [*words.encode(json.dumps(value, ensure_ascii=False)), words.ends[0]]
+        assert (automaton.run(tokens) < 0) == (few.run(tokens) < 0)
+    assert automaton.run([*words.encode("[1, 2"), words.ends[0]]) < 0
