@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
@@ -220,4 +221,6 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """Aborts every request, other clients' too, and closes the engine."""
-        await asyncio.to_thread(self.engine.close)
+        # In a thread of its own, since those of the event loop's pool may all be waiting for this.
+        with ThreadPoolExecutor(1, "jaxspec-close") as own:
+            await asyncio.get_running_loop().run_in_executor(own, self.engine.close)

@@ -6,6 +6,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from functools import partial, reduce
 from threading import Lock
@@ -134,6 +135,7 @@ class EngineCore:
         self._prepared: set[Asked] = set()
         self._scores: set[tuple[Logprobs, tuple[int, ...]]] = set()
         self._preparing = Lock()
+        self._closed = Future[None]()
         self.programs.compile(self.program_sizes[0], progress=progress)
         self._warm: set[Size] = set()
         while self._warm_one():
@@ -204,6 +206,8 @@ class EngineCore:
     def close(self, why: str, *, reason: Literal["aborted", "failed"] = "aborted") -> None:
         """Ends every request, accepts no more, and frees the device's state and the weights."""
         self.error = EngineError(why)
+        if not self._closed.done():
+            self._closed.set_result(None)
         self.scheduler.restart()
         for request in self.scheduler.waiting:
             request.end(reason, why)
@@ -395,7 +399,15 @@ class EngineCore:
 
     def prepare_scores(self, report: Logprobs, layers: tuple[int, ...]) -> None:
         """Compiles the programs that score texts, the one that serves any number of chunks before this
-        returns. Called by any thread, with every such request; nothing is left to do after the first."""
+        returns. Called by any thread, with every such request; nothing is left to do after the first.
+
+        Raises:
+          EngineError: the engine has been closed meanwhile.
+        """
+        if (report, layers) not in self._scores:
+            self._unless_closed(partial(self._prepare_scores, report, layers))
+
+    def _prepare_scores(self, report: Logprobs, layers: tuple[int, ...]) -> None:
         with self._preparing:
             if (report, layers) in self._scores or self.error is not None:
                 return
@@ -404,6 +416,8 @@ class EngineCore:
             with compilation_cache():
                 self.programs.compile([first], progress=False)
             self._scores.add((report, layers))
+        if self.error is not None:
+            return
         self.programs.compile_in_background(later)
 
     def _sizes_doing(self, asked: Asked) -> list[list[Size]]:
@@ -417,7 +431,30 @@ class EngineCore:
         first that asks for it. Requests that ask for different things may share a dispatch, so what is
         compiled at once does all that was ever asked for; programs for no more than this follow in the
         background.
+
+        Raises:
+          EngineError: the engine has been closed meanwhile.
         """
+        if wanted not in self._prepared:
+            self._unless_closed(partial(self._prepare, wanted))
+
+    def _unless_closed(self, compile_programs: Callable[[], None]) -> None:
+        """Runs it in a thread of its own, since it cannot be interrupted; waits for it or for `close`."""
+        compiled = Future[None]()
+
+        def run() -> None:
+            try:
+                compiled.set_result(compile_programs())
+            except BaseException as error:  # the client waits for it
+                compiled.set_exception(error)
+
+        threading.Thread(target=run, name="jaxspec-prepare").start()
+        wait([compiled, self._closed], return_when=FIRST_COMPLETED)
+        if not compiled.done():
+            raise self.error or EngineError("the engine is closed")
+        compiled.result()
+
+    def _prepare(self, wanted: Asked) -> None:
         with self._preparing:
             if wanted in self._prepared or self.error is not None:
                 return
@@ -435,6 +472,8 @@ class EngineCore:
                     self.programs.compile_put_history()
                 self.programs.compile([size for size in first if size not in compiled], progress=False)
             self._prepared |= {wanted, most}
+        if self.error is not None:
+            return
         self.programs.compile_in_background([size for size in later if size not in compiled])
 
 

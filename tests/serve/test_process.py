@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import httpx
@@ -25,10 +26,19 @@ EngineCore.step = lambda core: time.sleep(0.05) or step(core)
 """
 
 
+COMPILES = """
+import time
+from jaxspec.engine.core import EngineCore
+from jaxspec.engine.programs import Programs
+EngineCore._prepare = lambda core, wanted: time.sleep(300)
+Programs.compile_one = lambda programs, size: time.sleep(300)
+"""
+
+
 @contextmanager
-def served(tiny_config, tmp_path, *words, **environment):
+def served(tiny_config, tmp_path, *words, code=SLOW, **environment):
     """A process that serves the tiny model, slowly, and a client of it."""
-    (tmp_path / "slow.py").write_text(SLOW, "utf-8")
+    (tmp_path / "slow.py").write_text(code, "utf-8")
     command = ["-m", "jaxspec", "serve", tiny_config, "--port", "0", "--import", tmp_path / "slow.py", *words]
     stderr = tmp_path / "stderr"
     with python(*command, stderr=stderr, env={**os.environ, **environment}) as process:
@@ -75,6 +85,29 @@ def test_without_time_answers_are_aborted_and_say_so(tiny_config, tmp_path):
         assert json.loads(last)["error"]["message"] == "the answer was aborted: the engine was closed"
         assert process.wait(60) == 0
         assert time.monotonic() - started < 20  # much less than --grace is by default
+        assert "Traceback" not in stderr.read_text("utf-8")
+
+
+def test_programs_that_are_being_compiled_are_not_waited_for(tiny_config, tmp_path):
+    """More requests than there are threads wait for some, and background threads compile others."""
+    asking = {**CHAT, "presence_penalty": 0.5}
+    with (
+        served(tiny_config, tmp_path, "--grace", "1", code=COMPILES) as (process, http, stderr),
+        ThreadPoolExecutor(70) as pool,  # more than `_THREADS` of the application
+    ):
+        assert http.post("/v1/chat/completions", json={**CHAT, "max_tokens": 1}).status_code == 200
+        waiting = [
+            pool.submit(httpx.post, f"{http.base_url}/v1/chat/completions", json=asking, timeout=60)
+            for _ in range(70)
+        ]
+        time.sleep(2)  # until all of them wait
+        started = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert time.monotonic() - started < 20
+        for each in waiting:
+            assert each.result().status_code == 503
+            assert each.result().json()["error"]["message"] == "the engine was closed"
         assert "Traceback" not in stderr.read_text("utf-8")
 
 
