@@ -12,8 +12,9 @@ def as_messages(messages: Any) -> list[dict[str, Any]]:
 
     A message is {"role", "content"}, and may have other keys, which are the template's. Its content is a
     text; parts [{"type": "text", "text": …}], which are joined by line breaks, as vLLM and llama.cpp do; or,
-    beside "tool_calls", null or nothing, which becomes "". The arguments of a tool call may be JSON in a
-    text, as OpenAI writes them; templates get the object. Keys that are null are left out.
+    beside "tool_calls", null or nothing, which becomes "". A refusal, as a part or beside null content, is
+    the text that it has. The arguments of a tool call may be JSON in a text, as OpenAI writes them; templates
+    get the object. Keys that are null are left out.
 
     Raises:
       CheckpointError: they have another form, hold what is no text, or the list is empty; the text names the
@@ -34,6 +35,8 @@ def _message(where: str, message: Any) -> dict[str, Any]:
         raise CheckpointError(f"{where}['role'] must be a string, got {read.get('role')!r}")
     if read.pop("tool_calls", None):
         read["tool_calls"] = _tool_calls(f"{where}['tool_calls']", message["tool_calls"])
+    if isinstance(read.get("refusal"), str) and read.get("content") is None:
+        read["content"] = read.pop("refusal")
     read["content"] = _content(f"{where}['content']", read.get("content"), "tool_calls" in read)
     if not isinstance(read.get("tool_call_id", ""), str):
         raise CheckpointError(f"{where}['tool_call_id'] must be a string, got {read['tool_call_id']!r}")
@@ -52,11 +55,11 @@ def _content(where: str, content: Any, may_be_missing: bool) -> str:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if not isinstance(kind, str):
             raise CheckpointError(f"{where}[{index}] must be a part with a type, got {part!r}")
-        if kind != "text":
+        if kind not in ("text", "refusal"):
             raise CheckpointError(f"{where}[{index}]: a part of type {kind!r} cannot be read, only text can")
-        if not isinstance(part.get("text"), str):
-            raise CheckpointError(f"{where}[{index}]['text'] must be a string, got {part.get('text')!r}")
-        texts.append(part["text"])
+        if not isinstance(part.get(kind), str):
+            raise CheckpointError(f"{where}[{index}][{kind!r}] must be a string, got {part.get(kind)!r}")
+        texts.append(part[kind])
     return "\n".join(texts)
 
 

@@ -45,7 +45,10 @@ _BOTH: dict[str, Schema] = {
     "temperature": {**_number(0), "default": 1, "description": "0 is greedy."},
     "top_p": {**_number(0, 1), "default": 1, "description": "Above 0."},
     "n": {**_number(1, MAX_ANSWERS, "integer"), "default": 1},
-    "seed": {**_number(0, 2**64 - 1, "integer"), "description": "The same seed gives the same answer."},
+    "seed": {
+        **_number(-(2**63), 2**64 - 1, "integer"),
+        "description": "The same seed gives the same answer; a negative one is that plus 2**64.",
+    },
     "stop": {
         "anyOf": [
             {"type": "string", "minLength": 1},
@@ -286,6 +289,8 @@ def _read_body(body: Any, endpoint: Endpoint) -> Asked:
         check(name, value, fields[name])
         _check_unicode(name, value)
     sampling = {name: values[name] for name in SAMPLING if name in values and name != "logprobs"}
+    if "seed" in sampling:
+        sampling["seed"] %= 2**64  # hosted services take signed ones
     _read_format(values.get("response_format"), sampling)
     read = _read_chat if endpoint == CHAT else _read_completion
     stream = values.get("stream", False)

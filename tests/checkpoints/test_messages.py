@@ -34,6 +34,18 @@ def test_a_conversation_with_a_tool():
     assert json.loads(CALL["function"]["arguments"]) == {"a": [1, 2]}
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"content": [{"type": "refusal", "refusal": "No."}]},
+        {"content": None, "refusal": "No.", "audio": None},
+        {"refusal": "No."},
+    ],
+)
+def test_a_refusal_is_the_text_of_its_message(answer):
+    assert as_messages([{"role": "assistant", **answer}]) == [{"role": "assistant", "content": "No."}]
+
+
 @pytest.mark.parametrize("arguments", [None, "", {}, "{}"])
 def test_a_call_without_arguments_has_none(arguments):
     call = {"function": {"name": "now", "arguments": arguments}}
@@ -54,6 +66,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
         ({"content": [{"type": "input_audio"}]}, "'input_audio' cannot be read, only text can"),
         ({"content": ["a"]}, r"\['content'\]\[0\] must be a part with a type, got 'a'"),
         ({"content": [{"type": "text"}]}, r"\['content'\]\[0\]\['text'\] must be a string, got None"),
+        ({"content": [{"type": "refusal"}]}, r"\['content'\]\[0\]\['refusal'\] must be a string, got None"),
         ({"content": None}, r"\['content'\] must be a string or a list of parts, got None"),
         ({"tool_calls": []}, r"\['content'\] must be a string or a list of parts, got None"),
         ({"content": 3}, r"\['content'\] must be a string or a list of parts, got 3"),

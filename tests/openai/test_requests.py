@@ -34,6 +34,7 @@ def test_the_least_that_a_body_says():
     [
         ({"temperature": 0}, {"temperature": 0.0}),
         ({"top_p": 0.5, "seed": 7, "stop": "x"}, {"top_p": 0.5, "seed": 7, "stop": ("x",)}),
+        ({"seed": -1}, {"seed": 2**64 - 1}),
         ({"stop": ["x", "y"], "temperature": None}, {"stop": ("x", "y")}),
         ({"max_tokens": 5}, {"max_new_tokens": 5}),
         ({"max_completion_tokens": 5, "max_tokens": 5}, {"max_new_tokens": 5}),
@@ -136,7 +137,7 @@ def test_what_a_client_writes_out_as_null_asks_for_nothing():
         ({"n": 0}, "n", "n must be an integer, 1 to 128, got 0"),
         ({"max_tokens": 0}, "max_tokens", "max_tokens must be an integer, 1 or more"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "is another number"),
-        ({"seed": -1}, "seed", "seed must be an integer, 0 to"),
+        ({"seed": -(2**63) - 1}, "seed", "seed must be an integer, -9223372036854775808 to"),
         ({"stop": ["a", 1]}, "stop[1]", "stop[1] must be a string, got 1"),
         ({"stop": "\ud800"}, "stop", "stop is not valid Unicode"),
         ({"stream": "yes"}, "stream", "stream must be true or false, got 'yes'"),
