@@ -444,7 +444,8 @@ class EngineCore:
 
         def run() -> None:
             try:
-                compiled.set_result(compile_programs())
+                compile_programs()
+                compiled.set_result(None)
             except BaseException as error:  # the client waits for it
                 compiled.set_exception(error)
 
