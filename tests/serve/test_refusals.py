@@ -90,6 +90,22 @@ def test_openais_client_raises_its_own_errors(client):
         client.models.retrieve("other")
 
 
+def test_openais_client_knows_a_wrong_key_and_a_full_queue(tiny_engine):
+    transport = openai.DefaultHttpxClient(trust_env=False)
+    with (
+        serving(tiny_engine, max_unfinished=1, api_key="k") as server,
+        openai.OpenAI(
+            base_url=f"{server.url}/v1", api_key="k", max_retries=0, http_client=transport
+        ) as client,
+    ):
+        with pytest.raises(openai.AuthenticationError, match="the API key is missing or wrong"):
+            client.with_options(api_key="other").chat.completions.create(**CHAT)
+        with server.engine.reserve(1), pytest.raises(openai.RateLimitError, match="unfinished") as error:
+            client.chat.completions.create(**CHAT)
+        assert error.value.code == "queue_full"
+        assert client.chat.completions.create(**CHAT).choices
+
+
 def test_a_key_is_asked_for_everywhere_but_at_health(tiny_engine):
     with (
         serving(tiny_engine, api_key="a key") as server,
