@@ -30,6 +30,7 @@ from golden_files import golden_folder
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxspec_kernels.op import _WHY_NOT, Op
 from memory import live_bytes
+from programs_when_run import compile_when_run
 from tiny_engines import DRAFTERS, SIZES, TinyEngines
 from tiny_grammars import END, tiny_tokenizer
 from tiny_models import write_target
@@ -98,12 +99,12 @@ def observed(load, devices, way):
         kernels[op.name] = jax.lax.axis_size(MESH_AXIS)  # fails outside of `on_shards`
         return call(op, *args, **kwargs)
 
-    Op.__call__ = watched
-    engine = load(devices)
-    Op.__call__ = call
+    with patch.object(Op, "__call__", watched):
+        engine = load(devices)
+        answered = answers(engine, way)  # compiles what it runs
     weights = engine.programs.leaves
     result = {
-        "answers": answers(engine, way),
+        "answers": answered,
         "moves": moves(engine),
         "kernels": kernels,
         "split": sum(w.nbytes for w in weights if bytes_by_device(w) < w.nbytes)
@@ -356,6 +357,8 @@ def split_otherwise(tensors, axis_type):
 
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", DEVICES)
+    # As in other tests; see `conftest.only_what_runs_is_compiled`.
+    Programs.compile = compile_when_run  # type: ignore[method-assign]
     Programs.compile_in_background = lambda programs, sizes: None  # type: ignore[method-assign]
     what, *texts = sys.argv[1:]
     programs = {
