@@ -47,7 +47,7 @@ WHOLE = {
     "attention/test_row_blocks.py": r"last_layer.*\[(?!full)",
     "engine/test_adaptive_k.py": r"\[(?!(full-)?eagle3)",
     "engine/test_cache_dtype.py": "",
-    "engine/test_constraints.py": r"every_drafter\[(?!ngram|eagle3)|reported\[(?!full-near)|several_steps",
+    "engine/test_constraints.py": r"^test_drafters\[(?!ngram|eagle3)|reported\[(?!full-near)|several_steps",
     "engine/test_choice.py": r"never_much.*\[(?!1-)",
     "engine/test_compiled_programs.py": r"the_last_layer|every_cache.*\[(near|ngram)",
     "engine/test_distribution.py": r"\[(?!ngram( over states)?\]|random eagle3|draft model\])",

@@ -1,17 +1,15 @@
-"""Penalties, biases and bans are exact under speculation, for every drafter, greedy and sampled.
+"""Penalties, biases and bans are exact under speculation, for every kind of drafter, greedy and sampled.
 
 In one batch with requests that ask for something else and for nothing; from cached prefixes and after a
 preemption. The tokens are those of plain decoding, and each has the probability that the definitions give.
 """
-
-from functools import partial
 
 import numpy as np
 import pytest
 from constraint_oracle import constrained
 from programs_when_run import compile_now
 from test_logprobs import assert_drawn_from_reported, log_softmax, processed
-from tiny_engines import DRAWS, ONCE, limit_pages, modes_of, tokens_of
+from tiny_engines import DRAWS, limit_pages, modes_of, tokens_of
 
 from jaxspec import SamplingParams, inspect_steps
 from jaxspec.engine.device.plan import Size
@@ -72,10 +70,11 @@ def assert_exact(forward, answer, params):
 
 
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", ONCE)
-def test_every_drafter(engines_of, prompts, forward_of, monkeypatch, name, sampling):
-    engines, forward = engines_of[ONCE[name]], partial(forward_of, ONCE[name])
-    engine = engines.load(name, 3, sampling_modes=modes_of(ONCE[name], name))
+# Without a network, one by one from a head and from a whole model, and all at once. `test_grammars.py` asks
+# every drafter for constraints beside grammars.
+@pytest.mark.parametrize("name", ["ngram", "eagle3", "near", "dflash"])
+def test_drafters(tiny_engines, prompts, forward, monkeypatch, name, sampling):
+    engine = tiny_engines.load(name, 3, sampling_modes=modes_of("full", name))
     params = params_of(sampling)
     engine.core.prepare(EVERYTHING)
     engine.forget_prefixes()
@@ -90,13 +89,12 @@ def test_every_drafter(engines_of, prompts, forward_of, monkeypatch, name, sampl
         for answer, own in zip(answers, params, strict=True):
             assert_exact(forward, answer, own)
     if not sampling:
-        plain = engines.load("none")
+        plain = tiny_engines.load("none")
         plain.core.prepare(EVERYTHING)
         assert tokens_of(together) == tokens_of(plain.generate(prompts, params))
     assert len(together[4].token_ids) > 12 or together[4].finish_reason == "length"
-    if name != "bigram":
-        sources = {source for answer in together for source in answer.token_sources}
-        assert sources >= {"first", "accepted", "recovered"}
+    sources = {source for answer in together for source in answer.token_sources}
+    assert sources >= {"first", "accepted", "recovered"}
 
 
 @pytest.mark.parametrize(("kind", "name", "drawn"), DRAWS[::2], ids=map("-".join, DRAWS[::2]))
