@@ -64,10 +64,15 @@ FIRST = [
     "models/test_real_gemma3.py",
     "test_default_configuration.py",
     "engine/test_pairs.py",
+    "engine/test_grammars.py",
     "engine/test_greedy_equality.py",
     "engine/test_distribution.py",
     "engine/test_program_sizes.py",
     "engine/test_several_devices.py",
+    "batch/test_batch_ray.py",
+    "engine/test_constraints.py",
+    "training/test_hybrid_acceptance.py",
+    "training/test_adapter.py",
     "engine/test_adaptive_k.py",
     "training/test_every_family.py",
     "sampling/test_losslessness.py",
@@ -78,6 +83,7 @@ FIRST = [
     "kernels/test_packed_weight.py",
     "kernels/test_int8_matmul.py",
     "training/test_command.py",
+    "wiring/test_request_options.py",
     "test_fuzz_config.py",
 ]
 # Files of `engine` that use the same engines: one process runs them, and compiles each engine once.
