@@ -57,7 +57,7 @@ WHOLE = {
         r"test_drafting.*\[(?!.*-5)|whole_text\[(?!full)|sizes.*\[page_size|goldens|noise.*\[(?!.*eagle3)"
     ),
     "engine/test_grammars.py": (
-        r"every_drafter\[(?!(ngram|eagle3)-greedy)|masked_logits\[(?!full-random)|wait_until|host_drives|inspection_"
+        r"^test_drafters\[(?!(ngram|eagle3)-greedy)|masked_logits\[(?!full-random)|wait_until|host_drives|inspection_"
         r"|no_alternative.*\[random"
     ),
     "engine/test_heads_on_targets.py": "",

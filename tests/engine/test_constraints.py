@@ -71,7 +71,7 @@ def assert_exact(forward, answer, params):
 
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
 # Without a network, one by one from a head and from a whole model, and all at once. `test_grammars.py` asks
-# every drafter for constraints beside grammars.
+# other drafters for constraints beside grammars.
 @pytest.mark.parametrize("name", ["ngram", "eagle3", "near", "dflash"])
 def test_drafters(tiny_engines, prompts, forward, monkeypatch, name, sampling):
     engine = tiny_engines.load(name, 3, sampling_modes=modes_of("full", name))
