@@ -1,4 +1,4 @@
-"""Answers follow their grammars, exactly under speculation, for every kind of drafter, greedy and sampled.
+"""Answers follow their grammars, exactly under speculation, for every drafter, greedy and sampled.
 
 In one batch with requests that have another grammar, penalties, or nothing; from cached prefixes and after a
 preemption. The tokens are those of plain decoding, and each has the probability that the masked logits give.
@@ -96,10 +96,20 @@ def assert_follows(engine, answer, params):
         assert isinstance(json.loads(text), dict | list)
 
 
-@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
-# EAGLE-1 and a table draft one by one as EAGLE-3 does, P-EAGLE all at once as DFlash. What they draw from
-# constrained logits is below and in `test_constraints.py`.
-@pytest.mark.parametrize("name", ["ngram", "eagle3", "near", "dflash", "mtp", "gemma4_assistant"])
+IN_BOTH = ("ngram", "eagle3", "near", "dflash", "mtp", "gemma4_assistant")
+"""Drafters of each way to draft. EAGLE-1 and a table draft one by one as EAGLE-3 does, P-EAGLE all at once as
+DFlash."""
+
+
+@pytest.mark.parametrize(
+    ("name", "sampling"),
+    [
+        pytest.param(name, sampling, id=f"{name}-{'sampled' if sampling else 'greedy'}")
+        for name in ONCE
+        for sampling in ({}, SAMPLED)
+        if sampling or name in IN_BOTH
+    ],
+)
 def test_drafters(load, prompts, forward_of, monkeypatch, name, sampling):
     kind = ONCE[name]
     engine = load(name, 3, attention=kind, sampling_modes=modes_of(kind, name))
