@@ -13,7 +13,8 @@ from compiled import compiled_folder
 # All processes of a run, including those that tests start, share compiled programs. JAX reads this on import.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compiled_folder())
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    # Writing small programs takes longer than compiling them again.
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
 
 import hypothesis
 import jax
