@@ -77,3 +77,9 @@ def ptx_version() -> int:
     own = ptx_get_version(get_ptxas(int(capability.replace(".", ""))).version)
     found = find_ptxas()
     return own if found is None else min(own, found.ptx_version)
+
+
+@cache
+def has_tma() -> bool:
+    """Whether the GPU's copy engine loads blocks of arrays, as Hopper's and later ones do."""
+    return int(device().compute_capability.partition(".")[0]) >= 9

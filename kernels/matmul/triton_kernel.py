@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from jax_triton import TensorDescriptor
 from jaxspec_kernels.matmul.packed_weight import PackedWeight
 from jaxspec_kernels.matmul.reference import matmul as reference
-from jaxspec_kernels.triton_call import triton_call
+from jaxspec_kernels.triton_call import has_tma, triton_call
 
 
 # All layers share one trace and one lowering.
@@ -87,7 +87,7 @@ def product(rows: jax.Array, weight: jax.Array, chosen: Tile, out_dtype: DTypeLi
     """Multiplies rows [N, width] with a weight [width, columns] in tiles; gives [N, columns]."""
     (count, width), columns = rows.shape, weight.shape[1]
     inputs: list[Any] = [rows, weight]
-    is_copied = chosen in MANY and width % 8 == columns % 8 == 0  # rows of 16 bytes
+    is_copied = chosen in MANY and has_tma() and width % 8 == columns % 8 == 0  # rows of 16 bytes
     if is_copied:
         blocks = (chosen.block_rows, chosen.block_width), (chosen.block_width, chosen.block_columns)
         inputs = [TensorDescriptor.from_array(*each) for each in zip(inputs, blocks, strict=True)]

@@ -53,6 +53,12 @@ def test_triton_writes_what_jaxlibs_ptxas_takes(jaxlibs, written, triton_call, t
     assert triton_call.ptx_version() == written
 
 
+@pytest.mark.parametrize(("capability", "has"), [("8.0", False), ("9.0", True), ("10.0", True)])
+def test_cards_before_hopper_have_no_copy_engine(capability, has, triton_call, monkeypatch):
+    monkeypatch.setattr(triton_call, "device", lambda: types.SimpleNamespace(compute_capability=capability))
+    assert triton_call.has_tma() == has
+
+
 def test_a_call_whose_results_are_unused_is_dropped(triton_call, monkeypatch):
     """jax 0.12 cannot call jax-triton's rule for that, which stays where it is for other callers."""
 
