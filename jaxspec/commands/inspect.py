@@ -4,8 +4,7 @@
 
 HEAD is a folder, a .gguf file, a Hugging Face Hub id, or the name or file of a configuration, which stands
 for its drafter and target; TARGET likewise. No weights are read, unless N devices are to split those of a
-whole model. Exit status: 0; 1 if the head cannot be
-loaded or does not fit the target; 2 for bad input.
+whole model. Exit status: 0; 1 if the head cannot be loaded or does not fit the target; 2 for bad input.
 """
 
 import argparse
