@@ -18,6 +18,8 @@ MAX_STATES = 1 << 14
 _MAX_SIZE = 1 << 18
 """The most edges and nodes together; a node counts as `_NODE` edges."""
 _NODE = 3
+_SPELLED = 4
+"""Edges that take as long as one of the smallest automaton of a set of characters does to be found."""
 _MAX_WORK = 1 << 20
 """Bounds of the computation that keep it within a second and 200 MB."""
 
@@ -63,6 +65,7 @@ class _Nodes:
         self.silent: list[list[int]] = []
         self._size = 0
         self._known: dict[tuple[tuple[_Edge, ...], tuple[int, ...]], int] = {}
+        self._rows: dict[Ranges, list[list[_Edge]]] = {}
         self._added: dict[tuple[int, int], int] = {}  # by an expression's id and what follows
 
     def new(self, edges: Iterable[_Edge] = (), silent: Iterable[int] = ()) -> int:
@@ -110,9 +113,11 @@ class _Nodes:
         return self._repeat(expression, then)
 
     def _chars(self, chars: Ranges, then: int) -> int:
-        rows = _rows_of(chars)
+        if chars not in self._rows:
+            rows = self._rows[chars] = _rows_of(chars)
+            self._grow(_SPELLED * sum(map(len, rows)))
         placed: list[int] = []
-        for row in rows:  # a row leads only to rows before it
+        for row in self._rows[chars]:  # a row leads only to rows before it
             edges = [(low, high, then if to < 0 else placed[to]) for low, high, to in row]
             placed.append(self.shared(edges))
         return placed[-1]
@@ -146,6 +151,8 @@ class _Nodes:
 @lru_cache(maxsize=256)
 def _rows_of(chars: Ranges) -> list[list[_Edge]]:
     """The smallest automaton of one character of a set: edges by row, -1 for the end; the last is first."""
+    if chars[0][0] == chars[-1][1]:  # a single character
+        return [[(byte, byte, tail - 1)] for tail, byte in enumerate(reversed(chr(chars[0][0]).encode()))]
     rows: list[list[_Edge]] = []
     found: dict[frozenset[ByteRanges], int] = {}
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from jaxspec.grammar.characters import Ranges, single
+from jaxspec.grammar.characters import Ranges
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ def text(characters: str) -> Chain:
     return Chain(tuple(map(_character, characters)))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1 << 14)
 def _character(character: str) -> Chars:
-    return Chars(single(character))
+    return Chars(((ord(character), ord(character)),))
 
 
 def chain(*parts: Expression) -> Chain:

@@ -70,7 +70,7 @@ def regex_expression(
         return _Reader(work, without, is_of_json).chain(parsed, parsed.state.flags, True, True)
     except re.error as error:
         raise GrammarError(f"regex {shown}: {error}") from None
-    except (RecursionError, OverflowError, ValueError) as error:
+    except (RecursionError, OverflowError, ValueError, Warning) as error:  # Python may warn of a set
         problem = "nested too deeply" if isinstance(error, RecursionError) else error
         raise GrammarError(f"regex {shown}: {problem}") from None
 

@@ -304,9 +304,10 @@ class _Product:
         self.rows.append(rows)
         self._num_rows += len(rows)
         count = len(self._some)
-        if self._num_rows * count > _MAX_ENTRIES or count > _MAX_CLASSES:
+        states = len(self.order)  # all of which will have a row, of no fewer classes
+        if states * count > _MAX_ENTRIES or count > _MAX_CLASSES:
             raise GrammarError(
-                f"the grammar is too large: {self._num_rows} states for {count} kinds of tokens take "
+                f"the grammar is too large: {states} states for {count} kinds of tokens take "
                 f"more than {_MAX_ENTRIES >> 18} MB"
             )
 

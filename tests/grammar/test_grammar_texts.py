@@ -15,7 +15,7 @@ import pytest
 from grammar_vocabularies import NAMES, large_vocabulary, tokenizer, vocabulary
 from grammars import KEYWORDS, NO_KEYWORDS, REGEXES, SCHEMAS
 
-from jaxspec.grammar import Grammar, GrammarError, Vocabulary, compile_grammar
+from jaxspec.grammar import Grammar, GrammarError, Vocabulary, byte_automaton, compile_grammar
 
 FORMATS = {
     "date-time": datetime.datetime.fromisoformat,
@@ -211,6 +211,7 @@ REFUSED = [
     ("regex", r"(?>a)b", "an atomic group"),
     ("regex", r"a*+", "a possessive repetition"),
     ("regex", r"[^\s\S]", "no character that is possible"),
+    ("regex", "[[a]b]", "regex '[[a]b]': Possible nested set"),  # an error where warnings are
     ("regex", "(" * 5000 + ")" * 5000, "nested too deeply"),
     ("regex", r"(a|b)*a(a|b){14}", "more than"),
     ("regex", r"((a{1000}){1000}){1000}", "too large"),
@@ -325,6 +326,31 @@ def test_what_explodes_is_refused_in_a_second_and_200_megabytes(kind, source):
         assert tracemalloc.get_traced_memory()[1] < 200 * 2**20
     finally:
         tracemalloc.stop()
+
+
+LETTERS_OF_MANY = [chr(0x4E00 + i) for i in range(20_000)]
+MANY = {
+    "classes": "".join(f"[^{''.join(LETTERS_OF_MANY[i : i + 60 : 10])}]" for i in range(3000)),
+    "characters": "".join(f"{''.join(LETTERS_OF_MANY[i : i + 2])}|" for i in range(0, 20_000, 2)),
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_different_characters_count_as_what_they_cost(kind, monkeypatch):
+    """Their spelling in UTF-8 takes longer than their nodes; a single character's does not."""
+    found = []
+    sequences = byte_automaton.utf8_sequences
+    monkeypatch.setattr(byte_automaton, "utf8_sequences", lambda chars: found.append(0) or sequences(chars))
+    with pytest.raises(GrammarError, match="too large"):
+        compile_grammar(Grammar.of_regex(MANY[kind]), vocabulary("bytes"))
+    assert len(found) < 1500
+
+
+def test_a_table_that_will_be_too_large_is_refused_when_its_states_are_known():
+    drawn = np.random.default_rng(0).integers(0, 26, (1500, 10))
+    words = "|".join("".join(ascii_lowercase[letter] for letter in word) for word in drawn)
+    with pytest.raises(GrammarError, match=r"1\d{4} states for \d{3} kinds of tokens take more than"):
+        compile_grammar(Grammar.of_regex(f"(?i)({words})"), vocabulary("smollm2"))
 
 
 @pytest.mark.parametrize(
