@@ -25,8 +25,9 @@ _ENDED_BY_TEMPLATES = {
 }
 """Signals that end a process that computes too long, or whose C code runs out of memory or stack."""
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-"""Roles that every template may be asked for; it must name any other role that it knows."""
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Roles that every template may be asked for; it must name any other role that it knows. "developer" is
+OpenAI's new name of "system", and the old one for templates that do not name it."""
 
 _SET_HERE = ("messages", "add_generation_prompt")
 
@@ -52,12 +53,11 @@ def render_chat(
       arguments: further variables of the template, for example {"enable_thinking": False} or {"tools": […]}.
 
     Raises:
-      CheckpointError: malformed messages, or a role that is neither common nor named in the template; an
-        argument that the template does not read; or the template fails, rejects them, or needs more than a
-        second of CPU time or 200 MB.
+      CheckpointError: malformed messages, a role that is neither common nor named in the template, or tool
+        calls where it does not name them; an argument that the template does not read; or the template fails,
+        rejects them, or needs more than a second of CPU time or 200 MB.
     """
-    messages = as_messages(messages)
-    _check_roles(messages, template)
+    messages = _known_to(template, as_messages(messages))
     arguments = check_arguments(arguments)
     variables = {
         **special_tokens,
@@ -66,13 +66,11 @@ def render_chat(
         "tools": None,
         "documents": None,
     }
-    question = {"template": template, "variables": variables, "arguments": arguments}
-    try:
-        request = json.dumps(question, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        what = "messages and chat_template_kwargs" if arguments else "messages"
-        raise CheckpointError(f"{what} cannot be written as JSON: {error}") from None
-    reply = _process.ask(request)
+    reply = _ask(template, variables, arguments)
+    if "error" in reply and any("tool_calls" in message for message in messages):
+        # Some templates, as DeepSeek's, take the arguments of a call as the text that the model wrote.
+        again = _ask(template, {**variables, "messages": _with_texts(messages)}, arguments)
+        reply = reply if "error" in again else again
     if "unread" in reply:
         raise CheckpointError(f"chat_template_kwargs: the chat template {reply['unread']}")
     if "error" in reply:
@@ -80,14 +78,47 @@ def render_chat(
     return reply["text"]
 
 
-def _check_roles(messages: Sequence[Mapping[str, Any]], template: str) -> None:
+def _ask(template: str, variables: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, str]:
+    question = {"template": template, "variables": variables, "arguments": arguments}
+    try:
+        request = json.dumps(question, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        what = "messages and chat_template_kwargs" if arguments else "messages"
+        raise CheckpointError(f"{what} cannot be written as JSON: {error}") from None
+    return _process.ask(request)
+
+
+def _known_to(template: str, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages by the roles that a template knows."""
+    read = []
     for index, message in enumerate(messages):
         role = message["role"]
-        if role not in ROLES and f"'{role}'" not in template and f'"{role}"' not in template:
-            raise CheckpointError(
-                f"messages[{index}]['role']: the chat template knows no role {role!r}; common ones are "
-                f"{', '.join(ROLES)}"
-            )
+        if f"'{role}'" not in template and f'"{role}"' not in template:
+            if role not in ROLES:
+                raise CheckpointError(
+                    f"messages[{index}]['role']: the chat template knows no role {role!r}; common ones are "
+                    f"{', '.join(ROLES)}"
+                )
+            role = "system" if role == "developer" else role
+        if "tool_calls" in message and "tool_calls" not in template:
+            raise CheckpointError(f"messages[{index}]['tool_calls']: the chat template reads no tool calls")
+        read.append({**message, "role": role})
+    return read
+
+
+def _with_texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with the arguments of their tool calls as JSON."""
+    return [
+        {**message, "tool_calls": [*map(_with_text, message["tool_calls"])]}
+        if "tool_calls" in message
+        else dict(message)
+        for message in messages
+    ]
+
+
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
 def check_arguments(arguments: Any) -> dict[str, Any]:

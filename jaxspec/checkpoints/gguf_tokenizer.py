@@ -86,7 +86,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer | N
     spelled = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     return Tokenizer(
         backend,
-        chat_template=meta.text("tokenizer.chat_template", None),
+        chat_template=_templates(meta),
         special_tokens={
             f"{key}_token": tokens[token_id]
             for key, field in spelled.items()
@@ -94,6 +94,17 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer | N
         },
         eos_token_ids=ends,
     )
+
+
+def _templates(meta: Metadata) -> dict[str, str]:
+    """The chat templates by name: "default", and those that the file names."""
+    named = {
+        name: f"tokenizer.chat_template.{name}" for name in meta.list("tokenizer.chat_templates", str, [])
+    }
+    found = {
+        name: meta.text(key, None) for name, key in {**named, "default": "tokenizer.chat_template"}.items()
+    }
+    return {name: template for name, template in found.items() if template is not None}
 
 
 def _special_ids(meta: Metadata, tokens: Sequence[str], types: Sequence[int]) -> dict[str, int | None]:

@@ -14,7 +14,8 @@ def as_messages(messages: Any) -> list[dict[str, Any]]:
     text; parts [{"type": "text", "text": …}], which are joined by line breaks, as vLLM and llama.cpp do; or,
     beside "tool_calls", null or nothing, which becomes "". A refusal, as a part or beside null content, is
     the text that it has. The arguments of a tool call may be JSON in a text, as OpenAI writes them; templates
-    get the object. Keys that are null are left out.
+    get the object. A "function_call" and its answer by the role "function", which OpenAI had before, are the
+    tool call and the tool's answer that took their place. Keys that are null are left out.
 
     Raises:
       CheckpointError: they have another form, hold what is no text, or the list is empty; the text names the
@@ -24,17 +25,34 @@ def as_messages(messages: Any) -> list[dict[str, Any]]:
         raise CheckpointError(f"messages must be a list of role and content, got {type(messages).__name__}")
     if not messages:
         raise CheckpointError("messages is empty")
-    return [_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+    read: list[dict[str, Any]] = []
+    call = _CALL.format(0)
+    for index, message in enumerate(messages):
+        if isinstance(message, Mapping) and message.get("function_call") is not None:
+            call = _CALL.format(index)
+        read.append(_message(f"messages[{index}]", message, call))
+    return read
 
 
-def _message(where: str, message: Any) -> dict[str, Any]:
+_CALL = "call{:05}"
+"""The id of a call that has none, by the number of its message; Mistral's templates ask for nine letters."""
+
+
+def _message(where: str, message: Any, call: str) -> dict[str, Any]:
+    """One message; `call` is the id of the last function that was called."""
     if not isinstance(message, Mapping):
         raise CheckpointError(f"{where} must be a dict, got {type(message).__name__}")
     read = {key: value for key, value in message.items() if value is not None}
     if not isinstance(read.get("role"), str):
         raise CheckpointError(f"{where}['role'] must be a string, got {read.get('role')!r}")
+    function = read.pop("function_call", None)
     if read.pop("tool_calls", None):
         read["tool_calls"] = _tool_calls(f"{where}['tool_calls']", message["tool_calls"])
+    elif function is not None:
+        function = _function(f"{where}['function_call']", function)
+        read["tool_calls"] = [{"id": call, "type": "function", "function": function}]
+    if read["role"] == "function":
+        read = {"tool_call_id": call, **read, "role": "tool"}
     if isinstance(read.get("refusal"), str) and read.get("content") is None:
         read["content"] = read.pop("refusal")
     read["content"] = _content(f"{where}['content']", read.get("content"), "tool_calls" in read)
@@ -68,12 +86,16 @@ def _tool_calls(where: str, calls: Any) -> list[dict[str, Any]]:
         raise CheckpointError(f"{where} must be a list, got {calls!r}")
     read = []
     for index, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise CheckpointError(f"{where}[{index}] must have a function with a name, got {call!r}")
-        arguments = _arguments(f"{where}[{index}]['function']['arguments']", function.get("arguments"))
-        read.append({**call, "function": {**function, "arguments": arguments}})
+        if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+            raise CheckpointError(f"{where}[{index}] must have a function, got {call!r}")
+        read.append({**call, "function": _function(f"{where}[{index}]['function']", call["function"])})
     return read
+
+
+def _function(where: str, function: Any) -> dict[str, Any]:
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise CheckpointError(f"{where} must have a name, got {function!r}")
+    return {**function, "arguments": _arguments(f"{where}['arguments']", function.get("arguments"))}
 
 
 def _arguments(where: str, arguments: Any) -> dict[str, Any]:

@@ -55,11 +55,12 @@ def main() -> None:
 def render(template: str, variables: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
     """Renders a template with its variables, and with arguments, each of which it must read."""
     environment = _environment()
-    compiled, read = _compile(environment, template)
+    compiled, read, expected = _compile(environment, template)
     unread = [name for name in arguments if name not in read]
     if unread:
-        own = ", ".join(sorted(read - set(variables) - set(environment.globals))) or "none"
-        raise UnreadError(f"does not read {unread[0]!r}; its arguments are: {own}")
+        set_here = {name for name, value in variables.items() if value is not None}
+        known = ", ".join(sorted(expected - set_here - set(environment.globals))) or "none"
+        raise UnreadError(f"does not read {unread[0]!r}; its arguments are: {known}")
     return compiled.render({**variables, **arguments})
 
 
@@ -100,10 +101,22 @@ def _environment() -> jinja2.Environment:
 
 
 @lru_cache(maxsize=4)
-def _compile(environment: jinja2.Environment, template: str) -> tuple[jinja2.Template, set[str]]:
-    """A template, and the names of the variables that it reads."""
-    read = jinja2.meta.find_undeclared_variables(environment.parse(template))
-    return environment.from_string(template), read
+def _compile(environment: jinja2.Environment, template: str) -> tuple[jinja2.Template, set[str], set[str]]:
+    """A template, the variables that it reads, and those of them that it expects from outside.
+
+    jinja2 takes a variable that only a branch sets for one that is read from outside. It is expected if the
+    template asks whether it is defined, or has a default for it.
+    """
+    tree = environment.parse(template)
+    read = jinja2.meta.find_undeclared_variables(tree)
+    names = tree.find_all(jinja2.nodes.Name)
+    own = {name.name for name in names if name.ctx == "store"}
+    asked: list[Any] = [
+        test.node for test in tree.find_all(jinja2.nodes.Test) if test.name in ("defined", "undefined")
+    ]
+    asked += [each.node for each in tree.find_all(jinja2.nodes.Filter) if each.name in ("default", "d")]
+    expected = {node.name for node in asked if isinstance(node, jinja2.nodes.Name)}
+    return environment.from_string(template), read, read - (own - expected)
 
 
 def _tojson(

@@ -17,6 +17,8 @@ from jaxspec.checkpoints.tokenizer_files import read_tokenizer
 
 _CHARACTERS_PER_TOKEN = 8
 """An upper bound of the mean, except for texts of spaces; English has about four."""
+_FOR_TOOLS = "tool_use"
+"""The name of the template that Hugging Face's tokenizers take where there are tools."""
 _CUT, _SPACE = "\ufdd1", " "
 """Put behind an answer that goes on: no text has the character, and a template that trims takes the space."""
 
@@ -28,6 +30,7 @@ class Tokenizer:
       backend: the `tokenizers.Tokenizer`.
       chat_templates: jinja2 sources by name.
       chat_template: the one that is used: "default", or the only one; None if there is no such template.
+        Where there are tools, "tool_use" takes its place.
       special_tokens: texts of "bos_token", "eos_token", …
       eos_token_ids: tokens that end an answer, according to the tokenizer's files.
     """
@@ -215,15 +218,18 @@ class Tokenizer:
           CheckpointError: there is no chat template or no default one, the last message cannot be continued,
             or `render_chat` fails.
         """
-        if self.chat_template is None and self.chat_templates:
+        template = self.chat_template
+        if (arguments or {}).get("tools"):
+            template = self.chat_templates.get(_FOR_TOOLS, template)
+        if template is None and self.chat_templates:
             names = ", ".join(map(repr, self.chat_templates))
             raise CheckpointError(f"the model has several chat templates and no default: {names}")
-        if self.chat_template is None:
+        if template is None:
             raise CheckpointError("the model has no chat template: pass a plain prompt")
         if continue_final_message:
             messages = _to_be_cut(as_messages(messages))
         chat = render_chat(
-            self.chat_template,
+            template,
             messages,
             self.special_tokens,
             add_generation_prompt=add_generation_prompt and not continue_final_message,

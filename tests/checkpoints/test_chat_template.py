@@ -110,6 +110,55 @@ def test_an_argument_that_makes_a_template_loop_or_grow_is_refused_in_a_second_a
     assert render("{{ messages[0].content }}") == USER[0]["content"]
 
 
+TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+
+
+def test_a_template_that_names_no_developer_knows_it_as_the_system():
+    messages = [{"role": "developer", "content": "Be brief."}, *USER]
+    assert render(TURNS, messages) == "[system]Be brief.[user]<b>&é"
+    assert render(TURNS + "{{ 'developer' }}", messages).startswith("[developer]")
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "sum", "arguments": '{"a": "é"}'}}
+CALLED = [{"role": "assistant", "content": None, "tool_calls": [CALL]}]
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [("arguments", '{"a": "é"}'), ("arguments|tojson", '{"a": "é"}'), ("arguments.a", "é")],
+)
+def test_arguments_of_a_call_are_an_object_or_the_text_that_a_template_adds_to_others(read, text):
+    call = (
+        "{% for c in messages[0].tool_calls %}{{ c.function.name + ':' + c.function."
+        + read
+        + " }}{% endfor %}"
+    )
+    assert render(call, CALLED) == f"sum:{text}"
+
+
+def test_calls_that_no_template_reads_are_refused():
+    with pytest.raises(
+        CheckpointError, match=r"messages\[1\]\['tool_calls'\]: the chat template reads no tool"
+    ):
+        render(TURNS, [*USER, *CALLED])
+
+
+def test_an_argument_that_is_not_read_is_told_those_that_are_expected():
+    """And not what the template sets itself, in a branch."""
+    template = (
+        "{% if x %}{% set text = 1 %}{% else %}{% set text = 2 %}{% endif %}{{ text }}{{ documents }}"
+        "{% if not date is defined %}{% set date = 1 %}{% endif %}{{ date }}"
+        "{% if x %}{% set thinking = thinking | default(false) %}{% endif %}{{ thinking }}"
+    )
+    with pytest.raises(
+        CheckpointError, match=r"does not read 'y'; its arguments are: date, documents, thinking, x$"
+    ):
+        render_chat(template, USER, {}, add_generation_prompt=True, arguments={"y": 1})
+    arguments = {"x": 0, "date": "May ", "thinking": "yes", "documents": "two "}
+    text = render_chat(template, USER, {}, add_generation_prompt=True, arguments=arguments)
+    assert text == "2two May yes"
+
+
 def test_what_json_cannot_say_is_an_error():
     with pytest.raises(CheckpointError, match="messages cannot be written as JSON"):
         render("x", [{**USER[0], "tools": {1, 2}}])

@@ -100,6 +100,14 @@ def test_end_tokens_and_special_tokens():
     assert chat == "<s>user: hello</s><s>assistant: "
 
 
+def test_templates_that_a_file_names():
+    values = byte_level(chat_templates=["tool_use"], chat_template__tool_use="{{ tools }}")
+    tokenizer = tokenizer_from_gguf(values, "file")
+    chat = [{"role": "user", "content": "hello"}]
+    assert tokenizer.apply_chat_template(chat, arguments={"tools": ["sum"]}) == "['sum']"
+    assert "hello" in tokenizer.apply_chat_template(chat)
+
+
 @pytest.mark.parametrize(
     "token",
     [

@@ -53,6 +53,27 @@ def test_a_call_without_arguments_has_none(arguments):
     assert message["tool_calls"][0]["function"]["arguments"] == {}
 
 
+def test_calls_of_functions_as_openai_had_them_before_are_calls_of_tools():
+    function = {"name": "sum", "arguments": '{"a": [1, 2]}'}
+    old = [
+        {"role": "user", "content": "1 + 2?"},
+        {"role": "assistant", "content": None, "function_call": function},
+        {"role": "function", "name": "sum", "content": "3"},
+        {"role": "assistant", "content": "3.", "function_call": None},
+    ]
+    read = as_messages(old)
+    call = {"id": "call00001", "type": "function", "function": {"name": "sum", "arguments": {"a": [1, 2]}}}
+    assert read == [
+        old[0],
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call00001", "name": "sum", "content": "3"},
+        {"role": "assistant", "content": "3."},
+    ]
+    assert as_messages(read) == read
+    both = {**old[1], "tool_calls": [CALL]}
+    assert as_messages([both])[0]["tool_calls"][0]["id"] == "c1"
+
+
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 
 
@@ -72,7 +93,16 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
         ({"content": 3}, r"\['content'\] must be a string or a list of parts, got 3"),
         ({"content": "a", "tool_call_id": 1}, r"\['tool_call_id'\] must be a string, got 1"),
         ({"tool_calls": "sum"}, r"\['tool_calls'\] must be a list, got 'sum'"),
-        ({"tool_calls": [{}]}, r"\['tool_calls'\]\[0\] must have a function with a name"),
+        ({"tool_calls": [{}]}, r"\['tool_calls'\]\[0\] must have a function, got {}"),
+        (
+            {"tool_calls": [{"function": {}}]},
+            r"\['tool_calls'\]\[0\]\['function'\] must have a name, got {}",
+        ),
+        ({"function_call": "auto"}, r"\['function_call'\] must have a name, got 'auto'"),
+        (
+            {"function_call": {"name": "a", "arguments": "{"}},
+            r"\['function_call'\]\['arguments'\] must be an",
+        ),
         (
             {"tool_calls": [{"function": {"name": "a", "arguments": "{"}}]},
             r"\['arguments'\] must be an object",

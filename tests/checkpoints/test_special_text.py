@@ -80,7 +80,7 @@ def test_arguments_and_tool_calls_are_texts_too(tokenizer):
 
 
 def test_a_text_that_is_empty_stays_empty(tokenizer):
-    tokenizer.chat_template = "<s>{{ 'full' if messages[0].content else 'empty' }}"
+    tokenizer.chat_template = "<s>{{ 'full' if messages[0].content else 'empty' }}{# tool_calls #}"
     call = {"function": {"name": "sum", "arguments": ""}}
     assert "empty" in shown(tokenizer, encode(tokenizer, [{"role": "assistant", "tool_calls": [call]}]))
 

@@ -129,3 +129,5 @@ def test_templates_in_files_of_their_own(folder):
     tokenizer = Tokenizer.from_folder(folder)
     assert tokenizer.chat_templates == {"default": "file", "tool_use": "tools"}
     assert tokenizer.apply_chat_template(CHAT) == "file"
+    (more / "tool_use.jinja").write_text("{{ tools }}")
+    assert Tokenizer.from_folder(folder).apply_chat_template(CHAT, arguments={"tools": [1]}) == "[1]"
