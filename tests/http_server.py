@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +12,7 @@ import uvicorn
 from tiny_engines import assert_idle
 
 from jaxspec import AsyncEngine, Engine
+from jaxspec.openai import DEFAULTS
 from jaxspec.serve.app import Access, make_app
 
 MODEL = "tiny"
@@ -25,12 +26,14 @@ class KeptEngine(AsyncEngine):
 
 
 @contextmanager
-def serving(engine: Engine, *, max_unfinished: int = 1024, **access: Any) -> Iterator[SimpleNamespace]:
+def serving(
+    engine: Engine, *, max_unfinished: int = 1024, sampling: Mapping[str, Any] = DEFAULTS, **access: Any
+) -> Iterator[SimpleNamespace]:
     """The address of a server, and its client of the engine."""
     client = KeptEngine(engine, max_unfinished=max_unfinished)
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    app = make_app(client, MODEL, Access(**access))
+    app = make_app(client, MODEL, Access(**access), sampling)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", backlog=2048))
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()

@@ -39,6 +39,7 @@ from jaxspec.batch import (
 )
 from jaxspec.commands.command_line import (
     CommandError,
+    model_defaults,
     prompt_options,
     report,
     sampling_params,
@@ -48,6 +49,7 @@ from jaxspec.config import Config, list_configs
 from jaxspec.engine import EngineError
 from jaxspec.engine.load import load
 from jaxspec.jax_settings import choose_devices
+from jaxspec.openai import DEFAULTS
 from jaxspec.provenance import device, provenance
 from jaxspec.rows import Form, is_parquet, may_sample, parquet_columns
 from jaxspec.sampling import SamplingMode, SamplingParams, required_mode
@@ -164,7 +166,11 @@ def _form(args: argparse.Namespace) -> Form:
     kept = () if kept is None else kept or True
     asked = {name: getattr(args, name) for name in ("n", "continue_final_message")}
     defaults = prompt_options(args) | {name: value for name, value in asked.items() if value}
-    return Form(prompt_key=args.prompt_key, kept=kept, defaults=defaults, openai=True)
+    told = args.temperature is not None or (
+        args.sampling_defaults and "temperature" in model_defaults(args.config)
+    )
+    hosted = {} if told else DEFAULTS
+    return Form(prompt_key=args.prompt_key, kept=kept, defaults=defaults, openai=True, hosted=hosted)
 
 
 def _check_ray_options(args: argparse.Namespace) -> None:

@@ -121,11 +121,7 @@ def add_sampling_options(parser: argparse.ArgumentParser, *, without: Collection
     for name, options in _SAMPLING.items():
         if name not in without:
             group.add_argument(_flag(name), **options)
-    group.add_argument(
-        "--sampling-defaults",
-        action="store_true",
-        help="take what is not given from the model's generation_config.json",
-    )
+    add_sampling_defaults(group, "what is not given")
     if "raw" not in without:
         group.add_argument("--raw", action="store_true", help="pass prompts without the chat template")
     group = parser.add_argument_group("constraints")
@@ -134,6 +130,15 @@ def add_sampling_options(parser: argparse.ArgumentParser, *, without: Collection
     grammar = group.add_mutually_exclusive_group()
     for name, options in _GRAMMARS.items():
         grammar.add_argument(_flag(name), **options)
+
+
+def add_sampling_defaults(group: "argparse._ActionsContainer", what: str) -> None:
+    """Adds --sampling-defaults, which takes `what` from the model's `generation_config.json`."""
+    group.add_argument(
+        "--sampling-defaults",
+        action="store_true",
+        help=f"take {what} from the model's generation_config.json",
+    )
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -339,7 +344,7 @@ def sampling_params(args: argparse.Namespace, model: str, *, may_sample: bool = 
     names -= {"num_speculative_tokens"}  # that option is about the drafter
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if args.sampling_defaults:
-        given = {**_model_defaults(model), **given}
+        given = {**model_defaults(model), **given}
     try:
         params = SamplingParams(**given)
     except ValueError as error:
@@ -355,7 +360,13 @@ def sampling_params(args: argparse.Namespace, model: str, *, may_sample: bool = 
     return params
 
 
-def _model_defaults(model: str) -> dict[str, Any]:
+def model_defaults(model: str) -> dict[str, Any]:
+    """The fields of `SamplingParams` that a model's makers recommend, for --sampling-defaults.
+
+    Raises:
+      CommandError: they recommend none.
+      CheckpointError: the model cannot be opened.
+    """
     from jaxspec.checkpoints import open_checkpoint  # imports slowly
 
     target = resolve_config(model).target

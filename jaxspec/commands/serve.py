@@ -23,9 +23,11 @@ from jaxspec.commands.command_line import (
     CommandError,
     Parser,
     add_device_option,
+    add_sampling_defaults,
     add_speculation_options,
     drafter_from,
     drafter_options,
+    model_defaults,
     report,
 )
 from jaxspec.config import resolve_config
@@ -68,6 +70,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="a web page's origin (https://example.org) that may send requests, * for all; may be given "
         "several times; default: none",
     )
+    add_sampling_defaults(parser, "what requests do not say")
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--max-queue",
@@ -119,15 +122,22 @@ def _serve(args: argparse.Namespace) -> int:
     config.replace(engine=engine)
     for module in ("fastapi", "uvicorn", "prometheus_client"):
         optional(module, extra="serve")
+    sampling = model_defaults(args.model) if args.sampling_defaults else {}
     # Before the model is loaded, which may take minutes.
     listening = _bind(args.host, args.port)
     name = args.name or (config.name if Path(args.model).exists() else args.model)
     with listening:
-        return _run(args, listening, name, key, {"drafter": drafter, "device": args.device, **engine})
+        load = {"drafter": drafter, "device": args.device, **engine}
+        return _run(args, listening, name, key, load, sampling)
 
 
 def _run(
-    args: argparse.Namespace, listening: socket.socket, name: str, key: str | None, load: dict[str, Any]
+    args: argparse.Namespace,
+    listening: socket.socket,
+    name: str,
+    key: str | None,
+    load: dict[str, Any],
+    sampling: dict[str, Any],
 ) -> int:
     import jaxspec
     from jaxspec.serve.app import Access, make_app
@@ -144,7 +154,8 @@ def _run(
     address = f"[{host}]" if ":" in host else host
     print(f"serving {name} at http://{address}:{port}/v1", file=sys.stderr, flush=True)
     try:
-        ended_by = run_server(make_app(engine, name, access), engine, listening, grace=args.grace)
+        app = make_app(engine, name, access, sampling)
+        ended_by = run_server(app, engine, listening, grace=args.grace)
     finally:
         engine.engine.close()
     return 130 if ended_by == signal.SIGINT else 0

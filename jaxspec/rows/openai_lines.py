@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.checkpoints.messages import as_messages
-from jaxspec.openai import CHAT, COMPLETIONS, DEFAULTS, Asked, RequestError, error_object, read_body
+from jaxspec.openai import CHAT, COMPLETIONS, Asked, RequestError, error_object, read_body
 from jaxspec.rows.ids import hash_json
 
 KEYS = ("custom_id", "method", "url", "body")
@@ -76,11 +76,12 @@ def _read(values: Mapping[str, Any]) -> Asked:
     return asked
 
 
-def row_values(asked: Asked, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def row_values(asked: Asked, defaults: Mapping[str, Any], hosted: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `Row` that a request sets.
 
     Args:
       defaults: what rows have that do not say otherwise, as in `Form`.
+      hosted: sampling parameters of requests that do not set them, as in `Form`.
     """
     options = dict(asked.prompt_options)
     own = options.pop("chat_template_kwargs", None)
@@ -92,7 +93,7 @@ def row_values(asked: Asked, defaults: Mapping[str, Any]) -> dict[str, Any]:
     prompt: Any = asked.prompts[0]
     return {
         "prompt": as_messages(prompt) if asked.is_chat else prompt,
-        "sampling": {**DEFAULTS, **asked.sampling},
+        "sampling": {**hosted, **asked.sampling},
         "chat_template_kwargs": arguments or {},
         "n": None if asked.n == 1 else asked.n,
         **(flags if not _is_ids(prompt) else {}),

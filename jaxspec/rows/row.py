@@ -10,7 +10,7 @@ from jaxspec.checkpoints.chat_template import check_arguments
 from jaxspec.checkpoints.messages import as_messages
 from jaxspec.engine import Generation
 from jaxspec.engine.samples import check_count
-from jaxspec.openai import Asked
+from jaxspec.openai import DEFAULTS, Asked
 from jaxspec.rows.ids import RowId, hash_json
 from jaxspec.rows.openai_lines import read_line, row_values
 from jaxspec.sampling import SamplingParams
@@ -58,12 +58,14 @@ class Form:
         takes all that ask for nothing.
       defaults: keys with values, for rows that do not have them.
       openai: whether a row may be a line of OpenAI's batch files.
+      hosted: sampling parameters of such a line that does not set them.
     """
 
     prompt_key: str | None = None
     kept: Sequence[str] | bool = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     openai: bool = False
+    hosted: Mapping[str, Any] = field(default_factory=lambda: DEFAULTS)
 
     @property
     def questions(self) -> tuple[str, ...]:
@@ -222,7 +224,7 @@ def make_row(place: str, values: Mapping[str, Any], number: int | None, form: Fo
     """The row with these keys and values; other arguments and errors as in `parse_line`."""
     if form.openai and "custom_id" in values:
         custom_id, asked = read_line(values)
-        return Row(place, custom_id, asked=asked, **row_values(asked, form.defaults))
+        return Row(place, custom_id, asked=asked, **row_values(asked, form.defaults, form.hosted))
     question = _one_of(form.questions, values)
     kept = form.keeps(values, question)
     unknown = [key for key in values if key not in form.known and key not in kept]

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from jaxspec.engine import AsyncEngine, EngineError, Generation
 from jaxspec.engine import Request as EngineRequest
 from jaxspec.engine.prompts import Prompt
 from jaxspec.engine.samples import best, make_samples
-from jaxspec.openai import Asked, Chunks, Head, RequestError, answer_body, error_object, usage
+from jaxspec.openai import DEFAULTS, Asked, Chunks, Head, RequestError, answer_body, error_object, usage
 from jaxspec.sampling import SamplingParams
 
 
@@ -26,10 +26,12 @@ class Answering:
     Attributes:
       engine: the client of the engine that answers.
       max_prompt: the most tokens of a prompt; None for as many as the engine takes.
+      sampling: sampling parameters of bodies that do not set them.
     """
 
     engine: AsyncEngine
     max_prompt: int | None = None
+    sampling: Mapping[str, Any] = field(default_factory=lambda: DEFAULTS)
 
     def reserve(self, asked: Asked) -> ExitStack:
         """Places for all of the answers, to be closed in the end.
@@ -58,7 +60,7 @@ class Answering:
         return await asyncio.to_thread(self._make, asked)
 
     def _make(self, asked: Asked) -> list[EngineRequest]:
-        params, drawn = asked.params(), _num_drawn(asked)
+        params, drawn = asked.params(self.sampling), _num_drawn(asked)
         request = partial(self._request, asked)
         first = partial(request, **asked.prompt_options)
         return make_samples(

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from jaxspec.engine import AsyncEngine, EngineError, QueueFullError
-from jaxspec.openai import CHAT, COMPLETIONS, Endpoint, RequestError, error_object, read_body
+from jaxspec.openai import CHAT, COMPLETIONS, DEFAULTS, Endpoint, RequestError, error_object, read_body
 from jaxspec.serve import schemas
 from jaxspec.serve.answering import AnswerError, Answering
 from jaxspec.serve.clients import ClientGoneError, EventStream, read_json, unless_gone
@@ -45,7 +45,9 @@ class Access:
     max_prompt: int | None = None
 
 
-def make_app(engine: AsyncEngine, model: str, access: Access = Access()) -> FastAPI:
+def make_app(
+    engine: AsyncEngine, model: str, access: Access = Access(), sampling: Mapping[str, Any] = DEFAULTS
+) -> FastAPI:
     """The application that serves an engine.
 
     Its shutdown closes the engine. At most `engine.max_unfinished` answers are in work at once; what comes
@@ -53,9 +55,11 @@ def make_app(engine: AsyncEngine, model: str, access: Access = Access()) -> Fast
 
     Args:
       model: the name that requests must give.
+      sampling: fields of `SamplingParams` for requests that do not set them, such as
+        `generation_defaults` gives; their temperature is 1 if it is not among them.
     """
     metrics = Metrics(engine.engine, model)
-    answering = Answering(engine, access.max_prompt)
+    answering = Answering(engine, access.max_prompt, {**DEFAULTS, **sampling})
     started = int(time.time())
 
     @asynccontextmanager

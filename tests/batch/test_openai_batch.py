@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 from fake_engine import FakeEngine
@@ -106,6 +107,30 @@ def test_options_of_the_command_are_for_bodies_that_do_not_say(read):
     assert (chat.chat_template_kwargs, chat.flags) == ({"think": False}, {"special_tokens_as_text": True})
     assert (text.chat_template_kwargs, text.flags) == ({}, {"special_tokens_as_text": True})
     assert (own.chat_template_kwargs, own.flags) == ({"a": 1}, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], {"temperature": 1.0}),
+        (["--temperature", "0"], {"temperature": 0.0}),
+        (["--sampling-defaults"], {"temperature": 0.6, "top_p": 0.9}),
+        (["--sampling-defaults", "--temperature", "0.2"], {"temperature": 0.2, "top_p": 0.9}),
+    ],
+)
+def test_sampling_of_bodies_that_do_not_say(options, expected, tiny_config, tmp_path, monkeypatch):
+    """The temperature, which they have by default, comes from where the rest does."""
+    engine, model, source = FakeEngine(), tmp_path / "model", tmp_path / "in.jsonl"
+    monkeypatch.setattr(batch_job, "load", lambda config, **options: engine)
+    shutil.copytree(tiny_config.with_name("model"), model)
+    recommended = {"temperature": 0.6, "top_p": 0.9, "do_sample": True}
+    (model / "generation_config.json").write_text(json.dumps(recommended), "utf-8")
+    source.write_text(f"{json.dumps(TEXT)}\n{json.dumps(CHAT)}\n", "utf-8")
+    files = ["--input", str(source), "--output", str(tmp_path / "out.jsonl")]
+    assert batch.main([str(model), *files, *options]) == 0
+    nothing, _, own = sorted(engine.params, key=lambda params: params.max_new_tokens)
+    assert {"temperature": nothing.temperature, "top_p": nothing.top_p} == {"top_p": 1.0, **expected}
+    assert own.temperature == 0.5
 
 
 IMAGE = [{"role": "user", "content": [{"type": "image_url"}]}]

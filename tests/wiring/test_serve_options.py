@@ -1,5 +1,6 @@
 """Every option of `jaxspec serve` reaches the engine, the application or the server."""
 
+import shutil
 import sys
 from dataclasses import fields
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from jaxspec.serve.app import Access
 
 TO_LOAD = {"model", "drafter", "device", "num_speculative_tokens", "no_speculation"}
 TO_LOAD |= {"batch_size", "max_model_len", "tensor_parallel", "imports"}
-TO_APP = {"name", "api_key_file", "cors_origin", "max_body", "max_prompt", "max_queue"}
+TO_APP = {"sampling_defaults", "name", "api_key_file", "cors_origin", "max_body", "max_prompt", "max_queue"}
 TO_SERVER = {"host", "port", "grace"}
 
 
@@ -33,8 +34,8 @@ def told(monkeypatch, tiny_config):
             seen.model, seen.settings = model, settings
             return engine
 
-        def make_app(client, name, access):
-            seen.client, seen.name, seen.access = client, name, access
+        def make_app(client, name, access, sampling):
+            seen.client, seen.name, seen.access, seen.sampling = client, name, access, sampling
 
         def run_server(app, client, listening, *, grace):
             seen.address, seen.grace = listening.getsockname(), grace
@@ -91,6 +92,29 @@ def test_what_is_served(told, tiny_config, monkeypatch, tmp_path):
     (tmp_path / "key").write_text("inside\n", "utf-8")
     assert told("--api-key-file", tmp_path / "key").access.api_key == "inside"
     assert len(fields(Access)) == 4
+
+
+def test_what_requests_have_that_do_not_say(told, tiny_config, tmp_path, capsys):
+    assert told().sampling == {}
+    with pytest.raises(AssertionError):
+        told("--sampling-defaults")
+    assert "has no generation_config.json that recommends any" in capsys.readouterr().err
+    model = tmp_path / "recommended"
+    shutil.copytree(tiny_config.with_name("model"), model)
+    (model / "generation_config.json").write_text('{"do_sample": true, "top_k": 4, "unknown": 1}', "utf-8")
+    assert told("--sampling-defaults", model=model).sampling == {"temperature": 1.0, "top_k": 4}
+
+
+def test_defaults_reach_the_answers_of_bodies_that_do_not_say(engine):
+    messages = [{"role": "user", "content": PROMPT}]
+    sampling = {"top_k": 1, "seed": 3, "temperature": 0.5}
+    with serving(engine, sampling=sampling) as server, submitted(engine) as requests:
+        for body in ({}, {"top_k": 5, "temperature": 2.0}):
+            told = {"model": "tiny", "messages": messages, "max_tokens": 2, **body}
+            url = f"{server.url}/v1/chat/completions"
+            assert httpx.post(url, json=told, timeout=60, trust_env=False).status_code == 200
+    params = [request.params for request in requests]
+    assert [(each.top_k, each.temperature, each.seed) for each in params] == [(1, 0.5, 3), (5, 2.0, 3)]
 
 
 def test_a_shipped_configuration_and_a_hub_id_are_named_as_they_are_given(told):
