@@ -32,6 +32,8 @@ def open_folder(folder: Path) -> Checkpoint:
     tokenizer = Tokenizer.from_folder(folder)
     generation = read_json(folder / "generation_config.json", default={})
     eos = _eos_token_ids(folder, generation, config, tokenizer)
+    if tokenizer is not None:
+        tokenizer.make_special(eos)
     return Checkpoint(str(folder), config, tensors, tokenizer, eos, generation)
 
 

@@ -82,6 +82,16 @@ class Tokenizer:
             json.dumps(config, indent=2, ensure_ascii=False), "utf-8"
         )
 
+    def make_special(self, ends: Sequence[int]) -> None:
+        """Makes added tokens that end an answer special, so that they are no part of its text.
+
+        Some files call the end of a turn an added token like any other; a grammar's text would end with it.
+        """
+        added = self.backend.get_added_tokens_decoder()
+        for token in [added[end] for end in ends if end in added and not added[end].special]:
+            token.special = True
+            self.backend.add_tokens([token])
+
     @property
     def vocab_size(self) -> int:
         """The number of tokens, including added ones; the model's vocabulary may be larger."""

@@ -6,7 +6,7 @@ import pytest
 from safetensors.numpy import save_file
 from tiny_folder import CONFIG, arrays, assert_same_tensors, write_folder, write_json, write_tokenizer
 
-from jaxspec.checkpoints import CheckpointError, open_checkpoint
+from jaxspec.checkpoints import CheckpointError, TextStream, open_checkpoint
 
 
 def test_head_without_tokenizer(tmp_path):
@@ -32,6 +32,21 @@ def test_end_tokens_come_from_the_generation_config_first(tmp_path):
     write_json(tmp_path / "generation_config.json", {"eos_token_id": {"id": 5}})
     with pytest.raises(CheckpointError, match="eos_token_id must be a token id or a list of them"):
         open_checkpoint(tmp_path)
+
+
+def test_an_end_that_files_call_no_special_token_is_no_part_of_a_text(tmp_path):
+    write_tokenizer(write_folder(tmp_path))
+    before = open_checkpoint(tmp_path).tokenizer
+    end = before.vocabulary["<a tool>"]
+    text = before.encode("hey", add_special_tokens=False)
+    assert before.decode([*text, end]) == "hey<a tool>"
+    write_json(tmp_path / "generation_config.json", {"eos_token_id": [end, text[0]]})
+    tokenizer = open_checkpoint(tmp_path).tokenizer
+    assert tokenizer.vocabulary == before.vocabulary
+    assert tokenizer.decode([*text, end]) == "hey"
+    stream = TextStream(tokenizer.backend)
+    assert stream.feed([*text, end]) + stream.finish() == "hey"
+    assert tokenizer.encode("hey<a tool>") == before.encode("hey<a tool>")
 
 
 def test_end_tokens_may_be_those_of_the_nested_language_model(tmp_path):
