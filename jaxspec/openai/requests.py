@@ -105,6 +105,8 @@ _CHAT_ONLY: dict[str, Schema] = {
     "top_logprobs": {**_number(0, MAX_LOGPROBS, "integer"), "description": "Only with logprobs."},
     "tools": {**_LIST, "items": {"type": "object"}, "description": "Go to the chat template."},
     "tool_choice": {"enum": ["auto", "none"], "description": "With none, no tools go to the template."},
+    "functions": {**_LIST, "items": {"type": "object"}, "description": "The older form of tools."},
+    "function_call": {"enum": ["auto", "none"], "description": "The older name of tool_choice."},
     "reasoning_effort": {**_STRING, "description": "Goes to the chat template."},
     "chat_template_kwargs": {"type": "object", "description": "Arguments of the chat template."},
     "continue_final_message": {**_FLAG, "description": "The last message is the answer's beginning."},
@@ -140,7 +142,7 @@ _NO_EFFECT_IN_CHAT: dict[str, Schema] = {
     "prediction": {"type": "object"},
     "modalities": {"type": "array", "items": {"enum": ["text"]}},
     "verbosity": {"enum": ["medium"]},
-    **{key: {"type": "null"} for key in ("audio", "function_call", "functions", "web_search_options")},
+    **{key: {"type": "null"} for key in ("audio", "web_search_options")},
 }
 _OWN: dict[str, Schema] = {
     "top_k": {"type": "integer", "minimum": -1},
@@ -326,9 +328,12 @@ def _read_chat(asked: Asked, values: Mapping[str, Any], sampling: dict[str, Any]
     elif values.get("top_logprobs"):
         raise RequestError("top_logprobs: has no effect without logprobs", "top_logprobs")
     arguments = dict(values.get("chat_template_kwargs", {}))
-    for name in _ARGUMENTS:
-        if values.get(name) and not (name == "tools" and values.get("tool_choice") == "none"):
-            arguments[name] = values[name]
+    if values.get("functions") and values.get("tools"):
+        raise RequestError("functions: tools are given, too", "functions")
+    functions = [{"type": "function", "function": each} for each in values.get("functions", [])]
+    has_tools = "none" not in (values.get("tool_choice"), values.get("function_call"))
+    given = {**values, "tools": (values.get("tools") or functions) if has_tools else None}
+    arguments |= {name: given[name] for name in _ARGUMENTS if given.get(name)}
     return dataclasses.replace(
         asked,
         prompts=[values["messages"]],

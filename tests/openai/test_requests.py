@@ -82,6 +82,11 @@ def test_what_is_not_about_sampling():
     arguments = {"enable_thinking": False, "tools": tools, "reasoning_effort": "low"}
     assert (asked.prompt_options, asked.n) == ({"chat_template_kwargs": arguments}, 3)
     assert chat(tools=tools, tool_choice="none").prompt_options == {"chat_template_kwargs": {}}
+    old = chat(functions=[{"name": "f"}], function_call="auto", tools=None)
+    assert old.prompt_options == {"chat_template_kwargs": {"tools": tools}}
+    assert chat(functions=[{"name": "f"}], function_call="none").prompt_options == {
+        "chat_template_kwargs": {}
+    }
     options = {"continue_final_message": True, "special_tokens_as_text": True}
     assert chat(**options).prompt_options == {**options, "chat_template_kwargs": {}}
     assert completion(special_tokens_as_text=True).prompt_options == {
@@ -119,7 +124,9 @@ def test_what_a_client_writes_out_as_null_asks_for_nothing():
     ("fields", "field", "message"),
     [
         ({"model": None}, "model", "model is missing"),
-        ({"functions": [{"name": "f"}]}, "functions", "functions must be null"),
+        ({"functions": ["f"]}, "functions[0]", "functions[0] must be an object"),
+        ({"functions": [{"name": "f"}], "tools": [{}]}, "functions", "functions: tools are given, too"),
+        ({"function_call": {"name": "f"}}, "function_call", "function_call must be "),
         ({"verbosity": "low"}, "verbosity", "verbosity must be 'medium', got 'low'"),
         ({"messages": []}, "messages", "messages is empty"),
         ({"messages": "hi"}, "messages", "messages must be a list, got 'hi'"),
