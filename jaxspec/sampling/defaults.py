@@ -30,10 +30,13 @@ def generation_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
     """
     known = {field.name for field in dataclasses.fields(SamplingParams)}
     values = {name: generation[name] for name in _NAMES if name in known and generation.get(name) is not None}
-    if generation.get("do_sample") is False:
+    samples = generation.get("do_sample")
+    if not (samples is None or isinstance(samples, bool)):
+        raise OneLineError(f"generation_config.json: do_sample must be true or false, got {samples!r}")
+    if samples is False:
         values = {name: value for name, value in values.items() if name not in ("top_k", "top_p", "min_p")}
         values["temperature"] = 0.0
-    elif generation.get("do_sample"):
+    elif samples:
         values.setdefault("temperature", 1.0)
     try:
         SamplingParams(**values)

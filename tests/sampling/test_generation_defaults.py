@@ -22,3 +22,7 @@ def test_what_says_how_tokens_are_chosen_and_nothing_else(generation, fields):
 def test_a_bad_value_names_the_file_and_the_field():
     with pytest.raises(OneLineError, match=r"^generation_config.json: top_p must be a number, above 0"):
         generation_defaults({"top_p": 7})
+    with pytest.raises(
+        OneLineError, match=r"^generation_config.json: do_sample must be true or false, got 'fa"
+    ):
+        generation_defaults({"do_sample": "false"})
