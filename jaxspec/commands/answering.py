@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from jaxspec.engine.prompts import Prompt
 
 
+_AT_ONCE = 1e-3
+"""Seconds between pieces that came from the device together; no rate follows from them."""
+
+
 class RefusedError(CommandError):
     """A prompt that an engine does not answer; it answers others."""
 
@@ -119,7 +123,8 @@ def stream_answer(
     generation = delta.generation
     write("\n" + _logprobs(generation))
     count = len(generation.token_ids)
-    rate = f", then {(count - first) / (seconds - first_seconds):.1f} tokens/s" if count > first else ""
+    has_rate = count > first and seconds - first_seconds > _AT_ONCE
+    rate = f", then {(count - first) / (seconds - first_seconds):.1f} tokens/s" if has_rate else ""
     _say(generation, f"the first after {first_seconds:.2f} s{rate}", has_seed=bool(params.temperature))
     return generation
 
