@@ -332,8 +332,8 @@ def _read_chat(asked: Asked, values: Mapping[str, Any], sampling: dict[str, Any]
         raise RequestError("functions: tools are given, too", "functions")
     functions = [{"type": "function", "function": each} for each in values.get("functions", [])]
     has_tools = "none" not in (values.get("tool_choice"), values.get("function_call"))
-    given = {**values, "tools": (values.get("tools") or functions) if has_tools else None}
-    arguments |= {name: given[name] for name in _ARGUMENTS if given.get(name)}
+    told = {**values, "tools": (values.get("tools") or functions) if has_tools else None}
+    arguments |= {name: told[name] for name in _ARGUMENTS if told.get(name)}
     return dataclasses.replace(
         asked,
         prompts=[values["messages"]],
