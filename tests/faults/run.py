@@ -12,7 +12,9 @@ Exits with 1 if a fault is not caught, or cannot be applied because the code has
 """
 
 import argparse
+import compileall
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -72,12 +74,15 @@ def read_faults() -> list[Fault]:
 
 
 def copy_tree(root: Path) -> None:
-    """Copies all tracked files of the working tree, with uncommitted changes."""
+    """Copies all tracked files of the working tree, with uncommitted changes, and compiles them."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True)
     for name in filter(None, listed.stdout.split("\0")):
         if os.path.lexists(ROOT / name):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, root / name, follow_symlinks=False)
+    # Bytecode that a file's content checks: by its date, a file of the same length changed within the same
+    # second would not be compiled again.
+    compileall.compile_dir(root, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
 
 
 def run_test(fault: Fault, root: Path) -> tuple[int, str]:
@@ -88,8 +93,7 @@ def run_test(fault: Fault, root: Path) -> tuple[int, str]:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(root), str(root / "src")]),
-        # Python would reuse bytecode for a file of the same length changed within the same second.
-        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",  # see `copy_tree`
         "HYPOTHESIS_PROFILE": "fault",
     }
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
