@@ -35,13 +35,23 @@ def test_every_name_is_that_of_a_test(pytestconfig, tests_of):
 
 
 def test_every_file_that_is_named_exists():
-    assert [file for file in (*WHOLE, *ALL_CASES) if not (TESTS / file).is_file()] == []
+    assert [file for file in (*WHOLE, *ALL_CASES) if not (TESTS / file).exists()] == []
 
 
 def test_a_test_of_many_cases_is_quick_for_the_first_and_the_last():
     tests = [("kernels/test_a.py", f"test[{i}]") for i in range(4)] + [("kernels/test_a.py", "test_other")]
     assert list(whole(tests)) == [False, True, True, False, False]
     assert list(whole([("test_a.py", name) for _, name in tests])) == 5 * [False]
+
+
+def test_a_folder_may_be_named(monkeypatch):
+    monkeypatch.setitem(WHOLE, "serve/", "any_layout")
+    tests = [
+        ("serve/test_a.py", "test_any_layout"),
+        ("serve/test_a.py", "test_b"),
+        ("test_a.py", "test_any_layout"),
+    ]
+    assert list(whole(tests)) == [True, False, False]
 
 
 def test_cases_that_are_named_are_no_first_or_last_ones(monkeypatch):
