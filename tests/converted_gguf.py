@@ -1,6 +1,7 @@
 """Writing a checkpoint as a GGUF, as llama.cpp's converter would, in float32 or MXFP4."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,18 @@ ARCHITECTURES = {
     "smollm3": "smollm3",
     "phi3": "phi3",
     "granite": "granite",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "nemotron_h": "nemotron_h",
 }
 INTERLEAVED = ("llama", "smollm3", "granite")
+NORMS_FROM_0 = ("gemma3", "qwen3next", "qwen35", "qwen35moe")
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    name = ARCHITECTURES[config["model_type"]]
+    return f"{name}_moe" if name == "nemotron_h" and "moe" in config["layers_block_type"] else name
 
 
 def write_converted(
@@ -47,7 +58,7 @@ def write_converted(
       others: replacements for tensors, by their names in the file; None drops one.
       **changes: metadata under the architecture's name, with dots written as `__`; None drops a key.
     """
-    architecture = ARCHITECTURES[checkpoint.config["model_type"]]
+    architecture = architecture_of(checkpoint.config)
     values = metadata(checkpoint.config)
     values |= {key.replace("__", "."): value for key, value in changes.items()}
     prefixed = {f"{architecture}.{key}": value for key, value in values.items() if value is not None}
@@ -60,23 +71,25 @@ def metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     rope = config.get("rope_parameters") or {}
     whole = rope.get("full_attention", rope)
     common = {
-        "block_count": config["num_hidden_layers"],
+        "block_count": config.get("num_hidden_layers") or len(config["layers_block_type"]),
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
-        "feed_forward_length": config["intermediate_size"],
+        "feed_forward_length": config.get("intermediate_size"),
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.key_length": config.get("head_dim"),
         "attention.value_length": config.get("head_dim"),
-        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps", config.get("norm_eps")),
-        "rope.freq_base": float(whole["rope_theta"]),
+        "attention.layer_norm_rms_epsilon": next(
+            config[key] for key in ("rms_norm_eps", "norm_eps", "layer_norm_epsilon") if key in config
+        ),
+        "rope.freq_base": float(whole["rope_theta"]) if whole else None,
         "expert_count": config.get("num_experts")
         or config.get("num_local_experts")
         or config.get("n_routed_experts"),
         "expert_used_count": config.get("num_experts_per_tok"),
         "expert_feed_forward_length": config.get("moe_intermediate_size"),
     }
-    if whole["rope_type"] in ("linear", "yarn"):
+    if whole.get("rope_type") in ("linear", "yarn"):
         common["rope.scaling.type"] = whole["rope_type"]
         common["rope.scaling.factor"] = whole["factor"]
         common["rope.scaling.original_context_length"] = whole.get("original_max_position_embeddings")
@@ -203,7 +216,62 @@ def _lfm2(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _delta(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    values, drafting = config["linear_num_value_heads"], config.get("mtp_num_hidden_layers", 0)
+    return {
+        "block_count": config["num_hidden_layers"] + drafting,
+        "nextn_predict_layers": drafting or None,
+        "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
+        "full_attention_interval": config["layer_types"].index("full_attention") + 1,
+        "rope.dimension_count": int(config["head_dim"] * rope["partial_rotary_factor"]),
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"],
+        "ssm.time_step_rank": values,
+        "ssm.inner_size": config["linear_value_head_dim"] * values,
+    }
+
+
+def _nemotron_h(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    kinds, drafting = config["layers_block_type"], config["num_nextn_predict_layers"]
+    inner, has_experts = config["mamba_num_heads"] * config["mamba_head_dim"], "moe" in kinds
+    wide = config["moe_intermediate_size"] if has_experts else config["intermediate_size"]
+    values = {
+        "block_count": len(kinds) + drafting,
+        "nextn_predict_layers": drafting or None,
+        "context_length": 2**20,  # whatever the config says
+        "attention.head_count_kv": [
+            config["num_key_value_heads"] * (kind == "full_attention") for kind in kinds
+        ]
+        + [config["num_key_value_heads"]] * drafting,
+        "feed_forward_length": [
+            wide * (kind == ("moe" if has_experts else "mlp")) for kind in [*kinds, *["moe"] * drafting]
+        ],
+        "rope.dimension_count": config["hidden_size"] // config["num_attention_heads"],
+        "ssm.conv_kernel": config["conv_kernel"],
+        "ssm.state_size": config["ssm_state_size"],
+        "ssm.group_count": config["n_groups"],
+        "ssm.time_step_rank": config["mamba_num_heads"],
+        "ssm.inner_size": inner,
+    }
+    of_experts = {
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
+        "expert_weights_norm": config["norm_topk_prob"],
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_group_count": config["n_group"],
+        "expert_group_used_count": config["topk_group"],
+        "moe_latent_size": config["moe_latent_size"],
+    }
+    none = dict.fromkeys(("expert_count", "expert_used_count", "expert_feed_forward_length"))
+    return values | (of_experts if has_experts else none)
+
+
 OWN = {
+    "qwen3_next": _delta,
+    "qwen3_5_text": _delta,
+    "qwen3_5_moe_text": _delta,
+    "nemotron_h": _nemotron_h,
     "lfm2": _lfm2,
     "minimax_m2": _minimax_m2,
     "olmo3": _olmo3,
@@ -222,9 +290,14 @@ def tensors(checkpoint: Checkpoint, architecture: str) -> Iterator[tuple[str, An
     """All tensors by the names that the `gguf` package gives them."""
     config = checkpoint.config
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(kinds[architecture], config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(kinds[architecture], metadata(config)["block_count"])
 
     def stored(name: str) -> str:
+        layer, _, leaf = name.rpartition(".layers.")[2].partition(".")
+        if drafting := DRAFTING.get(leaf.removesuffix(".weight")):
+            return f"blk.{layer}.{drafting}.weight"
+        if name.startswith("blk."):
+            return name
         found = names.get_name(name, try_suffixes=(".weight", ".bias", ".scale"))
         assert found is not None, name
         return found
@@ -234,7 +307,7 @@ def tensors(checkpoint: Checkpoint, architecture: str) -> Iterator[tuple[str, An
             value = interleave(value, config["num_attention_heads"])
         if architecture in INTERLEAVED and ".k_proj." in name:
             value = interleave(value, config["num_key_value_heads"])
-        if architecture == "gemma3" and "norm" in name:
+        if architecture in NORMS_FROM_0 and "norm" in name and "linear_attn.norm" not in name:
             value = value + 1
         yield stored(name), value
     rope = config.get("rope_parameters") or {}
@@ -251,7 +324,8 @@ def tensors(checkpoint: Checkpoint, architecture: str) -> Iterator[tuple[str, An
 def _own_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Any]]:
     """Tensors as the converter arranges them: experts stacked, gate and up separate, latents split."""
     config, stacks = checkpoint.config, {}
-    for name, tensor in checkpoint.tensors.items():
+    for given, tensor in checkpoint.tensors.items():
+        name = _of_layer_after_last(given, config)
         stem, found, leaf = name.partition(".experts.")
         if isinstance(tensor, Mxfp4Tensor):
             blocks = _ggml_blocks(tensor)
@@ -273,13 +347,82 @@ def _own_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Any]]:
             keys, values = np.split(halves, [config["qk_nope_head_dim"]], axis=1)
             yield name.replace("kv_b", "k_b"), np.ascontiguousarray(keys.swapaxes(1, 2))
             yield name.replace("kv_b", "v_b"), np.ascontiguousarray(values)
-        elif name.endswith(".conv.conv.weight"):
-            yield name, tensor.read()[:, 0]
+        elif name.endswith((".conv.conv.weight", ".conv1d.weight")):
+            yield name, _in_tiles(name, tensor.read()[:, 0], config)
+        elif ".linear_attn." in name or ".mixer." in name:
+            yield from _recurrent(name, tensor.read(), config)
         else:
             renamed = name.replace("e_score_correction_bias", "e_score_correction.bias")
             yield renamed + ".weight" * name.endswith(".sinks"), tensor.read()
     for name, parts in stacks.items():
+        name = re.sub(r"backbone(.*)mixer.experts", r"model\1mlp.experts", name)
         yield name, np.stack([value for _, value in sorted(parts, key=lambda part: part[0])])
+
+
+DRAFTING = {
+    "eh_proj": "nextn.eh_proj",
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "shared_head.norm": "nextn.shared_head_norm",
+}
+"""Names in the file that the `gguf` package does not know for these architectures."""
+
+
+def _of_layer_after_last(name: str, config: Mapping[str, Any]) -> str:
+    """The name of a tensor of an MTP layer as one of a layer after the last; others as they are."""
+    if not name.startswith("mtp."):
+        return name
+    if config["model_type"] == "nemotron_h":
+        last = len(config["layers_block_type"])
+        own = {
+            "mtp.layers.1.norm.weight": f"blk.{last}.post_attention_norm.weight",
+            "mtp.layers.1.final_layernorm.weight": f"model.layers.{last}.shared_head.norm.weight",
+        }
+        return own.get(name, re.sub(r"mtp\.layers\.\d+", f"backbone.layers.{last}", name))
+    last = config["num_hidden_layers"]
+    own = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm"}
+    own["norm"] = "shared_head.norm"
+    leaf = name.split(".")[1]
+    if leaf in own:
+        return f"model.layers.{last}.{own[leaf]}.weight"
+    return name.replace("mtp.layers.0", f"model.layers.{last}")
+
+
+def _recurrent(name: str, value: np.ndarray, config: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    """The converter's changes of Mamba-2 layers and of gated delta rules."""
+    if name.endswith(".A_log"):
+        value = -np.exp(value)
+    if config["model_type"] == "nemotron_h":
+        if name.endswith((".A_log", ".D")):
+            value = value[:, None]
+        elif name.endswith(".mixer.norm.weight"):
+            value = value.reshape(config["n_groups"], -1)
+    elif name.endswith("in_proj_qkvz.weight"):
+        heads, keys = config["linear_num_key_heads"], config["linear_key_head_dim"]
+        parts = value.reshape(heads, -1, value.shape[1])
+        values = (parts.shape[1] - 2 * keys) // 2
+        *rest, gates = np.split(parts, [keys, 2 * keys, 2 * keys + values], axis=1)
+        rows = [part.reshape(-1, value.shape[1]) for part in (*rest, gates)]
+        yield name.replace("qkvz", "qkv"), np.concatenate(rows[:3])
+        yield name.replace("qkvz", "z"), np.ascontiguousarray(rows[3])
+        return
+    name = name.replace("linear_attn.dt_bias", "linear_attn.dt_proj.bias")
+    for leaf in ("mixer.dt", "e_score_correction"):
+        name = name.replace(f"{leaf}_bias", f"{leaf}.bias")
+    yield name, _in_tiles(name, value, config)
+
+
+def _in_tiles(name: str, value: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """In Qwen3.5, values of the first value head of every key head come first, then those of the second."""
+    if ".linear_attn." not in name or name.endswith(".norm.weight") or config["model_type"] == "qwen3_next":
+        return value
+    heads, count = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    order = np.arange(count).reshape(heads, -1).T.reshape(-1)
+    if name.endswith(".out_proj.weight"):
+        return np.ascontiguousarray(value.reshape(len(value), count, -1)[:, order].reshape(value.shape))
+    keys = 2 * heads * config["linear_key_head_dim"] * name.endswith(("in_proj_qkv.weight", "conv1d.weight"))
+    tiled = value[keys:].reshape(count, -1, *value.shape[1:])[order].reshape(-1, *value.shape[1:])
+    return np.concatenate([value[:keys], tiled])
 
 
 def _apart(stem: str, leaf: str, rows: list[np.ndarray], finish: Any) -> Iterator[tuple[str, Any]]:

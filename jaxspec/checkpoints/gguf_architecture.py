@@ -33,7 +33,7 @@ def check_experts(name: str, stack: "GGUFTensor") -> None:
         )
 
 
-def split_experts(tensors: Mapping[str, "GGUFTensor"]) -> dict[str, TensorSource]:
+def split_experts(tensors: Mapping[str, "GGUFTensor"], config: Mapping[str, Any]) -> dict[str, TensorSource]:
     """Splits every stack of experts [E, …] into one tensor per expert, "….experts.{j}.…".
 
     Raises:
@@ -50,6 +50,9 @@ def split_experts(tensors: Mapping[str, "GGUFTensor"]) -> dict[str, TensorSource
     return split
 
 
+_ToHub = Callable[[Mapping[str, "GGUFTensor"], Mapping[str, Any]], dict[str, TensorSource]]
+
+
 @dataclass(frozen=True)
 class GGUFArchitecture:
     """How the GGUF files of a family differ from its checkpoints on the Hub.
@@ -61,10 +64,16 @@ class GGUFArchitecture:
         to names in the file. "mlp.experts.gate_proj" is a stack of experts.
       interleaved: the converter permuted query and key rows for Llama's interleaved rope.
       norm_offset: number that the converter added to the weights of norms.
+      plain_norms: parts of the names of norms that it was not added to.
+      has_rope: whether queries and keys are rotated; if not, what a file says of rope means nothing.
       scales: keys of factors that the family has and `config` reads; in files of others they are refused.
+      other_name: another `general.architecture` that files of the family have; empty if there is none.
       config: reads the keys of `config.json` that Llama lacks, from metadata under "{name}.".
       from_tensors: further keys, from the keys so far and the file's tensors by their names there.
-      tensors: converts tensors with stacked experts, by Hugging Face names, to those of a Hub checkpoint.
+      tensors: converts tensors with stacked experts, by Hugging Face names, to those of a Hub checkpoint with
+        the config that is also given.
+      next_layer: names a tensor of the layers after the last, which draft, as such a checkpoint does: from
+        the number of its layer, counted from the first of them, and its name there. None leaves them out.
     """
 
     name: str
@@ -72,10 +81,14 @@ class GGUFArchitecture:
     layer_tensors: tuple[str, ...] = ()
     interleaved: bool = False
     norm_offset: float = 0.0
+    plain_norms: tuple[str, ...] = ()
+    has_rope: bool = True
     scales: tuple[str, ...] = ()
+    other_name: str = ""
     config: Callable[[Metadata], dict[str, Any]] = _nothing
     from_tensors: Callable[[Mapping[str, Any], Mapping[str, "GGUFTensor"]], dict[str, Any]] = _nothing
-    tensors: Callable[[Mapping[str, "GGUFTensor"]], dict[str, TensorSource]] = split_experts
+    tensors: _ToHub = split_experts
+    next_layer: Callable[[int, str], str] | None = None
 
 
 ARCHITECTURES = Registry("jaxspec.models")

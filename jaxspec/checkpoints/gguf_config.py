@@ -77,19 +77,25 @@ def config_from_gguf(
         "rope_scaling": None,
     }
     config |= of_family
-    # With latent attention only a part of each head is rotated, and its size has a key of its own.
-    rotated = config.get("qk_rope_head_dim", head_dim)
-    stated = own.positive("rope.dimension_count", rotated)
-    if "partial_rotary_factor" in config:
-        rotated = min(stated, head_dim)
-    if stated != rotated:
-        raise CheckpointError(f"{meta.file}: rope over {stated} of {rotated} dimensions is not supported")
-    if scaling := _rope_scaling(own, tensors, rotated):
+    if architecture.has_rope and (scaling := _rope(own, tensors, config, head_dim)):
         config["rope_scaling"] = {**(config["rope_scaling"] or {}), **scaling}
     config |= architecture.from_tensors(config, tensors)
     if config["rope_scaling"] is None and "rope_parameters" in config:
         del config["rope_scaling"]  # transformers takes None for all of `rope_parameters`
     return config
+
+
+def _rope(
+    meta: Metadata, tensors: Mapping[str, GGUFTensor], config: Mapping[str, Any], head_dim: int
+) -> dict[str, Any] | None:
+    # With latent attention only a part of each head is rotated, and its size has a key of its own.
+    rotated = config.get("qk_rope_head_dim", head_dim)
+    stated = meta.positive("rope.dimension_count", rotated)
+    if "partial_rotary_factor" in config:
+        rotated = min(stated, head_dim)
+    if stated != rotated:
+        raise CheckpointError(f"{meta.file}: rope over {stated} of {rotated} dimensions is not supported")
+    return _rope_scaling(meta, tensors, rotated)
 
 
 def _rope_scaling(meta: Metadata, tensors: Mapping[str, GGUFTensor], rotated: int) -> dict[str, Any] | None:

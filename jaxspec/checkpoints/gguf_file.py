@@ -1,6 +1,6 @@
 """A GGUF file as a checkpoint: Hugging Face names, layout and config."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,15 +52,30 @@ def open_gguf(path: Path) -> Checkpoint:
         text = tokenizer and tokenizer.special_tokens.get(f"{name}_token")
         config[f"{name}_token_id"] = tokenizer.backend.token_to_id(text) if tokenizer and text else None
     stored = {name: tensor for name, tensor in stored.items() if name not in ROPE_FACTORS.values()}
-    further = range(config["num_hidden_layers"], meta.under(architecture.name).size("block_count"))
-    stored = {name: tensor for name, tensor in stored.items() if layer_of(name) not in further}
+    last, end = config["num_hidden_layers"], meta.under(architecture.name).size("block_count")
+    if architecture.next_layer is None:
+        stored = {name: tensor for name, tensor in stored.items() if layer_of(name) not in range(last, end)}
     names = hf_names(stored, architecture.name, architecture.layer_tensors, file)
+    if architecture.next_layer is not None:
+        names |= _next_names(names, range(last, end), architecture.next_layer)
     tensors = {
         names[name]: _as_converted(name, names[name], tensor, architecture, config)
         for name, tensor in stored.items()
     }
     eos = tokenizer.eos_token_ids if tokenizer else ()
-    return Checkpoint(file, config, architecture.tensors(tensors), tokenizer, eos)
+    return Checkpoint(file, config, architecture.tensors(tensors, config), tokenizer, eos)
+
+
+def _next_names(
+    names: Mapping[str, str], layers: range, name_of: Callable[[int, str], str]
+) -> dict[str, str]:
+    """The names of the tensors of these layers, which are `GGUFArchitecture.next_layer`."""
+    found = {name: (layer_of(name), hf_name) for name, hf_name in names.items()}
+    return {
+        name: name_of(layer - layers.start, hf_name.removeprefix(f"model.layers.{layer}."))
+        for name, (layer, hf_name) in found.items()
+        if layer is not None and layer in layers
+    }
 
 
 def _parts(path: Path, header: GGUFHeader) -> list[GGUFHeader]:
@@ -104,7 +119,8 @@ def _as_converted(
     name: str, hf_name: str, tensor: GGUFTensor, architecture: GGUFArchitecture, config: Mapping[str, Any]
 ) -> GGUFTensor:
     """The tensor, marked with the converter's changes, which `read` undoes."""
-    if architecture.norm_offset and "norm" in hf_name:
+    is_plain = any(part in hf_name for part in architecture.plain_norms)
+    if architecture.norm_offset and "norm" in hf_name and not is_plain:
         return replace(tensor, offset=architecture.norm_offset)
     heads = next((config[key] for part, key in _HEADS.items() if f".{part}." in hf_name), 0)
     if not architecture.interleaved or not heads:

@@ -28,7 +28,15 @@ _LAYER = (
     "mlp.up_proj",
     "mlp.down_proj",
 )
-_NAME = re.compile(r"(?:blk\.(\d+)\.)?([\w.]+)\.(weight|bias|scale)")
+_NEXT = {
+    "eh_proj": "nextn.eh_proj",
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "shared_head.norm": "nextn.shared_head_norm",
+    "post_attention_layernorm": "post_attention_norm",
+}
+"""Tensors of layers that draft, for architectures of which version 0.19 of the package lacks them."""
+_NAME = re.compile(r"(?:blk\.(\d+)\.)?([\w.]+?)(\.(?:weight|bias|scale))?")
 
 
 def layer_of(name: str) -> int | None:
@@ -59,7 +67,7 @@ def hf_names(
         if match is None or leaf is None:
             raise CheckpointError(f"{file}: tensor {name!r} is not part of the {architecture} architecture")
         prefix = f"model.layers.{match[1]}." if match[1] else ""
-        found[name] = f"{prefix}{leaf}.{match[3]}"
+        found[name] = f"{prefix}{leaf}{match[3] or ''}"
     return found
 
 
@@ -69,8 +77,11 @@ def _tables(architecture: str, layer_tensors: tuple[str, ...]) -> tuple[dict[str
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     table = gguf.get_tensor_name_map(kinds[architecture], 1)
 
-    def found(prefix: str, names: tuple[str, ...]) -> dict[str, str]:
-        known = {name: table.get_name(f"{prefix}{name}") for name in names}
-        return {stored.removeprefix("blk.0."): name for name, stored in known.items() if stored}
+    def found(names: tuple[str, ...], *prefixes: str) -> dict[str, str]:
+        known = {name: [table.get_name(f"{prefix}{name}") for prefix in prefixes] for name in names}
+        stored = {name: next(filter(None, places), None) for name, places in known.items()}
+        return {place.removeprefix("blk.0."): name for name, place in stored.items() if place}
 
-    return found("", _TOP), found("model.layers.0.", (*_LAYER, *layer_tensors))
+    drafting = {_NEXT[name]: name for name in layer_tensors if name in _NEXT}
+    of_layers = found((*_LAYER, *layer_tensors), "model.layers.0.", "backbone.layers.0.")
+    return found(_TOP, ""), drafting | of_layers

@@ -1,5 +1,6 @@
 """Tensors of a GGUF, and tensors made from several of them."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -59,12 +60,15 @@ class GGUFTensor:
       interleaved_heads: number of heads whose rows the converter interleaved for rope; 0 for rows in Hugging
         Face's order.
       offset: number that the converter added to the values.
+      tiled_inputs: r and H, if the inputs are values of r heads for each of H key heads and the converter put
+        the first ones of all key heads first; (1, 1) for inputs in Hugging Face's order.
     """
 
     header: GGUFHeader
     info: TensorInfo
     interleaved_heads: int = 0
     offset: float = 0.0
+    tiled_inputs: tuple[int, int] = (1, 1)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -90,12 +94,22 @@ class GGUFTensor:
 
     def read_blocks(self) -> Blocks | None:
         """The integers and scales of a matrix; None for other ranks and for formats without them."""
-        if len(self.shape) != 2:
+        if len(self.shape) != 2 or self._cuts_groups:
             return None
         blocks = unpack_ggml(self.packed, self.info.quantization)
-        if blocks is None or not self.interleaved_heads:
-            return blocks
-        return blocks.map(lambda rows: _undo_interleaving(rows, self.interleaved_heads))
+        if blocks is not None and self.interleaved_heads:
+            blocks = blocks.map(lambda rows: _undo_interleaving(rows, self.interleaved_heads))
+        if blocks is not None and self.tiled_inputs != (1, 1):
+            # Scales may be in units for more inputs than a head has.
+            blocks = blocks if blocks.is_mxfp4 else blocks.with_float_scales()
+            blocks = blocks.map(lambda columns: undo_tiling(columns, *self.tiled_inputs, axis=1))
+        return blocks
+
+    @property
+    def _cuts_groups(self) -> bool:
+        """Whether inputs that share a scale belong to several heads, which are in another order."""
+        heads = math.prod(self.tiled_inputs)
+        return heads > 1 and self.shape[-1] % (32 * heads) != 0
 
     @property
     def form(self) -> str | None:
@@ -110,7 +124,8 @@ class GGUFTensor:
     def kind(self) -> str:
         """The kind of codes that `read_codes` returns; for formats without it, their name."""
         name = self.info.quantization.name
-        return _CODES[name][0] if name in _CODES and len(self.shape) == 2 else name
+        is_coded = name in _CODES and len(self.shape) == 2 and not self._cuts_groups
+        return _CODES[name][0] if is_coded else name
 
     def read_codes(self) -> Codes:
         """A matrix in codes of four or eight bits, in groups of 32 or 16 inputs."""
@@ -133,6 +148,8 @@ class GGUFTensor:
                 values = gguf.quants.dequantize(self.packed, self.info.quantization)
         if self.interleaved_heads:
             values = _undo_interleaving(values, self.interleaved_heads)
+        if self.tiled_inputs != (1, 1):
+            values = undo_tiling(values, *self.tiled_inputs, axis=values.ndim - 1)
         if self.offset:
             values = (values - values.dtype.type(self.offset)).astype(self.dtype)
         return values
@@ -142,6 +159,12 @@ def _undo_interleaving(rows: np.ndarray, heads: int) -> np.ndarray:
     """Restores rows from interleaved rope order (0, D/2, 1, D/2 + 1, …) to halves (0, 1, 2, …)."""
     pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])  # [heads, D/2, 2, ...]
     return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+def undo_tiling(array: np.ndarray, copies: int, heads: int, *, axis: int = 0) -> np.ndarray:
+    """Restores the order of an axis: all parts of the first head, and not the first part of all heads."""
+    before, after = array.shape[:axis], array.shape[axis + 1 :]
+    return array.reshape(*before, copies, heads, -1, *after).swapaxes(axis, axis + 1).reshape(array.shape)
 
 
 @dataclass(frozen=True)

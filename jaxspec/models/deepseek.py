@@ -126,10 +126,10 @@ def _gguf_config(meta: Metadata) -> dict[str, Any]:
     return config
 
 
-def _gguf_tensors(tensors: Mapping[str, "GGUFTensor"]) -> dict[str, TensorSource]:
+def _gguf_tensors(tensors: Mapping[str, "GGUFTensor"], config: Mapping[str, Any]) -> dict[str, TensorSource]:
     from jaxspec.checkpoints.gguf_tensor import JoinedTensor  # imports slowly
 
-    found = split_experts(tensors)
+    found = split_experts(tensors, config)
     for name, keys in tensors.items():
         stem, is_half, _ = name.partition(".k_b_proj.")
         values = tensors.get(f"{stem}.v_b_proj.weight")

@@ -355,7 +355,7 @@ _LEAVES = {
 }
 
 
-def _gguf_tensors(tensors: Mapping[str, "GGUFTensor"]) -> dict[str, TensorSource]:
+def _gguf_tensors(tensors: Mapping[str, "GGUFTensor"], config: Mapping[str, Any]) -> dict[str, TensorSource]:
     found: dict[str, TensorSource] = {}
     for name, tensor in tensors.items():
         if name.endswith("_proj.weight") and ".experts." in name:

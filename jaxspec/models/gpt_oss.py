@@ -53,7 +53,7 @@ def _gguf_config(meta: Metadata) -> dict[str, Any]:
     }
 
 
-def _gguf_tensors(tensors: Mapping[str, "GGUFTensor"]) -> dict[str, TensorSource]:
+def _gguf_tensors(tensors: Mapping[str, "GGUFTensor"], config: Mapping[str, Any]) -> dict[str, TensorSource]:
     from jaxspec.checkpoints.gguf_experts import fuse_experts  # imports slowly
 
     fused = fuse_experts(tensors)

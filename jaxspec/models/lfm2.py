@@ -5,7 +5,7 @@ Source: the `Lfm2ForCausalLM` of transformers.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -31,6 +31,7 @@ from jaxspec.config import ConfigError, ModelConfig, RopeConfig
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import MLP, Attention, DecoderLayer
 from jaxspec.models.parameters import Projection, Whole, bias_parameter, parameter, product
+from jaxspec.models.recurrent_gguf import with_middle_axis
 from jaxspec.sharding import PendingSum, later_psum, local_part, split_over
 
 if TYPE_CHECKING:
@@ -195,15 +196,12 @@ def _gguf_config(meta: Metadata) -> dict[str, Any]:
     }
 
 
-def _gguf_tensors(tensors: Mapping[str, "GGUFTensor"]) -> dict[str, TensorSource]:
+def _gguf_tensors(tensors: Mapping[str, "GGUFTensor"], config: Mapping[str, Any]) -> dict[str, TensorSource]:
     """The converter dropped the middle axis of filters [M, 1, W]."""
-    found: dict[str, TensorSource] = {}
-    for name, tensor in tensors.items():
-        found[name] = tensor
-        if name.endswith(".conv.conv.weight"):
-            width, *others = tensor.shape
-            found[name] = replace(tensor, info=replace(tensor.info, shape=(width, 1, *others)))
-    return found
+    return {
+        name: with_middle_axis(tensor) if name.endswith(".conv.conv.weight") else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 class Lfm2(Decoder):

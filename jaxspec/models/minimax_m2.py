@@ -52,8 +52,8 @@ def _gguf_config(meta: Metadata) -> dict[str, Any]:
     }
 
 
-def _gguf_tensors(tensors: Mapping[str, "GGUFTensor"]) -> dict[str, TensorSource]:
-    return named_biases(split_experts(tensors))
+def _gguf_tensors(tensors: Mapping[str, "GGUFTensor"], config: Mapping[str, Any]) -> dict[str, TensorSource]:
+    return named_biases(split_experts(tensors, config))
 
 
 _BUILT = {

@@ -28,6 +28,7 @@ from jaxspec.models.expert_sources import ExpertSources, Stacked
 from jaxspec.models.layers import Attention, Linear, RMSNorm
 from jaxspec.models.mamba2 import Mamba2, mamba_state_shape
 from jaxspec.models.mtp_names import OWN_LAYERS
+from jaxspec.models.nemotron_h_gguf import NEMOTRON_H
 from jaxspec.models.parameters import Projection
 from jaxspec.sharding import PendingSum, later_add, total
 
@@ -174,6 +175,7 @@ class NemotronH(Decoder):
         "norm_topk_prob": True,
         "routed_scaling_factor": 1.0,
     }
+    gguf = NEMOTRON_H
     activation = ("mlp_hidden_act", "relu2")
     recycles_normed = True
     mtp_names = OWN_LAYERS
@@ -208,7 +210,7 @@ class NemotronH(Decoder):
                 groups_per_token=config["topk_group"],
                 scale=float(config["routed_scaling_factor"]),
                 shared_size=config["moe_shared_expert_intermediate_size"],
-                latent_size=config.get("moe_latent_size", 0),
+                latent_size=config.get("moe_latent_size") or 0,
             ),
         }
 

@@ -5,10 +5,22 @@ Source: the `Qwen3_5ForCausalLM` and `Qwen3_5MoeForCausalLM` of transformers; th
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
+from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.config import MoeConfig
 from jaxspec.models.gated_delta import GatedDeltaNet
+from jaxspec.models.gated_delta_gguf import (
+    EXPERT_TENSORS,
+    LAYER_TENSORS,
+    NEXT_TENSORS,
+    delta_config,
+    expert_config,
+    from_tensors,
+    next_layer,
+    tiled_tensors,
+)
 from jaxspec.models.qwen3_next import Qwen3Next
 
 
@@ -23,6 +35,17 @@ class Qwen3_5(Qwen3Next):
         "num_hidden_layers": 32,
         "num_key_value_heads": 4,
     }
+    gguf = GGUFArchitecture(
+        "qwen35",
+        "Qwen3_5ForCausalLM",
+        (*LAYER_TENSORS, *NEXT_TENSORS),
+        norm_offset=1.0,
+        plain_norms=("linear_attn.norm",),
+        config=delta_config,
+        from_tensors=from_tensors,
+        tensors=tiled_tensors,
+        next_layer=next_layer,
+    )
     delta_type = GatedDeltaNet
 
     @classmethod
@@ -40,4 +63,11 @@ class Qwen3_5Moe(Qwen3Next):
         "num_experts_per_tok": 8,
         "num_experts": 256,
     }
+    gguf = replace(
+        Qwen3_5.gguf,
+        name="qwen35moe",
+        model_class="Qwen3_5MoeForCausalLM",
+        layer_tensors=(*Qwen3_5.gguf.layer_tensors, *EXPERT_TENSORS),
+        config=expert_config,
+    )
     delta_type = GatedDeltaNet

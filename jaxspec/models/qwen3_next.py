@@ -20,10 +20,18 @@ from jaxspec.attention import (
     RopeTables,
     within_to_halves,
 )
+from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.config import ConfigError, ModelConfig, MoeConfig, RopeConfig
 from jaxspec.config.delta import DeltaConfig
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.gated_delta import GatedDeltaNet, delta_state_shape
+from jaxspec.models.gated_delta_gguf import (
+    EXPERT_TENSORS,
+    LAYER_TENSORS,
+    expert_config,
+    from_tensors,
+    grouped_tensors,
+)
 from jaxspec.models.gemma3 import Gemma3Norm
 from jaxspec.models.layers import MLP, Attention, DecoderLayer, Linear
 from jaxspec.models.moe import MoE
@@ -123,6 +131,16 @@ class Qwen3Next(Decoder):
         "num_experts": 512,
         "norm_topk_prob": True,
     }
+    gguf = GGUFArchitecture(
+        "qwen3next",
+        "Qwen3NextForCausalLM",
+        (*LAYER_TENSORS, *EXPERT_TENSORS),
+        norm_offset=1.0,
+        plain_norms=("linear_attn.norm",),
+        config=expert_config,
+        from_tensors=from_tensors,
+        tensors=grouped_tensors,
+    )
     recycles_normed = True
     mtp_names = OWN_MODEL
     norm_type = Gemma3Norm

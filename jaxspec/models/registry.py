@@ -1,5 +1,6 @@
 """The registry of target families, by the `model_type` of their `config.json`."""
 
+from dataclasses import replace
 from typing import Any, cast
 
 from jaxspec.checkpoints.gguf_architecture import ARCHITECTURES
@@ -24,4 +25,5 @@ def register_family(model_type: str, family: type[Decoder]) -> None:
     register(FAMILIES, model_type, family, Decoder)
     # Only the class's own `gguf`: an inherited one belongs to the parent's family.
     if architecture := vars(family).get("gguf"):
-        ARCHITECTURES[architecture.name] = (model_type, architecture)
+        for name in filter(None, (architecture.name, architecture.other_name)):
+            ARCHITECTURES[name] = (model_type, replace(architecture, name=name))
