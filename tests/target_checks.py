@@ -11,12 +11,19 @@ from paged_rows import PagedTarget
 
 import jaxspec
 from jaxspec.attention import StateShape
+from jaxspec.checkpoints import Checkpoint
 from jaxspec.models.loading import export_tensors, load_target
 
 
-def check_one_pass(case: str) -> None:
-    """Checks that logits and all hidden states of a prompt equal those of transformers."""
-    model, golden = load_target(golden_checkpoint(case), dtype=jnp.float32), golden_outputs(case)
+def check_one_pass(case: str, checkpoint: Checkpoint | None = None) -> None:
+    """Checks that logits and all hidden states of a prompt equal those of transformers.
+
+    Args:
+      case: the golden.
+      checkpoint: its checkpoint in another form.
+    """
+    model = load_target(checkpoint or golden_checkpoint(case), dtype=jnp.float32)
+    golden = golden_outputs(case)
     ids = golden["input_ids"].astype(np.int32)
     capture = tuple(range(model.config.num_hidden_layers + 1))
     paged = PagedTarget(model, *ids.shape, page_size=16, width=ids.shape[1], capture=capture)

@@ -134,7 +134,8 @@ def test_every_family_is_listed_with_its_architecture():
     architectures = {f"as `{family.gguf.name}`" for family in ours(FAMILIES).values() if family.gguf}
     for model_type, family in ours(FAMILIES).items():
         if family.gguf is not None:
-            assert listed[model_type] == f"`{family.gguf.name}`"
+            names = filter(None, (family.gguf.name, family.gguf.other_name))
+            assert listed[model_type] == ", ".join(f"`{name}`" for name in names)
         else:
             assert listed[model_type] in ("none", *architectures)
 

@@ -28,6 +28,7 @@ _NOT_BUILT = (
     "attention.clamp_kqv",
     "attention.max_alibi_bias",
     "attention.temperature_scale",
+    "attention.scale",
 )
 """Keys of features that are not supported, if their value is not 0, except where a family has them."""
 

@@ -23,8 +23,8 @@ _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def _words(numbers: str) -> str:
-    rest = r"|[^\r\n\p{L}\p{N}]?\p{L}+|" + numbers + r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+def _words(numbers: str, letters: str = r"\p{L}") -> str:
+    rest = rf"|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{numbers}| ?[^\s{letters}\p{{N}}]+[\r\n]*"
     return _ENDINGS + rest + _SPACES
 
 
@@ -71,6 +71,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "glm4": _THREE_DIGITS,
     "chatglm-bpe": _THREE_DIGITS,
     "qwen2": _SINGLE_DIGITS,
+    "qwen35": PreTokenizer((_words(r"\p{N}", letters=r"\p{L}\p{M}"),)),
     "deepseek-r1-qwen": _SINGLE_DIGITS,
     "megrez": _SINGLE_DIGITS,
     "deepseek-coder": PreTokenizer(

@@ -14,14 +14,13 @@ from jaxspec.checkpoints.gguf_architecture import split_experts
 from jaxspec.checkpoints.gguf_metadata import Metadata
 from jaxspec.config.delta import DeltaConfig
 from jaxspec.models.moe import STACKED_EXPERTS
-from jaxspec.models.qwen3 import QK_NORMS
 from jaxspec.models.recurrent_gguf import log_decay, with_middle_axis
 
 if TYPE_CHECKING:
     from jaxspec.checkpoints.gguf_tensor import GGUFTensor
 
 LAYER_TENSORS = (
-    *QK_NORMS,
+    *("self_attn.q_norm", "self_attn.k_norm"),
     *(f"linear_attn.{leaf}" for leaf in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")),
     *(f"linear_attn.{leaf}" for leaf in ("in_proj_qkvz", "in_proj_ba", "conv1d", "dt_proj", "A_log")),
     *("linear_attn.norm", "linear_attn.out_proj"),
@@ -126,13 +125,14 @@ def grouped_tensors(
         rest = tensors.get(f"{stem}.in_proj_qkv.weight")
         if not is_gates or rest is None:
             continue
-        if (rest.shape[0], gates.shape[0]) != (heads * (2 * keys + values), heads * values):
+        width = gates.shape[-1]
+        if (rest.shape, gates.shape) != ((heads * (2 * keys + values), width), (heads * values, width)):
             raise CheckpointError(
                 f"{gates.header.path}: {name!r} of shape {list(gates.shape)} and queries, keys and values "
                 f"of {list(rest.shape)} are not the parts of one projection"
             )
         del found[name], found[f"{stem}.in_proj_qkv.weight"]
-        shape = (rest.shape[0] + gates.shape[0], *rest.shape[1:])
+        shape = (rest.shape[0] + gates.shape[0], width)
         found[f"{stem}.in_proj_qkvz.weight"] = JoinedTensor((rest, gates), shape, _by_head(heads, keys))
     return found
 
@@ -163,10 +163,17 @@ def tiled_tensors(tensors: Mapping[str, "GGUFTensor"], config: Mapping[str, Any]
 
     for name, tensor in found.items():
         _, is_delta, leaf = name.partition(".linear_attn.")
-        if leaf == "out_proj.weight" and name in tensors:
+        if not is_delta or leaf == "norm.weight":
+            continue
+        keys = num_keys if leaf in ("in_proj_qkv.weight", "conv1d.weight") else 0
+        size = tensor.shape[-1 if leaf == "out_proj.weight" else 0] - keys
+        if size < 0 or size % delta.num_value_heads:
+            file = next(iter(tensors.values())).header.path
+            shape, heads = list(tensor.shape), delta.num_value_heads
+            raise CheckpointError(f"{file}: tensor {name!r} of shape {shape} is not that of {heads} heads")
+        if leaf == "out_proj.weight":
             found[name] = replace(tensors[name], tiled_inputs=tiles)
-        elif is_delta and leaf != "norm.weight":
-            keys = num_keys if leaf in ("in_proj_qkv.weight", "conv1d.weight") else 0
+        else:
             found[name] = JoinedTensor((tensor,), tensor.shape, values_behind(keys))
     return found
 

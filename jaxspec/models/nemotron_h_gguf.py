@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from jaxspec.checkpoints import CheckpointError, TensorSource
 from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture, split_experts
 from jaxspec.checkpoints.gguf_metadata import Metadata
-from jaxspec.models.deepseek import named_biases
 from jaxspec.models.moe import STACKED_EXPERTS
 from jaxspec.models.recurrent_gguf import flat, log_decay, with_middle_axis, without_last_axis
 
@@ -55,7 +54,7 @@ def _config(meta: Metadata) -> dict[str, Any]:
             "n_shared_experts": meta.count("expert_shared_count", 0),
             "moe_intermediate_size": meta.size("expert_feed_forward_length"),
             "moe_shared_expert_intermediate_size": meta.size("expert_shared_feed_forward_length"),
-            "moe_latent_size": meta.count("moe_latent_size", 0),
+            "moe_latent_size": meta.count("moe_latent_size", 0) or None,
             "n_group": meta.positive("expert_group_count", 1),
             "topk_group": meta.positive("expert_group_used_count", 1),
             "norm_topk_prob": meta.flag("expert_weights_norm", False),
@@ -101,6 +100,13 @@ def _from_tensors(config: Mapping[str, Any], tensors: Mapping[str, "GGUFTensor"]
     }
 
 
+_RENAMED = {
+    ".mlp.experts.": ".mixer.experts.",
+    ".dt.bias": ".dt_bias",
+    ".e_score_correction.bias": ".e_score_correction_bias",
+}
+
+
 def _tensors(tensors: Mapping[str, "GGUFTensor"], config: Mapping[str, Any]) -> dict[str, TensorSource]:
     found: dict[str, TensorSource] = {}
     changes = {
@@ -109,10 +115,12 @@ def _tensors(tensors: Mapping[str, "GGUFTensor"], config: Mapping[str, Any]) -> 
         ".mixer.norm.weight": flat,
         ".mixer.conv1d.weight": with_middle_axis,
     }
-    for name, tensor in named_biases(split_experts(tensors, config)).items():
+    for name, tensor in split_experts(tensors, config).items():
         change = next((change for leaf, change in changes.items() if name.endswith(leaf)), None)
-        renamed = name.replace(".mlp.experts.", ".mixer.experts.").replace(".mixer.dt.bias", ".mixer.dt_bias")
-        found[renamed] = change(tensors[name]) if change else tensor
+        value = change(tensors[name]) if change else tensor
+        for part, renamed in _RENAMED.items():
+            name = name.replace(part, renamed)
+        found[name] = value
     return found
 
 

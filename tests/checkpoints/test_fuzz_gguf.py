@@ -24,12 +24,19 @@ NAMES = (
 EXPERTS = tuple(
     f"blk.0.ffn_{name}_exps.{leaf}" for name in ("gate", "up", "down") for leaf in ("weight", "bias")
 )
+RECURRENT = (
+    *("blk.0.ssm_a", "blk.0.ssm_conv1d.weight", "blk.0.ssm_norm.weight", "blk.0.ssm_out.weight"),
+    *("blk.0.ssm_dt.bias", "blk.4.nextn.eh_proj.weight"),
+)
 HALVES = ("blk.0.attn_k_b.weight", "blk.0.attn_v_b.weight", "blk.0.attn_kv_b.weight")
 FAMILIES = {
     "gemma3": ("gemma3", ("blk.0.post_ffw_norm.weight", "blk.0.attn_q_norm.weight")),
     "glm4": ("glm4", ("blk.0.post_ffw_norm.weight", "blk.0.post_attention_norm.weight")),
     "qwen3moe": ("qwen3-moe", (*EXPERTS, "blk.0.ffn_gate_inp.weight")),
     "gpt-oss": ("gpt-oss", (*EXPERTS, "blk.0.attn_sinks.weight")),
+    "qwen3next": ("qwen3-next", ("blk.0.attn_qkv.weight", "blk.0.attn_gate.weight", *RECURRENT)),
+    "qwen35": ("qwen3-5", ("blk.0.attn_qkv.weight", "blk.0.ssm_beta.weight", *RECURRENT)),
+    "nemotron_h_moe": ("nemotron-h", (*EXPERTS[2:], "blk.0.ssm_d", "blk.0.ssm_in.weight", *RECURRENT)),
     "deepseek2": ("deepseek-v3", (*EXPERTS, *HALVES, "blk.0.exp_probs_b.bias")),
 }
 """By architecture: a golden, and names of tensors that llama lacks."""

@@ -1,15 +1,18 @@
 """Integers, scales and offsets are the values that they stand for, to the last bit."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import gguf
 import ml_dtypes
 import numpy as np
 import pytest
+from tiny_gguf import metadata, write_gguf
 
 from jaxspec.checkpoints import gguf_blocks
 from jaxspec.checkpoints.blocks import Blocks, alike
 from jaxspec.checkpoints.gguf_blocks import unpack_ggml
+from jaxspec.checkpoints.gguf_header import read_header
+from jaxspec.checkpoints.gguf_tensor import GGUFTensor
 
 HALVES = {
     "Q8_0": (0,),
@@ -130,3 +133,34 @@ def test_bfloat16_takes_no_form_of_integers():
     plain = Blocks(np.zeros((2, 32), ml_dtypes.bfloat16))
     assert alike([plain, unpacked("Q8_0")]) is None
     assert alike([plain, plain]) == [plain, plain]
+
+
+@pytest.mark.parametrize(
+    ("kind", "width"), [("Q8_0", 384), ("Q4_K", 768), ("Q6_K", 768), ("MXFP4", 384), ("Q8_0", 96)]
+)
+def test_inputs_in_tiles_are_put_back(tmp_path, kind, width):
+    """Also where one scale of scales covers two heads; heads that share a scale are no blocks."""
+    quantization = gguf.GGMLQuantizationType[kind]
+    rows = np.random.default_rng(0).normal(size=(5, width)).astype(np.float32)
+    if kind == "Q8_0":
+        packed = gguf.quants.quantize(rows, quantization)
+    else:
+        per_row, size = gguf.GGML_QUANT_SIZES[quantization]
+        packed = random_rows(kind, size)[:, : width // per_row * size]
+    path = write_gguf(tmp_path / "tiny.gguf", metadata(), {"matrix.weight": (packed, kind)})
+    header = read_header(path)
+    tensor = GGUFTensor(header, header.tensors["matrix.weight"])
+    tiled = replace(tensor, tiled_inputs=(2, 3))
+    # Head k's part v is at v * 3 + k in the file, and at k * 2 + v on the Hub.
+    parts = tensor.read().reshape(5, 2, 3, -1)
+    expected = np.stack([parts[:, v, k] for k in range(3) for v in range(2)], axis=1).reshape(5, -1)
+    np.testing.assert_array_equal(tiled.read(), expected)
+    blocks = tiled.read_blocks()
+    if width == 96:
+        assert blocks is None
+        assert tiled.kind == "Q8_0"
+        return
+    blocks = blocks.with_float_scales()
+    values = blocks.values.reshape(*blocks.scale.shape, -1) * blocks.scale[..., None]
+    values = values if blocks.offset is None else values + blocks.offset[..., None]
+    np.testing.assert_array_equal(values.reshape(expected.shape), expected)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from converted_gguf import ARCHITECTURES, NORMS_FROM_0, architecture_of, write_converted
 from golden_files import golden_checkpoint
+from target_checks import check_one_pass
 from tiny_gguf import metadata, write_gguf
 from tiny_tokenizers import byte_level
 
@@ -16,7 +17,7 @@ from jaxspec.checkpoints.gguf_architecture import ARCHITECTURES as READ
 from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
 from jaxspec.config import ConfigError, ModelConfig, RopeConfig
 from jaxspec.models.language_model import language_model
-from jaxspec.models.loading import plan_target, target_config
+from jaxspec.models.loading import load_target, plan_target, target_config
 from jaxspec.models.rope import rope_frequencies
 
 
@@ -182,6 +183,43 @@ def test_latents_of_older_files(tmp_path):
     assert_same(open_checkpoint(path), expected)
 
 
+def test_recurrent_layers_may_be_listed(tmp_path):
+    checkpoint = CASES["qwen3-5"](golden_checkpoint("qwen3-5"))
+    listed = {"attention__recurrent_layers": [True, False, True, False, False]}
+    path = write_converted(tmp_path / "tiny.gguf", checkpoint, full_attention_interval=None, **listed)
+    assert open_checkpoint(path).config["layer_types"] == checkpoint.config["layer_types"]
+
+
+def test_older_files_of_qwen3_next_hold_its_projection_whole(tmp_path):
+    checkpoint = without_dense_layers(golden_checkpoint("qwen3-next"))
+    name = "model.layers.{}.linear_attn.in_proj_qkvz.weight"
+    others = {f"blk.{i}.{leaf}.weight": None for i in (0, 1) for leaf in ("attn_qkv", "attn_gate")}
+    others |= {f"blk.{i}.ssm_in.weight": checkpoint.tensors[name.format(i)].read() for i in (0, 1)}
+    found = open_checkpoint(write_converted(tmp_path / "tiny.gguf", checkpoint, others))
+    for i in (0, 1):
+        expected = checkpoint.tensors[name.format(i)].read()
+        np.testing.assert_array_equal(found.tensors[name.format(i)].read(), expected)
+
+
+def test_a_layer_of_nemotron_h_is_what_its_tensors_are(tmp_path):
+    message = refused(tmp_path, "nemotron-h", {"blk.0.ssm_in.weight": None})
+    assert "layer 0 has none of ssm_in, attn_q, ffn_gate_inp, ffn_up" in message
+
+
+def test_a_state_that_never_decays_is_named(tmp_path):
+    """-exp(A_log) is never 0."""
+    checkpoint = CASES["qwen3-5"](golden_checkpoint("qwen3-5"))
+    path = write_converted(tmp_path / "bad.gguf", checkpoint, {"blk.2.ssm_a": np.zeros(4, np.float32)})
+    with pytest.raises(CheckpointError, match=r"layers\.2\.linear_attn\.A_log' holds NaN"):
+        load_target(open_checkpoint(path), dtype=jnp.float32)
+
+
+@pytest.mark.parametrize("case", ["qwen3-5", "nemotron-h"])
+def test_logits_are_those_of_the_original(tmp_path, case):
+    checkpoint = (CASES[case] or (lambda checkpoint: checkpoint))(golden_checkpoint(case))
+    check_one_pass(case, open_checkpoint(write_converted(tmp_path / "tiny.gguf", checkpoint)))
+
+
 def refused(tmp_path, case, tensors=None, **changes):
     """What is said of a golden's GGUF with other metadata or tensors before weights would be read."""
     checkpoint = (CASES[case] or (lambda checkpoint: checkpoint))(golden_checkpoint(case))
@@ -231,6 +269,16 @@ def refused(tmp_path, case, tensors=None, **changes):
         ("phi3", {"rope__dimension_count": 7}, "is 7 of 16 entries, and rope rotates pairs"),
         ("olmo2", {"attention__sliding_window": 7, "attention__sliding_window_pattern": [True]}, "1 entries"),
         ("llama-tied", {"logit_scale": 2.0}, "llama.logit_scale 2.0 is not supported"),
+        ("qwen3-tied", {"attention__scale": 0.2}, "qwen3.attention.scale 0.2 is not supported"),
+        ("qwen3-5", {"ssm__inner_size": 47}, "qwen35.ssm.inner_size 47 is no multiple of 4 heads"),
+        ("qwen3-5", {"attention__recurrent_layers": [True]}, "layers has 1 entries for 4 layers"),
+        ("nemotron-h", {"ssm__inner_size": 47}, "ssm.inner_size 47 is no multiple of 6 heads"),
+        ("nemotron-h", {"attention__head_count_kv": [0, 1, 2]}, "must list one number of heads and 0"),
+        (
+            "nemotron-h",
+            {"nextn_predict_layers": 0},
+            "spare tensor 'model.layers.5.eh_proj.weight'",
+        ),
         ("deepseek-v3", {"expert_gating_func": 1}, "scoring_func 'softmax' is not supported"),
         ("deepseek-v3", {"attention__key_length_mla": 3}, "qk_nope_head_dim must be a positive integer"),
     ],
@@ -271,6 +319,12 @@ def test_metadata_that_is_missing_or_not_supported_is_named(tmp_path, case, chan
             (4, 9, 16),
             "kv_b_proj.weight' has shape [84, 16]",
         ),
+        ("qwen3-next", "blk.0.attn_gate.weight", (47, 32), "are not the parts of one projection"),
+        ("qwen3-5", "blk.0.ssm_beta.weight", (5, 32), "in_proj_b.weight' of shape [5, 32] is not that of 4"),
+        ("qwen3-5", "blk.0.ssm_out.weight", (32, 47), "of shape [32, 47] is not that of 4 heads"),
+        ("qwen3-5", "blk.0.ssm_alpha.weight", (8, 32), "in_proj_a.weight' has shape [8, 32]"),
+        ("qwen3-5", "blk.0.ssm_a", (4, 2), "A_log' has shape [4, 2], expected [4]"),
+        ("nemotron-h", "blk.0.ssm_d", (5, 1), "mixer.D' has shape [5], expected [6]"),
         (
             "llama-tied",
             "blk.0.ssm_a.weight",

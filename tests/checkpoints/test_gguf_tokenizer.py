@@ -42,6 +42,11 @@ def test_pre_tokenizers_cut_words_as_their_models_do(pre, expected):
     assert words(pre, "A'll  b'LL 12345.!") == expected
 
 
+@pytest.mark.parametrize(("pre", "count"), [("qwen2", 4), ("qwen35", 1)])
+def test_marks_belong_to_the_words_of_qwen_3_5(pre, count):
+    assert len(words(pre, "हिन्दी")) == count
+
+
 def test_smollm_equals_digits_then_gpt2():
     reference = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
