@@ -35,8 +35,9 @@ def check_keys(config: Mapping[str, Any], name: str = "config.json") -> None:
 
 
 def without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without null values, except for keys where null differs from absence."""
-    return {key: value for key, value in config.items() if value is not None or key in _NULL_SAYS_NONE}
+    """The config without null values, also in nested objects, except for keys where null says something."""
+    kept = {key: value for key, value in config.items() if value is not None or key in _NULL_SAYS_NONE}
+    return {key: without_nulls(value) if isinstance(value, Mapping) else value for key, value in kept.items()}
 
 
 def own_values(kind: type, base: type, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,5 +282,8 @@ KEYS: Mapping[str, Check] = {
 """Every key whose value is used other than in a comparison, at any depth of the config."""
 
 _NULL_SAYS_NONE = frozenset(
-    {"head_dim", "num_key_value_heads", "q_lora_rank", "rope_scaling", "rope_parameters", "sliding_window"}
+    {
+        *("head_dim", "num_key_value_heads", "q_lora_rank", "rope_scaling", "rope_parameters"),
+        *("sliding_window", "norm_topk_prob", "rope_interleave"),
+    }
 )

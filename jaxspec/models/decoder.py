@@ -57,6 +57,7 @@ class Decoder(nnx.Module):
         feed-forward network.
       norm_type, norm_name: the class of the final norm, and its name in a checkpoint.
       built: keys that are refused for other families, and which the family has.
+      has_windows: whether attention may have a sliding window; if not, its size is ignored.
       kinds: the kind of attention of every layer.
       ropes: the rotary embedding of every layer; None for a layer without one.
     """
@@ -72,6 +73,7 @@ class Decoder(nnx.Module):
     norm_type: ClassVar[Callable[..., Any]] = RMSNorm
     norm_name: ClassVar[str] = "model.norm"
     built: ClassVar[tuple[str, ...]] = ()
+    has_windows: ClassVar[bool] = True
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> ModelConfig:
@@ -92,13 +94,19 @@ class Decoder(nnx.Module):
             if not isinstance(config.get(key), int) or config[key] < 1:
                 raise ConfigError(f"config.json: {key} must be a positive integer, got {config.get(key)!r}")
         heads = config["num_attention_heads"]
-        window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+        has_switch, is_on = "use_sliding_window" in cls.defaults, config.get("use_sliding_window", True)
+        window = config.get("sliding_window") if cls.has_windows and (is_on or not has_switch) else None
         layer_types = tuple(config.get("layer_types") or ())
+        if "sliding_attention" in layer_types and not cls.has_windows:
+            raise ConfigError("layer_types: 'sliding_attention' is not supported for this family")
         if window is not None and not layer_types:
             layer_types = tuple(
                 "sliding_attention" if cls.is_windowed(config, layer) else "full_attention"
                 for layer in range(config["num_hidden_layers"])
             )
+        if "sliding_attention" in layer_types and not (is_on or has_switch):
+            # Classes of transformers without the key ignore it, and vLLM does not.
+            raise ConfigError("use_sliding_window False is not supported for this family")
         fields: dict[str, Any] = {
             "family": config["model_type"],
             **{key: config[key] for key in sizes},

@@ -187,6 +187,7 @@ class Deepseek(Decoder):
         "first_k_dense_replace": 3,
         "num_nextn_predict_layers": 1,
     }
+    has_windows = False
     recycles_normed = True
     attention_type = LatentAttention
     moe_type = DeepseekMoE

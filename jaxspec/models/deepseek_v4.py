@@ -202,6 +202,9 @@ class DeepseekV4(Decoder):
         for key, built in supported:
             if config.get(key, built) != built:
                 raise ConfigError(f"{key} {config[key]!r} is not supported; supported: {built}")
+        for key in ("head_dim", "q_lora_rank"):
+            if config[key] is None:
+                raise ConfigError(f"config.json: {key} must be a positive integer, got None")
         heads, groups = config["num_attention_heads"], config["o_groups"]
         if heads % groups:
             raise ConfigError(f"num_attention_heads {heads} is not a multiple of o_groups {groups}")
@@ -301,12 +304,21 @@ def _ropes(config: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
     stated = config.get("rope_parameters") or {}
     if "main" in stated and "compress" in stated:
         plain, scaled = stated["main"], stated["compress"]
+        if config.get("rope_scaling"):
+            raise ConfigError("rope_scaling is not supported beside rope_parameters")
+        rotated = _rotated_size(config)
+        for each in (plain, scaled):
+            share = each.get("partial_rotary_factor")
+            if share is not None and int(config["head_dim"] * share + 1e-6) != rotated:
+                raise ConfigError(
+                    f"rope_parameters: partial_rotary_factor {share!r} is not {rotated} entries"
+                )
     else:
         plain = {"rope_theta": config["rope_theta"]}
         scaled = {**(config.get("rope_scaling") or {}), **stated, "rope_theta": config["compress_rope_theta"]}
-    if "yarn" in (scaled.get("rope_type"), scaled.get("type")):
-        # The model does not scale cosine and sine, as YaRN otherwise does.
-        scaled = {"attention_factor": 1.0, **scaled}
+        if "yarn" in (scaled.get("rope_type"), scaled.get("type")):
+            # The model does not scale cosine and sine, as YaRN otherwise does; transformers 5 says so.
+            scaled = {"attention_factor": 1.0, **scaled}
 
     def rope(parameters: Mapping[str, Any]) -> RopeConfig:
         own = {key: value for key, value in parameters.items() if key != "partial_rotary_factor"}

@@ -433,6 +433,11 @@ class Gemma4(Decoder):
         if missing := set(types[max(count - shared, 0) :]) - set(types[: max(count - shared, 0)]):
             raise ConfigError(f"num_kv_shared_layers {shared}: no layer before has {sorted(missing)[0]!r}")
         ropes = config.get("rope_parameters") or _ROPES
+        if config.get("rope_scaling"):
+            raise ConfigError("rope_scaling is not supported; supported: rope_parameters by kind of layer")
+        for kind in _ROPES:
+            if "rope_theta" not in (ropes.get(kind) or {}):
+                raise ConfigError(f"rope_parameters: {kind} needs rope_theta")
         lengths = {"max_position_embeddings": config["max_position_embeddings"]}
         rope, local = (
             RopeConfig.from_hf({**lengths, "rope_parameters": ropes.get(kind)}, partial=True)

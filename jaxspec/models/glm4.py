@@ -50,6 +50,7 @@ class Glm4(Decoder):
         "attention_bias": True,
         "partial_rotary_factor": 0.5,
     }
+    has_windows = False
     gguf = GGUFArchitecture(
         "glm4", "Glm4ForCausalLM", (*_NORMS[1::2], "mlp.gate_up_proj"), config=_gguf_config
     )

@@ -78,6 +78,7 @@ class Granite(Decoder):
 
     config: GraniteConfig
     config_type = GraniteConfig
+    has_windows = False
     defaults: ClassVar = {"max_position_embeddings": 2048, "attention_multiplier": 1.0}
     gguf = GGUFArchitecture(
         "granite", "GraniteForCausalLM", interleaved=True, config=_gguf_config, scales=tuple(_SCALES)

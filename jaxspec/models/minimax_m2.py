@@ -81,6 +81,7 @@ class MiniMaxM2(Decoder):
         "num_local_experts": 256,
         "num_experts_per_tok": 8,
     }
+    has_windows = False
     gguf = GGUFArchitecture(
         "minimax-m2",
         "MiniMaxM2ForCausalLM",

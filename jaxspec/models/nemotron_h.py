@@ -177,12 +177,17 @@ class NemotronH(Decoder):
     }
     gguf = NEMOTRON_H
     activation = ("mlp_hidden_act", "relu2")
+    has_windows = False
     recycles_normed = True
     mtp_names = OWN_LAYERS
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> ModelConfig:
-        kinds = _layer_types(config, _PATTERN)
+        # transformers has two names for the list.
+        named = [config[key] for key in ("layers_block_type", "layer_types") if config.get(key)]
+        if named and named[0] != named[-1]:
+            raise ConfigError("layers_block_type and layer_types are not the same")
+        kinds = _layer_types({**config, "layers_block_type": named[0]} if named else config, _PATTERN)
         return super().read_config({**config, "layer_types": kinds, "num_hidden_layers": len(kinds)})
 
     @classmethod
@@ -193,7 +198,6 @@ class NemotronH(Decoder):
         _check_step_limit(config.get("time_step_limit"))
         return {
             "rms_norm_eps": config["layer_norm_epsilon"],
-            "sliding_window": None,
             # transformers has neither, whatever these keys say.
             "attention_bias": False,
             "tie_word_embeddings": False,
@@ -204,7 +208,7 @@ class NemotronH(Decoder):
                 num_experts=config["n_routed_experts"],
                 experts_per_token=config["num_experts_per_tok"],
                 intermediate_size=config["moe_intermediate_size"],
-                normalize=config["norm_topk_prob"],
+                normalize=bool(config["norm_topk_prob"]),
                 dense_layers=tuple(i for i, kind in enumerate(config["layer_types"]) if kind != "moe"),
                 num_groups=config["n_group"],
                 groups_per_token=config["topk_group"],

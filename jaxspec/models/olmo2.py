@@ -59,6 +59,7 @@ class Olmo2(Decoder):
     """A target network."""
 
     defaults: ClassVar = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
+    has_windows: ClassVar[bool] = False
     gguf: ClassVar[GGUFArchitecture | None] = GGUFArchitecture(
         "olmo2", "Olmo2ForCausalLM", (*QK_NORMS, "post_feedforward_layernorm"), config=_gguf_config
     )

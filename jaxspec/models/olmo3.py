@@ -17,6 +17,7 @@ class Olmo3(Olmo2):
 
     defaults: ClassVar = {**Olmo2.defaults, "sliding_window": 4096}
     gguf = None
+    has_windows = True
 
     @classmethod
     def is_windowed(cls, config: Mapping[str, Any], layer: int) -> bool:

@@ -10,7 +10,7 @@ from flax import nnx
 
 from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.checkpoints.gguf_metadata import Metadata
-from jaxspec.config import ModelConfig, RopeConfig
+from jaxspec.config import ConfigError, ModelConfig, RopeConfig
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import Attention, DecoderLayer, JoinedMLP
 
@@ -53,6 +53,9 @@ class Phi3(Decoder):
 
     @classmethod
     def own_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        # transformers ignores the key: all layers are alike.
+        if config.get("sliding_window") and "full_attention" in (config.get("layer_types") or ()):
+            raise ConfigError("layer_types: 'full_attention' is not supported beside a sliding_window")
         # As in transformers, older files call LongRoPE "su" or "yarn", and there are no biases.
         keys = ("rope_scaling", "rope_parameters")
         renamed = {key: _renamed(config[key]) for key in keys if config.get(key)}

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
-from jaxspec.config import MoeConfig
+from jaxspec.config import ConfigError, MoeConfig
 from jaxspec.models.gated_delta import GatedDeltaNet
 from jaxspec.models.gated_delta_gguf import (
     EXPERT_TENSORS,
@@ -71,3 +71,12 @@ class Qwen3_5Moe(Qwen3Next):
         config=expert_config,
     )
     delta_type = GatedDeltaNet
+
+    @classmethod
+    def experts(cls, config: Mapping[str, Any]) -> MoeConfig | None:
+        # The family's class in transformers has no such key.
+        if config["norm_topk_prob"] is not True:
+            raise ConfigError(
+                f"norm_topk_prob {config['norm_topk_prob']!r} is not supported; supported: True"
+            )
+        return super().experts(config)

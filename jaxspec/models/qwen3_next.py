@@ -141,6 +141,7 @@ class Qwen3Next(Decoder):
         from_tensors=from_tensors,
         tensors=grouped_tensors,
     )
+    has_windows = False
     recycles_normed = True
     mtp_names = OWN_MODEL
     norm_type = Gemma3Norm
@@ -159,11 +160,8 @@ class Qwen3Next(Decoder):
             raise ConfigError(
                 f"attn_output_gate {config['attn_output_gate']!r} is not supported; supported: true"
             )
-        if "sliding_attention" in kinds:
-            raise ConfigError("layer_types: 'sliding_attention' is not supported for this family")
         return {
             "qk_norm": True,
-            "sliding_window": None,
             "layer_types": tuple(kinds),
             "delta": DeltaConfig.from_hf(config),
             "moe": cls.experts(config),

@@ -60,6 +60,7 @@ class Qwen3VL(Qwen3):
         "head_dim": 128,
         "max_position_embeddings": 128000,
     }
+    has_windows = False
     gguf = GGUFArchitecture("qwen3vl", "Qwen3ForCausalLM", QK_NORMS, config=_as_family("qwen3"))
 
     @classmethod
