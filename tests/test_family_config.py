@@ -41,6 +41,7 @@ LINEAR = {"rope_type": "linear", "factor": 2.0}
         ("gemma4", {"rope_scaling": LINEAR}, "rope_scaling is not supported; supported: rope_parameters by"),
         ("gemma4", {"rope_parameters": LINEAR}, "rope_parameters: sliding_attention needs rope_theta"),
         ("gemma4", {"rope_parameters__full_attention": None}, "full_attention needs rope_theta"),
+        ("gemma4", {"rope_parameters__full_attention__rope_type": ...}, "full_attention needs rope_type"),
         ("deepseek-v4", {"rope_scaling": LINEAR}, "rope_scaling is not supported beside rope_parameters"),
         ("deepseek-v4", {"rope_parameters__main__partial_rotary_factor": 0.8}, "factor 0.8 is not 4 entries"),
         ("deepseek-v4", {"head_dim": None}, "head_dim must be a positive integer, got None"),
@@ -81,6 +82,8 @@ def test_null_says_no_where_transformers_takes_it():
         assert read(case, norm_topk_prob=...).moe.normalize is (case != "qwen3-moe")
     assert read("deepseek-v3", rope_interleave=None).latent.rope_interleave is False
     assert read("deepseek-v3", rope_interleave=...).latent.rope_interleave is True
+    assert read("gpt-oss", rope_parameters__truncate=None) == read("gpt-oss", rope_parameters__truncate=False)
+    assert read("gpt-oss", rope_parameters__truncate=...) != read("gpt-oss", rope_parameters__truncate=False)
     assert read("nemotron-h", moe_latent_size=None).moe.latent_size == 0
 
 

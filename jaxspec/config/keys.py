@@ -284,6 +284,6 @@ KEYS: Mapping[str, Check] = {
 _NULL_SAYS_NONE = frozenset(
     {
         *("head_dim", "num_key_value_heads", "q_lora_rank", "rope_scaling", "rope_parameters"),
-        *("sliding_window", "norm_topk_prob", "rope_interleave"),
+        *("sliding_window", "norm_topk_prob", "rope_interleave", "truncate"),
     }
 )

@@ -100,6 +100,8 @@ class RopeConfig:
         merged: dict[str, Any] = {}
         for key in ("rope_scaling", "rope_parameters"):
             each = config.get(key) or {}
+            if "truncate" in each:
+                each = {**each, "truncate": bool(each["truncate"])}  # as in transformers, null is false
             # "type" is the older name of "rope_type".
             for name, value in {**each, "rope_type": each.get("rope_type") or each.get("type")}.items():
                 if value is not None and merged.setdefault(name, value) != value:

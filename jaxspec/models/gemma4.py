@@ -436,8 +436,9 @@ class Gemma4(Decoder):
         if config.get("rope_scaling"):
             raise ConfigError("rope_scaling is not supported; supported: rope_parameters by kind of layer")
         for kind in _ROPES:
-            if "rope_theta" not in (ropes.get(kind) or {}):
-                raise ConfigError(f"rope_parameters: {kind} needs rope_theta")
+            for key in ("rope_theta", "rope_type"):
+                if key not in (ropes.get(kind) or {}):
+                    raise ConfigError(f"rope_parameters: {kind} needs {key}")
         lengths = {"max_position_embeddings": config["max_position_embeddings"]}
         rope, local = (
             RopeConfig.from_hf({**lengths, "rope_parameters": ropes.get(kind)}, partial=True)
