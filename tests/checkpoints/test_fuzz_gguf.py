@@ -167,9 +167,12 @@ def test_a_double_that_no_float32_holds_is_read(folder):
 
 
 def as_written(key, value):
-    """One key with its value, of the type that holds it exactly."""
-    kind = {str: "s", int: "I", float: "d", bool: "?"}[type(value)]
-    return packed(key, "s") + packed(TYPES[kind], "I") + packed(value, kind)
+    """One key with its value, of the type that holds it exactly; a list has at least one."""
+    items = value if isinstance(value, list) else [value]
+    kind = {str: "s", int: "I", float: "d", bool: "?"}[type(items[0])]
+    of = packed(9, "I") + packed(TYPES[kind], "I") + packed(len(items), "Q")
+    of = of if isinstance(value, list) else packed(TYPES[kind], "I")
+    return packed(key, "s") + of + b"".join(packed(item, kind) for item in items)
 
 
 def one_tensor(folder, entries):
