@@ -34,4 +34,4 @@ class PackedArray:
         return self
 
     def __array__(self: _Packed, dtype: np.dtype | None = None, copy: bool | None = None) -> Any:
-        return np.asarray(self.dense(), dtype)
+        return np.asarray(jax.jit(type(self).dense)(self), dtype)  # a program is sooner compiled than a dozen
