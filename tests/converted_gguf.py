@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -451,3 +452,16 @@ def _llama3_factors(rope: Mapping[str, Any], head_dim: int) -> np.ndarray:
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     smooth = np.clip((turns - low) / (high - low), 0, 1)
     return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
+
+
+def without_dense_layers(checkpoint: Checkpoint) -> Checkpoint:
+    """The golden without layer 1: the architecture has no place for a dense one."""
+    kept = {name: t for name, t in checkpoint.tensors.items() if ".layers.1." not in name}
+    tensors = {
+        re.sub(r"(?<=layers\.)[2-9]", lambda layer: str(int(layer[0]) - 1), name): tensor
+        for name, tensor in kept.items()
+    }
+    count, kinds = checkpoint.config["num_hidden_layers"], checkpoint.config.get("layer_types")
+    kinds = [kinds[0], *kinds[2:]] if checkpoint.config["model_type"] == "qwen3_next" else None
+    config = {"num_hidden_layers": count - 1, "layer_types": kinds, "mlp_only_layers": []}
+    return replace(checkpoint, config={**checkpoint.config, **config}, tensors=tensors)

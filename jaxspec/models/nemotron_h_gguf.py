@@ -101,6 +101,9 @@ def _from_tensors(config: Mapping[str, Any], tensors: Mapping[str, "GGUFTensor"]
 
 
 _RENAMED = {
+    "model.embed_tokens.": "backbone.embeddings.",
+    "model.norm.": "backbone.norm_f.",
+    "model.layers.": "backbone.layers.",
     ".mlp.experts.": ".mixer.experts.",
     ".dt.bias": ".dt_bias",
     ".e_score_correction.bias": ".e_score_correction_bias",

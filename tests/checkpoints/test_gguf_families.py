@@ -1,12 +1,17 @@
 """A GGUF of every family is the network that the checkpoint on the Hub is, weight by weight."""
 
-import re
 from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from converted_gguf import ARCHITECTURES, NORMS_FROM_0, architecture_of, write_converted
+from converted_gguf import (
+    ARCHITECTURES,
+    NORMS_FROM_0,
+    architecture_of,
+    without_dense_layers,
+    write_converted,
+)
 from golden_files import golden_checkpoint
 from target_checks import check_one_pass
 from tiny_gguf import metadata, write_gguf
@@ -19,19 +24,6 @@ from jaxspec.config import ConfigError, ModelConfig, RopeConfig
 from jaxspec.models.language_model import language_model
 from jaxspec.models.loading import load_target, plan_target, target_config
 from jaxspec.models.rope import rope_frequencies
-
-
-def without_dense_layers(checkpoint):
-    """The golden without layer 1: the architecture has no place for a dense one."""
-    kept = {name: t for name, t in checkpoint.tensors.items() if ".layers.1." not in name}
-    tensors = {
-        re.sub(r"(?<=layers\.)[2-9]", lambda layer: str(int(layer[0]) - 1), name): tensor
-        for name, tensor in kept.items()
-    }
-    count, kinds = checkpoint.config["num_hidden_layers"], checkpoint.config.get("layer_types")
-    kinds = [kinds[0], *kinds[2:]] if checkpoint.config["model_type"] == "qwen3_next" else None
-    config = {"num_hidden_layers": count - 1, "layer_types": kinds, "mlp_only_layers": []}
-    return replace(checkpoint, config={**checkpoint.config, **config}, tensors=tensors)
 
 
 def with_config(**changes):
@@ -101,7 +93,8 @@ def pair(request, tmp_path):
     """A checkpoint on the Hub's layout, and the GGUF of it."""
     change = CASES[request.param] or (lambda checkpoint: checkpoint)
     checkpoint = change(golden_checkpoint(request.param))
-    return language_model(checkpoint), open_checkpoint(write_converted(tmp_path / "tiny.gguf", checkpoint))
+    written = open_checkpoint(write_converted(tmp_path / "tiny.gguf", checkpoint))
+    return language_model(checkpoint), language_model(written)
 
 
 def test_every_tensor_is_the_same(pair):
