@@ -134,9 +134,6 @@ _NEXT = {
 _ATTENTION = tuple(f"mixer.{projection}_proj." for projection in ("q", "k", "v", "o"))
 
 
-_ATTENTION = tuple(f"mixer.{projection}_proj." for projection in ("q", "k", "v", "o"))
-
-
 def _next_layer(index: int, leaf: str) -> str:
     """Attention and experts are one layer in the file, and two on the Hub."""
     is_second = leaf.startswith(("mixer.", "mlp.")) and not leaf.startswith(_ATTENTION)
