@@ -25,7 +25,7 @@ def blocks(language, of_server):
 def test_the_client_of_the_page(server, capsys, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "*")
     client = blocks("python", server.url)[0]
-    exec(compile(client.replace("64", "8"), "page", "exec"), {})
+    exec(compile(client.replace("max_tokens=64", "max_tokens=8"), "page", "exec"), {})
     assert "drafted_tokens=" in capsys.readouterr().out
 
 
