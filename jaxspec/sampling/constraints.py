@@ -350,17 +350,17 @@ class ConstrainedRows:
         if not text.asked & Constraints.SEQUENCES:
             return bans
         tokens = _with_drafts(text, drafts)
-        last = [
-            jnp.where(end >= back, jnp.take_along_axis(tokens, jnp.maximum(end - back, 0), axis=1), -1)[
-                ..., None
-            ]
-            for back in range(MAX_SEQUENCE - 1)
-        ]
-        words, sizes = state.bad_words, state.bad_word_sizes[:, None]
-        bans.append((words[:, None], (sizes > 0) & _continues(words, last, sizes)))
-        size, place = state.no_repeat_ngram_size[..., None], jnp.arange(tokens.shape[1], dtype=jnp.int32)
-        is_seen = (place <= end[..., None]) & (size > 0)
-        bans.append((tokens[:, None], is_seen & _continues(tokens, last, size)))
+        place = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+        size = jnp.where(place <= end[..., None], state.no_repeat_ngram_size[..., None], 0)
+        # The listed words, then the text; between them an id that no token has, so that the text begins there.
+        gap = ((0, 0), (0, 1))
+        words = jnp.pad(state.bad_words, gap, constant_values=-2)
+        sizes = jnp.broadcast_to(jnp.pad(state.bad_word_sizes, gap)[:, None], (*end.shape, words.shape[1]))
+        sequences = jnp.concatenate([words, tokens], axis=1)
+        seen = end[..., None] - jnp.arange(MAX_SEQUENCE - 1)
+        last = jnp.take_along_axis(tokens[:, None], jnp.maximum(seen, 0), axis=2)
+        ends = _ends(sequences, jnp.where(seen >= 0, last, -1), jnp.concatenate([sizes, size], axis=-1))
+        bans.append((sequences[:, None], ends))
         return bans
 
 
@@ -369,19 +369,21 @@ def _nothing(count: int) -> np.ndarray:
     return np.zeros((count, 0), np.int32)
 
 
-def _continues(tokens: jax.Array, last: list[jax.Array], size: jax.Array) -> jax.Array:
-    """Whether each token would be the end of a sequence that is in `tokens` and ends there: bool[n, R, M].
+def _ends(tokens: jax.Array, last: jax.Array, size: jax.Array) -> jax.Array:
+    """Whether each token ends a sequence, in `tokens`, that the last tokens of a row begin: bool[n, R, M].
 
     Args:
       tokens: i32[n, M].
-      last: of each row the last token i32[n, R, 1], the one before it, and so on; -1 before the first.
-      size: the sequence's size, i32[n, 1, M] or [n, 1, 1].
+      last: i32[n, R, B], the last token of each row, the one before it, and so on; -1 before the first.
+      size: i32[n, R, M], the sequence's size, at most B + 1; 0 if none ends here.
     """
-    width, matches = tokens.shape[1], jnp.ones((1, 1, 1), bool)
-    for back, token in enumerate(last, 1):
-        before = jnp.pad(tokens, ((0, 0), (back, 0)), constant_values=-2)[:, None, :width]
-        matches &= (back >= size) | (before == token)
-    return matches
+    most, width = last.shape[-1], tokens.shape[1]
+    before = jnp.pad(tokens, ((0, 0), (most, 0)), constant_values=-2)[:, None]
+    ends = size > 0
+    for back in range(1, most + 1):
+        is_same = before[..., most - back :][..., :width] == last[..., back - 1 : back]
+        ends &= is_same | (back >= size)
+    return ends
 
 
 def _with_drafts(text: Constrained, drafts: jax.Array) -> jax.Array:

@@ -34,6 +34,8 @@ WAYS = [
     {"no_repeat_ngram_size": 1},
     {"no_repeat_ngram_size": 2},
     {"no_repeat_ngram_size": 3, "bad_words": [[8, 8]], "repetition_penalty": 1.2, "logit_bias": {8: 5.0}},
+    # As many as there may be: the text follows right after the last one.
+    {"bad_words": [[0] * 16] * 32, "no_repeat_ngram_size": 2},
     {"logit_bias": dict.fromkeys(range(VOCABULARY), 1.5), "min_tokens": 3, "presence_penalty": -2.0},
 ]
 
@@ -157,4 +159,4 @@ def test_what_asks_for_nothing_needs_no_constraint():
     assert required_constraints(SamplingParams(**neutral, min_tokens=0)) is Constraints.NONE
     kinds = [required_constraints(SamplingParams(**way)) for way in WAYS]
     assert kinds[:5] == [0, 1, 3, 1, 3]
-    assert kinds[5:] == [4, 4, 4, 7, 3]
+    assert kinds[5:] == [4, 4, 4, 7, 4, 3]
