@@ -1,6 +1,5 @@
 """A tiny model for all tests: random weights, a word-level tokenizer and a chat template."""
 
-import gc
 import json
 import os
 import shutil
@@ -21,7 +20,7 @@ import jax
 import pytest
 import tiers
 import tokenizers
-from memory import give_back, is_large
+from memory import collect_seldom, give_back, is_large
 from programs_when_run import compile_ahead, compile_when_run
 
 import jaxspec
@@ -137,10 +136,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_finish() -> None:
-    """Exempts imported objects from garbage collection, which tracing triggers often."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    collect_seldom()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -7,6 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 
 
+def collect_seldom() -> None:
+    """Exempts imported objects from garbage collection, which tracing triggers often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 def is_large() -> bool:
     """Whether this process holds more than 2 GB, or comes near Linux's limit of 65,530 memory maps, even
     after `give_back`."""

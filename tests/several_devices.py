@@ -29,7 +29,7 @@ from flax import nnx
 from golden_files import golden_folder
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxspec_kernels.op import _WHY_NOT, Op
-from memory import live_bytes
+from memory import collect_seldom, live_bytes
 from programs_when_run import compile_when_run
 from tiny_engines import DRAFTERS, SIZES, TinyEngines
 from tiny_grammars import END, tiny_tokenizer
@@ -55,6 +55,7 @@ WAYS: dict[str, list[dict]] = {
         {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "seed": 3},
     ],
 }
+EVERY_KIND = {"presence_penalty": 0.1, "min_tokens": 2, "bad_words": [[47]], "regex": "[a-l0-9 ]*"}
 CONSTRAINTS: list[dict] = [
     {"repetition_penalty": 1.4, "frequency_penalty": 0.5},
     {"logit_bias": {3: 4.0, 40: 3.0}, "presence_penalty": 1.0},
@@ -62,7 +63,7 @@ CONSTRAINTS: list[dict] = [
     {"min_tokens": 20, "stop_token_ids": list(range(0, 48, 5)), "no_repeat_ngram_size": 2},
     {"bad_words": [[10], [17, 17], [2, 18], [46, 10]], "regex": "([a-h]kl[0-9]){2,9}"},
 ]
-"""One for each of the prompts."""
+"""One for each of the prompts, beside `EVERY_KIND`, so that a single program serves all."""
 INNER_WIDTH = {
     "model_type": "gpt_oss",
     "intermediate_size": 64,
@@ -200,7 +201,7 @@ def logprobs(*counts):
 
 
 def constraints(*texts):
-    """The tokens of constrained answers, greedy and sampled."""
+    """The tokens of constrained answers, greedy, and with EAGLE-3 sampled."""
     result = {}
     with tempfile.TemporaryDirectory() as folder:
         engines = TinyEngines(Path(folder))
@@ -208,12 +209,11 @@ def constraints(*texts):
             name, devices = named(text)
             engine = engines.load(name, DRAFTERS.get(name, 0), tensor_parallel=devices)
             engine.core.grammars._tokenizer, engine.core.grammars._ends = tiny_tokenizer(), (END,)
-            for sampling in ({}, {"temperature": 0.9, "top_p": 0.9, "seed": 3}):
-                params = [
-                    {"max_new_tokens": 24, "ignore_eos": True, **sampling, **way} for way in CONSTRAINTS
-                ]
-                answered = [answer.token_ids for answer in engine.generate(PROMPTS, params)]
-                result.setdefault(text, []).append(answered)
+            sampled = {"temperature": 0.9, "top_p": 0.9, "seed": 3}
+            for sampling in ({}, sampled) if name == "eagle3" else ({},):
+                asked = {"max_new_tokens": 24, "ignore_eos": True, **EVERY_KIND, **sampling}
+                answered = engine.generate(PROMPTS, [asked | way for way in CONSTRAINTS])
+                result.setdefault(text, []).append([answer.token_ids for answer in answered])
     return result
 
 
@@ -360,6 +360,7 @@ if __name__ == "__main__":
     # As in other tests; see `conftest.only_what_runs_is_compiled`.
     Programs.compile = compile_when_run  # type: ignore[method-assign]
     Programs.compile_in_background = lambda programs, sizes: None  # type: ignore[method-assign]
+    collect_seldom()
     what, *texts = sys.argv[1:]
     programs = {
         "pairs": pairs,

@@ -7,6 +7,7 @@ from functools import cache
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from golden_files import V4_TARGETS, assert_close, golden_checkpoint, golden_folder, golden_outputs
 from paged_rows import PagedTarget
 
@@ -61,9 +62,14 @@ def test_a_text_without_a_cache_equals_transformers():
     ids = golden["input_ids"][0]
     tokens = np.concatenate([ids[:37], ids[:261]])
     positions = np.concatenate([np.arange(37), np.arange(261)]).astype(np.int32)
-    memory = PackedMemory(model.kinds, positions[None], np.repeat([0, 1], [37, 261])[None])
-    hidden, _, _ = model(jnp.asarray(tokens), jnp.asarray(positions), memory)
-    logits = np.asarray(model.logits(hidden))
+    segments = np.repeat([0, 1], [37, 261])
+
+    @nnx.jit
+    def logits_of(model, tokens):
+        hidden, _, _ = model(tokens, positions, PackedMemory(model.kinds, positions[None], segments[None]))
+        return model.logits(hidden)
+
+    logits = np.asarray(logits_of(model, jnp.asarray(tokens)))
     assert_close(logits[:37], golden["logits"][0, :37])
     assert_close(logits[37:], golden["logits"][0, :261])
 

@@ -11,7 +11,7 @@ from jaxspec import Engine, EngineConfig
 from jaxspec.drafters.none import NoDrafter
 from jaxspec.models.loading import load_target
 
-TEXTS, LENGTH, UPDATES = 16, 120, 120
+TEXTS, LENGTH, UPDATES = 16, 120, 80
 # Without a prefix cache, so that every text is read from its beginning.
 CONFIG = EngineConfig(
     batch_size=8,
