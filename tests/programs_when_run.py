@@ -32,6 +32,12 @@ class ProgramWhenRun:
         return getattr(self._compiled(), name)
 
 
+def compile_only_what_runs() -> None:
+    """In a process of a test's own; see `conftest.only_what_runs_is_compiled`."""
+    Programs.compile = compile_when_run  # type: ignore[method-assign]
+    Programs.compile_in_background = lambda programs, sizes: None  # type: ignore[method-assign]
+
+
 def compile_now(programs: Programs) -> None:
     """Compiles those that have not run."""
     for program in list(programs.compiled.values()):

@@ -30,7 +30,7 @@ from golden_files import golden_folder
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxspec_kernels.op import _WHY_NOT, Op
 from memory import collect_seldom, live_bytes
-from programs_when_run import compile_when_run
+from programs_when_run import compile_only_what_runs
 from tiny_engines import DRAFTERS, SIZES, TinyEngines
 from tiny_grammars import END, tiny_tokenizer
 from tiny_models import write_target
@@ -40,7 +40,6 @@ from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import MESH_AXIS
 from jaxspec.drafters import draft_model
 from jaxspec.drafters.draft_model import SPLIT_FROM
-from jaxspec.engine.programs import Programs
 from jaxspec.models.array_weights import Batch
 from jaxspec.models.loading import export_tensors, load_target
 from jaxspec.sampling import SamplingMode
@@ -357,9 +356,7 @@ def split_otherwise(tensors, axis_type):
 
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", DEVICES)
-    # As in other tests; see `conftest.only_what_runs_is_compiled`.
-    Programs.compile = compile_when_run  # type: ignore[method-assign]
-    Programs.compile_in_background = lambda programs, sizes: None  # type: ignore[method-assign]
+    compile_only_what_runs()
     collect_seldom()
     what, *texts = sys.argv[1:]
     programs = {

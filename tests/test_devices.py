@@ -21,9 +21,10 @@ TESTS = Path(__file__).parent
 
 def run(*functions, environment=None):
     """What functions of this file print as JSON, each in a process of its own, started at once."""
+    begin = "import programs_when_run, test_devices as t; programs_when_run.compile_only_what_runs()"
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", f"import test_devices as t; t.{function}"],
+            [sys.executable, "-c", f"{begin}; t.{function}"],
             cwd=TESTS,
             env={**os.environ, **(environment or {})},
             stdout=subprocess.PIPE,
@@ -44,12 +45,12 @@ def load(folder, **options):
 
 
 def ask(folder, **options):
-    """Device ids of an engine's mesh and weights, and an answer of it and of an inspection."""
+    """Device ids of an engine's mesh and weights, and an answer; on a second device, an inspection's, too."""
     with load(folder, **options) as engine:
         mesh = [device.id for device in engine.programs.mesh.devices.flat]
         weights = {device.id for array in engine.programs.leaves for device in array.devices()}
         tokens = engine.generate([1, 2, 3], max_new_tokens=6).token_ids
-        if len(mesh) == 1:
+        if mesh == [1]:
             assert jaxspec.inspect_steps(engine, [1, 2, 3], max_new_tokens=6).generation.token_ids == tokens
         return [mesh, sorted(weights), tokens]
 
