@@ -1,7 +1,7 @@
 """Trace the engine's step on a GPU, and show where its time goes.
 
     python scripts/profile_step.py --shape smollm2-135m --k 4 --batch 1 [--tensor-parallel N] [--exact]
-        [--trace FOLDER] [--graphs]
+        [--cache-dtype DTYPE] [--trace FOLDER] [--graphs]
 
 Prints the most expensive kernels with their time and count per step, and the share of idle time inside
 dispatches and between them. XLA launches kernels one by one while tracing; with --graphs it keeps its CUDA
@@ -50,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         params=SamplingParams(),
         mesh=mesh,
         exact=args.exact,
+        cache_dtype=args.cache_dtype,
     )
     jax.block_until_ready([running.enqueue() for _ in range(2)])
     with tempfile.TemporaryDirectory() as temporary:
@@ -82,6 +83,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--steps-per-dispatch", type=int, default=4)
     parser.add_argument("--dispatches", type=int, default=5, help="dispatches to trace")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--cache-dtype", metavar="DTYPE", help="`engine.cache_dtype`")
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="devices")
     parser.add_argument("--exact", action="store_true", help="with `engine.exact`")
     parser.add_argument("--graphs", action="store_true", help="keep CUDA graphs while tracing")
