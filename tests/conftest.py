@@ -115,7 +115,7 @@ slot_sizes = []
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """The number of processes of `-n auto`, each of which needs up to a gigabyte more than `memory.py` says."""
+    """The number of processes of `-n auto`, each of which needs up to 3 GB."""
     return min(os.cpu_count() or 1, 8)
 
 

@@ -15,7 +15,7 @@ def collect_seldom() -> None:
 
 
 def is_large() -> bool:
-    """Whether this process holds more than `_most`, or comes near Linux's limit of 65,530 memory maps, even
+    """Whether this process holds more than 2 GB, or comes near Linux's limit of 65,530 memory maps, even
     after `give_back`."""
     if not _exceeds():
         return False
@@ -30,19 +30,12 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _most() -> float:
-    """The bytes that a process may hold: a third of its part of the machine's memory, 2 to 4 GB."""
-    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(max(2e9, installed / processes / 3), 4e9)
-
-
 def _exceeds() -> bool:
     maps, pages = Path("/proc/self/maps"), Path("/proc/self/statm")
     if not maps.exists():
         return False
     resident = int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return resident > _most() or maps.read_text().count("\n") > 35_000
+    return resident > 2e9 or maps.read_text().count("\n") > 35_000
 
 
 def live_bytes() -> int:

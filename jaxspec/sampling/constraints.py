@@ -352,7 +352,7 @@ class ConstrainedRows:
         tokens = _with_drafts(text, drafts)
         place = jnp.arange(tokens.shape[1], dtype=jnp.int32)
         size = jnp.where(place <= end[..., None], state.no_repeat_ngram_size[..., None], 0)
-        # The listed words, then the text; between them an id that no token has, so that the text begins there.
+        # The listed words, then the text; between them an id that no token has: there the text begins.
         gap = ((0, 0), (0, 1))
         words = jnp.pad(state.bad_words, gap, constant_values=-2)
         sizes = jnp.broadcast_to(jnp.pad(state.bad_word_sizes, gap)[:, None], (*end.shape, words.shape[1]))

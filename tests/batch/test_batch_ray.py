@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 import ray
 from fake_engine import FakeEngine
+from programs_when_run import compile_only_what_runs
 from pyarrow import parquet
 
 from jaxspec import ConfigError, EngineError, SamplingParams
@@ -59,6 +60,10 @@ def test_an_actor_is_killed_and_the_answers_are_those_of_one_process(
 
     class KilledOnce(on_ray.LineAnswerer):
         """The first that begins its second batch dies of it."""
+
+        def __init__(self, *arguments, **options):
+            compile_only_what_runs()
+            super().__init__(*arguments, **options)
 
         def __call__(self, table, marker=tmp_path / "killed"):
             self.batches = getattr(self, "batches", 0) + 1

@@ -9,6 +9,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -21,10 +22,11 @@ LONG = {**CHAT, "stream": True, "max_tokens": 100, "ignore_eos": True}
 SLOW = """
 import time
 from jaxspec.engine.core import EngineCore
+from programs_when_run import compile_only_what_runs
+compile_only_what_runs()
 step = EngineCore.step
 EngineCore.step = lambda core: time.sleep(0.05) or step(core)
 """
-
 
 COMPILES = """
 import time
@@ -41,7 +43,8 @@ def served(tiny_config, tmp_path, *words, code=SLOW, **environment):
     (tmp_path / "slow.py").write_text(code, "utf-8")
     command = ["-m", "jaxspec", "serve", tiny_config, "--port", "0", "--import", tmp_path / "slow.py", *words]
     stderr = tmp_path / "stderr"
-    with python(*command, stderr=stderr, env={**os.environ, **environment}) as process:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **environment}
+    with python(*command, stderr=stderr, env=environment) as process:
         try:
             while "/v1\n" not in stderr.read_text("utf-8"):
                 assert process.poll() is None, stderr.read_text("utf-8")
