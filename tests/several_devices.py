@@ -200,7 +200,7 @@ def logprobs(*counts):
 
 
 def constraints(*texts):
-    """The tokens of constrained answers, greedy, and with EAGLE-3 sampled."""
+    """The tokens of constrained answers, greedy and sampled."""
     result = {}
     with tempfile.TemporaryDirectory() as folder:
         engines = TinyEngines(Path(folder))
@@ -208,8 +208,7 @@ def constraints(*texts):
             name, devices = named(text)
             engine = engines.load(name, DRAFTERS.get(name, 0), tensor_parallel=devices)
             engine.core.grammars._tokenizer, engine.core.grammars._ends = tiny_tokenizer(), (END,)
-            sampled = {"temperature": 0.9, "top_p": 0.9, "seed": 3}
-            for sampling in ({}, sampled) if name == "eagle3" else ({},):
+            for sampling in ({}, {"temperature": 0.9, "top_p": 0.9, "seed": 3}):
                 asked = {"max_new_tokens": 24, "ignore_eos": True, **EVERY_KIND, **sampling}
                 answered = engine.generate(PROMPTS, [asked | way for way in CONSTRAINTS])
                 result.setdefault(text, []).append([answer.token_ids for answer in answered])

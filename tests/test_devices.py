@@ -45,12 +45,12 @@ def load(folder, **options):
 
 
 def ask(folder, **options):
-    """Device ids of an engine's mesh and weights, and an answer; on a second device, an inspection's, too."""
+    """Device ids of an engine's mesh and weights, and an answer; off the first device, an inspection's, too."""
     with load(folder, **options) as engine:
         mesh = [device.id for device in engine.programs.mesh.devices.flat]
         weights = {device.id for array in engine.programs.leaves for device in array.devices()}
         tokens = engine.generate([1, 2, 3], max_new_tokens=6).token_ids
-        if mesh == [1]:
+        if len(mesh) == 1 and mesh != [0]:
             assert jaxspec.inspect_steps(engine, [1, 2, 3], max_new_tokens=6).generation.token_ids == tokens
         return [mesh, sorted(weights), tokens]
 
