@@ -46,6 +46,7 @@ def slots_of(rng, ways, constraints=EVERY):
     # Texts that repeat themselves, also within the block.
     texts = [text[: len(text) // 2] * 2 if i % 2 and len(text) > 1 else text for i, text in enumerate(texts)]
     starts = [int(rng.integers(1, len(text) + 1)) for text in texts]
+    starts[-1] = len(texts[-1])  # of the last of `WAYS`, a block then has the row where `min_tokens` ends
     batch = []
     for slot, (way, text, start) in enumerate(zip(ways, texts, starts, strict=True)):
         params = SamplingParams(**way)
