@@ -45,7 +45,7 @@ def load(folder, **options):
 
 
 def ask(folder, **options):
-    """Device ids of an engine's mesh and weights, and an answer; off the first device, an inspection's, too."""
+    """Device ids of an engine's mesh and of its weights, and its answer, which an inspection gives, too."""
     with load(folder, **options) as engine:
         mesh = [device.id for device in engine.programs.mesh.devices.flat]
         weights = {device.id for array in engine.programs.leaves for device in array.devices()}
