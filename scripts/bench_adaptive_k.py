@@ -101,8 +101,9 @@ def _bench(args: argparse.Namespace, command: str) -> int:
 
 def _load(args: argparse.Namespace) -> Engine:
     sizes: dict[str, Any] = {"batch_size": max(args.slots), "max_model_len": 256 + 2 * args.new_tokens}
+    sizes |= {"slot_sizes": args.slots, "mixed_prefill_tokens": args.mixed}
     if args.samples is None:
-        sizes |= {"slot_sizes": args.slots, "prefill_batch_size": 4}
+        sizes["prefill_batch_size"] = 4
     modes: dict[str, Any] = {"sampling_modes": ("sampled" if args.samples else "greedy",), "progress": False}
     if args.shape is None:
         return load(args.config, drafter={"num_speculative_tokens": "auto"}, **sizes, **modes)
@@ -114,7 +115,7 @@ def _load(args: argparse.Namespace) -> Engine:
     drafter = {"drafter": NGramDrafter(args.k)} if args.lookup else {"num_drafts": args.k}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="synthetic_acceptance_length")
-        config = EngineConfig(**sizes, synthetic_acceptance_length=1.0, mixed_prefill_tokens=args.mixed)
+        config = EngineConfig(**sizes, synthetic_acceptance_length=1.0)
         return build_engine(shape, config, is_adaptive=True, sampling_modes=("greedy",), **drafter)
 
 
@@ -233,7 +234,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     if (args.config is None) == (args.shape is None):
         parser.error("give either a configuration or --shape")
     if args.shape is None:
-        parser.refuse(args, ["layers", "lookup", "k", "acceptance", "mixed"], "without --shape")
+        parser.refuse(args, ["layers", "lookup", "k", "acceptance"], "without --shape")
     else:
         parser.refuse(args, ["samples"], "with --shape")
     if args.samples is None:
