@@ -2,7 +2,9 @@
 
 import triton
 import triton.language as tl
+from jaxspec_kernels.packed_matmul.codes_ptx import FP8
 
+_FP8 = tl.constexpr(FP8)
 _MAX_SPLITS = 32
 
 
@@ -55,6 +57,18 @@ def load_scales(exponents, mask):
     """The scales f32 of rows of a `CodedCache`, by pointers to their exponents."""
     exponent = tl.load(exponents, mask=mask, other=0).to(tl.int32)
     return (exponent << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def load_pairs(words, mask):
+    """The first and the second numbers of words of a `CodedCache`, bfloat16, without their scales.
+
+    A code of NaN is read as 480. The row that stored it had logits of NaN itself.
+    """
+    loaded = tl.load(words, mask=mask, other=0)
+    return tl.inline_asm_elementwise(
+        _FP8, "=&r,=&r,r", [loaded], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+    )
 
 
 @triton.jit

@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 from jaxspec_kernels.coded_cache import Cache, CodedCache
-from jaxspec_kernels.context_splits import absorb_scores, load_scales, merge_kernel, num_splits, split_bounds
+from jaxspec_kernels.context_splits import (
+    absorb_scores,
+    load_pairs,
+    load_scales,
+    merge_kernel,
+    num_splits,
+    split_bounds,
+)
 from jaxspec_kernels.op import is_exact
 from jaxspec_kernels.paged_attention import mosaic_kernel, triton_exact
 from jaxspec_kernels.triton_call import triton_call
@@ -71,6 +78,8 @@ def paged_attention(
             queries, cache, page_table, first, last, scale=scale, sinks=sinks
         )
     block_dim = max(triton.next_power_of_2(head_dim), 16)
+    # A tile has at least 16 pairs. With 128 rows, registers do not suffice.
+    has_pairs = head_dim % 2 == 0 and block_dim >= 32 and block_rows <= 64
     sizes = {
         "num_rows": num_rows,
         "heads": heads,
@@ -109,6 +118,7 @@ def paged_attention(
         scale=scale * math.log2(math.e),
         has_sinks=sinks is not None,
         is_coded=is_coded,
+        is_paired=is_coded and queries.dtype == jnp.bfloat16 and has_pairs,
         block_rows=block_rows,
         block_keys=block_keys,
         **sizes,
@@ -149,10 +159,16 @@ def _split_kernel(
     scale: tl.constexpr,
     has_sinks: tl.constexpr,
     is_coded: tl.constexpr,
+    is_paired: tl.constexpr,
     block_rows: tl.constexpr,
     block_keys: tl.constexpr,
     block_dim: tl.constexpr,
 ):
+    """Attention of a tile of rows to a split of its slot's context.
+
+    If `is_paired`, two adjacent codes are loaded as a word, so that tensor cores' operands may be read from
+    shared memory as words, and numbers of even and of odd dimensions are multiplied apart.
+    """
     # Slots run from the last to the first: later chunks of a prompt see more positions, and the longest
     # programs should start first.
     slot = (tl.num_programs(0) - 1 - tl.program_id(0)) // heads
@@ -162,8 +178,14 @@ def _split_kernel(
 
     row = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
     in_rows = row < rows
-    dim = tl.arange(0, block_dim)
-    in_dim = dim < head_dim
+    per_word: tl.constexpr = 2 if is_paired else 1
+    columns: tl.constexpr = block_dim // per_word
+    held_dim: tl.constexpr = head_dim // per_word
+    held = tl.arange(0, columns)
+    dim = per_word * held
+    in_dim = held < held_dim
+    if is_paired:
+        cache = cache.to(tl.pointer_type(tl.uint16), bitcast=True)
     query_row = slot * num_rows + row // group
     row_first = tl.load(first + query_row, mask=in_rows, other=0)
     row_last = tl.load(last + query_row, mask=in_rows, other=-1)
@@ -171,7 +193,8 @@ def _split_kernel(
 
     peak = tl.full((block_rows,), float("-inf"), tl.float32)
     total = tl.zeros((block_rows,), tl.float32)
-    output = tl.zeros((block_rows, block_dim), tl.float32)
+    output = tl.zeros((block_rows, columns), tl.float32)
+    odd_output = output
     writes = begin < end
     if has_sinks and split == 0:
         # A sink is a key that every row has seen before the first split.
@@ -181,11 +204,11 @@ def _split_kernel(
         writes = True
     query_at = (query_row * heads + head) * group + row % group
     if begin < end:
-        query = tl.load(
-            queries + query_at[:, None] * head_dim + dim[None, :],
-            mask=in_rows[:, None] & in_dim[None, :],
-            other=0.0,
-        )
+        query_pointers = queries + query_at[:, None] * head_dim + dim[None, :]
+        in_query = in_rows[:, None] & in_dim[None, :]
+        query = tl.load(query_pointers, mask=in_query, other=0.0)
+        if is_paired:
+            odd_query = tl.load(query_pointers + 1, mask=in_query, other=0.0)
         all_see_from = tl.max(tl.where(in_rows, row_first, 0))
         all_see_to = tl.min(tl.where(in_rows, row_last, 2147483647)) + 1
         for start in range(begin, end, block_keys):
@@ -195,10 +218,15 @@ def _split_kernel(
             # 64 bits: a cache may hold more than 2^31 numbers.
             key_row = (page.to(tl.int64) * heads + head) * 2 * page_size + position % page_size
             mask = used[:, None] & in_dim[None, :]
-            at = key_row[:, None] * head_dim + dim[None, :]
-            key = tl.load(cache + at, mask=mask, other=0.0).to(query.dtype)
-            value = tl.load(cache + at + page_size * head_dim, mask=mask, other=0.0).to(query.dtype)
-            scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+            at = key_row[:, None] * held_dim + held[None, :]
+            if is_paired:
+                key, odd_key = load_pairs(cache + at, mask)
+                value, odd_value = load_pairs(cache + at + page_size * held_dim, mask)
+                scores = tl.dot(odd_query, tl.trans(odd_key), tl.dot(query, tl.trans(key))) * scale
+            else:
+                key = tl.load(cache + at, mask=mask, other=0.0).to(query.dtype)
+                value = tl.load(cache + at + page_size * head_dim, mask=mask, other=0.0).to(query.dtype)
+                scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
             if is_coded:
                 scores *= load_scales(exponents + key_row, used)[None, :]
             if (start < all_see_from) | (start + block_keys > all_see_to):
@@ -207,16 +235,24 @@ def _split_kernel(
             weights, peak, total, shrink = absorb_scores(scores, peak, total)
             if is_coded:
                 weights *= load_scales(exponents + key_row + page_size, used)[None, :]
-            output = tl.dot(weights.to(query.dtype), value, output * shrink[:, None], input_precision="ieee")
+            weights = weights.to(query.dtype)
+            output = tl.dot(weights, value, output * shrink[:, None], input_precision="ieee")
+            if is_paired:
+                odd_output = tl.dot(weights, odd_value, odd_output * shrink[:, None])
 
     mask = in_rows[:, None] & in_dim[None, :]
     if splits == 1:
-        output = output / tl.where(total == 0.0, 1.0, total)[:, None]
-        at = query_at[:, None] * head_dim + dim[None, :]
-        tl.store(outputs + at, output.to(outputs.dtype.element_ty), mask=mask)
+        divisor = tl.where(total == 0.0, 1.0, total)[:, None]
+        out = outputs + query_at[:, None] * head_dim + dim[None, :]
+        tl.store(out, (output / divisor).to(outputs.dtype.element_ty), mask=mask)
+        if is_paired:
+            tl.store(out + 1, (odd_output / divisor).to(outputs.dtype.element_ty), mask=mask)
     else:
         part_row = ((slot * heads + head) * splits + split) * rows + row
         tl.store(peaks + part_row, peak, mask=in_rows)
         tl.store(totals + part_row, total, mask=in_rows)
         if writes:
-            tl.store(outputs + part_row[:, None] * head_dim + dim[None, :], output, mask=mask)
+            out = outputs + part_row[:, None] * head_dim + dim[None, :]
+            tl.store(out, output, mask=mask)
+            if is_paired:
+                tl.store(out + 1, odd_output, mask=mask)
