@@ -54,7 +54,8 @@ def coded_matmul(
     """
     tiles: tl.constexpr = (rows + block_rows - 1) // block_rows
     row = tl.program_id(0) % tiles * block_rows + tl.arange(0, block_rows)
-    column = tl.program_id(0) // tiles * block_outputs + tl.arange(0, block_outputs)
+    first_column = tl.program_id(0) // tiles * block_outputs
+    column = first_column + tl.arange(0, block_outputs)
     taken = (row < rows)[None, :]
     at = tl.minimum(column, out_width - 1)
     inputs = x + tl.minimum(row, rows - 1)[None, :].to(tl.int64) * width
@@ -62,6 +63,8 @@ def coded_matmul(
     length: tl.constexpr = (steps + sections - 1) // sections
     out = row[None, :].to(tl.int64) * out_width + column[:, None]
     stored = taken & (column < out_width)[:, None]
+    # Where all outputs of a tile share their scales, a scale is a number.
+    scale += (first_column if scale_rows % block_outputs == 0 else at) // scale_rows
     if is_split or sections == 1:
         section = tl.program_id(1)
         first = section * length
@@ -113,7 +116,6 @@ def section_sums(
     words += (column // tile).to(tl.int64)[:, None] * (tile * (width // per_word))
     words += (column % tile * block_words)[:, None] + tl.arange(0, block_words)[None, :]
     inputs += tl.arange(0, block_words)[:, None]
-    scale += column // scale_rows
     offset += column
     groups: tl.constexpr = out_width // scale_rows
     sums = tl.zeros((block_outputs, block_rows), tl.float32)
@@ -235,10 +237,11 @@ def _less_8(packed):
 
 @triton.jit
 def _factor(scale, has_zero: tl.constexpr):
-    """Scales f32[outputs, 1] without the zero points in their lowest bits."""
+    """Scales f32[outputs, 1], or the one of all outputs, without the zero points in their lowest bits."""
     if has_zero:
         scale = scale & 0xFFFFFFE0
-    return scale.to(tl.float32, bitcast=True)[:, None]
+    factor = scale.to(tl.float32, bitcast=True)
+    return factor[:, None] if len(factor.shape) else factor
 
 
 @triton.jit

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import triton
 from jax.typing import DTypeLike
+from jaxspec_kernels.op import is_exact
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
 from jaxspec_kernels.packed_matmul.reference import packed_matmul as reference
 from jaxspec_kernels.packed_matmul.triton_codes import coded_matmul
@@ -14,6 +15,9 @@ from jaxspec_kernels.triton_call import triton_call
 
 _PROGRAMS = 256
 """The programs that occupy a GPU: two for each of some 130 multiprocessors."""
+_FEW_ROWS = 16
+_PROGRAMS_OF_FEW_ROWS = 384
+"""They wait for memory most of the time, so more of them are needed."""
 _MOST_SECTIONS = 8
 
 
@@ -38,7 +42,7 @@ def packed_matmul(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
         x.reshape(rows, kernel.width),
         kernel,
         choose_tiles(rows, is_fp8=kernel.bits == 8 and not kernel.is_int8),
-        sections=count_sections(kernel),
+        sections=count_sections(kernel, _FEW_ROWS if is_exact() else rows),
         dtype=jnp.dtype(out_dtype or x.dtype),
     )
     return y.reshape(*batch, *kernel.out_axes)
@@ -81,23 +85,29 @@ def multiply(
     return sum(y[1:], start=y[0]).astype(dtype) if is_split else y
 
 
-def count_sections(kernel: CodedWeight) -> int:
+def count_sections(kernel: CodedWeight, rows: int) -> int:
     """The sections of the inputs that are summed apart: so many that few rows occupy a GPU.
 
-    It depends on the weight's shape alone, so that a row's result does not depend on the number of rows.
+    In exact mode, `rows` is a constant, so that a row's result does not depend on the number of rows.
     """
     tiles = triton.cdiv(math.prod(kernel.out_axes), 64)
     steps = kernel.words.shape[-3]
+    wanted = _PROGRAMS_OF_FEW_ROWS if rows <= _FEW_ROWS else _PROGRAMS
     sections = 1
-    while sections * tiles < _PROGRAMS and sections < min(_MOST_SECTIONS, steps // 2):
+    while sections * tiles < wanted and sections < min(_MOST_SECTIONS, steps // 2):
         sections *= 2
     return sections
 
 
 def choose_tiles(rows: int, *, is_fp8: bool) -> Tiles:
-    """The tiles for so many rows. A row of x is read by every tile of outputs: more rows want wider tiles."""
+    """The tiles for so many rows, by time on an H100.
+
+    A multiprocessor runs several tiles of four warps at once: while one expands codes, another multiplies.
+    """
+    if rows <= _FEW_ROWS:
+        return Tiles(16, 32, 2 if is_fp8 else 1, 3)
     if rows <= 32:
-        return Tiles(16 if rows <= 16 else 32, 64, 4, 4)
-    if rows <= 64 or not is_fp8:
-        return Tiles(64, 128, 8, 3)
-    return Tiles(128, 128, 8, 3)
+        return Tiles(32, 64, 4, 4)
+    if not is_fp8:
+        return Tiles(64, 64, 4, 3)
+    return Tiles(64, 128, 8, 3) if rows <= 64 else Tiles(128, 64, 4, 3)
