@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jaxspec_kernels.rms_norm import mean_of_squares
+from jaxspec_kernels.sinkhorn import sinkhorn
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.parameters import Whole, parameter
@@ -77,13 +78,7 @@ class HyperConnection(nnx.Module):
                 )
             )
         )
-        mix = jax.nn.softmax(mix.reshape(-1, count, count), axis=-1) + eps
-
-        def normalise(mix: jax.Array, axis: int) -> jax.Array:
-            return mix / (mix.sum(axis=axis, keepdims=True) + eps)
-
-        mix = normalise(mix, -2)
-        mix = lax.fori_loop(1, self.config.iterations, lambda _, mix: normalise(normalise(mix, -1), -2), mix)
+        mix = sinkhorn(mix.reshape(-1, count, count), iterations=self.config.iterations, eps=eps)
         return _collapsed(streams, jax.nn.sigmoid(read) + eps), 2 * jax.nn.sigmoid(written), mix
 
 

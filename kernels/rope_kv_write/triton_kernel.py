@@ -27,6 +27,7 @@ def rope_kv_write(
         in_place=len(arrays),
         grid=(slots.size, heads),
         num_warps=1 if parts * head_dim <= 512 else 4,
+        fuses=False,  # both kernels rotate to the same bits
         heads=heads,
         group=group,
         page_size=cache.shape[3],

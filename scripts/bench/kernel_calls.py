@@ -26,6 +26,7 @@ from jaxspec_kernels.paged_attention import paged_attention
 from jaxspec_kernels.process_logits import process_logits
 from jaxspec_kernels.random import Purpose
 from jaxspec_kernels.rope_kv_write import rope_kv_write
+from jaxspec_kernels.sinkhorn import sinkhorn
 from jaxspec_kernels.slot_mapping import place_rows
 
 from bench import kernel_cases as cases
@@ -74,6 +75,7 @@ def all_calls() -> Iterator[Call]:
     yield from map(_latent_attention, cases.latent_attention.CASES)
     yield from map(_listed_attention, cases.listed_attention.CASES)
     yield from map(_choose_entries, cases.choose_entries.CASES)
+    yield from map(_sinkhorn, cases.sinkhorn.CASES)
     yield from map(_matmul, cases.matmul.CASES)
     yield from map(_packed_matmul, cases.packed_matmul.CASES)
     yield from map(_expand_codes, cases.packed_matmul.CASES)
@@ -328,6 +330,16 @@ def _packed_attention_gradients(case: cases.packed_attention.Case) -> Call:
         moved,
         2 * _SUM_BOUND[case.dtype],
     )
+
+
+def _sinkhorn(case: cases.sinkhorn.Case) -> Call:
+    size = (case.rows, case.size, case.size)
+
+    def arguments(seed: int) -> tuple:
+        return (_normal(np.random.default_rng(seed), size, "float32"),)
+
+    static = {"iterations": case.iterations, "eps": case.eps}
+    return Call(sinkhorn, case.name, arguments, static, 0, 8 * int(np.prod(size)), 2e-6)
 
 
 def _matmul(case: cases.matmul.Case) -> Call:

@@ -15,6 +15,7 @@ from bench.kernel_cases import (
     paged_attention,
     process_logits,
     rope_kv_write,
+    sinkhorn,
     slot_mapping,
 )
 
@@ -33,5 +34,6 @@ __all__ = [
     "paged_attention",
     "process_logits",
     "rope_kv_write",
+    "sinkhorn",
     "slot_mapping",
 ]
