@@ -45,7 +45,7 @@ def random_codes(
     scale = scale * (width**-0.5 / (74.0 if is_int8 else 0.5 if bits == 8 else 4.6))
     stored = lax.bitcast_convert_type(scale, jnp.uint32)
     if has_zero:
-        stored = stored & 0xFFFFFFE0 | 8
+        stored = stored & jnp.uint32(0xFFFFFFE0) | jnp.uint32(8)
     return CodedWeight(words, stored, None, shape[1:inner], has_zero, bits, is_int8=is_int8)
 
 

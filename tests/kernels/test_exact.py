@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bench.random_codes import random_coded_experts, random_codes
 from jaxspec_kernels.expert_matmul import expert_matmul, pack_mxfp4
 from jaxspec_kernels.matmul import matmul
 from jaxspec_kernels.op import exact, why_not
+from jaxspec_kernels.packed_matmul import packed_matmul
 from jaxspec_kernels.paged_attention import paged_attention
 from jaxspec_kernels.process_logits import process_logits
 from jaxspec_kernels.rms_norm import add_rms_norm, mean_of_squares, rms_norm
@@ -101,6 +103,25 @@ def experts(packs: bool, count: int = 8, width: int = 288, columns: int = 200) -
     return Case(f"experts {'packed' if packs else 'dense'}", expert_matmul, rows, others)
 
 
+def coded(name: str, width: int, columns: int, bits: int, **options: Any) -> Case:
+    """A product with a weight in codes; one with few columns is summed in sections."""
+
+    def others(rng: np.random.Generator) -> tuple:
+        return (random_codes(jax.random.key(0), (width, columns), bits, **options),)
+
+    return Case(f"{width} x {columns} in {name}", packed_matmul, normal(MOST, width), others)
+
+
+def coded_experts(bits: int) -> Case:
+    def rows(rng: np.random.Generator) -> tuple:
+        return *normal(MOST, 512)(rng), jnp.asarray(rng.integers(0, 8, MOST), jnp.int32)
+
+    def others(rng: np.random.Generator) -> tuple:
+        return (random_coded_experts(jax.random.key(0), (8, 512, 192), bits),)
+
+    return Case(f"experts in codes of {bits} bits", expert_matmul, rows, others)
+
+
 def truncated(length: int) -> Case:
     def run(logits: jax.Array) -> Any:
         asked = jnp.full(len(logits), 0.7), jnp.full(len(logits), 50), jnp.full(len(logits), 0.9)
@@ -151,6 +172,14 @@ CASES = (
     Case("logarithm of a sum", log_sum_exp, normal(MOST, 32000, dtype=jnp.float32)),
     experts(packs=False),
     experts(packs=True),
+    coded("FP8, blocks", 4096, 1024, 8, scale_rows=128),
+    coded("FP8, blocks", 512, 28672, 8, scale_rows=128),
+    coded("FP8, channels", 4096, 1024, 8, group=0),
+    coded("INT4", 4096, 1024, 4),
+    coded("INT4, zero points", 2048, 6144, 4, group=32, has_zero=True),
+    coded("INT8", 4096, 1024, 8, group=32, is_int8=True),
+    coded_experts(8),
+    coded_experts(4),
     truncated(49152),
     reported(49152),
     written(64),

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from bench.kernel_cases.packed_matmul import CASES, Case
+from bench.random_codes import random_codes
 from jaxspec_kernels.packed_matmul import codes_ptx, expand_codes, pack_codes, packed_matmul
 from op_base import OpTest
 from ptx import run_ptx
@@ -137,6 +138,13 @@ def test_axes_of_inputs_are_joined():
     joined = packed.reshape(192, 96)
     assert joined.shape == (192, 96)
     np.testing.assert_array_equal(np.asarray(joined), np.asarray(packed).reshape(192, 96))
+
+
+def test_random_codes_have_the_zero_points_that_a_benchmark_asks_for():
+    with_zeros = random_codes(jax.random.key(0), (512, 64), 4, group=32, has_zero=True)
+    assert (np.asarray(with_zeros.scale) & 31 == 8).all()
+    without = random_codes(jax.random.key(0), (512, 64), 4, group=32)
+    np.testing.assert_allclose(np.asarray(with_zeros), np.asarray(without), rtol=2**-18)
 
 
 @pytest.mark.parametrize(("width", "group"), [(576, 576), (200, 100), (512, 16), (1024, 512)])
