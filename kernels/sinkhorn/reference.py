@@ -9,8 +9,8 @@ def sinkhorn(scores: jax.Array, *, iterations: int, eps: float) -> jax.Array:
 
     Args:
       scores: f32[N, S, S].
-      iterations: how often columns are divided by their sums, the last step; rows are one time less, after
-        the softmax.
+      iterations: how often columns are divided by their sums, which comes last. Before each time, rows are;
+        the first time, by the softmax.
       eps: is added to the softmax and to every sum.
 
     Returns:
