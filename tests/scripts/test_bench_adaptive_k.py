@@ -43,7 +43,8 @@ def test_samples_as_reinforcement_learning_draws_them(compiled_behind, tiny_conf
         jaxspec.Engine, "sample", lambda *args, **kwargs: drawn.append(sample(*args, **kwargs)) or drawn[-1]
     )
     file = tmp_path / "result.json"
-    options = f"--slots 2 --samples 2 --input {prompts} --limit 3 --new-tokens 8 --repeats 1 --json {file}"
+    options = f"--slots 2 --samples 2 --input {prompts} --limit 3 --new-tokens 8 --repeats 1 --mixed 0"
+    options += f" --json {file}"
     assert bench_adaptive_k.main([str(folder / "tiny.toml"), *options.split()]) == 0
     (row,) = json.loads(file.read_text())["rows"]
     assert row["row"] == "samples"
