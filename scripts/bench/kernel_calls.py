@@ -542,4 +542,11 @@ def _scan(op: Op, arguments: Callable[..., tuple], case: cases.delta_rule.ScanCa
     state, inputs, rows = (x.size * x.dtype.itemsize for x in given[:3])
     moved = state + inputs + rows
     moved += case.texts * case.chunks * case.rows * case.heads * case.group * case.value_size * 4
-    return Call(op, case.name, partial(arguments, case), {}, 2, moved, _SUM_BOUND[case.dtype])
+
+    def compared(result: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        """Without what rows give that do not count: nothing in particular."""
+        *updated, outputs = result
+        counts = jnp.arange(case.rows) < arguments(case, 0)[3][:, None]
+        return *updated, jnp.where(counts[..., None, None, None], outputs, 0)
+
+    return Call(op, case.name, partial(arguments, case), {}, 2, moved, _SUM_BOUND[case.dtype], compared)
