@@ -63,7 +63,7 @@ class Op(Generic[_Args, _Result]):
       triton, numba: the modules, below `jaxspec_kernels`, with the kernel for GPUs and the one for CPUs, a
         function with the operation's name; None if there is none. A module is imported only when its kernel
         is chosen, so importing this package needs neither Triton nor Numba.
-      only_by_name: kernels to run only if they are named, because "xla" is faster or they were never timed.
+      only_by_name: kernels to run only if they are named, because "xla" is faster.
       only_if_exact: kernels to run only if they are named, or inside `exact`.
     """
 

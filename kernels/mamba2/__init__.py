@@ -10,11 +10,6 @@ mamba_step = Op(
     triton="linear_recurrence.triton_step",
     numba="linear_recurrence.numba_step",
 )
-mamba_scan = Op(
-    "mamba_scan",
-    xla=reference.mamba_scan,
-    triton="linear_recurrence.triton_scan",
-    only_by_name=("triton",),  # not timed beside "xla" yet
-)
+mamba_scan = Op("mamba_scan", xla=reference.mamba_scan, triton="linear_recurrence.triton_scan")
 
 __all__ = ["Mamba2Rule", "mamba_scan", "mamba_step"]

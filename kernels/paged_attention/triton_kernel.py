@@ -67,19 +67,21 @@ def paged_attention(
     loads_more = light and ((many and count < 512) or (block_rows == 32 and count >= 256))
     crowded = many and not loads_more
     block_keys = 32 if wide else 128 if fits_half or loads_more else 64
-    # Enough to fill the multiprocessors of the largest GPUs a few times. The partial results of tiles of many
-    # rows are large, so merging them costs more than it gains once there is one for every multiprocessor.
-    programs = 128 if rows > 64 and not wide else 768
-    if light and count >= 256 and context <= _LONGEST_WHOLE:
-        programs = count  # a split each: merging two or three takes longer than they gain
-    splits = num_splits(count, context, block_keys, programs=programs)
-    if not isinstance(cache, CodedCache) and splits == 1 and mosaic_kernel.is_faster(queries, cache):
-        return mosaic_kernel.paged_attention(
-            queries, cache, page_table, first, last, scale=scale, sinks=sinks
-        )
     block_dim = max(triton.next_power_of_2(head_dim), 16)
     # A tile has at least 16 pairs. With 128 rows, registers do not suffice.
     has_pairs = head_dim % 2 == 0 and block_dim >= 32 and block_rows <= 64
+    is_paired = is_coded and queries.dtype == jnp.bfloat16 and has_pairs
+    # Enough to fill the multiprocessors of the largest GPUs a few times; those that read pairs of codes wait
+    # less, and four of them run at once on each. The partial results of tiles of many rows are large, so
+    # merging them costs more than it gains once there is one for every multiprocessor.
+    programs = 128 if rows > 64 and not wide else 512 if is_paired else 768
+    if light and count >= 256 and context <= _LONGEST_WHOLE:
+        programs = count  # a split each: merging two or three takes longer than they gain
+    splits = num_splits(count, context, block_keys, programs=programs)
+    if not is_coded and splits == 1 and mosaic_kernel.is_faster(queries, cache):
+        return mosaic_kernel.paged_attention(
+            queries, cache, page_table, first, last, scale=scale, sinks=sinks
+        )
     sizes = {
         "num_rows": num_rows,
         "heads": heads,
@@ -118,7 +120,7 @@ def paged_attention(
         scale=scale * math.log2(math.e),
         has_sinks=sinks is not None,
         is_coded=is_coded,
-        is_paired=is_coded and queries.dtype == jnp.bfloat16 and has_pairs,
+        is_paired=is_paired,
         block_rows=block_rows,
         block_keys=block_keys,
         **sizes,

@@ -87,6 +87,24 @@ _QWEN3_30B = {
     "max_position_embeddings": 40960,
 }
 
+
+def _deepseek_v4(ratios: list[int]) -> dict[str, Any]:
+    """DeepSeek-V4-Flash with a layer for each of the compression's ratios."""
+    return {
+        "model_type": "deepseek_v4",
+        "vocab_size": 129280,
+        "hidden_size": 4096,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": len(ratios),
+        "num_attention_heads": 64,
+        "compress_ratios": ratios,
+        "num_hash_layers": 1,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 6,
+        "max_position_embeddings": 1 << 20,
+    }
+
+
 SHAPES: Mapping[str, Shape] = {
     "smollm2-135m": Shape(
         target={
@@ -164,23 +182,9 @@ SHAPES: Mapping[str, Shape] = {
         },
         drafter="mtp",
     ),
-    # Four of 43 layers, of every kind: in bfloat16 a layer has 13 GB.
-    "deepseek-v4-flash-4-layers": Shape(
-        target={
-            "model_type": "deepseek_v4",
-            "vocab_size": 129280,
-            "hidden_size": 4096,
-            "moe_intermediate_size": 2048,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 64,
-            "compress_ratios": [0, 4, 128, 4],
-            "num_hash_layers": 1,
-            "n_routed_experts": 256,
-            "num_experts_per_tok": 6,
-            "max_position_embeddings": 1 << 20,
-        },
-        drafter="mtp",
-    ),
+    # What fits of 43 layers on an H100 and on an H200: in bfloat16 a layer has 13 GB.
+    "deepseek-v4-flash-3-layers": Shape(_deepseek_v4([0, 4, 128]), drafter="mtp"),
+    "deepseek-v4-flash-4-layers": Shape(_deepseek_v4([0, 4, 128, 4]), drafter="mtp"),
     "tiny": Shape(
         target={
             "model_type": "llama",
