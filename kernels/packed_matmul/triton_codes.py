@@ -118,13 +118,34 @@ def section_sums(
     inputs += tl.arange(0, block_words)[:, None]
     offset += column
     groups: tl.constexpr = out_width // scale_rows
+    per_step: tl.constexpr = per_word // per_group if by_group else 0
+    # Scales are loaded a step ahead, because the compiler does not load numbers and short vectors ahead. They
+    # never lie outside the array, even if a section is empty.
+    if by_group:
+        final: tl.constexpr = width // (per_word * block_words) - 1
+        own_scale = scale + tl.minimum(first, final) * (per_step * groups)
+        s0_next = tl.load(own_scale)
+        if per_step > 1:
+            s1_next = tl.load(own_scale + groups)
+        if per_step > 2:
+            s2_next = tl.load(own_scale + 2 * groups)
+            s3_next = tl.load(own_scale + 3 * groups)
+    else:
+        s0 = tl.load(scale)
     sums = tl.zeros((block_outputs, block_rows), tl.float32)
     for step in range(first, last):
         start = step * (block_words * per_word)
         packed = tl.load(words + step * (tile * block_words))
         x0 = tl.load(inputs + start, mask=taken, other=0.0)
         x1 = tl.load(inputs + (start + block_words), mask=taken, other=0.0)
-        s0 = tl.load(scale + start // columns * groups)
+        if by_group:
+            next_scale = scale + tl.minimum(step + 1, last - 1) * (per_step * groups)
+            s0, s0_next = s0_next, tl.load(next_scale)
+            if per_step > 1:
+                s1, s1_next = s1_next, tl.load(next_scale + groups)
+            if per_step > 2:
+                s2, s2_next = s2_next, tl.load(next_scale + 2 * groups)
+                s3, s3_next = s3_next, tl.load(next_scale + 3 * groups)
         if per_word == 2:
             w0, w1 = tl.inline_asm_elementwise(
                 _INT8 if is_int8 else _FP8,
@@ -135,7 +156,6 @@ def section_sums(
                 pack=2,
             )
             if by_group and per_group == 1:
-                s1 = tl.load(scale + (start // columns + 1) * groups)
                 sums += tl.dot(w0, x0) * _factor(s0, has_zero)
                 sums += tl.dot(w1, x1) * _factor(s1, has_zero)
                 if has_offset:
@@ -152,9 +172,6 @@ def section_sums(
             x2 = tl.load(inputs + (start + 2 * block_words), mask=taken, other=0.0)
             x3 = tl.load(inputs + (start + 3 * block_words), mask=taken, other=0.0)
             if by_group and per_group == 1:
-                s1 = tl.load(scale + (start // columns + 1) * groups)
-                s2 = tl.load(scale + (start // columns + 2) * groups)
-                s3 = tl.load(scale + (start // columns + 3) * groups)
                 if has_zero:
                     w0, w1, w2, w3 = tl.inline_asm_elementwise(
                         _INT4_EACH_OFFSET,
@@ -185,7 +202,6 @@ def section_sums(
                     sums += tl.dot(ones, x2) * tl.load(own + 2 * groups)[:, None]
                     sums += tl.dot(ones, x3) * tl.load(own + 3 * groups)[:, None]
             elif by_group and per_group == 2:
-                s1 = tl.load(scale + (start // columns + 1) * groups)
                 if has_zero:
                     w0, w1, w2, w3 = tl.inline_asm_elementwise(
                         _INT4_OFFSETS,
@@ -218,7 +234,7 @@ def section_sums(
                     sums = tl.dot(w1, x1, tl.dot(w0, x0, sums))
                     sums = tl.dot(w3, x3, tl.dot(w2, x2, sums))
     if not by_group:
-        sums *= _factor(tl.load(scale), has_zero)
+        sums *= _factor(s0, has_zero)
     return sums
 
 
