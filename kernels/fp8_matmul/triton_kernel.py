@@ -152,20 +152,31 @@ def product_kernel(
         (at // tile).to(tl.int64)[None, :] * (tile * width) + (at % tile * block)[None, :] + index[:, None]
     )
     factors += tl.minimum(row, rows - 1)
-    scale += at // scale_rows
+    # Where all outputs of a tile share their scales, a scale is a number.
+    scale += (place // in_band * block_outputs if scale_rows % block_outputs == 0 else at) // scale_rows
     groups: tl.constexpr = out_width // scale_rows
+    steps: tl.constexpr = width // block
     sums = tl.zeros((block_rows, block_outputs), tl.float32)
-    for _ in range(width // block):
+    # Factors and scales are loaded a step ahead, because the compiler does not load short vectors ahead.
+    next_factor, next_scale = tl.load(factors), tl.load(scale)
+    for step in range(steps):
         part = tl.dot(tl.load(inputs), tl.load(codes))
-        factor = tl.load(factors)[:, None]
+        ahead = tl.minimum(step + 1, steps - 1)
+        factor, next_factor = next_factor[:, None], tl.load(factors + ahead.to(tl.int64) * rows)
         if by_group:
-            factor = factor * tl.load(scale).to(tl.float32, bitcast=True)[None, :]
-            scale += groups
+            factor *= _of_outputs(next_scale)
+            next_scale = tl.load(scale + ahead * groups)
         sums += part * factor
         inputs += block
         codes += tile * block
-        factors += rows
     if not by_group:
-        sums *= tl.load(scale).to(tl.float32, bitcast=True)[None, :]
+        sums *= _of_outputs(next_scale)
     out = y + row.to(tl.int64)[:, None] * out_width + column[None, :]
     tl.store(out, sums.to(y.dtype.element_ty), mask=taken[:, None] & (column < out_width)[None, :])
+
+
+@triton.jit
+def _of_outputs(scale):
+    """Scales f32[1, outputs], or the one of all outputs."""
+    scale = scale.to(tl.float32, bitcast=True)
+    return scale[None, :] if len(scale.shape) else scale
