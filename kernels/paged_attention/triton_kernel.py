@@ -70,7 +70,7 @@ def paged_attention(
     block_dim = max(triton.next_power_of_2(head_dim), 16)
     # A tile has at least 16 pairs. With 128 rows, registers do not suffice.
     has_pairs = head_dim % 2 == 0 and block_dim >= 32 and block_rows <= 64
-    is_paired = is_coded and queries.dtype == jnp.bfloat16 and has_pairs
+    is_paired = isinstance(cache, CodedCache) and queries.dtype == jnp.bfloat16 and has_pairs
     # Enough to fill the multiprocessors of the largest GPUs a few times; those that read pairs of codes wait
     # less, and four of them run at once on each. The partial results of tiles of many rows are large, so
     # merging them costs more than it gains once there is one for every multiprocessor.
@@ -78,7 +78,7 @@ def paged_attention(
     if light and count >= 256 and context <= _LONGEST_WHOLE:
         programs = count  # a split each: merging two or three takes longer than they gain
     splits = num_splits(count, context, block_keys, programs=programs)
-    if not is_coded and splits == 1 and mosaic_kernel.is_faster(queries, cache):
+    if not isinstance(cache, CodedCache) and splits == 1 and mosaic_kernel.is_faster(queries, cache):
         return mosaic_kernel.paged_attention(
             queries, cache, page_table, first, last, scale=scale, sinks=sinks
         )
