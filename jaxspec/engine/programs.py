@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -37,6 +38,10 @@ from jaxspec.sharding import bytes_by_device, on_shards, replicated, shardings
 
 Words = np.ndarray | jax.Array
 """A packed plan; NumPy's arrays reach the device within the call."""
+
+_MAPPED = 0.5
+"""The part of the memory mappings that a process may have from which on no more programs are compiled in the
+background. The others are for programs without which a request could not be served."""
 
 _log = logging.getLogger(__name__)
 
@@ -132,6 +137,7 @@ class Programs:
         self._background: list[threading.Thread] = []
         self._lock = threading.Lock()
         self.num_uncompiled = 0
+        self._is_full = False
         self.when_compiled: Callable[[], object] = lambda: None
 
     def compile_put_history(self) -> None:
@@ -273,6 +279,25 @@ class Programs:
         if not self.num_uncompiled:
             self.when_compiled()
 
+    def has_room(self) -> bool:
+        """Whether more programs than are needed may be compiled; logs the first time that they may not.
+
+        Linux allows a process 65,530 memory mappings by default. A program on a CPU takes some 300, and XLA
+        ends the process that gets no more.
+        """
+        count, most = memory_mappings()
+        if count < _MAPPED * most:
+            return True
+        if not self._is_full:
+            self._is_full = True
+            _log.warning(
+                "no more programs are compiled in the background, so some requests take larger ones: "
+                "the process has %d memory mappings of at most %d (sysctl vm.max_map_count)",
+                count,
+                most,
+            )
+        return False
+
     def compile_one(self, size: Size) -> None:
         """Compiles one program."""
         self.compiled[size] = self._lower(size).compile(self._compiler_options(size))
@@ -343,15 +368,25 @@ def _put_tokens(history: jax.Array, tokens: jax.Array) -> jax.Array:
     return jnp.where(tokens < 0, history, tokens)
 
 
+def memory_mappings() -> tuple[int, float]:
+    """How many memory mappings this process has, and how many it may have; 0 and infinity except on Linux."""
+    try:
+        most = int(Path("/proc/sys/vm/max_map_count").read_text())
+        return Path("/proc/self/maps").read_bytes().count(b"\n"), most
+    except (OSError, ValueError):
+        return 0, float("inf")
+
+
 def _compile_in_background(programs: "weakref.ref[Programs]", left: deque[Size]) -> None:
     with suppress(IndexError):
         while (alive := programs()) is not None:
             size = left.popleft()
+            # Larger programs serve the requests that a program left out would have served.
             try:
-                with compilation_cache():
-                    alive.compile_one(size)
+                if alive.has_room():
+                    with compilation_cache():
+                        alive.compile_one(size)
             except Exception as error:
-                # Larger programs serve the requests that this one would have served.
                 _log.warning("the program for %s does not compile: %s", size, error)
             alive.one_less()
             del alive
