@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxspec_kernels import process_logits as kernels
 from jaxspec_kernels.argmax import row_max
-from jaxspec_kernels.row_sum import row_sum
+from jaxspec_kernels.row_sum import row_log, row_sum
 
 from jaxspec.sampling.mode import SamplingMode
 from jaxspec.sampling.state import SamplingState
@@ -35,4 +35,4 @@ def log_sum_exp(logits: jax.Array) -> jax.Array:
     """log(sum(exp(logits))) over the last axis, f32[...] of f32[..., V]."""
     peak = row_max(logits)
     peak = jnp.where(jnp.isinf(peak), 0.0, peak)
-    return peak + jnp.log(row_sum(jnp.exp(logits - peak[..., None])))
+    return peak + row_log(row_sum(jnp.exp(logits - peak[..., None])))

@@ -6,7 +6,7 @@ from enum import IntEnum
 import jax
 import jax.numpy as jnp
 from jaxspec_kernels.argmax import row_max
-from jaxspec_kernels.row_sum import row_sum, sum_in_order
+from jaxspec_kernels.row_sum import row_log, row_sum, sum_in_order
 
 from jaxspec.sampling.params import MAX_LOGPROBS, SamplingParams
 from jaxspec.sharding import all_gather, local_start
@@ -73,7 +73,7 @@ def token_logprobs(
     first = 0 if axis is None else local_start(logits.shape[-1])
     best = row_max(all_gather(row_max(logits)[..., None], axis))
     total = all_gather(row_sum(jnp.exp(logits - best[..., None]))[..., None], axis)
-    norm = best + jnp.log(sum_in_order(total)[..., 0])
+    norm = best + row_log(sum_in_order(total)[..., 0])
     place = tokens - first
     is_here = (place >= 0) & (place < logits.shape[-1])
     own = jnp.take_along_axis(

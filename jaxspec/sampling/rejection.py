@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxspec_kernels import random
 from jaxspec_kernels.argmax import argmax
 from jaxspec_kernels.random import Purpose
+from jaxspec_kernels.row_sum import row_log
 
 from jaxspec.sampling.block import log_acceptance, log_prefixes
 from jaxspec.sampling.draw import sample
@@ -174,7 +175,7 @@ def _accept(
         log_ratio = jnp.where(is_forced, 0.0, log_ratio)
     keys = random.row_keys(sampling.seed, positions[:, 0], Purpose.ACCEPT)
     # log u is compared with log p - log q, because log u + log q can round up and reject although p equals q.
-    log_u = jnp.log(random.uniform(keys, drafts.shape[1]))
+    log_u = row_log(random.uniform(keys, drafts.shape[1]))
     greedy = count_leading(argmax(rows) == drafts, draft_count)
     is_sampled = sampling.temperature > 0
     if draft_logits is None:

@@ -1,8 +1,8 @@
-"""The sum over the last axis."""
+"""The sum over the last axis, and its logarithm."""
 
 from jaxspec_kernels.op import Op
+from jaxspec_kernels.row_sum.reference import row_log, sum_in_order
 from jaxspec_kernels.row_sum.reference import row_sum as reference
-from jaxspec_kernels.row_sum.reference import sum_in_order
 
 row_sum = Op(
     "row_sum",
@@ -12,4 +12,4 @@ row_sum = Op(
     only_if_exact=("triton",),
 )
 
-__all__ = ["row_sum", "sum_in_order"]
+__all__ = ["row_log", "row_sum", "sum_in_order"]
