@@ -1,11 +1,11 @@
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec_kernels.row_sum import row_log, row_sum, sum_in_order
 from op_base import OpTest
+from optimised import optimised
 
 
 class Case(NamedTuple):
@@ -40,10 +40,11 @@ def test_the_order_of_a_short_sum_is_that_of_the_axis(axis):
 
 @pytest.mark.parametrize("shape", [(1,), (3,), (7,), (2, 3), (5, 3), (16,), (2, 0)])
 def test_a_logarithm_does_not_depend_on_the_shape(shape):
-    x = np.random.default_rng(0).uniform(1, 1e5, 1600).astype(np.float32)
-    whole = np.asarray(jax.jit(row_log)(x))
+    x = np.exp(np.random.default_rng(0).uniform(0, 11, 1600)).astype(np.float32)
+    log = optimised(row_log)
+    whole = np.asarray(log(x))
     np.testing.assert_allclose(whole, np.log(x.astype(np.float64)), rtol=2e-7)
     count = max(int(np.prod(shape)), 1)
     for i in range(0, len(x) - count, count):
-        part = jax.jit(row_log)(x[i : i + int(np.prod(shape))].reshape(shape))
+        part = log(x[i : i + int(np.prod(shape))].reshape(shape))
         np.testing.assert_array_equal(part, whole[i : i + part.size].reshape(shape))
