@@ -3,9 +3,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec_kernels.row_sum import row_log, row_sum, sum_in_order
+from jaxspec_kernels.row_sum import row_sum, sum_in_order
 from op_base import OpTest
-from optimised import optimised
 
 
 class Case(NamedTuple):
@@ -36,15 +35,3 @@ def test_the_order_of_a_short_sum_is_that_of_the_axis(axis):
     for i in range(1, x.shape[axis]):
         one_by_one = one_by_one + np.take(x, [i], axis)
     np.testing.assert_array_equal(sum_in_order(jnp.asarray(x), axis), one_by_one)
-
-
-@pytest.mark.parametrize("shape", [(1,), (3,), (7,), (2, 3), (5, 3), (16,), (2, 0)])
-def test_a_logarithm_does_not_depend_on_the_shape(shape):
-    x = np.exp(np.random.default_rng(0).uniform(0, 11, 1600)).astype(np.float32)
-    log = optimised(row_log)
-    whole = np.asarray(log(x))
-    np.testing.assert_allclose(whole, np.log(x.astype(np.float64)), rtol=2e-7)
-    count = max(int(np.prod(shape)), 1)
-    for i in range(0, len(x) - count, count):
-        part = log(x[i : i + int(np.prod(shape))].reshape(shape))
-        np.testing.assert_array_equal(part, whole[i : i + part.size].reshape(shape))
