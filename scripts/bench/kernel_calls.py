@@ -544,7 +544,7 @@ def _scan(op: Op, arguments: Callable[..., tuple], case: cases.delta_rule.ScanCa
     moved += case.texts * case.chunks * case.rows * case.heads * case.group * case.value_size * 4
 
     def compared(result: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        """Without what rows give that do not count: nothing in particular."""
+        """Leaves out the outputs of rows that do not count, which kernels need not agree in."""
         *updated, outputs = result
         counts = jnp.arange(case.rows) < arguments(case, 0)[3][:, None]
         return *updated, jnp.where(counts[..., None, None, None], outputs, 0)
