@@ -16,6 +16,8 @@ FEW_ROWS = {8: 256, 4: 256}
 `packed_matmul` expands a weight again for every tile of rows. On an H100, with 512 rows, it took longer than
 expanding the weight once and multiplying it by cuBLAS, for all four products of Llama-3-8B but one.
 """
+FEW_UNROUNDED_ROWS = 32
+"""The same, where more rows are rounded to FP8: with so few, tensor cores have time for bfloat16 as well."""
 
 
 def coded_product(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | None = None) -> jax.Array:
@@ -26,8 +28,10 @@ def coded_product(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
     `exact`, all numbers of rows are multiplied with the codes, so that a row has the same bits.
     """
     rows = math.prod(x.shape[:-1])
-    if is_exact() or rows <= FEW_ROWS[kernel.bits] or x.dtype != jnp.bfloat16:
+    is_rounded = kernel.activations == "float8_e4m3fn" and reads(kernel)
+    few = FEW_UNROUNDED_ROWS if is_rounded else FEW_ROWS[kernel.bits]
+    if is_exact() or rows <= few or x.dtype != jnp.bfloat16:
         return packed_matmul(x, kernel, out_dtype=out_dtype)
-    if kernel.activations == "float8_e4m3fn" and reads(kernel):
+    if is_rounded:
         return fp8_matmul(x, kernel, out_dtype=out_dtype)
     return matmul(x, expand_codes(x, kernel), out_dtype=out_dtype)

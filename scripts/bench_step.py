@@ -2,7 +2,7 @@
 
     python scripts/bench_step.py --shape llama3-8b --k 3 --batch 1,8,32 [--acceptance 3.0] [--context N]
         [--temperature T,T,...] [--top-k K] [--top-p P] [--params JSON] [--no-speculation]
-        [--tensor-parallel N] [--exact] [--json FILE]
+        [--tensor-parallel N] [--gpu-activations DTYPE] [--exact] [--json FILE]
 
 Weights are random and acceptance is synthetic, so the text is meaningless but the work is real. Dispatches
 are enqueued back to back; times are the median of several runs over the whole answer. "share" is the floor as
@@ -56,6 +56,7 @@ def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
         dtype=dtype,
         mesh=mesh,
         split_drafter=not args.whole_drafter,
+        activations=args.gpu_activations,
     )
     devices = f" on {mesh.size} devices" if mesh.size > 1 else ""
     print(f"{args.shape}, K={num_drafts}, {args.dtype}{devices}: copy {bandwidth / 1e12:.2f} TB/s")
@@ -132,6 +133,7 @@ def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
             "num_drafts": num_drafts,
             "exact": args.exact,
             "cache_dtype": args.cache_dtype or args.dtype,
+            "gpu_activations": args.gpu_activations,
             "tensor_parallel": mesh.size,
             "whole_drafter": args.whole_drafter,
             "top_k": args.top_k,
@@ -211,6 +213,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--whole-drafter", action="store_true", help="put the whole drafter on every device")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--cache-dtype", metavar="DTYPE", help="`engine.cache_dtype`")
+    parser.add_argument("--gpu-activations", metavar="DTYPE", help="`engine.gpu_activations`")
     parser.add_argument("--exact", action="store_true", help="with `engine.exact`")
     parser.add_argument("--runs", type=int, default=3, help="timed runs")
     parser.add_argument("--copy-bytes", type=int, default=1 << 31, help="size of the timed copy")

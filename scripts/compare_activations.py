@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxspec_kernels.fp8_matmul.reference import BLOCK, round_to_fp8
+from jaxspec_kernels.fp8_matmul.reference import round_to_fp8
 from jaxspec_kernels.matmul import matmul
 
 from jaxspec.attention import PackedMemory
@@ -32,7 +32,7 @@ from jaxspec.config import SourceConfig, named_target
 from jaxspec.models import parameters
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.loading import plan_target
-from jaxspec.models.packed_weights import Activations, resolve_activations
+from jaxspec.models.packed_weights import Activations, resolve_activations, rounds_rows
 from jaxspec.provenance import provenance
 from jaxspec.training.prompt_files import read_rows
 
@@ -118,7 +118,7 @@ def measure(
 
 
 def measure_fp8(checkpoint: Checkpoint, sets: dict[str, list[_Text]], *, rounds: bool) -> dict[str, float]:
-    """`measure` with all weights expanded, and inputs of matrices in FP8 rounded to FP8 if `rounds`.
+    """`measure` with all weights expanded; if `rounds`, inputs are rounded to FP8 where a GPU rounds them.
 
     Raises:
       CheckpointError: no matrix is in FP8.
@@ -128,6 +128,7 @@ def measure_fp8(checkpoint: Checkpoint, sets: dict[str, list[_Text]], *, rounds:
         _matrix(variable.get_value())
         for variable, stored in plan.parameters
         if all(isinstance(tensor, QuantizedTensor) and tensor.kind == "FP8" for tensor in stored)
+        and rounds_rows(variable.get_metadata("source"))
     }
     if not shapes:
         raise CheckpointError(f"{checkpoint.name}: no matrix is in FP8")
@@ -146,11 +147,8 @@ def _rounded_inputs(shapes: _Shapes) -> Iterator[None]:
 
     def rounded(x: jax.Array, kernel: Any, *, out_dtype: Any = None) -> jax.Array:
         if _matrix(kernel) in shapes:
-            width = x.shape[-1]
-            whole = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -width % BLOCK)])
-            values, scale = round_to_fp8(whole)
-            blocks = values.astype(x.dtype).reshape(*scale.shape, BLOCK) * scale[..., None]
-            x = blocks.reshape(whole.shape)[..., :width]
+            values, scale = round_to_fp8(x)
+            x = values.astype(x.dtype) * scale
         return matmul(x, kernel, out_dtype=out_dtype)
 
     with patch.object(parameters, "matmul", rounded):

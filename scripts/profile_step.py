@@ -1,7 +1,7 @@
 """Trace the engine's step on a GPU, and show where its time goes.
 
     python scripts/profile_step.py --shape smollm2-135m --k 4 --batch 1 [--tensor-parallel N] [--exact]
-        [--cache-dtype DTYPE] [--trace FOLDER] [--graphs]
+        [--cache-dtype DTYPE] [--gpu-activations DTYPE] [--trace FOLDER] [--graphs]
 
 Prints the most expensive kernels with their time and count per step, and the share of idle time inside
 dispatches and between them. XLA launches kernels one by one while tracing; with --graphs it keeps its CUDA
@@ -36,7 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
     mesh = make_mesh(args.tensor_parallel)
     dtype = jnp.dtype(args.dtype)
     num_drafts = 0 if args.no_speculation else args.k
-    models = build_models(SHAPES[args.shape], num_drafts=num_drafts, dtype=dtype, mesh=mesh)
+    shape = SHAPES[args.shape]
+    models = build_models(
+        shape, num_drafts=num_drafts, dtype=dtype, mesh=mesh, activations=args.gpu_activations
+    )
     running = start(
         models,
         batch_size=args.batch,
@@ -84,6 +87,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--dispatches", type=int, default=5, help="dispatches to trace")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--cache-dtype", metavar="DTYPE", help="`engine.cache_dtype`")
+    parser.add_argument("--gpu-activations", metavar="DTYPE", help="`engine.gpu_activations`")
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="devices")
     parser.add_argument("--exact", action="store_true", help="with `engine.exact`")
     parser.add_argument("--graphs", action="store_true", help="keep CUDA graphs while tracing")

@@ -168,16 +168,16 @@ def coded_sharding(
     order = None if isinstance(weight, CodedExperts) else weight.order
     if inputs and parts > 1 and order is not None:
         return None
-    if inputs and (weight.words.shape[-3] % parts or (groups > 1 and groups % parts)):
+    if inputs and (weight.codes.shape[-3] % parts or (groups > 1 and groups % parts)):
         return None
     if any(over and size % parts for over, size in zip(outputs, rows, strict=True)):
         return None
-    if outputs[-1] and weight.words.shape[-4] % parts:
+    if outputs[-1] and weight.codes.shape[-4] % parts:
         return None
-    words = NamedSharding(mesh, PartitionSpec(*first, *outputs, inputs))
+    codes = NamedSharding(mesh, PartitionSpec(*first, *outputs, inputs))
     scale = NamedSharding(mesh, PartitionSpec(*first, inputs if groups > 1 else None, *outputs))
     if weight.offset is not None:
-        return replace(weight, words=words, scale=scale, offset=scale)  # type: ignore[arg-type]
+        return replace(weight, codes=codes, scale=scale, offset=scale)  # type: ignore[arg-type]
     if order is not None:
-        return replace(weight, words=words, scale=scale, order=replicated(mesh))  # type: ignore[arg-type]
-    return replace(weight, words=words, scale=scale)  # type: ignore[arg-type]
+        return replace(weight, codes=codes, scale=scale, order=replicated(mesh))  # type: ignore[arg-type]
+    return replace(weight, codes=codes, scale=scale)  # type: ignore[arg-type]

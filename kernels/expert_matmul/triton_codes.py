@@ -11,7 +11,7 @@ def coded_expert_matmul(
     x,
     experts_or_order,
     starts,
-    words,
+    codes,
     scale,
     offset,
     y,
@@ -40,7 +40,7 @@ def coded_expert_matmul(
         sums = section_sums(
             x + row[None, :].to(tl.int64) * width,
             taken[None, :],
-            words + at * (columns * (width // per_word)),
+            codes.to(tl.pointer_type(tl.uint16), bitcast=True) + at * (columns * (width // per_word)),
             scale + at * (width // group * (columns // scale_rows)),
             offset + at * (width // group * columns),
             tl.minimum(column, columns - 1),

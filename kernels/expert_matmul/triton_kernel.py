@@ -52,10 +52,10 @@ def expert_matmul(
     elif isinstance(weights, CodedExperts):
         # Without offsets, that pointer is never read.
         offset = weights.scale if weights.offset is None else weights.offset
-        kernel, arrays = coded_expert_matmul, [weights.words, weights.scale, offset]
+        kernel, arrays = coded_expert_matmul, [weights.codes, weights.scale, offset]
         options |= {"has_offset": weights.offset is not None, "is_int8": weights.is_int8}
-        options |= {"per_word": 16 // weights.bits, "block_words": weights.words.shape[-1]}
-        options |= {"tile": weights.words.shape[-2]}
+        options |= {"per_word": 16 // weights.bits, "block_words": weights.codes.shape[-1] // 2}
+        options |= {"tile": weights.codes.shape[-2]}
         options |= {"group": width // weights.scale.shape[1], "has_zero": weights.has_zero}
         options |= {"scale_rows": outputs[-1] // weights.scale.shape[-1]}
         options |= {"block_outputs": 64 if is_low else 128, "num_warps": 4 if is_low else 8}

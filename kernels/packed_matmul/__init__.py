@@ -2,7 +2,7 @@
 
 from jaxspec_kernels.op import Op
 from jaxspec_kernels.packed_matmul.coded_experts import CodedExperts, stack_codes
-from jaxspec_kernels.packed_matmul.coded_weight import TILE, CodedWeight, block_words, pack_codes
+from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight, block_words, pack_codes, tile_outputs
 from jaxspec_kernels.packed_matmul.expand_reference import expand_codes as expand_reference
 from jaxspec_kernels.packed_matmul.reference import packed_matmul as reference
 
@@ -10,7 +10,6 @@ packed_matmul = Op("packed_matmul", xla=reference, triton="packed_matmul.triton_
 expand_codes = Op("expand_codes", xla=expand_reference, triton="packed_matmul.triton_expand")
 
 __all__ = [
-    "TILE",
     "CodedExperts",
     "CodedWeight",
     "block_words",
@@ -18,4 +17,5 @@ __all__ = [
     "pack_codes",
     "packed_matmul",
     "stack_codes",
+    "tile_outputs",
 ]

@@ -27,7 +27,7 @@ _INT4_OFFSETS, _INT4_EACH_OFFSET = tl.constexpr(INT4_OFFSETS), tl.constexpr(INT4
 @triton.jit
 def coded_matmul(
     x,
-    words,
+    codes,
     scale,
     offset,
     y,
@@ -52,6 +52,7 @@ def coded_matmul(
     If `is_split`, a program computes one section, and `y` is f32[sections, rows, out_width]; otherwise it
     computes all of them, and `y` is [rows, out_width].
     """
+    words = codes.to(tl.pointer_type(tl.uint16), bitcast=True)
     tiles: tl.constexpr = (rows + block_rows - 1) // block_rows
     row = tl.program_id(0) % tiles * block_rows + tl.arange(0, block_rows)
     first_column = tl.program_id(0) // tiles * block_outputs

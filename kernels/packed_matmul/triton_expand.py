@@ -20,18 +20,18 @@ def expand_codes(x: jax.Array, kernel: CodedWeight) -> jax.Array:
         # Without offsets or an order, these pointers are never read.
         (
             x,
-            kernel.words,
+            kernel.codes,
             kernel.scale,
             kernel.scale if kernel.offset is None else kernel.offset,
             kernel.scale if kernel.order is None else kernel.order,
         ),
         [jax.ShapeDtypeStruct((kernel.width, outputs), jnp.bfloat16)],
-        grid=(triton.cdiv(outputs, _BLOCK_OUTPUTS), kernel.words.shape[-3]),
+        grid=(triton.cdiv(outputs, _BLOCK_OUTPUTS), kernel.codes.shape[-3]),
         width=kernel.width,
         out_width=outputs,
         per_word=kernel.per_word,
-        block_words=kernel.words.shape[-1],
-        tile=kernel.words.shape[-2],
+        block_words=kernel.block_words,
+        tile=kernel.codes.shape[-2],
         columns=kernel.columns,
         scale_rows=kernel.scale_rows,
         has_zero=kernel.has_zero,
@@ -46,7 +46,7 @@ def expand_codes(x: jax.Array, kernel: CodedWeight) -> jax.Array:
 @triton.jit
 def expand_kernel(
     x,
-    words,
+    codes,
     scale,
     offset,
     order,
@@ -68,7 +68,9 @@ def expand_kernel(
     column = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
     step = tl.program_id(1)
     at = tl.minimum(column, out_width - 1)
-    stored = words + (at // tile).to(tl.int64)[:, None] * (tile * (width // per_word))
+    stored = codes.to(tl.pointer_type(tl.uint16), bitcast=True) + (at // tile).to(tl.int64)[:, None] * (
+        tile * (width // per_word)
+    )
     stored += step * (tile * block_words) + (at % tile * block_words)[:, None]
     packed = tl.load(stored + tl.arange(0, block_words)[None, :]).to(tl.int32)
     for i in tl.static_range(per_word):

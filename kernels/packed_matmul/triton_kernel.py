@@ -59,7 +59,7 @@ def multiply(
     (y,) = triton_call(
         coded_matmul,
         # Without offsets, that pointer is never read.
-        (x, kernel.words, kernel.scale, kernel.scale if kernel.offset is None else kernel.offset),
+        (x, kernel.codes, kernel.scale, kernel.scale if kernel.offset is None else kernel.offset),
         [
             jax.ShapeDtypeStruct((sections, rows, outputs), jnp.float32)
             if is_split
@@ -70,8 +70,8 @@ def multiply(
         width=width,
         out_width=outputs,
         per_word=kernel.per_word,
-        block_words=kernel.words.shape[-1],
-        tile=kernel.words.shape[-2],
+        block_words=kernel.block_words,
+        tile=kernel.codes.shape[-2],
         columns=kernel.columns,
         scale_rows=kernel.scale_rows,
         has_zero=kernel.has_zero,
@@ -91,7 +91,7 @@ def count_sections(kernel: CodedWeight, rows: int) -> int:
     In exact mode, `rows` is a constant, so that a row's result does not depend on the number of rows.
     """
     tiles = triton.cdiv(math.prod(kernel.out_axes), 64)
-    steps = kernel.words.shape[-3]
+    steps = kernel.codes.shape[-3]
     wanted = _PROGRAMS_OF_FEW_ROWS if rows <= _FEW_ROWS else _PROGRAMS
     sections = 1
     while sections * tiles < wanted and sections < min(_MOST_SECTIONS, steps // 2):

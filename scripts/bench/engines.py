@@ -37,7 +37,9 @@ def build_engine(
     """
     dtype = jnp.dtype(config.dtype_on(jax.default_backend()))
     mesh = make_mesh(config.tensor_parallel)
-    models = build_models(shape, num_drafts=num_drafts, dtype=dtype, mesh=mesh)
+    models = build_models(
+        shape, num_drafts=num_drafts, dtype=dtype, mesh=mesh, activations=config.gpu_activations
+    )
     with compilation_cache():
         return Engine(
             models.target,

@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxspec_kernels.packed_matmul import TILE, CodedExperts, CodedWeight, block_words
+from jaxspec_kernels.packed_matmul import CodedExperts, CodedWeight, block_words, tile_outputs
 
 
 def random_codes(
@@ -18,6 +18,7 @@ def random_codes(
     scale_rows: int = 1,
     has_zero: bool = False,
     is_int8: bool = False,
+    activations: str | None = None,
 ) -> CodedWeight:
     """Random weights, scaled so that outputs are about as large as inputs.
 
@@ -30,23 +31,27 @@ def random_codes(
       scale_rows: outputs that share a scale.
       has_zero: whether there are zero points.
       is_int8: whether codes of eight bits are int8.
+      activations: see `CodedWeight`.
     """
     width, (*first, last) = math.prod(shape[:inner]), shape[inner:]
     group = group or width
     blocks = block_words(width, bits, group, is_int8=is_int8)
     assert blocks is not None, "no kernel reads such a weight"
     codes, scales = jax.random.split(key)
-    tile = math.gcd(last, TILE)
+    is_fp8 = bits == 8 and not is_int8
+    tile = tile_outputs(last, width // group, is_fp8=is_fp8)
     steps = width * bits // 16 // blocks
-    words = jax.random.bits(codes, (*first, last // tile, steps, tile, blocks), jnp.uint16)
-    if bits == 8 and not is_int8:
-        words &= 0xBFBF  # no code above 1.875, and none of NaN
+    stored_codes = jax.random.bits(codes, (*first, last // tile, steps, tile, 2 * blocks), jnp.uint8)
+    if is_fp8:
+        stored_codes &= 0xBF  # no code above 1.875, and none of NaN
     scale = jax.random.uniform(scales, (width // group, *first, last // scale_rows), jnp.float32, 0.5, 2.0)
     scale = scale * (width**-0.5 / (74.0 if is_int8 else 0.5 if bits == 8 else 4.6))
     stored = lax.bitcast_convert_type(scale, jnp.uint32)
     if has_zero:
         stored = stored & jnp.uint32(0xFFFFFFE0) | jnp.uint32(8)
-    return CodedWeight(words, stored, None, shape[1:inner], has_zero, bits, is_int8=is_int8)
+    return CodedWeight(
+        stored_codes, stored, None, shape[1:inner], has_zero, bits, activations, is_int8=is_int8
+    )
 
 
 def random_coded_experts(
@@ -55,4 +60,4 @@ def random_coded_experts(
     """`random_codes` for experts [E, M, out axes]."""
     count, width, *outputs = shape
     flat = random_codes(key, (width, count, *outputs), bits, group=group, scale_rows=scale_rows)
-    return CodedExperts(flat.words, jnp.moveaxis(flat.scale, 1, 0), False, bits)
+    return CodedExperts(flat.codes, jnp.moveaxis(flat.scale, 1, 0), False, bits)

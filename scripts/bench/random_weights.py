@@ -17,7 +17,7 @@ from bench.random_mxfp4 import random_mxfp4
 from jaxspec.models.deepseek_v4 import ExpertTable
 from jaxspec.models.expert_sources import Stacked
 from jaxspec.models.loading import declared
-from jaxspec.models.packed_weights import packed_sharding
+from jaxspec.models.packed_weights import packed_sharding, rounds_rows
 from jaxspec.models.parameters import Fused, Initial, Projection
 from jaxspec.sharding import replicated, sharding
 
@@ -32,6 +32,7 @@ def random_module(
     packed_experts: bool = False,
     codes: str = "",
     quantised: tuple[str, ...] = ("_proj.weight",),
+    activations: str | None = None,
     is_split: bool = True,
 ) -> Module:
     """A module with random weights.
@@ -41,8 +42,10 @@ def random_module(
       mesh: the devices.
       seed: seed of the weights.
       packed_experts: make experts in MXFP4.
-      codes: "fp8" or "int4" for the layers' matrices in blocks of 128 x 128, or in groups of 128.
+      codes: of the layers' matrices: "fp8" in blocks of 128 x 128, "fp8-by-output" with a scale for every
+        output, or "int4" in groups of 128.
       quantised: the ends of these matrices' names.
+      activations: `EngineConfig.gpu_activations`.
       is_split: split weights over `mesh`; otherwise every device has all of them.
     """
     module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
@@ -59,12 +62,16 @@ def random_module(
         if packed_experts and {"embed", "expert_inner"} <= set(axes):
             fill, place = _packed(partial(random_mxfp4, shape=shape), mesh, placed_by)
         elif codes and _is_quantised(variable.get_metadata("source"), quantised):
-            rows = 128 if codes == "fp8" and shape[-1] % 128 == 0 and mesh.size == 1 else 1
-            options: dict[str, Any] = {"shape": shape, "bits": 8 if codes == "fp8" else 4, "scale_rows": rows}
             source = variable.get_metadata("source")
+            options: dict[str, Any] = {"shape": shape, "bits": 4 if codes == "int4" else 8}
+            if codes == "fp8" and shape[-1] % 128 == 0 and mesh.size == 1:
+                options["scale_rows"] = 128
+            if codes == "fp8-by-output":
+                options["group"] = 0
             if isinstance(source, Stacked):
                 make_codes: Any = partial(random_coded_experts, **options)
             else:
+                options["activations"] = activations if rounds_rows(source) else None
                 make_codes = partial(random_codes, inner=len(source.in_shape), **options)
             fill, place = _packed(make_codes, mesh, placed_by)
         else:

@@ -29,7 +29,7 @@ class Shape:
     Attributes:
       target: the keys of the target's `config.json`.
       packed_experts: the checkpoint has experts in MXFP4, which stay packed if a kernel supports it.
-      codes: the format of the target's matrices, "fp8" or "int4" (see `random_module`); empty for bfloat16.
+      codes: the format of the target's matrices (see `random_module`); empty for bfloat16.
       head_codes: the same for the head's matrices and output rows.
       drafter: "eagle3", "eagle1" or "mtp".
       head: keys of the head's layer that differ from a Llama layer with the target's sizes.
@@ -122,6 +122,7 @@ SHAPES: Mapping[str, Shape] = {
     ),
     "llama3-8b": Shape(_LLAMA3_8B),
     "llama3-8b-fp8": Shape(_LLAMA3_8B, codes="fp8"),
+    "llama3-8b-fp8-by-output": Shape(_LLAMA3_8B, codes="fp8-by-output"),
     "llama3-8b-fp8-and-head": Shape(_LLAMA3_8B, codes="fp8", head_codes="fp8"),
     "llama3-8b-int4": Shape(_LLAMA3_8B, codes="int4"),
     "llama3-70b": Shape(
@@ -208,6 +209,7 @@ def build_models(
     dtype: jnp.dtype,
     mesh: Mesh | None = None,
     split_drafter: bool = True,
+    activations: str | None = None,
 ) -> Models:
     """A target and a drafter with random weights.
 
@@ -217,6 +219,7 @@ def build_models(
       dtype: of the weights.
       mesh: the devices over which they are split; one by default.
       split_drafter: False puts the whole drafter on every device.
+      activations: `EngineConfig.gpu_activations`.
     """
     mesh = mesh or make_mesh()
     config = ModelConfig.from_hf(shape.target).over(mesh.size)
@@ -226,6 +229,7 @@ def build_models(
         mesh,
         packed_experts=shape.packed_experts and packed,
         codes=shape.codes if packed else "",
+        activations=activations,
     )
     if not num_drafts:
         return Models(target, NoDrafter())

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jaxspec_kernels import coded_product as module
-from jaxspec_kernels.coded_product import FEW_ROWS, coded_product
+from jaxspec_kernels.coded_product import FEW_ROWS, FEW_UNROUNDED_ROWS, coded_product
 from jaxspec_kernels.matmul import matmul
 from jaxspec_kernels.op import recorded
 from jaxspec_kernels.packed_matmul import pack_codes
@@ -46,7 +46,8 @@ def test_many_rows_have_the_bits_of_a_network_without_codes(bits):
 
 @pytest.mark.parametrize(("bits", "name"), [(8, "fp8_matmul"), (4, "matmul")])
 def test_rows_are_rounded_only_if_they_are_many_and_codes_are_fp8(bits, name):
-    kernel, x = weight(bits, "float8_e4m3fn"), rows(FEW_ROWS[bits] + 1)
+    few = FEW_UNROUNDED_ROWS if bits == 8 else FEW_ROWS[bits]
+    kernel, x = weight(bits, "float8_e4m3fn"), rows(few + 1)
     assert operations(x, kernel)[-1] == name
     assert operations(x[:-1], kernel) == ["packed_matmul"]
 

@@ -123,19 +123,19 @@ def test_a_code_of_nan_or_an_infinite_scale_makes_a_matrix_dense():
 
 
 @pytest.mark.parametrize(
-    ("axes", "group", "words", "scales"),
+    ("axes", "group", "cut", "scales"),
     [
-        (("embed", None, "feed_forward"), 128, (2, 1, 4, 64, 64), (4, 2, 64)),
-        (("feed_forward", None, "embed"), 128, (2, 2, 2, 64, 64), (2, 2, 128)),
-        (("feed_forward", None, "embed"), 512, (2, 2, 2, 64, 64), (1, 2, 128)),
-        (None, 128, (2, 2, 4, 64, 64), (4, 2, 128)),
+        (("embed", None, "feed_forward"), 128, (2, 1, 4, 64, 128), (4, 2, 64)),
+        (("feed_forward", None, "embed"), 128, (2, 2, 2, 64, 128), (2, 2, 128)),
+        (("feed_forward", None, "embed"), 512, (2, 128, 2, 1, 128), (1, 2, 128)),
+        (None, 128, (2, 2, 4, 64, 128), (4, 2, 128)),
     ],
 )
-def test_codes_are_cut_where_the_weights_are(axes, group, words, scales):
+def test_codes_are_cut_where_the_weights_are(axes, group, cut, scales):
     codes = np.zeros((256, 512), ml_dtypes.float8_e4m3fn)
     weight = pack_codes(codes, np.ones((256, 512 // group), np.float32), None, (2, 128))
     places = coded_sharding(weight, AbstractMesh((2,), ("tensor",)), axes)
-    assert places.words.shard_shape(weight.words.shape) == words
+    assert places.codes.shard_shape(weight.codes.shape) == cut
     assert places.scale.shard_shape(weight.scale.shape) == scales
 
 
@@ -192,16 +192,16 @@ def test_experts_of_several_forms_are_dense():
 
 
 @pytest.mark.parametrize(
-    ("axes", "words", "scales"),
+    ("axes", "codes", "scales"),
     [
-        (("experts", "embed", None, "expert_inner"), (2, 2, 1, 2, 64, 64), (2, 2, 2, 4)),
-        (("experts", None, None, None), (1, 2, 2, 2, 64, 64), (1, 2, 2, 8)),
+        (("experts", "embed", None, "expert_inner"), (2, 2, 1, 2, 64, 128), (2, 2, 2, 4)),
+        (("experts", None, None, None), (1, 2, 2, 2, 64, 128), (1, 2, 2, 8)),
     ],
 )
-def test_experts_are_cut_where_the_weights_are(axes, words, scales):
+def test_experts_are_cut_where_the_weights_are(axes, codes, scales):
     _, weights, _ = experts((Stored,) * 4)
     places = coded_sharding(weights, AbstractMesh((2,), ("tensor",)), axes)
-    assert places.words.shard_shape(weights.words.shape) == words
+    assert places.codes.shard_shape(weights.codes.shape) == codes
     assert places.scale.shard_shape(weights.scale.shape) == scales
 
 
@@ -254,8 +254,10 @@ def test_output_rows_that_are_rounded_while_loading_stay_packed(activations):
     every = plan_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16)).read(
         packed=True, codes=True, activations=activations
     )
-    weight = every.layers[0].mlp.gate_up.get_value()
-    assert weight.activations == (None if activations == "float32" else activations)
+    attention, mlp = every.layers[0].attention, every.layers[0].mlp
+    for weight in (attention.output, mlp.gate_up, mlp.down.kernel):
+        assert weight.get_value().activations == (None if activations == "float32" else activations)
+    assert attention.qkv.get_value().activations is None
 
 
 def test_what_devices_would_cut_is_named(monkeypatch):
