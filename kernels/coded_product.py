@@ -5,19 +5,21 @@ import math
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxspec_kernels.fp8_matmul import fp8_matmul, reads
+from jaxspec_kernels.fp8_matmul import fp8_matmul, has_output_scales, reads, runs_here
 from jaxspec_kernels.matmul import matmul
 from jaxspec_kernels.op import is_exact
 from jaxspec_kernels.packed_matmul import CodedWeight, expand_codes, packed_matmul
 
-FEW_ROWS = {8: 256, 4: 256}
-"""By the bits of a code: up to so many rows are multiplied with the codes; more with the expanded weight.
+FEW_ROWS = 256
+"""Up to so many rows are multiplied with the codes; more with the expanded weight.
 
 `packed_matmul` expands a weight again for every tile of rows. On an H100, with 512 rows, it took longer than
 expanding the weight once and multiplying it by cuBLAS, for all four products of Llama-3-8B but one.
 """
-FEW_UNROUNDED_ROWS = 32
-"""The same, where more rows are rounded to FP8: with so few, tensor cores have time for bfloat16 as well."""
+FEW_FP8_ROWS = 32
+"""The same for weights that `fp8_matmul` multiplies: tensor cores have time for so few rows in bfloat16."""
+SPLIT_ROWS = 1024
+"""Up to so many rows are split in two for `fp8_matmul`, which takes less time than expanding the weight."""
 
 
 def coded_product(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | None = None) -> jax.Array:
@@ -29,9 +31,10 @@ def coded_product(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
     """
     rows = math.prod(x.shape[:-1])
     is_rounded = kernel.activations == "float8_e4m3fn" and reads(kernel)
-    few = FEW_UNROUNDED_ROWS if is_rounded else FEW_ROWS[kernel.bits]
+    is_split = not is_rounded and reads(kernel) and has_output_scales(kernel) and runs_here()
+    few = FEW_FP8_ROWS if is_rounded or is_split else FEW_ROWS
     if is_exact() or rows <= few or x.dtype != jnp.bfloat16:
         return packed_matmul(x, kernel, out_dtype=out_dtype)
-    if is_rounded:
-        return fp8_matmul(x, kernel, out_dtype=out_dtype)
+    if is_rounded or (is_split and rows <= SPLIT_ROWS):
+        return fp8_matmul(x, kernel, terms=1 if is_rounded else 2, out_dtype=out_dtype)
     return matmul(x, expand_codes(x, kernel), out_dtype=out_dtype)

@@ -19,7 +19,7 @@ from jaxspec_kernels.expert_matmul import (
     stack_experts,
     stack_mxfp4,
 )
-from jaxspec_kernels.fp8_matmul import fp8_matmul
+from jaxspec_kernels.fp8_matmul import fp8_matmul, runs_here
 from jaxspec_kernels.matmul import BLOCK, MIN_WEIGHT_BYTES, PackedRows, PackedWeight, matmul, pack
 from jaxspec_kernels.packed_matmul import CodedExperts, CodedWeight
 
@@ -82,6 +82,8 @@ def resolve_gpu_activations(asked: str, dtype: jnp.dtype) -> Activations:
     reason = fp8_matmul.why_not("triton")
     if reason is not None:
         reason = f"its kernel {reason}"
+    elif not runs_here():
+        reason = "it needs a GPU that multiplies FP8, of compute capability 8.9 or later"
     elif dtype != jnp.bfloat16:
         reason = f"it needs engine.dtype 'bfloat16', not '{dtype}'"
     if reason:

@@ -1,9 +1,9 @@
-"""The product of many rows, rounded to FP8, with a weight in FP8."""
+"""The product of many rows in FP8 with a weight in FP8."""
 
 from jaxspec_kernels.fp8_matmul.reference import fp8_matmul as reference
-from jaxspec_kernels.fp8_matmul.reference import reads
+from jaxspec_kernels.fp8_matmul.reference import has_output_scales, reads, runs_here
 from jaxspec_kernels.op import Op
 
 fp8_matmul = Op("fp8_matmul", xla=reference, triton="fp8_matmul.triton_kernel")
 
-__all__ = ["fp8_matmul", "reads"]
+__all__ = ["fp8_matmul", "has_output_scales", "reads", "runs_here"]

@@ -1,48 +1,77 @@
-"""Product of rows rounded to FP8 with a weight in FP8, in pure JAX."""
+"""Product of rows in FP8 with a weight in FP8, in pure JAX."""
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
+from jaxspec_kernels.op import device
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
 from jaxspec_kernels.packed_matmul.reference import packed_matmul
 
 BLOCK = 128
 """Inputs of a block of the weight."""
-LARGEST = 448
-"""The largest number of float8_e4m3fn."""
+SCALED_EXPONENT = 7
+"""Of a row's largest number when it is scaled: half of the largest that float8_e4m3fn has."""
+SMALLEST = 2.0**-100
+"""Rows without a larger number are rounded to zero, because their scales would overflow."""
 
 
-def fp8_matmul(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | None = None) -> jax.Array:
-    """`packed_matmul` with x rounded by `round_to_fp8`.
+def fp8_matmul(
+    x: jax.Array, kernel: CodedWeight, *, terms: int = 1, out_dtype: DTypeLike | None = None
+) -> jax.Array:
+    """`packed_matmul` with x as `split_fp8` gives it: rounded to FP8, or with two terms all but as it is.
 
     Args:
       x: [..., M].
-      kernel: [M, out axes]; one that `reads` is true for.
+      kernel: [M, out axes]; one that `reads` is true for, and with two terms also `has_output_scales`.
+      terms: numbers in FP8 that an x is the sum of.
       out_dtype: the dtype of the result; that of x by default.
 
     Returns:
       [..., out axes]; sums are float32.
     """
     # On a GPU, XLA would leave out a rounding whose result it reads as float32 again.
-    values, scale = lax.optimization_barrier(round_to_fp8(x))
-    return packed_matmul(values.astype(jnp.float32) * scale, kernel, out_dtype=out_dtype or x.dtype)
+    values, scale = lax.optimization_barrier(split_fp8(x, terms))
+    rows = values.astype(jnp.float32).sum(0) * scale
+    return packed_matmul(rows, kernel, out_dtype=out_dtype or x.dtype)
 
 
-def round_to_fp8(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rounds the rows of x [..., M], whose largest magnitudes become `LARGEST`.
+def split_fp8(x: jax.Array, terms: int) -> tuple[jax.Array, jax.Array]:
+    """Rows of x [..., M] as sums of numbers in FP8, times a power of two for each row.
+
+    Each term is what the ones before it leave, rounded. Two are as exact as a bfloat16, but leave out what is
+    below 2**-17 of a row's largest number.
 
     Returns:
-      float8_e4m3fn[..., M] and scales f32[..., 1]; their products are the rounded numbers.
+      float8_e4m3fn[terms, ..., M] and scales f32[..., 1].
     """
     rows = x.astype(jnp.float32)
     largest = jnp.max(jnp.abs(rows), axis=-1, keepdims=True)
-    # Rows that are zero, or so small that LARGEST / largest overflows, are rounded to zero.
-    values = rows * jnp.where(largest > 2.0**-100, LARGEST / largest, 0)
-    return values.astype(jnp.float8_e4m3fn), largest / LARGEST
+    # That of the scale, with float32's bias of 127.
+    exponent = (lax.bitcast_convert_type(largest, jnp.int32) >> 23) - SCALED_EXPONENT
+    inverse = lax.bitcast_convert_type((2 * 127 - exponent) << 23, jnp.float32)
+    scale = lax.bitcast_convert_type(exponent << 23, jnp.float32)
+    rest = rows * jnp.where(largest > SMALLEST, inverse, 0)
+    values = []
+    for _ in range(terms):
+        values.append(rest.astype(jnp.float8_e4m3fn))
+        rest -= values[-1].astype(jnp.float32)
+    scale = jnp.where(jnp.isfinite(largest), scale, jnp.nan)
+    return jnp.stack(values), jnp.where(largest <= SMALLEST, 0, scale)
 
 
 def reads(kernel: CodedWeight) -> bool:
-    """Whether the kernel reads a weight: FP8 in whole blocks, with scales by block or by channel."""
+    """Whether the kernel reads a weight: FP8 in whole blocks, with scales by block or by output."""
     is_fp8 = kernel.bits == 8 and not kernel.is_int8
     return is_fp8 and kernel.codes.shape[-1] == BLOCK and kernel.order is None
+
+
+def has_output_scales(kernel: CodedWeight) -> bool:
+    """Whether all inputs of an output share its scale."""
+    return kernel.columns == kernel.width
+
+
+def runs_here() -> bool:
+    """Whether the GPU multiplies FP8, from compute capability 8.9 on."""
+    capability = getattr(device(), "compute_capability", None)
+    return capability is not None and tuple(map(int, capability.split("."))) >= (8, 9)

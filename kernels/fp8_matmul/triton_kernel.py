@@ -1,4 +1,4 @@
-"""Products of rows rounded to FP8 with weights in FP8, on tensor cores for FP8."""
+"""Products of rows in FP8 with weights in FP8, on tensor cores for FP8."""
 
 import math
 from functools import partial
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from jax import lax
 from jax.typing import DTypeLike
-from jaxspec_kernels.fp8_matmul.reference import BLOCK, LARGEST
+from jaxspec_kernels.fp8_matmul.reference import BLOCK, SCALED_EXPONENT, SMALLEST, has_output_scales
 from jaxspec_kernels.fp8_matmul.reference import fp8_matmul as reference
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
 from jaxspec_kernels.triton_call import triton_call
@@ -20,35 +20,44 @@ _BAND = 16
 _PROGRAMS = 160
 """Programs that occupy a GPU of some 130 multiprocessors."""
 _MOST_SECTIONS = 4
-_ROUNDED_BLOCKS = 16
-"""Blocks of inputs that are rounded at once."""
+_SPLIT_BLOCKS = 16
+"""Blocks of inputs that are split at once."""
 _TILE: dict[str, Any] = {"block_rows": 64, "block_outputs": 128, "num_warps": 4, "num_stages": 4}
 """The fastest of seven for 64 to 4,096 rows and the four products of a layer of Llama-3-8B, on an H200."""
 
 
 # All layers share one trace and one lowering.
-@partial(jax.jit, static_argnames="out_dtype")
-def fp8_matmul(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | None = None) -> jax.Array:
+@partial(jax.jit, static_argnames=("terms", "out_dtype"))
+def fp8_matmul(
+    x: jax.Array, kernel: CodedWeight, *, terms: int = 1, out_dtype: DTypeLike | None = None
+) -> jax.Array:
     """See `reference.fp8_matmul`, which computes other dtypes."""
     if x.dtype != jnp.bfloat16 or not x.size:
-        return reference(x, kernel, out_dtype=out_dtype)
-    rounded, dtype = round_rows(x.reshape(-1, kernel.width)), jnp.dtype(out_dtype or x.dtype)
-    product = multiply_by_blocks if kernel.columns < kernel.width else multiply_by_outputs
-    return product(*rounded, kernel, dtype).reshape(*x.shape[:-1], *kernel.out_axes)
+        return reference(x, kernel, terms=terms, out_dtype=out_dtype)
+    values, factors = split_rows(x.reshape(-1, kernel.width), terms)
+    dtype = jnp.dtype(out_dtype or x.dtype)
+    if has_output_scales(kernel):
+        y = multiply_by_outputs(values, factors, kernel, dtype)
+    else:
+        assert terms == 1, "a block's sums are scaled apart, which takes longer than expanding the weight"
+        y = multiply_by_blocks(values[0], factors, kernel, dtype)
+    return y.reshape(*x.shape[:-1], *kernel.out_axes)
 
 
-def round_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """x [rows, width] as products read it: u8[rows, width] and the factors f32[rows]."""
+def split_rows(x: jax.Array, terms: int) -> tuple[jax.Array, jax.Array]:
+    """x [rows, width] as products read it: u8[terms, rows, width] and the factors f32[rows]."""
     rows, width = x.shape
     values, factors = triton_call(
-        round_kernel,
-        (x,),
-        [jax.ShapeDtypeStruct((rows, width), jnp.uint8), jax.ShapeDtypeStruct((rows,), jnp.float32)],
+        split_kernel,
+        (x, rows),
+        [jax.ShapeDtypeStruct((terms, rows, width), jnp.uint8), jax.ShapeDtypeStruct((rows,), jnp.float32)],
         grid=(rows,),
+        terms=terms,
         width=width,
         half=BLOCK // 2,
-        largest_code=LARGEST,
-        blocks=min(_ROUNDED_BLOCKS, triton.next_power_of_2(width // BLOCK)),
+        scaled_exponent=SCALED_EXPONENT,
+        smallest=SMALLEST,
+        blocks=min(_SPLIT_BLOCKS, triton.next_power_of_2(width // BLOCK)),
     )
     return values, factors
 
@@ -56,14 +65,17 @@ def round_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 def multiply_by_outputs(
     values: jax.Array, factors: jax.Array, kernel: CodedWeight, dtype: jnp.dtype
 ) -> jax.Array:
-    """Rounded rows @ kernel, [rows, outputs], by cuBLAS, for which the codes of an output lie in a row."""
-    rows, codes = (
-        lax.bitcast_convert_type(each, jnp.float8_e4m3fn)
-        for each in (values, kernel.codes.reshape(-1, kernel.width))
+    """Split rows @ kernel, [rows, outputs], by cuBLAS, for which the codes of an output lie in a row."""
+    terms, rows, width = values.shape
+    x, codes = (
+        lax.bitcast_convert_type(each.reshape(-1, width), jnp.float8_e4m3fn)
+        for each in (values, kernel.codes)
     )
-    sums = lax.dot_general(rows, codes, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
+    # All terms at once, so that the weight is read once.
+    parts = lax.dot_general(x, codes, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
+    sums = parts.astype(jnp.float32).reshape(terms, rows, -1).sum(0)
     scale = jnp.repeat(lax.bitcast_convert_type(kernel.scale, jnp.float32).reshape(-1), kernel.scale_rows)
-    return (sums.astype(jnp.float32) * factors[:, None] * scale).astype(dtype)
+    return (sums * factors[:, None] * scale).astype(dtype)
 
 
 def multiply_by_blocks(
@@ -106,23 +118,27 @@ def count_sections(programs: int) -> int:
 
 
 @triton.jit
-def round_kernel(
+def split_kernel(
     x,
+    rows,
     values,
     factors,
+    terms: tl.constexpr,
     width: tl.constexpr,
     half: tl.constexpr,
-    largest_code: tl.constexpr,
+    scaled_exponent: tl.constexpr,
+    smallest: tl.constexpr,
     blocks: tl.constexpr,
 ):
-    """Rounds a row.
+    """Splits a row (`reference.split_fp8`).
 
     The two halves of a block are interleaved, as the two codes of a weight's words are: the bytes of both are
     then operands of tensor cores as they lie in memory.
 
     Args:
       x: [rows, width].
-      values: u8[rows, width], codes of float8_e4m3fn.
+      rows: a number, so that programs of different sizes share a compiled kernel.
+      values: u8[terms, rows, width], codes of float8_e4m3fn.
       factors: f32[rows].
     """
     row = tl.program_id(0)
@@ -137,17 +153,28 @@ def round_kernel(
         x1 = tl.load(at + half, mask=inside, other=0.0).to(tl.float32)
         largest = _larger(largest, _larger(tl.abs(x0), tl.abs(x1)))
     largest = tl.reduce(tl.reduce(largest, 1, _larger), 0, _larger)
-    inverse = tl.where(largest > 2.0**-100, tl.div_rn(largest_code + 0.0 * largest, largest), 0.0)
+    exponent = (largest.to(tl.int32, bitcast=True) >> 23) - scaled_exponent
+    inverse = ((2 * 127 - exponent) << 23).to(tl.float32, bitcast=True)
+    inverse = tl.where(largest > smallest, inverse, 0.0)
     for start in range(0, width // (2 * half), blocks):
         inside = start + block < width // (2 * half)
         at = (start + block) * (2 * half)
         inputs = x + at + tl.arange(0, half)[None, :]
         x0 = tl.load(inputs, mask=inside, other=0.0).to(tl.float32)
         x1 = tl.load(inputs + half, mask=inside, other=0.0).to(tl.float32)
-        pairs = tl.interleave((x0 * inverse).to(tl.float8e4nv), (x1 * inverse).to(tl.float8e4nv))
+        x0 *= inverse
+        x1 *= inverse
         out = values + at + tl.arange(0, 2 * half)[None, :]
-        tl.store(out, pairs.to(tl.uint8, bitcast=True), mask=inside)
-    tl.store(factors + row, tl.div_rn(largest, largest_code + 0.0 * largest))
+        for _ in tl.static_range(terms):
+            code0, code1 = x0.to(tl.float8e4nv), x1.to(tl.float8e4nv)
+            tl.store(out, tl.interleave(code0, code1).to(tl.uint8, bitcast=True), mask=inside)
+            x0 -= code0.to(tl.float32)
+            x1 -= code1.to(tl.float32)
+            out += rows.to(tl.int64) * width
+    factor = (exponent << 23).to(tl.float32, bitcast=True)
+    # Infinity would be the largest code.
+    factor = tl.where(exponent < 255 - scaled_exponent, factor, float("nan"))
+    tl.store(factors + row, tl.where(largest <= smallest, 0.0, factor))
 
 
 @triton.jit
@@ -177,7 +204,7 @@ def product_kernel(
     """Multiplies a section of a tile of rounded rows with a tile of outputs.
 
     Args:
-      x, factors: see `round_kernel`.
+      x, factors: see `split_kernel`.
       codes, scale: of a `CodedWeight`.
       rows: a number, so that programs of different sizes share a compiled kernel.
       y: [rows, out_width], the result; f32[sections, rows, out_width] if there are several.

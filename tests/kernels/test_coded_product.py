@@ -8,17 +8,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jaxspec_kernels import coded_product as module
-from jaxspec_kernels.coded_product import FEW_ROWS, FEW_UNROUNDED_ROWS, coded_product
+from jaxspec_kernels.coded_product import FEW_FP8_ROWS, FEW_ROWS, SPLIT_ROWS, coded_product
 from jaxspec_kernels.matmul import matmul
 from jaxspec_kernels.op import recorded
 from jaxspec_kernels.packed_matmul import pack_codes
 
 
-def weight(bits, activations=None):
+def weight(bits, activations=None, groups=2):
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 16 if bits == 4 else 120, (64, 256), np.uint8)
     codes = codes if bits == 4 else codes.view(ml_dtypes.float8_e4m3fn)
-    scale = rng.uniform(0.01, 0.02, (64, 2)).astype(np.float32)
+    scale = rng.uniform(0.01, 0.02, (64, groups)).astype(np.float32)
     packed = jax.tree.map(jnp.asarray, pack_codes(codes, scale, None, (2, 32)))
     return replace(packed, activations=activations)
 
@@ -35,7 +35,7 @@ def operations(x, kernel):
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_many_rows_have_the_bits_of_a_network_without_codes(bits):
-    kernel, x = weight(bits), rows(FEW_ROWS[bits] + 1)
+    kernel, x = weight(bits), rows(FEW_ROWS + 1)
     dense = jnp.asarray(np.asarray(kernel).astype(ml_dtypes.bfloat16))
     expected = jax.jit(matmul)(x, dense)
     np.testing.assert_array_equal(jax.jit(coded_product)(x, kernel), expected)
@@ -46,10 +46,24 @@ def test_many_rows_have_the_bits_of_a_network_without_codes(bits):
 
 @pytest.mark.parametrize(("bits", "name"), [(8, "fp8_matmul"), (4, "matmul")])
 def test_rows_are_rounded_only_if_they_are_many_and_codes_are_fp8(bits, name):
-    few = FEW_UNROUNDED_ROWS if bits == 8 else FEW_ROWS[bits]
+    few = FEW_FP8_ROWS if bits == 8 else FEW_ROWS
     kernel, x = weight(bits, "float8_e4m3fn"), rows(few + 1)
     assert operations(x, kernel)[-1] == name
     assert operations(x[:-1], kernel) == ["packed_matmul"]
+
+
+def test_rows_are_split_for_weights_with_a_scale_by_output(monkeypatch):
+    kernel = weight(8, groups=1)
+    assert operations(rows(FEW_ROWS + 1), kernel) == ["expand_codes", "matmul"]
+    monkeypatch.setattr(module, "runs_here", lambda: True)
+    assert operations(rows(FEW_FP8_ROWS), kernel) == ["packed_matmul"]
+    x = rows(FEW_FP8_ROWS + 1)
+    assert operations(x, kernel) == operations(rows(SPLIT_ROWS), kernel) == ["fp8_matmul"]
+    assert operations(rows(SPLIT_ROWS + 1), kernel) == ["expand_codes", "matmul"]
+    exact = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64).reshape(256, 64)
+    result = np.asarray(jax.jit(coded_product)(x, kernel), np.float64).reshape(exact.shape)
+    assert np.linalg.norm(result - exact) < 3e-3 * np.linalg.norm(exact)  # one rounding to bfloat16
+    assert operations(rows(FEW_ROWS + 1), weight(8)) == ["expand_codes", "matmul"]
 
 
 def test_exact_mode_multiplies_all_numbers_of_rows_with_the_codes(monkeypatch):
