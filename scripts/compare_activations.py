@@ -32,7 +32,7 @@ from jaxspec.config import SourceConfig, named_target
 from jaxspec.models import parameters
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.loading import plan_target
-from jaxspec.models.packed_weights import Activations, resolve_activations, rounds_rows
+from jaxspec.models.packed_weights import Activations, resolve_activations
 from jaxspec.provenance import provenance
 from jaxspec.training.prompt_files import read_rows
 
@@ -128,7 +128,6 @@ def measure_fp8(checkpoint: Checkpoint, sets: dict[str, list[_Text]], *, rounds:
         _matrix(variable.get_value())
         for variable, stored in plan.parameters
         if all(isinstance(tensor, QuantizedTensor) and tensor.kind == "FP8" for tensor in stored)
-        and rounds_rows(variable.get_metadata("source"))
     }
     if not shapes:
         raise CheckpointError(f"{checkpoint.name}: no matrix is in FP8")

@@ -46,9 +46,9 @@ class EngineConfig:
       output_dtype: "float8_e4m3fn" or "int4" rounds the target's output rows when they are loaded, as
         `jaxspec convert --quantize` rounds matrices of layers, and keeps them packed on a GPU. A step reads
         fewer bytes, and the target's answers are those of the rounded rows. None leaves them as they are.
-      gpu_activations: "float8_e4m3fn" rounds activations, by blocks of 128 inputs, for products of more than
-        256 rows, mostly of prompts, with packed matrices in FP8 on a GPU, whose FP8 products are faster.
-        It changes answers, and what an answer is then depends on the requests beside it. None rounds none.
+      gpu_activations: "float8_e4m3fn" rounds activations, row by row, for products of more than 32 rows with
+        packed matrices in FP8 on a GPU, whose FP8 products are faster. It changes answers, and what an answer
+        is then depends on the requests beside it. None rounds none.
       cpu_activations: rounding of activations for products with packed weights on a CPU. "int8" makes integer
         formats (Q8_0, Q4_0, Q4_1, …) several times faster, and rounds the weights of a head to Q4_1;
         "float32" does not round. None takes "int8" where it is supported.

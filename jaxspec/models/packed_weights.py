@@ -139,17 +139,10 @@ def stored_weight(
     if isinstance(source, Stacked):
         return coded_experts(source, shape, stored)
     weight = coded_weight(source, shape, stored)
-    if weight is None or activations != "float8_e4m3fn" or not rounds_rows(source):
+    # Logits are read from rows as they are.
+    if weight is None or activations != "float8_e4m3fn" or source.tensors[0][0] == "lm_head.weight":
         return weight
     return replace(weight, activations=activations)
-
-
-def rounds_rows(source: Source) -> bool:
-    """Whether a GPU may round the rows that a matrix is multiplied with to FP8.
-
-    Logits are read from rows as they are, and rounding before queries, keys and values changes answers most.
-    """
-    return source.tensors[0][0] != "lm_head.weight" and not getattr(source, "is_sensitive", False)
 
 
 def packed_sharding(

@@ -101,8 +101,7 @@ class Projection:
     """A matrix stored [out, in], used as in_shape + out_shape; with an empty in_shape a bias, stored [out].
 
     With `copies`, every element of the first out axis is stored once and used so many times in a row. With
-    `is_sensitive`, activations that a CPU rounds to 8 bits before the product share their scales in smaller
-    blocks, and a GPU does not round them.
+    `is_sensitive`, activations rounded to 8 bits before the product share their scales in smaller blocks.
 
     The input-major order is the faster one on the CPU: with five rows a 30-layer pass of SmolLM2-135M
     took 24 ms input-major against 35 ms as stored (two cores, float32).

@@ -35,7 +35,8 @@ def coded_expert_matmul(
     expert, first, works = program_tile(experts_or_order, starts, rows, count, grouped, padded, block_rows)
     if works:
         row, taken = tile_rows(experts_or_order, starts, expert, first, rows, grouped, padded, block_rows)
-        column = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
+        first_column = tl.program_id(0) * block_outputs
+        column = first_column + tl.arange(0, block_outputs)
         at = expert.to(tl.int64)
         sums = section_sums(
             x + row[None, :].to(tl.int64) * width,
@@ -43,7 +44,7 @@ def coded_expert_matmul(
             codes.to(tl.pointer_type(tl.uint16), bitcast=True) + at * (columns * (width // per_word)),
             scale + at * (width // group * (columns // scale_rows)),
             offset + at * (width // group * columns),
-            tl.minimum(column, columns - 1),
+            first_column,
             0,
             width // (per_word * block_words),
             width,

@@ -170,7 +170,7 @@ def split_kernel(
             tl.store(out, tl.interleave(code0, code1).to(tl.uint8, bitcast=True), mask=inside)
             x0 -= code0.to(tl.float32)
             x1 -= code1.to(tl.float32)
-            out += rows.to(tl.int64) * width
+            out += tl.full((), width, tl.int64) * rows
     factor = (exponent << 23).to(tl.float32, bitcast=True)
     # Infinity would be the largest code.
     factor = tl.where(exponent < 255 - scaled_exponent, factor, float("nan"))

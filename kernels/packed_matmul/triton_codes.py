@@ -58,19 +58,16 @@ def coded_matmul(
     first_column = tl.program_id(0) // tiles * block_outputs
     column = first_column + tl.arange(0, block_outputs)
     taken = (row < rows)[None, :]
-    at = tl.minimum(column, out_width - 1)
     inputs = x + tl.minimum(row, rows - 1)[None, :].to(tl.int64) * width
     steps: tl.constexpr = width // (per_word * block_words)
     length: tl.constexpr = (steps + sections - 1) // sections
     out = row[None, :].to(tl.int64) * out_width + column[:, None]
     stored = taken & (column < out_width)[:, None]
-    # Where all outputs of a tile share their scales, a scale is a number.
-    scale += (first_column if scale_rows % block_outputs == 0 else at) // scale_rows
     if is_split or sections == 1:
         section = tl.program_id(1)
         first = section * length
         sums = section_sums(
-            inputs, taken, words, scale, offset, at, first, tl.minimum(steps, first + length),
+            inputs, taken, words, scale, offset, first_column, first, tl.minimum(steps, first + length),
             width, out_width, per_word, block_words, tile, columns, scale_rows, has_zero, has_offset,
             is_int8, block_rows, block_outputs,
         )  # fmt: skip
@@ -80,9 +77,9 @@ def coded_matmul(
         total = tl.zeros((block_outputs, block_rows), tl.float32)
         for first in range(0, steps, length):
             total += section_sums(
-                inputs, taken, words, scale, offset, at, first, tl.minimum(steps, first + length), width,
-                out_width, per_word, block_words, tile, columns, scale_rows, has_zero, has_offset, is_int8,
-                block_rows, block_outputs,
+                inputs, taken, words, scale, offset, first_column, first, tl.minimum(steps, first + length),
+                width, out_width, per_word, block_words, tile, columns, scale_rows, has_zero, has_offset,
+                is_int8, block_rows, block_outputs,
             )  # fmt: skip
         tl.store(y + out, total.to(y.dtype.element_ty), mask=stored)
 
@@ -94,7 +91,7 @@ def section_sums(
     words,
     scale,
     offset,
-    column,
+    first_column,
     first,
     last,
     width: tl.constexpr,
@@ -110,7 +107,14 @@ def section_sums(
     block_rows: tl.constexpr,
     block_outputs: tl.constexpr,
 ):
-    """f32[block_outputs, block_rows]: the scaled sum over the steps from `first` to before `last`."""
+    """f32[block_outputs, block_rows]: the scaled sum over the steps from `first` to before `last`.
+
+    `words`, `scale` and `offset` are those of the whole weight, whose outputs from `first_column` on are
+    computed.
+    """
+    column = tl.minimum(first_column + tl.arange(0, block_outputs), out_width - 1)
+    # Where all outputs of a tile share their scales, a scale is a number.
+    scale += (first_column if scale_rows % block_outputs == 0 else column) // scale_rows
     by_group: tl.constexpr = columns < width
     per_group: tl.constexpr = columns // block_words  # codes of a word that share a scale
     # Tiles of outputs lie one after another, and in a tile the blocks of inputs.

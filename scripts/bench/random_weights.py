@@ -17,7 +17,7 @@ from bench.random_mxfp4 import random_mxfp4
 from jaxspec.models.deepseek_v4 import ExpertTable
 from jaxspec.models.expert_sources import Stacked
 from jaxspec.models.loading import declared
-from jaxspec.models.packed_weights import packed_sharding, rounds_rows
+from jaxspec.models.packed_weights import packed_sharding
 from jaxspec.models.parameters import Fused, Initial, Projection
 from jaxspec.sharding import replicated, sharding
 
@@ -71,7 +71,7 @@ def random_module(
             if isinstance(source, Stacked):
                 make_codes: Any = partial(random_coded_experts, **options)
             else:
-                options["activations"] = activations if rounds_rows(source) else None
+                options["activations"] = activations
                 make_codes = partial(random_codes, inner=len(source.in_shape), **options)
             fill, place = _packed(make_codes, mesh, placed_by)
         else:
