@@ -25,9 +25,10 @@ SPLIT_ROWS = 1024
 def coded_product(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | None = None) -> jax.Array:
     """x @ kernel; arguments and result are those of `packed_matmul`.
 
-    Many rows are multiplied with the weight that a bfloat16 network without codes would have, whose values
-    are rounded to bfloat16, or are rounded to FP8 themselves if the kernel's `activations` say so. Inside
-    `exact`, all numbers of rows are multiplied with the codes, so that a row has the same bits.
+    Few rows are multiplied with the codes. More are multiplied in FP8 where the weight and the GPU allow it:
+    rounded if the kernel's `activations` say so, otherwise split in two numbers. Elsewhere the weight is that
+    of a bfloat16 network without codes, whose values are rounded to bfloat16. Inside `exact`, all numbers of
+    rows are multiplied with the codes, so that a row has the same bits.
     """
     rows = math.prod(x.shape[:-1])
     is_rounded = kernel.activations == "float8_e4m3fn" and reads(kernel)
