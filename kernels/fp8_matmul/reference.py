@@ -10,8 +10,10 @@ from jaxspec_kernels.packed_matmul.reference import packed_matmul
 
 BLOCK = 128
 """Inputs of a block of the weight."""
+LARGEST = 448
+"""The largest number of float8_e4m3fn."""
 SCALED_EXPONENT = 7
-"""Of a row's largest number when it is scaled: half of the largest that float8_e4m3fn has."""
+"""Of a row's largest number that a power of two scales."""
 SMALLEST = 2.0**-100
 """Rows without a larger number are rounded to zero, because their scales would overflow."""
 
@@ -37,20 +39,24 @@ def fp8_matmul(
 
 
 def split_fp8(x: jax.Array, terms: int) -> tuple[jax.Array, jax.Array]:
-    """Rows of x [..., M] as sums of numbers in FP8, times a power of two for each row.
+    """Rows of x [..., M] as sums of numbers in FP8, times a scale for each row.
 
-    Each term is what the ones before it leave, rounded. Two are as exact as a bfloat16, but leave out what is
-    below 2**-17 of a row's largest number.
+    Each term is what the ones before it leave, rounded. The scale of two is a power of two: they are as exact
+    as a bfloat16, but leave out what is below 2**-17 of a row's largest number. The scale of one makes that
+    number `LARGEST`; a power of two, which rounds equal numbers alike in all rows, changed answers more.
 
     Returns:
       float8_e4m3fn[terms, ..., M] and scales f32[..., 1].
     """
     rows = x.astype(jnp.float32)
     largest = jnp.max(jnp.abs(rows), axis=-1, keepdims=True)
-    # That of the scale, with float32's bias of 127.
-    exponent = (lax.bitcast_convert_type(largest, jnp.int32) >> 23) - SCALED_EXPONENT
-    inverse = lax.bitcast_convert_type((2 * 127 - exponent) << 23, jnp.float32)
-    scale = lax.bitcast_convert_type(exponent << 23, jnp.float32)
+    if terms == 1:
+        inverse, scale = LARGEST / largest, largest / LARGEST
+    else:
+        # That of the scale, with float32's bias of 127.
+        exponent = (lax.bitcast_convert_type(largest, jnp.int32) >> 23) - SCALED_EXPONENT
+        inverse = lax.bitcast_convert_type((2 * 127 - exponent) << 23, jnp.float32)
+        scale = lax.bitcast_convert_type(exponent << 23, jnp.float32)
     rest = rows * jnp.where(largest > SMALLEST, inverse, 0)
     values = []
     for _ in range(terms):

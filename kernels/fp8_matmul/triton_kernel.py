@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from jax import lax
 from jax.typing import DTypeLike
-from jaxspec_kernels.fp8_matmul.reference import BLOCK, SCALED_EXPONENT, SMALLEST, has_output_scales
+from jaxspec_kernels.fp8_matmul.reference import BLOCK, LARGEST, SCALED_EXPONENT, SMALLEST, has_output_scales
 from jaxspec_kernels.fp8_matmul.reference import fp8_matmul as reference
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
 from jaxspec_kernels.triton_call import triton_call
@@ -55,6 +55,7 @@ def split_rows(x: jax.Array, terms: int) -> tuple[jax.Array, jax.Array]:
         terms=terms,
         width=width,
         half=BLOCK // 2,
+        largest_code=LARGEST,
         scaled_exponent=SCALED_EXPONENT,
         smallest=SMALLEST,
         blocks=min(_SPLIT_BLOCKS, triton.next_power_of_2(width // BLOCK)),
@@ -126,6 +127,7 @@ def split_kernel(
     terms: tl.constexpr,
     width: tl.constexpr,
     half: tl.constexpr,
+    largest_code: tl.constexpr,
     scaled_exponent: tl.constexpr,
     smallest: tl.constexpr,
     blocks: tl.constexpr,
@@ -153,8 +155,13 @@ def split_kernel(
         x1 = tl.load(at + half, mask=inside, other=0.0).to(tl.float32)
         largest = _larger(largest, _larger(tl.abs(x0), tl.abs(x1)))
     largest = tl.reduce(tl.reduce(largest, 1, _larger), 0, _larger)
-    exponent = (largest.to(tl.int32, bitcast=True) >> 23) - scaled_exponent
-    inverse = ((2 * 127 - exponent) << 23).to(tl.float32, bitcast=True)
+    if terms == 1:
+        full = tl.full((), largest_code, tl.float32)
+        inverse, factor = tl.div_rn(full, largest), tl.div_rn(largest, full)
+    else:
+        exponent = (largest.to(tl.int32, bitcast=True) >> 23) - scaled_exponent
+        inverse = ((2 * 127 - exponent) << 23).to(tl.float32, bitcast=True)
+        factor = (exponent << 23).to(tl.float32, bitcast=True)
     inverse = tl.where(largest > smallest, inverse, 0.0)
     for start in range(0, width // (2 * half), blocks):
         inside = start + block < width // (2 * half)
@@ -171,9 +178,8 @@ def split_kernel(
             x0 -= code0.to(tl.float32)
             x1 -= code1.to(tl.float32)
             out += tl.full((), width, tl.int64) * rows
-    factor = (exponent << 23).to(tl.float32, bitcast=True)
     # Infinity would be the largest code.
-    factor = tl.where(exponent < 255 - scaled_exponent, factor, float("nan"))
+    factor = tl.where(largest < float("inf"), factor, float("nan"))
     tl.store(factors + row, tl.where(largest <= smallest, 0.0, factor))
 
 
