@@ -80,10 +80,7 @@ def multiply_by_outputs(
 
 
 def multiply_by_blocks(
-    values: jax.Array,
-    factors: jax.Array,
-    kernel: CodedWeight,
-    dtype: jnp.dtype,
+    values: jax.Array, factors: jax.Array, kernel: CodedWeight, dtype: jnp.dtype
 ) -> jax.Array:
     """Rounded rows @ kernel, [rows, outputs], for scales of blocks of inputs."""
     (rows, width), outputs = values.shape, math.prod(kernel.out_axes)

@@ -68,9 +68,8 @@ def expand_kernel(
     column = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
     step = tl.program_id(1)
     at = tl.minimum(column, out_width - 1)
-    stored = codes.to(tl.pointer_type(tl.uint16), bitcast=True) + (at // tile).to(tl.int64)[:, None] * (
-        tile * (width // per_word)
-    )
+    words = codes.to(tl.pointer_type(tl.uint16), bitcast=True)
+    stored = words + (at // tile).to(tl.int64)[:, None] * (tile * (width // per_word))
     stored += step * (tile * block_words) + (at % tile * block_words)[:, None]
     packed = tl.load(stored + tl.arange(0, block_words)[None, :]).to(tl.int32)
     for i in tl.static_range(per_word):
