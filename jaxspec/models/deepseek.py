@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxspec_kernels.choose_experts import choose_experts
 from jaxspec_kernels.row_sum import sum_in_order
 
 from jaxspec.attention import AttentionKind, LayerCacheShape
@@ -61,8 +62,8 @@ class DeepseekMoE(MoE):
     def route(self, x: jax.Array, *tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `MoE.route`. The bias affects which experts are chosen, but not their weights."""
         scores = jax.nn.sigmoid(self.router(x, out_dtype=jnp.float32))
-        _, chosen = jax.lax.top_k(
-            self._in_best_groups(scores + self.selection_bias[...]), self.config.experts_per_token
+        _, chosen = choose_experts(
+            self._in_best_groups(scores + self.selection_bias[...]), keep=self.config.experts_per_token
         )
         weights = jnp.take_along_axis(scores, chosen, axis=-1)
         if self.config.normalize:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxspec_kernels.choose_experts import choose_experts
 from jaxspec_kernels.row_sum import sum_in_order
 
 from jaxspec.attention import AnyMemory, AttentionKind, CompressedAttention, LayerCacheShape, RopeTables
@@ -100,7 +101,8 @@ class DeepseekV4MoE(MoE):
             chosen = jnp.take(self.experts_of[...], tokens[0], axis=0, mode="clip")
         else:
             assert self.selection_bias is not None
-            _, chosen = jax.lax.top_k(scores + self.selection_bias[...], self.config.experts_per_token)
+            choice = scores + self.selection_bias[...]
+            _, chosen = choose_experts(choice, keep=self.config.experts_per_token)
         weights = jnp.take_along_axis(scores, chosen, axis=-1)
         return weights / (sum_in_order(weights) + 1e-20) * self.config.scale, chosen
 

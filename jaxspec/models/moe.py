@@ -5,6 +5,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxspec_kernels.choose_experts import choose_experts
 from jaxspec_kernels.expert_matmul import (
     Mxfp4Weight,
     PackedExperts,
@@ -13,7 +14,7 @@ from jaxspec_kernels.expert_matmul import (
     reads_each_expert_once,
 )
 from jaxspec_kernels.packed_matmul import CodedExperts
-from jaxspec_kernels.row_sum import row_sum, sum_in_order
+from jaxspec_kernels.row_sum import sum_in_order
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.expert_sources import ExpertSources, stacked_experts, tensor_per_expert
@@ -120,14 +121,11 @@ class MoE(nnx.Module):
         Args:
           tokens: i32[R], for a router that reads them.
         """
-        logits = self.router(x, out_dtype=jnp.float32)
-        chosen_logits, chosen = jax.lax.top_k(logits, self.config.experts_per_token)
-        # The largest comes first.
-        weights = jnp.exp(chosen_logits - chosen_logits[:, :1])
-        if self.config.normalize:
-            return weights / sum_in_order(weights), chosen
-        total = row_sum(jnp.exp(logits - chosen_logits[:, :1]))
-        return weights / total[:, None], chosen
+        return choose_experts(
+            self.router(x, out_dtype=jnp.float32),
+            keep=self.config.experts_per_token,
+            softmax="chosen" if self.config.normalize else "all",
+        )
 
     def __call__(self, x: jax.Array, *tokens: jax.Array) -> jax.Array | PendingSum:
         rows = x.reshape(-1, x.shape[-1])
@@ -171,8 +169,7 @@ class MoE(nnx.Module):
             mine = experts - local_start(part)
             is_mine = (mine >= 0) & (mine < part)
             mine, weights = jnp.where(is_mine, mine, 0), jnp.where(is_mine.reshape(chosen.shape), weights, 0)
-        repeated = jnp.repeat(rows, chosen.shape[1], axis=0)
-        fused = expert_matmul(repeated, mine, self.gate_up[...])
+        fused = expert_matmul(rows, mine, self.gate_up[...])
         if self.gate_up_bias is not None:
             fused = fused + self.gate_up_bias[...][mine]
         inner = self.activate(*jnp.unstack(fused, axis=1)).astype(rows.dtype)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.expert_matmul.packed_experts import PackedExperts
 from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
+from jaxspec_kernels.expert_matmul.reference import repeat_rows
 from jaxspec_kernels.matmul import numba_int8, numba_packed
 from jaxspec_kernels.matmul.numba_int8 import allocate_rounded, code_bytes, rounded_from
 from jaxspec_kernels.matmul.packed_weight import TILE
@@ -28,6 +29,7 @@ def expert_matmul(x: jax.Array, experts: jax.Array, weights: Any, *, path: str |
     if not isinstance(weights, PackedExperts) or x.dtype != jnp.float32 or not x.shape[0]:
         return reference(x, experts, weights)
     stack, outputs = weights.stack, weights.shape[2:]
+    x = repeat_rows(x, len(experts))
     rounding = None
     if stack.activations == "int8":
         rounding = (path or numba_int8.available_paths()[0], stack.row_block)

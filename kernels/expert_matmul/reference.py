@@ -11,10 +11,10 @@ from jaxspec_kernels.packed_matmul.coded_experts import CodedExperts
 def expert_matmul(
     x: jax.Array, experts: jax.Array, weights: jax.Array | Mxfp4Weight | PackedExperts | CodedExperts
 ) -> jax.Array:
-    """x[a] @ weights[experts[a]] for every a.
+    """x[a // n] @ weights[experts[a]] for every a.
 
     Args:
-      x: [A, M].
+      x: [A / n, M]: n consecutive entries of `experts` are those of one row.
       experts: i32[A], each in 0..E-1.
       weights: [E, M, out axes]; packed ones are expanded, and x is rounded if the `activations` of
         `PackedExperts` say so.
@@ -30,10 +30,15 @@ def expert_matmul(
     columns = weights.reshape(*weights.shape[:2], -1)
     y = jnp.einsum(
         "am,amn->an",
-        x,
+        repeat_rows(x, len(experts)),
         columns[experts],
         # Without "highest" a GPU rounds float32 operands to TF32, which can change greedy tokens.
         precision="highest" if weights.dtype == jnp.float32 else None,
         preferred_element_type=jnp.float32,
     )
-    return y.reshape(x.shape[0], *weights.shape[2:])
+    return y.reshape(len(experts), *weights.shape[2:])
+
+
+def repeat_rows(x: jax.Array, count: int) -> jax.Array:
+    """Every row as often as makes `count` rows, side by side."""
+    return x if len(x) == count else jnp.repeat(x, count // len(x), axis=0)

@@ -16,6 +16,7 @@ def coded_expert_matmul(
     offset,
     y,
     rows: tl.constexpr,
+    per_input: tl.constexpr,
     count: tl.constexpr,
     width: tl.constexpr,
     columns: tl.constexpr,
@@ -39,7 +40,7 @@ def coded_expert_matmul(
         column = first_column + tl.arange(0, block_outputs)
         at = expert.to(tl.int64)
         sums = section_sums(
-            x + row[None, :].to(tl.int64) * width,
+            x + (row // per_input)[None, :].to(tl.int64) * width,
             taken[None, :],
             codes.to(tl.pointer_type(tl.uint16), bitcast=True) + at * (columns * (width // per_word)),
             scale + at * (width // group * (columns // scale_rows)),

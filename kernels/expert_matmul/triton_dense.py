@@ -13,6 +13,7 @@ def dense_expert_matmul(
     weights,
     y,
     rows: tl.constexpr,
+    per_input: tl.constexpr,
     count: tl.constexpr,
     width: tl.constexpr,
     columns: tl.constexpr,
@@ -25,7 +26,7 @@ def dense_expert_matmul(
     """Multiplies a tile of rows of one expert with a block of its outputs.
 
     Args:
-      x: [rows, width].
+      x: [rows / per_input, width].
       experts_or_order, starts: see `triton_rows.py`.
       weights: [count, width, columns].
       y: f32[rows, columns], the result.
@@ -36,7 +37,7 @@ def dense_expert_matmul(
         column = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
         in_columns = column < columns
         base = weights + expert.to(tl.int64) * width * columns
-        inputs = x + row[:, None].to(tl.int64) * width
+        inputs = x + (row // per_input)[:, None].to(tl.int64) * width
         sums = tl.zeros((block_rows, block_outputs), tl.float32)
         for start in range(0, width, block_width):
             k = start + tl.arange(0, block_width)

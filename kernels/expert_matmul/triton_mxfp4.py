@@ -22,6 +22,7 @@ def mxfp4_expert_matmul(
     scale,
     y,
     rows: tl.constexpr,
+    per_input: tl.constexpr,
     count: tl.constexpr,
     width: tl.constexpr,
     columns: tl.constexpr,
@@ -31,7 +32,7 @@ def mxfp4_expert_matmul(
     block_width: tl.constexpr,
     block_outputs: tl.constexpr,
 ):
-    """`x` is [rows, 4, width / 4]: x[:, i, j] is input 4j + i, which is code i of the weights' word j."""
+    """x is [rows / per_input, 4, width / 4]: x[:, i, j] is input 4j + i, code i of the weights' word j."""
     expert, first, works = program_tile(experts_or_order, starts, rows, count, grouped, padded, block_rows)
     if works:
         row, taken = tile_rows(experts_or_order, starts, expert, first, rows, grouped, padded, block_rows)
@@ -41,7 +42,7 @@ def mxfp4_expert_matmul(
         in_columns = (column < columns)[:, None]
         at = (expert.to(tl.int64) * columns + column)[:, None]
         scales = scale + expert.to(tl.int64) * (width // 32) * columns
-        inputs = x + row[None, :].to(tl.int64) * width
+        inputs = x + (row // per_input)[None, :].to(tl.int64) * width
         sums = tl.zeros((block_outputs, block_rows), tl.float32)
         for start in range(0, words, block_words):
             word = start + tl.arange(0, block_words)

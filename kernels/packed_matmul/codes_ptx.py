@@ -68,9 +68,7 @@ def _int4(offsets: tuple[str, str, str, str]) -> str:
 
 INT4 = _int4(("c", "c", "c", "c"))
 """Codes less 8: the offset c is -136."""
-INT4_OFFSET = _int4(("$5", "$5", "$5", "$5"))
-"""Codes plus an offset, bf16x2 $5, which is -128 less their zero point."""
 INT4_OFFSETS = _int4(("$5", "$5", "$6", "$6"))
-"""Codes plus two offsets, of the codes 0 and 1 and of the others."""
+"""Codes plus offsets, bf16x2 $5 for the codes 0 and 1 and $6 for the others: -128 less their zero points."""
 INT4_EACH_OFFSET = _int4(("$5", "$6", "$7", "$8"))
 """Codes plus an offset of each."""

@@ -10,17 +10,11 @@ from jaxspec_kernels.packed_matmul.codes_ptx import (
     FP8,
     INT4,
     INT4_EACH_OFFSET,
-    INT4_OFFSET,
     INT4_OFFSETS,
     INT8,
 )
 
-_FP8, _INT8, _INT4, _INT4_OFFSET = (
-    tl.constexpr(FP8),
-    tl.constexpr(INT8),
-    tl.constexpr(INT4),
-    tl.constexpr(INT4_OFFSET),
-)
+_FP8, _INT8, _INT4 = tl.constexpr(FP8), tl.constexpr(INT8), tl.constexpr(INT4)
 _INT4_OFFSETS, _INT4_EACH_OFFSET = tl.constexpr(INT4_OFFSETS), tl.constexpr(INT4_EACH_OFFSET)
 
 
@@ -123,39 +117,52 @@ def section_sums(
     inputs += tl.arange(0, block_words)[:, None]
     offset += column
     groups: tl.constexpr = out_width // scale_rows
-    per_step: tl.constexpr = per_word // per_group if by_group else 0
-    # Scales are loaded a step ahead, because the compiler does not load numbers and short vectors ahead. They
-    # never lie outside the array, even if a section is empty.
-    if by_group:
-        final: tl.constexpr = width // (per_word * block_words) - 1
-        own_scale = scale + tl.minimum(first, final) * (per_step * groups)
+    per_step: tl.constexpr = per_word // per_group if by_group else 1
+    # The compiler loads ahead what a product's operands are computed from, but no numbers. Many rows do not
+    # wait for memory, and have no room for more than they need.
+    is_vector: tl.constexpr = by_group and scale_rows % block_outputs != 0
+    is_ahead: tl.constexpr = is_vector and (block_rows <= 32 or has_zero)
+    own_scale = scale
+    if not by_group:
+        s0 = tl.load(scale)
+    elif not is_ahead:
+        # Others are loaded a step ahead here. They never lie outside the array, even if a section is empty.
+        own_scale += tl.minimum(first, width // (per_word * block_words) - 1) * (per_step * groups)
         s0_next = tl.load(own_scale)
         if per_step > 1:
             s1_next = tl.load(own_scale + groups)
         if per_step > 2:
             s2_next = tl.load(own_scale + 2 * groups)
             s3_next = tl.load(own_scale + 3 * groups)
-    else:
-        s0 = tl.load(scale)
     sums = tl.zeros((block_outputs, block_rows), tl.float32)
     for step in range(first, last):
         start = step * (block_words * per_word)
         packed = tl.load(words + step * (tile * block_words))
         x0 = tl.load(inputs + start, mask=taken, other=0.0)
         x1 = tl.load(inputs + (start + block_words), mask=taken, other=0.0)
-        if by_group:
-            next_scale = scale + tl.minimum(step + 1, last - 1) * (per_step * groups)
-            s0, s0_next = s0_next, tl.load(next_scale)
+        if by_group and not is_ahead:
+            own_scale = scale + tl.minimum(step + 1, last - 1) * (per_step * groups)
+            s0, s0_next = s0_next, tl.load(own_scale)
             if per_step > 1:
-                s1, s1_next = s1_next, tl.load(next_scale + groups)
+                s1, s1_next = s1_next, tl.load(own_scale + groups)
             if per_step > 2:
-                s2, s2_next = s2_next, tl.load(next_scale + 2 * groups)
-                s3, s3_next = s3_next, tl.load(next_scale + 3 * groups)
+                s2, s2_next = s2_next, tl.load(own_scale + 2 * groups)
+                s3, s3_next = s3_next, tl.load(own_scale + 3 * groups)
+        elif by_group:
+            own_scale = scale + step * (per_step * groups)
+            s0 = tl.load(own_scale)
+            if per_step > 1:
+                s1 = tl.load(own_scale + groups)
+            if per_step > 2:
+                s2 = tl.load(own_scale + 2 * groups)
+                s3 = tl.load(own_scale + 3 * groups)
+        o0 = _operand(s0, packed, has_zero, is_ahead)
+        o1 = _operand(s1 if per_step > 1 else s0, packed, has_zero, is_ahead)
         if per_word == 2:
             w0, w1 = tl.inline_asm_elementwise(
                 _INT8 if is_int8 else _FP8,
-                "=&r,=&r,r",
-                [packed],
+                "=&r,=&r,r,r,r",
+                [packed, o0, o1],
                 dtype=(tl.bfloat16, tl.bfloat16),
                 is_pure=True,
                 pack=2,
@@ -176,24 +183,17 @@ def section_sums(
         else:
             x2 = tl.load(inputs + (start + 2 * block_words), mask=taken, other=0.0)
             x3 = tl.load(inputs + (start + 3 * block_words), mask=taken, other=0.0)
+            o2 = _operand(s2 if per_step > 2 else s0, packed, has_zero, is_ahead)
+            o3 = _operand(s3 if per_step > 2 else s0, packed, has_zero, is_ahead)
+            w0, w1, w2, w3 = tl.inline_asm_elementwise(
+                (_INT4_EACH_OFFSET if per_step > 2 else _INT4_OFFSETS) if has_zero else _INT4,
+                "=&r,=&r,=&r,=&r,r,r,r,r,r",
+                [packed, o0, o1, o2, o3],
+                dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+                is_pure=True,
+                pack=2,
+            )
             if by_group and per_group == 1:
-                if has_zero:
-                    w0, w1, w2, w3 = tl.inline_asm_elementwise(
-                        _INT4_EACH_OFFSET,
-                        "=&r,=&r,=&r,=&r,r,r,r,r,r",
-                        [
-                            packed,
-                            _offset(s0, packed),
-                            _offset(s1, packed),
-                            _offset(s2, packed),
-                            _offset(s3, packed),
-                        ],
-                        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-                        is_pure=True,
-                        pack=2,
-                    )
-                else:
-                    w0, w1, w2, w3 = _less_8(packed)
                 sums += tl.dot(w0, x0) * _factor(s0, has_zero)
                 sums += tl.dot(w1, x1) * _factor(s1, has_zero)
                 sums += tl.dot(w2, x2) * _factor(s2, has_zero)
@@ -207,53 +207,17 @@ def section_sums(
                     sums += tl.dot(ones, x2) * tl.load(own + 2 * groups)[:, None]
                     sums += tl.dot(ones, x3) * tl.load(own + 3 * groups)[:, None]
             elif by_group and per_group == 2:
-                if has_zero:
-                    w0, w1, w2, w3 = tl.inline_asm_elementwise(
-                        _INT4_OFFSETS,
-                        "=&r,=&r,=&r,=&r,r,r,r",
-                        [packed, _offset(s0, packed), _offset(s1, packed)],
-                        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-                        is_pure=True,
-                        pack=2,
-                    )
-                else:
-                    w0, w1, w2, w3 = _less_8(packed)
                 sums += tl.dot(w1, x1, tl.dot(w0, x0)) * _factor(s0, has_zero)
                 sums += tl.dot(w3, x3, tl.dot(w2, x2)) * _factor(s1, has_zero)
+            elif by_group:
+                group = tl.dot(w1, x1, tl.dot(w0, x0))
+                sums += tl.dot(w3, x3, tl.dot(w2, x2, group)) * _factor(s0, has_zero)
             else:
-                if has_zero:
-                    w0, w1, w2, w3 = tl.inline_asm_elementwise(
-                        _INT4_OFFSET,
-                        "=&r,=&r,=&r,=&r,r,r",
-                        [packed, _offset(s0, packed)],
-                        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-                        is_pure=True,
-                        pack=2,
-                    )
-                else:
-                    w0, w1, w2, w3 = _less_8(packed)
-                if by_group:
-                    group = tl.dot(w1, x1, tl.dot(w0, x0))
-                    sums += tl.dot(w3, x3, tl.dot(w2, x2, group)) * _factor(s0, has_zero)
-                else:
-                    sums = tl.dot(w1, x1, tl.dot(w0, x0, sums))
-                    sums = tl.dot(w3, x3, tl.dot(w2, x2, sums))
+                sums = tl.dot(w1, x1, tl.dot(w0, x0, sums))
+                sums = tl.dot(w3, x3, tl.dot(w2, x2, sums))
     if not by_group:
         sums *= _factor(s0, has_zero)
     return sums
-
-
-@triton.jit
-def _less_8(packed):
-    """The codes 0 to 3 of words, less 8."""
-    return tl.inline_asm_elementwise(
-        _INT4,
-        "=&r,=&r,=&r,=&r,r",
-        [packed],
-        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-        is_pure=True,
-        pack=2,
-    )
 
 
 @triton.jit
@@ -266,7 +230,16 @@ def _factor(scale, has_zero: tl.constexpr):
 
 
 @triton.jit
-def _offset(scale, like):
-    """-128 less the zero points that the scales hold, in bfloat16, for all words of an output."""
-    zero = (scale & 31).to(tl.float32)
-    return tl.broadcast_to((-128.0 - zero).to(tl.bfloat16)[:, None], like.shape)
+def _operand(scale, like, has_zero: tl.constexpr, is_ahead: tl.constexpr):
+    """What expanding words takes of the scales of all outputs, in the words' shape.
+
+    With zero points, that is -128 less these in bfloat16. Otherwise it is not used, and only tells the
+    compiler to load scales ahead.
+    """
+    if has_zero:
+        zero = (scale & 31).to(tl.float32)
+        return tl.broadcast_to((-128.0 - zero).to(tl.bfloat16)[:, None], like.shape)
+    elif is_ahead:  # noqa: RET505 (Triton compiles what follows a return)
+        return tl.broadcast_to(scale.to(tl.uint16)[:, None], like.shape)
+    else:
+        return like

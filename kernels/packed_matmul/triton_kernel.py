@@ -105,7 +105,7 @@ def choose_tiles(rows: int, *, is_fp8: bool) -> Tiles:
     A multiprocessor runs several tiles of four warps at once: while one expands codes, another multiplies.
     """
     if rows <= _FEW_ROWS:
-        return Tiles(16, 32, 2 if is_fp8 else 1, 3)
+        return Tiles(8 if rows <= 8 else 16, 32, 2 if is_fp8 else 1, 3)
     if rows <= 32:
         return Tiles(32, 64, 4, 4)
     if not is_fp8:

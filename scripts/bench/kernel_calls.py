@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels.choose_entries import choose_entries
+from jaxspec_kernels.choose_experts import choose_experts
 from jaxspec_kernels.delta_rule import delta_scan, delta_step
 from jaxspec_kernels.expert_matmul import BLOCK as SCALE_BLOCK
 from jaxspec_kernels.expert_matmul import expert_matmul
@@ -75,6 +76,7 @@ def all_calls() -> Iterator[Call]:
     yield from map(_latent_attention, cases.latent_attention.CASES)
     yield from map(_listed_attention, cases.listed_attention.CASES)
     yield from map(_choose_entries, cases.choose_entries.CASES)
+    yield from map(_choose_experts, cases.choose_experts.CASES)
     yield from map(_sinkhorn, cases.sinkhorn.CASES)
     yield from map(_matmul, cases.matmul.CASES)
     yield from map(_packed_matmul, cases.packed_matmul.CASES)
@@ -332,6 +334,18 @@ def _packed_attention_gradients(case: cases.packed_attention.Case) -> Call:
     )
 
 
+def _choose_experts(case: cases.choose_experts.Case) -> Call:
+    def arguments(seed: int) -> tuple:
+        rng = np.random.default_rng(seed)
+        if case.ties:
+            return (jnp.asarray(rng.integers(-1, 2, (case.rows, case.experts)), jnp.float32),)
+        return (_normal(rng, (case.rows, case.experts), "float32"),)
+
+    static = {"keep": case.keep, "softmax": case.softmax}
+    moved = case.rows * (4 * case.experts + 8 * case.keep)
+    return Call(choose_experts, case.name, arguments, static, 0, moved, 1e-6)
+
+
 def _sinkhorn(case: cases.sinkhorn.Case) -> Call:
     size = (case.rows, case.size, case.size)
 
@@ -406,7 +420,7 @@ def _expert_matmul(case: cases.expert_matmul.Case) -> Call:
         return (first + np.random.default_rng(seed).integers(0, case.spread, case.rows)).astype(np.int32)
 
     def arguments(seed: int) -> tuple:
-        x = _normal(np.random.default_rng(seed), (case.rows, case.width), case.dtype)
+        x = _normal(np.random.default_rng(seed), (case.rows // case.per_input, case.width), case.dtype)
         size, key = (case.experts, case.width, case.outputs), jax.random.key(seed)
         if case.bits:
             return x, jnp.asarray(chosen(seed)), random_coded_experts(key, size, case.bits)
@@ -416,7 +430,7 @@ def _expert_matmul(case: cases.expert_matmul.Case) -> Call:
     itemsize = jnp.dtype(case.dtype).itemsize
     each = 0.5 + 1 / SCALE_BLOCK if case.packed else case.bits / 8 + 4 / 128 if case.bits else itemsize
     moved = int(np.unique(chosen(0)).size * case.width * case.outputs * each)
-    moved += case.rows * (case.width * itemsize + case.outputs * 4)
+    moved += case.rows * (case.width * itemsize // case.per_input + case.outputs * 4)
     bound = _SUM_BOUND[case.dtype]
     return Call(expert_matmul, case.name, arguments, {}, 0, moved, bound)
 

@@ -44,6 +44,11 @@ def random_codes(
     stored_codes = jax.random.bits(codes, (*first, last // tile, steps, tile, 2 * blocks), jnp.uint8)
     if is_fp8:
         stored_codes &= 0xBF  # no code above 1.875, and none of NaN
+    elif bits == 4:
+        # Codes of 1 to 15: with 0 as well, their mean would not be 8, all rows of a network would soon be
+        # alike, and they would choose the same experts.
+        stored_codes |= (stored_codes & 0x0F == 0).astype(jnp.uint8) << 3
+        stored_codes |= (stored_codes & 0xF0 == 0).astype(jnp.uint8) << 7
     scale = jax.random.uniform(scales, (width // group, *first, last // scale_rows), jnp.float32, 0.5, 2.0)
     scale = scale * (width**-0.5 / (74.0 if is_int8 else 0.5 if bits == 8 else 4.6))
     stored = lax.bitcast_convert_type(scale, jnp.uint32)

@@ -29,7 +29,7 @@ class ExpertsTest(OpTest):
         return jnp.float32
 
     def definition(self, case, x, chosen, weights):
-        wide, experts = np.asarray(x, np.float64), np.asarray(weights)
+        wide, experts = np.repeat(np.float64(x), len(chosen) // len(x), axis=0), np.asarray(weights)
         results = np.empty((len(chosen), *experts.shape[2:]))
         for e in np.unique(chosen):
             results[chosen == e] = np.tensordot(wide[chosen == e], experts[e].astype(np.float64), 1)
@@ -48,7 +48,8 @@ class TestExpertMatmul(ExpertsTest):
 
     def arguments(self, case):
         rng = np.random.default_rng(0)
-        x = jnp.asarray(rng.standard_normal((case.rows, case.width), np.float32), case.dtype)
+        inputs = rng.standard_normal((case.rows // case.per_input, case.width), np.float32)
+        x = jnp.asarray(inputs, case.dtype)
         size = (case.experts, case.width, case.outputs)
         if case.packed:
             values = rng.integers(0, 256, (case.experts, case.width // 2, case.outputs), np.uint8)
@@ -68,10 +69,11 @@ class Packed(NamedTuple):
     form: str
     activations: str
     dtype: str
+    per_input: int = 1
 
     @property
     def name(self):
-        return ", ".join(self)
+        return ", ".join(self[:3]) + ", shared inputs" * (self.per_input > 1)
 
 
 class TestExpertsPackedForACpu(ExpertsTest):
@@ -79,23 +81,21 @@ class TestExpertsPackedForACpu(ExpertsTest):
     def is_for(case, implementation):
         return expert_matmul.why_not("numba") is None
 
-    cases = tuple(
-        Packed(form, activations, dtype)
-        for form, activations, dtype in (
-            ("MXFP4", "int8", "float32"),
-            ("MXFP4", "float32", "float32"),
-            ("Q4_1", "int8", "float32"),
-            ("Q4_1", "float32", "float32"),
-            ("Q4_1", "float32", "bfloat16"),
-            ("Q6_K", "int8", "float32"),
-            ("bfloat16", "float32", "float32"),
-        )
+    cases = (
+        Packed("MXFP4", "int8", "float32"),
+        Packed("MXFP4", "float32", "float32"),
+        Packed("Q4_1", "int8", "float32"),
+        Packed("Q4_1", "int8", "float32", per_input=2),
+        Packed("Q4_1", "float32", "float32"),
+        Packed("Q4_1", "float32", "bfloat16"),
+        Packed("Q6_K", "int8", "float32"),
+        Packed("bfloat16", "float32", "float32"),
     )
     usual = ("MXFP4, int8, float32", "Q4_1, float32, float32")
     bound = 1e-6
 
     def arguments(self, case):
-        x = np.random.default_rng(1).standard_normal((6, WIDTH), np.float32)
+        x = np.random.default_rng(1).standard_normal((6 // case.per_input, WIDTH), np.float32)
         chosen = jnp.asarray([2, 0, 2, 2, 1, 0], jnp.int32)
         return jnp.asarray(x, case.dtype), chosen, experts(case.form, case.activations)[0]
 

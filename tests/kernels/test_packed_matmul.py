@@ -181,7 +181,6 @@ def test_the_kernels_ptx_expands_every_code_of_fp8():
     ("text", "operands"),
     [
         ("INT4", (None,) * 4),
-        ("INT4_OFFSET", (5, 5, 5, 5)),
         ("INT4_OFFSETS", (5, 5, 6, 6)),
         ("INT4_EACH_OFFSET", (5, 6, 7, 8)),
     ],

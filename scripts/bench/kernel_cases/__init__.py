@@ -2,6 +2,7 @@
 
 from bench.kernel_cases import (
     choose_entries,
+    choose_experts,
     delta_rule,
     expert_matmul,
     gumbel_sample,
@@ -21,6 +22,7 @@ from bench.kernel_cases import (
 
 __all__ = [
     "choose_entries",
+    "choose_experts",
     "delta_rule",
     "expert_matmul",
     "gumbel_sample",
