@@ -139,18 +139,31 @@ def pytest_collection_finish() -> None:
     collect_seldom()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", metavar="I/N", help='of the whole tests, the Ith of N parts, or "today"')
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what tiers.py leaves to `.ci/run`, puts the files of `FIRST` first, so that no process is left
-    alone with one at the end, and gives slow tests an hour instead of the limit in pyproject.toml."""
+    """Marks what tiers.py leaves to `.ci/run`, and takes a part of it if one is asked for. Puts the files of
+    `FIRST` first, so that no process is left alone with one at the end, and gives slow tests an hour instead
+    of the limit in pyproject.toml."""
     tests = [
         (item.path.relative_to(tiers.TESTS).as_posix(), item.nodeid.partition("::")[2]) for item in items
     ]
-    are_whole = config.stash[tiers.COLLECTED] = dict(zip(tests, tiers.whole(tests), strict=True))
+    is_whole = config.stash[tiers.COLLECTED] = dict(zip(tests, tiers.whole(tests), strict=True))
     for item, test in zip(items, tests, strict=True):
-        if are_whole[test]:
+        if is_whole[test]:
             item.add_marker(pytest.mark.whole)
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(3600))
+    if part := config.getoption("part"):
+        are_whole = [item for item in items if item.get_closest_marker("whole")]
+        try:
+            out = set(are_whole) - set(tiers.part_of(are_whole, part))
+        except ValueError as error:
+            raise pytest.UsageError(f"--part {part}: {error}") from error
+        items[:] = [item for item in items if item not in out]
+        config.hook.pytest_deselected(items=list(out))
     places = {tiers.TESTS / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(FIRST)))
 
