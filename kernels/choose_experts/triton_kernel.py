@@ -1,4 +1,4 @@
-"""The choice of experts in one Triton kernel, where XLA sorts in seven."""
+"""The choice of experts in one Triton kernel, where XLA takes several."""
 
 from functools import partial
 
