@@ -253,9 +253,7 @@ def peaks_of_loading(checkpoint):
             return array
 
         array = make(shape, sharding, counting)
-        _, peak = tracemalloc.get_traced_memory()
-        gc.collect()  # what only cycles hold would count at the next parameter
-        held, _ = tracemalloc.get_traced_memory()
+        held, peak = tracemalloc.get_traced_memory()
         peaks.append([array.nbytes, max(parts), peak - counted.held])
         # What was read for this parameter is still held, and should be gone when the next one is read.
         counted.held = min(held, counted.held + array.nbytes)
