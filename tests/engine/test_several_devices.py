@@ -84,8 +84,8 @@ def test_weights_come_to_the_host_part_by_part(name):
     assert max(size for size, _, _ in loaded["peaks"]) >= 8 << 20
     assert all(part <= size // 2 for size, part, _ in loaded["peaks"] if size == 8 << 20)
     over = too_large(loaded["peaks"], STORED[name])
-    # Where the allocator puts a part decides whether a device copies it. In one process of four a parameter
-    # that needs all of its memory then has 70 KB of small objects as well; in three, hardly the same ones.
+    # A device copies a part or not, by where it lies, and so small objects count or not: in one process of
+    # four they are 70 KB too much. A parameter that is over has to be so in three processes.
     for _ in range(2):
         if over:
             over &= too_large(run.__wrapped__("loading", name)[name]["peaks"], STORED[name])
