@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import triton
 from jax.typing import DTypeLike
 from jaxspec_kernels.op import is_exact
+from jaxspec_kernels.packed_matmul import hopper_kernel
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
 from jaxspec_kernels.packed_matmul.reference import packed_matmul as reference
 from jaxspec_kernels.packed_matmul.triton_codes import coded_matmul
@@ -19,6 +20,10 @@ _FEW_ROWS = 16
 _PROGRAMS_OF_FEW_ROWS = 384
 """They wait for memory most of the time, so more of them are needed."""
 _MOST_SECTIONS = 8
+_FEWEST_HOPPER_ROWS = 65
+"""With fewer rows `hopper_kernel` is slower, on an H200."""
+_MOST_HOPPER_ROWS = 256
+"""With more rows the sums of sections, which it writes, would be large in exact mode."""
 
 
 class Tiles(NamedTuple):
@@ -38,13 +43,16 @@ def packed_matmul(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
     rows = math.prod(batch)
     if kernel.order is not None:
         x = jnp.take(x, kernel.order, axis=-1)
-    y = multiply(
-        x.reshape(rows, kernel.width),
-        kernel,
-        choose_tiles(rows, is_fp8=kernel.bits == 8 and not kernel.is_int8),
-        sections=count_sections(kernel, _FEW_ROWS if is_exact() else rows),
-        dtype=jnp.dtype(out_dtype or x.dtype),
-    )
+    x = x.reshape(rows, kernel.width)
+    dtype = jnp.dtype(out_dtype or x.dtype)
+    sections = count_sections(kernel, _FEW_ROWS if is_exact() else rows)
+    if _FEWEST_HOPPER_ROWS <= rows <= _MOST_HOPPER_ROWS and hopper_kernel.reads(kernel):
+        if not is_exact():
+            sections = hopper_kernel.count_sections(rows, kernel)
+        y = hopper_kernel.multiply(x, kernel, sections=sections, dtype=dtype)
+    else:
+        tiles = choose_tiles(rows, is_fp8=kernel.bits == 8 and not kernel.is_int8)
+        y = multiply(x, kernel, tiles, sections=sections, dtype=dtype)
     return y.reshape(*batch, *kernel.out_axes)
 
 

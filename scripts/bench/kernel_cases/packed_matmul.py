@@ -41,6 +41,12 @@ CASES = (
     Case("INT8, half a block", 2, 192, 72, 8, 64, is_int8=True),
     Case("INT8, groups of 128", 17, 384, 64, 8, 128, is_int8=True),
     Case("INT8, channels", 3, 288, 130, 8, 0, is_int8=True),
+    Case("INT4, 100 rows", 100, 1024, 448, 4, 128),
+    Case("INT4, groups of 64, 130 rows", 130, 1024, 384, 4, 64, has_zero=True),
+    Case("INT4, groups of 256, 90 rows", 90, 1024, 192, 4, 256, has_zero=True),
+    Case("FP8, blocks, 100 rows", 100, 1024, 384, 8, 128, 128),
+    Case("FP8, channels, 70 rows", 70, 256, 130, 8, 0),
+    Case("INT8, channels, 80 rows", 80, 512, 128, 8, 0, is_int8=True),
     *(
         Case(f"{name}, odd sizes", 7, 1024, 384, bits, group, scale_rows, has_zero)
         for name, bits, group, scale_rows, has_zero in _FORMATS

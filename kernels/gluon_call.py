@@ -1,0 +1,123 @@
+"""Calls Gluon kernels from JAX.
+
+jax-triton 0.4.1 compiles them with Triton's passes instead of Gluon's, and does not launch the warps that
+join in `warp_specialize`. So they are compiled here, and given to the same custom call of jaxlib.
+"""
+
+import zlib
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import jax
+from jax_triton import TensorDescriptor
+from jaxlib import gpu_triton
+from jaxspec_kernels.triton_call import ptx_version
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+from triton.compiler import make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
+
+_jaxlib: Any = gpu_triton
+_HOPPER = 90
+_DTYPES = {"bfloat16": "bf16", "float32": "fp32", "uint8": "u8", "uint32": "u32"}
+_ALIGNMENT = 16
+"""Bytes to which XLA aligns arrays, at least."""
+
+
+def gluon_call(
+    kernel: Any,
+    inputs: Sequence[jax.Array | TensorDescriptor],
+    output: jax.ShapeDtypeStruct,
+    *,
+    grid: tuple[int, int],
+    num_warps: int,
+    **constants: Any,
+) -> jax.Array:
+    """Launches `kernel` once, on a GPU of the Hopper generation.
+
+    Args:
+      kernel: a `gluon.jit` function. Its parameters are a pointer or a descriptor per input, a pointer to the
+        output, and the constants.
+      inputs: arrays, and descriptors of arrays whose blocks the card's copy engine (TMA) loads.
+      output: the shape and dtype of the result; elements that the kernel does not write are undefined.
+      grid: the number of programs along two axes.
+      num_warps: the warps of the first partition.
+      **constants: `constexpr` parameters.
+    """
+    types = tuple(_type(each) for each in (*inputs, output))
+    launched, layouts = _compile(kernel, types, num_warps, ptx_version(), tuple(constants.items()))
+    left = iter(layouts)
+    parameters = [
+        parameter
+        for each in (*inputs, output)
+        for parameter in (
+            _descriptor(each, next(left))
+            if isinstance(each, TensorDescriptor)
+            else [_jaxlib.create_array_parameter(0, _ALIGNMENT)]
+        )
+    ]
+    call = _jaxlib.TritonKernelCall(launched, *grid, 1, parameters).to_proto(kernel.__name__, b"")
+    arrays = [each.base if isinstance(each, TensorDescriptor) else each for each in inputs]
+    return jax.ffi.ffi_call("triton_kernel_call_ffi", output)(*arrays, opaque=zlib.compress(call))
+
+
+def _type(each: "jax.Array | jax.ShapeDtypeStruct | TensorDescriptor") -> str:
+    """A parameter's type, as Triton writes it."""
+    if isinstance(each, TensorDescriptor):
+        block = ",".join(map(str, each.block_shape))
+        return f"tensordesc<{_DTYPES[each.base.dtype.name]}[{block}],{each.layout!r}>"
+    return f"*{_DTYPES[each.dtype.name]}"
+
+
+def _descriptor(each: TensorDescriptor, layout: dict[str, Any]) -> list[Any]:
+    """A descriptor's parameters: itself, then the sizes and strides."""
+    descriptor = _jaxlib.create_tma_descriptor_parameter(
+        elem_type=TMA_DTYPE_DEVICE_TO_HOST[layout["elem_type"]],
+        swizzle=layout["swizzle"],
+        shape=each.shape,
+        strides=each.strides,
+        block_shape=layout["block_size"],
+        oob_fill=0,
+    )
+    sizes = [_jaxlib.create_scalar_parameter(int(size), "i32") for size in each.shape]
+    strides = [_jaxlib.create_scalar_parameter(int(stride), "i64") for stride in each.strides]
+    return [descriptor, *sizes, *strides]
+
+
+@cache
+def _compile(
+    kernel: Any,
+    types: tuple[str, ...],
+    num_warps: int,
+    ptx_version: int,
+    constants: tuple[tuple[str, Any], ...],
+) -> tuple[Any, list[dict[str, Any]]]:
+    """The kernel as jaxlib launches it, and how the blocks of its descriptors lie in memory."""
+    target = GPUTarget("cuda", _HOPPER, 32)
+    backend = make_backend(target)
+    options = backend.parse_options(
+        {"num_warps": num_warps, "enable_fp_fusion": True, "ptx_version": ptx_version}
+    )
+    signature = dict.fromkeys(kernel.arg_names, "constexpr") | dict(
+        zip(kernel.arg_names, types, strict=False)
+    )
+    place = {name: (i,) for i, name in enumerate(kernel.arg_names)}
+    aligned = {(i,): [["tt.divisibility", _ALIGNMENT]] for i, each in enumerate(types) if each[0] == "*"}
+    source = GluonASTSource(kernel, signature, {place[name]: value for name, value in constants}, aligned)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    module = source.make_ir(
+        target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context
+    )
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, options, source.language)
+    metadata: dict[str, Any] = {}
+    for stage in ("ttgir", "llir", "ptx"):
+        module = stages[stage](module, metadata)
+    launched = _jaxlib.TritonKernel(
+        metadata["name"], metadata["num_warps"], 1, metadata["shared"], module, "", _HOPPER
+    )
+    return launched, metadata["tensordesc_meta"]
