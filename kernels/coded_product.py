@@ -31,7 +31,7 @@ def coded_product(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
     rows are multiplied with the codes, so that a row has the same bits.
     """
     rows = math.prod(x.shape[:-1])
-    is_rounded = kernel.activations == "float8_e4m3fn" and reads(kernel)
+    is_rounded = _rounds(kernel)
     is_split = not is_rounded and reads(kernel) and has_output_scales(kernel) and runs_here()
     few = FEW_FP8_ROWS if is_rounded or is_split else FEW_ROWS
     if is_exact() or rows <= few or x.dtype != jnp.bfloat16:
@@ -39,3 +39,19 @@ def coded_product(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
     if is_rounded or (is_split and rows <= SPLIT_ROWS):
         return fp8_matmul(x, kernel, terms=1 if is_rounded else 2, out_dtype=out_dtype)
     return matmul(x, expand_codes(x, kernel), out_dtype=out_dtype)
+
+
+def is_gated_in_fp8(x: jax.Array, gate_up: object, down: object) -> bool:
+    """Whether `gated_fp8_matmul` multiplies x by both weights as `coded_product` would."""
+    rows = math.prod(x.shape[:-1])
+    if is_exact() or rows <= FEW_FP8_ROWS or x.dtype != jnp.bfloat16:
+        return False
+    weights = gate_up, down
+    return all(
+        isinstance(each, CodedWeight) and _rounds(each) and has_output_scales(each) for each in weights
+    )
+
+
+def _rounds(kernel: CodedWeight) -> bool:
+    """Whether many rows are rounded to FP8 for this weight."""
+    return kernel.activations == "float8_e4m3fn" and reads(kernel)

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
+from jaxspec_kernels.coded_product import is_gated_in_fp8
+from jaxspec_kernels.fp8_matmul import gated_fp8_matmul
 from jaxspec_kernels.matmul import PackedRows, PackedWeight
 from jaxspec_kernels.rms_norm import rms_norm
 
@@ -94,8 +96,11 @@ class Linear(nnx.Module):
         )
 
     def __call__(self, x: jax.Array, *, out_dtype: DTypeLike | None = None) -> Any:
-        part = product(x, self.kernel[...], out_dtype=out_dtype)
-        y = later_psum(part, split_over(x.shape[-1], self.in_width))
+        return self.add_up(product(x, self.kernel[...], out_dtype=out_dtype), x.shape[-1])
+
+    def add_up(self, part: jax.Array, width: int) -> Any:
+        """The result, from the product of this device's `width` inputs."""
+        y = later_psum(part, split_over(width, self.in_width))
         return y if self.bias is None else y + self.bias[...]
 
 
@@ -351,8 +356,19 @@ class MLP(nnx.Module):
         """The input of the down projection: by default `inner`, what gate and up of x give."""
         return inner
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether this is down(silu(gate(x)) * up(x))."""
+        own = type(self)
+        is_own = own.activation is MLP.activation and own.weigh is MLP.weigh
+        return is_own and self.gate_up_bias is None
+
     def __call__(self, x: jax.Array) -> jax.Array | PendingSum:
-        fused = product(x, self.gate_up[...])
+        gate_up: Any = self.gate_up[...]
+        down: Any = self.down.kernel[...]
+        if self._is_plain and is_gated_in_fp8(x, gate_up, down):
+            return self.down.add_up(gated_fp8_matmul(x, gate_up, down), gate_up.shape[-1])
+        fused = product(x, gate_up)
         if self.gate_up_bias is not None:
             fused = fused + self.gate_up_bias[...]
         return self.down(self.weigh(x, self.activation(fused[..., 0, :]) * fused[..., 1, :]))

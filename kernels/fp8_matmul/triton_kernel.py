@@ -67,16 +67,25 @@ def multiply_by_outputs(
     values: jax.Array, factors: jax.Array, kernel: CodedWeight, dtype: jnp.dtype
 ) -> jax.Array:
     """Split rows @ kernel, [rows, outputs], by cuBLAS, for which the codes of an output lie in a row."""
-    terms, rows, width = values.shape
+    terms, rows, _ = values.shape
+    # All terms at once, so that the weight is read once.
+    parts = multiply_codes(values, kernel, dtype)
+    sums = parts.astype(jnp.float32).reshape(terms, rows, -1).sum(0)
+    return (sums * factors[:, None] * output_scales(kernel)).astype(dtype)
+
+
+def multiply_codes(values: jax.Array, kernel: CodedWeight, dtype: jnp.dtype) -> jax.Array:
+    """The codes of split rows times those of a weight, [terms * rows, outputs]."""
     x, codes = (
-        lax.bitcast_convert_type(each.reshape(-1, width), jnp.float8_e4m3fn)
+        lax.bitcast_convert_type(each.reshape(-1, kernel.width), jnp.float8_e4m3fn)
         for each in (values, kernel.codes)
     )
-    # All terms at once, so that the weight is read once.
-    parts = lax.dot_general(x, codes, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
-    sums = parts.astype(jnp.float32).reshape(terms, rows, -1).sum(0)
-    scale = jnp.repeat(lax.bitcast_convert_type(kernel.scale, jnp.float32).reshape(-1), kernel.scale_rows)
-    return (sums * factors[:, None] * scale).astype(dtype)
+    return lax.dot_general(x, codes, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
+
+
+def output_scales(kernel: CodedWeight) -> jax.Array:
+    """f32[outputs]."""
+    return jnp.repeat(lax.bitcast_convert_type(kernel.scale, jnp.float32).reshape(-1), kernel.scale_rows)
 
 
 def multiply_by_blocks(
@@ -150,11 +159,10 @@ def split_kernel(
         at = x + (start + block) * (2 * half) + tl.arange(0, half)[None, :]
         x0 = tl.load(at, mask=inside, other=0.0).to(tl.float32)
         x1 = tl.load(at + half, mask=inside, other=0.0).to(tl.float32)
-        largest = _larger(largest, _larger(tl.abs(x0), tl.abs(x1)))
-    largest = tl.reduce(tl.reduce(largest, 1, _larger), 0, _larger)
+        largest = larger(largest, larger(tl.abs(x0), tl.abs(x1)))
+    largest = tl.reduce(tl.reduce(largest, 1, larger), 0, larger)
     if terms == 1:
-        full = tl.full((), largest_code, tl.float32)
-        inverse, factor = tl.div_rn(full, largest), tl.div_rn(largest, full)
+        inverse, factor = largest_to_code(largest, largest_code)
     else:
         exponent = (largest.to(tl.int32, bitcast=True) >> 23) - scaled_exponent
         inverse = ((2 * 127 - exponent) << 23).to(tl.float32, bitcast=True)
@@ -175,13 +183,25 @@ def split_kernel(
             x0 -= code0.to(tl.float32)
             x1 -= code1.to(tl.float32)
             out += tl.full((), width, tl.int64) * rows
-    # Infinity would be the largest code.
-    factor = tl.where(largest < float("inf"), factor, float("nan"))
-    tl.store(factors + row, tl.where(largest <= smallest, 0.0, factor))
+    tl.store(factors + row, checked_factor(factor, largest, smallest))
 
 
 @triton.jit
-def _larger(a, b):
+def largest_to_code(largest, largest_code: tl.constexpr):
+    """What makes rows' largest numbers the largest code, and the factor of these codes."""
+    full = tl.zeros_like(largest) + largest_code
+    return tl.div_rn(full, largest), tl.div_rn(largest, full)
+
+
+@triton.jit
+def checked_factor(factor, largest, smallest: tl.constexpr):
+    """The factor of a row: NaN if it has infinity, which would be the largest code; 0 if it is too small."""
+    factor = tl.where(largest < float("inf"), factor, float("nan"))
+    return tl.where(largest <= smallest, 0.0, factor)
+
+
+@triton.jit
+def larger(a, b):
     """The larger number, or NaN."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 

@@ -13,7 +13,7 @@ from jaxspec_kernels.choose_experts import choose_experts
 from jaxspec_kernels.delta_rule import delta_scan, delta_step
 from jaxspec_kernels.expert_matmul import BLOCK as SCALE_BLOCK
 from jaxspec_kernels.expert_matmul import expert_matmul
-from jaxspec_kernels.fp8_matmul import fp8_matmul
+from jaxspec_kernels.fp8_matmul import fp8_matmul, gated_fp8_matmul
 from jaxspec_kernels.gumbel_sample import gumbel_sample
 from jaxspec_kernels.latent_attention import latent_attention
 from jaxspec_kernels.latent_write import latent_write
@@ -82,6 +82,7 @@ def all_calls() -> Iterator[Call]:
     yield from map(_packed_matmul, cases.packed_matmul.CASES)
     yield from map(_expand_codes, cases.packed_matmul.CASES)
     yield from map(_fp8_matmul, cases.packed_matmul.FP8)
+    yield from map(_gated_fp8_matmul, cases.packed_matmul.GATED)
     yield from map(_expert_matmul, cases.expert_matmul.CASES)
     yield from map(_place_rows, cases.slot_mapping.CASES)
     for own, step, scan in (
@@ -406,6 +407,17 @@ def _packed_matmul(case: cases.packed_matmul.Case, op: Op = packed_matmul) -> Ca
 
 def _fp8_matmul(case: cases.packed_matmul.Case) -> Call:
     return _packed_matmul(case, fp8_matmul)
+
+
+def _gated_fp8_matmul(case: cases.packed_matmul.Gated) -> Call:
+    def arguments(seed: int) -> tuple:
+        x = _normal(np.random.default_rng(seed), (case.rows, case.width), case.dtype)
+        up, down = ((case.width, 2, case.inner), (case.inner, case.width))
+        return x, *(random_codes(jax.random.key(seed), shape, 8, group=0) for shape in (up, down))
+
+    moved = 3 * case.width * case.inner + 4 * case.rows * case.width
+    moved += 5 * case.rows * case.inner  # gates and ups in bfloat16, and what goes on in FP8
+    return Call(gated_fp8_matmul, case.name, arguments, {}, 0, moved, _SUM_BOUND[case.dtype])
 
 
 def _expand_codes(case: cases.packed_matmul.Case) -> Call:

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jaxspec_kernels import coded_product as module
-from jaxspec_kernels.coded_product import FEW_FP8_ROWS, FEW_ROWS, SPLIT_ROWS, coded_product
+from jaxspec_kernels.coded_product import FEW_FP8_ROWS, FEW_ROWS, SPLIT_ROWS, coded_product, is_gated_in_fp8
 from jaxspec_kernels.matmul import matmul
 from jaxspec_kernels.op import recorded
 from jaxspec_kernels.packed_matmul import pack_codes
@@ -69,3 +69,24 @@ def test_rows_are_split_for_weights_with_a_scale_by_output(monkeypatch):
 def test_exact_mode_multiplies_all_numbers_of_rows_with_the_codes(monkeypatch):
     monkeypatch.setattr(module, "is_exact", lambda: True)
     assert operations(rows(999), weight(8, "float8_e4m3fn")) == ["packed_matmul"]
+
+
+def test_only_two_weights_with_a_scale_by_output_are_gated_in_fp8(monkeypatch):
+    def is_gated(number, *weights, dtype=jnp.bfloat16):
+        return is_gated_in_fp8(rows(number, dtype), *weights)
+
+    rounded, dense = weight(8, "float8_e4m3fn", groups=1), jnp.zeros((256, 64), jnp.bfloat16)
+    many = FEW_FP8_ROWS + 1
+    assert is_gated(many, rounded, rounded)
+    assert not is_gated(FEW_FP8_ROWS, rounded, rounded)
+    assert not is_gated(many, rounded, rounded, dtype=jnp.float32)
+    for other in (
+        dense,
+        weight(8, groups=1),
+        weight(8, "float8_e4m3fn"),
+        weight(4, "float8_e4m3fn", groups=1),
+    ):
+        assert not is_gated(many, rounded, other)
+        assert not is_gated(many, other, rounded)
+    monkeypatch.setattr(module, "is_exact", lambda: True)
+    assert not is_gated(many, rounded, rounded)

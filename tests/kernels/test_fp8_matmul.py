@@ -1,12 +1,14 @@
 """Products of rows rounded to FP8: what is rounded how, and that kernels multiply exactly that."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from bench.kernel_cases.packed_matmul import CASES, FP8
-from jaxspec_kernels.fp8_matmul import fp8_matmul, reads
+from bench.kernel_cases.packed_matmul import CASES, FP8, GATED, Case
+from jaxspec_kernels.fp8_matmul import fp8_matmul, gated_fp8_matmul, reads
 from jaxspec_kernels.fp8_matmul.reference import split_fp8
 from jaxspec_kernels.packed_matmul import pack_codes
 from op_base import OpTest
@@ -60,6 +62,65 @@ class TestTwoTerms(TestFp8Matmul):
         return np.where(np.abs(x).max(-1, keepdims=True) > 2.0**-100, x, 0).astype(np.float64) @ weights(
             case, *random(case)
         )
+
+
+class TestGatedFp8Matmul(OpTest):
+    op = gated_fp8_matmul
+    cases = GATED
+    usual = ("odd sizes",)
+    bound = (
+        3e-2  # numbers that bfloat16 puts beyond a code's edge get the next code, which is up to 12 % away
+    )
+    by_row = (0,)
+
+    @staticmethod
+    def is_for(case, implementation):
+        return implementation == "triton" or case.inner < 1024
+
+    @staticmethod
+    def weights(case):
+        """Gate and up, and down, as `random` makes them."""
+        sizes = (case.width, 2 * case.inner), (case.inner, case.width)
+        return [Case("", case.rows, width, outputs, 8, 0) for width, outputs in sizes]
+
+    def arguments(self, case):
+        x = np.random.default_rng(1).standard_normal((case.rows, case.width))
+        x[0, :128] = 0
+        if case.rows > 2:
+            x[1], x[2] = 0, x[2] * 2.0**-110
+        shapes = (2, case.inner), (case.width,)
+        packed = [
+            pack_codes(*random(each), shape) for each, shape in zip(self.weights(case), shapes, strict=True)
+        ]
+        # Gates that are neither all 0 nor all linear.
+        packed[0] = replace(packed[0], scale=(packed[0].scale.view(np.float32) / 4096).view(np.uint32))
+        return jnp.asarray(x, case.dtype), *jax.tree.map(jnp.asarray, packed)
+
+    def definition(self, case, x, gate_up, down):
+        first, second = (weights(each, *random(each)) for each in self.weights(case))
+        gate, up = np.split(rounded(x) @ (first / 4096), 2, axis=-1)
+        with np.errstate(over="ignore"):
+            return rounded(gate / (1 + np.exp(-gate)) * up) @ second
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 5])
+def test_gated_rows_are_rounded_between_the_products(rows):
+    from jaxspec_kernels.fp8_matmul.triton_gated import gate_rows
+
+    rng = np.random.default_rng(0)
+    sums = (8 * rng.standard_normal((rows, 2, 640))).astype(ml_dtypes.bfloat16)
+    sums[0, :, 130], sums[-1, 1, -1] = 0, 100
+    factors, scale = rng.uniform(0.1, 0.2, rows), rng.uniform(0.5, 2, (2, 640))
+    given = sums.reshape(rows, -1), factors.astype(np.float32), scale.astype(np.float32).reshape(-1)
+    values, own = map(np.asarray, gate_rows(*map(jnp.asarray, given)))
+    # The halves of a block are interleaved.
+    codes = values.reshape(rows, 5, 64, 2).swapaxes(-1, -2).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    gate, up = (sums.astype(np.float64) * factors[:, None, None] * scale).swapaxes(0, 1)
+    expected = gate / (1 + np.exp(-gate)) * up
+    np.testing.assert_allclose(own * 448, np.abs(expected).max(-1), rtol=1e-5)
+    found = codes.reshape(rows, 640) * own[:, None]
+    assert (np.abs(found - expected) <= np.maximum(2.0**-4 * np.abs(expected), 2.0**-10 * own[:, None])).all()
 
 
 def test_two_terms_are_a_bfloat16():

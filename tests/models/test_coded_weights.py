@@ -1,5 +1,6 @@
 """Matrices that stay in their codes in a bfloat16 network are the dense ones, and are cut where those are."""
 
+import math
 from dataclasses import replace
 
 import jax
@@ -7,13 +8,17 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from flax import nnx
 from golden_files import QUANTIZED, quantized_folder
 from jax.sharding import AbstractMesh
+from jaxspec_kernels.coded_product import FEW_FP8_ROWS
 from jaxspec_kernels.expert_matmul import expert_matmul
+from jaxspec_kernels.op import recorded
 from jaxspec_kernels.packed_matmul import CodedWeight, pack_codes
 
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.checkpoints.codes import Codes, QuantizedTensor
+from jaxspec.config import ModelConfig
 from jaxspec.models import loading
 from jaxspec.models.coded_weights import coded_experts, coded_sharding, coded_weight
 from jaxspec.models.expert_sources import tensor_per_expert
@@ -257,6 +262,40 @@ def test_output_rows_that_are_rounded_while_loading_stay_packed(activations):
     attention, mlp = every.layers[0].attention, every.layers[0].mlp
     for weight in (attention.qkv, attention.output, mlp.gate_up, mlp.down.kernel):
         assert weight.get_value().activations == (None if activations == "float32" else activations)
+
+
+class Weighed(MLP):
+    def weigh(self, x, inner):
+        return inner
+
+
+class Curved(MLP):
+    def activation(self, x):
+        return jax.nn.silu(x)
+
+
+@pytest.mark.parametrize(("kind", "bias"), [(MLP, False), (MLP, True), (Weighed, False), (Curved, False)])
+def test_a_plain_feed_forward_network_rounds_its_gated_rows_in_one_operation(kind, bias):
+    config = ModelConfig("llama", 40, 128, 256, 5, 2, 1, 8, mlp_bias=bias)
+    mlp = kind(config, "mlp", dtype=jnp.dtype(jnp.bfloat16), rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(0)
+    for variable in (mlp.gate_up, mlp.down.kernel):
+        width, *outputs = variable.shape
+        codes = rng.integers(0, 255, (math.prod(outputs), width), np.uint8)
+        codes[codes == 127] = 0
+        scale = rng.uniform(0.5, 1, (math.prod(outputs), 1)).astype(np.float32) / 2048
+        packed = pack_codes(codes.view(ml_dtypes.float8_e4m3fn), scale, None, tuple(outputs))
+        variable.set_value(replace(jax.tree.map(jnp.asarray, packed), activations="float8_e4m3fn"))
+    x = jnp.asarray(rng.standard_normal((FEW_FP8_ROWS + 1, 128)), jnp.bfloat16)
+
+    with recorded() as results:
+        y = jax.jit(lambda x: mlp(x))(x)
+    is_plain = kind is MLP and not bias
+    assert [name for name, _ in results] == (["gated_fp8_matmul"] if is_plain else ["fp8_matmul"] * 2)
+    fused = np.asarray(x, np.float64) @ np.asarray(mlp.gate_up.get_value(), np.float64).reshape(128, 512)
+    gate, up = np.split(fused, 2, axis=-1)
+    exact = gate / (1 + np.exp(-gate)) * up @ np.asarray(mlp.down.kernel.get_value(), np.float64)
+    assert np.linalg.norm(np.asarray(y, np.float64) - exact) < 0.1 * np.linalg.norm(exact)
 
 
 def test_what_devices_would_cut_is_named(monkeypatch):

@@ -76,3 +76,24 @@ FP8 = (
     ),
 )
 """Of `fp8_matmul`."""
+
+
+@dataclass(frozen=True)
+class Gated:
+    """[rows, width] through gate and up, [width, 2, inner], and down, [inner, width]."""
+
+    name: str
+    rows: int
+    width: int
+    inner: int
+    dtype: str = "bfloat16"
+
+
+GATED = (
+    Gated("odd sizes", 35, 256, 640),
+    Gated("one row", 1, 128, 128),
+    Gated("8B, 128 rows", 128, 4096, 14336),
+    Gated("8B, 2048 rows", 2048, 4096, 14336),
+    Gated("70B, 128 rows", 128, 8192, 28672),
+)
+"""Of `gated_fp8_matmul`."""
