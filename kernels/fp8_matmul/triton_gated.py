@@ -18,9 +18,8 @@ from jaxspec_kernels.fp8_matmul.triton_kernel import (
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
 from jaxspec_kernels.triton_call import triton_call
 
-_BLOCKS = 256
-"""Blocks of inputs that the registers of a program hold: two rows of up to 16,384 read scales once."""
-_WARPS = 16
+_FEW_BLOCKS = 128
+"""Up to so many blocks of a row fit in the registers of eight warps."""
 
 
 # All layers share one trace and one lowering.
@@ -45,19 +44,17 @@ def gate_rows(sums: jax.Array, factors: jax.Array, scale: jax.Array) -> tuple[ja
     """
     rows, width = sums.shape[0], sums.shape[1] // 2
     blocks = triton.next_power_of_2(width // BLOCK)
-    block_rows = 2 if 2 * blocks <= _BLOCKS else 1
     values, factors = triton_call(
         gate_kernel,
-        (sums, factors, scale, rows),
+        (sums, factors, scale),
         [jax.ShapeDtypeStruct((1, rows, width), jnp.uint8), jax.ShapeDtypeStruct((rows,), jnp.float32)],
-        grid=(triton.cdiv(rows, block_rows),),
-        num_warps=_WARPS,
+        grid=(rows,),
+        num_warps=8 if blocks <= _FEW_BLOCKS else 16,
         width=width,
         half=BLOCK // 2,
         largest_code=LARGEST,
         smallest=SMALLEST,
         blocks=blocks,
-        block_rows=block_rows,
     )
     return values, factors
 
@@ -67,7 +64,6 @@ def gate_kernel(
     sums,
     factors,
     scale,
-    rows,
     values,
     own_factors,
     width: tl.constexpr,
@@ -75,33 +71,30 @@ def gate_kernel(
     largest_code: tl.constexpr,
     smallest: tl.constexpr,
     blocks: tl.constexpr,
-    block_rows: tl.constexpr,
 ):
-    """Gates rows and rounds them; the two halves of a block are interleaved, as in `split_kernel`.
+    """Gates a row and rounds it; the two halves of a block are interleaved, as in `split_kernel`.
 
     Args:
       sums, factors, scale: see `gate_rows`.
-      rows: a number, so that programs of different sizes share a compiled kernel.
       values: u8[rows, width], codes of float8_e4m3fn.
       own_factors: f32[rows].
     """
-    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
-    taken = row < rows
-    at_row = tl.minimum(row, rows - 1).to(tl.int64)[:, None, None]
-    factor = tl.load(factors + at_row)
-    block = tl.arange(0, blocks)[None, :, None]
-    at = block * (2 * half) + tl.arange(0, half)[None, None, :]
+    row = tl.program_id(0)
+    factor = tl.load(factors + row)
+    sums += row.to(tl.int64) * (2 * width)
+    values += row.to(tl.int64) * width
+    block = tl.arange(0, blocks)[:, None]
+    at = block * (2 * half) + tl.arange(0, half)[None, :]
     inside = block < width // (2 * half)
-    sums += at_row * (2 * width)
     x0 = _gated(sums + at, scale + at, factor, inside, width)
     x1 = _gated(sums + (at + half), scale + (at + half), factor, inside, width)
-    largest = tl.reduce(tl.reduce(larger(tl.abs(x0), tl.abs(x1)), 2, larger), 1, larger)
+    largest = tl.reduce(tl.reduce(larger(tl.abs(x0), tl.abs(x1)), 1, larger), 0, larger)
     inverse, own_factor = largest_to_code(largest, largest_code)
-    inverse = tl.where(largest > smallest, inverse, 0.0)[:, None, None]
+    inverse = tl.where(largest > smallest, inverse, 0.0)
     codes = tl.interleave((x0 * inverse).to(tl.float8e4nv), (x1 * inverse).to(tl.float8e4nv))
-    out = values + at_row * width + block * (2 * half) + tl.arange(0, 2 * half)[None, None, :]
-    tl.store(out, codes.to(tl.uint8, bitcast=True), mask=inside & taken[:, None, None])
-    tl.store(own_factors + row, checked_factor(own_factor, largest, smallest), mask=taken)
+    out = values + block * (2 * half) + tl.arange(0, 2 * half)[None, :]
+    tl.store(out, codes.to(tl.uint8, bitcast=True), mask=inside)
+    tl.store(own_factors + row, checked_factor(own_factor, largest, smallest))
 
 
 @triton.jit
