@@ -114,7 +114,7 @@ def _compile(
     )
     stages: dict[str, Any] = {}
     backend.add_stages(stages, options, source.language)
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, Any] = {"num_warps": num_warps}
     for stage in ("ttgir", "llir", "ptx"):
         module = stages[stage](module, metadata)
     launched = _jaxlib.TritonKernel(

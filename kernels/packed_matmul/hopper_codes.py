@@ -34,7 +34,7 @@ _TILE, _GROUPS, _WARPS = gl.constexpr(TILE), gl.constexpr(GROUPS), gl.constexpr(
 
 
 @dataclass(frozen=True)
-class Plan:
+class Sizes:
     """A product's sizes.
 
     Attributes:
@@ -114,7 +114,7 @@ def _expand_dims(value, axis, layout, _semantic=None):
 
 
 @gluon.jit
-def coded_matmul(x, codes, scale, y, plan: gl.constexpr):
+def coded_matmul(x, codes, scale, y, sizes: gl.constexpr):
     """Computes 128 outputs of a tile of rows, or their sums over a section of the inputs.
 
     Args:
@@ -123,12 +123,12 @@ def coded_matmul(x, codes, scale, y, plan: gl.constexpr):
       scale: u32 [groups, scales].
       y: [rows, out_width]; f32 [sections, rows, out_width] if there are several.
     """
-    word_shape: gl.constexpr = [plan.word_stages * _GROUPS, _TILE, 2 * _TILE]
+    word_shape: gl.constexpr = [sizes.word_stages * _GROUPS, _TILE, 2 * _TILE]
     words = gl.allocate_shared_memory(gl.uint8, word_shape, codes.layout)
-    input_shape: gl.constexpr = [plan.input_blocks, plan.block_rows, _TILE]
+    input_shape: gl.constexpr = [sizes.input_blocks, sizes.block_rows, _TILE]
     inputs = gl.allocate_shared_memory(gl.bfloat16, input_shape, x.layout)
-    words_full, words_empty = _barriers(plan.word_stages)
-    inputs_full, inputs_empty = _barriers(plan.input_stages)
+    words_full, words_empty = _barriers(sizes.word_stages)
+    inputs_full, inputs_empty = _barriers(sizes.input_stages)
     turns = mbarrier.allocate_mbarrier(batch=_GROUPS)
     for i in gl.static_range(_GROUPS):
         mbarrier.init(turns.index(i), count=1)
@@ -136,10 +136,10 @@ def coded_matmul(x, codes, scale, y, plan: gl.constexpr):
     input_ring = (inputs, inputs_full, inputs_empty)
     gl.warp_specialize(
         [
-            (_multiply, (word_ring, input_ring, turns, scale, y, gl.constexpr(0), plan)),
-            (_multiply, (word_ring, input_ring, turns, scale, y, gl.constexpr(1), plan)),
-            (_load_words, (word_ring, codes, plan)),
-            (_load_inputs, (input_ring, x, plan)),
+            (_multiply, (word_ring, input_ring, turns, scale, y, gl.constexpr(0), sizes)),
+            (_multiply, (word_ring, input_ring, turns, scale, y, gl.constexpr(1), sizes)),
+            (_load_words, (word_ring, codes, sizes)),
+            (_load_inputs, (input_ring, x, sizes)),
         ],
         [_WARPS, 1, 1],
         [240, 24, 24],
@@ -165,50 +165,50 @@ def _next(stage, phase, stages: gl.constexpr):
 
 
 @gluon.jit
-def _place(plan: gl.constexpr):
+def _place(sizes: gl.constexpr):
     """The first row and tile of outputs of a program, its first step, and the step after its last one."""
-    first = gl.program_id(1) * plan.length
-    last = gl.minimum(plan.steps, first + plan.length)
+    first = gl.program_id(1) * sizes.length
+    last = gl.minimum(sizes.steps, first + sizes.length)
     program = gl.program_id(0)
-    return program % plan.tiles * plan.block_rows, program // plan.tiles * _GROUPS, first, last
+    return program % sizes.tiles * sizes.block_rows, program // sizes.tiles * _GROUPS, first, last
 
 
 @gluon.jit
-def _load_words(ring, codes, plan: gl.constexpr):
+def _load_words(ring, codes, sizes: gl.constexpr):
     words, full, empty = ring
-    _, tile, first, last = _place(plan)
+    _, tile, first, last = _place(sizes)
     stage = 0
     phase = 1
     for step in range(first, last):
         mbarrier.wait(empty.index(stage), phase)
         mbarrier.expect(full.index(stage), _GROUPS * codes.nbytes_per_cta)
         for i in gl.static_range(_GROUPS):
-            if plan.is_row:
+            if sizes.is_row:
                 at = [(tile + i) * _TILE, step * (2 * _TILE)]
             else:
-                at = [((tile + i) * plan.steps + step) * _TILE, 0]
+                at = [((tile + i) * sizes.steps + step) * _TILE, 0]
             tma.async_load(codes, at, full.index(stage), words.index(stage * _GROUPS + i))
-        stage, phase = _next(stage, phase, plan.word_stages)
+        stage, phase = _next(stage, phase, sizes.word_stages)
 
 
 @gluon.jit
-def _load_inputs(ring, x, plan: gl.constexpr):
+def _load_inputs(ring, x, sizes: gl.constexpr):
     inputs, full, empty = ring
-    chain: gl.constexpr = plan.chain
-    row, _, first, last = _place(plan)
+    chain: gl.constexpr = sizes.chain
+    row, _, first, last = _place(sizes)
     stage = 0
     phase = 1
-    for index in range(first * plan.chains, last * plan.chains):
+    for index in range(first * sizes.chains, last * sizes.chains):
         mbarrier.wait(empty.index(stage), phase)
-        mbarrier.expect(full.index(stage), plan.chain * x.nbytes_per_cta)
+        mbarrier.expect(full.index(stage), sizes.chain * x.nbytes_per_cta)
         for i in gl.static_range(chain):
-            at = [row, (index * plan.chain + i) * _TILE]
-            tma.async_load(x, at, full.index(stage), inputs.index(stage * plan.chain + i))
-        stage, phase = _next(stage, phase, plan.input_stages)
+            at = [row, (index * sizes.chain + i) * _TILE]
+            tma.async_load(x, at, full.index(stage), inputs.index(stage * sizes.chain + i))
+        stage, phase = _next(stage, phase, sizes.input_stages)
 
 
 @gluon.jit
-def _multiply(word_ring, input_ring, turns, scale, y, group: gl.constexpr, plan: gl.constexpr):
+def _multiply(word_ring, input_ring, turns, scale, y, group: gl.constexpr, sizes: gl.constexpr):
     """Computes 64 outputs.
 
     Warps wait while tensor cores read their registers. So the groups take turns: while one multiplies, the
@@ -216,27 +216,27 @@ def _multiply(word_ring, input_ring, turns, scale, y, group: gl.constexpr, plan:
     """
     words, words_full, words_empty = word_ring
     inputs, inputs_full, inputs_empty = input_ring
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, plan.block_rows, 16])
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, sizes.block_rows, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
-    chain: gl.constexpr = plan.chain
-    chains: gl.constexpr = plan.chains
+    chain: gl.constexpr = sizes.chain
+    chains: gl.constexpr = sizes.chains
     as_words: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     transposed: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2, transposed=True)
-    row, tile, first, last = _place(plan)
+    row, tile, first, last = _place(sizes)
     first_column = (tile + group) * _TILE
     column = first_column + gl.arange(0, _TILE, gl.SliceLayout(1, layout))
     # Where all outputs share their scales, a scale is a number.
-    if plan.scale_rows % _TILE == 0:
-        own_scale = scale + gl.minimum(first_column, plan.out_width - 1) // plan.scale_rows
+    if sizes.scale_rows % _TILE == 0:
+        own_scale = scale + gl.minimum(first_column, sizes.out_width - 1) // sizes.scale_rows
     else:
-        own_scale = scale + gl.minimum(column, plan.out_width - 1) // plan.scale_rows
+        own_scale = scale + gl.minimum(column, sizes.out_width - 1) // sizes.scale_rows
     zero_column = first_column + gl.arange(0, _TILE, gl.SliceLayout(1, operand))
-    own_zero = scale + gl.minimum(zero_column, plan.out_width - 1) // plan.scale_rows
-    group_scales: gl.constexpr = plan.scales if plan.by_group else 0
-    sums = gl.zeros([_TILE, plan.block_rows], gl.float32, layout)
+    own_zero = scale + gl.minimum(zero_column, sizes.out_width - 1) // sizes.scale_rows
+    group_scales: gl.constexpr = sizes.scales if sizes.by_group else 0
+    sums = gl.zeros([_TILE, sizes.block_rows], gl.float32, layout)
     product = sums
     # Loaded a chain ahead.
-    last_scale = plan.steps * chains - 1
+    last_scale = sizes.steps * chains - 1
     next_factor = gl.load(own_scale + gl.minimum(first * chains, last_scale) * group_scales)
     stage = 0
     phase = 0
@@ -251,7 +251,7 @@ def _multiply(word_ring, input_ring, turns, scale, y, group: gl.constexpr, plan:
             own_words = words.index(stage * _GROUPS + group).reinterpret(gl.uint16, [_TILE, _TILE], as_words)
             packed = own_words.load(operand)
             # What another chain multiplies is expanded for nothing, so the compiler drops it.
-            expanded = _expand(packed, own_zero + index * group_scales, plan)
+            expanded = _expand(packed, own_zero + index * group_scales, sizes)
             if i == chains - 1:
                 mbarrier.arrive(words_empty.index(stage))
             factor = next_factor
@@ -259,28 +259,28 @@ def _multiply(word_ring, input_ring, turns, scale, y, group: gl.constexpr, plan:
             mbarrier.wait(inputs_full.index(input_stage), input_phase)
             mbarrier.wait(turns.index(group), turn)
             turn ^= 1
-            if not plan.by_group:
+            if not sizes.by_group:
                 product = sums
             for j in gl.static_range(chain):
                 own_inputs = inputs.index(input_stage * chain + j).reinterpret(
-                    gl.bfloat16, [_TILE, plan.block_rows], transposed
+                    gl.bfloat16, [_TILE, sizes.block_rows], transposed
                 )
-                adds = j > 0 or not plan.by_group
+                adds = j > 0 or not sizes.by_group
                 product = warpgroup_mma(
                     expanded[i * chain + j], own_inputs, product, use_acc=adds, is_async=True
                 )
             mbarrier.arrive(turns.index(_GROUPS - 1 - group))
             product = warpgroup_mma_wait(0, [product])
             mbarrier.arrive(inputs_empty.index(input_stage))
-            input_stage, input_phase = _next(input_stage, input_phase, plan.input_stages)
-            sums = _add_now(sums, product * _factor(factor, layout, plan)) if plan.by_group else product
-        stage, phase = _next(stage, phase, plan.word_stages)
-    if not plan.by_group:
-        sums *= _factor(next_factor, layout, plan)
-    y += gl.program_id(1).to(gl.int64) * (plan.rows * plan.out_width)
-    own_row = row + gl.arange(0, plan.block_rows, gl.SliceLayout(0, layout))
-    out = _expand_dims(own_row.to(gl.int64) * plan.out_width, 0, layout) + _expand_dims(column, 1, layout)
-    is_row, is_column = own_row < plan.rows, column < plan.out_width
+            input_stage, input_phase = _next(input_stage, input_phase, sizes.input_stages)
+            sums = _add_now(sums, product * _factor(factor, layout, sizes)) if sizes.by_group else product
+        stage, phase = _next(stage, phase, sizes.word_stages)
+    if not sizes.by_group:
+        sums *= _factor(next_factor, layout, sizes)
+    y += gl.program_id(1).to(gl.int64) * (sizes.rows * sizes.out_width)
+    own_row = row + gl.arange(0, sizes.block_rows, gl.SliceLayout(0, layout))
+    out = _expand_dims(own_row.to(gl.int64) * sizes.out_width, 0, layout) + _expand_dims(column, 1, layout)
+    is_row, is_column = own_row < sizes.rows, column < sizes.out_width
     stored = _expand_dims(is_row, 0, layout) & _expand_dims(is_column, 1, layout)
     gl.store(y + out, sums.to(y.dtype.element_ty), mask=stored)
 
@@ -292,20 +292,20 @@ def _add_now(sums, part):
 
 
 @gluon.jit
-def _expand(packed, scale, plan: gl.constexpr):
+def _expand(packed, scale, sizes: gl.constexpr):
     """All codes of words as bfloat16, in the layout of `packed`; `scale` has the zero points of a chain."""
-    if plan.per_word == 2:
+    if sizes.per_word == 2:
         return gl.inline_asm_elementwise(
-            _INT8 if plan.is_int8 else _FP8,
+            _INT8 if sizes.is_int8 else _FP8,
             "=&r,=&r,r",
             [packed],
             dtype=(gl.bfloat16, gl.bfloat16),
             is_pure=True,
             pack=2,
         )
-    offset = _offset(scale, packed) if plan.has_zero else packed
+    offset = _offset(scale, packed) if sizes.has_zero else packed
     return gl.inline_asm_elementwise(
-        _INT4_OFFSETS if plan.has_zero else _INT4,
+        _INT4_OFFSETS if sizes.has_zero else _INT4,
         "=&r,=&r,=&r,=&r,r,r,r",
         [packed, offset, offset],
         dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
@@ -323,9 +323,9 @@ def _offset(scale, like):
 
 
 @gluon.jit
-def _factor(scale, layout: gl.constexpr, plan: gl.constexpr):
+def _factor(scale, layout: gl.constexpr, sizes: gl.constexpr):
     """Scales f32[outputs, 1], or the one of all outputs, without the zero points in their lowest bits."""
-    if plan.has_zero:
+    if sizes.has_zero:
         scale = scale & 0xFFFFFFE0
     factor = scale.to(gl.float32, bitcast=True)
     return _expand_dims(factor, 1, layout) if len(factor.shape) else factor

@@ -9,7 +9,7 @@ from jax_triton import TensorDescriptor
 from jaxspec_kernels.gluon_call import gluon_call
 from jaxspec_kernels.op import device
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
-from jaxspec_kernels.packed_matmul.hopper_codes import GROUPS, TILE, WARPS, Plan, coded_matmul
+from jaxspec_kernels.packed_matmul.hopper_codes import GROUPS, TILE, WARPS, Sizes, coded_matmul
 from triton.experimental.gluon.language import NVMMASharedLayout
 
 _BLOCK_ROWS = 128
@@ -35,7 +35,7 @@ def multiply(x: jax.Array, kernel: CodedWeight, *, sections: int, dtype: jnp.dty
     """As `triton_kernel.multiply`, whose bits it gives with as many sections."""
     (rows, width), outputs = x.shape, math.prod(kernel.out_axes)
     is_row = kernel.codes.shape[-2] == 1
-    plan = Plan(
+    sizes = Sizes(
         rows=rows,
         width=width,
         out_width=outputs,
@@ -63,7 +63,7 @@ def multiply(x: jax.Array, kernel: CodedWeight, *, sections: int, dtype: jnp.dty
         else jax.ShapeDtypeStruct((rows, outputs), dtype),
         grid=(_count_programs(rows, kernel), sections),
         num_warps=WARPS,
-        plan=plan,
+        sizes=sizes,
     )
     return sum(y[1:], start=y[0]).astype(dtype) if sections > 1 else y
 
