@@ -104,6 +104,7 @@ class TestGatedFp8Matmul(OpTest):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(gated_fp8_matmul.why_not("triton") is not None, reason="needs a GPU and jax-triton")
 @pytest.mark.parametrize("rows", [1, 5])
 def test_gated_rows_are_rounded_between_the_products(rows):
     from jaxspec_kernels.fp8_matmul.triton_gated import gate_rows
