@@ -7,7 +7,7 @@ join in `warp_specialize`. So they are compiled here, and given to the same cust
 import zlib
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax_triton import TensorDescriptor
@@ -46,32 +46,51 @@ def gluon_call(
       num_warps: the warps of the first partition.
       **constants: `constexpr` parameters.
     """
-    types = tuple(_type(each) for each in (*inputs, output))
-    launched, layouts = _compile(kernel, types, num_warps, ptx_version(), tuple(constants.items()))
-    left = iter(layouts)
-    parameters = [
-        parameter
-        for each in (*inputs, output)
-        for parameter in (
-            _descriptor(each, next(left))
-            if isinstance(each, TensorDescriptor)
-            else [_jaxlib.create_array_parameter(0, _ALIGNMENT)]
-        )
-    ]
-    call = _jaxlib.TritonKernelCall(launched, *grid, 1, parameters).to_proto(kernel.__name__, b"")
+    parameters = tuple(_parameter(each) for each in (*inputs, output))
+    call = _call(kernel, parameters, grid, num_warps, ptx_version(), tuple(constants.items()))
     arrays = [each.base if isinstance(each, TensorDescriptor) else each for each in inputs]
-    return jax.ffi.ffi_call("triton_kernel_call_ffi", output)(*arrays, opaque=zlib.compress(call))
+    return jax.ffi.ffi_call("triton_kernel_call_ffi", output)(*arrays, opaque=call)
 
 
-def _type(each: "jax.Array | jax.ShapeDtypeStruct | TensorDescriptor") -> str:
-    """A parameter's type, as Triton writes it."""
+class _Parameter(NamedTuple):
+    """A parameter's type, as Triton writes it, and the sizes and strides of a descriptor."""
+
+    type: str
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+
+def _parameter(each: "jax.Array | jax.ShapeDtypeStruct | TensorDescriptor") -> _Parameter:
     if isinstance(each, TensorDescriptor):
         block = ",".join(map(str, each.block_shape))
-        return f"tensordesc<{_DTYPES[each.base.dtype.name]}[{block}],{each.layout!r}>"
-    return f"*{_DTYPES[each.dtype.name]}"
+        kind = f"tensordesc<{_DTYPES[each.base.dtype.name]}[{block}],{each.layout!r}>"
+        return _Parameter(kind, each.shape, each.strides)
+    return _Parameter(f"*{_DTYPES[each.dtype.name]}")
 
 
-def _descriptor(each: TensorDescriptor, layout: dict[str, Any]) -> list[Any]:
+# All layers share one, which holds the whole kernel.
+@cache
+def _call(
+    kernel: Any,
+    parameters: tuple[_Parameter, ...],
+    grid: tuple[int, int],
+    num_warps: int,
+    ptx_version: int,
+    constants: tuple[tuple[str, Any], ...],
+) -> bytes:
+    """A launch as jaxlib's custom call reads it."""
+    types = tuple(each.type for each in parameters)
+    launched, layouts = _compile(kernel, types, num_warps, ptx_version, constants)
+    left = iter(layouts)
+    given: list[Any] = []
+    for each in parameters:
+        given += (
+            _descriptor(each, next(left)) if each.shape else [_jaxlib.create_array_parameter(0, _ALIGNMENT)]
+        )
+    return zlib.compress(_jaxlib.TritonKernelCall(launched, *grid, 1, given).to_proto(kernel.__name__, b""))
+
+
+def _descriptor(each: _Parameter, layout: dict[str, Any]) -> list[Any]:
     """A descriptor's parameters: itself, then the sizes and strides."""
     descriptor = _jaxlib.create_tma_descriptor_parameter(
         elem_type=TMA_DTYPE_DEVICE_TO_HOST[layout["elem_type"]],

@@ -38,7 +38,8 @@ class Sizes:
     """A product's sizes.
 
     Attributes:
-      rows, width, out_width: of the product.
+      rows: of the result, which may have more than x.
+      width, out_width: of the product.
       per_word, columns, scale_rows, has_zero, is_int8: see `CodedWeight`.
       is_row: whether the codes of an output are a row, instead of those of 64 outputs a tile.
       sections: of the inputs, each summed by its own programs.
@@ -118,7 +119,7 @@ def coded_matmul(x, codes, scale, y, sizes: gl.constexpr):
     """Computes 128 outputs of a tile of rows, or their sums over a section of the inputs.
 
     Args:
-      x: bfloat16 [rows, width].
+      x: bfloat16 [rows or fewer, width].
       codes: u8 [tiles * blocks * 64, 128], or [out_width, width] if they are rows.
       scale: u32 [groups, scales].
       y: [rows, out_width]; f32 [sections, rows, out_width] if there are several.

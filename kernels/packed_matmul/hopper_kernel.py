@@ -36,7 +36,8 @@ def multiply(x: jax.Array, kernel: CodedWeight, *, sections: int, dtype: jnp.dty
     (rows, width), outputs = x.shape, math.prod(kernel.out_axes)
     is_row = kernel.codes.shape[-2] == 1
     sizes = Sizes(
-        rows=rows,
+        # Whole tiles, so that as many programs of an engine as can share a compiled kernel: it takes seconds.
+        rows=triton.cdiv(rows, _BLOCK_ROWS) * _BLOCK_ROWS,
         width=width,
         out_width=outputs,
         per_word=kernel.per_word,
@@ -58,14 +59,15 @@ def multiply(x: jax.Array, kernel: CodedWeight, *, sections: int, dtype: jnp.dty
             TensorDescriptor.from_array(codes, (TILE, 2 * TILE), _WORDS),
             kernel.scale,
         ),
-        jax.ShapeDtypeStruct((sections, rows, outputs), jnp.float32)
+        jax.ShapeDtypeStruct((sections, sizes.rows, outputs), jnp.float32)
         if sections > 1
-        else jax.ShapeDtypeStruct((rows, outputs), dtype),
+        else jax.ShapeDtypeStruct((sizes.rows, outputs), dtype),
         grid=(_count_programs(rows, kernel), sections),
         num_warps=WARPS,
         sizes=sizes,
     )
-    return sum(y[1:], start=y[0]).astype(dtype) if sections > 1 else y
+    y = sum(y[1:], start=y[0]).astype(dtype) if sections > 1 else y
+    return y[:rows]
 
 
 def count_sections(rows: int, kernel: CodedWeight) -> int:
