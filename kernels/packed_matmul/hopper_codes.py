@@ -28,9 +28,15 @@ GROUPS = 2
 """Groups of warps that multiply."""
 WARPS = 4
 """Of a group."""
+BLOCK_ROWS = 128
+WORD_STAGES = 3
+INPUT_BLOCKS = 8
+"""Of 64 inputs each. With three blocks of words that is 176 KB of a multiprocessor's 227."""
 _FP8, _INT8, _INT4 = gl.constexpr(FP8), gl.constexpr(INT8), gl.constexpr(INT4)
 _INT4_OFFSETS = gl.constexpr(INT4_OFFSETS)
 _TILE, _GROUPS, _WARPS = gl.constexpr(TILE), gl.constexpr(GROUPS), gl.constexpr(WARPS)
+_BLOCK_ROWS, _WORD_STAGES = gl.constexpr(BLOCK_ROWS), gl.constexpr(WORD_STAGES)
+_INPUT_BLOCKS = gl.constexpr(INPUT_BLOCKS)
 
 
 @dataclass(frozen=True)
@@ -38,16 +44,14 @@ class Sizes:
     """A product's sizes.
 
     Attributes:
-      rows: of the result, which may have more than x.
+      row_tiles: tiles of rows of the result, which may have more rows than x.
       width, out_width: of the product.
       per_word, columns, scale_rows, has_zero, is_int8: see `CodedWeight`.
       is_row: whether the codes of an output are a row, instead of those of 64 outputs a tile.
       sections: of the inputs, each summed by its own programs.
-      block_rows: rows of a program.
-      word_stages, input_blocks: blocks of words and of 64 inputs that a program holds.
     """
 
-    rows: int
+    row_tiles: int
     width: int
     out_width: int
     per_word: int
@@ -57,9 +61,10 @@ class Sizes:
     is_int8: bool
     is_row: bool
     sections: int
-    block_rows: int
-    word_stages: int
-    input_blocks: int
+
+    @property
+    def rows(self) -> int:
+        return self.row_tiles * BLOCK_ROWS
 
     @property
     def by_group(self) -> bool:
@@ -73,7 +78,7 @@ class Sizes:
     @property
     def input_stages(self) -> int:
         """Of the inputs of a chain."""
-        return self.input_blocks // self.chain
+        return INPUT_BLOCKS // self.chain
 
     @property
     def chains(self) -> int:
@@ -93,11 +98,6 @@ class Sizes:
     def length(self) -> int:
         """Steps of a section."""
         return -(-self.steps // self.sections)
-
-    @property
-    def tiles(self) -> int:
-        """Of rows."""
-        return -(-self.rows // self.block_rows)
 
 
 @builtin
@@ -124,11 +124,11 @@ def coded_matmul(x, codes, scale, y, sizes: gl.constexpr):
       scale: u32 [groups, scales].
       y: [rows, out_width]; f32 [sections, rows, out_width] if there are several.
     """
-    word_shape: gl.constexpr = [sizes.word_stages * _GROUPS, _TILE, 2 * _TILE]
+    word_shape: gl.constexpr = [_WORD_STAGES * _GROUPS, _TILE, 2 * _TILE]
     words = gl.allocate_shared_memory(gl.uint8, word_shape, codes.layout)
-    input_shape: gl.constexpr = [sizes.input_blocks, sizes.block_rows, _TILE]
+    input_shape: gl.constexpr = [_INPUT_BLOCKS, _BLOCK_ROWS, _TILE]
     inputs = gl.allocate_shared_memory(gl.bfloat16, input_shape, x.layout)
-    words_full, words_empty = _barriers(sizes.word_stages)
+    words_full, words_empty = _barriers(_WORD_STAGES)
     inputs_full, inputs_empty = _barriers(sizes.input_stages)
     turns = mbarrier.allocate_mbarrier(batch=_GROUPS)
     for i in gl.static_range(_GROUPS):
@@ -171,7 +171,7 @@ def _place(sizes: gl.constexpr):
     first = gl.program_id(1) * sizes.length
     last = gl.minimum(sizes.steps, first + sizes.length)
     program = gl.program_id(0)
-    return program % sizes.tiles * sizes.block_rows, program // sizes.tiles * _GROUPS, first, last
+    return program % sizes.row_tiles * _BLOCK_ROWS, program // sizes.row_tiles * _GROUPS, first, last
 
 
 @gluon.jit
@@ -189,7 +189,7 @@ def _load_words(ring, codes, sizes: gl.constexpr):
             else:
                 at = [((tile + i) * sizes.steps + step) * _TILE, 0]
             tma.async_load(codes, at, full.index(stage), words.index(stage * _GROUPS + i))
-        stage, phase = _next(stage, phase, sizes.word_stages)
+        stage, phase = _next(stage, phase, _WORD_STAGES)
 
 
 @gluon.jit
@@ -217,7 +217,7 @@ def _multiply(word_ring, input_ring, turns, scale, y, group: gl.constexpr, sizes
     """
     words, words_full, words_empty = word_ring
     inputs, inputs_full, inputs_empty = input_ring
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, sizes.block_rows, 16])
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, _BLOCK_ROWS, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     chain: gl.constexpr = sizes.chain
     chains: gl.constexpr = sizes.chains
@@ -234,7 +234,7 @@ def _multiply(word_ring, input_ring, turns, scale, y, group: gl.constexpr, sizes
     zero_column = first_column + gl.arange(0, _TILE, gl.SliceLayout(1, operand))
     own_zero = scale + gl.minimum(zero_column, sizes.out_width - 1) // sizes.scale_rows
     group_scales: gl.constexpr = sizes.scales if sizes.by_group else 0
-    sums = gl.zeros([_TILE, sizes.block_rows], gl.float32, layout)
+    sums = gl.zeros([_TILE, _BLOCK_ROWS], gl.float32, layout)
     product = sums
     # Loaded a chain ahead.
     last_scale = sizes.steps * chains - 1
@@ -264,7 +264,7 @@ def _multiply(word_ring, input_ring, turns, scale, y, group: gl.constexpr, sizes
                 product = sums
             for j in gl.static_range(chain):
                 own_inputs = inputs.index(input_stage * chain + j).reinterpret(
-                    gl.bfloat16, [_TILE, sizes.block_rows], transposed
+                    gl.bfloat16, [_TILE, _BLOCK_ROWS], transposed
                 )
                 adds = j > 0 or not sizes.by_group
                 product = warpgroup_mma(
@@ -275,14 +275,13 @@ def _multiply(word_ring, input_ring, turns, scale, y, group: gl.constexpr, sizes
             mbarrier.arrive(inputs_empty.index(input_stage))
             input_stage, input_phase = _next(input_stage, input_phase, sizes.input_stages)
             sums = _add_now(sums, product * _factor(factor, layout, sizes)) if sizes.by_group else product
-        stage, phase = _next(stage, phase, sizes.word_stages)
+        stage, phase = _next(stage, phase, _WORD_STAGES)
     if not sizes.by_group:
         sums *= _factor(next_factor, layout, sizes)
     y += gl.program_id(1).to(gl.int64) * (sizes.rows * sizes.out_width)
-    own_row = row + gl.arange(0, sizes.block_rows, gl.SliceLayout(0, layout))
+    own_row = row + gl.arange(0, _BLOCK_ROWS, gl.SliceLayout(0, layout))
     out = _expand_dims(own_row.to(gl.int64) * sizes.out_width, 0, layout) + _expand_dims(column, 1, layout)
-    is_row, is_column = own_row < sizes.rows, column < sizes.out_width
-    stored = _expand_dims(is_row, 0, layout) & _expand_dims(is_column, 1, layout)
+    stored = _expand_dims(column < sizes.out_width, 1, layout)
     gl.store(y + out, sums.to(y.dtype.element_ty), mask=stored)
 
 

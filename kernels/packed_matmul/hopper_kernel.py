@@ -9,14 +9,10 @@ from jax_triton import TensorDescriptor
 from jaxspec_kernels.gluon_call import gluon_call
 from jaxspec_kernels.op import device
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
-from jaxspec_kernels.packed_matmul.hopper_codes import GROUPS, TILE, WARPS, Sizes, coded_matmul
+from jaxspec_kernels.packed_matmul.hopper_codes import BLOCK_ROWS, GROUPS, TILE, WARPS, Sizes, coded_matmul
 from triton.experimental.gluon.language import NVMMASharedLayout
 
-_BLOCK_ROWS = 128
 _OUTPUTS = GROUPS * TILE
-_WORD_STAGES = 3
-_INPUT_BLOCKS = 8
-"""Of 64 inputs each. With the words that is 176 KB of a multiprocessor's 227."""
 _PROGRAMS = 132
 """Multiprocessors of an H100 or H200, each of which has room for one program."""
 _OVERHEAD = 3
@@ -37,7 +33,7 @@ def multiply(x: jax.Array, kernel: CodedWeight, *, sections: int, dtype: jnp.dty
     is_row = kernel.codes.shape[-2] == 1
     sizes = Sizes(
         # Whole tiles, so that as many programs of an engine as can share a compiled kernel: it takes seconds.
-        rows=triton.cdiv(rows, _BLOCK_ROWS) * _BLOCK_ROWS,
+        row_tiles=triton.cdiv(rows, BLOCK_ROWS),
         width=width,
         out_width=outputs,
         per_word=kernel.per_word,
@@ -47,15 +43,12 @@ def multiply(x: jax.Array, kernel: CodedWeight, *, sections: int, dtype: jnp.dty
         is_int8=kernel.is_int8,
         is_row=is_row,
         sections=sections,
-        block_rows=_BLOCK_ROWS,
-        word_stages=_WORD_STAGES,
-        input_blocks=_INPUT_BLOCKS,
     )
     codes = kernel.codes.reshape(-1, width if is_row else 2 * TILE)
     y = gluon_call(
         coded_matmul,
         (
-            TensorDescriptor.from_array(x, (_BLOCK_ROWS, TILE), _INPUTS),
+            TensorDescriptor.from_array(x, (BLOCK_ROWS, TILE), _INPUTS),
             TensorDescriptor.from_array(codes, (TILE, 2 * TILE), _WORDS),
             kernel.scale,
         ),
@@ -82,4 +75,4 @@ def count_sections(rows: int, kernel: CodedWeight) -> int:
 
 def _count_programs(rows: int, kernel: CodedWeight) -> int:
     """Of a section."""
-    return triton.cdiv(math.prod(kernel.out_axes), _OUTPUTS) * triton.cdiv(rows, _BLOCK_ROWS)
+    return triton.cdiv(math.prod(kernel.out_axes), _OUTPUTS) * triton.cdiv(rows, BLOCK_ROWS)

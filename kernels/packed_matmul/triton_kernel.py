@@ -45,13 +45,13 @@ def packed_matmul(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
         x = jnp.take(x, kernel.order, axis=-1)
     x = x.reshape(rows, kernel.width)
     dtype = jnp.dtype(out_dtype or x.dtype)
-    sections = count_sections(kernel, _FEW_ROWS if is_exact() else rows)
+    of_exact = count_sections(kernel, _FEW_ROWS) if is_exact() else None
     if _FEWEST_HOPPER_ROWS <= rows <= _MOST_HOPPER_ROWS and hopper_kernel.reads(kernel):
-        if not is_exact():
-            sections = hopper_kernel.count_sections(rows, kernel)
+        sections = of_exact or hopper_kernel.count_sections(rows, kernel)
         y = hopper_kernel.multiply(x, kernel, sections=sections, dtype=dtype)
     else:
         tiles = choose_tiles(rows, is_fp8=kernel.bits == 8 and not kernel.is_int8)
+        sections = of_exact or count_sections(kernel, rows)
         y = multiply(x, kernel, tiles, sections=sections, dtype=dtype)
     return y.reshape(*batch, *kernel.out_axes)
 

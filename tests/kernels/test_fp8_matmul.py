@@ -68,9 +68,8 @@ class TestGatedFp8Matmul(OpTest):
     op = gated_fp8_matmul
     cases = GATED
     usual = ("odd sizes",)
-    bound = (
-        3e-2  # numbers that bfloat16 puts beyond a code's edge get the next code, which is up to 12 % away
-    )
+    # A number that bfloat16 puts beyond a code's edge gets the next code, which is up to 12 % away.
+    bound = 3e-2
     by_row = (0,)
 
     @staticmethod
