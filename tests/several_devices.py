@@ -1,15 +1,17 @@
 """Runs programs over several CPU devices, in a separate process.
 
-    python tests/several_devices.py pairs KIND WAY DRAFTER@DEVICES ...
-    python tests/several_devices.py families NAME@DEVICES ...
-    python tests/several_devices.py logprobs DEVICES
-    python tests/several_devices.py constraints DRAFTER@DEVICES ...
-    python tests/several_devices.py loading
-    python tests/several_devices.py weights
+    pairs KIND WAY DRAFTER@DEVICES ...
+    families NAME@DEVICES ...
+    logprobs DEVICES
+    constraints DRAFTER@DEVICES ...
+    loading FORMAT ...
+    weights
 
-JAX fixes the number of devices when it starts. Prints one line of JSON; the tests read it through `run`.
+JAX fixes the number of devices when it starts. `python tests/several_devices.py` reads such lines, each a
+list in JSON, and answers with one each; the tests do so through `run`.
 """
 
+import atexit
 import gc
 import json
 import re
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import tracemalloc
+from contextlib import redirect_stdout, suppress
 from functools import cache, partial
 from pathlib import Path
 from unittest.mock import patch
@@ -29,7 +32,7 @@ from flax import nnx
 from golden_files import golden_folder
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxspec_kernels.op import _WHY_NOT, Op
-from memory import collect_seldom, live_bytes
+from memory import collect_seldom, give_back, is_large, live_bytes
 from programs_when_run import compile_only_what_runs
 from tiny_engines import DRAFTERS, SIZES, TinyEngines
 from tiny_grammars import END, tiny_tokenizer
@@ -63,6 +66,8 @@ CONSTRAINTS: list[dict] = [
     {"bad_words": [[10], [17, 17], [2, 18], [46, 10]], "regex": "([a-h]kl[0-9]){2,9}"},
 ]
 """One for each of the prompts, beside `EVERY_KIND`, so that a single program serves all."""
+CONSTRAINED: dict[str, dict] = {"eagle3": {}, "dflash": {"temperature": 0.9, "top_p": 0.9, "seed": 3}}
+"""Drafters, each with one way to sample: what constraints change lies before both."""
 INNER_WIDTH = {
     "model_type": "gpt_oss",
     "intermediate_size": 64,
@@ -76,13 +81,56 @@ of them, so that decoding reads the chosen ones and prompts run through all."""
 MOVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 
 
+class Process:
+    """A process that runs these programs one after another."""
+
+    def __init__(self):
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed below
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
+        self.process = subprocess.Popen([sys.executable, __file__], **pipes, text=True)
+        atexit.register(self.close)
+
+    def ask(self, *arguments):
+        """What a program finds."""
+        with suppress(BrokenPipeError):  # it has ended
+            print(json.dumps(arguments), file=self.process.stdin, flush=True)
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            self.errors.seek(0)
+        assert line, self.errors.read()
+        return json.loads(line)
+
+    def close(self):
+        atexit.unregister(self.close)
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+        self.errors.close()
+
+
+RUNNING = []
+"""The process that `run` asks; starting one takes as long as a program of these."""
+
+
 @cache
 def run(*arguments):
-    """What this program prints."""
-    command = [sys.executable, __file__, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    """What a program finds."""
+    while RUNNING and RUNNING[0].process.poll() is not None:
+        RUNNING.pop().close()
+    if not RUNNING:
+        RUNNING.append(Process())
+    return RUNNING[0].ask(*arguments)
+
+
+def run_apart(*arguments):
+    """The same, in a process where nothing ran before."""
+    process = Process()
+    try:
+        return process.ask(*arguments)
+    finally:
+        process.close()
 
 
 def answers(engine, way):
@@ -135,7 +183,7 @@ def pairs(kind, way, *texts):
     """Runs drafters over a kind of attention; "split" splits the draft model even if it is small,
     "reference" runs the reference kernels, and "coded" has caches in 8 bits."""
     result = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, patch.object(draft_model, "SPLIT_FROM", SPLIT_FROM):
         engines = TinyEngines(Path(folder), kind)
         for text in texts:
             name, devices = named(text)
@@ -200,7 +248,7 @@ def logprobs(*counts):
 
 
 def constraints(*texts):
-    """The tokens of constrained answers, greedy and sampled."""
+    """The tokens of constrained answers."""
     result = {}
     with tempfile.TemporaryDirectory() as folder:
         engines = TinyEngines(Path(folder))
@@ -208,10 +256,9 @@ def constraints(*texts):
             name, devices = named(text)
             engine = engines.load(name, DRAFTERS.get(name, 0), tensor_parallel=devices)
             engine.core.grammars._tokenizer, engine.core.grammars._ends = tiny_tokenizer(), (END,)
-            for sampling in ({}, {"temperature": 0.9, "top_p": 0.9, "seed": 3}):
-                asked = {"max_new_tokens": 24, "ignore_eos": True, **EVERY_KIND, **sampling}
-                answered = engine.generate(PROMPTS, [asked | way for way in CONSTRAINTS])
-                result.setdefault(text, []).append([answer.token_ids for answer in answered])
+            asked = {"max_new_tokens": 24, "ignore_eos": True, **EVERY_KIND, **CONSTRAINED[name]}
+            answered = engine.generate(PROMPTS, [asked | way for way in CONSTRAINTS])
+            result[text] = [answer.token_ids for answer in answered]
     return result
 
 
@@ -353,17 +400,19 @@ def split_otherwise(tensors, axis_type):
     }
 
 
+PROGRAMS = {
+    program.__name__: program for program in (pairs, families, logprobs, constraints, loading, weights)
+}
+
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", DEVICES)
     compile_only_what_runs()
     collect_seldom()
-    what, *texts = sys.argv[1:]
-    programs = {
-        "pairs": pairs,
-        "families": families,
-        "logprobs": logprobs,
-        "constraints": constraints,
-        "loading": loading,
-        "weights": weights,
-    }
-    print(json.dumps(programs[what](*texts)))
+    for line in sys.stdin:
+        what, *texts = json.loads(line)
+        with redirect_stdout(sys.stderr):  # what a program might print
+            result = PROGRAMS[what](*texts)
+        print(json.dumps(result), flush=True)
+        if is_large():
+            jax.clear_caches()
+            give_back()

@@ -97,11 +97,12 @@ def check_rule_in_chunks(rule: Any, shape: StateShape, length: int, *, size: flo
     states, rows = random_rows(shape, 2, length, seed=length)
     counts = np.array([length, max(length - 3, 0)])
     valid = np.arange(length) < counts[:, None]
-    outputs, after = rule.chunk(states, jnp.where(valid[..., None, None], rows, jnp.nan), jnp.asarray(valid))
+    chunk, step = jax.jit(rule.chunk), jax.jit(rule.step)
+    outputs, after = chunk(states, jnp.where(valid[..., None, None], rows, jnp.nan), jnp.asarray(valid))
     for text, count in enumerate(counts):
         state = tuple(array[text : text + 1] for array in states)
         for i in range(count):
-            output, state = rule.step(state, rows[text : text + 1, i])
+            output, state = step(state, rows[text : text + 1, i])
             np.testing.assert_allclose(outputs[text, i], output[0], atol=1e-5 * size)
         for one, other in zip(after, state, strict=True):
             np.testing.assert_allclose(one[text], other[0], atol=1e-5 * size)

@@ -112,15 +112,17 @@ IN_BOTH_MODES = [("full", "ngram"), ("full", "eagle3"), ("full", "dflash")]
 """Drafters that tests run in the programs for greedy requests, too: without a network, one by one, and all at
 once. Those for sampling serve any request, and otherwise drafters share what these do."""
 DRAWS = [
-    (ONCE.get(name, "full"), name, "probabilistic")
-    for name in (
-        *("near", "random eagle3", "peagle", "dflash", "ngram", "mtp", "gemma4_assistant", "eagle1"),
-        *("fewer rows", "more rows", "eagle3", "bigram"),
-    )
-] + [("full", "eagle3", "greedy")]
-"""Ways to draw drafts, as kind of attention, drafter and `drafter.sampling`: from every drafter, from random
-weights, from vocabularies smaller and larger than the target's, and one-hot. Of those that are next to each
-other and share their code, what draws from changed logits is tested with one."""
+    ("full", "fewer rows", "probabilistic"),
+    ("full", "random eagle3", "probabilistic"),
+    ("full", "eagle3", "greedy"),
+    ("full", "dflash", "probabilistic"),
+    ("full", "ngram", "probabilistic"),
+    ("full", "more rows", "probabilistic"),
+]
+"""Ways to draw drafts, as kind of attention, drafter and `drafter.sampling`: one by one and all at once, from
+random weights, from vocabularies smaller and larger than the target's, one-hot, and without a network. Half
+are asked for constraints, the others for grammars. Drafters that are not here share the code of these, and
+all are in `test_distribution.py`, over logits that are not changed."""
 MOST_LOADED = 30
 """The number of engines kept for one kind of attention; each takes 20 MB and 300 memory maps."""
 KINDS = dict.fromkeys(("self", "near", "fewer rows", "more rows"), "draft_model")

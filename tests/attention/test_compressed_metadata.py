@@ -1,5 +1,7 @@
 """Metadata of windows and entries: slots listed one by one, entries written at every r-th position."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +23,12 @@ def build(kind, starts, rows, valid=None, table=TABLE):
     """Of groups of consecutive rows."""
     positions = jnp.asarray(starts, jnp.int32)[:, None] + jnp.arange(rows, dtype=jnp.int32)
     valid = jnp.ones(positions.shape, bool) if valid is None else jnp.asarray(valid)
-    return build_metadata([kind], RowBlock(positions, valid, PageTable(table, PAGE)))[kind]
+    return built(kind, RowBlock(positions, valid, PageTable(table, PAGE)))
+
+
+@partial(jax.jit, static_argnums=0)
+def built(kind, block):
+    return build_metadata([kind], block)[kind]
 
 
 def slot(b, position):

@@ -1,5 +1,7 @@
 """Attention metadata: where rows write and what they see."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,12 @@ TABLE = jnp.array([[5, 2, 7], [3, 0, 0]], jnp.int32)
 def build(positions, valid=None, kind=FullAttention()):  # noqa: B008
     positions = jnp.asarray(positions, jnp.int32)
     valid = jnp.ones(positions.shape, bool) if valid is None else jnp.asarray(valid)
-    return build_metadata([kind], RowBlock(positions, valid, PageTable(TABLE, PAGE)))[kind]
+    return built(kind, RowBlock(positions, valid, PageTable(TABLE, PAGE)))
+
+
+@partial(jax.jit, static_argnums=0)
+def built(kind, block):
+    return build_metadata([kind], block)[kind]
 
 
 def test_rows_write_to_the_page_of_their_position():

@@ -47,8 +47,9 @@ def test_gradients_with_own_keys_and_sinks_equal_those_of_one_softmax():
         return (attended * weights).sum()
 
     given = (queries, keys, values, ((one[0], one[1]), (two[0], two[1])), sinks)
-    expected, theirs = jax.value_and_grad(in_one_softmax, argnums=(0, 1, 2, 3, 4))(*given)
-    actual, mine = jax.value_and_grad(ours, argnums=(0, 1, 2, 3, 4))(*given)
+    (expected, theirs), (actual, mine) = (
+        jax.jit(jax.value_and_grad(each, argnums=(0, 1, 2, 3, 4)))(*given) for each in (in_one_softmax, ours)
+    )
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
     jax.tree.map(partial(np.testing.assert_allclose, atol=3e-5), mine, theirs)
 
@@ -76,7 +77,8 @@ def test_draft_steps_over_compressed_entries_are_refused():
     rows = jnp.ones((5, 4))
     entries = Entries(rows, lambda states, there, starts: (states[:, -1],))
     given = (jnp.ones((5, 3, 4)), rows, entries)
-    attended, memory = memory.attend_compressed(0, *given, scale=1.0, sinks=jnp.zeros(3))
+    attend = jax.jit(lambda: memory.attend_compressed(0, *given, scale=1.0, sinks=jnp.zeros(3)))
+    attended, memory = attend()
     assert attended.shape == (5, 3, 4)
     with pytest.raises(AssertionError, match="draft steps do not support compressed entries"):
         memory.attend_compressed(0, *given, scale=1.0, sinks=jnp.zeros(3))
@@ -91,7 +93,7 @@ def test_keys_and_values_are_rounded_as_in_a_cache_of_another_dtype():
         for dtype in (None, jnp.dtype(jnp.float16), jnp.dtype(jnp.float8_e4m3fn))
     ]
     (exact, full), (rounded, half), (coarse, byte) = (
-        m.attend(0, projected, tables, scale=0.3) for m in memories
+        jax.jit(lambda m=m: m.attend(0, projected, tables, scale=0.3))() for m in memories
     )
     for given, kept, coded in zip(full.kept[0][0], half.kept[0][0], byte.kept[0][0], strict=True):
         np.testing.assert_array_equal(kept, given.astype(jnp.float16).astype(jnp.float32))

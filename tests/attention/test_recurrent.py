@@ -94,11 +94,14 @@ def rows_of(block, text=TEXT):
 
 def run(cache, *blocks, rows=None):
     rows = rows or [rows_of(each) for each in blocks]
-    memory = PagedMemory.build(KIND, cache, blocks)
-    outputs, memory = memory.recur(
-        0, recurrence(np.concatenate([each.reshape(-1, HEADS, 2) for each in rows]))
-    )
-    return np.asarray(outputs), memory.caches
+    outputs, cache = recurred(cache, blocks, np.concatenate([each.reshape(-1, HEADS, 2) for each in rows]))
+    return np.asarray(outputs), cache
+
+
+@jax.jit
+def recurred(cache, blocks, rows):
+    outputs, memory = PagedMemory.build(KIND, cache, blocks).recur(0, recurrence(rows))
+    return outputs, memory.caches
 
 
 def read(cache, slot, count):
@@ -178,7 +181,8 @@ def test_packed_texts_start_from_nothing_each():
     positions = jnp.asarray([[0, 1, 2, 3, 0, 1, 0]], jnp.int32)
     segments = jnp.asarray([[1, 1, 1, 1, 2, 2, 0]], jnp.int32)
     rows = np.concatenate([TEXT[:4], TEXT[:2], TEXT[:1]])
-    outputs, _ = PackedMemory(KIND, positions, segments).recur(0, recurrence(rows))
+    memory = PackedMemory(KIND, positions, segments)
+    outputs, _ = jax.jit(lambda rows: memory.recur(0, recurrence(rows)))(rows)
     for i, count in enumerate([1, 2, 3, 4, 1, 2]):
         np.testing.assert_allclose(outputs[i], after(count), rtol=1e-6)
 

@@ -62,7 +62,8 @@ def test_export_gives_back_every_bit(case):
         assert exported[name].tobytes() == tensor.read().tobytes(), name
 
 
-@pytest.mark.parametrize("case", MTP_TARGETS)
+# One of each network; the goldens of all in `test_eagle.py` show at row 0 what it reads.
+@pytest.mark.parametrize("case", ["deepseek-v3-mtp", "qwen3-next-mtp", "nemotron-h-mtp", "deepseek-v4-mtp"])
 def test_the_row_at_position_0_goes_without_its_token(case):
     head = GoldenHead(case, 1)
     rows = head.rows(0, ROWS, ROWS)

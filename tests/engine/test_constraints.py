@@ -69,10 +69,13 @@ def assert_exact(forward, answer, params):
         assert (chosen >= expected.max(axis=-1) - 2e-4).all()
 
 
-@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
 # Without a network, one by one from a head and from a whole model, and all at once. `test_grammars.py` asks
-# other drafters for constraints beside grammars.
-@pytest.mark.parametrize("name", ["ngram", "eagle3", "near", "dflash"])
+# these the other way, and other drafters, for constraints beside grammars.
+@pytest.mark.parametrize(
+    ("name", "sampling"),
+    [("ngram", {}), ("eagle3", {}), ("near", SAMPLED), ("dflash", SAMPLED)],
+    ids=["ngram-greedy", "eagle3-greedy", "near-sampled", "dflash-sampled"],
+)
 def test_drafters(tiny_engines, prompts, forward, monkeypatch, name, sampling):
     engine = tiny_engines.load(name, 3, sampling_modes=modes_of("full", name))
     params = params_of(sampling)
@@ -143,9 +146,9 @@ def test_raw_logprobs_are_those_before_constraints(tiny_engines, prompts, forwar
     assert (expected < rows.max(axis=-1) - 1e-2).any()
 
 
-@pytest.mark.parametrize("name", ["eagle3", "dflash", "ngram"])
-def test_inspection_shows_the_distributions_that_constraints_leave(tiny_engines, prompts, forward, name):
-    engine, way = tiny_engines.load(name, 3), {**ASKED[1], "no_repeat_ngram_size": 2}
+def test_inspection_shows_the_distributions_that_constraints_leave(tiny_engines, prompts, forward):
+    """Of one drafter: `test_inspection.py` has the others."""
+    engine, way = tiny_engines.load("eagle3", 3), {**ASKED[1], "no_repeat_ngram_size": 2}
     found = inspect_steps(engine, prompts[2], max_new_tokens=12, ignore_eos=True, **way)
     answer = engine.generate(prompts[2], max_new_tokens=12, ignore_eos=True, **way)
     assert found.generation.token_ids == answer.token_ids

@@ -16,7 +16,6 @@ from tiny_assistant import GEMMA4, write_assistant
 from tiny_engines import MAMBA, RECURRENT
 from tiny_models import (
     perturb,
-    with_rows,
     write_dflash,
     write_eagle1,
     write_eagle3,
@@ -41,14 +40,11 @@ def folder(tmp_path_factory):
     write_eagle3(root / "repeats", target, draft_vocab_size=12)
     write_eagle3(root / "random", target, draft_vocab_size=VOCABULARY, repeats=False)
     write_eagle1(root / "eagle1", target)
-    near = perturb(target, root / "near", scale=0.3)
-    with_rows(near, root / "fewer rows", VOCABULARY - 4)
-    with_rows(near, root / "more rows", VOCABULARY + 4)
+    perturb(target, root / "near", scale=0.3)
     write_peagle(root / "peagle", target, draft_vocab_size=12)
     write_dflash(root / "dflash", target, draft_vocab_size=12)
     write_bigram(root / "bigram", vocab_size=VOCABULARY)
     compressed = write_target(root / "compressed alone", vocab_size=VOCABULARY, gain=1.2, **COMPRESSED)
-    perturb(compressed, root / "near compressed", scale=0.1)
     write_with_mtp(root / "compressed", compressed)
     latent = write_target(root / "latent alone", vocab_size=VOCABULARY, gain=1.2, **LATENT)
     write_with_mtp(root / "latent", latent)
@@ -56,15 +52,9 @@ def folder(tmp_path_factory):
     write_with_mtp(root / "states", states)
     mamba = write_target(root / "mamba alone", vocab_size=VOCABULARY, **MAMBA)
     write_with_mtp(root / "mamba", mamba)
-    targets = {"compressed": compressed, "states": states, "mamba": mamba}
-    for name, kind in HEADS.items():
-        written = targets[name.split()[-1]]
-        smaller = {} if kind == "eagle1" else {"draft_vocab_size": 12}
-        WRITE[kind](root / name, written, **smaller)
     gemma4 = write_target(root / "gemma4", vocab_size=VOCABULARY, gain=1.2, **GEMMA4)
     write_assistant(root / "assistant", gemma4)
     write_assistant(root / "assistant of clusters", gemma4, clusters=8)
-    write_dflash(root / "dflash over gemma4", gemma4, repeats=False)
     return root
 
 
@@ -107,17 +97,6 @@ def excess(counts, probabilities):
     return (((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom)
 
 
-WRITE = {"eagle3": write_eagle3, "eagle1": write_eagle1, "peagle": write_peagle, "dflash": write_dflash}
-HEADS = {
-    "eagle3 over states": "eagle3",
-    "peagle over states": "peagle",
-    "eagle3 over mamba": "eagle3",
-    "eagle3 over compressed": "eagle3",
-    "eagle1 over compressed": "eagle1",
-    "dflash over compressed": "dflash",
-}
-"""A head of every kind over a hybrid or DeepSeek-V4, and one over both; other drafters for them are below.
-`test_pairs.py` has all pairs."""
 DRAFTERS = {
     "plain": {},
     "ngram": {"kind": "ngram"},
@@ -125,45 +104,29 @@ DRAFTERS = {
     "random eagle3": {"kind": "eagle3", "source": "random"},
     "eagle1": {"kind": "eagle1", "source": "eagle1"},
     "draft model": {"kind": "draft_model", "source": "near"},
-    "draft model of fewer rows": {"kind": "draft_model", "source": "fewer rows"},
-    "draft model of more rows": {"kind": "draft_model", "source": "more rows"},
-    "draft model over compressed": {
-        "target": "compressed",
-        "kind": "draft_model",
-        "source": "near compressed",
-    },
     "mtp over compressed": {"target": "compressed", "kind": "mtp"},
     "peagle": {"kind": "peagle", "source": "peagle"},
     "dflash": {"kind": "dflash", "source": "dflash"},
     "mtp": {"target": "latent", "kind": "mtp"},
     "ngram over states": {"target": "states", "kind": "ngram"},
     "mtp over states": {"target": "states", "kind": "mtp"},
-    "ngram over mamba": {"target": "mamba", "kind": "ngram"},
     "mtp over mamba": {"target": "mamba", "kind": "mtp"},
-    **{name: {"target": name.split()[-1], "kind": kind, "source": name} for name, kind in HEADS.items()},
-    "ngram over compressed": {"target": "compressed", "kind": "ngram"},
     "assistant": {"target": "gemma4", "kind": "gemma4_assistant", "source": "assistant"},
     "assistant of clusters": {
         "target": "gemma4",
         "kind": "gemma4_assistant",
         "source": "assistant of clusters",
     },
-    "dflash over gemma4": {"target": "gemma4", "kind": "dflash", "source": "dflash over gemma4"},
     "bigram": {"kind": "bigram", "source": "bigram"},
     "one-hot eagle3": {"kind": "eagle3", "source": "repeats", "sampling": "greedy"},
 }
-
-
-LEAST = dict.fromkeys(("ngram over compressed", "ngram over mamba", "dflash over gemma4"), 0.02)
-"""Where less than a twentieth is accepted: targets that hardly repeat themselves, and a random head."""
-SEEDS = {"peagle over states": 2 * 10**6}
-"""The first seed of a case, if it is not 0. This one is 5.1 above the mean with seeds from 0 on, by chance:
-48,000 others give 0.2."""
+"""Each drafter once, and each kind of attention; `test_pairs.py` has all pairs of both. Those of
+`tiny_engines.DRAWS` draw from smaller and larger vocabularies."""
 
 
 WAYS = ((0, 1.0, 1.0), (10**6, 0.7, 0.9))
 """The first seed, the temperature and top_p."""
-IN_BOTH_WAYS = ("plain", "ngram", "random eagle3", "draft model", "ngram over states", "mtp over mamba")
+IN_BOTH_WAYS = ("plain", "ngram", "random eagle3", "mtp over mamba")
 """Drafters that are asked in both; the others in turn, because what is drawn from does not depend on them."""
 
 
@@ -192,7 +155,6 @@ def test_pairs_of_tokens_are_as_likely_as_in_plain_decoding(folder, exact, name)
     )
     accepted = drafted = 0
     for begin, temperature, top_p in ways_of(name):
-        first_seed = begin + SEEDS.get(name, 0)
         counts = np.zeros((VOCABULARY,) * 3)
         requests = [
             engine.make_request(
@@ -201,7 +163,7 @@ def test_pairs_of_tokens_are_as_likely_as_in_plain_decoding(folder, exact, name)
                     max_new_tokens=3,
                     temperature=temperature,
                     top_p=top_p,
-                    seed=first_seed + i,
+                    seed=begin + i,
                     ignore_eos=True,
                 ),
             )
@@ -220,4 +182,4 @@ def test_pairs_of_tokens_are_as_likely_as_in_plain_decoding(folder, exact, name)
         assert excess(counts.sum(0), expected.sum(0)) < 5
         assert excess(counts.sum(1), expected.sum(1)) < 5
     if drafter:
-        assert LEAST.get(name, 0.05) < accepted / drafted < 0.95
+        assert 0.05 < accepted / drafted < 0.95

@@ -96,9 +96,10 @@ def assert_follows(engine, answer, params):
         assert isinstance(json.loads(text), dict | list)
 
 
-IN_BOTH = ("ngram", "eagle3", "near", "dflash", "mtp", "gemma4_assistant")
-"""Drafters of each way to draft. EAGLE-1 and a table draft one by one as EAGLE-3 does, P-EAGLE all at once as
-DFlash."""
+GREEDY = ("ngram", "near", "dflash", "mtp", "gemma4_assistant")
+"""Drafters of each way to draft, greedy. EAGLE-1 and a table draft one by one as EAGLE-3 does, P-EAGLE all at
+once as DFlash. `test_constraints.py` has a greedy EAGLE-3 and a sampled DFlash, for whose programs it takes
+seconds to compile."""
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ DFlash."""
         pytest.param(name, sampling, id=f"{name}-{'sampled' if sampling else 'greedy'}")
         for name in ONCE
         for sampling in ({}, SAMPLED)
-        if sampling or name in IN_BOTH
+        if (name in GREEDY if not sampling else name != "dflash")
     ],
 )
 def test_drafters(load, prompts, forward_of, monkeypatch, name, sampling):
@@ -175,20 +176,22 @@ def test_samples_have_the_distribution_of_the_masked_logits(load, prompts, kind,
     assert_drawn_from_reported(answers, length)
 
 
-@pytest.mark.parametrize("name", ["eagle3", "ngram", "random eagle3"])
-def test_what_has_no_alternative_is_verified_beyond_the_drafts(load, prompts, name):
+@pytest.mark.parametrize(
+    ("name", "slots"), [("eagle3", (1, 3, 3)), ("ngram", (3, 1, 1)), ("random eagle3", (1, 3, 1))]
+)
+def test_what_has_no_alternative_is_verified_beyond_the_drafts(load, prompts, name, slots):
     """Up to six tokens more in a step, whatever drafts; of a seeded sample, whose steps may not depend on the
-    number of slots, no more than K."""
+    number of slots, no more than K. Each way over one number of slots, and over the other for other drafters.
+    """
     params = {"regex": "[a-h](klij){8}[0-9]{4}", "max_new_tokens": 50, "stop_token_ids": [END]}
     ways = [{}, SAMPLED, {**SAMPLED, "seed": 3}]
-    for slots in (1, 3):
-        engine = load(name, 2, batch_size=slots)
-        for way, most in zip(ways, (8, 2, 2), strict=True):
-            answer = engine.generate(prompts[1], **params, **way)
-            assert_follows(engine, answer, params)
-            assert max(accepted for _, accepted in answer.verified) == most
+    for way, count, most in zip(ways, slots, (8, 2, 2), strict=True):
+        engine = load(name, 2, batch_size=count)
+        answer = engine.generate(prompts[1], **params, **way)
+        assert_follows(engine, answer, params)
+        assert max(accepted for _, accepted in answer.verified) == most
     plain = tokens_of(load("none").generate(prompts, **params))
-    assert tokens_of(load(name, 2, batch_size=1).generate(prompts, **params)) == plain
+    assert tokens_of(load(name, 2, batch_size=slots[0]).generate(prompts, **params)) == plain
 
 
 def test_a_new_grammar_compiles_no_program(load, prompts, caplog):

@@ -6,10 +6,11 @@ from tiny_engines import tokens_of
 from jaxspec import SamplingParams
 
 SAMPLED = {"temperature": 1.0, "top_p": 0.95, "seed": 11}
-NAMES = ("eagle3", "near")
+MODES = {"eagle3": ("greedy", "sampled"), "near": ("sampled",)}
+"""Drafters and their engines' modes: programs for sampled requests answer greedily, too."""
 
 
-@pytest.fixture(params=NAMES, scope="module")
+@pytest.fixture(params=MODES, scope="module")
 def name(request):
     return request.param
 
@@ -22,24 +23,24 @@ def sampling(request):
 @pytest.fixture
 def alone(tiny_engines, prompts, name, sampling):
     """Every prompt on its own, in a batch of one."""
-    engine = tiny_engines.load(name, batch_size=1)
+    engine = tiny_engines.load(name, batch_size=1, sampling_modes=MODES[name])
     return [engine.generate(prompt, max_new_tokens=30, **sampling).token_ids for prompt in prompts]
 
 
 def test_in_a_batch_of_seven_and_padded_to_eight(tiny_engines, prompts, name, sampling, alone):
     for batch_size in (7, 8):
-        engine = tiny_engines.load(name, batch_size=batch_size)
+        engine = tiny_engines.load(name, batch_size=batch_size, sampling_modes=MODES[name])
         assert tokens_of(engine.generate(prompts, max_new_tokens=30, **sampling)) == alone
 
 
 def test_with_several_steps_a_dispatch_and_other_prefill_shapes(tiny_engines, prompts, name, sampling, alone):
     sizes = {"steps_per_dispatch": 4, "prefill_batch_size": 3, "prefill_chunk": 32, "page_size": 4}
-    engine = tiny_engines.load(name, **sizes)
+    engine = tiny_engines.load(name, sampling_modes=MODES[name], **sizes)
     assert tokens_of(engine.generate(prompts, max_new_tokens=30, **sampling)) == alone
 
 
 def test_refilled_from_a_queue_longer_than_the_batch(tiny_engines, prompts, name, sampling, alone):
-    engine = tiny_engines.load(name, batch_size=1)
+    engine = tiny_engines.load(name, batch_size=1, sampling_modes=MODES[name])
     params = [{"max_new_tokens": 30, **sampling}] * len(prompts) * 2
     assert tokens_of(engine.generate(prompts * 2, params)) == alone * 2
 

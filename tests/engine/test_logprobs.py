@@ -1,5 +1,4 @@
-"""Log-probabilities are those of a plain forward pass and of `Engine.score`, for every drafter and every kind
-of attention.
+"""Log-probabilities are those of a plain forward pass and of `Engine.score`, whatever drafts.
 
 Whether a token is an accepted draft, recovered, a bonus or the first one; greedy and sampled; alone, in
 company that asks for something else, from cached prefixes, after a preemption and after a failed dispatch.
@@ -11,16 +10,18 @@ import jax
 import numpy as np
 import pytest
 from target_checks import log_softmax
-from tiny_engines import DRAFTERS, ONCE, assert_scored, limit_pages, modes_of, tokens_of
+from tiny_engines import DRAFTERS, assert_scored, limit_pages, modes_of, tokens_of
 
 from jaxspec.engine.device.plan import Size
 from jaxspec.sampling import Logprobs, SamplingMode
 
 VOCABULARY = 48
-PAIRS = [(kind, name) for name, kind in ONCE.items()] + [
-    (kind, "ngram") for kind in ("compressed", "recurrent")
+PAIRS = [
+    *((kind, "ngram") for kind in ("full", "compressed", "recurrent")),
+    *(("full", name) for name in ("near", "dflash")),
 ]
-"""Other kinds of attention write no other logits, and `test_scores.py` asks for scores over each."""
+"""Without a network, one by one and all at once. Every drafter reports in `test_grammars.py`; other kinds of
+attention write no other logits, and `test_scores.py` asks for scores over each."""
 WAYS = [
     {"logprobs": 20},
     {"temperature": 0.8, "top_p": 0.7, "seed": 3, "logprobs": 5, "logprobs_mode": "processed_logprobs"},
@@ -94,7 +95,7 @@ def test_they_are_those_of_a_plain_forward_pass(engines_of, prompts, forward_of,
             assert_exact(forward_of, kind, answer, way)
         raw = [answer for answer, way in zip(answers, WAYS, strict=True) if is_raw(way)]
         assert_scored(engine, raw, top=20)
-    if kind == "full" and name != "bigram":
+    if kind == "full":
         sources = {source for answer in together for source in answer.token_sources}
         assert sources >= {"first", "accepted", "recovered"}
 

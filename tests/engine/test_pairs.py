@@ -33,31 +33,31 @@ from jaxspec.engine import oracle
 from jaxspec.engine.oracle import Oracle
 
 BATCH, WIDTH, VOCABULARY = 3, 32, 48
+# What the loop does and what is split depends on the attention and on the drafter, not on both together.
+LOOPS = [pair for pair in PAIRS if pair[0] == "full" or pair[1] in ("eagle3", "gemma4_assistant")]
+LOOPS += [("latent", "mtp")]
 # Of two key/value heads, four devices have two copies each, of targets and of EAGLE-3; DFlash and the latent
 # kind have four. Other drafters split as these do.
-ON_FOUR = {
-    "full": ("ngram", "eagle3", "dflash"),
-    "compressed": ("mtp",),
-    "latent": ("mtp",),
-    "gemma4": ("gemma4_assistant",),
+ON = {
+    ("full", "ngram"): (2, 4),
+    ("full", "eagle3"): (2, 4),
+    ("full", "dflash"): (4,),  # and sampled on two
+    ("full", "peagle"): (),  # likewise
+    ("compressed", "eagle3"): (4,),  # on two is the other drafter
+    ("latent", "mtp"): (4,),  # likewise
+    ("gemma4", "gemma4_assistant"): (2, 4),
 }
-# What is split depends on the attention and on the drafter, not on both together.
-SPLIT = [
-    (kind, name)
-    for kind, name in PAIRS
-    if kind == "full" or name == "eagle3" or name in ON_FOUR.get(kind, ())
-]
-# Of the loop, likewise.
-LOOPS = [pair for pair in PAIRS if pair in SPLIT or pair[1] == "mtp"]
+"""The numbers of devices, for other pairs two."""
+SPLIT = [pair for pair in [*LOOPS, ("compressed", "mtp")] if ON.get(pair, (2,))]
 SAMPLED = ("eagle3", "eagle3 reference", "peagle", "dflash", "near split")
 
 
 def on_devices(kind):
-    """What engines of the pairs of this kind in `SPLIT` do on two devices, and of some on four."""
-    on_two = [f"{name}@2" for of, name in SPLIT if of == kind]
+    """What engines of the pairs of this kind in `SPLIT` do on several devices."""
+    asked = [f"{name}@{count}" for of, name in SPLIT if of == kind for count in ON.get((of, name), (2,))]
     if kind == "full":
-        on_two += ["none@2", "near split@2", "eagle3 coded@2"]
-    return run("pairs", kind, "greedy", *on_two, *(f"{name}@4" for name in ON_FOUR.get(kind, ())))
+        asked += ["none@2", "near split@2", "eagle3 coded@2"]
+    return run("pairs", kind, "greedy", *asked)
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)
@@ -148,7 +148,7 @@ def assert_only_meant(moves, count, largest_gather):
 def test_several_devices_answer_as_one(engine, pair):
     kind, name = pair
     expected = answers(engine, "greedy")
-    for count in (2, 4) if name in ON_FOUR.get(kind, ()) else (2,):
+    for count in ON.get(pair, (2,)):
         result = on_devices(kind)[f"{name}@{count}"]
         assert result["answers"] == expected
         assert result["kernels"]["matmul"] == count
@@ -170,6 +170,7 @@ def test_several_devices_sample_as_one(engines_of):
         drafter = name.split()[0]
         engine = engines_of["full"].load(drafter, DRAFTERS[drafter], sampling_modes=modes_of("full", drafter))
         assert result["answers"] == answers(engine, "sampled"), name
+        assert result["kernels"]["matmul"] == 2
         assert_only_meant(result["moves"], 2, BATCH * (DRAFTERS["near"] + 1) * VOCABULARY)
     assert len({str(result["answers"]) for result in results.values()}) > 1
 

@@ -1,7 +1,7 @@
 """Scores of texts are those of a plain forward pass, for every kind of attention and every family.
 
 Alone and together, from shared pages, after a preemption and a failed dispatch, beside answers and updates of
-the weights. Answers report the same, here for every family, and in `test_logprobs.py` for every drafter.
+the weights. Answers report the same, here for every family, and in `test_logprobs.py` for other drafters.
 """
 
 import asyncio

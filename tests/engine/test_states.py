@@ -19,6 +19,8 @@ from jaxspec.engine.host.scheduler import Choice
 MAMBA = "eagle3"
 """The drafter that is tried over the second kind of states; test_pairs.py has it over both."""
 SAMPLED = {"temperature": 1.0, "top_p": 0.95, "seed": 11}
+ANY = {"sampling_modes": ("sampled",)}
+"""One program for greedy requests and for sampled ones; others run in programs for greedy requests alone."""
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def with_states(state, change):
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_nan_in_states_that_nobody_has_changes_nothing(engines, prompts, name, sampling):
     """Those of idle slots, the inputs of old drafts, and copies that are not kept."""
-    engine = engines.load(name)
+    engine = engines.load(name, **ANY)
     start_afresh(engine)
     ask = {"max_new_tokens": 30, **sampling}
     clean = engine.generate(prompts, **ask)
@@ -130,11 +132,11 @@ def test_after_decoding_a_state_is_what_reading_the_text_would_have_made(engines
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_tokens_do_not_depend_on_company_or_on_how_work_is_cut(engines, prompts, name, sampling):
     ask = {"max_new_tokens": 30, **sampling}
-    lone = engines.load(name, batch_size=1)
+    lone = engines.load(name, batch_size=1, **ANY)
     alone = [lone.generate(prompt, **ask).token_ids for prompt in prompts]
     cut = {"steps_per_dispatch": 4, "prefill_batch_size": 3, "prefill_chunk": 32, "page_size": 4}
     for sizes in ({"batch_size": 8}, {"batch_size": 4, "mixed_prefill_tokens": 16, **cut}):
-        engine = engines.load(name, **sizes)
+        engine = engines.load(name, **sizes, **ANY)
         start_afresh(engine)
         for copies in (1, 2):  # the second time from the prefix cache
             params = [ask] * (copies * len(prompts))
@@ -155,7 +157,7 @@ def test_a_state_is_found_in_the_step_that_copies_it(engines, prompts, name):
 @over("eagle3", "mtp")
 @pytest.mark.parametrize("copies", [0, 1, 8])
 def test_with_hardly_any_pages_or_copies_tokens_stay(engines, prompts, name, copies, monkeypatch):
-    engine = engines.load(name)
+    engine = engines.load(name, **ANY)
     start_afresh(engine)
     expected = conversation(engine, prompts, turns=3)
     limit_pages(engine, 12, monkeypatch)

@@ -69,7 +69,12 @@ def slots(lengths, *, remaining, active=True, stop_tokens=(), num_drafts=0, chun
         index = np.arange(into["tokens"].shape[1])
         text = (fields["start"] + index) % VOCABULARY
         into["tokens"][row] = np.where(index <= fields["count"], text, 11)
-    return state, Plan.unpack(jnp.asarray(words), size, CONFIG)
+    return state, jax.jit(lambda words: Plan.unpack(words, size, CONFIG))(words)
+
+
+def judge_of(group):
+    """`judge` for rows of logits of this group."""
+    return jax.jit(lambda logits: judge(MODELS, CONFIG, group, logits))
 
 
 def test_a_slot_that_does_not_go_on_is_not_active():
@@ -110,7 +115,7 @@ def test_blocks_are_accepted_and_end_as_token_by_token():
     logits = np.where(sound[..., None], np.eye(VOCABULARY)[best], np.nan)
     proposal = Proposal(jnp.asarray(drafts, jnp.int32), jnp.asarray(drafted, jnp.int32), None)
     group = decoding_slots(plan, Carry(state, proposal))
-    outcome = judge(MODELS, CONFIG, group, jnp.asarray(logits, jnp.float32))
+    outcome = jax.device_get(judge_of(group)(jnp.asarray(logits, jnp.float32)))
     ways = set()
     for i in range(count):
         tokens, done, failed = expected_block(best[i], sound[i], drafts[i], drafted[i], stops, remaining[i])
@@ -134,12 +139,13 @@ def test_the_first_token_is_the_known_one_or_sampled(temperature):
     sampling = replace(plan.sampling, temperature=jnp.full(4, temperature))
     group = chunks_of_prompts(replace(plan, sampling=sampling), state)
     logits = jnp.full((4, 1, VOCABULARY), -jnp.inf).at[..., 2].set(0.0)
-    first = judge(MODELS, CONFIG, group, logits)
+    judged = judge_of(group)
+    first = judged(logits)
     assert first.tokens[:, 0].tolist() == [2, 6, 2, 7]
     assert first.num_tokens.tolist() == [1, 1, 0, 1]
     assert first.done.tolist() == [False, True, False, True]  # by the stop token, by the limit
     assert first.failed.tolist() == [False] * 4
-    failed = judge(MODELS, CONFIG, group, logits.at[:3].set(jnp.nan))
+    failed = judged(logits.at[:3].set(jnp.nan))
     assert failed.failed.tolist() == [True, True, False, False]
     assert failed.done.tolist() == [True, True, False, True]
 

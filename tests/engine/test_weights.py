@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 from programs_when_run import share_programs
 from safetensors.numpy import load_file, save_file
-from several_devices import OWN, run
+from several_devices import OWN, run_apart
 from tiny_engines import SIZES, assert_idle, assert_scored, tokens_of
 from tiny_gguf import write_packed_gguf
 from tiny_models import changed, on_device, write_eagle3, write_folder, write_target
@@ -436,4 +436,4 @@ def test_several_devices():
     """Arrays on one device, split otherwise, of NumPy and of the engine; then its own, in other places."""
     own = [f"own, {place}" for place in OWN]
     forms = ("numpy", "one device", "split", "explicit", "tree", *own)
-    assert run("weights") == dict.fromkeys(forms, True)
+    assert run_apart("weights") == dict.fromkeys(forms, True)

@@ -112,6 +112,7 @@ def check_pieces(scan, given, cut):
     `given` are arguments for one text of ten rows, which are cut at `cut`.
     """
     state, inputs, rows, _, _, _, place, copy, *weights = given
+    scan = jax.jit(scan)
 
     def read(state, inputs, *pieces):
         width = max(stop - start for start, stop in pieces)

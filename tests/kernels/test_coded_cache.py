@@ -77,6 +77,7 @@ def test_a_step_writes_rounded_rows_and_touches_no_other(name, implementation):
     np.testing.assert_array_equal(bits(written.codes), codes)
 
 
+@jax.jit
 def coded(cache):
     """A cache in 8 bits, and the values that it holds."""
     codes, exponents = encode(cache)

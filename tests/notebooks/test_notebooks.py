@@ -23,7 +23,7 @@ PARAMETERS = {
     },
     "look_inside_one_step": {"PROMPT": PROMPTS[1], "MAX_NEW_TOKENS": 24},
     "write_your_own_drafter": {"PROMPTS": PROMPTS[:2], "MAX_NEW_TOKENS": 24, "SAMPLES": 600},
-    "train_a_head": {"UPDATES": 40, "PROMPTS": 24},
+    "train_a_head": {"UPDATES": 8, "PROMPTS": 24},
     "sample_reward_update": {"UPDATES": 4, "SAMPLES": 2},
     "evaluate": {"MAX_GEN_TOKS": 8},
 }
