@@ -77,9 +77,9 @@ def test_parts_are_all_tests_once_and_every_test_of_many_cases_is_in_each():
     assert [{name for name, _ in part} for part in parts] == [set("abc")] * 3
 
 
-def test_two_days_run_all_tests(monkeypatch):
+def test_three_days_run_all_tests(monkeypatch):
     tests, run = list(range(10)), []
-    for days in range(2):
+    for days in range(3):
         monkeypatch.setattr(tiers, "date", Mock(today=lambda days=days: date(2026, 12, 31) + timedelta(days)))
         run += part_of(tests, "today")
     assert sorted(run) == tests

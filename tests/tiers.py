@@ -1,6 +1,6 @@
 """Which tests are `whole`, that is, left to `.ci/run`; every other one is part of the README's command.
 
-A run of `.ci/run` takes half of them, by the date.
+A run of `.ci/run` takes a third of them, by the date.
 """
 
 import re
@@ -203,14 +203,14 @@ def whole(tests: Iterable[tuple[str, str]]) -> Iterator[bool]:
 
 
 def part_of(tests: Sequence[_Test], part: str) -> Sequence[_Test]:
-    """The tests of "I/N", each Nth beginning with the Ith; of "today", one of two halves, by the date.
+    """The tests of "I/N", each Nth beginning with the Ith; of "today", one of three parts, by the date.
 
-    So a test with several cases runs every day with some of them.
+    So a test with three cases or more runs every day with some of them.
 
     Raises:
       ValueError: it is neither.
     """
-    today = f"{date.today().toordinal() % 2 + 1}/2"
+    today = f"{date.today().toordinal() % 3 + 1}/3"
     number, count = map(int, (today if part == "today" else part).split("/"))
     if not 1 <= number <= count:
         raise ValueError(f"part {number} of {count} parts")
