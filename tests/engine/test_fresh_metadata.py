@@ -72,8 +72,7 @@ def test_a_target_that_drafts_for_itself_has_all_accepted(load, kind):
     assert acceptance_length(load(kind)) == 6.0
 
 
-# Of the others, parts below do.
-@pytest.mark.parametrize("kind", ["full", "latent"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_frozen_metadata_loses_acceptance(load, kind, monkeypatch):
     freeze(load(kind), monkeypatch)
     assert acceptance_length(load(kind)) < 5.0
