@@ -82,6 +82,19 @@ def test_the_design_names_files_that_exist():
     } == set()
 
 
+def test_tests_that_the_table_of_bugs_names_exist():
+    text = (ROOT / "tests" / "README.md").read_text("utf-8")
+    named = set(re.findall(r"([\w/]+\.py)::((?:Test\w+::)?test_\w+)", text))
+    assert len(named) > 50
+    missing = []
+    for file, name in named:
+        sources = [path.read_text("utf-8") for path in (ROOT / "tests").rglob(file)]
+        kinds = [f"class {each}(" if each[0] == "T" else f"def {each}(" for each in name.split("::")]
+        if not any(all(kind in source for kind in kinds) for source in sources):
+            missing.append(f"{file}::{name}")
+    assert missing == []
+
+
 @pytest.mark.parametrize("page", ["index.md", "serving.md", "experiments.md"])
 def test_code_runs(page, tiny_config, monkeypatch, tmp_path, capsys):
     """On the tiny model."""
