@@ -3,26 +3,29 @@
 import random
 
 import pytest
-from tiny_engines import assert_idle, compile_all, limit_pages, tokens_of
+from tiny_engines import ONLY_OVER, assert_idle, compile_all, limit_pages, tokens_of
 
 from jaxspec import SamplingParams
 from jaxspec.engine.host.scheduler import Choice
 
 SEEDED = {"temperature": 1.0, "seed": 11, "max_new_tokens": 40}
-NAMES = ("ngram", "eagle3", "near", "dflash")
-"""One of each way to draft; `test_states.py` has multi-token prediction."""
+NAMES = ("ngram", "eagle3", "near", "dflash", "mtp")
+"""One of each way to draft."""
+KINDS = [(ONLY_OVER.get(name, ("full",))[0], name) for name in NAMES]
 
 
-@pytest.fixture(params=NAMES, scope="module")
-def engine(tiny_engines, request):
-    engine = tiny_engines.load(request.param, "auto", sampling_modes=("sampled",))
+@pytest.fixture(params=KINDS, ids=[name for _, name in KINDS], scope="module")
+def engine(engines_of, request):
+    kind, name = request.param
+    engine = engines_of[kind].load(name, "auto", sampling_modes=("sampled",))
     compile_all(engine)
     return engine
 
 
 @pytest.fixture
-def plain(tiny_engines):
-    return tiny_engines.load("none")
+def plain(engines_of, engine):
+    (engines,) = (engines for engines in engines_of.values() if engine in engines.loaded.values())
+    return engines.load("none")
 
 
 def force(engine, monkeypatch, ks, seed=0):
