@@ -16,7 +16,9 @@ from jaxspec_kernels.triton_call import triton_call
 
 _PROGRAMS = 256
 """The programs that occupy a GPU: two for each of some 130 multiprocessors."""
+_MULTIPROCESSORS = 132
 _FEW_ROWS = 16
+_SOME_ROWS = 32
 _PROGRAMS_OF_FEW_ROWS = 384
 """They wait for memory most of the time, so more of them are needed."""
 _MOST_SECTIONS = 8
@@ -50,7 +52,7 @@ def packed_matmul(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
         sections = of_exact or hopper_kernel.count_sections(rows, kernel)
         y = hopper_kernel.multiply(x, kernel, sections=sections, dtype=dtype)
     else:
-        tiles = choose_tiles(rows, is_fp8=kernel.bits == 8 and not kernel.is_int8)
+        tiles = choose_tiles(rows, math.prod(kernel.out_axes), is_fp8=_is_fp8(kernel))
         sections = of_exact or count_sections(kernel, rows)
         y = multiply(x, kernel, tiles, sections=sections, dtype=dtype)
     return y.reshape(*batch, *kernel.out_axes)
@@ -100,22 +102,37 @@ def count_sections(kernel: CodedWeight, rows: int) -> int:
     """
     tiles = triton.cdiv(math.prod(kernel.out_axes), 64)
     steps = kernel.codes.shape[-3]
-    wanted = _PROGRAMS_OF_FEW_ROWS if rows <= _FEW_ROWS else _PROGRAMS
+    few = _SOME_ROWS if _is_fp8(kernel) else _FEW_ROWS
+    wanted = _PROGRAMS_OF_FEW_ROWS if rows <= few else _PROGRAMS
     sections = 1
     while sections * tiles < wanted and sections < min(_MOST_SECTIONS, steps // 2):
         sections *= 2
     return sections
 
 
-def choose_tiles(rows: int, *, is_fp8: bool) -> Tiles:
-    """The tiles for so many rows, by time on an H100.
+def choose_tiles(rows: int, outputs: int, *, is_fp8: bool) -> Tiles:
+    """The tiles for so many rows and outputs, by time on an H100, and for 9 to 32 rows on an H200.
 
     A multiprocessor runs several tiles of four warps at once: while one expands codes, another multiplies.
     """
+    if rows <= 8:
+        return Tiles(8, 32, 2 if is_fp8 else 1, 3)
     if rows <= _FEW_ROWS:
-        return Tiles(8 if rows <= 8 else 16, 32, 2 if is_fp8 else 1, 3)
-    if rows <= 32:
-        return Tiles(32, 64, 4, 4)
+        return Tiles(16, 32 if is_fp8 else 64, 2, 3)
+    if rows <= _SOME_ROWS:
+        # Rows are read half as often, if no multiprocessor has more outputs to compute.
+        if _most_outputs(outputs, 128) <= _most_outputs(outputs, 64):
+            return Tiles(32, 128, 4, 4 if is_fp8 else 3)
+        return Tiles(32, 64, 2 if is_fp8 else 4, 3)
     if not is_fp8:
         return Tiles(64, 64, 4, 3)
     return Tiles(64, 128, 8, 3) if rows <= 64 else Tiles(128, 64, 4, 3)
+
+
+def _most_outputs(outputs: int, tile: int) -> int:
+    """The outputs of the multiprocessor with the most tiles."""
+    return triton.cdiv(triton.cdiv(outputs, tile), _MULTIPROCESSORS) * tile
+
+
+def _is_fp8(kernel: CodedWeight) -> bool:
+    return kernel.bits == 8 and not kernel.is_int8

@@ -59,7 +59,7 @@ CASES = (
     ),
     *(
         Case(f"8B {shape}, {rows} rows, {name}", rows, width, outputs, bits, group, scale_rows, has_zero)
-        for rows in (4, 128)
+        for rows in (4, 12, 32, 128)
         for shape, width, outputs in (("gate and up", 4096, 28672), ("down", 14336, 4096))
         for name, bits, group, scale_rows, has_zero in _FORMATS
     ),
