@@ -70,7 +70,7 @@ WHOLE = {
     "engine/test_drafter_state.py": r"\[(?!full)\w+(?<!-eagle3)\]$|\[(latent|compressed)",
     "engine/test_fresh_metadata.py": r"stays_behind_alone|\[(?!full)",
     "engine/test_greedy_equality.py": (
-        r"test_drafting.*\[(?!.*-5)|whole_text\[(?!full)|sizes.*\[page_size|goldens|noise.*\[(?!.*eagle3)"
+        r"test_drafting.*\[(?!.*-5)|sizes.*\[page_size|goldens|noise.*\[(?!.*eagle3)"
     ),
     "engine/test_grammars.py": (
         r"^test_drafters\[(?!ngram-greedy)|masked_logits|wait_until|host_drives|inspection_"
@@ -84,9 +84,7 @@ WHOLE = {
     ),
     "engine/test_invariance.py": r"several_steps|\[(near|ngram)",
     "engine/test_lifecycle.py": r"waits_for_the_thread|holds_no_array",
-    "engine/test_logprobs.py": (
-        r"forward_pass\[(recurrent|compressed)|compiled_when_first|are_drawn|prompts_beside"
-    ),
+    "engine/test_logprobs.py": (r"forward_pass\[recurrent|compiled_when_first|are_drawn|prompts_beside"),
     "engine/test_memory_mappings.py": r"a_full_process",
     "engine/test_odd_grammars.py": "",
     "engine/test_pairs.py": (

@@ -1,51 +1,18 @@
-"""Greedy output is plain decoding's, token for token, whatever drafts; and plain decoding is the model's."""
+"""Greedy output is plain decoding's, token for token, whatever drafts; `test_pairs.py` says that this is the
+model's."""
 
-from functools import cache
-
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from golden_files import HEAD_KINDS, golden_folder
-from paged_rows import PagedTarget
-from tiny_engines import ATTENTION, SIZES, tokens_of
+from tiny_engines import SIZES, tokens_of
 
 import jaxspec
-from jaxspec.checkpoints import open_checkpoint
-from jaxspec.models.loading import load_target
 
 NEW_TOKENS = 40
 
 
 @pytest.fixture(scope="module")
-def plain_of(engines_of, prompts):
-    """Plain decoding's answers, by the target's kind of attention."""
-
-    @cache
-    def plain(kind):
-        return tokens_of(engines_of[kind].load().generate(prompts, max_new_tokens=NEW_TOKENS))
-
-    return plain
-
-
-@pytest.fixture(scope="module")
-def plain(plain_of):
-    return plain_of("full")
-
-
-@pytest.mark.parametrize("kind", ATTENTION)
-def test_plain_decoding_takes_the_best_token_of_one_pass_over_the_whole_text(
-    engines_of, prompts, plain_of, kind
-):
-    plain = plain_of(kind)
-    model = load_target(open_checkpoint(engines_of[kind].folders["target"]), dtype=jnp.float32)
-    width = max(map(len, prompts)) + NEW_TOKENS
-    paged = PagedTarget(model, len(prompts), width, page_size=16, width=width)
-    texts = [prompt + answer for prompt, answer in zip(prompts, plain, strict=True)]
-    logits, _, _ = paged.feed(texts, [0] * len(texts))
-    for slot, (prompt, answer) in enumerate(zip(prompts, plain, strict=True)):
-        best = np.asarray(logits[slot, len(prompt) - 1 :].argmax(-1))
-        assert answer == best[:NEW_TOKENS].tolist()
-        assert len(set(answer)) > 5  # not a loop of one token
+def plain(tiny_engines, prompts):
+    return tokens_of(tiny_engines.load().generate(prompts, max_new_tokens=NEW_TOKENS))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from jaxspec.sampling import Logprobs, SamplingMode
 
 VOCABULARY = 48
 PAIRS = [
-    *((kind, "ngram") for kind in ("full", "compressed", "recurrent")),
+    *((kind, "ngram") for kind in ("full", "recurrent")),
     *(("full", name) for name in ("near", "dflash")),
 ]
 """Without a network, one by one and all at once. Every drafter reports in `test_grammars.py`; other kinds of

@@ -1,4 +1,6 @@
-"""What holds for every drafter over every kind of attention, each pair's engine compiled once for all tests.
+"""What holds for every drafter over the kinds of attention that make a difference to it.
+
+Each pair's engine is compiled once for all tests.
 
 The draft loop driven from Python is the oracle of the compiled one. Pages hold eight positions and windows
 see six, so seven drafts cross the edges of both.
@@ -11,10 +13,12 @@ from functools import cache
 from math import prod
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conversations import assert_as_alone, conversation
 from memory import is_large
+from paged_rows import PagedTarget
 from several_devices import answers, run
 from tiny_engines import (
     ATTENTION,
@@ -29,13 +33,19 @@ from tiny_engines import (
 )
 
 from jaxspec import SamplingParams
+from jaxspec.checkpoints import open_checkpoint
 from jaxspec.engine import oracle
 from jaxspec.engine.oracle import Oracle
+from jaxspec.models.loading import load_target
 
 BATCH, WIDTH, VOCABULARY = 3, 32, 48
+NEW_TOKENS = 40
 # What the loop does and what is split depends on the attention and on the drafter, not on both together.
 LOOPS = [pair for pair in PAIRS if pair[0] == "full" or pair[1] in ("eagle3", "gemma4_assistant")]
 LOOPS += [("latent", "mtp")]
+DRIVEN = [pair for pair in LOOPS if pair[0] != "own family" and pair[1] not in ("eagle1", "peagle", "bigram")]
+"""Those whose loops no other pair has: that family's attention is full, EAGLE-1 and a table draft one by one
+as EAGLE-3 does, and P-EAGLE all at once as DFlash."""
 # Of two key/value heads, four devices have two copies each, of targets and of EAGLE-3; DFlash and the latent
 # kind have four. Other drafters split as these do.
 ON = {
@@ -77,7 +87,7 @@ def engine(engines_of, pair):
 @pytest.fixture(scope="module")
 def plain_of(engines_of, prompts):
     """Plain decoding's answers, by the target's kind of attention."""
-    return cache(lambda kind: tokens_of(engines_of[kind].load().generate(prompts, max_new_tokens=40)))
+    return cache(lambda kind: tokens_of(engines_of[kind].load().generate(prompts, max_new_tokens=NEW_TOKENS)))
 
 
 def answers_and_caches(engine, prompts, *, temperatures):
@@ -106,7 +116,7 @@ def assert_same(compiled, host):
         np.testing.assert_allclose(one[1:], other[1:], rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("pair", LOOPS, ids="-".join, indirect=True, scope="module")
+@pytest.mark.parametrize("pair", DRIVEN, ids="-".join, indirect=True, scope="module")
 def test_the_compiled_loop_drafts_what_the_host_driven_one_does(engine, pair, prompts, monkeypatch):
     """For greedy requests beside sampled ones."""
     compiled = answers_and_caches(engine, prompts, temperatures=[0.0, 1.0])
@@ -117,7 +127,7 @@ def test_the_compiled_loop_drafts_what_the_host_driven_one_does(engine, pair, pr
 
 
 def test_drafting_changes_no_token(engine, pair, prompts, plain_of):
-    generations = engine.generate(prompts, max_new_tokens=40)
+    generations = engine.generate(prompts, max_new_tokens=NEW_TOKENS)
     assert tokens_of(generations) == plain_of(pair[0])
     accepted = sum(generation.stats.accepted for generation in generations)
     drafted = sum(generation.stats.drafted for generation in generations)
@@ -212,6 +222,22 @@ def test_a_cached_prefix_changes_no_token_of_plain_decoding(engines_of, prompts,
     engine = engines_of[kind].load()
     start_afresh(engine)
     assert_as_alone(engine, conversation(engine, prompts))
+
+
+@pytest.mark.parametrize("kind", ATTENTION)
+def test_plain_decoding_takes_the_best_token_of_one_pass_over_the_whole_text(
+    engines_of, prompts, plain_of, kind
+):
+    plain = plain_of(kind)
+    model = load_target(open_checkpoint(engines_of[kind].folders["target"]), dtype=jnp.float32)
+    width = max(map(len, prompts)) + NEW_TOKENS
+    paged = PagedTarget(model, len(prompts), width, page_size=16, width=width)
+    texts = [prompt + answer for prompt, answer in zip(prompts, plain, strict=True)]
+    logits, _, _ = paged.feed(texts, [0] * len(texts))
+    for slot, (prompt, answer) in enumerate(zip(prompts, plain, strict=True)):
+        best = np.asarray(logits[slot, len(prompt) - 1 :].argmax(-1))
+        assert answer == best[:NEW_TOKENS].tolist()
+        assert len(set(answer)) > 5  # not a loop of one token
 
 
 def test_an_oracle_without_its_last_draft_step_is_found_out(tiny_engines, prompts, monkeypatch):
