@@ -100,9 +100,13 @@ ONLY_OVER = {
     "gemma4_assistant": ("gemma4",),
     "bigram": ("full", "own family"),
     "near": tuple(kind for kind in ATTENTION if kind not in STATES),
-    # To these the second kind of state is like the first.
-    **dict.fromkeys(("eagle1", "peagle"), tuple(kind for kind in ATTENTION if kind != "mamba")),
-    "dflash": (*(kind for kind in ATTENTION if kind != "mamba"), "gemma4"),
+    # The second kind of state is like the first, and that family's attention is full.
+    "dflash": (*(kind for kind in ATTENTION if kind not in ("mamba", "own family")), "gemma4"),
+    # One by one as EAGLE-3, in the target's window if it has one, but from the last hidden state, of which
+    # compressed attention keeps several streams.
+    "eagle1": ("full", "sliding", "compressed"),
+    # All at once as DFlash, from EAGLE-3's features.
+    "peagle": ("full", "latent", "recurrent"),
 }
 PAIRS = [(kind, name) for kind in TARGETS for name in DRAFTERS if kind in ONLY_OVER.get(name, ATTENTION)]
 """Every drafter with every kind of attention that it supports and that makes a difference to it."""
