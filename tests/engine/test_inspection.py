@@ -47,7 +47,7 @@ def test_tokens_and_acceptance_are_those_of_the_compiled_loop(tiny_engines, prom
 
 def test_a_block_at_the_end_of_an_answer_is_drafted_as_in_the_engine(tiny_engines, prompts):
     """DFlash's rows see those behind them, up to the last page that the request may need."""
-    engine = tiny_engines.load("dflash", 4)
+    engine = tiny_engines.load("dflash", 3)
     prompt = prompts[1]
     to_the_end_of_a_page = 16 - len(prompt) % 8
     for seed in range(10):

@@ -403,6 +403,7 @@ def test_a_mtp_layer_comes_with_the_target(prompts, tmp_path):
     with jaxspec.load(fresh, **options) as loaded:
         expected = answers(loaded, prompts)
     with jaxspec.load(folder, **options) as engine:
+        share_programs(engine.programs, loaded.programs)
         engine.update_weights(on_device(tensors))
         assert answers(engine, prompts) == expected
     with jaxspec.load(folder, weights=on_device(tensors), **options) as engine:
