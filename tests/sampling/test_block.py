@@ -53,7 +53,7 @@ class Case:
 
     def rows(self, table, length):
         """[blocks, length, ...] of the contexts within every block."""
-        return jnp.asarray([[table[block[:i]] for i in range(length)] for block in self.blocks], jnp.float32)
+        return np.asarray([[table[block[:i]] for i in range(length)] for block in self.blocks], np.float32)
 
     @cached_property
     def chance(self):
@@ -80,25 +80,14 @@ class Case:
     @cached_property
     def log_ratio(self):
         rows, draft_rows = self.rows(self.p, self.num_drafts), self.rows(self.q, self.num_drafts)
-        ids = jnp.asarray(self.blocks)
-        log_p = jnp.take_along_axis(jax.nn.log_softmax(rows), ids[..., None], -1)[..., 0]
-        log_q = jnp.take_along_axis(jax.nn.log_softmax(draft_rows), self.draft_ids[ids][..., None], -1)[
-            ..., 0
-        ]
-        return log_p - log_q
+        ids = np.asarray(self.blocks)
+        return log_ratios(rows, draft_rows, ids[..., None], self.draft_ids[ids][..., None])
 
     @cached_property
     def log_chance(self):
         rows, draft_rows = self.rows(self.p, self.num_drafts), self.rows(self.q, self.num_drafts)
-        return log_acceptance(
-            log_prefixes(self.log_ratio),
-            jnp.full(len(self.blocks), self.count),
-            rows,
-            jax.nn.logsumexp(rows, axis=-1),
-            draft_rows,
-            jax.nn.logsumexp(draft_rows, axis=-1),
-            self.draft_vocab,
-        )
+        count = np.full(len(self.blocks), self.count)
+        return log_chances(self.log_ratio, count, rows, draft_rows, self.draft_vocab)
 
     @cached_property
     def accepted(self):
@@ -121,16 +110,13 @@ class Case:
     @cached_property
     def recovered(self):
         """The distribution of the token after an accepted prefix, by prefix."""
-        log_prefix = np.asarray(log_prefixes(self.log_ratio))
+        log_prefix = np.asarray(jax.jit(log_prefixes)(self.log_ratio))
         after = {}
         for block, row in zip(self.blocks, log_prefix, strict=True):
             after |= {block[:count]: row[count] for count in range(self.count)}
-        log_p = jax.nn.log_softmax(jnp.asarray([self.p[context] for context in after], jnp.float32))
-        log_q = _log_proposal(
-            jnp.asarray([self.q[context] for context in after], jnp.float32), self.draft_vocab
-        )
-        residuals = np.exp(_log_residual(np.array(list(after.values()))[:, None] + log_p, log_q))
-        residuals = np.asarray(residuals, np.float64)
+        p, q = (np.asarray([table[context] for context in after], np.float32) for table in (self.p, self.q))
+        kept = np.asarray(list(after.values()))[:, None]
+        residuals = np.exp(np.asarray(log_residuals(kept, p, q, self.draft_vocab), np.float64))
         return dict(zip(after, residuals / np.maximum(residuals.sum(1, keepdims=True), 1e-30), strict=True))
 
     @property
@@ -152,6 +138,24 @@ class Case:
         for tail in product(range(self.vocabulary), repeat=length):
             law[tail] = np.prod([self.chance[context + tail[:i]][tail[i]] for i in range(length)])
         return law
+
+
+# Compiled, as every operation by itself would be, for every shape.
+@jax.jit
+def log_ratios(rows, draft_rows, ids, draft_ids):
+    log_p, log_q = jax.nn.log_softmax(rows), jax.nn.log_softmax(draft_rows)
+    return (jnp.take_along_axis(log_p, ids, -1) - jnp.take_along_axis(log_q, draft_ids, -1))[..., 0]
+
+
+@jax.jit
+def log_chances(log_ratio, count, rows, draft_rows, draft_vocab):
+    norm, draft_norm = (jax.nn.logsumexp(each, axis=-1) for each in (rows, draft_rows))
+    return log_acceptance(log_prefixes(log_ratio), count, rows, norm, draft_rows, draft_norm, draft_vocab)
+
+
+@jax.jit
+def log_residuals(kept, p, q, draft_vocab):
+    return _log_residual(kept + jax.nn.log_softmax(p), _log_proposal(q, draft_vocab))
 
 
 def _norm(logits):

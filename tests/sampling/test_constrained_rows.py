@@ -1,5 +1,7 @@
 """Constraints of rows of logits against their definitions, for the rows of blocks and those of drafts."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,6 +42,15 @@ WAYS = [
 ]
 
 
+# Compiled, as every operation by itself would be, for every shape.
+unpack = jax.jit(Plan.unpack, static_argnums=(1, 2))
+
+
+@partial(jax.jit, static_argnames="is_draft")
+def apply(slots, columns, logits, drafts, first=0, *, is_draft=False):
+    return slots.over(columns).apply(logits, drafts, first, is_draft=is_draft)
+
+
 def slots_of(rng, ways, constraints=EVERY):
     """The slots of requests that ask so, their texts and the lengths of their prompts."""
     texts = [rng.integers(VOCABULARY, size=length).tolist() for length in rng.integers(1, 30, size=len(ways))]
@@ -55,7 +66,7 @@ def slots_of(rng, ways, constraints=EVERY):
     counts = [1] * len(batch)
     dispatch = Dispatch(batch, [True] * len(batch), True, 1, [], counts, counts, DRAFTS, counts)
     size = Size(len(batch), 0, width=DRAFTS + 1).doing(Asked(constraints=constraints))
-    plan = Plan.unpack(jnp.asarray(pack(dispatch, size, CONFIG)), size, CONFIG)
+    plan = unpack(jnp.asarray(pack(dispatch, size, CONFIG)), size, CONFIG)
     stale = rng.integers(VOCABULARY, size=(len(texts), LONGEST + 1))
     for row, text in zip(stale, texts, strict=True):
         row[: len(text)] = text
@@ -89,8 +100,7 @@ def case(request):
 
 def test_rows_of_a_block_see_the_drafts_before_them(case):
     slots, texts, starts, drafts, logits = case
-    rows = slots.over(Columns.of(jnp.asarray(logits), VOCABULARY))
-    found = jax.jit(type(rows).apply)(rows, jnp.asarray(logits), jnp.asarray(drafts, jnp.int32))
+    found = apply(slots, Columns.of(logits, VOCABULARY), logits, drafts.astype(np.int32))
     expected = expected_rows(logits, texts, starts, drafts, WAYS)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(found[0], logits[0])
@@ -99,11 +109,11 @@ def test_rows_of_a_block_see_the_drafts_before_them(case):
 
 def test_a_draft_is_drawn_from_a_row_that_saw_those_before_it(case):
     slots, texts, starts, drafts, logits = case
-    rows = slots.over(Columns.of(jnp.asarray(logits), VOCABULARY))
+    columns = Columns.of(logits, VOCABULARY)
     for i in range(DRAFTS):
         # Later columns are not drawn yet.
         known = np.where(np.arange(DRAFTS) < i, drafts, 0)
-        found = np.asarray(rows.apply(logits[:, i : i + 1], jnp.asarray(known), jnp.int32(i), is_draft=True))
+        found = np.asarray(apply(slots, columns, logits[:, i : i + 1], known, jnp.int32(i), is_draft=True))
         expected = expected_rows(logits[:, i : i + 1], texts, starts, drafts, WAYS, first=i)
         assert np.isfinite(found).all()
         np.testing.assert_allclose(np.where(found < -1e8, -np.inf, found), expected, rtol=1e-5, atol=1e-6)
@@ -115,19 +125,17 @@ def test_parts_of_a_vocabulary(case):
     expected = expected_rows(logits, texts, starts, drafts, WAYS)
     none = jnp.zeros(0, jnp.int32)
     for start, size in ((0, 6), (6, 5)):
-        rows = slots.over(Columns(jnp.int32(start), none, none, size))
-        found = rows.apply(logits[..., start : start + size], jnp.asarray(drafts))
+        columns = Columns(jnp.int32(start), none, none, size)
+        found = apply(slots, columns, logits[..., start : start + size], drafts)
         np.testing.assert_allclose(found, expected[..., start : start + size], rtol=1e-5, atol=1e-6)
     drafted = np.array([1, 2, 3, 5, 8, 9])
     draft_ids = np.full(VOCABULARY, -1)
     draft_ids[drafted] = np.arange(len(drafted))
     vocabulary = DraftVocabulary(jnp.asarray(drafted), jnp.asarray(draft_ids))
-    own = jnp.asarray(logits[..., drafted])
-    found = slots.over(Columns.of(own, len(drafted), vocabulary)).apply(own, jnp.asarray(drafts))
+    own = logits[..., drafted]
+    found = apply(slots, Columns.of(own, len(drafted), vocabulary), own, drafts)
     np.testing.assert_allclose(found, expected[..., drafted], rtol=1e-5, atol=1e-6)
-    second = slots.over(Columns(jnp.int32(3), jnp.asarray(draft_ids), none, 3)).apply(
-        own[..., 3:], jnp.asarray(drafts)
-    )
+    second = apply(slots, Columns(jnp.int32(3), jnp.asarray(draft_ids), none, 3), own[..., 3:], drafts)
     np.testing.assert_allclose(second, expected[..., drafted[3:]], rtol=1e-5, atol=1e-6)
 
 
@@ -138,8 +146,7 @@ def test_a_program_with_the_kinds_that_are_asked_for_suffices(way):
     slots, texts, starts = slots_of(rng, ways, required_constraints(SamplingParams(**way)))
     drafts = rng.integers(4, size=(2, DRAFTS))
     logits = rng.normal(size=(2, DRAFTS + 1, VOCABULARY)).astype(np.float32)
-    rows = slots.over(Columns.of(jnp.asarray(logits), VOCABULARY))
-    found = rows.apply(jnp.asarray(logits), jnp.asarray(drafts))
+    found = apply(slots, Columns.of(logits, VOCABULARY), logits, drafts)
     np.testing.assert_allclose(
         found, expected_rows(logits, texts, starts, drafts, ways), rtol=1e-5, atol=1e-6
     )
@@ -150,8 +157,8 @@ def test_of_a_draft_vocabulary_that_is_banned_drafts_have_a_distribution():
     draft_ids = np.full(VOCABULARY, -1)
     draft_ids[[1, 2]] = 0, 1
     vocabulary = DraftVocabulary(jnp.array([1, 2]), jnp.asarray(draft_ids))
-    rows = slots.over(Columns.of(jnp.zeros((1, 1, 2)), 2, vocabulary))
-    found = rows.apply(jnp.array([[[3.0, 1.0]]]), jnp.zeros((1, DRAFTS), jnp.int32), is_draft=True)
+    logits, drafts = np.array([[[3.0, 1.0]]], np.float32), np.zeros((1, DRAFTS), np.int32)
+    found = apply(slots, Columns.of(logits, 2, vocabulary), logits, drafts, is_draft=True)
     np.testing.assert_allclose(jax.nn.softmax(found), 0.5)
 
 
