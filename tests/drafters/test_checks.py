@@ -75,10 +75,11 @@ def test_drafts_that_are_no_tokens_change_no_token(target, plain):
     sampled = {"max_new_tokens": 20, "temperature": 1.0, "seed": 5}
     answers = [answer.token_ids for answer in plain.generate(prompts, **sampled)]
     greedy = plain.generate(prompts[0], max_new_tokens=20).token_ids
-    for is_driven in (False, True):
-        with load(target, SETTINGS) as engine:
+    with load(target, SETTINGS) as engine:
+        for is_driven in (False, True):
             if is_driven:
                 Oracle(engine.programs).take_over(engine.programs)
+            engine.forget_prefixes()
             drafted = engine.generate(prompts, **sampled)
             assert [answer.token_ids for answer in drafted] == answers
             assert all(answer.stats.drafted == 0 for answer in drafted)

@@ -135,12 +135,11 @@ def test_tokens_do_not_depend_on_company_or_on_how_work_is_cut(engines, prompts,
     lone = engines.load(name, batch_size=1, **ANY)
     alone = [lone.generate(prompt, **ask).token_ids for prompt in prompts]
     cut = {"steps_per_dispatch": 4, "prefill_batch_size": 3, "prefill_chunk": 32, "page_size": 4}
-    for sizes in ({"batch_size": 8}, {"batch_size": 4, "mixed_prefill_tokens": 16, **cut}):
-        engine = engines.load(name, **sizes, **ANY)
-        start_afresh(engine)
-        for copies in (1, 2):  # the second time from the prefix cache
-            params = [ask] * (copies * len(prompts))
-            assert tokens_of(engine.generate(prompts * copies, params)) == alone * copies
+    engine = engines.load(name, batch_size=8, mixed_prefill_tokens=16, **cut, **ANY)
+    start_afresh(engine)
+    for copies in (1, 2):  # the second time from the prefix cache
+        params = [ask] * (copies * len(prompts))
+        assert tokens_of(engine.generate(prompts * copies, params)) == alone * copies
 
 
 @over("none", "mtp")
@@ -173,8 +172,8 @@ def test_with_hardly_any_pages_or_copies_tokens_stay(engines, prompts, name, cop
 
 @over("mtp")
 def test_tokens_are_those_of_plain_decoding_whatever_k_comes_next(engines, prompts, name, monkeypatch):
-    expected = tokens_of(engines.load().generate(prompts, max_new_tokens=40))
-    engine = engines.load(name, "auto", sampling_modes=("sampled",))
+    expected = tokens_of(engines.load(**ANY).generate(prompts, max_new_tokens=40))
+    engine = engines.load(name, "auto", **ANY)
     compile_all(engine)
     rng, taken = random.Random(0), []
 
@@ -191,9 +190,9 @@ def test_tokens_are_those_of_plain_decoding_whatever_k_comes_next(engines, promp
 
 @first_kind
 def test_without_prefix_caching_there_are_no_copies(engines, prompts):
-    engine = engines.load("ngram", prefix_caching=False)
+    engine = engines.load(prefix_caching=False, **ANY)
     assert engine.config.state_copies == 0
-    expected = tokens_of(engines.load("ngram").generate(prompts, max_new_tokens=12))
+    expected = tokens_of(engines.load(**ANY).generate(prompts, max_new_tokens=12))
     for _ in range(2):
         answers = engine.generate(prompts, max_new_tokens=12)
         assert tokens_of(answers) == expected
@@ -247,7 +246,7 @@ def test_answers_equal_those_of_transformers(case):
 def test_a_draft_model_without_states_drafts_for_a_target_with_them(engines, engines_of, prompts):
     drafter = {"kind": "draft_model", "source": str(engines_of["full"].folders["target"])}
     drafter |= {"num_speculative_tokens": 3}
-    expected = tokens_of(engines.load().generate(prompts, max_new_tokens=30))
+    expected = tokens_of(engines.load(**ANY).generate(prompts, max_new_tokens=30))
     with jaxspec.load(
         engines.folders["target"], drafter=drafter, progress=False, sampling_modes=("greedy",), **SIZES
     ) as engine:
