@@ -53,7 +53,6 @@ def folder(tmp_path_factory):
     mamba = write_target(root / "mamba alone", vocab_size=VOCABULARY, **MAMBA)
     write_with_mtp(root / "mamba", mamba)
     gemma4 = write_target(root / "gemma4", vocab_size=VOCABULARY, gain=1.2, **GEMMA4)
-    write_assistant(root / "assistant", gemma4)
     write_assistant(root / "assistant of clusters", gemma4, clusters=8)
     return root
 
@@ -110,7 +109,6 @@ DRAFTERS = {
     "mtp": {"target": "latent", "kind": "mtp"},
     "mtp over states": {"target": "states", "kind": "mtp"},
     "mtp over mamba": {"target": "mamba", "kind": "mtp"},
-    "assistant": {"target": "gemma4", "kind": "gemma4_assistant", "source": "assistant"},
     "assistant of clusters": {
         "target": "gemma4",
         "kind": "gemma4_assistant",
