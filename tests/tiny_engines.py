@@ -98,8 +98,11 @@ STATES = ("recurrent", "mamba")
 ONLY_OVER = {
     "mtp": ("latent", "recurrent", "compressed", "mamba"),
     "gemma4_assistant": ("gemma4",),
-    "bigram": ("full", "own family"),
-    "near": tuple(kind for kind in ATTENTION if kind not in STATES),
+    # Neither sees the target's attention; what verifies their drafts is the same for all drafters.
+    "ngram": ("full", "recurrent"),
+    "bigram": ("full",),
+    # `test_compressed_engine.py` has it over compressed attention.
+    "near": tuple(kind for kind in ATTENTION if kind not in (*STATES, "compressed")),
     # The second kind of state is like the first, and that family's attention is full.
     "dflash": (*(kind for kind in ATTENTION if kind not in ("mamba", "own family")), "gemma4"),
     # One by one as EAGLE-3, in the target's window if it has one, but from the last hidden state, of which

@@ -43,10 +43,18 @@ def poison_from(cache, shapes, page_table, lengths, page_size):
     return jax.tree.map(fill, shapes, cache)
 
 
+@pytest.fixture(scope="module")
+def plain(engines_of, prompts):
+    """Plain decoding's answers."""
+    engine = engines_of["compressed"].load(sampling_modes=("greedy",))
+    return tokens_of(engine.generate(prompts, max_new_tokens=40))
+
+
 def test_nan_at_rejected_positions_and_in_their_entries_changes_nothing(
-    engine, drafter, prompts, monkeypatch
+    engine, drafter, prompts, plain, monkeypatch
 ):
     clean = tokens_of(engine.generate(prompts, max_new_tokens=40))
+    assert clean == plain
     enqueue = engine.programs.enqueue
 
     @partial(jax.jit, static_argnames="size")
@@ -102,10 +110,9 @@ def test_a_request_that_was_put_back_goes_on_with_the_same_tokens(engines_of, pr
     assert engine.core.scheduler.num_preempted > before
 
 
-def test_any_number_of_drafts_gives_the_tokens_of_plain_decoding(engines_of, prompts):
+def test_any_number_of_drafts_gives_the_tokens_of_plain_decoding(engines_of, prompts, plain):
     """More than two made vLLM crash (docs/stale-metadata.md). Five are above, and seven in test_pairs.py."""
-    engines, options = engines_of["compressed"], {"sampling_modes": ("greedy",)}
-    plain = engines.load(**options).generate(prompts, max_new_tokens=40)
-    drafted = engines.load("mtp", 1, **options).generate(prompts, max_new_tokens=40)
-    assert tokens_of(drafted) == tokens_of(plain)
+    engine = engines_of["compressed"].load("mtp", 1, sampling_modes=("greedy",))
+    drafted = engine.generate(prompts, max_new_tokens=40)
+    assert tokens_of(drafted) == plain
     assert sum(answer.stats.accepted for answer in drafted) > 0

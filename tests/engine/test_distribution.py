@@ -117,7 +117,7 @@ DRAFTERS = {
     "bigram": {"kind": "bigram", "source": "bigram"},
     "one-hot eagle3": {"kind": "eagle3", "source": "repeats", "sampling": "greedy"},
 }
-"""Each drafter once, and each kind of attention; `test_pairs.py` has all pairs of both. Those of
+"""Each drafter once, and each kind of attention; `test_pairs.py` has pairs of both. Those of
 `tiny_engines.DRAWS` draw from smaller and larger vocabularies."""
 
 

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from programs_when_run import compile_ahead
-from tiny_engines import ATTENTION, ONLY_OVER, start_afresh
+from tiny_engines import ATTENTION, STATES, start_afresh
 
 from jaxspec.attention import AttentionMetadata, paged
 from jaxspec.attention.compressed import CompressedMetadata
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 
-KINDS = [kind for kind in ATTENTION if kind in ONLY_OVER["near"] and kind != "own family"]
+KINDS = [kind for kind in ATTENTION if kind not in (*STATES, "own family")]
 """Those of targets that can draft for themselves; that family's attention is full."""
 STALE_PARTS = [
     ("full", "slots"),
