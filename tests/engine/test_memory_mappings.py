@@ -37,7 +37,7 @@ def slots(engine):
 def test_a_full_process_compiles_only_what_is_needed(tiny_engines, prompts, monkeypatch, caplog):
     params = [{"max_new_tokens": 9, **asked} for asked in ASKED for _ in range(2)]
     texts = (prompts * 2)[: len(params)]
-    sizes = {"batch_size": 3, "slot_sizes": (1,)}
+    sizes = {"batch_size": 3, "slot_sizes": (1,), "sampling_modes": ("sampled",)}
     roomy = tiny_engines.load("ngram", max_model_len=90, **sizes)
     expected = tokens_of(roomy.generate(texts, params))
     roomy.programs.wait_compiled()
