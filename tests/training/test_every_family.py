@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from drafters.test_ngram import slow_lookup
 from flax import nnx
-from golden_files import golden_checkpoint
+from golden_files import golden_checkpoint, golden_outputs
 from paged_rows import PagedTarget
 from tiny_engines import ATTENTION
 from tiny_models import write_target
@@ -72,30 +72,38 @@ def target(request, tmp_path_factory):
     return target
 
 
-def packed(target):
-    """Both texts in each of two rows."""
+def packed(texts):
+    """The beginnings of two texts in each of two rows."""
     positions = np.concatenate([*(np.arange(length) for length in LENGTHS), np.zeros(3, int)])
     segments = np.repeat([1, 2, 0], [*LENGTHS, 3])
-    tokens = np.random.default_rng(0).integers(target.config.vocab_size, size=(2, WIDTH))
+    tokens = [[*one[: LENGTHS[0]], *other[: LENGTHS[1]], 0, 0, 0] for one, other in (texts, texts[::-1])]
     answer = (positions > 3) & (segments > 0)
     placed = (jnp.asarray(np.broadcast_to(x, (2, WIDTH))) for x in (positions, segments, answer))
-    return PackedRows(jnp.asarray(tokens), *placed)
+    return PackedRows(jnp.asarray(tokens, jnp.int32), *placed)
+
+
+def passed(target, texts, capture):
+    """What the engine's pass captures of two texts, and the hidden states after the final norm."""
+    paged = PagedTarget(target, 2, max(LENGTHS), page_size=8, width=max(LENGTHS), capture=capture)
+    _, hidden, captured = paged.feed(texts[:, : max(LENGTHS)].tolist(), [0, 0])
+    return *captured, hidden
 
 
 def test_features_are_what_the_engines_pass_captures(target):
+    """Where goldens have that, it is theirs: `models` compares the engine's pass with all of them."""
     capture = tuple(range(target.config.num_hidden_layers + 1))
-    rows = packed(target)
-    hidden, captured = jax.jit(lambda rows: run_target(target, rows, capture))(rows)
-    paged = PagedTarget(target, 2, max(LENGTHS), page_size=8, width=max(LENGTHS), capture=capture)
-    begin = 0
-    for length in LENGTHS:
-        texts = np.asarray(rows.tokens)[:, begin : begin + length]
-        _, own, own_captured = paged.feed(texts.tolist(), [0, 0])
-        for one, other in zip((hidden, *captured), (own, *own_captured), strict=True):
-            expected = np.asarray(other[:, :length])
-            found = np.asarray(one).reshape(2, WIDTH, -1)[:, begin : begin + length]
-            np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
-        begin += length
+    golden = golden_outputs(GOLDENS[target.config.family]) if target.config.family in GOLDENS else {}
+    if "hidden" in golden:
+        texts, expected = golden["input_ids"], (*golden["hidden"], golden["normed"])
+    else:
+        texts = np.random.default_rng(0).integers(target.config.vocab_size, size=(2, WIDTH))
+        expected = passed(target, texts, capture)
+    hidden, captured = jax.jit(lambda rows: run_target(target, rows, capture))(packed(texts))
+    for found, states in zip((*captured, hidden), map(np.asarray, expected), strict=True):
+        first, second, _ = np.split(np.asarray(found).reshape(2, WIDTH, -1), np.cumsum(LENGTHS), axis=1)
+        for part, of in ((first, states), (second, states[::-1])):
+            length = part.shape[1]
+            np.testing.assert_allclose(part, of[:, :length], atol=2e-5 * np.abs(of[:, :length]).max())
 
 
 BATCH, LENGTH, BATCHES, UPDATES = 8, 32, 9, 40

@@ -86,12 +86,22 @@ WAYS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def expected(engine, plain):
+    """The answers that every way is to give: to each of `TEMPLATE`, to `BEGUN`, and to each of `SAMPLING`."""
+    templates = [same(answer_to(engine, PROMPT, {}, **more)) for more in TEMPLATE]
+    changed = {name: answer_to(engine, PROMPT, each.options(name, plain)) for name, each in SAMPLING.items()}
+    begun = same(answer_to(engine, BEGUN, {}, **GO_ON))
+    return templates, begun, {name: same(answer) for name, answer in changed.items()}
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_ask_gives_the_answer_that_was_asked_for(way, engine, plain, monkeypatch):
+def test_every_way_to_ask_gives_the_answer_that_was_asked_for(way, engine, plain, expected, monkeypatch):
     monkeypatch.setattr(load_module, "load", lambda model, **settings: engine)
-    for more in TEMPLATE:
-        assert same(asked(way, engine, {}, **more)) == same(answer_to(engine, PROMPT, {}, **more)), more
-    assert same(asked(way, engine, {}, BEGUN, **GO_ON)) == same(answer_to(engine, BEGUN, {}, **GO_ON))
+    templates, begun, changed = expected
+    for more, answer in zip(TEMPLATE, templates, strict=True):
+        assert same(asked(way, engine, {}, **more)) == answer, more
+    assert same(asked(way, engine, {}, BEGUN, **GO_ON)) == begun
     with pytest.raises(CheckpointError, match="no other tokens for '</s>'"):
         asked(way, engine, {}, "w6 </s>", **AS_TEXT)
     for name, change in SAMPLING.items():
@@ -100,7 +110,7 @@ def test_every_way_to_ask_gives_the_answer_that_was_asked_for(way, engine, plain
         options = change.options(name, plain)
         if way.startswith("inspect") and name not in WITHOUT_PROGRAMS:
             continue  # others compile programs of their own: see the test below, and `test_constraints.py`
-        assert same(asked(way, engine, options)) == same(answer_to(engine, PROMPT, options)), name
+        assert same(asked(way, engine, options)) == changed[name], name
 
 
 def test_inspection_asks_for_what_it_was_asked_for(engine, plain, monkeypatch):

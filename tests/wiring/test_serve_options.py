@@ -149,19 +149,32 @@ def body_of(options):
     return body
 
 
+@pytest.fixture(scope="module")
+def ask(engine):
+    """Asks one server for all parameters for a chat; returns its answer and the request of the engine."""
+    with serving(engine) as server, httpx.Client(timeout=60, trust_env=False) as http:
+
+        def asked(body):
+            with submitted(engine) as requests:
+                answer = http.post(f"{server.url}/v1/chat/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            return answer, requests[0]
+
+        yield asked
+
+
 @pytest.mark.parametrize("name", list(SAMPLING))
-def test_every_sampling_parameter_of_a_body_reaches_the_answer(engine, plain, name):
+def test_every_sampling_parameter_of_a_body_reaches_the_answer(engine, plain, ask, name):
     options = SAMPLING[name].options(name, plain)
     messages = [{"role": "user", "content": PROMPT}]
+    expected = same(answer_to(engine, messages, options))
     for stream in (True, False):
         body = {"model": "tiny", "messages": messages, "stream": stream, **body_of(options)}
-        with serving(engine) as server, submitted(engine) as requests:
-            answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60, trust_env=False)
-        assert answer.status_code == 200, answer.text
-        assert same(requests[0].generation()) == same(answer_to(engine, messages, options))
-    if not stream and name == "max_new_tokens":
+        answer, request = ask(body)
+        assert same(request.generation()) == expected
+    if name == "max_new_tokens":
         told = answer.json()["usage"]["completion_tokens_details"]
-        stats = requests[0].stats
+        stats = request.stats
         assert told == {"drafted_tokens": stats.drafted, "accepted_tokens": stats.accepted}
         assert stats.accepted > 0
 
