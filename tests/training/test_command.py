@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import shutil
+from contextlib import redirect_stdout
 from dataclasses import replace
 
 import numpy as np
@@ -59,7 +60,8 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("command")
     write_target(folder / "target")
     prompts(folder / "asked.jsonl", 48)
-    assert main(first(folder)) == 0
+    with (folder / "said").open("w") as said, redirect_stdout(said):
+        assert main(first(folder)) == 0
     rng = np.random.default_rng(1)
     rows = [
         {
@@ -99,7 +101,17 @@ def opened(output, monkeypatch):
 
 def first(folder):
     """The arguments that train the first head."""
-    arguments = ["--target", folder / "target", "--prompts", folder / "asked.jsonl", *SMALL, "--steps", "80"]
+    arguments = [
+        "--target",
+        folder / "target",
+        "--prompts",
+        folder / "asked.jsonl",
+        *SMALL,
+        "--steps",
+        "40",
+        "--learning-rate",
+        "4e-2",
+    ]
     return [*map(str, arguments), "--output", str(folder / "first"), "--license", "MIT"]
 
 
@@ -176,12 +188,8 @@ def test_resuming_with_other_steps_keeps_the_answers(runs, tmp_path, capsys):
     assert results(tmp_path / "out", "train")["updates"] == 9
 
 
-def test_it_ends_with_a_command_that_drafts_with_the_new_head(runs, tmp_path, capsys):
-    shutil.copytree(runs / "first", tmp_path / "out")
-    arguments = ["--target", str(runs / "target"), "--prompts", str(runs / "asked.jsonl"), *SMALL]
-    arguments += ["--steps", "20", "--license", "MIT", "--output", str(tmp_path / "out"), "--resume"]
-    assert main(arguments) == 0
-    said = capsys.readouterr().out.splitlines()
+def test_it_ends_with_a_command_that_drafts_with_the_new_head(runs, capsys):
+    said = (runs / "said").read_text().splitlines()
     assert said[-1].startswith("try it: jaxspec 'Why is the sky blue?' --model ")
     command = shlex.split(said[-1].removeprefix("try it: "))
     assert ask([*command[1:], "--max-new-tokens", "8", "--ignore-eos"]) == 0

@@ -24,7 +24,7 @@ from jaxspec.training.token_rows import TokenRows, read_shards
 from jaxspec.training.train import restore_head
 from jaxspec.training.trainer import Trainer
 
-STEPS = 80
+STEPS = 40
 
 
 def pipeline(config: Path, output: Path) -> Pipeline:
@@ -47,7 +47,13 @@ def engine(run: Pipeline, head: Drafter) -> Engine:
 def finished(tmp_path_factory) -> tuple[Path, Path, dict]:
     """The configuration, the output folder and the reports of a run from the first stage to the last."""
     folder = tmp_path_factory.mktemp("run")
-    train = {"steps": STEPS, "checkpoint_every": 40, "validate_every": 40, "log_every": 7}
+    train = {
+        "steps": STEPS,
+        "checkpoint_every": 20,
+        "validate_every": STEPS,
+        "log_every": 3,
+        "learning_rate": 2e-2,
+    }
     config = write_run(folder, train=train)
     run = pipeline(config, folder / "out")
     return config, folder / "out", {stage: run.run_stage(stage) for stage in STAGES}
@@ -157,7 +163,7 @@ def test_resume_is_bit_exact(finished, tmp_path, monkeypatch):
 
     def interrupted(self, state, rows):
         updates.append(int(state.step))
-        if len(updates) == 60:
+        if len(updates) == 30:
             raise KeyboardInterrupt
         return update(self, state, rows)
 
@@ -165,7 +171,7 @@ def test_resume_is_bit_exact(finished, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         pipeline(config, tmp_path).run_stage("train")
     pipeline(config, tmp_path).run_stage("train")
-    assert updates[60] == 40  # from the checkpoint, not from the start
+    assert updates[30] == 20  # from the checkpoint, not from the start
     runs = [pipeline(config, folder) for folder in (output, tmp_path)]
     states = [restore_head(r._new_head(), r.target, r.run.train, r.output / "train")[1] for r in runs]
     for left, right in zip(*map(jax.tree.leaves, states), strict=True):
