@@ -149,7 +149,7 @@ WHOLE = {
     "serve/test_gone.py": r"\[(?!1-True)|while_it_waits|half_a_body|two_hundred|fifty",
     "serve/test_http_metrics.py": r"refused|is_seen",
     "serve/test_page.py": r"client_of|program_of|curl_of",
-    "serve/test_process.py": r"come_to_their_end|without_time|comes_from|not_waited_for",
+    "serve/test_process.py": r"come_to_their_end|without_time|not_waited_for",
     "serve/test_refusals.py": (
         r"bad_input.*\[(?!chat/completions-body0)|not_json|mistake|nested|web_pages|bodies"
     ),

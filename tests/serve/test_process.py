@@ -114,12 +114,6 @@ def test_programs_that_are_being_compiled_are_not_waited_for(tiny_config, tmp_pa
         assert "Traceback" not in stderr.read_text("utf-8")
 
 
-def test_the_key_comes_from_the_environment(tiny_config, tmp_path):
-    with served(tiny_config, tmp_path, JAXSPEC_API_KEY="k") as (_, http, _):
-        assert http.get("/v1/models").status_code == 401
-        assert http.get("/v1/models", headers={"authorization": "Bearer k"}).status_code == 200
-
-
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

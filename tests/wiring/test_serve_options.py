@@ -76,7 +76,7 @@ def test_what_is_loaded(told, tiny_config, tmp_path):
 
 
 def test_what_is_served(told, tiny_config, monkeypatch, tmp_path):
-    monkeypatch.delenv(serve.KEY, raising=False)
+    monkeypatch.delenv("JAXSPEC_API_KEY", raising=False)
     found = told()
     assert (found.name, found.access) == ("tiny", Access())
     assert found.client.max_unfinished == 256
@@ -84,10 +84,10 @@ def test_what_is_served(told, tiny_config, monkeypatch, tmp_path):
     found = told("--name", "other", *origins, "--max-body", 9, "--max-prompt", 8, "--max-queue", 7)
     assert (found.name, found.client.max_unfinished) == ("other", 7)
     assert found.access == Access(None, ("https://a.org", "https://b.org"), 9, 8)
-    monkeypatch.setenv(serve.KEY, "from outside")
+    monkeypatch.setenv("JAXSPEC_API_KEY", "from outside")
     with pytest.raises(AssertionError):  # a key has no spaces
         told()
-    monkeypatch.setenv(serve.KEY, "outside")
+    monkeypatch.setenv("JAXSPEC_API_KEY", "outside")
     assert told().access.api_key == "outside"
     (tmp_path / "key").write_text("inside\n", "utf-8")
     assert told("--api-key-file", tmp_path / "key").access.api_key == "inside"
