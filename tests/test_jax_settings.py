@@ -285,12 +285,16 @@ def loss_of():
     return train
 
 
+@pytest.fixture(scope="module")
+def plain_losses(loss_of):
+    return loss_of()
+
+
 @FORMS
-def test_training_is_the_same(made, loss_of):
-    plain = loss_of()
+def test_training_is_the_same(made, loss_of, plain_losses):
     with made(*KNOWN):
         found = loss_of()
-    for one, two in zip(plain, found, strict=True):
+    for one, two in zip(plain_losses, found, strict=True):
         assert two.dtype == one.dtype
         np.testing.assert_array_equal(one, two)
 

@@ -35,6 +35,8 @@ SLOW = (
     *("qwen3-0.6b", "qwen3-32b", "qwen3-30b-a3b", "gpt-oss-120b", "gemma-3-4b", "gemma-3-27b"),
     *("glm-4-32b-0414", "deepseek-v3", "deepseek-v4-flash"),
 )
+LAYERS = 8
+"""That run: more than the longest period, Gemma 3's of six, and the dense layers before experts."""
 
 
 def test_every_configuration_is_tested():
@@ -45,12 +47,24 @@ def test_every_configuration_is_tested():
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in PARAMETERS]
 )
 def test_full_size_shapes_run_through_prefill_and_decode(name):
-    config = ModelConfig.from_hf(json.loads((FOLDER / f"{name}.json").read_text("utf-8")))
-    target = nnx.eval_shape(lambda: make_target(config, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
-    count = sum(variable.get_value().size for variable, _ in declared(target))
+    """All layers are counted; as they repeat those before them, the first ones run."""
+    stored = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+    whole = target_of(ModelConfig.from_hf(stored))
+    count = sum(variable.get_value().size for variable, _ in declared(whole))
     assert count == pytest.approx(PARAMETERS[name], rel=2e-3)
 
+    text = stored.get("text_config", stored)
+    lists = {key: value[:LAYERS] for key, value in text.items() if key in ("layer_types", "compress_ratios")}
+    text |= {"num_hidden_layers": LAYERS, **lists}
+    config = ModelConfig.from_hf(stored)
+    target = target_of(config)
+    assert len(target.kinds) == LAYERS
+    assert set(target.kinds) == set(whole.kinds)
     assert_runs(target, drafter_of(config))
+
+
+def target_of(config):
+    return nnx.eval_shape(lambda: make_target(config, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
 
 
 def drafter_of(config):

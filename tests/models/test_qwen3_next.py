@@ -102,17 +102,22 @@ def _rule():
     return DeltaRule(normal(rng, 2, 4, 40), normal(rng, 2, 2) - 4, normal(rng, 2, 2), 8)
 
 
+def of_qwen3_5(**changes):
+    """Shapes of a target and of its MTP layer."""
+    config = ModelConfig.from_hf({"model_type": "qwen3_5_text", **changes})
+    return (
+        nnx.eval_shape(lambda: make_target(config, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))),
+        nnx.eval_shape(lambda: Mtp(config, num_speculative_tokens=3, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))),
+    )
+
+
 def test_shapes_of_nine_billion_parameters_run_with_their_mtp_layer():
     """The family's defaults are those of Qwen3.5-9B."""
-    config = ModelConfig.from_hf({"model_type": "qwen3_5_text"})
-    target = nnx.eval_shape(lambda: make_target(config, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
+    target, _ = of_qwen3_5()
     assert sum(variable.get_value().size for variable, _ in declared(target)) == pytest.approx(
         8.95e9, rel=1e-2
     )
-    layer = nnx.eval_shape(
-        lambda: Mtp(config, num_speculative_tokens=3, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
-    )
-    assert_runs(target, layer)
+    assert_runs(*of_qwen3_5(num_hidden_layers=8))  # whose layers repeat
     (shape,) = {each for each in target.cache_shapes if not hasattr(each, "head_dim")}
     maps, inputs = (math.prod(each) * shape.num_heads for each, _ in shape.states)
     assert 24 * (4 * maps + 2 * inputs) == pytest.approx(49 * 2**20, rel=0.01)  # of docs/design.md
