@@ -22,6 +22,7 @@ def arguments(case):
     return *arrays, jnp.asarray(case.first())
 
 
+@jax.jit
 def definition(queries, keys, values, first, column, attended):
     """Attention with one more column of the softmax, whose logits and values are given, in float32."""
     row = np.arange(first.shape[1])
@@ -31,6 +32,13 @@ def definition(queries, keys, values, first, column, attended):
     weights = jax.nn.softmax(jnp.concatenate([scores, column[..., None]], axis=-1), axis=-1)
     shared = jnp.einsum("bqhgs,bshd->bqhgd", weights[..., :-1], values, precision="highest")
     return shared + weights[..., -1:] * attended
+
+
+@jax.jit
+def gradients(arrays, first, column, attended, gradient):
+    """Of the definition, by JAX."""
+    _, vjp = jax.vjp(lambda *arrays: definition(*arrays, first, column, attended), *arrays)
+    return vjp(gradient)
 
 
 class PackedTest(OpTest):
@@ -73,7 +81,7 @@ class TestPackedAttentionGradients(PackedTest):
         queries, keys, values, first = arguments(case)
         gradient, wide, column, other = self.beside(case)
         attended = definition(*(x.astype(jnp.float32) for x in (queries, keys, values)), first, column, other)
-        _, shared = packed_attention(queries, keys, values, first, **self.options(case), implementation="xla")
+        _, shared = TestPackedAttention().run(case, (queries, keys, values, first), "xla")
         mean = (wide * attended).sum(axis=-1)
         return queries, keys, values, first, jnp.logaddexp(shared, column), gradient, mean
 
@@ -88,5 +96,4 @@ class TestPackedAttentionGradients(PackedTest):
         """By JAX, in float32."""
         _, wide, column, other = self.beside(case)
         arrays = [x.astype(jnp.float32) for x in (queries, keys, values)]
-        _, vjp = jax.vjp(lambda *arrays: definition(*arrays, first, column, other), *arrays)
-        return [np.asarray(x, np.float64) for x in vjp(wide)]
+        return [np.asarray(x, np.float64) for x in gradients(arrays, first, column, other, wide)]

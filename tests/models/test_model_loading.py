@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from golden_files import TARGETS, golden_checkpoint
 from tiny_models import write_target
 
@@ -49,6 +50,7 @@ def test_heads_copied_for_more_devices_are_stored_once(case):
     np.testing.assert_allclose(*logits, rtol=0, atol=1e-5)
 
 
+@nnx.jit
 def logits_of(network):
     """Logits of a text of seven tokens."""
     positions = jnp.arange(7)

@@ -57,6 +57,7 @@ def export(head, target, folder, form, **more):
     return load_drafter(config, target, Build(jnp.dtype(jnp.float32)))
 
 
+@nnx.jit
 def logits(head, target):
     rng = np.random.default_rng(2)
     captured = tuple(jnp.asarray(x, jnp.float32) for x in rng.normal(size=(3, 4, 32)))

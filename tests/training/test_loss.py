@@ -1,6 +1,7 @@
 """The loss and its gradient against a plain computation, and which rows and steps count."""
 
 from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -78,9 +79,25 @@ def whole_rows_loss(head, target, objective, weight):
     return total, jnp.array(parts).T
 
 
+@pytest.fixture(scope="module")
+def whole(models):
+    """The loss, its parts and the gradient from whole logits, found once for all sizes of chunks."""
+    head, target = models
+    graph, params, frozen = nnx.split(head, is_trained, ...)
+
+    @cache
+    def of(objective, weight):
+        def whole_loss(params):
+            return whole_rows_loss(nnx.merge(graph, params, frozen), target, objective, weight)
+
+        return jax.jit(jax.value_and_grad(whole_loss, has_aux=True))(params)
+
+    return of
+
+
 @pytest.mark.parametrize(("objective", "weight"), [("cross_entropy", 1.0), ("total_variation", 0.3)])
 @pytest.mark.parametrize("chunk", [1024, 4])
-def test_loss_and_gradient_equal_those_of_whole_logits(models, monkeypatch, objective, weight, chunk):
+def test_loss_and_gradient_equal_those_of_whole_logits(models, whole, monkeypatch, objective, weight, chunk):
     monkeypatch.setattr(loss, "_DRAFTED", chunk)
     head, target = models
     graph, params, frozen = nnx.split(head, is_trained, ...)
@@ -96,11 +113,8 @@ def test_loss_and_gradient_equal_those_of_whole_logits(models, monkeypatch, obje
             cross_entropy_weight=weight,
         )
 
-    def whole(params):
-        return whole_rows_loss(nnx.merge(graph, params, frozen), target, objective, weight)
-
     (value, sums), gradient = jax.jit(jax.value_and_grad(by_chunks, has_aux=True))(params)
-    (expected, parts), expected_gradient = jax.jit(jax.value_and_grad(whole, has_aux=True))(params)
+    (expected, parts), expected_gradient = whole(objective, weight)
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     np.testing.assert_allclose([sums.loss, sums.overlap, sums.correct, sums.count], parts, rtol=1e-5)
     for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
