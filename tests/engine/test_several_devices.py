@@ -15,34 +15,26 @@ from jaxspec.engine import devices
 from jaxspec.engine.devices import check_devices
 from jaxspec.sharding import on_shards
 
-FAMILIES = {
-    2: (
-        *("gemma3", "gpt-oss", "inner width", "qwen3-moe", "qwen3-next", "nemotron-h"),
-        *("olmo3", "phi3", "minimax-m2", "gemma4-moe", "lfm2-biased"),
-    ),
-    4: ("deepseek-v3", "qwen3-5"),
-}
-"""By the number of devices; more of them than key/value heads copy those. Families whose parameters are all
+FAMILIES = (
+    *("gemma3@2", "gpt-oss@2", "inner width@2", "qwen3-moe@2", "qwen3-next@2", "nemotron-h@2", "olmo3@2"),
+    *("phi3@2", "minimax-m2@2", "gemma4-moe@2", "lfm2-biased@2", "deepseek-v3@4", "qwen3-5@4"),
+)
+"""With the number of devices; more of them than key/value heads copy those. Families whose parameters are all
 split as another one's are left out, and `test_pairs.py` has a Llama on two devices and on four."""
 
 
-@pytest.fixture(scope="module")
-def families():
-    return run("families", *(f"{name}@{count}" for count, names in FAMILIES.items() for name in names))
-
-
-@pytest.mark.parametrize("count", FAMILIES)
-def test_every_family_answers_as_on_one_device(families, count):
+@pytest.mark.parametrize("case", FAMILIES)
+def test_every_family_answers_as_on_one_device(case):
     """Or as in transformers, where `models` compares one device with that."""
-    for name in FAMILIES[count]:
-        result = families[f"{name}@{count}"]
-        assert result["same"], name
-        assert result["split"] > 0.3, name
+    result = run("families", case)[case]
+    assert result["same"]
+    assert result["split"] > 0.3
 
 
-def test_chosen_experts_run_on_shards(families):
+def test_chosen_experts_run_on_shards():
     """The kernel that no drafter's target has; of the others `test_pairs.py` says so."""
-    assert families["inner width@2"]["kernels"]["expert_matmul"] == 2
+    case = "inner width@2"
+    assert run("families", case)[case]["kernels"]["expert_matmul"] == 2
 
 
 def test_greedy_answers_and_scores_have_the_log_probabilities_of_one_device():
