@@ -43,14 +43,10 @@ NEW_TOKENS = 40
 # What the loop does and what is split depends on the attention and on the drafter, not on both together.
 LOOPS = [pair for pair in PAIRS if pair[0] == "full" or pair[1] in ("eagle3", "gemma4_assistant")]
 LOOPS += [("latent", "mtp")]
-DRIVEN = [
-    (kind, name)
-    for kind, name in LOOPS
-    if kind not in ("own family", "mamba") and name not in ("eagle1", "peagle", "bigram")
-]
-DRIVEN.remove(("latent", "eagle3"))  # beside MTP
+DRIVEN = [(kind, name) for kind, name in LOOPS if kind not in ("own family", "mamba")]
+DRIVEN.remove(("latent", "eagle3"))
 """Those whose loops no other pair has: that family's attention is full, one kind of states is as the other,
-EAGLE-1 and a table draft one by one as EAGLE-3 does, and P-EAGLE all at once as DFlash."""
+and latent attention has MTP."""
 # Of two key/value heads, four devices have two copies each, of targets and of EAGLE-3; DFlash and the latent
 # kind have four. Other drafters split as these do.
 ON = {

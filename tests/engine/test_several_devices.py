@@ -1,6 +1,6 @@
 """Programs over several devices, on CPU devices: every family, how weights are split and what is refused.
 
-`test_pairs.py` has every drafter over every kind of attention, and what moves.
+`test_pairs.py` has every drafter over the kinds of attention that make a difference to it, and what moves.
 """
 
 import jax

@@ -101,7 +101,7 @@ def move(engine, scale):
 def test_acceptance_recovers_after_the_policy_has_moved(untrained):
     engine = untrained
     at_first = acceptance(engine)
-    rounds(engine, 4, seed=10)
+    rounds(engine, 6, seed=10)
     before = acceptance(engine)
     move(engine, 0.5)
     fallen = acceptance(engine)
