@@ -65,26 +65,32 @@ FIRST = [
     "test_default_configuration.py",
     "engine/test_pairs.py",
     "engine/test_grammars.py",
-    "engine/test_greedy_equality.py",
-    "engine/test_distribution.py",
     "engine/test_program_sizes.py",
-    "engine/test_several_devices.py",
     "batch/test_batch_ray.py",
-    "engine/test_constraints.py",
-    "training/test_hybrid_acceptance.py",
+    "models/test_deepseek_v4.py",
+    "engine/test_several_devices.py",
+    "engine/test_distribution.py",
     "training/test_adapter.py",
     "engine/test_adaptive_k.py",
     "training/test_every_family.py",
-    "sampling/test_losslessness.py",
-    "training/test_pipeline.py",
     "notebooks/test_notebooks.py",
-    "engine/test_heads_on_targets.py",
+    "training/test_pipeline.py",
+    "drafters/test_eagle.py",
+    "engine/test_scores.py",
+    "training/test_command.py",
+    "sampling/test_losslessness.py",
+    "kernels/test_int8_matmul.py",
+    "engine/test_weights.py",
+    "engine/test_constraints.py",
+    "engine/test_states.py",
+    "engine/test_greedy_equality.py",
+    "test_jax_settings.py",
+    "grammar/test_grammar_texts.py",
+    "attention/test_row_blocks.py",
+    "test_fuzz_config.py",
+    "kernels/test_delta_rule.py",
     "engine/test_fresh_metadata.py",
     "kernels/test_packed_weight.py",
-    "kernels/test_int8_matmul.py",
-    "training/test_command.py",
-    "wiring/test_request_options.py",
-    "test_fuzz_config.py",
 ]
 # Files of `engine` that use the same engines: one process runs them, and compiles each engine once.
 TOGETHER = [
@@ -139,14 +145,9 @@ def pytest_collection_finish() -> None:
     collect_seldom()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--part", metavar="I/N", help='of the whole tests, the Ith of N parts, or "today"')
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what tiers.py leaves to `.ci/run`, and takes a part of it if one is asked for. Puts the files of
-    `FIRST` first, so that no process is left alone with one at the end, and gives slow tests an hour instead
-    of the limit in pyproject.toml."""
+    """Marks what tiers.py leaves to `.ci/run`. Puts the files of `FIRST` first, so that no process is left
+    alone with one at the end, and gives slow tests an hour instead of the limit in pyproject.toml."""
     tests = [
         (item.path.relative_to(tiers.TESTS).as_posix(), item.nodeid.partition("::")[2]) for item in items
     ]
@@ -156,14 +157,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.whole)
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(3600))
-    if part := config.getoption("part"):
-        are_whole = [item for item in items if item.get_closest_marker("whole")]
-        try:
-            out = set(are_whole) - set(tiers.part_of(are_whole, part))
-        except ValueError as error:
-            raise pytest.UsageError(f"--part {part}: {error}") from error
-        items[:] = [item for item in items if item not in out]
-        config.hook.pytest_deselected(items=list(out))
     places = {tiers.TESTS / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(FIRST)))
 

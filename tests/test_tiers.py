@@ -1,14 +1,10 @@
 """The README's command runs tests of every file but those of which tiers.py leaves all to `.ci/run`."""
 
-import itertools
 import re
 from collections import defaultdict
-from datetime import date, timedelta
-from unittest.mock import Mock
 
 import pytest
-import tiers
-from tiers import ALL_CASES, COLLECTED, TESTS, WHOLE, part_of, whole
+from tiers import ALL_CASES, COLLECTED, TESTS, WHOLE, whole
 
 
 @pytest.fixture
@@ -68,24 +64,3 @@ def test_drafters_over_full_attention_and_eagle3_over_all_are_quick():
     pairs = ["full-ngram", "full-dflash", "latent-eagle3", "latent-mtp", "sliding-near"]
     tests = [("engine/test_pairs.py", f"test_drafting_changes_no_token[{pair}]") for pair in pairs]
     assert list(whole(tests)) == [False, False, False, True, True]
-
-
-def test_parts_are_all_tests_once_and_every_test_of_many_cases_is_in_each():
-    tests = [(name, case) for name in "abc" for case in range(4)]
-    parts = [part_of(tests, f"{i}/3") for i in (1, 2, 3)]
-    assert sorted(itertools.chain(*parts)) == tests
-    assert [{name for name, _ in part} for part in parts] == [set("abc")] * 3
-
-
-def test_three_days_run_all_tests(monkeypatch):
-    tests, run = list(range(10)), []
-    for days in range(3):
-        monkeypatch.setattr(tiers, "date", Mock(today=lambda days=days: date(2026, 12, 31) + timedelta(days)))
-        run += part_of(tests, "today")
-    assert sorted(run) == tests
-
-
-@pytest.mark.parametrize("part", ["0/3", "4/3"])
-def test_a_part_that_is_none_is_refused(part):
-    with pytest.raises(ValueError, match=r"part . of 3 parts"):
-        part_of([1], part)

@@ -1,17 +1,10 @@
-"""Which tests are `whole`, that is, left to `.ci/run`; every other one is part of the README's command.
-
-A run of `.ci/run` takes a third of them, by the date.
-"""
+"""Which tests are `whole`, that is, left to `.ci/run`; every other one is part of the README's command."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import date
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
-
-_Test = TypeVar("_Test")
 
 TESTS = Path(__file__).parent
 COLLECTED = pytest.StashKey[dict[tuple[str, str], bool]]()
@@ -198,18 +191,3 @@ def whole(tests: Iterable[tuple[str, str]]) -> Iterator[bool]:
         yield named[i] or (has_many_cases and is_between)
         if not named[i]:
             begun.add(test)
-
-
-def part_of(tests: Sequence[_Test], part: str) -> Sequence[_Test]:
-    """The tests of "I/N", each Nth beginning with the Ith; of "today", one of three parts, by the date.
-
-    So a test with three cases or more runs every day with some of them.
-
-    Raises:
-      ValueError: it is neither.
-    """
-    today = f"{date.today().toordinal() % 3 + 1}/3"
-    number, count = map(int, (today if part == "today" else part).split("/"))
-    if not 1 <= number <= count:
-        raise ValueError(f"part {number} of {count} parts")
-    return tests[number - 1 :: count]

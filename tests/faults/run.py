@@ -7,7 +7,8 @@
     python tests/faults/run.py --without       the same tests without the faults: they must pass
     python tests/faults/run.py --table         only rewrites README.md
 
-Runs as many at a time as there are cores, at most four; `--processes` is another number.
+Runs one more at a time than there are cores, as some tests wait, at most four; `--processes` is another
+number.
 Exits with 1 if a fault is not caught, or cannot be applied because the code has changed.
 """
 
@@ -188,7 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("names", nargs="*", help="run faults whose names contain one of these; default: all")
     parser.add_argument("--part", metavar="I/N", help='the Ith of N parts, or "today" for one by the date')
-    parser.add_argument("--processes", type=int, default=min(os.cpu_count() or 1, 4))
+    parser.add_argument("--processes", type=int, default=min((os.cpu_count() or 1) + 1, 4))
     parser.add_argument("--without", action="store_true", help="run the tests without the faults")
     parser.add_argument("--table", action="store_true", help="write README.md and run nothing")
     args = parser.parse_args(arguments)

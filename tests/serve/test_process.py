@@ -104,10 +104,8 @@ def test_programs_that_are_being_compiled_are_not_waited_for(tiny_config, tmp_pa
             for _ in range(70)
         ]
         time.sleep(2)  # until all of them wait
-        started = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-        assert time.monotonic() - started < 20
+        assert process.wait(20) == 0
         for each in waiting:
             assert each.result().status_code == 503
             assert each.result().json()["error"]["message"] == "the engine was closed"
