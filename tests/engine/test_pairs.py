@@ -57,6 +57,8 @@ ON = {
     ("compressed", "eagle3"): (4,),  # on two is the other drafter
     ("latent", "mtp"): (4,),  # likewise
     ("gemma4", "gemma4_assistant"): (2, 4),
+    ("mamba", "eagle3"): (),  # Nemotron-H is in `test_several_devices.py`
+    ("own family", "eagle3"): (),  # its attention is full
 }
 """The numbers of devices, for other pairs two."""
 SPLIT = [pair for pair in [*LOOPS, ("compressed", "mtp")] if ON.get(pair, (2,))]
