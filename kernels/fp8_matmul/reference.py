@@ -68,8 +68,7 @@ def split_fp8(x: jax.Array, terms: int) -> tuple[jax.Array, jax.Array]:
 
 def reads(kernel: CodedWeight) -> bool:
     """Whether the kernel reads a weight: FP8 in whole blocks, with scales by block or by output."""
-    is_fp8 = kernel.bits == 8 and not kernel.is_int8
-    return is_fp8 and kernel.codes.shape[-1] == BLOCK and kernel.order is None
+    return kernel.is_fp8 and kernel.codes.shape[-1] == BLOCK and kernel.order is None
 
 
 def has_output_scales(kernel: CodedWeight) -> bool:

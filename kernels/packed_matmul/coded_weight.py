@@ -87,6 +87,11 @@ class CodedWeight(PackedArray):
         return jnp.dtype(jnp.bfloat16)
 
     @property
+    def is_fp8(self) -> bool:
+        """Whether codes are float8_e4m3fn."""
+        return self.bits == 8 and not self.is_int8
+
+    @property
     def columns(self) -> int:
         """Inputs that share a scale."""
         return self.width // self.scale.shape[0]

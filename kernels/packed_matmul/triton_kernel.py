@@ -52,7 +52,7 @@ def packed_matmul(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
         sections = of_exact or hopper_kernel.count_sections(rows, kernel)
         y = hopper_kernel.multiply(x, kernel, sections=sections, dtype=dtype)
     else:
-        tiles = choose_tiles(rows, math.prod(kernel.out_axes), is_fp8=_is_fp8(kernel))
+        tiles = choose_tiles(rows, math.prod(kernel.out_axes), is_fp8=kernel.is_fp8)
         sections = of_exact or count_sections(kernel, rows)
         y = multiply(x, kernel, tiles, sections=sections, dtype=dtype)
     return y.reshape(*batch, *kernel.out_axes)
@@ -102,7 +102,7 @@ def count_sections(kernel: CodedWeight, rows: int) -> int:
     """
     tiles = triton.cdiv(math.prod(kernel.out_axes), 64)
     steps = kernel.codes.shape[-3]
-    few = _SOME_ROWS if _is_fp8(kernel) else _FEW_ROWS
+    few = _SOME_ROWS if kernel.is_fp8 else _FEW_ROWS
     wanted = _PROGRAMS_OF_FEW_ROWS if rows <= few else _PROGRAMS
     sections = 1
     while sections * tiles < wanted and sections < min(_MOST_SECTIONS, steps // 2):
@@ -132,7 +132,3 @@ def choose_tiles(rows: int, outputs: int, *, is_fp8: bool) -> Tiles:
 def _most_outputs(outputs: int, tile: int) -> int:
     """The outputs of the multiprocessor with the most tiles."""
     return triton.cdiv(triton.cdiv(outputs, tile), _MULTIPROCESSORS) * tile
-
-
-def _is_fp8(kernel: CodedWeight) -> bool:
-    return kernel.bits == 8 and not kernel.is_int8
