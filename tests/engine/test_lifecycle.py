@@ -160,7 +160,7 @@ def test_what_is_no_priority_or_deadline_is_refused_at_once(engine, what, why):
 def test_a_request_that_was_cancelled_before_it_was_queued_ends(engine):
     request = engine.make_request([1, 2], LONG)
     engine.abort(request)
-    assert engine.wait_idle(20)
+    assert engine.wait_idle(60)
     ((index, generation),) = engine.run([request])
     assert (index, generation.finish_reason, generation.error) == (0, "aborted", "it was cancelled")
 
