@@ -60,9 +60,17 @@ def random_codes(
 
 
 def random_coded_experts(
-    key: jax.Array, shape: tuple[int, ...], bits: int, *, group: int = 128, scale_rows: int = 1
+    key: jax.Array,
+    shape: tuple[int, ...],
+    bits: int,
+    *,
+    group: int = 128,
+    scale_rows: int = 1,
+    has_zero: bool = False,
 ) -> CodedExperts:
     """`random_codes` for experts [E, M, out axes]."""
     count, width, *outputs = shape
-    flat = random_codes(key, (width, count, *outputs), bits, group=group, scale_rows=scale_rows)
-    return CodedExperts(flat.codes, jnp.moveaxis(flat.scale, 1, 0), False, bits)
+    flat = random_codes(
+        key, (width, count, *outputs), bits, group=group, scale_rows=scale_rows, has_zero=has_zero
+    )
+    return CodedExperts(flat.codes, jnp.moveaxis(flat.scale, 1, 0), has_zero, bits)

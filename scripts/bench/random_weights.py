@@ -43,7 +43,7 @@ def random_module(
       seed: seed of the weights.
       packed_experts: make experts in MXFP4.
       codes: of the layers' matrices: "fp8" in blocks of 128 x 128, "fp8-by-output" with a scale for every
-        output, or "int4" in groups of 128.
+        output, or "int4" in groups of 128, "awq" with zero points.
       quantised: the ends of these matrices' names.
       activations: `EngineConfig.gpu_activations`.
       is_split: split weights over `mesh`; otherwise every device has all of them.
@@ -63,11 +63,13 @@ def random_module(
             fill, place = _packed(partial(random_mxfp4, shape=shape), mesh, placed_by)
         elif codes and _is_quantised(variable.get_metadata("source"), quantised):
             source = variable.get_metadata("source")
-            options: dict[str, Any] = {"shape": shape, "bits": 4 if codes == "int4" else 8}
+            options: dict[str, Any] = {"shape": shape, "bits": 4 if codes in ("int4", "awq") else 8}
             if codes == "fp8" and shape[-1] % 128 == 0 and mesh.size == 1:
                 options["scale_rows"] = 128
             if codes == "fp8-by-output":
                 options["group"] = 0
+            if codes == "awq":
+                options["has_zero"] = True
             if isinstance(source, Stacked):
                 make_codes: Any = partial(random_coded_experts, **options)
             else:

@@ -125,6 +125,7 @@ SHAPES: Mapping[str, Shape] = {
     "llama3-8b-fp8-by-output": Shape(_LLAMA3_8B, codes="fp8-by-output"),
     "llama3-8b-fp8-and-head": Shape(_LLAMA3_8B, codes="fp8", head_codes="fp8"),
     "llama3-8b-int4": Shape(_LLAMA3_8B, codes="int4"),
+    "llama3-8b-awq": Shape(_LLAMA3_8B, codes="awq"),
     "llama3-70b": Shape(
         {
             **_LLAMA3_8B,

@@ -60,19 +60,19 @@ def test_copied_heads_have_the_numbers_of_the_network_without_copies():
         np.testing.assert_array_equal(source.join(source.split(value)), value)  # all copies are equal
 
 
-@pytest.mark.parametrize(("name", "bits"), [("fp8", 8), ("int4", 4)])
-def test_matrices_are_in_codes_where_a_kernel_takes_them(monkeypatch, name, bits):
+@pytest.mark.parametrize(("codes", "bits"), [("fp8", 8), ("int4", 4), ("awq", 4)])
+def test_matrices_are_in_codes_where_a_kernel_takes_them(monkeypatch, codes, bits):
     monkeypatch.setattr(bench.shapes, "keeps_packed", lambda dtype, devices: True)
     target = SHAPES["qwen3-30b-a3b"].target | {"hidden_size": 256, "num_hidden_layers": 1, "vocab_size": 64}
     target |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
-    shape = replace(SHAPES[f"qwen3-30b-a3b-{name}"], target=target)
+    shape = replace(SHAPES["qwen3-30b-a3b"], target=target, codes=codes)
     layer = build_models(shape, num_drafts=0, dtype=jnp.dtype(jnp.bfloat16)).target.layers[0]
     weights = layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down
     kinds = [type(weight.get_value()) for weight in weights]
     assert kinds == [CodedWeight, CodedWeight, CodedExperts, CodedExperts]
     assert not isinstance(layer.mlp.router.kernel.get_value(), CodedWeight)
     for weight in (each.get_value() for each in weights):
-        assert weight.bits == bits
+        assert (weight.bits, weight.has_zero) == (bits, codes == "awq")
         # Outputs about as large as inputs, as of a trained network.
         width = weight.width if isinstance(weight, CodedWeight) else weight.shape[1]
         assert 0.5 < float(np.std(np.asarray(weight))) * width**0.5 < 2
