@@ -17,15 +17,21 @@ def collect_seldom() -> None:
 def is_large() -> bool:
     """Whether this process holds more than 2 GB, or comes near Linux's limit of 65,530 memory maps, even
     after `give_back`."""
-    if not _exceeds():
-        return False
-    give_back()
+    # Nearly always it is memory that nothing holds, and looking for garbage takes half a second.
+    for free in (_trim, give_back):
+        if not _exceeds():
+            return False
+        free()
     return _exceeds()
 
 
 def give_back() -> None:
     """Returns garbage and what is left over from compiling to the system."""
     gc.collect()
+    _trim()
+
+
+def _trim() -> None:
     with suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
 

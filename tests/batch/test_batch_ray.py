@@ -38,6 +38,8 @@ def cluster():
             include_dashboard=False,
             logging_level=logging.ERROR,
             log_to_driver=False,
+            # Its processes take seconds to start, so the next test finds them as the one before left them.
+            _system_config={"kill_idle_workers_interval_ms": 0},
         )
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False

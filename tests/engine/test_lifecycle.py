@@ -156,7 +156,7 @@ def test_what_is_no_priority_or_deadline_is_refused_at_once(engine, what, why):
     assert len(engine.generate([1, 2], max_new_tokens=3, ignore_eos=True).token_ids) == 3
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(10, func_only=True)
 def test_a_request_that_was_cancelled_before_it_was_queued_ends(engine):
     request = engine.make_request([1, 2], LONG)
     engine.abort(request)
