@@ -13,6 +13,7 @@ from tiny_models import write_folder
 from jaxspec.config import ModelConfig
 from jaxspec.drafters.gemma4_assistant import Gemma4Assistant, Gemma4AssistantConfig
 from jaxspec.models.loading import declared
+from jaxspec.models.parameters import NoKeys
 
 GEMMA4: dict[str, Any] = {
     "model_type": "gemma4_text",
@@ -46,7 +47,7 @@ def write_assistant(folder: Path, target: Path, *, clusters: int = 0, seed: int 
         config["centroid_intermediate_top_k"] = 2 * clusters // 3
     shape = Gemma4AssistantConfig.from_hf(config, {}, ModelConfig.from_hf(own))
     model = nnx.eval_shape(
-        lambda: Gemma4Assistant(shape, num_speculative_tokens=1, dtype=jnp.float32, rngs=nnx.Rngs(0))
+        lambda: Gemma4Assistant(shape, num_speculative_tokens=1, dtype=jnp.float32, rngs=NoKeys())
     )
     tensors: dict[str, np.ndarray] = {}
     for name, size in dict(t for _, source in declared(model) for t in source.tensors).items():

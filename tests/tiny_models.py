@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.loading import declared, make_target
+from jaxspec.models.parameters import NoKeys
 
 TARGET: dict[str, Any] = {
     "model_type": "llama",
@@ -43,7 +44,7 @@ def write_target(folder: Path, *, seed: int = 0, gain: float = 2.5, **changes: A
     config = {**TARGET, **changes}
     rng = np.random.default_rng(seed)
     shape = ModelConfig.from_hf(config)
-    model = nnx.eval_shape(lambda: make_target(shape, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: make_target(shape, dtype=jnp.float32, rngs=NoKeys()))
     kinds = {name: (source.kind, size) for _, source in declared(model) for name, size in source.tensors}
     tensors: dict[str, np.ndarray] = {}
     for name, (kind, size) in kinds.items():

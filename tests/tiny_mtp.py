@@ -13,6 +13,7 @@ from tiny_models import write_folder
 from jaxspec.config import ModelConfig
 from jaxspec.drafters.mtp import Mtp, layer_names
 from jaxspec.models.loading import declared
+from jaxspec.models.parameters import NoKeys
 
 LATENT: dict[str, Any] = {
     "model_type": "glm4_moe_lite",
@@ -58,9 +59,7 @@ def write_with_mtp(folder: Path, target: Path, *, seed: int = 3) -> Path:
     config = ModelConfig.from_hf(json_config)
     names, width = layer_names(config), config.hidden_size
     made = Mtp.for_model(config)
-    model = nnx.eval_shape(
-        lambda: made(config, num_speculative_tokens=1, dtype=jnp.float32, rngs=nnx.Rngs(0))
-    )
+    model = nnx.eval_shape(lambda: made(config, num_speculative_tokens=1, dtype=jnp.float32, rngs=NoKeys()))
     for tensor, shape in dict(t for _, source in declared(model) for t in source.tensors).items():
         matrix = rng.normal(size=shape) * shape[-1] ** -0.5
         quiet = 0.2 if tensor.endswith(("o_proj.weight", "o_b_proj.weight", "down_proj.weight")) else 1.0

@@ -37,7 +37,7 @@ from jaxspec.models.decoder import Decoder
 from jaxspec.models.language_model import NESTED, language_model
 from jaxspec.models.mtp_names import NEXT_LAYER
 from jaxspec.models.packed_weights import Activations, Packed, floats_of, packed_sharding, stored_weight
-from jaxspec.models.parameters import HeadRows, Rows, Source
+from jaxspec.models.parameters import HeadRows, NoKeys, Rows, Source
 from jaxspec.models.registry import FAMILIES
 from jaxspec.sharding import make_mesh, sharding
 
@@ -257,7 +257,7 @@ def plan_weights(
     config = ModelConfig.from_hf(checkpoint.config)
     is_tied = config.tie_word_embeddings and "head.kernel" not in arrays
     shape = replace(config, tie_word_embeddings=is_tied).over(devices).within(max_model_len)
-    module = nnx.eval_shape(lambda: make_target(shape, dtype=dtype, rngs=_OneKey(0)))
+    module = nnx.eval_shape(lambda: make_target(shape, dtype=dtype, rngs=NoKeys()))
     if names is None and variables(module).keys() & arrays.keys():
         return ModulePlan("weights", module, whole_parameters(module, arrays))
     tensors = array_tensors(arrays, names, "weights")
@@ -333,13 +333,6 @@ def _check_depth(num_layers: int, checkpoint: Checkpoint) -> None:
         )
 
 
-class _OneKey(nnx.Rngs):
-    """Random streams for evaluating shapes; counting the draws, as `nnx.Rngs` does, takes quadratic time."""
-
-    def params(self) -> jax.Array:
-        return jax.random.key(0)
-
-
 def make_target(config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> Decoder:
     """A target network of `config`'s family with random weights."""
     return FAMILIES[config.family](config, dtype=dtype, rngs=rngs)
@@ -385,7 +378,7 @@ def plan_module(
     Raises:
       CheckpointError: a tensor is missing, unexpected or of another shape.
     """
-    module = nnx.eval_shape(lambda: make(_OneKey(0)))
+    module = nnx.eval_shape(lambda: make(NoKeys()))
     return ModulePlan(checkpoint.name, module, _find(module, checkpoint, ignore))
 
 

@@ -256,12 +256,22 @@ class Initial:
     shape: tuple[int, ...]
     dtype: jnp.dtype
 
-    def __call__(self, key: Callable[[], jax.Array]) -> jax.Array:
-        if self.init == "normal":
-            value = jax.random.normal(key(), self.shape, jnp.float32) * self.fan_in**-0.5
-        else:
-            value = {"ones": jnp.ones, "zeros": jnp.zeros}[self.init](self.shape, jnp.float32)
+    def __call__(self, make_key: Callable[[], jax.Array | None]) -> jax.Array:
+        """The value; zeros without a key (see `NoKeys`)."""
+        if self.init == "ones":
+            return jnp.ones(self.shape, self.dtype)
+        key = make_key() if self.init == "normal" else None
+        if key is None:
+            return jnp.zeros(self.shape, self.dtype)
+        value = jax.random.normal(key, self.shape, jnp.float32) * self.fan_in**-0.5
         return value.astype(self.dtype)
+
+
+class NoKeys(nnx.Rngs):
+    """Random streams for `nnx.eval_shape`, where drawing numbers would only be traced."""
+
+    def params(self) -> None:
+        return None
 
 
 class Buffer(nnx.Variable):
