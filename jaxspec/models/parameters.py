@@ -258,12 +258,11 @@ class Initial:
 
     def __call__(self, make_key: Callable[[], jax.Array | None]) -> jax.Array:
         """The value; zeros without a key (see `NoKeys`)."""
-        if self.init == "ones":
-            return jnp.ones(self.shape, self.dtype)
-        key = make_key() if self.init == "normal" else None
-        if key is None:
-            return jnp.zeros(self.shape, self.dtype)
-        value = jax.random.normal(key, self.shape, jnp.float32) * self.fan_in**-0.5
+        if self.init == "normal" and (key := make_key()) is not None:
+            value = jax.random.normal(key, self.shape, jnp.float32) * self.fan_in**-0.5
+        else:
+            full = {"normal": jnp.zeros, "zeros": jnp.zeros, "ones": jnp.ones}[self.init]
+            value = full(self.shape, jnp.float32)
         return value.astype(self.dtype)
 
 
