@@ -18,7 +18,7 @@ from jaxspec.models.deepseek_v4 import ExpertTable
 from jaxspec.models.expert_sources import Stacked
 from jaxspec.models.loading import declared
 from jaxspec.models.packed_weights import packed_sharding
-from jaxspec.models.parameters import Fused, Initial, Projection
+from jaxspec.models.parameters import Fused, Initial, NoKeys, Projection
 from jaxspec.sharding import replicated, sharding
 
 Module = TypeVar("Module", bound=nnx.Module)
@@ -48,7 +48,7 @@ def random_module(
       activations: `EngineConfig.gpu_activations`.
       is_split: split weights over `mesh`; otherwise every device has all of them.
     """
-    module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+    module = nnx.eval_shape(lambda: make(NoKeys()))
     key = jax.random.key(seed)
     for i, (variable, _) in enumerate(declared(module)):
         axes, shape = variable.get_metadata("axes"), variable.get_value().shape
